@@ -1,0 +1,2353 @@
+#!/usr/bin/env python3
+"""sbus: a simple message bus over Unix-domain sequenced-packet sockets.
+
+This file is the reference server.  It needs CPython 3.9 or later on Linux
+and nothing else: copy it, run it.  Its sections are the chapters of the
+specification in spec/, and a bracketed id, as in [PUB-2], names the rule
+that a passage keeps.
+
+    1  Overview          limits, errors                      no I/O
+    2  Routing keys      matching, the subscription table    no I/O
+    3  Protocol          packets, clients, the bus           no I/O
+    4  Secret messages   credentials, secret keys            no I/O
+    5  Flood control     backlogs, modes, orders             no I/O
+    6  Echoes                                                no I/O
+    7  Connections       the loop: accept, read, send, close
+    8  Running           addresses, command line, log, trace
+
+A packet's way: Server.turn (7) reads it, Bus.handle (3) finds its receivers
+in a SubscriptionTable (2) and puts it in their outboxes, Server.deliver (7)
+offers them to the kernel, and FloodControl.refuse (5) decides on what the
+kernel refuses.
+
+Names: packet, the bytes of one datagram; head, a packet up to its first NUL
+byte; key, pattern, payload, parts of a packet; outbox, the packets routed to
+a client and not yet offered to the kernel; backlog, those that the kernel
+refused; stalled, said of a client with a backlog; paused, of a client that
+is not read because a receiver holds it; wire, a client's socket.  Keys,
+patterns and payloads are bytes and are never decoded.
+
+Licence: ISC, see LICENSE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import errno
+import fcntl
+import heapq
+import json
+import logging
+import os
+import pwd
+import re
+import resource
+import secrets
+import select
+import selectors
+import signal
+import socket
+import stat
+import struct
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence, Set
+from typing import Any, Callable, NamedTuple, NoReturn, Protocol, Union
+
+__version__ = "0.1.0"
+SPEC_VERSION = "1"
+
+
+# =============================================================================
+# 1. Overview                                               spec/1-overview.md
+#
+# Facts
+# - Whatever a client can make grow has a limit, and a limit has a unit.
+# - The answer to a client's mistake is the end of its connection.  Nobody
+#   else notices, and the log names the client and the rule.
+# =============================================================================
+
+
+class Limits(NamedTuple):
+    """What one client, and all together, may use of the server.
+
+    Spec: [LIMIT-1] [LIMIT-4] [LIMIT-5] [LIMIT-6] [LIMIT-7] [BLOCK-16].
+    """
+
+    packet_bytes_max: int = 409_600
+    key_bytes_max: int = 4_096
+    patterns_max: int = 1_024
+    pattern_bytes_max: int = 262_144
+    backlog_bytes_max: int = 16_777_216
+    clients_max: int = 16_384
+    block_seconds_max: float = 5.0
+
+
+# SbusError is the base of all that this file raises on purpose.  A
+# ProtocolError is a client's fault: the one answer is to disconnect that
+# client.  A StartError is the fault of whoever starts the server: one line,
+# exit status 1.  An assertion that fails is a fault of this file, never of
+# a client.
+
+
+class SbusError(Exception):
+    """The base of all errors of this file."""
+
+
+class ProtocolError(SbusError):
+    """A client broke a rule; *requirement* is the id of that rule."""
+
+    def __init__(self, requirement: str, what: str) -> None:
+        super().__init__(f"[{requirement}] {what}")
+        self.requirement = requirement
+
+
+class PacketError(ProtocolError):
+    """A packet is malformed, too large, or holds a reserved segment."""
+
+
+class CredentialError(ProtocolError):
+    """A secret pattern is not the client's own."""
+
+
+class BacklogError(ProtocolError):
+    """A stalled client asked to be treated as misbehaving, or is."""
+
+
+class StartError(SbusError):
+    """The server cannot start."""
+
+
+class AddressError(StartError, ValueError):
+    """An address is malformed or cannot be listened on."""
+
+
+def quote(text: bytes) -> str:
+    """Return *text*, cut at 80 bytes, as printable ASCII for the log.
+
+    Spec: [RUN-15].
+    """
+    return repr(text[:80]) + ("..." if len(text) > 80 else "")
+
+
+# =============================================================================
+# 2. Routing keys                                       spec/2-routing-keys.md
+#
+# Facts
+# - A '*' matches up to the next '/' or the end, and the pattern goes on
+#   there: 'a*b' matches nothing.  So matching needs no backtracking.
+# - The empty pattern is the pattern of no segments that ends in '/'.
+# - pattern_matches is the definition.  SubscriptionTable must agree with it.
+# =============================================================================
+
+
+def pattern_matches(pattern: bytes, key: bytes) -> bool:
+    """Return whether *pattern* selects *key*.
+
+    Neither may hold a NUL byte.  Whether a client may receive what it
+    selects is another question: see secret_pattern_matches.
+    Cost: linear in len(pattern) + len(key).
+    Spec: [MATCH-1] [MATCH-2] [MATCH-3] [MATCH-4] [MATCH-5] [MATCH-6].
+    """
+    wanted = pattern.split(b"/")
+    segments = key.split(b"/")
+    if not wanted[-1]:  # [MATCH-3] a final '/', or [MATCH-4] nothing at all
+        del wanted[-1]
+        if len(segments) <= len(wanted):
+            return False
+        del segments[len(wanted) :]
+    elif len(segments) != len(wanted):  # [MATCH-5]
+        return False
+    return all(map(segment_matches, wanted, segments))
+
+
+def segment_matches(wanted: bytes, segment: bytes) -> bool:
+    """Return whether one segment of a pattern selects one of a key.
+
+    Spec: [MATCH-1] [MATCH-2] [MATCH-6] [KEY-3].
+    """
+    literal, star, more = wanted.partition(b"*")
+    if not star:
+        return literal == segment
+    # [MATCH-6] after '*' the segment is over, so more literal bytes fail
+    return segment.startswith(literal) and not more.strip(b"*")
+
+
+# The shape of a pattern is what remains when its literal bytes are taken
+# out: the number of its segments, whether it ends in '/', and which segments
+# have a '*' after how many bytes.  Patterns of one shape differ in literal
+# bytes alone, so one dictionary look-up finds the one that matches a key.
+Shape = tuple[int, bool, tuple[tuple[int, int], ...]]
+
+
+def split_pattern(pattern: bytes) -> tuple[Shape, bytes] | None:
+    """Return a pattern's shape and its literal bytes.
+
+    None stands for a pattern that matches nothing [MATCH-6].
+    """
+    segments = pattern.split(b"/")
+    is_open = not segments[-1]
+    if is_open:
+        del segments[-1]
+    stars = []
+    for index, segment in enumerate(segments):
+        literal, star, more = segment.partition(b"*")
+        if star:
+            if more.strip(b"*"):
+                return None
+            stars.append((index, len(literal)))
+            segments[index] = literal
+    return (len(segments), is_open, tuple(stars)), b"/".join(segments)
+
+
+class SubscriptionTable:
+    """Which clients hold which patterns: each pair once, without counts."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[Shape, dict[bytes, list[Client]]] = {}
+
+    def add(self, pattern: bytes, client: Client) -> None:
+        """Add a pair that is not in the table."""
+        parts = split_pattern(pattern)
+        if parts:
+            shape, literals = parts
+            holders = self._shapes.setdefault(shape, {})
+            holders.setdefault(literals, []).append(client)
+
+    def remove(self, pattern: bytes, client: Client) -> None:
+        """Remove a pair that is in the table."""
+        parts = split_pattern(pattern)
+        if parts:
+            shape, literals = parts
+            holders = self._shapes[shape]
+            holders[literals].remove(client)
+            if not holders[literals]:
+                del holders[literals]
+                if not holders:
+                    del self._shapes[shape]
+
+    def find(self, key: bytes) -> dict[Client, None]:
+        """Return the clients with a pattern that selects *key*, each once.
+
+        They are in no particular order.  Cost: one look-up for each shape,
+        whatever the number of patterns.
+        Spec: [PUB-1] [PUB-2] [PUB-3].
+        """
+        found: dict[Client, None] = {}
+        segments = key.split(b"/")
+        for (count, is_open, stars), holders in self._shapes.items():
+            if len(segments) > count if is_open else len(segments) == count:
+                literals = segments[:count]
+                for index, size in stars:
+                    literals[index] = literals[index][:size]
+                # [PUB-2] a dictionary, so each client once
+                found.update(
+                    dict.fromkeys(holders.get(b"/".join(literals), ()))
+                )
+        return found
+
+
+# =============================================================================
+# 3. Protocol                                               spec/3-protocol.md
+#
+# Facts
+# - One packet is one message.  Its head, all before the first NUL byte, is
+#   a word, a space, and a key or pattern.
+# - The bus decides and does no I/O.  It leaves packets in outboxes and their
+#   owners in Bus.touched; section 7 empties both.
+# - A packet is routed as it came.  Large ones come as a view of the receive
+#   buffer, and only what the kernel refuses is ever copied.
+# =============================================================================
+
+Packet = Union[bytes, memoryview]
+
+# ^SUB ([^\x00]*)(\x00.*)?$     \1 pattern, \2 ignored
+# ^UNSUB ([^\x00]*)(\x00.*)?$   \1 pattern, \2 ignored
+# ^MSG ([^\x00]*)\x00(.*)$      \1 key, \2 payload
+# ^CMSG ([^\x00]*)(\x00(.*))?$  \1 key, \3 payload
+KINDS = {
+    b"SUB": "subscribe",
+    b"UNSUB": "unsubscribe",
+    b"MSG": "publish",
+    b"CMSG": "control",
+}
+
+
+def parse_packet(packet: bytes) -> tuple[str, bytes, bytes]:
+    """Return a packet's kind, its key or pattern, and its payload.
+
+    The payload of a subscribe or unsubscribe packet is empty.
+    Raises: PacketError if the packet is none of the four kinds [PKT-2].
+    Spec: [PKT-1] [SUB-3] [UNSUB-3].
+    """
+    head, nul, payload = packet.partition(b"\0")
+    word, space, key = head.partition(b" ")
+    kind = KINDS.get(word) if space else None
+    if kind is None:
+        raise PacketError("PKT-2", f"unknown packet kind {quote(head)}")
+    if kind == "publish" and not nul:
+        raise PacketError("PKT-2", f"no NUL byte after the key {quote(key)}")
+    if kind in ("subscribe", "unsubscribe"):
+        payload = b""
+    return kind, key, payload
+
+
+def build_control(key: bytes, payload: bytes) -> bytes:
+    """Return a control packet of the server."""
+    return b"CMSG " + key + b"\0" + payload
+
+
+class NumberedPacket(bytes):
+    """A publish packet that knows its message number, for observers."""
+
+    number: int
+
+
+class Client:
+    """What the bus knows of one client.
+
+    Spec: [BLOCK-1] [ECHO-1].
+    """
+
+    __slots__ = (
+        "backlog",
+        "closed",
+        "credentials",
+        "deaf",
+        "discard_logged",
+        "discarded",
+        "echo",
+        "events",
+        "hard_mode",
+        "held_by",
+        "holding",
+        "number",
+        "outbox",
+        "pattern_bytes",
+        "patterns",
+        "soft_mode",
+        "wire",
+    )
+
+    def __init__(self, number: int, own: Credentials, wire: Wire) -> None:
+        self.number = number  # from 1, never used again
+        self.credentials = own
+        self.patterns: dict[bytes, int] = {}  # [SUB-2] how often each
+        self.pattern_bytes = 0
+        self.outbox: list[Packet] = []
+        self.backlog = Backlog()
+        self.soft_mode = "queue"
+        self.hard_mode = "block"
+        self.holding: dict[Client, int] = {}  # until so many backlog bytes
+        self.held_by: dict[Client, None] = {}  # paused while there is any
+        self.discarded = 0  # packets
+        self.echo = True
+        self.closed = False
+        # Section 7's:
+        self.wire = wire
+        self.events = 0  # what the selector watches for
+        self.deaf = False  # [CONN-8] it has shut down its reading side
+        self.discard_logged = False
+
+    def __str__(self) -> str:
+        own = self.credentials
+        return f"client={self.number} uid={own.uid} pid={own.pid}"
+
+
+class Observer:
+    """Is told what the bus does, in the order in which it does it.
+
+    The trace and the verbose log are observers (section 8).
+    """
+
+    def opened(self, client: Client) -> None:
+        """A client was let in."""
+
+    def closed(self, client: Client, reason: str) -> None:
+        """A client has gone or was disconnected."""
+
+    def subscribed(self, client: Client, pattern: bytes) -> None:
+        """A subscription was stored."""
+
+    def unsubscribed(self, client: Client, pattern: bytes) -> None:
+        """A subscription was removed."""
+
+    def ignored(self, client: Client, what: str, rule: str) -> None:
+        """A packet had no effect."""
+
+    def controlled(self, client: Client, key: bytes, rule: str) -> None:
+        """A control packet took effect, or was ignored by *rule*."""
+
+    def published(
+        self,
+        client: Client,
+        key: bytes,
+        packet: NumberedPacket,
+        receivers: Sequence[Client],
+    ) -> None:
+        """A message was routed."""
+
+    def sent(self, client: Client, packet: Packet) -> None:
+        """The kernel took a packet for a client."""
+
+    def queued(self, client: Client, packet: Packet) -> None:
+        """A packet was added to a client's backlog."""
+
+    def discarded(self, client: Client, packet: Packet, reason: str) -> None:
+        """A packet was discarded."""
+
+    def paused(self, publisher: Client, holder: Client, rule: str) -> None:
+        """A publisher is paused until *holder* has read enough."""
+
+    def resumed(self, publisher: Client) -> None:
+        """A publisher is read again."""
+
+    def flush(self) -> None:
+        """A round of the loop is over."""
+
+
+RECENT_KEYS_MAX = 4_096
+RECENT_RECEIVERS_MAX = 256  # of one key; more are found anew each time
+
+
+class Bus:
+    """The clients, their subscriptions, and what their packets do."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        owner_uid: int,
+        cred_prefix: bytes = b"",
+        strict: bool = False,
+    ) -> None:
+        self.limits = limits
+        self.cred_prefix = cred_prefix
+        self.strict = strict
+        self.observers: list[Observer] = []
+        self.flood = FloodControl(limits, owner_uid, self.observers)
+        self.clients: dict[int, Client] = {}
+        self.touched: list[Client] = []  # those with something in the outbox
+        self._numbered = 0  # clients so far
+        self._published = 0  # messages so far that an observer was told of
+        self._public = SubscriptionTable()
+        self._secret = SubscriptionTable()
+        # The receivers of recent heads (b"MSG " + key), secret ones never
+        self._recent: dict[bytes, tuple[Client, ...]] = {}
+
+    def open(self, credentials: Credentials, wire: Wire) -> Client:
+        """Let a client in and return it."""
+        self._numbered += 1
+        client = Client(self._numbered, credentials, wire)
+        self.clients[client.number] = client
+        for observer in self.observers:
+            observer.opened(client)
+        return client
+
+    def close(self, client: Client, reason: str) -> list[Client]:
+        """Forget a client; return the publishers that are resumed by it."""
+        client.closed = True
+        del self.clients[client.number]
+        for pattern in client.patterns:
+            self._table_remove(client, pattern)
+        client.patterns.clear()
+        client.outbox.clear()
+        for observer in self.observers:
+            observer.closed(client, reason)
+        return self.flood.forget(client)
+
+    def handle(self, client: Client, packet: Packet, start: bytes) -> None:
+        """Do what a client's packet asks for.
+
+        *start* is the packet, or as much of its beginning as holds the
+        longest head.  The packet is only good until the caller flushes.
+        Raises: ProtocolError if the client is to be disconnected.
+        Spec: [PKT-1] [PKT-3] [PUB-1] [PUB-4].
+        """
+        head, nul, _ = start.partition(b"\0")
+        receivers = self._recent.get(head) if nul else None
+        if receivers is None:
+            kind, key, payload = parse_packet(start)
+            if len(key) > self.limits.key_bytes_max:
+                raise PacketError("LIMIT-4", f"{len(key)} bytes of {kind} key")
+            if kind == "publish":
+                receivers = self._route(head, key)
+            elif kind == "subscribe":
+                return self.subscribe(client, key)
+            elif kind == "unsubscribe":
+                return self.unsubscribe(client, key)
+            else:
+                return self.control(client, key)
+        if not client.echo:
+            receivers = without_echo(receivers, client)
+        if self.observers:
+            packet = self._tell_published(client, head, packet, receivers)
+        for receiver in receivers:
+            if not receiver.outbox:
+                self.touched.append(receiver)
+            receiver.outbox.append(packet)
+
+    def _route(self, head: bytes, key: bytes) -> tuple[Client, ...]:
+        """Return the receivers of a key, and remember them.
+
+        Raises: PacketError if the key holds a reserved segment [KEY-4].
+        Spec: [PUB-1] [PUB-2] [PUB-3] [CRED-10] [CRED-11].
+        """
+        check_reserved(key)
+        if key.startswith(SECRET):
+            # [CRED-10] public patterns are not even looked at
+            found = self._secret.find(key)
+            # [CRED-11] the second check, made for every delivery
+            return tuple(
+                client
+                for client in found
+                if fields_fit(key, client.credentials, self.cred_prefix)
+            )
+        receivers = tuple(self._public.find(key))
+        if len(receivers) <= RECENT_RECEIVERS_MAX:
+            if len(self._recent) >= RECENT_KEYS_MAX:
+                self._recent.clear()
+            self._recent[head] = receivers
+        return receivers
+
+    def _tell_published(
+        self,
+        client: Client,
+        head: bytes,
+        packet: Packet,
+        receivers: Sequence[Client],
+    ) -> NumberedPacket:
+        """Number a message, tell the observers, and return its packet."""
+        numbered = NumberedPacket(packet)
+        self._published += 1
+        numbered.number = self._published
+        for observer in self.observers:
+            observer.published(client, head[4:], numbered, receivers)
+        return numbered
+
+    def subscribe(self, client: Client, pattern: bytes) -> None:
+        """Store a pattern for a client.
+
+        Raises: ProtocolError if it is reserved, secret to others, or above
+        the limits.
+        Spec: [SUB-1] [SUB-2] [KEY-4] [LIMIT-5] [LIMIT-6].
+        """
+        self._check_pattern(client, pattern)
+        count = client.patterns.get(pattern, 0)
+        if not count:
+            if len(client.patterns) >= self.limits.patterns_max:
+                raise PacketError("LIMIT-5", "too many patterns")
+            client.pattern_bytes += len(pattern)
+            if client.pattern_bytes > self.limits.pattern_bytes_max:
+                raise PacketError("LIMIT-6", "too many bytes of patterns")
+            self._table_add(client, pattern)
+        client.patterns[pattern] = count + 1
+        for observer in self.observers:
+            observer.subscribed(client, pattern)
+
+    def unsubscribe(self, client: Client, pattern: bytes) -> None:
+        """Remove one of a client's identical patterns.
+
+        Raises: ProtocolError if it is reserved or secret to others, or if
+        the server is strict and the client does not hold it.
+        Spec: [UNSUB-1] [UNSUB-2] [KEY-4].
+        """
+        self._check_pattern(client, pattern)
+        count = client.patterns.get(pattern, 0)
+        if not count:
+            if self.strict:  # [UNSUB-2] MAY
+                raise PacketError("UNSUB-2", f"{quote(pattern)} is not held")
+            for observer in self.observers:
+                observer.ignored(client, f"UNSUB {quote(pattern)}", "UNSUB-2")
+            return
+        if count > 1:
+            client.patterns[pattern] = count - 1
+        else:
+            del client.patterns[pattern]
+            client.pattern_bytes -= len(pattern)
+            self._table_remove(client, pattern)
+        for observer in self.observers:
+            observer.unsubscribed(client, pattern)
+
+    def _check_pattern(self, client: Client, pattern: bytes) -> None:
+        """Raise ProtocolError if the client may not use the pattern."""
+        if pattern.startswith(SECRET):
+            check_secret(pattern, client.credentials, self.cred_prefix)
+        check_reserved(pattern)
+
+    def _table_add(self, client: Client, pattern: bytes) -> None:
+        if pattern.startswith(SECRET):
+            resolved = open_fields(pattern, self.cred_prefix)
+            self._secret.add(resolved, client)
+        else:
+            self._public.add(pattern, client)
+            self._forget_recent(pattern)
+
+    def _table_remove(self, client: Client, pattern: bytes) -> None:
+        if pattern.startswith(SECRET):
+            resolved = open_fields(pattern, self.cred_prefix)
+            self._secret.remove(resolved, client)
+        else:
+            self._public.remove(pattern, client)
+            self._forget_recent(pattern)
+
+    def _forget_recent(self, pattern: bytes) -> None:
+        """Forget the receivers of the keys that a pattern may select."""
+        if b"*" in pattern or pattern.endswith(b"/") or not pattern:
+            self._recent.clear()
+        else:
+            self._recent.pop(b"MSG " + pattern, None)
+
+    def control(self, client: Client, key: bytes) -> None:
+        """Do what a control packet asks for; its payload does not matter.
+
+        Spec: [CTL-1] [CTL-2] [CTL-3] [CTL-4] [BLOCK-2] [ORDER-5] [CRED-2].
+        """
+        rule = "BLOCK-2"
+        if key in SOFT_MODES:
+            client.soft_mode = SOFT_MODES[key]
+        elif key in HARD_MODES:
+            client.hard_mode = HARD_MODES[key]
+        elif key in ORDERS:
+            client.backlog.reorder(ORDERS[key])
+        elif key in ECHOES:
+            client.echo = ECHOES[key]
+            rule = "ECHO-3" if client.echo else "ECHO-2"
+        elif key == WHOAMI:
+            rule = "CRED-2"
+            self._answer(client, key, whoami(client, self.cred_prefix))
+        else:
+            rule = "CTL-2"
+        for observer in self.observers:
+            observer.controlled(client, key, rule)
+
+    def _answer(self, client: Client, key: bytes, payload: bytes) -> None:
+        """Put a control packet after all that was routed to the client.
+
+        Spec: [CTL-3] [CRED-3].
+        """
+        if not client.outbox:
+            self.touched.append(client)
+        client.outbox.append(build_control(key, payload))
+
+
+# =============================================================================
+# 4. Secret messages                                 spec/4-secret-messages.md
+#
+# Facts
+# - Anybody may publish under a secret key.  Reading is what is restricted.
+# - Two checks guard it: check_secret when a client subscribes, fields_fit
+#   at every delivery.  Each alone would do.
+# - Secret patterns have a table of their own.  No public pattern, however
+#   wide, is ever compared with a secret key.
+# - The kernel gives pid 0 and the id 65534 to whatever it cannot name.
+# =============================================================================
+
+SECRET = b"!/cred/"
+WHOAMI = b"!/cred/whoami"
+OVERFLOW_ID = 65_534
+
+FIELDS = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/")
+SECRET_HEAD = re.compile(rb"(?:!/cred/[0-9]*/[0-9]*/[0-9]*/)*")
+CRED_PREFIX = re.compile(rb"!/cred/[0-9]+/[0-9]+/[0-9]+(?:/(?=.)|\Z)")
+
+
+class Credentials(NamedTuple):
+    """Who a client is, as the kernel says [CRED-1]."""
+
+    gid: int
+    uid: int
+    pid: int
+
+    def fields(self) -> tuple[bytes, bytes, bytes]:
+        """Return the three numbers as they stand in secret keys [CRED-7]."""
+        return b"%d" % self.gid, b"%d" % self.uid, b"%d" % self.pid
+
+
+def whoami(client: Client, prefix: bytes) -> bytes:
+    """Return what `!/cred/whoami` is answered with.
+
+    Spec: [CRED-2].
+    """
+    own = SECRET + b"/".join(client.credentials.fields())
+    return prefix + b"/" + own if prefix else own
+
+
+def check_reserved(text: bytes) -> None:
+    """Raise PacketError if a key or pattern misuses the segment '!'.
+
+    Spec: [KEY-4] [KEY-5].
+    """
+    if b"!" in text:
+        match = SECRET_HEAD.match(text)
+        rest = text[match.end() :] if match else text
+        if b"!" in rest.split(b"/"):
+            raise PacketError("KEY-4", f"reserved '!' in {quote(text)}")
+
+
+def match_fields(text: bytes, prefix: bytes) -> re.Match[bytes] | None:
+    """Return a match of the three fields of a secret key or pattern.
+
+    Spec: [CRED-9].
+    """
+    start = prefix + b"/" if prefix else b""
+    return FIELDS.match(text, len(start)) if text.startswith(start) else None
+
+
+def fields_fit(text: bytes, own: Credentials, prefix: bytes) -> bool:
+    """Return whether each field is empty or the client's own number.
+
+    Spec: [CRED-6] [CRED-7] [CRED-11].
+    """
+    match = match_fields(text, prefix)
+    return match is not None and all(
+        field in (b"", number)
+        for field, number in zip(match.groups(), own.fields())
+    )
+
+
+def check_secret(pattern: bytes, own: Credentials, prefix: bytes) -> None:
+    """Raise CredentialError if a secret pattern is not the client's own.
+
+    Spec: [CRED-4] [CRED-5] [CRED-8] [CRED-9].
+    """
+    if match_fields(pattern, prefix) is None:
+        raise CredentialError("CRED-5", f"not a secret: {quote(pattern)}")
+    if not fields_fit(pattern, own, prefix):
+        raise CredentialError("CRED-4", f"not your own: {quote(pattern)}")
+    if own.pid == 0 or OVERFLOW_ID in (own.uid, own.gid):
+        raise CredentialError("CRED-8", "nobody in particular has no secrets")
+
+
+def open_fields(pattern: bytes, prefix: bytes) -> bytes:
+    """Return a secret pattern with '*' for each empty field.
+
+    Such a pattern never leaves the table of secret patterns, where
+    fields_fit narrows the '*' to the client's own number or nothing.
+    Spec: [CRED-6].
+    """
+    match = match_fields(pattern, prefix)
+    assert match
+    fields = b"/".join(field or b"*" for field in match.groups())
+    start, end = match.span()
+    return pattern[:start] + SECRET + fields + b"/" + pattern[end:]
+
+
+def secret_pattern_matches(
+    pattern: bytes, key: bytes, own: Credentials, prefix: bytes
+) -> bool:
+    """Return whether a client's secret pattern lets it receive *key*.
+
+    The pattern has passed check_secret.  This is the definition that the
+    table and the delivery check must agree with.
+    Spec: [CRED-6] [CRED-10] [CRED-11].
+    """
+    return pattern_matches(open_fields(pattern, prefix), key) and fields_fit(
+        key, own, prefix
+    )
+
+
+# =============================================================================
+# 5. Flood control                                     spec/5-flood-control.md
+#
+# Facts
+# - Modes belong to the receiver.  They say nothing until the kernel has
+#   refused a packet for it.
+# - A client with a backlog is stalled; a client without one is not.  In
+#   soft mode discard nothing is queued, so each packet is tried anew.
+# - Only publishers are ever paused, one by one, and only by receivers of
+#   their own user, of root, or of the bus owner.
+# - Packets of a backlog are bytes: what arrived as a view is copied here.
+# =============================================================================
+
+SOFT_MODES = {
+    b"blocking/soft/queue": "queue",
+    b"blocking/soft/discard": "discard",
+    b"blocking/soft/block": "block",
+    b"blocking/soft/error": "error",
+}
+HARD_MODES = {
+    b"blocking/hard/discard": "discard",
+    b"blocking/hard/block": "block",
+    b"blocking/hard/error": "error",
+}
+ORDERS = {
+    b"order/queue": "queue",
+    b"order/stack": "stack",
+    b"order/random": "random",
+}
+PACKET_OVERHEAD_BYTES = 128  # [BLOCK-19]
+
+
+class Backlog:
+    """The packets that wait for one client, in the order it chose.
+
+    Spec: [ORDER-1] [ORDER-2] [ORDER-3] [ORDER-4].
+    """
+
+    __slots__ = ("_arrivals", "_heap", "_line", "bytes", "order", "ties")
+
+    def __init__(self) -> None:
+        self.bytes = 0  # [BLOCK-19]
+        self.order = "queue"
+        self.ties = "queue"  # [ORDER-4] the last chosen of queue and stack
+        self._line: deque[bytes] = deque()  # oldest first
+        # In order/random: (-size, arrival or -arrival, packet)
+        self._heap: list[tuple[int, int, bytes]] = []
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._line) + len(self._heap)
+
+    def push(self, packet: bytes) -> None:
+        """Add a packet, the newest."""
+        self.bytes += len(packet) + PACKET_OVERHEAD_BYTES
+        if self.order == "random":
+            self._arrivals += 1
+            tie = self._arrivals if self.ties == "queue" else -self._arrivals
+            heapq.heappush(self._heap, (-len(packet), tie, packet))
+        else:
+            self._line.append(packet)
+
+    def first(self) -> bytes:
+        """Return the packet that is to be sent next, without removing it."""
+        if self.order == "random":
+            return self._heap[0][2]
+        return self._line[0 if self.order == "queue" else -1]
+
+    def pop(self) -> None:
+        """Remove the packet that first returns."""
+        if self.order == "random":
+            packet = heapq.heappop(self._heap)[2]
+        elif self.order == "queue":
+            packet = self._line.popleft()
+        else:
+            packet = self._line.pop()
+        self.bytes -= len(packet) + PACKET_OVERHEAD_BYTES
+
+    def clear(self) -> None:
+        """Remove all packets."""
+        self._line.clear()
+        self._heap.clear()
+        self.bytes = 0
+
+    def reorder(self, order: str) -> None:
+        """Send the packets, those that wait included, in another order.
+
+        Spec: [ORDER-4] [ORDER-5].
+        """
+        by_arrival = sorted(self._heap, key=lambda entry: abs(entry[1]))
+        packets = list(self._line) + [entry[2] for entry in by_arrival]
+        self.clear()
+        self.order = order
+        if order != "random":
+            self.ties = order
+        for packet in packets:
+            self.push(packet)
+
+
+class FloodControl:
+    """The decisions on packets that the kernel refused."""
+
+    def __init__(
+        self, limits: Limits, owner_uid: int, observers: list[Observer]
+    ) -> None:
+        self.backlog_bytes_max = limits.backlog_bytes_max
+        self.owner_uid = owner_uid
+        self.observers = observers
+        self.discarded: Counter[str] = Counter()  # [BLOCK-20] by reason
+
+    def refuse(
+        self, receiver: Client, packet: Packet, publisher: Client
+    ) -> None:
+        """Queue or discard a packet, pause its publisher, or give up.
+
+        Raises: BacklogError if the receiver is to be disconnected.
+        Spec: [BLOCK-4] [BLOCK-5] [BLOCK-7] [BLOCK-8] [BLOCK-9] [BLOCK-10]
+        [BLOCK-11] [BLOCK-14] [BLOCK-15] [BLOCK-17] [BLOCK-18] [BLOCK-19].
+        """
+        size = receiver.backlog.bytes + len(packet) + PACKET_OVERHEAD_BYTES
+        is_full = size > self.backlog_bytes_max
+        if packet[:5] == b"CMSG ":
+            if is_full:
+                raise BacklogError("BLOCK-18", "no room for a control packet")
+            return self._queue(receiver, packet)  # [BLOCK-17]
+        may_pause = self.may_pause(publisher, receiver)
+        if receiver.soft_mode == "discard":  # [BLOCK-5]
+            return self._discard(receiver, packet, "soft/discard")
+        if receiver.soft_mode == "error":
+            raise BacklogError("BLOCK-8", "stalled in soft mode error")
+        if is_full:
+            if receiver.hard_mode == "discard":  # [BLOCK-9]
+                return self._discard(receiver, packet, "hard/discard")
+            if receiver.hard_mode == "error":
+                raise BacklogError("BLOCK-11", f"{size} bytes of backlog")
+            if not may_pause:
+                raise BacklogError("BLOCK-15", f"{size} bytes of backlog")
+            half = self.backlog_bytes_max // 2
+            self._pause(publisher, receiver, half, "BLOCK-10")
+        if receiver.soft_mode == "block" and may_pause:
+            self._pause(publisher, receiver, 0, "BLOCK-7")
+        self._queue(receiver, packet)  # [BLOCK-4] [BLOCK-14]
+
+    def may_pause(self, publisher: Client, receiver: Client) -> bool:
+        """Return whether a receiver may hold a publisher up.
+
+        Spec: [BLOCK-13].
+        """
+        uid = receiver.credentials.uid
+        if uid in (0, self.owner_uid):
+            return True
+        return uid == publisher.credentials.uid and uid != OVERFLOW_ID
+
+    def _queue(self, receiver: Client, packet: Packet) -> None:
+        """Add a packet to a backlog."""
+        kept = packet if isinstance(packet, bytes) else bytes(packet)
+        receiver.backlog.push(kept)
+        for observer in self.observers:
+            observer.queued(receiver, kept)
+
+    def _discard(self, receiver: Client, packet: Packet, reason: str) -> None:
+        """Count a packet that nobody will get [BLOCK-20]."""
+        self.discarded[reason] += 1
+        receiver.discarded += 1
+        for observer in self.observers:
+            observer.discarded(receiver, packet, reason)
+
+    def _pause(
+        self, publisher: Client, receiver: Client, level: int, rule: str
+    ) -> None:
+        """Pause a publisher until a backlog is down to *level* bytes."""
+        known = receiver.holding.get(publisher)
+        if known is None:
+            for observer in self.observers:
+                observer.paused(publisher, receiver, rule)
+        if known is None or level < known:
+            receiver.holding[publisher] = level
+            publisher.held_by[receiver] = None
+
+    def release(self, receiver: Client) -> list[Client]:
+        """Return the publishers that a shrunken backlog no longer pauses.
+
+        Spec: [BLOCK-7] [BLOCK-10].
+        """
+        held = receiver.holding.items()
+        size = receiver.backlog.bytes
+        free = [publisher for publisher, level in held if size <= level]
+        for publisher in free:
+            del receiver.holding[publisher]
+            del publisher.held_by[receiver]
+        resumed = [publisher for publisher in free if not publisher.held_by]
+        for publisher in resumed:
+            for observer in self.observers:
+                observer.resumed(publisher)
+        return resumed
+
+    def forget(self, client: Client) -> list[Client]:
+        """Drop a client's backlog; return the publishers that it paused."""
+        client.backlog.clear()
+        for holder in client.held_by:
+            del holder.holding[client]
+        client.held_by.clear()
+        return self.release(client)
+
+
+# =============================================================================
+# 6. Echoes                                                   spec/6-echoes.md
+#
+# Facts
+# - A client that subscribes to what it publishes hears itself by default.
+# =============================================================================
+
+ECHOES = {b"echo/on": True, b"echo/off": False}
+
+
+def without_echo(
+    receivers: tuple[Client, ...], publisher: Client
+) -> tuple[Client, ...]:
+    """Return the receivers other than the publisher.
+
+    Spec: [ECHO-2].
+    """
+    return tuple(client for client in receivers if client is not publisher)
+
+
+# =============================================================================
+# 7. Connections                                         spec/7-connections.md
+#
+# Facts
+# - The selector is level-triggered: what is not read now is reported again.
+# - The kernel can refuse a packet (EAGAIN) although the socket was never
+#   reported as full, and take one although it was not reported as writable.
+# - A closed peer is reported as readable and writable, for ever.
+# - recv returns 0 for an empty packet as well as at the end of input.
+# - One ECONNRESET may come before the last packets of a client that has
+#   closed with unread input.
+# - A descriptor that is closed in a round may be accepted anew in it, so
+#   sockets are closed when the round is over.
+# =============================================================================
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+PACKETS_PER_TURN = 64
+DELIVERIES_PER_TURN = 4_096
+COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
+ACCEPTS_PER_TURN = 64
+ACCEPT_PAUSE_SECONDS = 0.1
+MEMORY_PAUSE_SECONDS = 0.05
+STOP_SECONDS_MAX = 1.0
+SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
+SEND_BUFFER_BYTES = 212_992  # asked for at least; the kernel doubles it
+
+log = logging.getLogger("sbus")
+
+
+class Wire(Protocol):
+    """A client's socket, or what stands for one in a simulation."""
+
+    def fileno(self) -> int: ...
+    def recv_into(self, buffer: Any, size: int, flags: int, /) -> int: ...
+    def send(self, packet: Any, /) -> int: ...
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
+    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
+    def setblocking(self, flag: bool, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class ListeningWire(Protocol):
+    """The listening socket, or what stands for it in a simulation."""
+
+    def fileno(self) -> int: ...
+    def accept(self) -> tuple[Wire, Any]: ...
+    def close(self) -> None: ...
+
+
+class Countdown:
+    """Clients whose time is up the same number of seconds after a start.
+
+    Since all wait equally long, the one that started first is due first.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._ends: dict[Client | None, float] = {}
+
+    def start(self, client: Client | None) -> None:
+        """Start a client's time unless it is running."""
+        if client not in self._ends:
+            self._ends[client] = self._clock() + self._seconds
+
+    def stop(self, client: Client | None) -> None:
+        """Stop a client's time if it is running."""
+        self._ends.pop(client, None)
+
+    def due(self) -> list[Client | None]:
+        """Stop and return those whose time is up."""
+        now = self._clock()
+        due = []
+        for client, end in self._ends.items():
+            if end > now:
+                break
+            due.append(client)
+        for client in due:
+            del self._ends[client]
+        return due
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds until one is due, None if there is none."""
+        for end in self._ends.values():
+            return max(0.0, end - self._clock())
+        return None
+
+
+class CauseLog:
+    """Logs causes, each at most once a second for one rule and user.
+
+    Spec: [CONN-13].
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        # (rule, uid): when the next line may be written, lines left out
+        self._causes: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def write(self, rule: str, uid: int, line: str) -> None:
+        """Log a line, or count it."""
+        now = self._clock()
+        next_time, left_out = self._causes.get((rule, uid), (0.0, 0))
+        if now < next_time:
+            self._causes[rule, uid] = (next_time, left_out + 1)
+            return
+        self._causes[rule, uid] = (now + 1.0, 0)
+        log.warning("%s%s", line, f" ({left_out} more)" if left_out else "")
+
+    def close(self) -> None:
+        """Log how many lines were left out and not reported since."""
+        for (rule, uid), (_, left_out) in self._causes.items():
+            if left_out:
+                log.warning("uid=%d [%s] (%d more)", uid, rule, left_out)
+
+
+class Server:
+    """The loop: one turn for each client that is ready, and around again.
+
+    The selector, the clock (seconds) and the listening socket come from
+    outside, so that a simulation can provide them.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        listener: ListeningWire,
+        selector: selectors.BaseSelector,
+        clock: Callable[[], float],
+        allowed_uids: Set[int] | None = None,
+        close_after_last: bool = False,
+    ) -> None:
+        self.bus = bus
+        self.listener = listener
+        self.selector = selector
+        self.clock = clock
+        self.allowed_uids = allowed_uids  # None for everybody
+        self.close_after_last = close_after_last
+        self.stopping = False
+        self._view = memoryview(bytearray(bus.limits.packet_bytes_max))
+        self._head_bytes_max = bus.limits.key_bytes_max + len(b"UNSUB \0")
+        self._holders = Countdown(bus.limits.block_seconds_max, clock)
+        self._starved = Countdown(MEMORY_PAUSE_SECONDS, clock)
+        self._resting = Countdown(ACCEPT_PAUSE_SECONDS, clock)  # the listener
+        self._causes = CauseLog(clock)
+        self._closed: list[Wire] = []  # to be closed after the round
+        selector.register(listener, READ, self.accept)
+
+    def run(self) -> None:
+        """Serve until stop is called, then deliver what was read."""
+        while not self.stopping:
+            self.round()
+        self._finish()
+
+    def stop(self) -> None:
+        """Have run return soon."""
+        self.stopping = True
+
+    def round(self, seconds_max: float | None = None) -> None:
+        """Wait for events, and give each client that is ready its turn."""
+        for timer in (self._holders, self._starved, self._resting):
+            left = timer.seconds_left()
+            if left is not None:
+                seconds_max = min(left, left if seconds_max is None else seconds_max)
+        for key, events in self.selector.select(seconds_max):
+            if isinstance(key.data, Client):
+                self._serve(key.data, events)
+            else:
+                key.data()
+        self._on_time()
+        if self._closed:
+            self._close_sockets()
+        for observer in self.bus.observers:
+            observer.flush()
+
+    def _serve(self, client: Client, events: int) -> None:
+        """Give a client that is ready its turn."""
+        try:
+            if events & READ and not client.closed:
+                self.turn(client)
+            if events & WRITE and not client.closed:
+                self.drain(client)
+        except (OSError, MemoryError) as error:
+            self.disconnect(client, error)
+
+    # ---- On a new connection
+
+    def accept(self) -> None:
+        """Let in the clients that wait.
+
+        Spec: [CONN-3].
+        """
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                wire, _ = self.listener.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except (OSError, MemoryError) as error:
+                # No event tells when there are descriptors or memory again
+                self._causes.write("CONN-3", -1, f"[CONN-3] accept: {error}")
+                self.selector.unregister(self.listener)
+                self._resting.start(None)
+                return
+            self._admit(wire)
+
+    def _admit(self, wire: Wire) -> None:
+        """Make a client of a new connection, or close it.
+
+        Spec: [CONN-2] [CONN-4] [CRED-1] [LIMIT-7].
+        """
+        client = None
+        try:
+            packed = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            pid, uid, gid = struct.unpack("iII", packed)
+            refusal = self._refusal(uid)
+            if refusal:
+                refused = f"refuse uid={uid} pid={pid} {refusal}"
+                self._causes.write(refusal.requirement, uid, refused)
+                wire.close()
+                return
+            wire.setblocking(False)
+            size = send_buffer_bytes(self.bus.limits.packet_bytes_max)
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+            client = self.bus.open(Credentials(gid, uid, pid), wire)
+            self._watch(client)
+        except (OSError, MemoryError) as error:
+            if client:
+                self.disconnect(client, error)
+            else:
+                wire.close()
+
+    def _refusal(self, uid: int) -> ProtocolError | None:
+        """Return why a user may not connect now, if so."""
+        if self.allowed_uids is not None and uid not in self.allowed_uids:
+            return ProtocolError("CONN-2", "not a user of this bus")
+        if len(self.bus.clients) >= self.bus.limits.clients_max:
+            return ProtocolError("LIMIT-7", "too many clients")
+        return None
+
+    # ---- When reading
+
+    def turn(self, client: Client) -> None:
+        """Read a run of a client's packets, route them, and flush.
+
+        Spec: [CONN-5] [CONN-6] [CONN-11] [PKT-5].
+        """
+        ended = False
+        fault: Exception | None = None
+        try:
+            ended = self._receive(client)
+        except BlockingIOError:
+            pass  # all is read
+        except ConnectionResetError:
+            pass  # [CONN-6] its packets are still to come
+        except (ProtocolError, OSError, MemoryError) as error:
+            fault = error
+        self._flush(client)
+        if fault:
+            self.disconnect(client, fault)
+        elif ended:
+            self._depart(client)
+        elif client.held_by:
+            self._watch(client)
+
+    def _receive(self, client: Client) -> bool:
+        """Route a run of packets; return whether the input has ended.
+
+        Raises: BlockingIOError when all is read.
+        """
+        recv_into = client.wire.recv_into
+        handle = self.bus.handle
+        touched = self.bus.touched
+        view = self._view
+        copied_max = min(COPY_BYTES_MAX, len(view))
+        for count in range(1, PACKETS_PER_TURN + 1):
+            size = recv_into(view, 0, socket.MSG_TRUNC)
+            if 0 < size <= copied_max:
+                packet = view[:size].tobytes()
+                handle(client, packet, packet)
+                if count * len(touched) > DELIVERIES_PER_TURN:
+                    break
+            elif size == 0:
+                return self._is_end(client)
+            else:
+                self._receive_large(client, size)
+                if client.held_by or client.closed:
+                    break
+        return False
+
+    def _receive_large(self, client: Client, size: int) -> None:
+        """Route a packet straight from the receive buffer.
+
+        Raises: PacketError if the packet is above the limit [LIMIT-1].
+        Spec: [LIMIT-2] [LIMIT-3].
+        """
+        if size > len(self._view):
+            raise PacketError("LIMIT-1", f"packet of {size} bytes")
+        start = self._view[: self._head_bytes_max].tobytes()
+        self.bus.handle(client, self._view[:size], start[:size])
+        self._flush(client)
+
+    def _is_end(self, client: Client) -> bool:
+        """Return that the input has ended, or raise for an empty packet.
+
+        Raises: PacketError [PKT-4].
+        """
+        try:
+            size = client.wire.recv_into(self._view, 0, socket.MSG_TRUNC)
+        except OSError:
+            size = -1
+        if size:  # after the end there would be nothing but the end
+            raise PacketError("PKT-4", "empty packet")
+        return True
+
+    # ---- When sending
+
+    def _flush(self, publisher: Client) -> None:
+        """Offer to the kernel what a publisher's turn has routed."""
+        for client in self.bus.touched:
+            try:
+                self.deliver(client, publisher)
+            except (ProtocolError, OSError, MemoryError) as error:
+                self.disconnect(client, error)
+        self.bus.touched.clear()
+
+    def deliver(self, client: Client, publisher: Client) -> None:
+        """Empty a client's outbox into the kernel, or into its backlog.
+
+        Raises: BacklogError if the client is to be disconnected.
+        Spec: [BLOCK-3] [BLOCK-6] [CONN-8].
+        """
+        packets, client.outbox = client.outbox, []
+        observers = self.bus.observers
+        backlog = client.backlog
+        send = client.wire.send
+        refused = False
+        for packet in packets:
+            if client.deaf:
+                break
+            if not backlog.bytes:
+                try:
+                    send(packet)
+                except OSError as error:
+                    self._take_refusal(client, error)
+                else:
+                    if observers:
+                        self._tell_sent(client, packet)
+                    continue
+            if not client.deaf:
+                refused = True
+                self.bus.flood.refuse(client, packet, publisher)
+        if refused:
+            self._after_refusal(client)
+
+    def _tell_sent(self, client: Client, packet: Packet) -> None:
+        for observer in self.bus.observers:
+            observer.sent(client, packet)
+
+    def _take_refusal(self, client: Client, error: OSError) -> None:
+        """Note why the kernel did not take a packet.
+
+        Raises: the error, if it is none that a socket in order has.
+        Spec: [CONN-8] [CONN-9].
+        """
+        if error.errno in (errno.ENOBUFS, errno.ENOMEM):
+            self._starved.start(client)
+        elif error.errno in (errno.EPIPE, errno.ECONNRESET):
+            client.deaf = True
+            client.backlog.clear()
+            self._after_progress(client)
+        elif not isinstance(error, BlockingIOError):
+            raise error
+
+    def _after_refusal(self, client: Client) -> None:
+        """Wait for a stalled client, and not for ever."""
+        self._watch(client)
+        if client.holding:
+            self._holders.start(client)
+        if client.discarded and not client.discard_logged:
+            client.discard_logged = True
+            line = f"discard {client} [BLOCK-20] mode soft={client.soft_mode}"
+            self._causes.write("BLOCK-20", client.credentials.uid, line)
+
+    def drain(self, client: Client) -> int:
+        """Offer a run of a client's backlog; return how much was taken.
+
+        Spec: [ORDER-1] [ORDER-2] [ORDER-3] [CONN-5].
+        """
+        backlog = client.backlog
+        taken = 0
+        try:
+            while backlog.bytes and taken < PACKETS_PER_TURN:
+                packet = backlog.first()
+                client.wire.send(packet)
+                backlog.pop()
+                taken += 1
+                self._tell_sent(client, packet)
+        except OSError as error:
+            self._take_refusal(client, error)
+        if taken:
+            self._after_progress(client)
+        return taken
+
+    def _after_progress(self, client: Client) -> None:
+        """Resume publishers that need not wait for a client any longer."""
+        for publisher in self.bus.flood.release(client):
+            self._watch(publisher)
+        self._holders.stop(client)
+        if client.holding:
+            self._holders.start(client)
+        self._watch(client)
+
+    # ---- When time is up
+
+    def _on_time(self) -> None:
+        """Do what no event asks for.
+
+        Spec: [BLOCK-16] [CONN-3] [CONN-9].
+        """
+        for client in self._starved.due():
+            if client and not client.closed and not self.drain(client):
+                self._starved.start(client)
+        for client in self._holders.due():
+            # A reader of few packets may have made room without an event
+            if client and not client.closed and not self.drain(client):
+                what = "holds publishers and takes no packet"
+                self.disconnect(client, BacklogError("BLOCK-16", what))
+        if self._resting.due() and not self.stopping:
+            self.selector.register(self.listener, READ, self.accept)
+
+    # ---- When a client leaves
+
+    def _depart(self, client: Client) -> None:
+        """Hand to the kernel what it takes of a backlog, and close.
+
+        Spec: [CONN-10].
+        """
+        while self.drain(client):
+            pass
+        self.disconnect(client, "end of input")
+
+    def disconnect(
+        self, client: Client, cause: str | Exception
+    ) -> None:
+        """Forget a client at once, and close its socket after the round.
+
+        Spec: [CONN-12] [CONN-13].
+        """
+        if client.closed:
+            return
+        if client.events:
+            self.selector.unregister(client.wire)
+            client.events = 0
+        resumed = self.bus.close(client, str(cause))
+        self._holders.stop(client)
+        self._starved.stop(client)
+        self._closed.append(client.wire)
+        for publisher in resumed:
+            self._watch(publisher)
+        if isinstance(cause, Exception):
+            rule = getattr(cause, "requirement", "CONN-12")
+            line = f"disconnect {client} {cause}"
+            self._causes.write(rule, client.credentials.uid, line)
+
+    def _close_sockets(self) -> None:
+        """Close the sockets of those who left, and stop after the last.
+
+        Spec: [RUN-11].
+        """
+        for wire in self._closed:
+            wire.close()
+        self._closed.clear()
+        if self.close_after_last and not self.bus.clients:
+            self.stop()
+
+    def _watch(self, client: Client) -> None:
+        """Have the selector watch for what a client can do now.
+
+        Spec: [BLOCK-12].
+        """
+        events = 0
+        if not client.held_by and not self.stopping:
+            events |= READ
+        if client.backlog.bytes and not client.deaf:
+            events |= WRITE
+        if client.closed or events == client.events:
+            return
+        if not client.events:
+            self.selector.register(client.wire, events, client)
+        elif events:
+            self.selector.modify(client.wire, events, client)
+        else:
+            self.selector.unregister(client.wire)
+        client.events = events
+
+    def _finish(self) -> None:
+        """Deliver what was read, for a second at most, and close.
+
+        Spec: [RUN-12].
+        """
+        with contextlib.suppress(KeyError):  # it may be resting
+            self.selector.unregister(self.listener)
+        self.listener.close()
+        clients = self.bus.clients
+        for client in list(clients.values()):
+            self._watch(client)
+        end = self.clock() + STOP_SECONDS_MAX
+        while any(client.backlog.bytes for client in clients.values()):
+            left = end - self.clock()
+            if left <= 0:
+                break
+            self.round(left)
+        for client in list(clients.values()):
+            self.disconnect(client, "stop")
+        self._close_sockets()
+        self._causes.close()
+
+
+def send_buffer_bytes(packet_bytes_max: int) -> int:
+    """Return what to ask of the kernel for a packet of that size to fit.
+
+    The kernel doubles what it is asked for.
+    """
+    needed = packet_bytes_max + SOCKET_OVERHEAD_BYTES
+    return max(SEND_BUFFER_BYTES, (needed + 1) // 2)
+
+
+# =============================================================================
+# 8. Running                                                 spec/8-running.md
+#
+# Facts
+# - The kernel says whether anybody is bound to a path without a visit: to
+#   connect a datagram socket fails with EPROTOTYPE if so, and with
+#   ECONNREFUSED if the socket is stale.
+# - A lock on the directory, held from that question until the new socket
+#   listens, leaves one of several servers that start at once.
+# - The mode of a socket is the umask's doing; chmod would come too late.
+# - A handler of a signal does not end select, the wake-up descriptor does.
+# - Whoever writes to a pipe that nobody reads waits for ever.  The log asks
+#   first, and leaves a line out if it would have to wait.
+# =============================================================================
+
+PATH_BYTES_MAX = 107
+ABSTRACT_BYTES = 108
+ABSTRACT = "/dev/unix/abstract"
+LISTEN_BACKLOG = 4_096
+LOCK_SECONDS_MAX = 5.0
+
+
+# ---- Addresses
+
+
+def default_address() -> str:
+    """Return where to listen if nothing else is said.
+
+    Raises: AddressError if the environment does not tell.
+    Spec: [ADDR-1].
+    """
+    if os.getuid() == 0:
+        return "/run/sbus.socket"
+    directory = os.environ.get("XDG_RUNTIME_DIR")
+    if not directory:
+        raise AddressError("XDG_RUNTIME_DIR is not set; use -a ADDRESS")
+    return os.path.join(directory, "sbus.socket")
+
+
+class Endpoint:
+    """A listening socket, and what is to be removed when it is closed.
+
+    Attributes: socket; address, as a client of any directory can use it.
+    """
+
+    def __init__(self, listener: socket.socket, address: str) -> None:
+        self.socket = listener
+        self.address = address
+        self._inode: tuple[int, int] | None = None  # of our own path
+
+    @classmethod
+    def open(cls, address: str, mode: int, replace: bool) -> Endpoint:
+        """Listen at an address.
+
+        Raises: AddressError if the address is malformed or taken.
+        Spec: [ADDR-3] [ADDR-4] [ADDR-5].
+        """
+        if address.startswith("/dev/fd/"):
+            return cls.inherit(address[len("/dev/fd/") :])
+        if address == ABSTRACT or address.startswith(ABSTRACT + "/"):
+            name = abstract_name(address)
+            listener = new_socket()
+            bind(listener, name, address)
+            listener.listen(LISTEN_BACKLOG)
+            return cls(listener, f"{ABSTRACT}/{name.hex()}")
+        return cls.open_path(address, mode, replace)
+
+    @classmethod
+    def inherit(cls, number: str) -> Endpoint:
+        """Listen on a socket that the parent process opened.
+
+        Raises: AddressError if it is none that a bus can use.
+        Spec: [ADDR-2] [ADDR-3].
+        """
+        if not re.fullmatch("[0-9]{1,9}", number):
+            raise AddressError(f"/dev/fd/{number}: not a descriptor's number")
+        try:
+            listener = socket.socket(fileno=int(number))
+            kind = (listener.family, listener.type)
+        except OSError as error:
+            what = error.strerror
+            raise AddressError(f"/dev/fd/{number}: {what}") from None
+        if kind != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+            listener.detach()
+            raise AddressError(
+                f"/dev/fd/{number}: not a Unix-domain SEQPACKET socket"
+            )
+        if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            try:
+                listener.listen(LISTEN_BACKLOG)
+            except OSError as error:
+                what = error.strerror
+                raise AddressError(f"/dev/fd/{number}: {what}") from None
+        return cls(listener, f"/dev/fd/{number}")
+
+    @classmethod
+    def open_path(cls, path: str, mode: int, replace: bool) -> Endpoint:
+        """Listen at a path.
+
+        Raises: AddressError if that cannot be done.
+        Spec: [ADDR-6] [ADDR-7] [ADDR-8] [ADDR-9].
+        """
+        encoded = os.fsencode(path)
+        if not encoded or b"\0" in encoded or len(encoded) > PATH_BYTES_MAX:
+            raise AddressError(
+                f"{path!r}: a path has 1 to {PATH_BYTES_MAX} bytes, none NUL"
+            )
+        absolute = os.path.abspath(path)
+        with directory_lock(os.path.dirname(absolute)):
+            if replace:
+                remove_stale(path)
+            listener = new_socket()
+            before = os.umask(0o777 & ~mode)  # [ADDR-6]
+            try:
+                bind(listener, encoded, path)
+            finally:
+                os.umask(before)
+            listener.listen(LISTEN_BACKLOG)
+            endpoint = cls(listener, absolute)
+            endpoint._inode = inode(absolute)
+        return endpoint
+
+    def close(self) -> None:
+        """Close the socket, and remove it if it is still ours.
+
+        Spec: [ADDR-10].
+        """
+        self.socket.close()
+        if self._inode:
+            with contextlib.suppress(OSError, AddressError), directory_lock(
+                os.path.dirname(self.address)
+            ):
+                if inode(self.address) == self._inode:
+                    os.unlink(self.address)
+
+
+def new_socket() -> socket.socket:
+    """Return a socket of the bus's kind [CONN-1]."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def inode(path: str) -> tuple[int, int]:
+    """Return what tells a file from all others of the system."""
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino
+
+
+def abstract_name(address: str) -> bytes:
+    """Return the 108 bytes of the abstract name that an address stands for.
+
+    Raises: AddressError if the hexadecimal digits are wrong.
+    Spec: [ADDR-4] [ADDR-5].
+    """
+    if address == ABSTRACT:
+        return b"\0" + secrets.token_bytes(ABSTRACT_BYTES - 1)
+    digits = address[len(ABSTRACT) + 1 :]
+    if not re.fullmatch("00([0-9a-fA-F]{2}){0,107}", digits):
+        raise AddressError(
+            f"{address!r}: after {ABSTRACT}/ come 2 to 216 hexadecimal"
+            " digits, an even number, that begin with 00"
+        )
+    return bytes.fromhex(digits).ljust(ABSTRACT_BYTES, b"\0")
+
+
+def bind(listener: socket.socket, name: bytes, address: str) -> None:
+    """Bind a socket.
+
+    Raises: AddressError if that cannot be done [ADDR-7].
+    """
+    try:
+        listener.bind(name)
+    except OSError as error:
+        listener.close()
+        what = error.strerror
+        if error.errno == errno.EADDRINUSE:
+            what = describe_occupant(address)
+        raise AddressError(f"{address}: {what}") from None
+
+
+def describe_occupant(address: str) -> str:
+    """Return what is at an address that is taken, and what can be done."""
+    if address.startswith(ABSTRACT):
+        return "a server listens there already"
+    try:
+        mode = os.lstat(address).st_mode
+    except OSError:
+        return "something was there; try again"
+    if not stat.S_ISSOCK(mode):
+        return "something that is not a socket is there"
+    if is_stale(address):
+        return "a stale socket is there; -r replaces it"
+    return "a server listens there already"
+
+
+def is_stale(path: str) -> bool:
+    """Return whether no process is bound to the socket at a path.
+
+    Spec: [ADDR-8].
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def remove_stale(path: str) -> None:
+    """Remove a stale socket or an empty regular file, and nothing else.
+
+    Spec: [ADDR-8].
+    """
+    try:
+        status = os.lstat(path)
+        if (stat.S_ISREG(status.st_mode) and status.st_size == 0) or (
+            stat.S_ISSOCK(status.st_mode) and is_stale(path)
+        ):
+            os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise AddressError(f"{path}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def directory_lock(directory: str) -> Iterator[None]:
+    """Keep other servers from starting or ending in a directory.
+
+    Raises: AddressError if the directory cannot be locked.
+    Spec: [ADDR-9].
+    """
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise AddressError(f"{directory}: {error.strerror}") from None
+    try:
+        end = time.monotonic() + LOCK_SECONDS_MAX
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    what = "another process keeps a lock on it"
+                    raise AddressError(f"{directory}: {what}") from None
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# ---- The pid file
+
+
+class PidFile:
+    """A file with the server's process id, locked as long as it lives.
+
+    Spec: [RUN-9] [RUN-13].
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            self._descriptor = os.open(self.path, flags, 0o644)
+        except OSError as error:
+            raise StartError(f"{path}: {error.strerror}") from None
+        try:
+            self._check(path)
+        except StartError:
+            os.close(self._descriptor)
+            raise
+
+    def _check(self, path: str) -> None:
+        """Raise StartError if the file is anything but ours to write."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StartError(f"{path}: a server holds this file") from None
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            raise StartError(f"{path}: not a regular file")
+        text = os.pread(self._descriptor, 32, 0)
+        if text and not re.fullmatch(rb"[0-9]{1,10}\n?", text):
+            raise StartError(f"{path}: not a pid file; it is left as it is")
+        if text and os.path.exists(f"/proc/{int(text)}"):
+            raise StartError(f"{path}: process {int(text)} is alive")
+
+    def write(self) -> None:
+        """Write the number of this process."""
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
+
+    def remove(self) -> None:
+        """Remove the file if it is still ours."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(
+                os.fstat(self._descriptor), os.lstat(self.path)
+            ):
+                os.unlink(self.path)
+        os.close(self._descriptor)
+
+
+# ---- The log
+
+
+class LogHandler(logging.Handler):
+    """Writes to standard error and never waits for it.
+
+    A line that would have to wait is left out.
+    Spec: [RUN-16].
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"sbus: {record.getMessage()}\n".encode("ascii", "replace")
+        try:
+            poll = select.poll()
+            poll.register(2, select.POLLOUT)
+            if poll.poll(0):
+                os.write(2, line)
+        except OSError:
+            pass
+
+
+class Narrator(Observer):
+    """Logs every decision with its rule, for teaching and debugging."""
+
+    def opened(self, client: Client) -> None:
+        log.debug("open %s [CRED-1]", client)
+
+    def closed(self, client: Client, reason: str) -> None:
+        log.debug("close %s %s", client, reason)
+
+    def subscribed(self, client: Client, pattern: bytes) -> None:
+        count = client.patterns[pattern]
+        rule = "SUB-1" if count == 1 else "SUB-2"
+        what = quote(pattern)
+        log.debug("%s SUB %s: held %d times [%s]", client, what, count, rule)
+
+    def unsubscribed(self, client: Client, pattern: bytes) -> None:
+        left = client.patterns.get(pattern, 0)
+        what = quote(pattern)
+        log.debug("%s UNSUB %s: %d times left [UNSUB-1]", client, what, left)
+
+    def ignored(self, client: Client, what: str, rule: str) -> None:
+        log.debug("%s %s: ignored [%s]", client, what, rule)
+
+    def controlled(self, client: Client, key: bytes, rule: str) -> None:
+        verb = "ignored" if rule == "CTL-2" else "done"
+        log.debug("%s CMSG %s: %s [%s]", client, quote(key), verb, rule)
+
+    def published(
+        self,
+        client: Client,
+        key: bytes,
+        packet: NumberedPacket,
+        receivers: Sequence[Client],
+    ) -> None:
+        to = " ".join(str(receiver.number) for receiver in receivers[:20])
+        if len(receivers) > 20:
+            to += " ..."
+        size = len(packet) - len(b"MSG ") - len(key) - 1
+        rule = "CRED-11" if key.startswith(SECRET) else "PUB-1"
+        line = "%s MSG %s %d bytes, message %d: to %d clients (%s) [%s]"
+        number = packet.number
+        count = len(receivers)
+        log.debug(line, client, quote(key), size, number, count, to, rule)
+
+    def sent(self, client: Client, packet: Packet) -> None:
+        log.debug("%s: sent %s", client, describe(packet))
+
+    def queued(self, client: Client, packet: Packet) -> None:
+        line = "%s: stalled, queued %s, backlog %d bytes [BLOCK-4]"
+        log.debug(line, client, describe(packet), client.backlog.bytes)
+
+    def discarded(self, client: Client, packet: Packet, reason: str) -> None:
+        rule = "BLOCK-5" if reason == "soft/discard" else "BLOCK-9"
+        log.debug("%s: discarded %s [%s]", client, describe(packet), rule)
+
+    def paused(self, publisher: Client, holder: Client, rule: str) -> None:
+        log.debug("%s: paused for client=%d [%s]", publisher, holder.number, rule)
+
+    def resumed(self, publisher: Client) -> None:
+        log.debug("%s: resumed [BLOCK-12]", publisher)
+
+
+def describe(packet: Packet) -> str:
+    """Return what to call a packet in the verbose log."""
+    if isinstance(packet, NumberedPacket):
+        return f"message {packet.number}"
+    return "a control packet"
+
+
+# ---- The trace
+
+
+class Trace(Observer):
+    """Writes what the server does to a file of JSON lines.
+
+    Spec: [TRACE-1] [TRACE-2] [TRACE-3] [TRACE-4] [TRACE-5] [TRACE-6].
+    """
+
+    def __init__(
+        self, path: str, payloads: bool, about: dict[str, str]
+    ) -> None:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        try:
+            descriptor = os.open(path, flags | os.O_NONBLOCK, 0o600)
+        except OSError as error:
+            raise StartError(f"{path}: {error.strerror}") from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise StartError(f"{path}: a trace needs a regular file")
+        self.path = path
+        self._descriptor = descriptor
+        self._payloads = payloads
+        self._about = "".join(
+            f',"{name}":{json.dumps(text)}' for name, text in about.items()
+        )
+        self._events = 0
+        self._lines: list[str] = []
+        self._finish_last_line()
+        self._write("start", self._about)
+
+    def _finish_last_line(self) -> None:
+        """End a line that a killed server left unfinished."""
+        size = os.fstat(self._descriptor).st_size
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+            self._lines.append("\n")
+
+    def _write(self, event: str, fields: str) -> None:
+        self._events += 1
+        head = f'{{"n":{self._events},"t":{time.time_ns()},"ev":"{event}"'
+        self._lines.append(f"{head}{fields}}}\n")
+
+    def opened(self, client: Client) -> None:
+        own = client.credentials
+        names = f'"gid":{own.gid},"uid":{own.uid},"pid":{own.pid}'
+        self._write("open", f',"c":{client.number},{names}')
+
+    def closed(self, client: Client, reason: str) -> None:
+        reason = json.dumps(reason)
+        self._write("close", f',"c":{client.number},"reason":{reason}')
+
+    def subscribed(self, client: Client, pattern: bytes) -> None:
+        fields = f',"c":{client.number},"pattern":{json_text(pattern)}'
+        self._write("sub", fields)
+
+    def unsubscribed(self, client: Client, pattern: bytes) -> None:
+        fields = f',"c":{client.number},"pattern":{json_text(pattern)}'
+        self._write("unsub", fields)
+
+    def controlled(self, client: Client, key: bytes, rule: str) -> None:
+        self._write("ctl", f',"c":{client.number},"key":{json_text(key)}')
+
+    def published(
+        self,
+        client: Client,
+        key: bytes,
+        packet: NumberedPacket,
+        receivers: Sequence[Client],
+    ) -> None:
+        start = len(b"MSG ") + len(key) + 1
+        size = len(packet) - start
+        fields = f',"c":{client.number},"m":{packet.number}'
+        fields += f',"key":{json_text(key)},"size":{size}'
+        if self._payloads and not key.startswith(SECRET):  # [TRACE-4]
+            data = base64.b64encode(packet[start:]).decode("ascii")
+            fields += f',"data":"{data}"'
+        self._write("msg", fields)
+
+    def sent(self, client: Client, packet: Packet) -> None:
+        if isinstance(packet, NumberedPacket):
+            fields = f',"m":{packet.number},"c":{client.number}'
+            self._write("send", fields)
+
+    def discarded(self, client: Client, packet: Packet, reason: str) -> None:
+        if isinstance(packet, NumberedPacket):
+            fields = f',"m":{packet.number},"c":{client.number}'
+            self._write("drop", f'{fields},"reason":"{reason}"')
+
+    def flush(self) -> None:
+        """Hand the events of a round to the kernel.
+
+        Spec: [TRACE-6].
+        """
+        if self._lines and self._descriptor >= 0:
+            text = "".join(self._lines).encode("ascii")
+            try:
+                while text:
+                    text = text[os.write(self._descriptor, text) :]
+            except OSError as error:
+                log.error("[TRACE-6] no trace from now on: %s", error)
+                os.close(self._descriptor)
+                self._descriptor = -1
+        self._lines.clear()
+
+    def close(self) -> None:
+        """Write the last event."""
+        self._write("stop", self._about)
+        self.flush()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+def json_text(text: bytes) -> str:
+    """Return bytes as a JSON string: each is the code point of its value."""
+    return json.dumps(text.decode("latin-1"))
+
+
+# ---- The command line
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Answers a wrong option with one line [RUN-1]."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"sbus: {message}; --help lists the options\n")
+
+
+def positive(text: str) -> int:
+    """Return a limit of bytes, packets, patterns or clients [LIMIT-8]."""
+    if not re.fullmatch("[0-9]{1,15}", text) or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Return a limit of seconds [LIMIT-8]."""
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not float(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time above 0 s")
+    return float(text)
+
+
+def user_id(text: str) -> int:
+    """Return the number of a user who is given by name or number."""
+    if re.fullmatch("[0-9]{1,10}", text) and int(text) < (1 << 32) - 1:
+        return int(text)
+    try:
+        return pwd.getpwnam(text).pw_uid
+    except (KeyError, ValueError):
+        raise argparse.ArgumentTypeError(f"no such user: {text!r}") from None
+
+
+def cred_prefix(text: str) -> bytes:
+    """Return a credential prefix [CRED-9]."""
+    encoded = os.fsencode(text)
+    if not re.fullmatch(rb"(?:!/cred/\d+/\d+/\d+(?:/(?!\Z)|\Z))+", encoded):
+        what = f"{text!r} is not of the form !/cred/GID/UID/PID"
+        raise argparse.ArgumentTypeError(what)
+    return encoded
+
+
+def option_parser() -> OptionParser:
+    """Return the parser of the command line."""
+    parser = OptionParser(
+        prog="sbusd",
+        description="A simple message bus over Unix-domain sockets.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-a", "--address", help="a path, /dev/unix/abstract[/HEX], /dev/fd/N")
+    add("-c", "--close", action="store_true", help="exit after the last client")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
+        "-d", "--daemon", action="store_true", help="detach once it listens"
+    )
+    place.add_argument(
+        "-f", "--foreground", action="store_true", help="do not (default)"
+    )
+    add("-g", "--group", action="store_true", help="let the group connect")
+    add("-o", "--others", action="store_true", help="let others connect")
+    add("-p", "--pid-file", metavar="PIDFILE", help="implies -d")
+    add("-r", "--replace", action="store_true", help="replace a stale socket")
+    add(
+        "-u",
+        "--user",
+        action="append",
+        type=user_id,
+        help="let only these users and your own connect (with -g or -o)",
+    )
+    add("--strict", action="store_true", help="disconnect where a server MAY")
+    add(
+        "--cred-prefix",
+        metavar="PREFIX",
+        type=cred_prefix,
+        default=b"",
+        help="!/cred/GID/UID/PID of this bus on the bus above it",
+    )
+    add("--trace", metavar="FILE", help="append every event to FILE")
+    add("--trace-payload", action="store_true", help="and the payloads")
+    add("-v", "--verbose", action="store_true", help="log every decision")
+    add("--version", action="version", version=f"sbusd {__version__}")
+    for option, unit, field in LIMIT_OPTIONS:
+        default = getattr(Limits(), field)
+        add(
+            option,
+            dest=field,
+            metavar="N",
+            type=seconds if unit == "seconds" else positive,
+            default=default,
+            help=f"{unit} (default {default})",
+        )
+    return parser
+
+
+LIMIT_OPTIONS = (
+    ("--max-packet", "bytes of a packet", "packet_bytes_max"),
+    ("--max-key", "bytes of a key or pattern", "key_bytes_max"),
+    ("--max-patterns", "patterns of a client", "patterns_max"),
+    ("--max-pattern-bytes", "bytes of them", "pattern_bytes_max"),
+    ("--max-backlog", "bytes of a client's backlog", "backlog_bytes_max"),
+    ("--max-clients", "clients", "clients_max"),
+    ("--block-timeout", "seconds", "block_seconds_max"),
+)
+
+
+def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options; exit with status 2 if they are wrong [RUN-1]."""
+    parser = option_parser()
+    options = parser.parse_args(arguments)
+    if options.pid_file is not None:
+        if options.foreground:
+            parser.error("-p implies -d and cannot go with -f")
+        options.daemon = True
+    if options.trace_payload and options.trace is None:
+        parser.error("--trace-payload needs --trace FILE")
+    return options
+
+
+# ---- Start
+
+
+def guard_standard_streams() -> None:
+    """Keep the descriptors 0, 1 and 2 from becoming sockets [RUN-7]."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
+
+
+def raise_descriptor_limit() -> None:
+    """Let the server have as many clients as it may [RUN-6]."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def check_send_buffer(packet_bytes_max: int) -> None:
+    """Raise StartError if the kernel's buffers are too small [LIMIT-9]."""
+    with new_socket() as probe:
+        size = send_buffer_bytes(packet_bytes_max)
+        with contextlib.suppress(OverflowError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+        room = probe.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    if room < packet_bytes_max + SOCKET_OVERHEAD_BYTES:
+        raise StartError(
+            f"--max-packet {packet_bytes_max}: the kernel has room for "
+            f"{room - SOCKET_OVERHEAD_BYTES} bytes (net.core.wmem_max)"
+        )
+
+
+def inherited_address() -> str | None:
+    """Return the address of the socket that systemd handed over, if any.
+
+    Raises: AddressError if it handed over several.
+    Spec: [ADDR-2].
+    """
+    pid = os.environ.pop("LISTEN_PID", "")
+    count = os.environ.pop("LISTEN_FDS", "")
+    if pid != str(os.getpid()) or not count:
+        return None
+    if count != "1":
+        raise AddressError(f"LISTEN_FDS is {count}; one socket is needed")
+    return "/dev/fd/3"
+
+
+def detach() -> int:
+    """Go on as a daemon; return a descriptor to write to once it is ready.
+
+    The process that called waits for that, and exits.
+    Spec: [RUN-8].
+    """
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        os._exit(0 if os.read(reader, 1) else 1)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.close(reader)
+    os.chdir("/")
+    return writer
+
+
+def silence(descriptor: int) -> None:
+    """Replace a standard stream by nothing."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, descriptor)
+    os.close(nothing)
+
+
+def notify_ready() -> None:
+    """Tell the service manager that the server listens [RUN-5]."""
+    address = os.environ.pop("NOTIFY_SOCKET", "")
+    if address:
+        message = f"READY=1\nMAINPID={os.getpid()}\n"
+        with contextlib.suppress(OSError), socket.socket(
+            socket.AF_UNIX, socket.SOCK_DGRAM
+        ) as notifier:
+            name = "\0" + address[1:] if address[0] == "@" else address
+            notifier.sendto(message.encode("ascii"), name)
+
+
+def catch_signals(is_daemon: bool) -> socket.socket:
+    """Return a socket that becomes readable when the server is to stop.
+
+    Spec: [RUN-10].
+    """
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    hang_up = signal.SIG_IGN if is_daemon else lambda *_: None
+    signal.signal(signal.SIGHUP, hang_up)
+    return reader
+
+
+def open_endpoint(options: argparse.Namespace) -> Endpoint:
+    """Listen where the options say.
+
+    Spec: [ADDR-1] [ADDR-2] [ADDR-6].
+    """
+    mode = 0o700
+    if options.group:
+        mode |= 0o070
+    if options.others:
+        mode |= 0o007
+    address = options.address
+    if address is None:
+        address = inherited_address() or default_address()
+    endpoint = Endpoint.open(address, mode, options.replace)
+    endpoint.socket.setblocking(False)
+    if endpoint.address.startswith(ABSTRACT) and not options.user:
+        log.warning("any user may connect to an abstract address without -u")
+    return endpoint
+
+
+def announce(
+    options: argparse.Namespace, endpoint: Endpoint, ready: int | None
+) -> None:
+    """Tell everybody who waits for it that the server listens.
+
+    Spec: [RUN-3] [RUN-4] [RUN-5] [RUN-8] [RUN-14].
+    """
+    limits = " ".join(
+        f"{option[2:]}={getattr(options, field):g}"
+        if field == "block_seconds_max"
+        else f"{option[2:]}={getattr(options, field)}"
+        for option, _, field in LIMIT_OPTIONS
+    )
+    log.info("start %s pid=%d %s", endpoint.address, os.getpid(), limits)
+    if options.address == ABSTRACT:
+        with contextlib.suppress(OSError):
+            os.write(1, f"{endpoint.address}\n".encode("ascii"))
+    silence(1)  # [RUN-4] whoever waits for the end of it goes on now
+    notify_ready()
+    if ready is not None:
+        silence(0)
+        if not stat.S_ISREG(os.fstat(2).st_mode):
+            silence(2)
+        os.write(ready, b"1")
+        os.close(ready)
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Run a server until it is stopped.
+
+    Raises: StartError if it cannot start.
+    """
+    limits = Limits(*(getattr(options, field) for field in Limits._fields))
+    check_send_buffer(limits.packet_bytes_max)
+    raise_descriptor_limit()
+    signals = catch_signals(options.daemon)
+    bus = Bus(limits, os.getuid(), options.cred_prefix, options.strict)
+    with contextlib.ExitStack() as cleanup:
+        endpoint = open_endpoint(options)
+        cleanup.callback(endpoint.close)
+        pid_file = None
+        if options.pid_file is not None:
+            pid_file = PidFile(options.pid_file)
+            cleanup.callback(pid_file.remove)
+        if options.trace is not None:
+            about = {
+                "version": __version__,
+                "address": endpoint.address,
+                "host": socket.gethostname(),
+                "cred_prefix": options.cred_prefix.decode("ascii"),
+            }
+            trace = Trace(options.trace, options.trace_payload, about)
+            cleanup.callback(trace.close)
+            bus.observers.append(trace)
+        if options.verbose:
+            bus.observers.append(Narrator())
+        ready = detach() if options.daemon else None
+        if pid_file:
+            pid_file.write()
+        server = Server(
+            bus,
+            endpoint.socket,
+            selectors.DefaultSelector(),
+            time.monotonic,
+            {os.getuid(), *options.user} if options.user else None,
+            options.close,
+        )
+
+        def on_signal() -> None:
+            signals.recv(4096)
+            server.stop()
+
+        server.selector.register(signals, READ, on_signal)
+        announce(options, endpoint, ready)
+        server.run()
+    log.info("stop")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status [RUN-1] [RUN-2]."""
+    guard_standard_streams()
+    options = parse_options(arguments)
+    log.addHandler(LogHandler())
+    log.setLevel(logging.DEBUG if options.verbose else logging.INFO)
+    log.propagate = False
+    try:
+        serve(options)
+    except StartError as error:
+        log.error("%s", error)
+        return 1
+    except KeyboardInterrupt:  # before the first handler was set
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,560 @@
+#!/usr/bin/env python3
+"""sbus_client: talk to an sbus server, from Python or from a shell.
+
+    from sbus_client import Client
+
+    with Client() as bus:
+        bus.subscribe("sensors/*/temp")
+        bus.publish("sensors/1/temp", b"21.5")
+        for message in bus:
+            print(message.key, message.payload)
+
+    python3 sbus_client.py sub 'sensors/*/temp'
+    python3 sbus_client.py pub sensors/1/temp 21.5
+
+This file needs CPython 3.9 or later on Linux and nothing else, the server's
+file included: copy it.  A bracketed id, as in [CONN-14], names a rule of
+the specification in spec/.
+
+Licence: ISC, see LICENSE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import os
+import re
+import select
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple, NoReturn, Union
+
+__version__ = "0.1.0"
+
+PACKET_BYTES_MAX = 409_600
+SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
+ABSTRACT = "/dev/unix/abstract/"
+ABSTRACT_BYTES = 108
+PATH_BYTES_MAX = 107
+WHOAMI = b"!/cred/whoami"
+
+
+# =============================================================================
+# Errors
+# =============================================================================
+
+
+class SbusError(Exception):
+    """The base of all errors that this file raises on purpose."""
+
+
+class AddressError(SbusError, ValueError):
+    """An address is malformed."""
+
+
+class Disconnected(SbusError, ConnectionError):
+    """There is no server, or it has closed the connection.
+
+    A server closes the connection of a client that broke a rule, and of
+    all clients when it stops.
+    """
+
+
+class PacketTooLarge(SbusError, ValueError):
+    """A packet does not fit: nothing was sent, or a received one is lost."""
+
+
+class PacketError(SbusError, ValueError):
+    """A key holds a NUL byte, or a received packet is malformed."""
+
+
+# =============================================================================
+# Packets
+# =============================================================================
+
+
+class Message(NamedTuple):
+    """What was published: a routing key and a payload."""
+
+    key: bytes
+    payload: bytes
+
+
+class ControlMessage(NamedTuple):
+    """What the server itself has sent."""
+
+    key: bytes
+    payload: bytes
+
+
+Received = Union[Message, ControlMessage]
+Text = Union[str, bytes]
+
+
+class Credentials(NamedTuple):
+    """Who the server says this client is [CRED-2].
+
+    *path* is the whole answer, as in b"!/cred/100/1000/4242": the keys that
+    begin with it and a '/' are private to this client.  The three numbers
+    are the last ones in it.
+    """
+
+    gid: int
+    uid: int
+    pid: int
+    path: bytes
+
+
+def to_bytes(text: Text) -> bytes:
+    """Return a key or pattern as bytes: UTF-8 unless it is bytes already.
+
+    Raises: PacketError if it holds a NUL byte [KEY-1].
+    """
+    encoded = text.encode("utf-8") if isinstance(text, str) else text
+    if b"\0" in encoded:
+        raise PacketError(f"{text!r}: a key cannot hold a NUL byte")
+    return encoded
+
+
+def parse_packet(packet: bytes) -> Received:
+    """Return what a server's packet says.
+
+    Raises: PacketError if it is neither a publish nor a control packet.
+    Spec: [PKT-1].
+    """
+    head, nul, payload = packet.partition(b"\0")
+    word, space, key = head.partition(b" ")
+    if nul and word == b"MSG" and space:
+        return Message(key, payload)
+    if nul and word == b"CMSG" and space:
+        return ControlMessage(key, payload)
+    raise PacketError(f"the server sent a malformed packet: {head[:80]!r}")
+
+
+def parse_credentials(path: bytes) -> Credentials:
+    """Return the answer to `!/cred/whoami` with its last three numbers.
+
+    Raises: PacketError if it is malformed.
+    Spec: [CRED-2].
+    """
+    one = rb"!/cred/([0-9]+)/([0-9]+)/([0-9]+)"
+    match = re.fullmatch(rb"(?:!/cred/[0-9]+/[0-9]+/[0-9]+/)*" + one, path)
+    if not match:
+        raise PacketError(f"the server sent malformed credentials: {path!r}")
+    gid, uid, pid = map(int, match.groups())
+    return Credentials(gid, uid, pid, path)
+
+
+# =============================================================================
+# Addresses
+# =============================================================================
+
+
+def default_address() -> str:
+    """Return the address at which a server listens if not told otherwise.
+
+    Raises: AddressError if the environment does not tell.
+    Spec: [ADDR-1].
+    """
+    if os.getuid() == 0:
+        return "/run/sbus.socket"
+    directory = os.environ.get("XDG_RUNTIME_DIR")
+    if not directory:
+        raise AddressError("XDG_RUNTIME_DIR is not set: give an address")
+    return os.path.join(directory, "sbus.socket")
+
+
+def socket_name(address: str) -> bytes:
+    """Return an address as the kernel knows it.
+
+    Raises: AddressError if it is malformed.
+    Spec: [ADDR-4].
+    """
+    if address.startswith(ABSTRACT):
+        digits = address[len(ABSTRACT) :]
+        if not re.fullmatch("00([0-9a-fA-F]{2}){0,107}", digits):
+            raise AddressError(
+                f"{address!r}: after {ABSTRACT} come 2 to 216 hexadecimal"
+                " digits, an even number, that begin with 00"
+            )
+        return bytes.fromhex(digits).ljust(ABSTRACT_BYTES, b"\0")
+    name = os.fsencode(address)
+    if not name or b"\0" in name or len(name) > PATH_BYTES_MAX:
+        raise AddressError(
+            f"{address!r}: a path has 1 to {PATH_BYTES_MAX} bytes, none NUL"
+        )
+    return name
+
+
+def open_socket(address: str) -> socket.socket:
+    """Return a blocking socket that is connected to a server.
+
+    It waits while the server's queue of new connections is full [CONN-17].
+    Raises: AddressError; Disconnected if there is no server.
+    """
+    if address.startswith("/dev/fd/"):
+        number = address[len("/dev/fd/") :]
+        if not re.fullmatch("[0-9]{1,9}", number):
+            raise AddressError(f"{address!r}: not a descriptor's number")
+        return inherit_socket(int(number))
+    name = socket_name(address)
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connected.connect(name)
+    except OSError as error:
+        connected.close()
+        raise Disconnected(
+            f"no bus at {address}: {error.strerror}"
+        ) from None
+    return connected
+
+
+def inherit_socket(fd: int) -> socket.socket:
+    """Return the socket with a descriptor, which the caller gives away.
+
+    Raises: AddressError if it is none that a client can use.
+    """
+    try:
+        inherited = socket.socket(fileno=fd)
+    except OSError as error:
+        what = error.strerror
+        raise AddressError(f"descriptor {fd}: {what}") from None
+    kind = (inherited.family, inherited.type)
+    if kind != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+        inherited.detach()
+        raise AddressError(
+            f"descriptor {fd}: not a Unix-domain SEQPACKET socket"
+        )
+    inherited.setblocking(True)
+    return inherited
+
+
+# =============================================================================
+# The client
+# =============================================================================
+
+
+class Client:
+    """A connection to a bus.
+
+    *address* is a path, /dev/unix/abstract/HEX or /dev/fd/N; by default the
+    server's own default.  *fd* is the descriptor of a connected socket
+    instead; the client closes it.  *packet_bytes_max* is the server's limit.
+
+    Keys and patterns are bytes, or str that is sent as UTF-8.  *flags* are
+    those of send(2) and recv(2); with MSG_DONTWAIT, BlockingIOError tells
+    that the call would have to wait.  Timeouts are seconds, None for ever,
+    and TimeoutError tells that one is over.
+
+    A client is a context manager, an iterator over what it receives, and
+    has fileno() for select, poll and epoll; *socket* is there for all else.
+    It is not to be used by two threads at once.
+
+    Raises: AddressError; Disconnected if there is no server.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        fd: int | None = None,
+        packet_bytes_max: int = PACKET_BYTES_MAX,
+    ) -> None:
+        if fd is not None and address is not None:
+            raise AddressError("give an address or a descriptor, not both")
+        if fd is not None:
+            self.address = f"/dev/fd/{fd}"
+        else:
+            self.address = default_address() if address is None else address
+        self.packet_bytes_max = packet_bytes_max
+        self.socket = open_socket(self.address)
+        self._buffer = bytearray(packet_bytes_max)
+        self._view = memoryview(self._buffer)
+        self._kept: deque[Received] = deque()  # what whoami had to pass by
+
+    def __repr__(self) -> str:
+        state = "closed" if self.socket.fileno() < 0 else "open"
+        return f"<sbus Client {self.address} {state}>"
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Received]:
+        """Return an iterator over what is received, without an end.
+
+        Raises, at a step: Disconnected when the server has closed.
+        """
+        while True:
+            yield self.receive()
+
+    def close(self) -> None:
+        """Leave the bus.  What was published is delivered [CONN-6]."""
+        self.socket.close()
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, -1 once closed.
+
+        whoami and sync may keep messages that no select will tell of: call
+        receive(0) until it raises TimeoutError after them.
+        """
+        return self.socket.fileno()
+
+    def subscribe(self, pattern: Text, flags: int = 0) -> None:
+        """Subscribe to the keys that a pattern selects; duplicates count.
+
+        Raises: Disconnected; PacketTooLarge; PacketError.
+        Spec: [SUB-1] [SUB-2].
+        """
+        self._send(b"SUB " + to_bytes(pattern), flags)
+
+    def unsubscribe(self, pattern: Text, flags: int = 0) -> None:
+        """Take back one subscription to an identical pattern.
+
+        Raises: Disconnected; PacketTooLarge; PacketError.
+        Spec: [UNSUB-1].
+        """
+        self._send(b"UNSUB " + to_bytes(pattern), flags)
+
+    def publish(self, key: Text, payload: bytes = b"", flags: int = 0) -> None:
+        """Publish a message.
+
+        Raises: Disconnected; PacketTooLarge; PacketError.
+        Spec: [PUB-1].
+        """
+        self._send(b"MSG " + to_bytes(key) + b"\0" + payload, flags)
+
+    def control(self, key: Text, payload: bytes = b"", flags: int = 0) -> None:
+        """Send a control message to the server.
+
+        Raises: Disconnected; PacketTooLarge; PacketError.
+        Spec: [CTL-1].
+        """
+        packet = b"CMSG " + to_bytes(key)
+        self._send(packet + b"\0" + payload if payload else packet, flags)
+
+    def receive(
+        self, timeout: float | None = None, flags: int = 0
+    ) -> Received:
+        """Return the next message or control message.
+
+        With MSG_PEEK it stays the next.
+        Raises: TimeoutError; Disconnected when all is read and the server
+        has closed; PacketTooLarge if the packet is above the limit and lost;
+        PacketError if it is malformed.
+        Spec: [CONN-14] [CONN-15].
+        """
+        if self._kept:
+            peeked = flags & socket.MSG_PEEK
+            return self._kept[0] if peeked else self._kept.popleft()
+        return self._receive_new(timeout, flags)
+
+    def whoami(self, timeout: float | None = None) -> Credentials:
+        """Return the credentials that the server knows this client by.
+
+        What arrives meanwhile is kept for receive.
+        Raises: TimeoutError; Disconnected; PacketError.
+        Spec: [CRED-2] [CRED-12].
+        """
+        self.control(WHOAMI)
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            received = self._receive_new(left, 0)
+            if isinstance(received, ControlMessage) and received.key == WHOAMI:
+                return parse_credentials(received.payload)
+            self._kept.append(received)
+
+    def sync(self, timeout: float | None = None) -> None:
+        """Return once the server has handled all that was sent before.
+
+        Raises: TimeoutError; Disconnected, if the server refused it.
+        Spec: [PKT-5] [CRED-3].
+        """
+        self.whoami(timeout)
+
+    def _send(self, packet: bytes, flags: int) -> None:
+        """Send a packet, with a larger send buffer if it needs one.
+
+        Raises: PacketTooLarge; Disconnected.
+        Spec: [CONN-16].
+        """
+        if len(packet) > self.packet_bytes_max:
+            raise PacketTooLarge(
+                f"a packet of {len(packet)} bytes is above the limit of"
+                f" {self.packet_bytes_max} bytes"
+            )
+        try:
+            self._send_once(packet, flags)
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+            needed = len(packet) + SOCKET_OVERHEAD_BYTES
+            self.socket.setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDBUF, (needed + 1) // 2
+            )
+            self._send_fitting(packet, flags)
+
+    def _send_once(self, packet: bytes, flags: int) -> None:
+        """Send a packet.  Raises: OSError; Disconnected."""
+        try:
+            self.socket.send(packet, flags)
+        except (BrokenPipeError, ConnectionResetError):
+            what = f"the server at {self.address} has closed the connection"
+            raise Disconnected(what) from None
+
+    def _send_fitting(self, packet: bytes, flags: int) -> None:
+        """Send a packet.  Raises: PacketTooLarge if the kernel refuses."""
+        try:
+            self._send_once(packet, flags)
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+            raise PacketTooLarge(
+                f"a packet of {len(packet)} bytes does not fit into the"
+                " kernel's largest send buffer (net.core.wmem_max)"
+            ) from None
+
+    def _receive_new(self, timeout: float | None, flags: int) -> Received:
+        """Return the next packet from the socket."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if end is not None:
+                self._wait(end)
+            try:
+                size = self.socket.recv_into(
+                    self._buffer, 0, flags | socket.MSG_TRUNC
+                )
+            except ConnectionResetError:
+                continue  # [CONN-14] the last packets come next
+            if size > len(self._buffer):  # [CONN-15]
+                raise PacketTooLarge(
+                    f"a packet of {size} bytes was received and lost; the"
+                    f" limit is {self.packet_bytes_max} bytes"
+                )
+            if size == 0:  # no server sends empty packets
+                what = f"the server at {self.address} closed the connection"
+                raise Disconnected(what)
+            return parse_packet(self._view[:size].tobytes())
+
+    def _wait(self, end: float) -> None:
+        """Wait for a packet.  Raises: TimeoutError at *end*."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        left = max(0.0, end - time.monotonic())
+        if not poll.poll(-(-left * 1000 // 1)):
+            raise TimeoutError("nothing was received in time")
+
+
+# =============================================================================
+# The command line
+# =============================================================================
+
+
+def printable(text: bytes) -> str:
+    """Return bytes as text for a terminal: what is no text is escaped."""
+    decoded = text.decode("utf-8", "backslashreplace")
+    return "".join(
+        char
+        if char.isprintable() and char != "\\"
+        else char.encode("unicode_escape").decode("ascii")
+        for char in decoded
+    )
+
+
+def sub(bus: Client, options: argparse.Namespace) -> None:
+    """Print what is published, a line a message: key, tab, payload."""
+    for pattern in options.pattern or [""]:
+        bus.subscribe(os.fsencode(pattern))
+    for message in bus:
+        if isinstance(message, Message):
+            key, payload = printable(message.key), printable(message.payload)
+            print(f"{key}\t{payload}", flush=True)
+
+
+def pub(bus: Client, options: argparse.Namespace) -> None:
+    """Publish one message, and wait until the server has routed it."""
+    if options.payload in (None, "-"):
+        payload = sys.stdin.buffer.read()
+    else:
+        payload = os.fsencode(options.payload)
+    bus.publish(os.fsencode(options.key), payload)
+    bus.sync()
+
+
+def whoami(bus: Client, _: argparse.Namespace) -> None:
+    """Print the credentials by which the server knows this client."""
+    print(bus.whoami().path.decode("ascii"))
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Answers a wrong option with one line and the exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"sbus: {message}; --help lists the options\n")
+
+
+def option_parser() -> OptionParser:
+    """Return the parser of the command line."""
+    parser = OptionParser(prog="sbus", description="Use a message bus.")
+    parser.add_argument(
+        "-a",
+        "--address",
+        help="the bus: a path, /dev/unix/abstract/HEX or /dev/fd/N",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"sbus {__version__}"
+    )
+    commands = parser.add_subparsers(
+        metavar="COMMAND", dest="command", required=True
+    )
+    command = commands.add_parser("sub", help="print messages")
+    command.add_argument("pattern", nargs="*", help="all keys if there is none")
+    command.set_defaults(run=sub)
+    command = commands.add_parser("pub", help="publish a message")
+    command.add_argument("key")
+    command.add_argument(
+        "payload", nargs="?", help="standard input if it is - or not there"
+    )
+    command.set_defaults(run=pub)
+    command = commands.add_parser("whoami", help="print your credentials")
+    command.set_defaults(run=whoami)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status.
+
+    0 is success, 1 an error of the bus, 2 of usage, 130 an interruption.
+    """
+    options = option_parser().parse_args(arguments)
+    try:
+        with Client(options.address) as bus:
+            options.run(bus, options)
+    except BrokenPipeError:  # whoever read our output has had enough
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except (SbusError, OSError) as error:
+        print(f"sbus: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
