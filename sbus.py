@@ -1138,7 +1138,9 @@ class Server:
         for timer in (self._holders, self._starved, self._resting):
             left = timer.seconds_left()
             if left is not None:
-                seconds_max = min(left, left if seconds_max is None else seconds_max)
+                seconds_max = min(
+                    left, left if seconds_max is None else seconds_max
+                )
         for key, events in self.selector.select(seconds_max):
             if isinstance(key.data, Client):
                 self._serve(key.data, events)
@@ -1416,9 +1418,7 @@ class Server:
             pass
         self.disconnect(client, "end of input")
 
-    def disconnect(
-        self, client: Client, cause: str | Exception
-    ) -> None:
+    def disconnect(self, client: Client, cause: str | Exception) -> None:
         """Forget a client at once, and close its socket after the round.
 
         Spec: [CONN-12] [CONN-13].
@@ -1631,8 +1631,9 @@ class Endpoint:
         """
         self.socket.close()
         if self._inode:
-            with contextlib.suppress(OSError, AddressError), directory_lock(
-                os.path.dirname(self.address)
+            with (
+                contextlib.suppress(OSError, AddressError),
+                directory_lock(os.path.dirname(self.address)),
             ):
                 if inode(self.address) == self._inode:
                     os.unlink(self.address)
@@ -1883,7 +1884,9 @@ class Narrator(Observer):
         log.debug("%s: discarded %s [%s]", client, describe(packet), rule)
 
     def paused(self, publisher: Client, holder: Client, rule: str) -> None:
-        log.debug("%s: paused for client=%d [%s]", publisher, holder.number, rule)
+        log.debug(
+            "%s: paused for client=%d [%s]", publisher, holder.number, rule
+        )
 
     def resumed(self, publisher: Client) -> None:
         log.debug("%s: resumed [BLOCK-12]", publisher)
@@ -2065,7 +2068,9 @@ def option_parser() -> OptionParser:
     )
     add = parser.add_argument
     add("-a", "--address", help="a path, /dev/unix/abstract[/HEX], /dev/fd/N")
-    add("-c", "--close", action="store_true", help="exit after the last client")
+    add(
+        "-c", "--close", action="store_true", help="exit after the last client"
+    )
     place = parser.add_mutually_exclusive_group()
     place.add_argument(
         "-d", "--daemon", action="store_true", help="detach once it listens"
@@ -2211,9 +2216,10 @@ def notify_ready() -> None:
     address = os.environ.pop("NOTIFY_SOCKET", "")
     if address:
         message = f"READY=1\nMAINPID={os.getpid()}\n"
-        with contextlib.suppress(OSError), socket.socket(
-            socket.AF_UNIX, socket.SOCK_DGRAM
-        ) as notifier:
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier,
+        ):
             name = "\0" + address[1:] if address[0] == "@" else address
             notifier.sendto(message.encode("ascii"), name)
 

@@ -209,9 +209,7 @@ def open_socket(address: str) -> socket.socket:
         connected.connect(name)
     except OSError as error:
         connected.close()
-        raise Disconnected(
-            f"no bus at {address}: {error.strerror}"
-        ) from None
+        raise Disconnected(f"no bus at {address}: {error.strerror}") from None
     return connected
 
 
@@ -522,7 +520,9 @@ def option_parser() -> OptionParser:
         metavar="COMMAND", dest="command", required=True
     )
     command = commands.add_parser("sub", help="print messages")
-    command.add_argument("pattern", nargs="*", help="all keys if there is none")
+    command.add_argument(
+        "pattern", nargs="*", help="all keys if there is none"
+    )
     command.set_defaults(run=sub)
     command = commands.add_parser("pub", help="publish a message")
     command.add_argument("key")
