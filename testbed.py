@@ -47,6 +47,7 @@ class FakeWire:
         self.failures: deque[OSError] = deque()  # of the next sends
         self.ended = False  # the client has closed, or will send no more
         self.reset = False  # the next call fails with ECONNRESET
+        self.is_silent = False  # no event tells of room
         self.deaf = False  # the client has shut down its reading side
         self.closed = False  # by the server
         self.options: dict[int, int] = {}
@@ -105,7 +106,9 @@ class FakeWire:
         if self.incoming or self.ended or self.reset:
             events |= sbus.READ
         # The kernel reports room only when three quarters are free
-        if self.room is None or len(self.taken) * 4 <= self.room:
+        waiting = len(self.taken)
+        has_room = self.room is None or waiting * 4 <= self.room > waiting
+        if has_room and not self.is_silent:
             events |= sbus.WRITE
         return events
 
@@ -352,6 +355,12 @@ class RealBus:
         """Connect a client, as another user if *uid* is given."""
         return connect(self.path, uid, gid)
 
+    @contextlib.contextmanager
+    def clients(self, count: int) -> Iterator[list[Peer]]:
+        """Connect several clients for a while."""
+        with contextlib.ExitStack() as peers:
+            yield [peers.enter_context(self.connect()) for _ in range(count)]
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Stop the server; return its exit status."""
         self.process.send_signal(number)
@@ -494,6 +503,22 @@ def connected_by(path: str | bytes, uid: int, gid: int) -> socket.socket:
         wire.close()
         raise OSError(number, os.strerror(number))
     return wire
+
+
+@contextlib.contextmanager
+def child_process(work: Callable[[], object]) -> Iterator[int]:
+    """Have a child process do some work; kill it in the end."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    try:
+        yield child
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def publish(key: bytes, payload: bytes = b"") -> bytes:

@@ -1,0 +1,41 @@
+# make test      set up .venv and run all tests, with coverage
+# make check     run the tests with the pytest of this machine
+# make install   copy the two programs to $(DESTDIR)$(PREFIX)/bin
+# make uninstall remove them
+# make clean     remove everything that make has made
+
+PYTHON = python3
+PREFIX = /usr/local
+DESTDIR =
+BIN = $(DESTDIR)$(PREFIX)/bin
+ARGS =
+
+test: .venv/ready
+	rm -f .coverage .coverage.*
+	.venv/bin/python -m coverage run -m pytest -q $(ARGS)
+	@.venv/bin/python -m coverage combine -q
+	@.venv/bin/python -m coverage report >coverage.txt || \
+	    { cat coverage.txt; exit 1; }
+
+check:
+	$(PYTHON) -m pytest -q $(ARGS)
+
+.venv/ready: requirements.txt
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install -q -r requirements.txt
+	@touch $@
+
+install:
+	install -d $(BIN)
+	install -m 755 sbus.py $(BIN)/sbusd
+	install -m 755 sbus_client.py $(BIN)/sbus
+
+uninstall:
+	rm -f $(BIN)/sbusd $(BIN)/sbus
+
+clean:
+	rm -rf .venv .coverage .coverage.* coverage.txt htmlcov build *.egg-info
+	rm -rf __pycache__ .pytest_cache .mypy_cache .ruff_cache
+
+.PHONY: test check install uninstall clean
