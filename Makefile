@@ -23,7 +23,8 @@ check:
 .venv/ready: requirements.txt
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install -q -r requirements.txt
+	.venv/bin/python -m pip install -q \
+	    --disable-pip-version-check -r requirements.txt
 	@touch $@
 
 install:

@@ -414,6 +414,35 @@ class TestPackets:
         assert not witness.wire.closed
         assert witness.read() == []
 
+    @pytest.mark.parametrize(
+        ("packet", "kind", "key", "payload"),
+        [
+            (b"SUB k", "subscribe", b"k", b""),
+            (b"SUB ", "subscribe", b"", b""),
+            (b"SUB k\0v", "subscribe", b"k", b""),
+            (b"UNSUB k\0v\0w", "unsubscribe", b"k", b""),
+            (b"MSG k\0", "publish", b"k", b""),
+            (b"MSG \0\0", "publish", b"", b"\0"),
+            (b"MSG  k\0v\0w", "publish", b" k", b"v\0w"),
+            (b"CMSG k", "control", b"k", b""),
+            (b"CMSG k\0v\0w", "control", b"k", b"v\0w"),
+        ],
+    )
+    def test_parts_of_a_packet(
+        self, packet: bytes, kind: str, key: bytes, payload: bytes
+    ) -> None:
+        """[PKT-1] [SUB-3] [UNSUB-3] As the expressions of chapter 3 say."""
+        assert sbus.parse_packet(packet) == (kind, key, payload)
+
+    def test_key_without_nul_after_a_recent_one(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[PKT-2] [PKT-3] A well-known key excuses nothing."""
+        peer = kernel.connect()
+        peer.send(b"SUB k", publish(b"k"), b"MSG k")
+        assert peer.wire.closed
+        assert list(peer.wire.taken) == [publish(b"k")]
+
     def test_all_before_a_mistake_is_handled(self, kernel: FakeKernel) -> None:
         """[CONN-11] [PKT-5] Only what comes after it is lost."""
         sender, witness = kernel.connect(), kernel.connect()
@@ -809,6 +838,21 @@ class TestSecretMessages:
         owner.send(b"SUB " + pattern)
         assert owner.wire.closed
 
+    @pytest.mark.parametrize(
+        ("pattern", "rule"),
+        [
+            (b"!/cred/", "CRED-5"),
+            (b"!/cred/100/1000/4242", "CRED-5"),
+            (b"!/cred/100/x/4242/", "CRED-5"),
+            (b"!/cred/100/1/4242/", "CRED-4"),
+        ],
+    )
+    def test_error_names_the_rule(self, pattern: bytes, rule: str) -> None:
+        """[CRED-4] [CRED-5] Malformed is not the same as foreign."""
+        with pytest.raises(sbus.CredentialError) as caught:
+            sbus.check_secret(pattern, self.OWN, b"")
+        assert caught.value.requirement == rule
+
     def test_empty_fields_are_ones_own(self, kernel: FakeKernel) -> None:
         """[CRED-6] They match the own number and the empty field."""
         owner, sender = self.owner(kernel), kernel.connect()
@@ -867,7 +911,7 @@ class TestSecretMessages:
 
     @pytest.mark.parametrize(
         "credentials",
-        [(100, 1000, 0), (sbus.OVERFLOW_ID, 1, 2), (1, sbus.OVERFLOW_ID, 2)],
+        [(100, 1000, 0), (65_534, 1, 2), (1, 65_534, 2)],
     )
     def test_nobody_in_particular_has_no_secrets(
         self, kernel: FakeKernel, credentials: tuple[int, int, int]
@@ -1229,7 +1273,7 @@ class TestSoftModes:
 
     def test_nobody_pauses_nobody(self, kernel: FakeKernel) -> None:
         """[BLOCK-13] All that the kernel cannot name have one user id."""
-        uid = sbus.OVERFLOW_ID
+        uid = 65_534
         self.stalled(kernel, b"CMSG blocking/soft/block", uid=uid)
         sender = kernel.connect(uid=uid)
         sender.send(*publications(5))
