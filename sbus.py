@@ -38,6 +38,7 @@ import contextlib
 import errno
 import fcntl
 import heapq
+import itertools
 import json
 import logging
 import os
@@ -158,10 +159,9 @@ def pattern_matches(pattern: bytes, key: bytes) -> bool:
         del wanted[-1]
         if len(segments) <= len(wanted):
             return False
-        del segments[len(wanted) :]
     elif len(segments) != len(wanted):  # [MATCH-5]
         return False
-    return all(map(segment_matches, wanted, segments))
+    return all(map(segment_matches, wanted, segments))  # as many as wanted
 
 
 def segment_matches(wanted: bytes, segment: bytes) -> bool:
@@ -281,7 +281,7 @@ def parse_packet(packet: bytes) -> tuple[str, bytes, bytes]:
 
     The payload of a subscribe or unsubscribe packet is empty.
     Raises: PacketError if the packet is none of the four kinds [PKT-2].
-    Spec: [PKT-1] [SUB-3] [UNSUB-3].
+    Spec: [PKT-1] [KEY-1] [SUB-3] [UNSUB-3].
     """
     head, nul, payload = packet.partition(b"\0")
     word, space, key = head.partition(b" ")
@@ -452,8 +452,6 @@ class Bus:
         del self.clients[client.number]
         for pattern in client.patterns:
             self._table_remove(client, pattern)
-        client.patterns.clear()
-        client.outbox.clear()
         for observer in self.observers:
             observer.closed(client, reason)
         return self.flood.forget(client)
@@ -464,12 +462,12 @@ class Bus:
         *start* is the packet, or as much of its beginning as holds the
         longest head.  The packet is only good until the caller flushes.
         Raises: ProtocolError if the client is to be disconnected.
-        Spec: [PKT-1] [PKT-3] [PUB-1] [PUB-4].
+        Spec: [PKT-1] [PKT-3] [PUB-1] [PUB-4] [PUB-5].
         """
         head, nul, _ = start.partition(b"\0")
         receivers = self._recent.get(head) if nul else None
         if receivers is None:
-            kind, key, payload = parse_packet(start)
+            kind, key, _ = parse_packet(start)
             if len(key) > self.limits.key_bytes_max:
                 raise PacketError("LIMIT-4", f"{len(key)} bytes of {kind} key")
             if kind == "publish":
@@ -603,7 +601,8 @@ class Bus:
     def control(self, client: Client, key: bytes) -> None:
         """Do what a control packet asks for; its payload does not matter.
 
-        Spec: [CTL-1] [CTL-2] [CTL-3] [CTL-4] [BLOCK-2] [ORDER-5] [CRED-2].
+        Spec: [CTL-1] [CTL-2] [CTL-3] [CTL-4] [CRED-2] [BLOCK-2] [ORDER-5]
+        [ECHO-2] [ECHO-3].
         """
         rule = "BLOCK-2"
         if key in SOFT_MODES:
@@ -651,7 +650,6 @@ OVERFLOW_ID = 65_534
 
 FIELDS = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/")
 SECRET_HEAD = re.compile(rb"(?:!/cred/[0-9]*/[0-9]*/[0-9]*/)*")
-CRED_PREFIX = re.compile(rb"!/cred/[0-9]+/[0-9]+/[0-9]+(?:/(?=.)|\Z)")
 
 
 class Credentials(NamedTuple):
@@ -1024,43 +1022,37 @@ class ListeningWire(Protocol):
     def close(self) -> None: ...
 
 
-class Countdown:
-    """Clients whose time is up the same number of seconds after a start.
+class Countdown(dict[Any, float]):
+    """When the time of each is up: always so many seconds after its start.
 
     Since all wait equally long, the one that started first is due first.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        super().__init__()
         self._seconds = seconds
         self._clock = clock
-        self._ends: dict[Client | None, float] = {}
 
-    def start(self, client: Client | None) -> None:
-        """Start a client's time unless it is running."""
-        if client not in self._ends:
-            self._ends[client] = self._clock() + self._seconds
+    def start(self, whose: Any) -> None:
+        """Start the time of one unless it is running."""
+        if whose not in self:
+            self[whose] = self._clock() + self._seconds
 
-    def stop(self, client: Client | None) -> None:
-        """Stop a client's time if it is running."""
-        self._ends.pop(client, None)
+    def stop(self, whose: Any) -> None:
+        """Stop the time of one if it is running."""
+        self.pop(whose, None)
 
-    def due(self) -> list[Client | None]:
+    def due(self) -> list[Any]:
         """Stop and return those whose time is up."""
         now = self._clock()
-        due = []
-        for client, end in self._ends.items():
-            if end > now:
-                break
-            due.append(client)
-        for client in due:
-            del self._ends[client]
+        due = list(itertools.takewhile(lambda one: self[one] <= now, self))
+        for one in due:
+            del self[one]
         return due
 
-    def seconds_left(self) -> float | None:
-        """Return the seconds until one is due, None if there is none."""
-        for end in self._ends.values():
-            return max(0.0, end - self._clock())
-        return None
+    def seconds_left(self) -> float:
+        """Return the seconds until one is due; there is one."""
+        return max(0.0, next(iter(self.values())) - self._clock())
 
 
 class CauseLog:
@@ -1135,18 +1127,16 @@ class Server:
 
     def round(self, seconds_max: float | None = None) -> None:
         """Wait for events, and give each client that is ready its turn."""
-        for timer in (self._holders, self._starved, self._resting):
-            left = timer.seconds_left()
-            if left is not None:
-                seconds_max = min(
-                    left, left if seconds_max is None else seconds_max
-                )
+        timers = self._holders or self._starved or self._resting
+        if timers:
+            seconds_max = self._seconds_max(seconds_max)
         for key, events in self.selector.select(seconds_max):
             if isinstance(key.data, Client):
                 self._serve(key.data, events)
             else:
                 key.data()
-        self._on_time()
+        if timers:
+            self._on_time()
         if self._closed:
             self._close_sockets()
         for observer in self.bus.observers:
@@ -1178,7 +1168,7 @@ class Server:
                 # No event tells when there are descriptors or memory again
                 self._causes.write("CONN-3", -1, f"[CONN-3] accept: {error}")
                 self.selector.unregister(self.listener)
-                self._resting.start(None)
+                self._resting.start(self.listener)
                 return
             self._admit(wire)
 
@@ -1244,6 +1234,7 @@ class Server:
     def _receive(self, client: Client) -> bool:
         """Route a run of packets; return whether the input has ended.
 
+        recv_into takes no descriptors, so the kernel closes any [CONN-7].
         Raises: BlockingIOError when all is read.
         """
         recv_into = client.wire.recv_into
@@ -1306,7 +1297,7 @@ class Server:
         """Empty a client's outbox into the kernel, or into its backlog.
 
         Raises: BacklogError if the client is to be disconnected.
-        Spec: [BLOCK-3] [BLOCK-6] [CONN-8].
+        Spec: [PUB-6] [BLOCK-3] [BLOCK-6] [CONN-8].
         """
         packets, client.outbox = client.outbox, []
         observers = self.bus.observers
@@ -1391,17 +1382,22 @@ class Server:
 
     # ---- When time is up
 
+    def _seconds_max(self, seconds_max: float | None) -> float:
+        """Return for how long to wait for events, *seconds_max* at most."""
+        timers = (self._holders, self._starved, self._resting)
+        left = [timer.seconds_left() for timer in timers if timer]
+        return min(left if seconds_max is None else [*left, seconds_max])
+
     def _on_time(self) -> None:
         """Do what no event asks for.
 
         Spec: [BLOCK-16] [CONN-3] [CONN-9].
         """
         for client in self._starved.due():
-            if client and not client.closed and not self.drain(client):
-                self._starved.start(client)
+            self.drain(client)
         for client in self._holders.due():
             # A reader of few packets may have made room without an event
-            if client and not client.closed and not self.drain(client):
+            if not self.drain(client) and client.holding:
                 what = "holds publishers and takes no packet"
                 self.disconnect(client, BacklogError("BLOCK-16", what))
         if self._resting.due() and not self.stopping:
@@ -1427,7 +1423,6 @@ class Server:
             return
         if client.events:
             self.selector.unregister(client.wire)
-            client.events = 0
         resumed = self.bus.close(client, str(cause))
         self._holders.stop(client)
         self._starved.stop(client)
@@ -1517,11 +1512,13 @@ def send_buffer_bytes(packet_bytes_max: int) -> int:
 #   first, and leaves a line out if it would have to wait.
 # =============================================================================
 
+SOCKET_KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)  # [CONN-1]
 PATH_BYTES_MAX = 107
 ABSTRACT_BYTES = 108
 ABSTRACT = "/dev/unix/abstract"
 LISTEN_BACKLOG = 4_096
 LOCK_SECONDS_MAX = 5.0
+LOG_LINE_BYTES_MAX = 300  # no pipe that has room makes such a line wait
 
 
 # ---- Addresses
@@ -1578,24 +1575,22 @@ class Endpoint:
         """
         if not re.fullmatch("[0-9]{1,9}", number):
             raise AddressError(f"/dev/fd/{number}: not a descriptor's number")
+        address = f"/dev/fd/{number}"
+        descriptor = int(number)
         try:
-            listener = socket.socket(fileno=int(number))
-            kind = (listener.family, listener.type)
-        except OSError as error:
-            what = error.strerror
-            raise AddressError(f"/dev/fd/{number}: {what}") from None
-        if kind != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-            listener.detach()
-            raise AddressError(
-                f"/dev/fd/{number}: not a Unix-domain SEQPACKET socket"
-            )
-        if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            try:
+            if descriptor < 3:  # [RUN-7] those have other uses
+                descriptor = os.dup(descriptor)
+            listener = socket.socket(fileno=descriptor)
+            if (listener.family, listener.type) != SOCKET_KIND:
+                what = "not a Unix-domain SEQPACKET socket"
+                raise AddressError(f"{address}: {what}")
+            if not listener.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            ):
                 listener.listen(LISTEN_BACKLOG)
-            except OSError as error:
-                what = error.strerror
-                raise AddressError(f"/dev/fd/{number}: {what}") from None
-        return cls(listener, f"/dev/fd/{number}")
+        except OSError as error:
+            raise AddressError(f"{address}: {error.strerror}") from None
+        return cls(listener, address)
 
     @classmethod
     def open_path(cls, path: str, mode: int, replace: bool) -> Endpoint:
@@ -1607,10 +1602,10 @@ class Endpoint:
         encoded = os.fsencode(path)
         if not encoded or b"\0" in encoded or len(encoded) > PATH_BYTES_MAX:
             raise AddressError(
-                f"{path!r}: a path has 1 to {PATH_BYTES_MAX} bytes, none NUL"
+                f"a path has 1 to {PATH_BYTES_MAX} bytes, none NUL: {path!r}"
             )
-        absolute = os.path.abspath(path)
-        with directory_lock(os.path.dirname(absolute)):
+        address = absolute(path)
+        with directory_lock(os.path.dirname(address)):
             if replace:
                 remove_stale(path)
             listener = new_socket()
@@ -1620,8 +1615,8 @@ class Endpoint:
             finally:
                 os.umask(before)
             listener.listen(LISTEN_BACKLOG)
-            endpoint = cls(listener, absolute)
-            endpoint._inode = inode(absolute)
+            endpoint = cls(listener, address)
+            endpoint._inode = inode(address)
         return endpoint
 
     def close(self) -> None:
@@ -1632,7 +1627,7 @@ class Endpoint:
         self.socket.close()
         if self._inode:
             with (
-                contextlib.suppress(OSError, AddressError),
+                contextlib.suppress(OSError, StartError),
                 directory_lock(os.path.dirname(self.address)),
             ):
                 if inode(self.address) == self._inode:
@@ -1640,8 +1635,16 @@ class Endpoint:
 
 
 def new_socket() -> socket.socket:
-    """Return a socket of the bus's kind [CONN-1]."""
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    """Return a socket of the bus's kind."""
+    return socket.socket(*SOCKET_KIND)
+
+
+def absolute(path: str) -> str:
+    """Return what leads to a file from every directory.
+
+    A ".." stays: what it means behind a link is for the kernel to say.
+    """
+    return path if path[:1] == "/" else os.path.join(os.getcwd(), path)
 
 
 def inode(path: str) -> tuple[int, int]:
@@ -1661,8 +1664,8 @@ def abstract_name(address: str) -> bytes:
     digits = address[len(ABSTRACT) + 1 :]
     if not re.fullmatch("00([0-9a-fA-F]{2}){0,107}", digits):
         raise AddressError(
-            f"{address!r}: after {ABSTRACT}/ come 2 to 216 hexadecimal"
-            " digits, an even number, that begin with 00"
+            f"after {ABSTRACT}/ come 2 to 216 hexadecimal digits, an even"
+            f" number, that begin with 00: {digits!r}"
         )
     return bytes.fromhex(digits).ljust(ABSTRACT_BYTES, b"\0")
 
@@ -1717,29 +1720,22 @@ def remove_stale(path: str) -> None:
 
     Spec: [ADDR-8].
     """
-    try:
+    with contextlib.suppress(FileNotFoundError):
         status = os.lstat(path)
         if (stat.S_ISREG(status.st_mode) and status.st_size == 0) or (
             stat.S_ISSOCK(status.st_mode) and is_stale(path)
         ):
             os.unlink(path)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise AddressError(f"{path}: {error.strerror}") from None
 
 
 @contextlib.contextmanager
 def directory_lock(directory: str) -> Iterator[None]:
     """Keep other servers from starting or ending in a directory.
 
-    Raises: AddressError if the directory cannot be locked.
+    Raises: AddressError if another process does not let go of the lock.
     Spec: [ADDR-9].
     """
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise AddressError(f"{directory}: {error.strerror}") from None
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         end = time.monotonic() + LOCK_SECONDS_MAX
         while True:
@@ -1766,31 +1762,35 @@ class PidFile:
     """
 
     def __init__(self, path: str) -> None:
-        self.path = os.path.abspath(path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        try:
-            self._descriptor = os.open(self.path, flags, 0o644)
-        except OSError as error:
-            raise StartError(f"{path}: {error.strerror}") from None
-        try:
-            self._check(path)
-        except StartError:
+        self._path = absolute(path)
+        self._descriptor = open_regular(path, 0, 0o644)
+        what = self._fault()
+        if what:
             os.close(self._descriptor)
-            raise
+            raise StartError(f"{path}: {what}")
 
-    def _check(self, path: str) -> None:
-        """Raise StartError if the file is anything but ours to write."""
+    def _fault(self) -> str:
+        """Return why the file is not ours to write, if so."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StartError(f"{path}: a server holds this file") from None
-        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-            raise StartError(f"{path}: not a regular file")
+        except BlockingIOError:
+            return "a server holds this file"
+        if not self._is_in_place():
+            return "a server has just removed this file; try again"
         text = os.pread(self._descriptor, 32, 0)
         if text and not re.fullmatch(rb"[0-9]{1,10}\n?", text):
-            raise StartError(f"{path}: not a pid file; it is left as it is")
-        if text and os.path.exists(f"/proc/{int(text)}"):
-            raise StartError(f"{path}: process {int(text)} is alive")
+            return "not a pid file; it is left as it is"
+        if text and is_alive(int(text)):
+            return f"process {int(text)} is alive"
+        return ""
+
+    def _is_in_place(self) -> bool:
+        """Return whether the path still leads to the file."""
+        try:
+            there = os.lstat(self._path)
+        except OSError:
+            return False
+        return os.path.samestat(os.fstat(self._descriptor), there)
 
     def write(self) -> None:
         """Write the number of this process."""
@@ -1799,12 +1799,39 @@ class PidFile:
 
     def remove(self) -> None:
         """Remove the file if it is still ours."""
-        with contextlib.suppress(OSError):
-            if os.path.samestat(
-                os.fstat(self._descriptor), os.lstat(self.path)
-            ):
-                os.unlink(self.path)
+        if self._is_in_place():
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
         os.close(self._descriptor)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process lives; a zombie has only not been buried."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as status:
+            state = status.read().rpartition(b") ")[2][:1]
+    except OSError:
+        return False
+    return state not in b"ZX"
+
+
+def open_regular(path: str, flags: int, mode: int) -> int:
+    """Open a regular file to read and write, or create it.
+
+    Raises: StartError if it is none, or is behind a symbolic link.
+    """
+    flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path, flags, mode)
+    except OSError as error:
+        what = error.strerror
+        if error.errno == errno.ELOOP:
+            what = "a symbolic link is not followed"
+        raise StartError(f"{path}: {what}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise StartError(f"{path}: not a regular file")
+    return descriptor
 
 
 # ---- The log
@@ -1814,18 +1841,17 @@ class LogHandler(logging.Handler):
     """Writes to standard error and never waits for it.
 
     A line that would have to wait is left out.
-    Spec: [RUN-16].
+    Spec: [RUN-15] [RUN-16].
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = f"sbus: {record.getMessage()}\n".encode("ascii", "replace")
-        try:
-            poll = select.poll()
-            poll.register(2, select.POLLOUT)
+        text = re.sub("[^ -~]", "?", f"sbus: {record.getMessage()}")
+        line = text[: LOG_LINE_BYTES_MAX - 1].encode("ascii") + b"\n"
+        poll = select.poll()
+        poll.register(2, select.POLLOUT)
+        with contextlib.suppress(OSError):
             if poll.poll(0):
                 os.write(2, line)
-        except OSError:
-            pass
 
 
 class Narrator(Observer):
@@ -1911,16 +1937,7 @@ class Trace(Observer):
     def __init__(
         self, path: str, payloads: bool, about: dict[str, str]
     ) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        try:
-            descriptor = os.open(path, flags | os.O_NONBLOCK, 0o600)
-        except OSError as error:
-            raise StartError(f"{path}: {error.strerror}") from None
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise StartError(f"{path}: a trace needs a regular file")
-        self.path = path
-        self._descriptor = descriptor
+        self._descriptor = open_regular(path, os.O_APPEND, 0o600)
         self._payloads = payloads
         self._about = "".join(
             f',"{name}":{json.dumps(text)}' for name, text in about.items()
@@ -1929,6 +1946,7 @@ class Trace(Observer):
         self._lines: list[str] = []
         self._finish_last_line()
         self._write("start", self._about)
+        self.flush()
 
     def _finish_last_line(self) -> None:
         """End a line that a killed server left unfinished."""
@@ -1983,9 +2001,9 @@ class Trace(Observer):
             self._write("send", fields)
 
     def discarded(self, client: Client, packet: Packet, reason: str) -> None:
-        if isinstance(packet, NumberedPacket):
-            fields = f',"m":{packet.number},"c":{client.number}'
-            self._write("drop", f'{fields},"reason":"{reason}"')
+        assert isinstance(packet, NumberedPacket)  # [BLOCK-17]
+        fields = f',"m":{packet.number},"c":{client.number}'
+        self._write("drop", f'{fields},"reason":"{reason}"')
 
     def flush(self) -> None:
         """Hand the events of a round to the kernel.
@@ -2023,7 +2041,8 @@ class OptionParser(argparse.ArgumentParser):
     """Answers a wrong option with one line [RUN-1]."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"sbus: {message}; --help lists the options\n")
+        log.error("%s; --help lists the options", message)
+        sys.exit(2)
 
 
 def positive(text: str) -> int:
@@ -2059,6 +2078,29 @@ def cred_prefix(text: str) -> bytes:
     return encoded
 
 
+SWITCHES = (
+    ("-c", "--close", "exit when the last client has gone"),
+    ("-d", "--daemon", "detach once it listens"),
+    ("-f", "--foreground", "do not detach (default)"),
+    ("-g", "--group", "let the group connect"),
+    ("-o", "--others", "let others connect"),
+    ("-r", "--replace", "replace a stale socket"),
+    ("--strict", "disconnect where a server MAY"),
+    ("--trace-payload", "write the payloads, too"),
+    ("-v", "--verbose", "log every decision"),
+)
+
+LIMIT_OPTIONS = (
+    ("--max-packet", "bytes of a packet", "packet_bytes_max"),
+    ("--max-key", "bytes of a key or pattern", "key_bytes_max"),
+    ("--max-patterns", "patterns of a client", "patterns_max"),
+    ("--max-pattern-bytes", "bytes of them", "pattern_bytes_max"),
+    ("--max-backlog", "bytes of a client's backlog", "backlog_bytes_max"),
+    ("--max-clients", "clients", "clients_max"),
+    ("--block-timeout", "seconds", "block_seconds_max"),
+)
+
+
 def option_parser() -> OptionParser:
     """Return the parser of the command line."""
     parser = OptionParser(
@@ -2068,38 +2110,20 @@ def option_parser() -> OptionParser:
     )
     add = parser.add_argument
     add("-a", "--address", help="a path, /dev/unix/abstract[/HEX], /dev/fd/N")
-    add(
-        "-c", "--close", action="store_true", help="exit after the last client"
-    )
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument(
-        "-d", "--daemon", action="store_true", help="detach once it listens"
-    )
-    place.add_argument(
-        "-f", "--foreground", action="store_true", help="do not (default)"
-    )
-    add("-g", "--group", action="store_true", help="let the group connect")
-    add("-o", "--others", action="store_true", help="let others connect")
+    for *names, what in SWITCHES:
+        add(*names, action="store_true", help=what)
     add("-p", "--pid-file", metavar="PIDFILE", help="implies -d")
-    add("-r", "--replace", action="store_true", help="replace a stale socket")
-    add(
-        "-u",
-        "--user",
-        action="append",
-        type=user_id,
-        help="let only these users and your own connect (with -g or -o)",
-    )
-    add("--strict", action="store_true", help="disconnect where a server MAY")
+    what = "let only these users and your own connect (with -g or -o)"
+    add("-u", "--user", action="append", type=user_id, help=what)
+    what = "!/cred/GID/UID/PID of this bus on the bus above it"
     add(
         "--cred-prefix",
         metavar="PREFIX",
         type=cred_prefix,
         default=b"",
-        help="!/cred/GID/UID/PID of this bus on the bus above it",
+        help=what,
     )
     add("--trace", metavar="FILE", help="append every event to FILE")
-    add("--trace-payload", action="store_true", help="and the payloads")
-    add("-v", "--verbose", action="store_true", help="log every decision")
     add("--version", action="version", version=f"sbusd {__version__}")
     for option, unit, field in LIMIT_OPTIONS:
         default = getattr(Limits(), field)
@@ -2114,25 +2138,14 @@ def option_parser() -> OptionParser:
     return parser
 
 
-LIMIT_OPTIONS = (
-    ("--max-packet", "bytes of a packet", "packet_bytes_max"),
-    ("--max-key", "bytes of a key or pattern", "key_bytes_max"),
-    ("--max-patterns", "patterns of a client", "patterns_max"),
-    ("--max-pattern-bytes", "bytes of them", "pattern_bytes_max"),
-    ("--max-backlog", "bytes of a client's backlog", "backlog_bytes_max"),
-    ("--max-clients", "clients", "clients_max"),
-    ("--block-timeout", "seconds", "block_seconds_max"),
-)
-
-
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options; exit with status 2 if they are wrong [RUN-1]."""
     parser = option_parser()
     options = parser.parse_args(arguments)
     if options.pid_file is not None:
-        if options.foreground:
-            parser.error("-p implies -d and cannot go with -f")
         options.daemon = True
+    if options.daemon and options.foreground:
+        parser.error("-f cannot go with -d or -p")
     if options.trace_payload and options.trace is None:
         parser.error("--trace-payload needs --trace FILE")
     return options
@@ -2157,18 +2170,19 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def check_send_buffer(packet_bytes_max: int) -> None:
-    """Raise StartError if the kernel's buffers are too small [LIMIT-9]."""
-    with new_socket() as probe:
-        size = send_buffer_bytes(packet_bytes_max)
-        with contextlib.suppress(OverflowError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
-        room = probe.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-    if room < packet_bytes_max + SOCKET_OVERHEAD_BYTES:
-        raise StartError(
-            f"--max-packet {packet_bytes_max}: the kernel has room for "
-            f"{room - SOCKET_OVERHEAD_BYTES} bytes (net.core.wmem_max)"
-        )
+def check_packet_size(packet_bytes_max: int) -> None:
+    """Raise StartError if the kernel takes no such packet [LIMIT-9]."""
+    size = min(send_buffer_bytes(packet_bytes_max), (1 << 31) - 1)
+    ours, theirs = socket.socketpair(*SOCKET_KIND)
+    with ours, theirs:
+        try:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+            ours.send(bytes(packet_bytes_max))
+        except (OSError, MemoryError):
+            what = "the kernel takes no packet of that size"
+            raise StartError(
+                f"--max-packet {packet_bytes_max}: {what}"
+            ) from None
 
 
 def inherited_address() -> str | None:
@@ -2255,8 +2269,6 @@ def open_endpoint(options: argparse.Namespace) -> Endpoint:
         address = inherited_address() or default_address()
     endpoint = Endpoint.open(address, mode, options.replace)
     endpoint.socket.setblocking(False)
-    if endpoint.address.startswith(ABSTRACT) and not options.user:
-        log.warning("any user may connect to an abstract address without -u")
     return endpoint
 
 
@@ -2267,13 +2279,14 @@ def announce(
 
     Spec: [RUN-3] [RUN-4] [RUN-5] [RUN-8] [RUN-14].
     """
-    limits = " ".join(
-        f"{option[2:]}={getattr(options, field):g}"
-        if field == "block_seconds_max"
-        else f"{option[2:]}={getattr(options, field)}"
+    about = "".join(
+        f" {option[2:]}={getattr(options, field)}"
         for option, _, field in LIMIT_OPTIONS
+        if getattr(options, field) != getattr(Limits(), field)
     )
-    log.info("start %s pid=%d %s", endpoint.address, os.getpid(), limits)
+    if endpoint.address.startswith(ABSTRACT) and not options.user:
+        about += "; any user may connect"
+    log.info("start %s pid=%d%s", endpoint.address, os.getpid(), about)
     if options.address == ABSTRACT:
         with contextlib.suppress(OSError):
             os.write(1, f"{endpoint.address}\n".encode("ascii"))
@@ -2287,35 +2300,40 @@ def announce(
         os.close(ready)
 
 
+def open_trace(options: argparse.Namespace, address: str) -> Trace:
+    """Begin the trace that the options ask for."""
+    about = {
+        "version": __version__,
+        "address": address,
+        "host": socket.gethostname(),
+        "cred_prefix": options.cred_prefix.decode("ascii"),
+    }
+    return Trace(options.trace, options.trace_payload, about)
+
+
 def serve(options: argparse.Namespace) -> None:
     """Run a server until it is stopped.
 
-    Raises: StartError if it cannot start.
+    Raises: StartError or OSError if it cannot start.
     """
-    limits = Limits(*(getattr(options, field) for field in Limits._fields))
-    check_send_buffer(limits.packet_bytes_max)
-    raise_descriptor_limit()
     signals = catch_signals(options.daemon)
+    limits = Limits(*(getattr(options, field) for field in Limits._fields))
+    check_packet_size(limits.packet_bytes_max)
+    raise_descriptor_limit()
     bus = Bus(limits, os.getuid(), options.cred_prefix, options.strict)
     with contextlib.ExitStack() as cleanup:
         endpoint = open_endpoint(options)
         cleanup.callback(endpoint.close)
-        pid_file = None
-        if options.pid_file is not None:
-            pid_file = PidFile(options.pid_file)
-            cleanup.callback(pid_file.remove)
         if options.trace is not None:
-            about = {
-                "version": __version__,
-                "address": endpoint.address,
-                "host": socket.gethostname(),
-                "cred_prefix": options.cred_prefix.decode("ascii"),
-            }
-            trace = Trace(options.trace, options.trace_payload, about)
+            trace = open_trace(options, endpoint.address)
             cleanup.callback(trace.close)
             bus.observers.append(trace)
         if options.verbose:
             bus.observers.append(Narrator())
+        pid_file = None
+        if options.pid_file is not None:
+            pid_file = PidFile(options.pid_file)
+            cleanup.callback(pid_file.remove)
         ready = detach() if options.daemon else None
         if pid_file:
             pid_file.write()
@@ -2341,17 +2359,20 @@ def serve(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status [RUN-1] [RUN-2]."""
     guard_standard_streams()
-    options = parse_options(arguments)
     log.addHandler(LogHandler())
-    log.setLevel(logging.DEBUG if options.verbose else logging.INFO)
+    log.setLevel(logging.INFO)
     log.propagate = False
+    options = parse_options(arguments)
+    if options.verbose:
+        log.setLevel(logging.DEBUG)
     try:
         serve(options)
     except StartError as error:
         log.error("%s", error)
         return 1
-    except KeyboardInterrupt:  # before the first handler was set
-        return 0
+    except OSError as error:
+        log.error("%s: %s", error.filename or "cannot go on", error.strerror)
+        return 1
     return 0
 
 

@@ -1418,6 +1418,8 @@ class TestBlockTimeout:
         assert sender.paused
         kernel.wait(0.2)
         assert reader.wire.closed and not sender.paused
+        kernel.server.round()
+        assert kernel.selector.timeouts[-1] is None
 
     def test_holder_that_takes_a_packet(self) -> None:
         """[BLOCK-16] Its time begins anew, without an event to tell."""
@@ -1428,6 +1430,16 @@ class TestBlockTimeout:
             kernel.wait(0.2)
             assert not reader.wire.closed and sender.paused
         kernel.wait(5.1)
+        assert reader.wire.closed
+
+    def test_time_counts_from_the_last_packet(self) -> None:
+        """[BLOCK-16] Not from the first one that was refused."""
+        kernel, reader, sender = self.held()
+        kernel.wait(4)
+        reader.read(7)  # enough for the kernel to report
+        kernel.wait(4.9)
+        assert not reader.wire.closed and sender.paused
+        kernel.wait(0.2)
         assert reader.wire.closed
 
     def test_holder_that_lets_go(self) -> None:
@@ -1546,6 +1558,32 @@ class TestLoop:
         flooder.wire.incoming.extend(publications(64))
         kernel.server.round(0)
         assert len(flooder.wire.incoming) > 64 - 20
+        assert not kernel.bus.touched
+
+    def test_large_packets_wait_for_a_paused_publisher(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[BLOCK-7] A turn ends as soon as its publisher is paused."""
+        reader, sender = kernel.connect(), kernel.connect()
+        reader.wire.room = 1
+        reader.send(b"SUB k", b"CMSG blocking/soft/block")
+        packets = [publish(b"k", bytes(100_000 + n)) for n in range(9)]
+        sender.send(*packets)
+        assert len(sender.wire.incoming) == 7
+        assert reader.read_all() == packets
+
+    def test_large_packets_of_a_disconnected_publisher(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-12] A turn ends as soon as its publisher is disconnected."""
+        peer, witness = kernel.connect(), kernel.connect()
+        witness.send(b"SUB late")
+        peer.wire.room = 0
+        large = publish(b"k", bytes(100_000))
+        peer.send(b"SUB k", b"CMSG blocking/soft/error")
+        peer.send(large, publish(b"late"), large)
+        assert peer.wire.closed
+        assert witness.read() == []
 
     def test_departure_after_the_last_packet(self, kernel: FakeKernel) -> None:
         """[CONN-6] [CONN-10] All that was sent is handled."""
@@ -1620,6 +1658,18 @@ class TestLoop:
         other.send(publish(b"k"))
         assert reader.wire.closed and not other.wire.closed
         assert other.read() == [publish(b"k")]
+
+    def test_unheard_of_error_of_a_stalled_client(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-12] The same."""
+        reader, sender = kernel.connect(), kernel.connect()
+        reader.wire.room = 1
+        reader.send(b"SUB k")
+        sender.send(*publications(3))
+        reader.wire.failures.append(OSError(errno.EIO, "odd"))
+        reader.read()
+        assert reader.wire.closed and not sender.wire.closed
 
     @pytest.mark.parametrize("number", [errno.EIO, errno.ENOTCONN])
     def test_unheard_of_error_when_reading(
@@ -1732,14 +1782,15 @@ class TestLoop:
         self, kernel: FakeKernel
     ) -> None:
         """[CONN-12] Events of a closed client are of no effect."""
-        sender, reader = kernel.connect(), kernel.connect()
+        sender, reader, witness = (kernel.connect() for _ in range(3))
+        witness.send(b"SUB late")
         reader.wire.room = 0
         reader.send(b"SUB k", b"CMSG blocking/soft/error")
-        reader.wire.incoming.append(publish(b"k", b"never read"))
         sender.wire.incoming.append(publish(b"k"))
-        reader.wire.ended = True
+        reader.wire.incoming.append(publish(b"late"))
         kernel.run()
         assert reader.wire.closed
+        assert witness.read() == []
 
     def test_idle_loop_sleeps(self, kernel: FakeKernel) -> None:
         """[CONN-3] Nothing to do means no timeout at all."""
@@ -1832,6 +1883,8 @@ class TestCauseLog:
         peer = kernel.connect(uid=7, pid=9)
         peer.wire.room = 0
         peer.send(b"SUB k", b"CMSG blocking/soft/discard")
+        kernel.connect().send(*publications(200))
+        kernel.wait(2)
         kernel.connect().send(*publications(200))
         assert len(caplog.messages) == 1
         assert "client=1 uid=7 pid=9 [BLOCK-20]" in caplog.messages[0]
