@@ -22,8 +22,8 @@ Licence: ISC, see LICENSE.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import errno
+import math
 import os
 import re
 import select
@@ -42,6 +42,7 @@ SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
 ABSTRACT = "/dev/unix/abstract/"
 ABSTRACT_BYTES = 108
 PATH_BYTES_MAX = 107
+POLL_SECONDS_MAX = 3_600.0  # poll(2) takes 24 days at most
 WHOAMI = b"!/cred/whoami"
 
 
@@ -143,7 +144,7 @@ def parse_credentials(path: bytes) -> Credentials:
     Raises: PacketError if it is malformed.
     Spec: [CRED-2].
     """
-    one = rb"!/cred/([0-9]+)/([0-9]+)/([0-9]+)"
+    one = rb"!/cred/([0-9]{1,10})/([0-9]{1,10})/([0-9]{1,10})"
     match = re.fullmatch(rb"(?:!/cred/[0-9]+/[0-9]+/[0-9]+/)*" + one, path)
     if not match:
         raise PacketError(f"the server sent malformed credentials: {path!r}")
@@ -216,7 +217,8 @@ def open_socket(address: str) -> socket.socket:
 def inherit_socket(fd: int) -> socket.socket:
     """Return the socket with a descriptor, which the caller gives away.
 
-    Raises: AddressError if it is none that a client can use.
+    Raises: AddressError if it is none that a client can use; then the
+    descriptor stays the caller's.
     """
     try:
         inherited = socket.socket(fileno=fd)
@@ -229,6 +231,11 @@ def inherit_socket(fd: int) -> socket.socket:
         raise AddressError(
             f"descriptor {fd}: not a Unix-domain SEQPACKET socket"
         )
+    try:
+        inherited.getpeername()
+    except OSError as error:
+        inherited.detach()
+        raise AddressError(f"descriptor {fd}: {error.strerror}") from None
     inherited.setblocking(True)
     return inherited
 
@@ -271,10 +278,11 @@ class Client:
         else:
             self.address = default_address() if address is None else address
         self.packet_bytes_max = packet_bytes_max
-        self.socket = open_socket(self.address)
         self._buffer = bytearray(packet_bytes_max)
         self._view = memoryview(self._buffer)
         self._kept: deque[Received] = deque()  # what whoami had to pass by
+        self._questions = 0  # that wait for their answers from whoami
+        self.socket = open_socket(self.address)
 
     def __repr__(self) -> str:
         state = "closed" if self.socket.fileno() < 0 else "open"
@@ -341,8 +349,11 @@ class Client:
         Raises: Disconnected; PacketTooLarge; PacketError.
         Spec: [CTL-1].
         """
-        packet = b"CMSG " + to_bytes(key)
+        key = to_bytes(key)
+        packet = b"CMSG " + key
         self._send(packet + b"\0" + payload if payload else packet, flags)
+        if key == WHOAMI:
+            self._questions += 1
 
     def receive(
         self, timeout: float | None = None, flags: int = 0
@@ -358,28 +369,34 @@ class Client:
         if self._kept:
             peeked = flags & socket.MSG_PEEK
             return self._kept[0] if peeked else self._kept.popleft()
-        return self._receive_new(timeout, flags)
+        return self._receive_new(end_of(timeout), flags)
 
     def whoami(self, timeout: float | None = None) -> Credentials:
         """Return the credentials that the server knows this client by.
 
-        What arrives meanwhile is kept for receive.
-        Raises: TimeoutError; Disconnected; PacketError.
+        What arrives meanwhile is kept for receive, and so are the answers
+        to earlier questions, as after a TimeoutError.
+        Raises: TimeoutError; Disconnected; PacketTooLarge; PacketError.
         Spec: [CRED-2] [CRED-12].
         """
-        self.control(WHOAMI)
-        end = None if timeout is None else time.monotonic() + timeout
+        end = end_of(timeout)
         while True:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            received = self._receive_new(left, 0)
-            if isinstance(received, ControlMessage) and received.key == WHOAMI:
+            try:
+                self.control(WHOAMI, flags=socket.MSG_DONTWAIT)
+                break
+            except BlockingIOError:
+                self._wait(select.POLLOUT, end)
+        while True:
+            received = self._receive_new(end, 0)
+            if is_answer(received) and not self._questions:
                 return parse_credentials(received.payload)
             self._kept.append(received)
 
     def sync(self, timeout: float | None = None) -> None:
         """Return once the server has handled all that was sent before.
 
-        Raises: TimeoutError; Disconnected, if the server refused it.
+        Raises: TimeoutError; Disconnected, if the server refused it;
+        PacketTooLarge; PacketError.
         Spec: [PKT-5] [CRED-3].
         """
         self.whoami(timeout)
@@ -426,35 +443,51 @@ class Client:
                 " kernel's largest send buffer (net.core.wmem_max)"
             ) from None
 
-    def _receive_new(self, timeout: float | None, flags: int) -> Received:
+    def _receive_new(self, end: float | None, flags: int) -> Received:
         """Return the next packet from the socket."""
-        end = None if timeout is None else time.monotonic() + timeout
         while True:
             if end is not None:
-                self._wait(end)
+                self._wait(select.POLLIN, end)
             try:
                 size = self.socket.recv_into(
                     self._buffer, 0, flags | socket.MSG_TRUNC
                 )
+                break
             except ConnectionResetError:
                 continue  # [CONN-14] the last packets come next
-            if size > len(self._buffer):  # [CONN-15]
-                raise PacketTooLarge(
-                    f"a packet of {size} bytes was received and lost; the"
-                    f" limit is {self.packet_bytes_max} bytes"
-                )
-            if size == 0:  # no server sends empty packets
-                what = f"the server at {self.address} closed the connection"
-                raise Disconnected(what)
-            return parse_packet(self._view[:size].tobytes())
+        if size > len(self._buffer):  # [CONN-15]
+            raise PacketTooLarge(
+                f"a packet of {size} bytes was received and lost; the"
+                f" limit is {self.packet_bytes_max} bytes"
+            )
+        if size == 0:  # no server sends empty packets
+            what = f"the server at {self.address} has closed the connection"
+            raise Disconnected(what)
+        received = parse_packet(self._view[:size].tobytes())
+        if is_answer(received) and not flags & socket.MSG_PEEK:
+            self._questions = max(0, self._questions - 1)
+        return received
 
-    def _wait(self, end: float) -> None:
-        """Wait for a packet.  Raises: TimeoutError at *end*."""
+    def _wait(self, event: int, end: float | None) -> None:
+        """Wait for an event of poll(2).  Raises: TimeoutError at *end*."""
         poll = select.poll()
-        poll.register(self.socket, select.POLLIN)
-        left = max(0.0, end - time.monotonic())
-        if not poll.poll(-(-left * 1000 // 1)):
-            raise TimeoutError("nothing was received in time")
+        poll.register(self.socket, event)
+        while True:
+            left = math.inf if end is None else end - time.monotonic()
+            if poll.poll(1000 * max(0.0, min(left, POLL_SECONDS_MAX))):
+                return
+            if left <= 0:
+                raise TimeoutError("the time is over")
+
+
+def is_answer(received: Received) -> bool:
+    """Return whether a server's packet is the answer to whoami."""
+    return isinstance(received, ControlMessage) and received.key == WHOAMI
+
+
+def end_of(timeout: float | None) -> float | None:
+    """Return when a timeout is over, by the monotonic clock."""
+    return None if timeout is None else time.monotonic() + timeout
 
 
 # =============================================================================
@@ -462,15 +495,51 @@ class Client:
 # =============================================================================
 
 
-def printable(text: bytes) -> str:
-    """Return bytes as text for a terminal: what is no text is escaped."""
-    decoded = text.decode("utf-8", "backslashreplace")
+def printable(text: bytes, encoding: str) -> str:
+    """Return bytes as text for a terminal with an encoding.
+
+    What is no UTF-8, or cannot be printed, is escaped as in a bytes literal.
+    """
     return "".join(
         char
-        if char.isprintable() and char != "\\"
-        else char.encode("unicode_escape").decode("ascii")
-        for char in decoded
+        if char.isprintable()
+        and char != "\\"
+        and char.encode(encoding, "ignore")
+        else repr(char.encode("utf-8", "surrogateescape"))[2:-1]
+        for char in text.decode("utf-8", "surrogateescape")
     )
+
+
+def write_line(*fields: bytes) -> None:
+    """Print a line at once, with tabs between its fields.
+
+    Raises: BrokenPipeError if nobody reads it; SbusError.
+    """
+    if sys.stdout is None:
+        raise SbusError("standard output is closed")
+    encoding = sys.stdout.encoding
+    line = "\t".join(printable(field, encoding) for field in fields)
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        # Python prints at exit what is left, and would fail once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise SbusError(f"standard output: {error.strerror}") from None
+
+
+def read_input(size: int) -> bytes:
+    """Return standard input, but not more than so many bytes.
+
+    Raises: SbusError.
+    """
+    if sys.stdin is None:
+        raise SbusError("standard input is closed")
+    try:
+        return sys.stdin.buffer.read(size)
+    except OSError as error:
+        raise SbusError(f"standard input: {error.strerror}") from None
 
 
 def sub(bus: Client, options: argparse.Namespace) -> None:
@@ -479,14 +548,14 @@ def sub(bus: Client, options: argparse.Namespace) -> None:
         bus.subscribe(os.fsencode(pattern))
     for message in bus:
         if isinstance(message, Message):
-            key, payload = printable(message.key), printable(message.payload)
-            print(f"{key}\t{payload}", flush=True)
+            write_line(message.key, message.payload)
 
 
 def pub(bus: Client, options: argparse.Namespace) -> None:
     """Publish one message, and wait until the server has routed it."""
     if options.payload in (None, "-"):
-        payload = sys.stdin.buffer.read()
+        # As much as the limit is too much already, with the key
+        payload = read_input(bus.packet_bytes_max)
     else:
         payload = os.fsencode(options.payload)
     bus.publish(os.fsencode(options.key), payload)
@@ -495,7 +564,7 @@ def pub(bus: Client, options: argparse.Namespace) -> None:
 
 def whoami(bus: Client, _: argparse.Namespace) -> None:
     """Print the credentials by which the server knows this client."""
-    print(bus.whoami().path.decode("ascii"))
+    write_line(bus.whoami().path)
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -545,8 +614,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Client(options.address) as bus:
             options.run(bus, options)
     except BrokenPipeError:  # whoever read our output has had enough
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except (SbusError, OSError) as error:
         print(f"sbus: {error}", file=sys.stderr)
