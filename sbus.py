@@ -328,6 +328,7 @@ class Client:
         "outbox",
         "pattern_bytes",
         "patterns",
+        "single_turns",
         "soft_mode",
         "wire",
     )
@@ -351,6 +352,7 @@ class Client:
         self.events = 0  # what the selector watches for
         self.deaf = False  # [CONN-8] it has shut down its reading side
         self.discard_logged = False
+        self.single_turns = 0  # left, in which one packet is read
 
     def __str__(self) -> str:
         own = self.credentials
@@ -434,8 +436,10 @@ class Bus:
         self._published = 0  # messages so far that an observer was told of
         self._public = SubscriptionTable()
         self._secret = SubscriptionTable()
-        # The receivers of recent heads (b"MSG " + key), secret ones never
+        # The receivers of recent heads (b"MSG " + key), secret ones never,
+        # and these heads by the first segment of their keys
         self._recent: dict[bytes, tuple[Client, ...]] = {}
+        self._recent_heads: dict[bytes, set[bytes]] = {}
 
     def open(self, credentials: Credentials, wire: Wire) -> Client:
         """Let a client in and return it."""
@@ -464,8 +468,9 @@ class Bus:
         Raises: ProtocolError if the client is to be disconnected.
         Spec: [PKT-1] [PKT-3] [PUB-1] [PUB-4] [PUB-5].
         """
-        head, nul, _ = start.partition(b"\0")
-        receivers = self._recent.get(head) if nul else None
+        end = start.find(b"\0")
+        head = start[:end]
+        receivers = self._recent.get(head) if end > 0 else None
         if receivers is None:
             kind, key, _ = parse_packet(start)
             if len(key) > self.limits.key_bytes_max:
@@ -505,10 +510,19 @@ class Bus:
             )
         receivers = tuple(self._public.find(key))
         if len(receivers) <= RECENT_RECEIVERS_MAX:
-            if len(self._recent) >= RECENT_KEYS_MAX:
-                self._recent.clear()
-            self._recent[head] = receivers
+            self._remember_recent(head, key, receivers)
         return receivers
+
+    def _remember_recent(
+        self, head: bytes, key: bytes, receivers: tuple[Client, ...]
+    ) -> None:
+        """Remember the receivers of a key."""
+        if len(self._recent) >= RECENT_KEYS_MAX:
+            self._recent.clear()
+            self._recent_heads.clear()
+        self._recent[head] = receivers
+        start = key.partition(b"/")[0]
+        self._recent_heads.setdefault(start, set()).add(head)
 
     def _tell_published(
         self,
@@ -593,8 +607,13 @@ class Bus:
 
     def _forget_recent(self, pattern: bytes) -> None:
         """Forget the receivers of the keys that a pattern may select."""
-        if b"*" in pattern or pattern.endswith(b"/") or not pattern:
+        start, _, rest = pattern.partition(b"/")
+        if b"*" in start or not pattern:  # it may select any key
             self._recent.clear()
+            self._recent_heads.clear()
+        elif b"*" in rest or pattern.endswith(b"/"):
+            for head in self._recent_heads.pop(start, ()):
+                self._recent.pop(head, None)
         else:
             self._recent.pop(b"MSG " + pattern, None)
 
@@ -872,7 +891,6 @@ class FloodControl:
             if is_full:
                 raise BacklogError("BLOCK-18", "no room for a control packet")
             return self._queue(receiver, packet)  # [BLOCK-17]
-        may_pause = self.may_pause(publisher, receiver)
         if receiver.soft_mode == "discard":  # [BLOCK-5]
             return self._discard(receiver, packet, "soft/discard")
         if receiver.soft_mode == "error":
@@ -882,11 +900,12 @@ class FloodControl:
                 return self._discard(receiver, packet, "hard/discard")
             if receiver.hard_mode == "error":
                 raise BacklogError("BLOCK-11", f"{size} bytes of backlog")
-            if not may_pause:
+            if not self.may_pause(publisher, receiver):
                 raise BacklogError("BLOCK-15", f"{size} bytes of backlog")
             half = self.backlog_bytes_max // 2
             self._pause(publisher, receiver, half, "BLOCK-10")
-        if receiver.soft_mode == "block" and may_pause:
+        is_soft = receiver.soft_mode == "block"
+        if is_soft and self.may_pause(publisher, receiver):
             self._pause(publisher, receiver, 0, "BLOCK-7")
         self._queue(receiver, packet)  # [BLOCK-4] [BLOCK-14]
 
@@ -980,6 +999,7 @@ def without_echo(
 # - The kernel can refuse a packet (EAGAIN) although the socket was never
 #   reported as full, and take one although it was not reported as writable.
 # - A closed peer is reported as readable and writable, for ever.
+# - To learn that nothing is left costs more than to read a packet.
 # - recv returns 0 for an empty packet as well as at the end of input.
 # - One ECONNRESET may come before the last packets of a client that has
 #   closed with unread input.
@@ -989,7 +1009,11 @@ def without_echo(
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
+MSG_TRUNC = socket.MSG_TRUNC
+
 PACKETS_PER_TURN = 64
+SINGLE_TURNS = 8  # after one that found a single packet
+BACKLOG_PACKETS_PER_TURN = 512  # it should empty faster than a turn fills it
 DELIVERIES_PER_TURN = 4_096
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
 ACCEPTS_PER_TURN = 64
@@ -1217,8 +1241,6 @@ class Server:
         fault: Exception | None = None
         try:
             ended = self._receive(client)
-        except BlockingIOError:
-            pass  # all is read
         except ConnectionResetError:
             pass  # [CONN-6] its packets are still to come
         except (ProtocolError, OSError, MemoryError) as error:
@@ -1235,15 +1257,25 @@ class Server:
         """Route a run of packets; return whether the input has ended.
 
         recv_into takes no descriptors, so the kernel closes any [CONN-7].
-        Raises: BlockingIOError when all is read.
+        After a turn that found one packet, the next few look for one only.
         """
         recv_into = client.wire.recv_into
         handle = self.bus.handle
         touched = self.bus.touched
         view = self._view
         copied_max = min(COPY_BYTES_MAX, len(view))
-        for count in range(1, PACKETS_PER_TURN + 1):
-            size = recv_into(view, 0, socket.MSG_TRUNC)
+        if client.single_turns:
+            client.single_turns -= 1
+            packets_max = 1
+        else:
+            packets_max = PACKETS_PER_TURN
+        for count in range(1, packets_max + 1):
+            try:
+                size = recv_into(view, 0, MSG_TRUNC)
+            except BlockingIOError:  # all is read
+                if count == 2:
+                    client.single_turns = SINGLE_TURNS
+                return False
             if 0 < size <= copied_max:
                 packet = view[:size].tobytes()
                 handle(client, packet, packet)
@@ -1275,7 +1307,7 @@ class Server:
         Raises: PacketError [PKT-4].
         """
         try:
-            size = client.wire.recv_into(self._view, 0, socket.MSG_TRUNC)
+            size = client.wire.recv_into(self._view, 0, MSG_TRUNC)
         except OSError:
             size = -1
         if size:  # after the end there would be nothing but the end
@@ -1299,28 +1331,37 @@ class Server:
         Raises: BacklogError if the client is to be disconnected.
         Spec: [PUB-6] [BLOCK-3] [BLOCK-6] [CONN-8].
         """
-        packets, client.outbox = client.outbox, []
-        observers = self.bus.observers
+        packets = iter(client.outbox)
+        client.outbox = []
         backlog = client.backlog
-        send = client.wire.send
-        refused = False
-        for packet in packets:
-            if client.deaf:
+        stalled = False
+        while True:
+            if backlog.bytes:
+                packet = next(packets, None)
+            else:
+                packet = self._offer(client, packets)
+            if packet is None or client.deaf:
                 break
-            if not backlog.bytes:
-                try:
-                    send(packet)
-                except OSError as error:
-                    self._take_refusal(client, error)
-                else:
-                    if observers:
-                        self._tell_sent(client, packet)
-                    continue
-            if not client.deaf:
-                refused = True
-                self.bus.flood.refuse(client, packet, publisher)
-        if refused:
+            stalled = True
+            self.bus.flood.refuse(client, packet, publisher)
+        if stalled:
             self._after_refusal(client)
+
+    def _offer(
+        self, client: Client, packets: Iterator[Packet]
+    ) -> Packet | None:
+        """Send packets up to the first that the kernel refuses; return it."""
+        send = client.wire.send
+        observers = self.bus.observers
+        try:
+            for packet in packets:
+                send(packet)
+                if observers:
+                    self._tell_sent(client, packet)
+        except OSError as error:
+            self._take_refusal(client, error)
+            return packet
+        return None
 
     def _tell_sent(self, client: Client, packet: Packet) -> None:
         for observer in self.bus.observers:
@@ -1357,14 +1398,17 @@ class Server:
         Spec: [ORDER-1] [ORDER-2] [ORDER-3] [CONN-5].
         """
         backlog = client.backlog
+        observers = self.bus.observers
+        send = client.wire.send
         taken = 0
         try:
-            while backlog.bytes and taken < PACKETS_PER_TURN:
+            while backlog.bytes and taken < BACKLOG_PACKETS_PER_TURN:
                 packet = backlog.first()
-                client.wire.send(packet)
+                send(packet)
                 backlog.pop()
                 taken += 1
-                self._tell_sent(client, packet)
+                if observers:
+                    self._tell_sent(client, packet)
         except OSError as error:
             self._take_refusal(client, error)
         if taken:
@@ -1518,6 +1562,7 @@ ABSTRACT_BYTES = 108
 ABSTRACT = "/dev/unix/abstract"
 LISTEN_BACKLOG = 4_096
 LOCK_SECONDS_MAX = 5.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOG_LINE_BYTES_MAX = 300  # no pipe that has room makes such a line wait
 
 
@@ -2247,10 +2292,10 @@ def catch_signals(is_daemon: bool) -> socket.socket:
     reader.setblocking(False)
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: None)
-    hang_up = signal.SIG_IGN if is_daemon else lambda *_: None
-    signal.signal(signal.SIGHUP, hang_up)
+    if is_daemon:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return reader
 
 
@@ -2353,6 +2398,8 @@ def serve(options: argparse.Namespace) -> None:
         server.selector.register(signals, READ, on_signal)
         announce(options, endpoint, ready)
         server.run()
+    for number in STOP_SIGNALS:  # Python ends without our handlers
+        signal.signal(number, signal.SIG_IGN)
     log.info("stop")
 
 
