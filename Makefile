@@ -14,7 +14,7 @@ test: .venv/ready
 	rm -f .coverage .coverage.*
 	.venv/bin/python -m coverage run -m pytest -q $(ARGS)
 	@.venv/bin/python -m coverage combine -q
-	@.venv/bin/python -m coverage report >coverage.txt || \
+	@.venv/bin/python -m coverage report >coverage.txt 2>&1 || \
 	    { cat coverage.txt; exit 1; }
 
 check:

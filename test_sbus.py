@@ -228,7 +228,7 @@ def as_expression(pattern: bytes) -> re.Pattern[bytes]:
 class TestRoutingKeys:
     @pytest.mark.parametrize(
         ("name", "pattern", "key", "selected"),
-        match_examples(),
+        list(match_examples()),
         ids=lambda value: repr(value) if isinstance(value, bytes) else None,
     )
     def test_examples_of_the_specification(
