@@ -75,7 +75,8 @@ SPEC_VERSION = "1"
 class Limits(NamedTuple):
     """What one client, and all together, may use of the server.
 
-    Spec: [LIMIT-1] [LIMIT-4] [LIMIT-5] [LIMIT-6] [LIMIT-7] [BLOCK-16].
+    Spec: [LIMIT-1] [LIMIT-4] [LIMIT-5] [LIMIT-6] [LIMIT-7] [LIMIT-10]
+    [BLOCK-16].
     """
 
     packet_bytes_max: int = 409_600
@@ -84,6 +85,7 @@ class Limits(NamedTuple):
     pattern_bytes_max: int = 262_144
     backlog_bytes_max: int = 16_777_216
     clients_max: int = 16_384
+    shapes_max: int = 256  # of all clients of a user together
     block_seconds_max: float = 5.0
 
 
@@ -207,16 +209,29 @@ def split_pattern(pattern: bytes) -> tuple[Shape, bytes] | None:
 
 
 class SubscriptionTable:
-    """Which clients hold which patterns: each pair once, without counts."""
+    """Which clients hold which patterns: each pair once, without counts.
 
-    def __init__(self) -> None:
+    The patterns of one user have *shapes_max* shapes at most.
+    """
+
+    def __init__(self, shapes_max: int) -> None:
+        self._shapes_max = shapes_max
         self._shapes: dict[Shape, dict[bytes, list[Client]]] = {}
+        # How many pairs of each shape there are of each user id
+        self._users: dict[int, Counter[Shape]] = {}
 
     def add(self, pattern: bytes, client: Client) -> None:
-        """Add a pair that is not in the table."""
+        """Add a pair that is not in the table.
+
+        Raises: PacketError if its user has too many shapes [LIMIT-10].
+        """
         parts = split_pattern(pattern)
         if parts:
             shape, literals = parts
+            counts = self._users.setdefault(client.credentials.uid, Counter())
+            if shape not in counts and len(counts) >= self._shapes_max:
+                raise PacketError("LIMIT-10", "too many shapes of patterns")
+            counts[shape] += 1
             holders = self._shapes.setdefault(shape, {})
             holders.setdefault(literals, []).append(client)
 
@@ -231,6 +246,20 @@ class SubscriptionTable:
                 del holders[literals]
                 if not holders:
                     del self._shapes[shape]
+            self._uncount(shape, client.credentials.uid)
+
+    def _uncount(self, shape: Shape, uid: int) -> None:
+        """Note that a user has one pair of a shape less."""
+        counts = self._users[uid]
+        counts[shape] -= 1
+        if not counts[shape]:
+            del counts[shape]
+            if not counts:
+                del self._users[uid]
+
+    def __len__(self) -> int:
+        """Return the number of look-ups that find makes."""
+        return len(self._shapes)
 
     def find(self, key: bytes) -> dict[Client, None]:
         """Return the clients with a pattern that selects *key*, each once.
@@ -324,6 +353,7 @@ class Client:
         "discarded",
         "echo",
         "events",
+        "fault",
         "hard_mode",
         "held_by",
         "holding",
@@ -349,11 +379,12 @@ class Client:
         self.held_by: dict[Client, None] = {}  # paused while there is any
         self.discarded = 0  # packets
         self.echo = True
+        self.deaf = False  # [CONN-8] whatever is for it is discarded
         self.closed = False
         # Section 7's:
         self.wire = wire
         self.events = 0  # what the selector watches for
-        self.deaf = False  # [CONN-8] it has shut down its reading side
+        self.fault = ""  # [CONN-18] why it is disconnected, once all is read
         self.discard_logged = False
         self.single_turns = 0  # left, in which one packet is read
 
@@ -435,10 +466,11 @@ class Bus:
         self.flood = FloodControl(limits, owner_uid, self.observers)
         self.clients: dict[int, Client] = {}
         self.touched: list[Client] = []  # those with something in the outbox
+        self.work = 0  # look-ups, deliveries and the like, since set to 0
         self._numbered = 0  # clients so far
         self._published = 0  # messages so far that an observer was told of
-        self._public = SubscriptionTable()
-        self._secret = SubscriptionTable()
+        self._public = SubscriptionTable(limits.shapes_max)
+        self._secret = SubscriptionTable(limits.shapes_max)
         # The receivers of recent heads (b"MSG " + key), secret ones never,
         # and these heads by the first segment of their keys
         self._recent: dict[bytes, tuple[Client, ...]] = {}
@@ -490,6 +522,7 @@ class Bus:
             receivers = without_echo(receivers, client)
         if self.observers:
             packet = self._tell_published(client, head, packet, receivers)
+        self.work += len(receivers)
         for receiver in receivers:
             if not receiver.outbox:
                 self.touched.append(receiver)
@@ -504,6 +537,7 @@ class Bus:
         check_reserved(key)
         if key.startswith(SECRET):
             # [CRED-10] public patterns are not even looked at
+            self.work += len(self._secret)
             found = self._secret.find(key)
             # [CRED-11] the second check, made for every delivery
             return tuple(
@@ -511,6 +545,7 @@ class Bus:
                 for client in found
                 if fields_fit(key, client.credentials, self.cred_prefix)
             )
+        self.work += len(self._public)
         receivers = tuple(self._public.find(key))
         if len(receivers) <= RECENT_RECEIVERS_MAX:
             self._remember_recent(head, key, receivers)
@@ -554,10 +589,11 @@ class Bus:
         if not count:
             if len(client.patterns) >= self.limits.patterns_max:
                 raise PacketError("LIMIT-5", "too many patterns")
-            client.pattern_bytes += len(pattern)
-            if client.pattern_bytes > self.limits.pattern_bytes_max:
+            size = client.pattern_bytes + len(pattern)
+            if size > self.limits.pattern_bytes_max:
                 raise PacketError("LIMIT-6", "too many bytes of patterns")
             self._table_add(client, pattern)
+            client.pattern_bytes = size
         client.patterns[pattern] = count + 1
         for observer in self.observers:
             observer.subscribed(client, pattern)
@@ -617,8 +653,11 @@ class Bus:
         elif b"*" in rest or pattern.endswith(b"/"):
             for head in self._recent_heads.pop(start, ()):
                 self._recent.pop(head, None)
-        else:
-            self._recent.pop(b"MSG " + pattern, None)
+        elif self._recent.pop(b"MSG " + pattern, None) is not None:
+            heads = self._recent_heads[start]
+            heads.remove(b"MSG " + pattern)
+            if not heads:
+                del self._recent_heads[start]
 
     def control(self, client: Client, key: bytes) -> None:
         """Do what a control packet asks for; its payload does not matter.
@@ -632,7 +671,7 @@ class Bus:
         elif key in HARD_MODES:
             client.hard_mode = HARD_MODES[key]
         elif key in ORDERS:
-            client.backlog.reorder(ORDERS[key])
+            self.work += client.backlog.reorder(ORDERS[key])
         elif key in ECHOES:
             client.echo = ECHOES[key]
             rule = "ECHO-3" if client.echo else "ECHO-2"
@@ -853,19 +892,24 @@ class Backlog:
         self._heap.clear()
         self.bytes = 0
 
-    def reorder(self, order: str) -> None:
+    def reorder(self, order: str) -> int:
         """Send the packets, those that wait included, in another order.
 
+        Return how many had to be moved.
         Spec: [ORDER-4] [ORDER-5].
         """
-        by_arrival = sorted(self._heap, key=lambda entry: abs(entry[1]))
-        packets = list(self._line) + [entry[2] for entry in by_arrival]
+        if "random" not in (order, self.order) or order == self.order:
+            self.order = order
+            self.ties = self.ties if order == "random" else order
+            return 0
+        self._heap.sort(key=lambda entry: abs(entry[1]))  # by arrival
+        packets = [*self._line, *(entry[2] for entry in self._heap)]
         self.clear()
         self.order = order
-        if order != "random":
-            self.ties = order
+        self.ties = self.ties if order == "random" else order
         for packet in packets:
             self.push(packet)
+        return len(packets)
 
 
 class FloodControl:
@@ -888,6 +932,8 @@ class FloodControl:
         Spec: [BLOCK-4] [BLOCK-5] [BLOCK-7] [BLOCK-8] [BLOCK-9] [BLOCK-10]
         [BLOCK-11] [BLOCK-14] [BLOCK-15] [BLOCK-17] [BLOCK-18] [BLOCK-19].
         """
+        if receiver.deaf:
+            return self._discard(receiver, packet, "deaf")
         size = receiver.backlog.bytes + len(packet) + PACKET_OVERHEAD_BYTES
         is_full = size > self.backlog_bytes_max
         if packet[:5] == b"CMSG ":
@@ -918,6 +964,8 @@ class FloodControl:
         Spec: [BLOCK-13].
         """
         uid = receiver.credentials.uid
+        if publisher.closed:
+            return False
         if uid in (0, self.owner_uid):
             return True
         return uid == publisher.credentials.uid and uid != OVERFLOW_ID
@@ -964,6 +1012,18 @@ class FloodControl:
             for observer in self.observers:
                 observer.resumed(publisher)
         return resumed
+
+    def deafen(self, client: Client) -> list[Client]:
+        """Discard what waits for a client that receives no more.
+
+        Return the publishers that are resumed by it.
+        Spec: [CONN-8] [CONN-18].
+        """
+        client.deaf = True
+        while client.backlog.bytes:
+            self._discard(client, client.backlog.first(), "deaf")
+            client.backlog.pop()
+        return self.release(client)
 
     def forget(self, client: Client) -> list[Client]:
         """Drop a client's backlog; return the publishers that it paused."""
@@ -1017,9 +1077,10 @@ MSG_TRUNC = socket.MSG_TRUNC
 PACKETS_PER_TURN = 64
 SINGLE_TURNS = 8  # after one that found a single packet
 BACKLOG_PACKETS_PER_TURN = 512  # it should empty faster than a turn fills it
-DELIVERIES_PER_TURN = 4_096
+WORK_PER_TURN = 4_096  # look-ups and deliveries
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
 ACCEPTS_PER_TURN = 64
+SELECT_SECONDS_MAX = 3_600.0  # epoll knows no more than 24 days
 ACCEPT_PAUSE_SECONDS = 0.1
 MEMORY_PAUSE_SECONDS = 0.05
 STOP_SECONDS_MAX = 1.0
@@ -1038,6 +1099,7 @@ class Wire(Protocol):
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
     def setblocking(self, flag: bool, /) -> None: ...
+    def shutdown(self, how: int, /) -> None: ...
     def close(self) -> None: ...
 
 
@@ -1177,7 +1239,7 @@ class Server:
             if events & WRITE and not client.closed:
                 self.drain(client)
         except (OSError, MemoryError) as error:
-            self.disconnect(client, error)
+            self.expel(client, error)
 
     # ---- On a new connection
 
@@ -1262,9 +1324,9 @@ class Server:
         recv_into takes no descriptors, so the kernel closes any [CONN-7].
         After a turn that found one packet, the next few look for one only.
         """
+        bus = self.bus
+        bus.work = 0
         recv_into = client.wire.recv_into
-        handle = self.bus.handle
-        touched = self.bus.touched
         view = self._view
         copied_max = min(COPY_BYTES_MAX, len(view))
         if client.single_turns:
@@ -1281,15 +1343,15 @@ class Server:
                 return False
             if 0 < size <= copied_max:
                 packet = view[:size].tobytes()
-                handle(client, packet, packet)
-                if count * len(touched) > DELIVERIES_PER_TURN:
-                    break
+                bus.handle(client, packet, packet)
             elif size == 0:
                 return self._is_end(client)
             else:
                 self._receive_large(client, size)
                 if client.held_by or client.closed:
                     break
+            if bus.work > WORK_PER_TURN:
+                break
         return False
 
     def _receive_large(self, client: Client, size: int) -> None:
@@ -1302,6 +1364,7 @@ class Server:
             raise PacketError("LIMIT-1", f"packet of {size} bytes")
         start = self._view[: self._head_bytes_max].tobytes()
         self.bus.handle(client, self._view[:size], start[:size])
+        self.bus.work += len(self.bus.touched) * (size // COPY_BYTES_MAX)
         self._flush(client)
 
     def _is_end(self, client: Client) -> bool:
@@ -1325,7 +1388,7 @@ class Server:
             try:
                 self.deliver(client, publisher)
             except (ProtocolError, OSError, MemoryError) as error:
-                self.disconnect(client, error)
+                self.expel(client, error)
         self.bus.touched.clear()
 
     def deliver(self, client: Client, publisher: Client) -> None:
@@ -1339,11 +1402,11 @@ class Server:
         backlog = client.backlog
         stalled = False
         while True:
-            if backlog.bytes:
+            if backlog.bytes or client.deaf:
                 packet = next(packets, None)
             else:
                 packet = self._offer(client, packets)
-            if packet is None or client.deaf:
+            if packet is None:
                 break
             stalled = True
             self.bus.flood.refuse(client, packet, publisher)
@@ -1378,10 +1441,9 @@ class Server:
         """
         if error.errno in (errno.ENOBUFS, errno.ENOMEM):
             self._starved.start(client)
+            self._watch(client)
         elif error.errno in (errno.EPIPE, errno.ECONNRESET):
-            client.deaf = True
-            client.backlog.clear()
-            self._after_progress(client)
+            self._deafen(client)
         elif not isinstance(error, BlockingIOError):
             raise error
 
@@ -1392,7 +1454,8 @@ class Server:
             self._holders.start(client)
         if client.discarded and not client.discard_logged:
             client.discard_logged = True
-            line = f"discard {client} [BLOCK-20] mode soft={client.soft_mode}"
+            why = f"soft={client.soft_mode} hard={client.hard_mode}"
+            line = f"discard {client} [BLOCK-20] deaf={client.deaf} {why}"
             self._causes.write("BLOCK-20", client.credentials.uid, line)
 
     def drain(self, client: Client) -> int:
@@ -1427,13 +1490,25 @@ class Server:
             self._holders.start(client)
         self._watch(client)
 
+    def _deafen(self, client: Client) -> None:
+        """Give up on sending to a client.
+
+        Spec: [CONN-8] [CONN-18].
+        """
+        for publisher in self.bus.flood.deafen(client):
+            self._watch(publisher)
+        self._holders.stop(client)
+        self._watch(client)
+
     # ---- When time is up
 
     def _seconds_max(self, seconds_max: float | None) -> float:
         """Return for how long to wait for events, *seconds_max* at most."""
         timers = (self._holders, self._starved, self._resting)
         left = [timer.seconds_left() for timer in timers if timer]
-        return min(left if seconds_max is None else [*left, seconds_max])
+        if seconds_max is not None:
+            left.append(seconds_max)
+        return min(SELECT_SECONDS_MAX, *left)
 
     def _on_time(self) -> None:
         """Do what no event asks for.
@@ -1441,14 +1516,19 @@ class Server:
         Spec: [BLOCK-16] [CONN-3] [CONN-9].
         """
         for client in self._starved.due():
-            self.drain(client)
+            self._serve(client, WRITE)
+            self._watch(client)
         for client in self._holders.due():
             # A reader of few packets may have made room without an event
-            if not self.drain(client) and client.holding:
+            self._serve(client, WRITE)
+            if client.holding and client not in self._holders:
                 what = "holds publishers and takes no packet"
-                self.disconnect(client, BacklogError("BLOCK-16", what))
-        if self._resting.due() and not self.stopping:
-            self.selector.register(self.listener, READ, self.accept)
+                self.expel(client, BacklogError("BLOCK-16", what))
+        for listener in self._resting.due():
+            try:
+                self.selector.register(listener, READ, self.accept)
+            except OSError:
+                self._resting.start(listener)
 
     # ---- When a client leaves
 
@@ -1459,27 +1539,52 @@ class Server:
         """
         while self.drain(client):
             pass
-        self.disconnect(client, "end of input")
+        self.disconnect(client, client.fault or "end of input")
+
+    def expel(self, client: Client, error: Exception) -> None:
+        """Disconnect a receiver, but only once all that it sent is read.
+
+        Spec: [CONN-18].
+        """
+        if client.closed or client.fault:
+            return
+        client.fault = str(error)
+        self._log_disconnection(client, error)
+        with contextlib.suppress(OSError):
+            client.wire.shutdown(socket.SHUT_RDWR)  # it can send no more
+        self._deafen(client)
 
     def disconnect(self, client: Client, cause: str | Exception) -> None:
         """Forget a client at once, and close its socket after the round.
 
-        Spec: [CONN-12] [CONN-13].
+        Spec: [CONN-12].
         """
         if client.closed:
             return
-        if client.events:
+        if isinstance(cause, Exception) and not client.fault:
+            self._log_disconnection(client, cause)
+        with contextlib.suppress(KeyError):  # it may not be watched
             self.selector.unregister(client.wire)
+        holders = list(client.held_by)
         resumed = self.bus.close(client, str(cause))
-        self._holders.stop(client)
-        self._starved.stop(client)
         self._closed.append(client.wire)
+        for holder in (client, *holders):
+            if not holder.holding:
+                self._holders.stop(holder)
+        self._starved.stop(client)
         for publisher in resumed:
             self._watch(publisher)
-        if isinstance(cause, Exception):
-            rule = getattr(cause, "requirement", "CONN-12")
-            line = f"disconnect {client} {cause}"
-            self._causes.write(rule, client.credentials.uid, line)
+
+    def _log_disconnection(self, client: Client, cause: Exception) -> None:
+        """Say who is disconnected, and why.
+
+        Spec: [CONN-13].
+        """
+        rule = getattr(cause, "requirement", "CONN-12")
+        line = f"disconnect {client} {cause}"
+        if client.backlog.bytes:
+            line += f" ({len(client.backlog)} packets lost)"
+        self._causes.write(rule, client.credentials.uid, line)
 
     def _close_sockets(self) -> None:
         """Close the sockets of those who left, and stop after the last.
@@ -1495,22 +1600,25 @@ class Server:
     def _watch(self, client: Client) -> None:
         """Have the selector watch for what a client can do now.
 
-        Spec: [BLOCK-12].
+        Spec: [BLOCK-12] [CONN-9].
         """
         events = 0
         if not client.held_by and not self.stopping:
             events |= READ
-        if client.backlog.bytes and not client.deaf:
+        if client.backlog.bytes and client not in self._starved:
             events |= WRITE
         if client.closed or events == client.events:
             return
-        if not client.events:
-            self.selector.register(client.wire, events, client)
-        elif events:
-            self.selector.modify(client.wire, events, client)
-        else:
-            self.selector.unregister(client.wire)
-        client.events = events
+        before, client.events = client.events, events
+        try:
+            if not before:
+                self.selector.register(client.wire, events, client)
+            elif events:
+                self.selector.modify(client.wire, events, client)
+            else:
+                self.selector.unregister(client.wire)
+        except OSError as error:
+            self.disconnect(client, error)
 
     def _finish(self) -> None:
         """Deliver what was read, for a second at most, and close.
@@ -2143,6 +2251,7 @@ LIMIT_OPTIONS = (
     ("--max-pattern-bytes", "bytes of them", "pattern_bytes_max"),
     ("--max-backlog", "bytes of a client's backlog", "backlog_bytes_max"),
     ("--max-clients", "clients", "clients_max"),
+    ("--max-shapes", "shapes of the patterns of a user", "shapes_max"),
     ("--block-timeout", "seconds", "block_seconds_max"),
 )
 

@@ -21,6 +21,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,7 +145,7 @@ class TestFiles:
             family, number = rule.rsplit("-", 1)
             families.setdefault(family, []).append(int(number))
         for family, numbers in families.items():
-            assert numbers == list(range(1, len(numbers) + 1)), family
+            assert sorted(numbers) == list(range(1, len(numbers) + 1)), family
 
     @pytest.mark.parametrize(
         "file",
@@ -319,7 +320,7 @@ class TestSubscriptionTable:
         chance = random.Random(seed)
         kernel = FakeKernel()
         clients = [kernel.connect().client for _ in range(6)]
-        table = sbus.SubscriptionTable()
+        table = sbus.SubscriptionTable(1000)
         held: set[tuple[bytes, sbus.Client]] = set()
         for _ in range(400):
             pair = self.random_text(chance), chance.choice(clients)
@@ -355,7 +356,8 @@ class TestSubscriptionTable:
             else:
                 held.add((pattern, peer))
                 peer.send(b"SUB " + pattern)
-            key = chance.choice((b"a", b"ab/b", b"a/", b"", b"ab"))
+            keys = (b"a", b"ab/b", b"a/", b"", b"ab", b"a/b", b"a/b/a")
+            key = chance.choice(keys)
             peers[0].send(publish(key))
             for peer in peers:
                 owed = any(
@@ -373,6 +375,19 @@ class TestSubscriptionTable:
         for number in range(2 * sbus.RECENT_KEYS_MAX):
             kernel.bus.handle(peer.client, b"", publish(b"%d" % number))
         assert len(kernel.bus._recent) <= sbus.RECENT_KEYS_MAX
+        assert len(kernel.bus._recent_heads) <= sbus.RECENT_KEYS_MAX
+
+    def test_recent_keys_are_forgotten_for_good(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[LIMIT-4] Whoever makes the bus forget them leaves nothing."""
+        peer = kernel.connect()
+        for number in range(100):
+            for pattern in (b"k%d", b"k%d/", b"k%d/*"):
+                key = pattern % number
+                peer.send(publish(key), b"SUB " + key, b"UNSUB " + key)
+        assert not kernel.bus._recent
+        assert not kernel.bus._recent_heads
 
 
 # =============================================================================
@@ -597,6 +612,23 @@ class TestSubscribe:
         assert not peer.wire.closed
         peer.send(b"SUB f")
         assert peer.wire.closed
+
+    def test_limit_of_shapes(self) -> None:
+        """[LIMIT-10] All clients of a user share it; what is left is free."""
+        kernel = FakeKernel(sbus.Limits(shapes_max=3))
+        one, two, other = (kernel.connect(uid=uid) for uid in (1, 1, 2))
+        one.send(b"SUB a", b"SUB b", b"SUB a/b", b"SUB a*b", b"SUB a/")
+        two.send(b"SUB c", b"SUB c/", b"SUB d", b"UNSUB d", b"UNSUB c")
+        other.send(b"SUB *", b"SUB a*", b"SUB aa*", b"SUB bb*")
+        assert not (one.wire.closed or two.wire.closed or other.wire.closed)
+        one.send(b"UNSUB a/b", b"SUB *")
+        assert not one.wire.closed
+        two.send(b"SUB ")
+        assert two.wire.closed
+        one.close()
+        other.send(b"SUB aaa*")
+        assert other.wire.closed
+        assert not kernel.bus._public._users
 
     def test_patterns_vanish_with_their_client(
         self, kernel: FakeKernel
@@ -1340,6 +1372,18 @@ class TestHardModes:
         _, reader, sender = self.full(b"blocking/hard/error")
         assert not reader.wire.closed
 
+    def test_hard_and_then_soft_block(self) -> None:
+        """[BLOCK-2] [BLOCK-7] The mode that holds longer counts."""
+        _, reader, sender = self.full()
+        sender.send(publish(b"k", b"5"))
+        reader.send(b"CMSG blocking/soft/block")
+        sender.kernel.bus.flood.refuse(reader.client, b"x", sender.client)
+        while len(reader.client.backlog) > 1:
+            reader.read(1)
+            assert sender.paused
+        reader.read_all()
+        assert not sender.paused
+
     def test_soft_and_hard_block(self) -> None:
         """[BLOCK-7] [BLOCK-10] The backlog has to be empty then."""
         kernel = FakeKernel(small(backlog_packets=4))
@@ -1481,6 +1525,37 @@ class TestBlockTimeout:
         timeout = kernel.selector.timeouts[-1]
         assert timeout is not None and 4 < timeout <= 5
 
+    def test_time_ends_with_the_last_held_publisher(self) -> None:
+        """[BLOCK-16] The next one that is held has all of it."""
+        kernel, reader, sender = self.held()
+        kernel.wait(1)
+        kernel.server.disconnect(sender.client, "test")
+        kernel.wait(3.9)
+        kernel.connect().send(publish(b"k"))
+        kernel.wait(4.9)
+        assert not reader.wire.closed
+        kernel.wait(0.2)
+        assert reader.wire.closed
+
+    def test_publisher_that_was_disconnected_is_not_held(self) -> None:
+        """[BLOCK-16] Nobody is made responsible for it."""
+        kernel, reader, sender = self.held()
+        client = sender.client
+        reader.read_all()
+        kernel.server.disconnect(client, "test")
+        assert not kernel.bus.flood.may_pause(client, reader.client)
+
+    def test_long_block_time(self) -> None:
+        """[BLOCK-16] [LIMIT-8] Longer than epoll can wait."""
+        kernel = FakeKernel(sbus.Limits(block_seconds_max=1e9))
+        reader, sender = kernel.connect(), kernel.connect()
+        reader.wire.room = 1
+        reader.send(b"SUB k", b"CMSG blocking/soft/block")
+        sender.send(*publications(3))
+        kernel.server.round()
+        timeout = kernel.selector.timeouts[-1]
+        assert timeout is not None and timeout <= 3600
+
     def test_publisher_that_leaves_while_paused(self) -> None:
         """[CONN-6] [BLOCK-12] What it sent is handled once it may go on."""
         kernel, reader, sender = self.held()
@@ -1548,6 +1623,61 @@ class TestLoop:
         assert len(flooder.wire.incoming) >= 1000 - 64
         assert len(polite.wire.taken) == 1
 
+    def test_turns_with_much_searching_are_shorter(self) -> None:
+        """[CONN-5] New keys beside many shapes of patterns."""
+        kernel = FakeKernel(sbus.Limits(shapes_max=1000))
+        peer = kernel.connect()
+        peer.send(*(b"SUB " + b"x" * n + b"*" for n in range(1000)))
+        peer.wire.incoming.extend(publish(b"%d" % n) for n in range(64))
+        kernel.server.round(0)
+        assert len(peer.wire.incoming) > 64 - 6
+
+    def test_turns_with_much_reordering_are_shorter(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-5] [ORDER-5] Of a long backlog."""
+        peer = kernel.connect()
+        peer.wire.room = 0
+        peer.send(b"SUB k", *publications(5000))
+        orders = [b"CMSG order/random", b"CMSG order/stack"] * 32
+        peer.wire.incoming.extend(orders)
+        kernel.server.round(0)
+        assert len(peer.wire.incoming) == 63
+        peer.wire.room = None
+        kernel.run()
+        assert peer.read_all() == publications(5000)[::-1]
+
+    def test_turns_with_large_packets_are_shorter(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-5] To many receivers."""
+        for _ in range(100):
+            kernel.connect().send(b"SUB k")
+        flooder = kernel.connect()
+        flooder.wire.incoming.extend([publish(b"k", bytes(400_000))] * 9)
+        kernel.server.round(0)
+        assert len(flooder.wire.incoming) == 7
+
+    def test_single_packets_are_read_one_a_turn(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-5] For a while; then runs of them are read again."""
+        peer, reads = kernel.connect(), 0
+        recv_into = peer.wire.recv_into
+
+        def count_reads(*arguments: Any) -> int:
+            nonlocal reads
+            reads += 1
+            return recv_into(*arguments)
+
+        peer.wire.recv_into = count_reads  # type: ignore[method-assign]
+        for _ in range(1 + sbus.SINGLE_TURNS):
+            peer.send(WHOAMI)
+        assert reads == 2 + sbus.SINGLE_TURNS
+        peer.wire.incoming.extend([WHOAMI] * 50)
+        kernel.server.round(0)
+        assert not peer.wire.incoming
+
     def test_turns_with_many_deliveries_are_shorter(
         self, kernel: FakeKernel
     ) -> None:
@@ -1572,18 +1702,55 @@ class TestLoop:
         assert len(sender.wire.incoming) == 7
         assert reader.read_all() == packets
 
-    def test_large_packets_of_a_disconnected_publisher(
+    @pytest.mark.parametrize("size", [1, 100_000])
+    @pytest.mark.parametrize("uid", [1000, 1001])
+    def test_receiver_that_is_disconnected_is_heard_out(
+        self, size: int, uid: int
+    ) -> None:
+        """[CONN-18] Nobody else can make its messages vanish."""
+        kernel = FakeKernel(sbus.Limits(backlog_bytes_max=size + 200))
+        peer, sender = kernel.connect(uid=1000), kernel.connect(uid=uid)
+        witness = kernel.connect()
+        witness.send(b"SUB late")
+        peer.wire.room = 0
+        peer.send(b"SUB k", b"CMSG blocking/hard/error")
+        peer.wire.incoming.extend(publications(200, b"late"))
+        sender.wire.incoming.extend([publish(b"k", bytes(size))] * 2)
+        kernel.run()
+        assert peer.wire.closed and not sender.wire.closed
+        assert witness.read() == publications(200, b"late")
+
+    def test_receiver_that_disconnects_itself(
         self, kernel: FakeKernel
     ) -> None:
-        """[CONN-12] A turn ends as soon as its publisher is disconnected."""
+        """[CONN-18] By what it publishes to itself."""
         peer, witness = kernel.connect(), kernel.connect()
         witness.send(b"SUB late")
         peer.wire.room = 0
         large = publish(b"k", bytes(100_000))
         peer.send(b"SUB k", b"CMSG blocking/soft/error")
-        peer.send(large, publish(b"late"), large)
+        peer.send(large, publish(b"late"), large, publish(b"late", b"2"))
         assert peer.wire.closed
-        assert witness.read() == []
+        assert witness.read() == [publish(b"late"), publish(b"late", b"2")]
+
+    def test_disconnected_receiver_holds_nobody(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-18] [BLOCK-12] Although it is paused itself."""
+        peer, sender, holder = (kernel.connect() for _ in range(3))
+        holder.wire.room = 1
+        holder.send(b"SUB x", b"CMSG blocking/soft/block")
+        peer.wire.room = 1
+        peer.send(b"SUB k", b"CMSG blocking/soft/block")
+        peer.send(*publications(3, b"x"), publish(b"x", b"3"))
+        sender.send(*publications(3))
+        assert peer.paused and sender.paused
+        peer.wire.failures.append(OSError(errno.EIO, "odd"))
+        peer.wire.taken.clear()
+        kernel.run()
+        assert not sender.paused and not peer.wire.closed
+        assert len(holder.read_all()) == 4
+        assert peer.wire.closed
 
     def test_departure_after_the_last_packet(self, kernel: FakeKernel) -> None:
         """[CONN-6] [CONN-10] All that was sent is handled."""
@@ -1629,6 +1796,8 @@ class TestLoop:
         kernel.wait(5.1)  # no event tells of it
         other.send(publish(b"x"), publish(b"x"))
         assert not deaf.wire.closed and not other.paused
+        lost = 4 if stalled else 2  # [BLOCK-20]
+        assert kernel.bus.flood.discarded == {"deaf": lost}
         deaf.send(publish(b"k"))
         assert other.read() == [publish(b"k")]
         deaf.close()
@@ -1648,6 +1817,22 @@ class TestLoop:
             assert reader.read() == [] and not reader.wire.closed
             kernel.wait(0.06)
         assert reader.read() == publications(3)
+
+    def test_kernel_with_room_but_without_memory(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-9] The loop does not spin on a socket that seems ready."""
+        reader, sender = kernel.connect(), kernel.connect()
+        reader.send(b"SUB k")
+        failures = [OSError(errno.ENOBUFS, "none")] * 3
+        reader.wire.failures.extend(failures)
+        sender.send(*publications(3))
+        assert len(reader.wire.failures) == 2
+        kernel.wait(0.06)
+        assert len(reader.wire.failures) == 1
+        reader.wire.failures[0] = OSError(errno.EIO, "odd")
+        kernel.wait(0.06)
+        assert reader.wire.closed and not sender.wire.closed
 
     def test_unheard_of_error(self, kernel: FakeKernel) -> None:
         """[CONN-12] It costs the client that it concerns."""
@@ -1742,14 +1927,58 @@ class TestLoop:
         """[CONN-3] The bus forgets a client that it cannot serve."""
         register = kernel.selector.register
 
-        def fail(*_: object) -> object:
-            raise OSError(errno.ENOSPC, "no room to watch")
-
-        kernel.selector.register = fail  # type: ignore
+        kernel.selector.register = no_room  # type: ignore
         peer = kernel.connect()
         kernel.selector.register = register  # type: ignore[method-assign]
         assert peer.wire.closed
         assert not kernel.bus.clients
+
+    def test_error_while_a_publisher_is_resumed(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-12] It costs the publisher, not its reader."""
+        reader, sender = kernel.connect(), kernel.connect()
+        reader.wire.room = 1
+        reader.send(b"SUB k", b"CMSG blocking/soft/block")
+        sender.send(*publications(3))
+        register = kernel.selector.register
+
+        def fail(fileobj: object, *arguments: Any) -> object:
+            is_sender = fileobj is sender.wire
+            return (no_room if is_sender else register)(fileobj, *arguments)
+
+        kernel.selector.register = fail  # type: ignore
+        assert reader.read_all() == publications(3)
+        assert sender.wire.closed and not reader.wire.closed
+
+    def test_error_while_a_client_is_watched_for_more(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-12] Although the selector has forgotten it by then."""
+        reader, sender = kernel.connect(), kernel.connect()
+        reader.wire.room = 1
+        reader.send(b"SUB k")
+
+        def fail(fileobj: object, *_: object) -> object:
+            kernel.selector.unregister(fileobj)
+            return no_room()
+
+        kernel.selector.modify = fail  # type: ignore
+        sender.send(*publications(3))
+        assert reader.wire.closed and not sender.wire.closed
+
+    def test_error_while_the_listener_is_watched(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-3] It rests once more."""
+        register = kernel.selector.register
+        kernel.listener.failures.append(OSError(errno.EMFILE, "none"))
+        kernel.run()
+        kernel.selector.register = no_room  # type: ignore
+        kernel.wait(0.11)
+        kernel.selector.register = register  # type: ignore[method-assign]
+        kernel.wait(0.11)
+        assert kernel.listener in kernel.selector.keys
 
     def test_limit_of_clients(self) -> None:
         """[LIMIT-7] There is room again when one leaves."""
@@ -1778,16 +2007,22 @@ class TestLoop:
         two.close()
         assert kernel.server.stopping
 
-    def test_client_that_is_disconnected_in_its_own_batch(
+    def test_client_that_is_closed_in_its_own_batch(
         self, kernel: FakeKernel
     ) -> None:
         """[CONN-12] Events of a closed client are of no effect."""
         sender, reader, witness = (kernel.connect() for _ in range(3))
         witness.send(b"SUB late")
-        reader.wire.room = 0
-        reader.send(b"SUB k", b"CMSG blocking/soft/error")
-        sender.wire.incoming.append(publish(b"k"))
         reader.wire.incoming.append(publish(b"late"))
+        sender.wire.incoming.append(publish(b"k"))
+        handle = kernel.bus.handle
+
+        def close_reader(*arguments: Any) -> None:
+            handle(*arguments)
+            kernel.bus.handle = handle  # type: ignore[method-assign]
+            kernel.server.disconnect(reader.client, "test")
+
+        kernel.bus.handle = close_reader  # type: ignore
         kernel.run()
         assert reader.wire.closed
         assert witness.read() == []
@@ -2190,6 +2425,11 @@ class TestRealSockets:
             sender.send(*publications(3000))
             assert sender.fence() == []
             assert slow.fence() == publications(3000)
+
+
+def no_room(*_: object) -> object:
+    """Fail as a selector does that can watch no more."""
+    raise OSError(errno.ENOSPC, "no room to watch")
 
 
 def fill(sender: Peer) -> int:

@@ -94,6 +94,10 @@ class FakeWire:
     def setblocking(self, flag: bool, /) -> None:
         assert flag is False
 
+    def shutdown(self, how: int, /) -> None:
+        assert how == socket.SHUT_RDWR
+        self.ended = self.deaf = True
+
     def close(self) -> None:
         assert not self.closed, "closed twice"
         self.closed = True
