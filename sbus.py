@@ -1775,6 +1775,11 @@ class Endpoint:
             endpoint._inode = inode(address)
         return endpoint
 
+    @property
+    def is_path(self) -> bool:
+        """Whether the socket is a file that we created."""
+        return self._inode is not None
+
     def close(self) -> None:
         """Close the socket, and remove it if it is still ours.
 
@@ -1850,7 +1855,7 @@ def describe_occupant(address: str) -> str:
     except OSError:
         return "something was there; try again"
     if not stat.S_ISSOCK(mode):
-        return "something that is not a socket is there"
+        return "what is there is no socket; use another address"
     if is_stale(address):
         return "a stale socket is there; -r replaces it"
     return "a server listens there already"
@@ -1890,9 +1895,17 @@ def directory_lock(directory: str) -> Iterator[None]:
 
     Whoever can read the directory can keep the lock, so none is waited for
     any longer than a start takes.
+    Raises: AddressError if there is no such directory.
     Spec: [ADDR-9].
     """
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # to bind may be allowed all the same
+        yield
+        return
+    except OSError as error:
+        what = error.strerror
+        raise AddressError(f"directory {directory}: {what}") from None
     try:
         end = time.monotonic() + LOCK_SECONDS_MAX
         while time.monotonic() < end:
@@ -1917,7 +1930,7 @@ class PidFile:
 
     def __init__(self, path: str) -> None:
         self._path = absolute(path)
-        self._descriptor = open_regular(path, 0, 0o644)
+        self._descriptor = open_regular(path, 0, 0o600)
         what = self._fault()
         if what:
             os.close(self._descriptor)
@@ -1972,7 +1985,8 @@ def is_alive(pid: int) -> bool:
 def open_regular(path: str, flags: int, mode: int) -> int:
     """Open a regular file to read and write, or create it.
 
-    Raises: StartError if it is none, or is behind a symbolic link.
+    Raises: StartError if it is none, is behind a symbolic link, or belongs
+    to another user than root and our own.
     """
     flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     try:
@@ -1982,9 +1996,15 @@ def open_regular(path: str, flags: int, mode: int) -> int:
         if error.errno == errno.ELOOP:
             what = "a symbolic link is not followed"
         raise StartError(f"{path}: {what}") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    status = os.fstat(descriptor)
+    what = ""
+    if not stat.S_ISREG(status.st_mode):
+        what = "not a regular file"
+    elif status.st_uid not in (0, os.getuid()):
+        what = "another user's file"
+    if what:
         os.close(descriptor)
-        raise StartError(f"{path}: not a regular file")
+        raise StartError(f"{path}: {what}")
     return descriptor
 
 
@@ -1999,13 +2019,20 @@ class LogHandler(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = re.sub("[^ -~]", "?", f"sbus: {record.getMessage()}")
+        text = re.sub("[^ -~]", "?", f"sbusd: {record.getMessage()}")
         line = text[: LOG_LINE_BYTES_MAX - 1].encode("ascii") + b"\n"
         poll = select.poll()
         poll.register(2, select.POLLOUT)
         with contextlib.suppress(OSError):
             if poll.poll(0):
                 os.write(2, line)
+
+
+DISCARD_RULES = {
+    "soft/discard": "BLOCK-5",
+    "hard/discard": "BLOCK-9",
+    "deaf": "CONN-8",
+}
 
 
 class Narrator(Observer):
@@ -2021,12 +2048,12 @@ class Narrator(Observer):
         count = client.patterns[pattern]
         rule = "SUB-1" if count == 1 else "SUB-2"
         what = quote(pattern)
-        log.debug("%s SUB %s: held %d times [%s]", client, what, count, rule)
+        log.debug("%s SUB %s: its count is %d [%s]", client, what, count, rule)
 
     def unsubscribed(self, client: Client, pattern: bytes) -> None:
-        left = client.patterns.get(pattern, 0)
-        what = quote(pattern)
-        log.debug("%s UNSUB %s: %d times left [UNSUB-1]", client, what, left)
+        count = client.patterns.get(pattern, 0)
+        line = "%s UNSUB %s: its count is %d [UNSUB-1]"
+        log.debug(line, client, quote(pattern), count)
 
     def ignored(self, client: Client, what: str, rule: str) -> None:
         log.debug("%s %s: ignored [%s]", client, what, rule)
@@ -2044,23 +2071,23 @@ class Narrator(Observer):
     ) -> None:
         to = " ".join(str(receiver.number) for receiver in receivers[:20])
         if len(receivers) > 20:
-            to += " ..."
+            to += f" and {len(receivers) - 20} more"
         size = len(packet) - len(b"MSG ") - len(key) - 1
-        rule = "CRED-11" if key.startswith(SECRET) else "PUB-1"
-        line = "%s MSG %s %d bytes, message %d: to %d clients (%s) [%s]"
-        number = packet.number
-        count = len(receivers)
-        log.debug(line, client, quote(key), size, number, count, to, rule)
+        rule = "CRED-10" if key.startswith(SECRET) else "PUB-1"
+        line = "%s MSG %s %d bytes, message %d: for client %s [%s]"
+        what, number = quote(key), packet.number
+        log.debug(line, client, what, size, number, to or "none", rule)
 
     def sent(self, client: Client, packet: Packet) -> None:
         log.debug("%s: sent %s", client, describe(packet))
 
     def queued(self, client: Client, packet: Packet) -> None:
-        line = "%s: stalled, queued %s, backlog %d bytes [BLOCK-4]"
-        log.debug(line, client, describe(packet), client.backlog.bytes)
+        rule = "BLOCK-4" if isinstance(packet, NumberedPacket) else "BLOCK-17"
+        line = "%s: stalled, queued %s, backlog %d bytes [%s]"
+        log.debug(line, client, describe(packet), client.backlog.bytes, rule)
 
     def discarded(self, client: Client, packet: Packet, reason: str) -> None:
-        rule = "BLOCK-5" if reason == "soft/discard" else "BLOCK-9"
+        rule = DISCARD_RULES[reason]
         log.debug("%s: discarded %s [%s]", client, describe(packet), rule)
 
     def paused(self, publisher: Client, holder: Client, rule: str) -> None:
@@ -2155,9 +2182,9 @@ class Trace(Observer):
             self._write("send", fields)
 
     def discarded(self, client: Client, packet: Packet, reason: str) -> None:
-        assert isinstance(packet, NumberedPacket)  # [BLOCK-17]
-        fields = f',"m":{packet.number},"c":{client.number}'
-        self._write("drop", f'{fields},"reason":"{reason}"')
+        if isinstance(packet, NumberedPacket):
+            fields = f',"m":{packet.number},"c":{client.number}'
+            self._write("drop", f'{fields},"reason":"{reason}"')
 
     def flush(self) -> None:
         """Hand the events of a round to the kernel.
@@ -2202,7 +2229,8 @@ class OptionParser(argparse.ArgumentParser):
 def positive(text: str) -> int:
     """Return a limit of bytes, packets, patterns or clients [LIMIT-8]."""
     if not re.fullmatch("[0-9]{1,15}", text) or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        what = f"{text!r} is not a whole number from 1 to {'9' * 15}"
+        raise argparse.ArgumentTypeError(what)
     return int(text)
 
 
@@ -2234,7 +2262,7 @@ def cred_prefix(text: str) -> bytes:
 
 SWITCHES = (
     ("-c", "--close", "exit when the last client has gone"),
-    ("-d", "--daemon", "detach once it listens"),
+    ("-d", "--daemon", "detach; log only if standard error is a file"),
     ("-f", "--foreground", "do not detach (default)"),
     ("-g", "--group", "let the group connect"),
     ("-o", "--others", "let others connect"),
@@ -2390,6 +2418,7 @@ def notify_ready() -> None:
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier,
         ):
             name = "\0" + address[1:] if address[0] == "@" else address
+            notifier.setblocking(False)
             notifier.sendto(message.encode("ascii"), name)
 
 
@@ -2442,6 +2471,9 @@ def announce(
     )
     if endpoint.address.startswith(ABSTRACT) and not options.user:
         about += "; any user may connect"
+    is_private = not (options.group or options.others)
+    if endpoint.is_path and options.user and is_private:
+        about += "; -u lets nobody in without -g or -o"
     log.info("start %s pid=%d%s", endpoint.address, os.getpid(), about)
     if options.address == ABSTRACT:
         with contextlib.suppress(OSError):

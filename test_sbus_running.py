@@ -65,7 +65,7 @@ def refusal(status: int, *arguments: str, **options: Any) -> str:
     """Start a server that must refuse; return the one line that it says."""
     result = run("sbus.py", *arguments, **options)
     assert (result.status, result.output) == (status, ""), result
-    assert re.fullmatch("sbus: [ -~]{1,293}\n", result.errors), result
+    assert re.fullmatch("sbusd: [ -~]{1,292}\n", result.errors), result
     return result.errors
 
 
@@ -261,7 +261,7 @@ class TestPath:
     def test_size_out_of_range(self, directory: Path, path: str) -> None:
         """[RUN-2] No bytes, or more than 107."""
         line = refusal(1, "-a", path, cwd=directory)
-        assert line.startswith("sbus: a path has 1 to 107 bytes")
+        assert line.startswith("sbusd: a path has 1 to 107 bytes")
         assert os.listdir(directory) == []
 
     def test_nul_byte(self, directory: Path) -> None:
@@ -273,12 +273,13 @@ class TestPath:
     def test_missing_directory(self, directory: Path) -> None:
         """[RUN-2] The line names it."""
         line = refusal(1, "-a", f"{directory}/no/bus")
-        assert line == f"sbus: {directory}/no: No such file or directory\n"
+        what = "No such file or directory"
+        assert line == f"sbusd: directory {directory}/no: {what}\n"
 
     def test_directory_that_takes_no_sockets(self) -> None:
         """[RUN-2] What the kernel says is passed on."""
         line = refusal(1, "-a", "/proc/sbus")
-        assert line.startswith("sbus: /proc/sbus: ")
+        assert line.startswith("sbusd: /proc/sbus: ")
 
     def test_removed_working_directory(self, directory: Path) -> None:
         """[RUN-2] A relative path leads nowhere then."""
@@ -398,7 +399,7 @@ class TestInheritedSocket:
             number = wrong.fileno()
             line = refusal(1, "-a", f"/dev/fd/{number}", pass_fds=[number])
         what = "not a Unix-domain SEQPACKET socket"
-        assert line == f"sbus: /dev/fd/{number}: {what}\n"
+        assert line == f"sbusd: /dev/fd/{number}: {what}\n"
 
     def test_regular_file(self, directory: Path) -> None:
         """[ADDR-3] [RUN-2] A file is no socket."""
@@ -419,7 +420,7 @@ class TestInheritedSocket:
     def test_wrong_number(self, number: str) -> None:
         """[ADDR-3] [RUN-2] A descriptor that is closed, or none at all."""
         line = refusal(1, "-a", f"/dev/fd/{number}")
-        assert line.startswith(f"sbus: /dev/fd/{number}: ")
+        assert line.startswith(f"sbusd: /dev/fd/{number}: ")
 
     def test_socket_of_systemd(self, directory: Path) -> None:
         """[ADDR-2] Descriptor 3, where no address is given."""
@@ -551,11 +552,11 @@ class TestMode:
 
 REPLACED = ["stale socket", "empty file"]
 KEPT = {
-    "file": "not a socket",
-    "directory": "not a socket",
-    "FIFO": "not a socket",
-    "link to nothing": "not a socket",
-    "link to a stale socket": "not a socket",
+    "file": "what is there is no socket",
+    "directory": "what is there is no socket",
+    "FIFO": "what is there is no socket",
+    "link to nothing": "what is there is no socket",
+    "link to a stale socket": "what is there is no socket",
     "silent socket": "a server listens there already",
     "stream server": "a server listens there already",
     "datagram server": "a server listens there already",
@@ -650,8 +651,8 @@ class TestOccupiedPath:
             directory.chmod(0o555)
         line = refusal(1, "-ra", str(path))
         assert line in (
-            f"sbus: {path}: Operation not permitted\n",
-            f"sbus: {path}: Permission denied\n",
+            f"sbusd: {path}: Operation not permitted\n",
+            f"sbusd: {path}: Permission denied\n",
         )
 
     def test_killed_server(self, directory: Path) -> None:
@@ -671,6 +672,20 @@ class TestOccupiedPath:
             new_unix_socket(path).close()
             assert statuses_of_rivals(path) == [0, 1, 1]
             assert os.listdir(directory) == []
+
+    def test_directory_that_cannot_be_read(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """[ADDR-9] It can do without a lock."""
+
+        def refuse(*_: object) -> int:
+            raise PermissionError
+
+        monkeypatch.setattr(os, "open", refuse)
+        endpoint = sbus.Endpoint.open(f"{directory}/bus", 0o700, False)
+        assert os.listdir(directory) == ["bus"]
+        endpoint.close()
+        assert os.listdir(directory) == []
 
     def test_lock_is_awaited(
         self, directory: Path, monkeypatch: pytest.MonkeyPatch
@@ -873,7 +888,7 @@ class TestOptions:
         """[LIMIT-9] [RUN-2] The kernel is asked at start."""
         line = refusal(1, "-a", "bus", "--max-packet", size)
         what = "the kernel takes no packet of that size"
-        assert line == f"sbus: --max-packet {size}: {what}\n"
+        assert line == f"sbusd: --max-packet {size}: {what}\n"
 
     def test_bundle_with_value(self, directory: Path) -> None:
         """[RUN-1] -fa ADDRESS is -f -a ADDRESS."""
@@ -989,6 +1004,15 @@ class TestReadiness:
             os.close(writer)
             assert os.readlink(f"/proc/{pid}/fd/1") == os.devnull
 
+    def test_useless_option(self, directory: Path) -> None:
+        """[ADDR-6] [CONN-2] Whom -u names cannot open a private socket."""
+        options = {"-u5": True, "-gu5": False, "-ou5": False, "-g": False}
+        for option, is_useless in options.items():
+            with RealBus(directory, option) as bus:
+                bus.wait_for_log("start")
+            says = "-u lets nobody in" in bus.log().splitlines()[-2]
+            assert says is is_useless
+
     @pytest.mark.parametrize("is_abstract", [False, True])
     def test_notification(self, directory: Path, is_abstract: bool) -> None:
         """[RUN-5] READY=1, to a path or an abstract name."""
@@ -1023,6 +1047,21 @@ class TestReadiness:
         environment = {**os.environ, "NOTIFY_SOCKET": where}
         with RealBus(directory, env=environment):
             assert is_served(directory / "bus")
+
+    def test_full_queue_of_notifications(self, directory: Path) -> None:
+        """[RUN-5] The server does not wait for who does not read."""
+        where = str(directory / "notify")
+        environment = {**os.environ, "NOTIFY_SOCKET": where}
+        with (
+            new_unix_socket(directory / "notify", DATAGRAM),
+            new_unix_socket(directory / "filler", DATAGRAM) as filler,
+        ):
+            filler.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    filler.sendto(b"x", where)
+            with RealBus(directory, env=environment):
+                assert is_served(directory / "bus")
 
 
 class TestDescriptors:
@@ -1088,7 +1127,7 @@ class TestDaemon:
             assert (directory / "pid").read_text() == f"{server.pid}\n"
             assert server.output == ""
             where = f"{directory}/bus"
-            assert server.errors == f"sbus: start {where} pid={server.pid}\n"
+            assert server.errors == f"sbusd: start {where} pid={server.pid}\n"
         assert os.listdir(directory) == []
 
     def test_without_pid_file(self, directory: Path) -> None:
@@ -1122,9 +1161,9 @@ class TestDaemon:
             peer.send(b"malformed")
             assert peer.receive_all() == []
         first, fault, last = (directory / "log").read_text().splitlines()
-        assert first.startswith("sbus: start ")
+        assert first.startswith("sbusd: start ")
         assert "[PKT-2]" in fault
-        assert last == "sbus: stop"
+        assert last == "sbusd: stop"
 
     def test_hang_up(self, directory: Path) -> None:
         """[RUN-10] A daemon has no terminal to lose."""
@@ -1148,7 +1187,7 @@ class TestDaemon:
         arguments = ("-a", "bus", "-p", "pid")
         options = {"cwd": directory, "preexec_fn": lower, "env": {}}
         line = refusal(1, *arguments, **options)
-        assert line == "sbus: cannot go on: File too large\n"
+        assert line == "sbusd: cannot go on: File too large\n"
         wait_for(lambda: not os.listdir(directory))
 
 
@@ -1189,7 +1228,7 @@ class TestPidFile:
         (directory / "there").touch()
         (directory / "pid").symlink_to("there")
         line = refusal(1, "-a", "bus", "-p", "pid", cwd=directory)
-        assert line == "sbus: pid: a symbolic link is not followed\n"
+        assert line == "sbusd: pid: a symbolic link is not followed\n"
         assert (directory / "there").read_text() == ""
 
     def test_held_file(self, directory: Path) -> None:
@@ -1198,7 +1237,7 @@ class TestPidFile:
             path = directory / "pid"
             path.write_text("")
             line = refusal(1, "-a", "other", "-p", "pid", cwd=directory)
-            assert line == "sbus: pid: a server holds this file\n"
+            assert line == "sbusd: pid: a server holds this file\n"
             assert is_served(directory / "bus")
             path.write_text(f"{server.pid}")
 
@@ -1241,9 +1280,19 @@ class TestPidFile:
             sbus.PidFile(str(path))
 
     def test_mode(self, directory: Path) -> None:
-        """[RUN-9] Everybody may read it, only the owner write it."""
+        """[RUN-9] Nobody else can open it, nor so keep its lock."""
         with daemon(directory, umask=0):
-            assert mode_of(directory / "pid") == 0o644
+            assert mode_of(directory / "pid") == 0o600
+
+    @needs_root
+    def test_file_of_another_user(self, directory: Path) -> None:
+        """[RUN-9] [RUN-2] It could be written by somebody else."""
+        path = directory / "pid"
+        path.touch()
+        os.chown(path, 1234, -1)
+        line = refusal(1, "-a", f"{directory}/bus", "-p", str(path))
+        assert line == f"sbusd: {path}: another user's file\n"
+        assert os.listdir(directory) == ["pid"]
 
 
 def dead_process() -> int:
@@ -1278,7 +1327,7 @@ class TestSignals:
         with RealBus(directory) as bus:
             assert bus.stop(signal.Signals[name]) == 0
         assert os.listdir(directory) == ["log"]
-        assert bus.log().endswith("\nsbus: stop\n")
+        assert bus.log().endswith("\nsbusd: stop\n")
 
     def test_many_at_once(self, directory: Path) -> None:
         """[RUN-10] The second signal changes nothing."""
@@ -1376,7 +1425,7 @@ class TestLastDelivery:
 HOSTILE = (
     b"",
     b"\n",
-    b"BAD\r\nsbus: stop\n\x1b[2J",
+    b"BAD\r\nsbusd: stop\n\x1b[2J",
     b"BAD" + bytes(range(256)),
     b"\xff" * 400,
     b"x" * 100_000,
@@ -1393,8 +1442,8 @@ class TestLog:
             peer.send(b"SUB k", publish(b"k"), b"UNSUB k", b"UNSUB k")
             peer.send(b"CMSG unknown", b"CMSG echo/off")
             peer.fence()
-        start = f"sbus: start {bus.path} pid={bus.process.pid}\n"
-        assert bus.log() == f"{start}sbus: stop\n"
+        start = f"sbusd: start {bus.path} pid={bus.process.pid}\n"
+        assert bus.log() == f"{start}sbusd: stop\n"
 
     @pytest.mark.parametrize("option", ["-f", "-v"])
     def test_hostile_bytes(self, directory: Path, option: str) -> None:
@@ -1407,8 +1456,8 @@ class TestLog:
         lines = bus.log_path.read_bytes().split(b"\n")
         assert lines.pop() == b""
         for line in lines:
-            assert re.fullmatch(b"sbus: [ -~]{1,293}", line), line
-        assert lines.count(b"sbus: stop") == 1
+            assert re.fullmatch(b"sbusd: [ -~]{1,292}", line), line
+        assert lines.count(b"sbusd: stop") == 1
         assert sum(b"disconnect client=" in line for line in lines) > 3
 
     def test_keys_are_cut(self, directory: Path) -> None:
@@ -1433,14 +1482,14 @@ class TestLog:
         """[RUN-14] With -v the log names the rule of each packet."""
         own = f"!/cred/{os.getgid()}/{os.getuid()}/{os.getpid()}"
         steps = {
-            b"SUB k": "SUB b'k': held 1 times [SUB-1]",
-            b"SUB k\0": "SUB b'k': held 2 times [SUB-2]",
-            b"UNSUB k": "UNSUB b'k': 1 times left [UNSUB-1]",
+            b"SUB k": "SUB b'k': its count is 1 [SUB-1]",
+            b"SUB k\0": "SUB b'k': its count is 2 [SUB-2]",
+            b"UNSUB k": "UNSUB b'k': its count is 1 [UNSUB-1]",
             b"UNSUB l": "UNSUB b'l': ignored [UNSUB-2]",
-            publish(b"k", b"123"): "MSG b'k' 3 bytes, message 1: to 1 clients"
-            " (1) [PUB-1]",
+            publish(b"k", b"123"): "MSG b'k' 3 bytes, message 1: for client 1"
+            " [PUB-1]",
             publish(own.encode() + b"/x"): f"MSG b'{own}/x' 0 bytes, message 2"
-            ": to 0 clients () [CRED-11]",
+            ": for client none [CRED-10]",
             b"CMSG echo/off": "CMSG b'echo/off': done [ECHO-2]",
             b"CMSG echo/on": "CMSG b'echo/on': done [ECHO-3]",
             b"CMSG order/stack": "CMSG b'order/stack': done [BLOCK-2]",
@@ -1457,13 +1506,13 @@ class TestLog:
                 assert peer.is_disconnected()
         who = f"client=1 uid={os.getuid()} pid={os.getpid()}"
         log = bus.log()
-        assert f"sbus: open {who} [CRED-1]\n" in log
+        assert f"sbusd: open {who} [CRED-1]\n" in log
         for line in steps.values():
-            assert f"sbus: {who} {line}\n" in log
-        assert f"sbus: {who}: sent message 1\n" in log
-        assert f"sbus: {who}: sent a control packet\n" in log
-        assert f"sbus: close {who} end of input\n" in log
-        assert "sbus: close client=2" in log
+            assert f"sbusd: {who} {line}\n" in log
+        assert f"sbusd: {who}: sent message 1\n" in log
+        assert f"sbusd: {who}: sent a control packet\n" in log
+        assert f"sbusd: close {who} end of input\n" in log
+        assert "sbusd: close client=2" in log
         positions = [log.index(line) for line in steps.values()]
         assert positions == sorted(positions)
 
@@ -1485,8 +1534,13 @@ class TestLog:
         reader.send(b"CMSG blocking/soft/block")
         sender.send(publish(b"k"))  # queued
         reader.read()
+        reader.send(WHOAMI)
+        reader.read()
+        reader.wire.deaf = True
+        sender.send(publish(b"k"))
         to, by = "client=1 uid=1000 pid=1:", "client=2 uid=1000 pid=2:"
         size = len(publish(b"k")) + sbus.PACKET_OVERHEAD_BYTES
+        answer = len(WHOAMI + b"\0!/cred/100/1000/1") + 128
         decisions = [
             line for line in caplog.messages if line.startswith((to, by))
         ]
@@ -1501,6 +1555,10 @@ class TestLog:
             f"{to} stalled, queued message 5, backlog {size} bytes [BLOCK-4]",
             f"{to} sent message 5",
             f"{by} resumed [BLOCK-12]",
+            f"{to} stalled, queued a control packet, backlog {answer} bytes"
+            " [BLOCK-17]",
+            f"{to} sent a control packet",
+            f"{to} discarded message 6 [CONN-8]",
         ]
 
     def test_wide_fan_out(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -1512,7 +1570,7 @@ class TestLog:
             kernel.connect().send(b"SUB k")
         kernel.connect().send(publish(b"k"))
         numbers = " ".join(str(number) for number in range(1, 21))
-        assert f": to 21 clients ({numbers} ...) [PUB-1]\n" in caplog.text
+        assert f": for client {numbers} and 1 more [PUB-1]\n" in caplog.text
 
 
 class TestBlockedLog:
@@ -1535,7 +1593,7 @@ class TestBlockedLog:
         with os.fdopen(reader, "rb") as pipe:
             text = pipe.read()
         assert 0 < text.count(b"\n") < 4_000
-        assert re.fullmatch(b"(sbus: [ -~]+\n)+", text)
+        assert re.fullmatch(b"(sbusd: [ -~]+\n)+", text)
 
     @pytest.mark.parametrize("status, argument", [(1, "--trace=/"), (2, "-x")])
     def test_full_pipe_at_the_start(
@@ -1663,6 +1721,16 @@ class TestTraceEvents:
             },
             {"ev": "stop", "version": "7"},
         )
+
+    def test_client_that_no_longer_receives(self, directory: Path) -> None:
+        """[TRACE-1] [CONN-8] What is for it is dropped, answers unseen."""
+        with traced(directory / "trace") as (kernel, path):
+            deaf = kernel.connect()
+            deaf.wire.deaf = True
+            deaf.send(b"SUB k", publish(b"k"), WHOAMI, publish(b"k"))
+        drops = [event for event in events_of(path) if event["ev"] == "drop"]
+        assert [drop["m"] for drop in drops] == [1, 2]
+        assert {drop["reason"] for drop in drops} == {"deaf"}
 
     def test_what_has_no_effect(self, directory: Path) -> None:
         """[TRACE-1] Refused packets and control answers are no events."""
@@ -1822,14 +1890,23 @@ class TestTraceFile:
         options = ("-a", "bus", "--trace", "trace")
         with occupied(directory / "trace", what):
             line = refusal(1, *options, cwd=directory)
-        assert line == f"sbus: trace: {reason}\n"
+        assert line == f"sbusd: trace: {reason}\n"
         assert os.listdir(directory) == ["trace"]
+
+    @needs_root
+    def test_file_of_another_user(self, directory: Path) -> None:
+        """[TRACE-5] [RUN-2] Who could read what is written to it."""
+        path = directory / "trace"
+        path.touch()
+        os.chown(path, 1234, -1)
+        line = refusal(1, "-a", "bus", "--trace", str(path), cwd=directory)
+        assert line == f"sbusd: {path}: another user's file\n"
 
     def test_device(self, directory: Path) -> None:
         """[TRACE-5] [RUN-2] A device is no file."""
         options = ("-a", "bus", "--trace", "/dev/full")
         line = refusal(1, *options, cwd=directory)
-        assert line == "sbus: /dev/full: not a regular file\n"
+        assert line == "sbusd: /dev/full: not a regular file\n"
 
     def test_full_disk(self, directory: Path) -> None:
         """[TRACE-6] [TRACE-2] One line in the log, and the bus goes on."""
