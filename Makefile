@@ -37,6 +37,6 @@ uninstall:
 
 clean:
 	rm -rf .venv .coverage .coverage.* coverage.txt htmlcov build *.egg-info
-	rm -rf __pycache__ .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .benchmarks __pycache__ .pytest_cache .mypy_cache .ruff_cache
 
 .PHONY: test check install uninstall clean

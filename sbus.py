@@ -145,7 +145,7 @@ def quote(text: bytes) -> str:
 # Facts
 # - A '*' matches up to the next '/' or the end, and the pattern goes on
 #   there: 'a*b' matches nothing.  So matching needs no backtracking.
-# - The empty pattern is the pattern of no segments that ends in '/'.
+# - The empty pattern is treated as one of no segments that ends in '/'.
 # - pattern_matches is the definition.  SubscriptionTable must agree with it.
 # =============================================================================
 
@@ -503,7 +503,7 @@ class Bus:
         Raises: ProtocolError if the client is to be disconnected.
         Spec: [PKT-1] [PKT-3] [PUB-1] [PUB-4] [PUB-5].
         """
-        end = start.find(b"\0")
+        end = start.find(b"\0")  # -1 is for parse_packet to judge
         head = start[:end]
         receivers = self._recent.get(head) if end > 0 else None
         if receivers is None:

@@ -920,6 +920,22 @@ class TestSecretMessages:
         sender.send(publish(key), publish(secret(100, 1000, 4243, rest="a/b")))
         assert owner.read() == [publish(key)]
 
+    def test_examples_of_the_specification(self) -> None:
+        """[CRED-4] [CRED-5] [CRED-6] [CRED-7] [CRED-10] Those of chapter 4."""
+        text = (HERE / "spec/4-secret-messages.md").read_text("utf-8")
+        row = r"^\| (`.+`|\(empty\).*) \| (?:`(.+)`)? ?\| (\w+) \|"
+        examples = re.findall(row, text, re.M)
+        assert len(examples) == 10
+        for patterns, key, outcome in examples:
+            for pattern in patterns.replace("(empty)", "``").split(", "):
+                kernel = FakeKernel()
+                owner, sender = self.owner(kernel), kernel.connect()
+                owner.send(b"SUB " + pattern.strip("`").encode())
+                assert owner.wire.closed is (outcome == "disconnected")
+                if key:
+                    sender.send(publish(key.encode()))
+                    assert len(owner.read()) == (outcome == "yes")
+
     def test_unsubscribing_a_secret(self, kernel: FakeKernel) -> None:
         """[UNSUB-1] [CRED-6] With the text that was subscribed."""
         owner, sender = self.owner(kernel), kernel.connect()
