@@ -60,10 +60,12 @@ class AddressError(SbusError, ValueError):
 
 
 class Disconnected(SbusError, ConnectionError):
-    """There is no server, or it has closed the connection.
+    """There is no server, or the connection is closed.
 
-    A server closes the connection of a client that broke a rule, and of
-    all clients when it stops.
+    A server closes the connection of a client that broke a rule, of a user
+    whom it does not let in, and of all clients when it stops; a client may
+    be closed itself.  *errno* is that of connect(2) where there is no
+    server, and None otherwise.
     """
 
 
@@ -96,6 +98,7 @@ class ControlMessage(NamedTuple):
 
 Received = Union[Message, ControlMessage]
 Text = Union[str, bytes]
+Payload = Union[bytes, bytearray, memoryview]
 
 
 class Credentials(NamedTuple):
@@ -121,6 +124,21 @@ def to_bytes(text: Text) -> bytes:
     if b"\0" in encoded:
         raise PacketError(f"{text!r}: a key cannot hold a NUL byte")
     return encoded
+
+
+def payload_bytes(payload: Payload) -> bytes:
+    """Return a payload as bytes.
+
+    Raises: TypeError if it has none.
+    """
+    if isinstance(payload, bytes):
+        return payload
+    try:
+        return bytes(memoryview(payload))
+    except TypeError:
+        kind = type(payload).__name__
+        what = f"a payload is bytes, not {kind}: encode it"
+        raise TypeError(what) from None
 
 
 def parse_packet(packet: bytes) -> Received:
@@ -210,8 +228,28 @@ def open_socket(address: str) -> socket.socket:
         connected.connect(name)
     except OSError as error:
         connected.close()
-        raise Disconnected(f"no bus at {address}: {error.strerror}") from None
+        raise no_bus(address, error) from None
     return connected
+
+
+def no_bus(address: str, failed: OSError) -> Disconnected:
+    """Return the error that tells why connect(2) failed, and what to do."""
+    refused = "no server listens there (what is there is stale or no socket)"
+    if address.startswith(ABSTRACT):  # nothing stale can be there
+        refused = "nothing is there"
+    causes = {
+        errno.ENOENT: "nothing is there",
+        errno.ECONNREFUSED: refused,
+        errno.EPROTOTYPE: "another kind of socket is there",
+    }
+    what = causes.get(failed.errno or 0, failed.strerror)
+    what = f"{what}; start sbusd, or give its address"
+    if failed.errno == errno.EACCES:
+        what = "it may not be used by this user: its server lets others in"
+        what += " with -g or -o"
+    error = Disconnected(f"no bus at {address}: {what}")
+    error.errno = failed.errno
+    return error
 
 
 def inherit_socket(fd: int) -> socket.socket:
@@ -261,6 +299,12 @@ class Client:
     has fileno() for select, poll and epoll; *socket* is there for all else.
     It is not to be used by two threads at once.
 
+        with select.epoll() as epoll:
+            epoll.register(bus, select.EPOLLIN)
+            while epoll.poll():
+                print(bus.receive())
+
+    Once it is closed, all calls but close and fileno raise Disconnected.
     Raises: AddressError; Disconnected if there is no server.
     """
 
@@ -335,21 +379,29 @@ class Client:
         """
         self._send(b"UNSUB " + to_bytes(pattern), flags)
 
-    def publish(self, key: Text, payload: bytes = b"", flags: int = 0) -> None:
+    def publish(
+        self, key: Text, payload: Payload = b"", flags: int = 0
+    ) -> None:
         """Publish a message.
 
-        Raises: Disconnected; PacketTooLarge; PacketError.
+        Raises: Disconnected; PacketTooLarge; PacketError; TypeError if the
+        payload is not bytes.
         Spec: [PUB-1].
         """
+        payload = payload_bytes(payload)
         self._send(b"MSG " + to_bytes(key) + b"\0" + payload, flags)
 
-    def control(self, key: Text, payload: bytes = b"", flags: int = 0) -> None:
+    def control(
+        self, key: Text, payload: Payload = b"", flags: int = 0
+    ) -> None:
         """Send a control message to the server.
 
-        Raises: Disconnected; PacketTooLarge; PacketError.
+        Raises: Disconnected; PacketTooLarge; PacketError; TypeError if the
+        payload is not bytes.
         Spec: [CTL-1].
         """
         key = to_bytes(key)
+        payload = payload_bytes(payload)
         packet = b"CMSG " + key
         self._send(packet + b"\0" + payload if payload else packet, flags)
         if key == WHOAMI:
@@ -366,6 +418,7 @@ class Client:
         PacketError if it is malformed.
         Spec: [CONN-14] [CONN-15].
         """
+        self._check_open()
         if self._kept:
             peeked = flags & socket.MSG_PEEK
             return self._kept[0] if peeked else self._kept.popleft()
@@ -407,6 +460,7 @@ class Client:
         Raises: PacketTooLarge; Disconnected.
         Spec: [CONN-16].
         """
+        self._check_open()
         if len(packet) > self.packet_bytes_max:
             raise PacketTooLarge(
                 f"a packet of {len(packet)} bytes is above the limit of"
@@ -428,8 +482,7 @@ class Client:
         try:
             self.socket.send(packet, flags)
         except (BrokenPipeError, ConnectionResetError):
-            what = f"the server at {self.address} has closed the connection"
-            raise Disconnected(what) from None
+            raise self._gone() from None
 
     def _send_fitting(self, packet: bytes, flags: int) -> None:
         """Send a packet.  Raises: PacketTooLarge if the kernel refuses."""
@@ -461,12 +514,24 @@ class Client:
                 f" limit is {self.packet_bytes_max} bytes"
             )
         if size == 0:  # no server sends empty packets
-            what = f"the server at {self.address} has closed the connection"
-            raise Disconnected(what)
+            raise self._gone()
         received = parse_packet(self._view[:size].tobytes())
         if is_answer(received) and not flags & socket.MSG_PEEK:
             self._questions = max(0, self._questions - 1)
         return received
+
+    def _check_open(self) -> None:
+        """Raise Disconnected if the client is closed."""
+        if self.socket.fileno() < 0:
+            raise Disconnected("this client is closed")
+
+    def _gone(self) -> Disconnected:
+        """Return the error that tells that the server has closed."""
+        return Disconnected(
+            f"the server at {self.address} has closed the connection: it"
+            " stopped, or it refused what was sent or this user; its log"
+            " says why"
+        )
 
     def _wait(self, event: int, end: float | None) -> None:
         """Wait for an event of poll(2).  Raises: TimeoutError at *end*."""
@@ -553,18 +618,39 @@ def sub(bus: Client, options: argparse.Namespace) -> None:
 
 def pub(bus: Client, options: argparse.Namespace) -> None:
     """Publish one message, and wait until the server has routed it."""
+    key = os.fsencode(options.key)
     if options.payload in (None, "-"):
-        # As much as the limit is too much already, with the key
-        payload = read_input(bus.packet_bytes_max)
+        room = bus.packet_bytes_max - len(b"MSG " + key + b"\0")
+        payload = read_input(room + 1)
+        if len(payload) > room:
+            raise PacketTooLarge(
+                f"standard input holds more than the {room} bytes that fit"
+                " with this key: the limit of a packet is"
+                f" {bus.packet_bytes_max} bytes"
+            )
     else:
         payload = os.fsencode(options.payload)
-    bus.publish(os.fsencode(options.key), payload)
+    bus.publish(key, payload)
     bus.sync()
 
 
 def whoami(bus: Client, _: argparse.Namespace) -> None:
     """Print the credentials by which the server knows this client."""
     write_line(bus.whoami().path)
+
+
+SUB_HELP = r"""
+Print what is published, a line each: its key, a tab, its payload.  Bytes
+that are no printable text are escaped as in a Python bytes literal: a line
+feed is \n, a backslash \\.
+"""
+PUB_HELP = """
+Publish one message, and wait until the server has handled it.
+"""
+WHOAMI_HELP = """
+Print the credentials by which the server knows this client, as in
+!/cred/GID/UID/PID: what begins so and goes on with '/' is a private key.
+"""
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -578,29 +664,53 @@ def option_parser() -> OptionParser:
     """Return the parser of the command line."""
     parser = OptionParser(prog="sbus", description="Use a message bus.")
     parser.add_argument(
-        "-a",
-        "--address",
-        help="the bus: a path, /dev/unix/abstract/HEX or /dev/fd/N",
-    )
-    parser.add_argument(
         "--version", action="version", version=f"sbus {__version__}"
     )
     commands = parser.add_subparsers(
         metavar="COMMAND", dest="command", required=True
     )
-    command = commands.add_parser("sub", help="print messages")
-    command.add_argument(
-        "pattern", nargs="*", help="all keys if there is none"
+    for run, short, description, example in (
+        (sub, "print messages", SUB_HELP, "sub 'sensors/*/temp'"),
+        (pub, "publish a message", PUB_HELP, "pub sensors/1/temp 21.5"),
+        (whoami, "print your credentials", WHOAMI_HELP, "whoami"),
+    ):
+        command = commands.add_parser(
+            run.__name__,
+            help=short,
+            description=description,
+            epilog=f"example:\n  sbus {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(run=run)
+    for each in (parser, *commands.choices.values()):
+        each.add_argument(
+            "-a",
+            "--address",
+            default=argparse.SUPPRESS,  # or a command's would undo ours
+            help="the bus: a path, /dev/unix/abstract/HEX or /dev/fd/N",
+        )
+    parser.set_defaults(address=None)
+    commands.choices["sub"].add_argument(
+        "pattern",
+        metavar="PATTERN",
+        nargs="*",
+        help="the keys to print, where '*' is what stands between two '/' and"
+        " a '/' at the end is all below: 'a/*' selects a/b but not a/b/c,"
+        " 'a/' selects both, none at all selects all but secrets; quote it",
     )
-    command.set_defaults(run=sub)
-    command = commands.add_parser("pub", help="publish a message")
-    command.add_argument("key")
+    command = commands.choices["pub"]
     command.add_argument(
-        "payload", nargs="?", help="standard input if it is - or not there"
+        "key",
+        metavar="KEY",
+        help="the routing key that subscribers' patterns select, such as a/b",
     )
-    command.set_defaults(run=pub)
-    command = commands.add_parser("whoami", help="print your credentials")
-    command.set_defaults(run=whoami)
+    command.add_argument(
+        "payload",
+        metavar="PAYLOAD",
+        nargs="?",
+        help="'-' or no PAYLOAD is standard input as it is, a final line feed"
+        " included; write -- before a PAYLOAD that begins with '-'",
+    )
     return parser
 
 
@@ -614,6 +724,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Client(options.address) as bus:
             options.run(bus, options)
     except BrokenPipeError:  # whoever read our output has had enough
+        return 1
+    except Disconnected as error:
+        elsewhere = error.errno not in (None, errno.EACCES)
+        print(f"sbus: {error}{' with -a' * elsewhere}", file=sys.stderr)
         return 1
     except (SbusError, OSError) as error:
         print(f"sbus: {error}", file=sys.stderr)
