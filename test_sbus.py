@@ -1639,6 +1639,14 @@ class TestLoop:
         assert len(flooder.wire.incoming) >= 1000 - 64
         assert len(polite.wire.taken) == 1
 
+    def test_turns_begin_anew(self, kernel: FakeKernel) -> None:
+        """[CONN-5] What was done in earlier turns does not count."""
+        peer = kernel.connect()
+        peer.send(b"SUB k", *publications(5000))
+        peer.wire.incoming.extend(publications(64))
+        kernel.server.round(0)
+        assert not peer.wire.incoming
+
     def test_turns_with_much_searching_are_shorter(self) -> None:
         """[CONN-5] New keys beside many shapes of patterns."""
         kernel = FakeKernel(sbus.Limits(shapes_max=1000))
