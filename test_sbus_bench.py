@@ -1,0 +1,90 @@
+"""Tests of the benchmark: that it measures, and says so when it cannot.
+
+What it measures is no matter of tests.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from testbed import HERE, Result, run
+
+
+def bench(*arguments: str) -> Result:
+    """Run the benchmark to its end."""
+    return run("bench_sbus.py", *arguments)
+
+
+class TestMeasuring:
+    def test_figures_of_a_scenario(self) -> None:
+        """Each has its rounds, and what it is compared with."""
+        result = bench("--only", "pipe-400k", "--rounds", "2", "--json")
+        assert (result.status, result.errors) == (0, "")
+        report = json.loads(result.output)
+        (figure,) = report["figures"]
+        assert report["rounds"] == len(figure["values"]) == 2
+        assert min(figure["value"], figure["compared"], figure["busy"]) > 0
+        assert figure["against"] == "relay"
+
+    def test_table(self) -> None:
+        """It says what was measured, on what, and whether targets are met."""
+        result = bench("--only", "memory", "--rounds", "1")
+        assert (result.status, result.errors) == (0, "")
+        assert f"server: {sys.executable} {HERE}/sbus.py" in result.output
+        lines = result.output.splitlines()
+        verdicts = [line.split()[-1] for line in lines if line[:6] == "memory"]
+        assert len(verdicts) == 2 and {*verdicts} <= {"ok", "MISSED"}
+
+    def test_another_server(self) -> None:
+        """Here the relay itself."""
+        command = f"{sys.executable} {HERE}/bench_sbus.py --relay {{address}}"
+        arguments = ("--only", "pipe-400k", "--rounds", "1")
+        result = bench("--server", command, *arguments)
+        assert (result.status, result.errors) == (0, "")
+
+    def test_list(self) -> None:
+        """Every scenario has a line."""
+        lines = bench("--list").output.splitlines()
+        names = {line.split()[0] for line in lines}
+        assert {"pipe-64", "mesh", "churn", "fairness"} < names
+
+
+class TestFailing:
+    @pytest.mark.parametrize(
+        "arguments, what",
+        [
+            (["--only", "nothing"], "no scenario 'nothing'"),
+            (["--rounds", "0"], "'0' is not a number from 1"),
+            (["--server", "sbusd"], "has no {address}"),
+            (["--fast"], "unrecognized arguments: --fast"),
+        ],
+    )
+    def test_wrong_use(self, arguments: list[str], what: str) -> None:
+        """One line, and status 2."""
+        result = bench(*arguments)
+        assert (result.status, result.output) == (2, "")
+        assert what in result.errors and result.errors.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        "command, what",
+        [
+            ("/no/such/server {address}", "cannot run /no/such/server"),
+            (f"{sys.executable} -c exit(3) {{address}}", "status 3"),
+        ],
+    )
+    def test_server_that_does_not_start(self, command: str, what: str) -> None:
+        """One line, and status 1."""
+        result = bench("--server", command, "--only", "mesh")
+        assert (result.status, result.output) == (1, "")
+        assert what in result.errors and result.errors.count("\n") == 1
+
+    def test_server_that_loses_messages(self) -> None:
+        """The scenario fails, and is named."""
+        command = f"{sys.executable} {HERE}/sbus.py -a {{address}}"
+        command += " --max-packet 100000"
+        result = bench("--server", command, "--only", "pipe-400k")
+        assert (result.status, result.errors.count("\n")) == (1, 1)
+        assert result.errors.startswith("bench_sbus: pipe-400k: ")
