@@ -1196,6 +1196,7 @@ class Server:
         self.close_after_last = close_after_last
         self.stopping = False
         self._view = memoryview(bytearray(bus.limits.packet_bytes_max))
+        self._copied_bytes_max = min(COPY_BYTES_MAX, len(self._view))
         self._head_bytes_max = bus.limits.key_bytes_max + len(b"UNSUB \0")
         self._holders = Countdown(bus.limits.block_seconds_max, clock)
         self._starved = Countdown(MEMORY_PAUSE_SECONDS, clock)
@@ -1328,7 +1329,7 @@ class Server:
         bus.work = 0
         recv_into = client.wire.recv_into
         view = self._view
-        copied_max = min(COPY_BYTES_MAX, len(view))
+        copied_max = self._copied_bytes_max
         if client.single_turns:
             client.single_turns -= 1
             packets_max = 1
