@@ -41,6 +41,7 @@ import heapq
 import itertools
 import json
 import logging
+import math
 import os
 import pwd
 import re
@@ -73,10 +74,10 @@ SPEC_VERSION = "1"
 
 
 class Limits(NamedTuple):
-    """What one client, and all together, may use of the server.
+    """What a client, the clients of a user, and all together may use.
 
     Spec: [LIMIT-1] [LIMIT-4] [LIMIT-5] [LIMIT-6] [LIMIT-7] [LIMIT-10]
-    [BLOCK-16].
+    [LIMIT-11] [LIMIT-12] [LIMIT-13] [LIMIT-14] [LIMIT-15] [BLOCK-16].
     """
 
     packet_bytes_max: int = 409_600
@@ -85,8 +86,26 @@ class Limits(NamedTuple):
     pattern_bytes_max: int = 262_144
     backlog_bytes_max: int = 16_777_216
     clients_max: int = 16_384
-    shapes_max: int = 256  # of all clients of a user together
     block_seconds_max: float = 5.0
+    # Of all clients of a user together
+    shapes_max: int = 256
+    user_clients_max: int = 512
+    user_patterns_max: int = 16_384
+    user_pattern_bytes_max: int = 4_194_304
+    user_backlog_bytes_max: int = 67_108_864
+    # Of all clients
+    bus_backlog_bytes_max: int = 1_073_741_824
+
+    def memory_bytes_max(self) -> int:
+        """Return about how much memory clients can make the server use.
+
+        Measured: what a client takes, and what a pattern takes beside its
+        bytes.  The kernel's buffers are not in it.
+        """
+        patterns = self.patterns_max * 400 + self.pattern_bytes_max
+        return self.clients_max * (2_000 + patterns) + (
+            self.bus_backlog_bytes_max
+        )
 
 
 # SbusError is the base of all that this file raises on purpose.  A
@@ -338,6 +357,48 @@ class NumberedPacket(bytes):
     number: int
 
 
+class User:
+    """What the clients of one user id use together, and have done.
+
+    Root and the bus owner are privileged: some limits are not for them.
+    Spec: [LIMIT-16] [CTL-5].
+    """
+
+    __slots__ = (
+        "backlog_bytes",
+        "clients",
+        "is_privileged",
+        "past",
+        "pattern_bytes",
+        "patterns",
+        "uid",
+    )
+
+    def __init__(self, uid: int, is_privileged: bool) -> None:
+        self.uid = uid
+        self.is_privileged = is_privileged
+        self.clients: dict[Client, None] = {}
+        self.patterns = 0
+        self.pattern_bytes = 0
+        self.backlog_bytes = 0
+        self.past: Counter[str] = Counter()  # of clients that have gone
+
+    def stats(self) -> dict[str, int]:
+        """Return what the user's clients use and have done."""
+        counts = Counter(self.past)
+        for client in self.clients:
+            counts.update(client.counts())
+        return {
+            "clients": len(self.clients),
+            "patterns": self.patterns,
+            "backlog_bytes": self.backlog_bytes,
+            **{name: counts[name] for name in COUNTED},
+        }
+
+
+COUNTED = ("published", "delivered", "refused", "discarded", "paused")
+
+
 class Client:
     """What the bus knows of one client.
 
@@ -349,6 +410,7 @@ class Client:
         "closed",
         "credentials",
         "deaf",
+        "delivered",
         "discard_logged",
         "discarded",
         "echo",
@@ -361,14 +423,21 @@ class Client:
         "outbox",
         "pattern_bytes",
         "patterns",
+        "paused",
+        "published",
+        "refused",
         "single_turns",
         "soft_mode",
+        "user",
         "wire",
     )
 
-    def __init__(self, number: int, own: Credentials, wire: Wire) -> None:
+    def __init__(
+        self, number: int, own: Credentials, user: User, wire: Wire
+    ) -> None:
         self.number = number  # from 1, never used again
         self.credentials = own
+        self.user = user
         self.patterns: dict[bytes, int] = {}  # [SUB-2] how often each
         self.pattern_bytes = 0
         self.outbox: list[Packet] = []
@@ -377,7 +446,11 @@ class Client:
         self.hard_mode = "block"
         self.holding: dict[Client, int] = {}  # until so many backlog bytes
         self.held_by: dict[Client, None] = {}  # paused while there is any
+        self.published = 0  # messages
+        self.delivered = 0  # packets that the kernel took for it
+        self.refused = 0  # packets that the kernel did not take at once
         self.discarded = 0  # packets
+        self.paused = 0  # how often
         self.echo = True
         self.deaf = False  # [CONN-8] whatever is for it is discarded
         self.closed = False
@@ -387,6 +460,10 @@ class Client:
         self.fault = ""  # [CONN-18] why it is disconnected, once all is read
         self.discard_logged = False
         self.single_turns = 0  # left, in which one packet is read
+
+    def counts(self) -> dict[str, int]:
+        """Return what the client has done so far [CTL-5]."""
+        return {name: getattr(self, name) for name in COUNTED}
 
     def __str__(self) -> str:
         own = self.credentials
@@ -445,6 +522,8 @@ class Observer:
         """A round of the loop is over."""
 
 
+STATS = b"stats"
+STATS_USERS_MAX = 1_000  # so that the answer stays a packet
 RECENT_KEYS_MAX = 4_096
 RECENT_RECEIVERS_MAX = 256  # of one key; more are found anew each time
 
@@ -463,8 +542,10 @@ class Bus:
         self.cred_prefix = cred_prefix
         self.strict = strict
         self.observers: list[Observer] = []
-        self.flood = FloodControl(limits, owner_uid, self.observers)
+        self.owner_uid = owner_uid
+        self.flood = FloodControl(limits, self.observers)
         self.clients: dict[int, Client] = {}
+        self.users: dict[int, User] = {}  # those who have clients
         self.touched: list[Client] = []  # those with something in the outbox
         self.work = 0  # look-ups, deliveries and the like, since set to 0
         self._numbered = 0  # clients so far
@@ -479,7 +560,13 @@ class Bus:
     def open(self, credentials: Credentials, wire: Wire) -> Client:
         """Let a client in and return it."""
         self._numbered += 1
-        client = Client(self._numbered, credentials, wire)
+        uid = credentials.uid
+        user = self.users.get(uid)
+        if user is None:
+            user = User(uid, uid in (0, self.owner_uid))
+            self.users[uid] = user
+        client = Client(self._numbered, credentials, user, wire)
+        user.clients[client] = None
         self.clients[client.number] = client
         for observer in self.observers:
             observer.opened(client)
@@ -493,7 +580,15 @@ class Bus:
             self._table_remove(client, pattern)
         for observer in self.observers:
             observer.closed(client, reason)
-        return self.flood.forget(client)
+        resumed = self.flood.forget(client)
+        user = client.user
+        user.patterns -= len(client.patterns)
+        user.pattern_bytes -= client.pattern_bytes
+        user.past.update(client.counts())
+        del user.clients[client]
+        if not user.clients:
+            del self.users[user.uid]
+        return resumed
 
     def handle(self, client: Client, packet: Packet, start: bytes) -> None:
         """Do what a client's packet asks for.
@@ -522,6 +617,7 @@ class Bus:
             receivers = without_echo(receivers, client)
         if self.observers:
             packet = self._tell_published(client, head, packet, receivers)
+        client.published += 1
         self.work += len(receivers)
         for receiver in receivers:
             if not receiver.outbox:
@@ -582,18 +678,14 @@ class Bus:
 
         Raises: ProtocolError if it is reserved, secret to others, or above
         the limits.
-        Spec: [SUB-1] [SUB-2] [KEY-4] [LIMIT-5] [LIMIT-6].
+        Spec: [SUB-1] [SUB-2] [KEY-4].
         """
         self._check_pattern(client, pattern)
         count = client.patterns.get(pattern, 0)
         if not count:
-            if len(client.patterns) >= self.limits.patterns_max:
-                raise PacketError("LIMIT-5", "too many patterns")
-            size = client.pattern_bytes + len(pattern)
-            if size > self.limits.pattern_bytes_max:
-                raise PacketError("LIMIT-6", "too many bytes of patterns")
+            self._check_room(client, pattern)
             self._table_add(client, pattern)
-            client.pattern_bytes = size
+            self._count_pattern(client, 1, len(pattern))
         client.patterns[pattern] = count + 1
         for observer in self.observers:
             observer.subscribed(client, pattern)
@@ -617,10 +709,34 @@ class Bus:
             client.patterns[pattern] = count - 1
         else:
             del client.patterns[pattern]
-            client.pattern_bytes -= len(pattern)
+            self._count_pattern(client, -1, -len(pattern))
             self._table_remove(client, pattern)
         for observer in self.observers:
             observer.unsubscribed(client, pattern)
+
+    def _check_room(self, client: Client, pattern: bytes) -> None:
+        """Raise PacketError if there is no room for one more pattern.
+
+        Spec: [LIMIT-5] [LIMIT-6] [LIMIT-12] [LIMIT-13].
+        """
+        limits, user, size = self.limits, client.user, len(pattern)
+        if len(client.patterns) >= limits.patterns_max:
+            raise PacketError("LIMIT-5", "too many patterns")
+        if client.pattern_bytes + size > limits.pattern_bytes_max:
+            raise PacketError("LIMIT-6", "too many bytes of patterns")
+        if user.is_privileged:
+            return
+        if user.patterns >= limits.user_patterns_max:
+            raise PacketError("LIMIT-12", "too many patterns of the user")
+        if user.pattern_bytes + size > limits.user_pattern_bytes_max:
+            what = "too many bytes of patterns of the user"
+            raise PacketError("LIMIT-13", what)
+
+    def _count_pattern(self, client: Client, count: int, size: int) -> None:
+        """Count a pattern that was stored, or removed if negative."""
+        client.pattern_bytes += size
+        client.user.patterns += count
+        client.user.pattern_bytes += size
 
     def _check_pattern(self, client: Client, pattern: bytes) -> None:
         """Raise ProtocolError if the client may not use the pattern."""
@@ -662,8 +778,8 @@ class Bus:
     def control(self, client: Client, key: bytes) -> None:
         """Do what a control packet asks for; its payload does not matter.
 
-        Spec: [CTL-1] [CTL-2] [CTL-3] [CTL-4] [CRED-2] [BLOCK-2] [ORDER-5]
-        [ECHO-2] [ECHO-3].
+        Spec: [CTL-1] [CTL-2] [CTL-3] [CTL-4] [CTL-5] [CRED-2] [BLOCK-2]
+        [ORDER-5] [ECHO-2] [ECHO-3].
         """
         rule = "BLOCK-2"
         if key in SOFT_MODES:
@@ -678,10 +794,27 @@ class Bus:
         elif key == WHOAMI:
             rule = "CRED-2"
             self._answer(client, key, whoami(client, self.cred_prefix))
+        elif key == STATS:
+            rule = "CTL-5"
+            self._answer(client, key, self._stats(client))
         else:
             rule = "CTL-2"
         for observer in self.observers:
             observer.controlled(client, key, rule)
+
+    def _stats(self, client: Client) -> bytes:
+        """Return what `stats` is answered with: a JSON object.
+
+        Spec: [CTL-5].
+        """
+        stats: dict[str, Any] = {"client": client.number, **client.counts()}
+        stats["patterns"] = len(client.patterns)
+        stats["backlog_bytes"] = client.backlog.bytes
+        if client.user.is_privileged:
+            self.work += len(self.clients)
+            busiest = list(self.users.values())[:STATS_USERS_MAX]
+            stats["users"] = {user.uid: user.stats() for user in busiest}
+        return json.dumps(stats).encode("ascii")
 
     def _answer(self, client: Client, key: bytes, payload: bytes) -> None:
         """Put a control packet after all that was routed to the client.
@@ -838,6 +971,7 @@ ORDERS = {
     b"order/random": "random",
 }
 PACKET_OVERHEAD_BYTES = 128  # [BLOCK-19]
+RESERVED_PART = 4  # [LIMIT-16] one in so many bytes, and clients
 
 
 class Backlog:
@@ -915,12 +1049,10 @@ class Backlog:
 class FloodControl:
     """The decisions on packets that the kernel refused."""
 
-    def __init__(
-        self, limits: Limits, owner_uid: int, observers: list[Observer]
-    ) -> None:
-        self.backlog_bytes_max = limits.backlog_bytes_max
-        self.owner_uid = owner_uid
+    def __init__(self, limits: Limits, observers: list[Observer]) -> None:
+        self.limits = limits
         self.observers = observers
+        self.backlog_bytes = 0  # of all clients
         self.discarded: Counter[str] = Counter()  # [BLOCK-20] by reason
 
     def refuse(
@@ -932,50 +1064,79 @@ class FloodControl:
         Spec: [BLOCK-4] [BLOCK-5] [BLOCK-7] [BLOCK-8] [BLOCK-9] [BLOCK-10]
         [BLOCK-11] [BLOCK-14] [BLOCK-15] [BLOCK-17] [BLOCK-18] [BLOCK-19].
         """
+        receiver.refused += 1
         if receiver.deaf:
             return self._discard(receiver, packet, "deaf")
-        size = receiver.backlog.bytes + len(packet) + PACKET_OVERHEAD_BYTES
-        is_full = size > self.backlog_bytes_max
+        excess = self._excess(receiver, len(packet) + PACKET_OVERHEAD_BYTES)
         if packet[:5] == b"CMSG ":
-            if is_full:
-                raise BacklogError("BLOCK-18", "no room for a control packet")
+            if excess:
+                raise BacklogError("BLOCK-18", excess)
             return self._queue(receiver, packet)  # [BLOCK-17]
         if receiver.soft_mode == "discard":  # [BLOCK-5]
             return self._discard(receiver, packet, "soft/discard")
         if receiver.soft_mode == "error":
             raise BacklogError("BLOCK-8", "stalled in soft mode error")
-        if is_full:
+        if excess:
             if receiver.hard_mode == "discard":  # [BLOCK-9]
                 return self._discard(receiver, packet, "hard/discard")
             if receiver.hard_mode == "error":
-                raise BacklogError("BLOCK-11", f"{size} bytes of backlog")
+                raise BacklogError("BLOCK-11", excess)
             if not self.may_pause(publisher, receiver):
-                raise BacklogError("BLOCK-15", f"{size} bytes of backlog")
-            half = self.backlog_bytes_max // 2
+                raise BacklogError("BLOCK-15", excess)
+            half = receiver.backlog.bytes // 2
             self._pause(publisher, receiver, half, "BLOCK-10")
         is_soft = receiver.soft_mode == "block"
         if is_soft and self.may_pause(publisher, receiver):
             self._pause(publisher, receiver, 0, "BLOCK-7")
         self._queue(receiver, packet)  # [BLOCK-4] [BLOCK-14]
 
+    def _excess(self, receiver: Client, size: int) -> str:
+        """Return which limit *size* more bytes of backlog would break.
+
+        Spec: [LIMIT-14] [LIMIT-15] [LIMIT-16] [BLOCK-19].
+        """
+        limits, user = self.limits, receiver.user
+        bus_bytes_max = limits.bus_backlog_bytes_max
+        if not user.is_privileged:
+            bus_bytes_max -= bus_bytes_max // RESERVED_PART
+            if user.backlog_bytes + size > limits.user_backlog_bytes_max:
+                return f"backlog of the user: {user.backlog_bytes} bytes"
+        if receiver.backlog.bytes + size > limits.backlog_bytes_max:
+            return f"backlog: {receiver.backlog.bytes} bytes"
+        if self.backlog_bytes + size > bus_bytes_max:
+            return f"backlog of the bus: {self.backlog_bytes} bytes"
+        return ""
+
     def may_pause(self, publisher: Client, receiver: Client) -> bool:
         """Return whether a receiver may hold a publisher up.
 
         Spec: [BLOCK-13].
         """
-        uid = receiver.credentials.uid
         if publisher.closed:
             return False
-        if uid in (0, self.owner_uid):
+        if receiver.user.is_privileged:
             return True
-        return uid == publisher.credentials.uid and uid != OVERFLOW_ID
+        uid = receiver.user.uid
+        return uid == publisher.user.uid and uid != OVERFLOW_ID
 
     def _queue(self, receiver: Client, packet: Packet) -> None:
         """Add a packet to a backlog."""
         kept = packet if isinstance(packet, bytes) else bytes(packet)
         receiver.backlog.push(kept)
+        self._count_bytes(receiver, len(kept) + PACKET_OVERHEAD_BYTES)
         for observer in self.observers:
             observer.queued(receiver, kept)
+
+    def _count_bytes(self, receiver: Client, size: int) -> None:
+        """Count bytes that were added to a backlog, or removed if negative."""
+        receiver.user.backlog_bytes += size
+        self.backlog_bytes += size
+
+    def take(self, receiver: Client) -> None:
+        """Remove the first packet of a backlog."""
+        before = receiver.backlog.bytes
+        receiver.backlog.pop()
+        self._count_bytes(receiver, receiver.backlog.bytes - before)
 
     def _discard(self, receiver: Client, packet: Packet, reason: str) -> None:
         """Count a packet that nobody will get [BLOCK-20]."""
@@ -990,6 +1151,7 @@ class FloodControl:
         """Pause a publisher until a backlog is down to *level* bytes."""
         known = receiver.holding.get(publisher)
         if known is None:
+            publisher.paused += 1
             for observer in self.observers:
                 observer.paused(publisher, receiver, rule)
         if known is None or level < known:
@@ -1022,11 +1184,12 @@ class FloodControl:
         client.deaf = True
         while client.backlog.bytes:
             self._discard(client, client.backlog.first(), "deaf")
-            client.backlog.pop()
+            self.take(client)
         return self.release(client)
 
     def forget(self, client: Client) -> list[Client]:
         """Drop a client's backlog; return the publishers that it paused."""
+        self._count_bytes(client, -client.backlog.bytes)
         client.backlog.clear()
         for holder in client.held_by:
             del holder.holding[client]
@@ -1265,7 +1428,7 @@ class Server:
     def _admit(self, wire: Wire) -> None:
         """Make a client of a new connection, or close it.
 
-        Spec: [CONN-2] [CONN-4] [CRED-1] [LIMIT-7].
+        Spec: [CONN-2] [CONN-4] [CRED-1] [LIMIT-7] [LIMIT-11] [LIMIT-16].
         """
         client = None
         try:
@@ -1292,7 +1455,14 @@ class Server:
         """Return why a user may not connect now, if so."""
         if self.allowed_uids is not None and uid not in self.allowed_uids:
             return ProtocolError("CONN-2", "not a user of this bus")
-        if len(self.bus.clients) >= self.bus.limits.clients_max:
+        clients_max = self.bus.limits.clients_max
+        if uid not in (0, self.bus.owner_uid):
+            user = self.bus.users.get(uid)
+            user_max = self.bus.limits.user_clients_max
+            if user and len(user.clients) >= user_max:
+                return ProtocolError("LIMIT-11", "too many of this user")
+            clients_max -= clients_max // RESERVED_PART
+        if len(self.bus.clients) >= clients_max:
             return ProtocolError("LIMIT-7", "too many clients")
         return None
 
@@ -1399,6 +1569,7 @@ class Server:
         Spec: [PUB-6] [BLOCK-3] [BLOCK-6] [CONN-8].
         """
         packets = iter(client.outbox)
+        client.delivered += len(client.outbox)
         client.outbox = []
         backlog = client.backlog
         stalled = False
@@ -1410,6 +1581,7 @@ class Server:
             if packet is None:
                 break
             stalled = True
+            client.delivered -= 1
             self.bus.flood.refuse(client, packet, publisher)
         if stalled:
             self._after_refusal(client)
@@ -1465,6 +1637,7 @@ class Server:
         Spec: [ORDER-1] [ORDER-2] [ORDER-3] [CONN-5].
         """
         backlog = client.backlog
+        flood = self.bus.flood
         observers = self.bus.observers
         send = client.wire.send
         taken = 0
@@ -1472,13 +1645,14 @@ class Server:
             while backlog.bytes and taken < BACKLOG_PACKETS_PER_TURN:
                 packet = backlog.first()
                 send(packet)
-                backlog.pop()
+                flood.take(client)
                 taken += 1
                 if observers:
                     self._tell_sent(client, packet)
         except OSError as error:
             self._take_refusal(client, error)
         if taken:
+            client.delivered += taken
             self._after_progress(client)
         return taken
 
@@ -1675,6 +1849,7 @@ ABSTRACT = "/dev/unix/abstract"
 LISTEN_BACKLOG = 4_096
 LOCK_SECONDS_MAX = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STATS_LINES_MAX = 100
 LOG_LINE_BYTES_MAX = 300  # no pipe that has room makes such a line wait
 
 
@@ -2229,16 +2404,21 @@ class OptionParser(argparse.ArgumentParser):
 
 def positive(text: str) -> int:
     """Return a limit of bytes, packets, patterns or clients [LIMIT-8]."""
+    if text == "unlimited":
+        return sys.maxsize
     if not re.fullmatch("[0-9]{1,15}", text) or not int(text):
-        what = f"{text!r} is not a whole number from 1 to {'9' * 15}"
+        what = f"{text!r} is neither a whole number above 0 nor 'unlimited'"
         raise argparse.ArgumentTypeError(what)
     return int(text)
 
 
 def seconds(text: str) -> float:
     """Return a limit of seconds [LIMIT-8]."""
+    if text == "unlimited":
+        return math.inf
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not float(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time above 0 s")
+        what = f"{text!r} is neither a number of seconds nor 'unlimited'"
+        raise argparse.ArgumentTypeError(what)
     return float(text)
 
 
@@ -2280,7 +2460,20 @@ LIMIT_OPTIONS = (
     ("--max-pattern-bytes", "bytes of them", "pattern_bytes_max"),
     ("--max-backlog", "bytes of a client's backlog", "backlog_bytes_max"),
     ("--max-clients", "clients", "clients_max"),
-    ("--max-shapes", "shapes of the patterns of a user", "shapes_max"),
+    ("--max-shapes", "shapes of a user's patterns", "shapes_max"),
+    ("--max-user-clients", "clients of a user", "user_clients_max"),
+    ("--max-user-patterns", "patterns of a user", "user_patterns_max"),
+    (
+        "--max-user-pattern-bytes",
+        "bytes of them",
+        "user_pattern_bytes_max",
+    ),
+    (
+        "--max-user-backlog",
+        "bytes of the backlogs of a user",
+        "user_backlog_bytes_max",
+    ),
+    ("--max-bus-backlog", "bytes of all backlogs", "bus_backlog_bytes_max"),
     ("--block-timeout", "seconds", "block_seconds_max"),
 )
 
@@ -2433,7 +2626,7 @@ def catch_signals(is_daemon: bool) -> socket.socket:
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
     ignores_hang_up = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    for number in STOP_SIGNALS:
+    for number in (*STOP_SIGNALS, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
     if is_daemon or ignores_hang_up:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -2459,7 +2652,10 @@ def open_endpoint(options: argparse.Namespace) -> Endpoint:
 
 
 def announce(
-    options: argparse.Namespace, endpoint: Endpoint, ready: int | None
+    options: argparse.Namespace,
+    endpoint: Endpoint,
+    memory_bytes_max: int,
+    ready: int | None,
 ) -> None:
     """Tell everybody who waits for it that the server listens.
 
@@ -2470,6 +2666,7 @@ def announce(
         for option, _, field in LIMIT_OPTIONS
         if getattr(options, field) != getattr(Limits(), field)
     )
+    about += f" memory<={describe_bytes(memory_bytes_max)}"
     if endpoint.address.startswith(ABSTRACT) and not options.user:
         about += "; any user may connect"
     is_private = not (options.group or options.others)
@@ -2487,6 +2684,34 @@ def announce(
             silence(2)
         os.write(ready, b"1")
         os.close(ready)
+
+
+def describe_bytes(count: int) -> str:
+    """Return a number of bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 10_000:
+            return f"{count}{unit}"
+        count >>= 10
+    return f"{count}TiB" if count < 10_000 else "unlimited"
+
+
+def log_stats(bus: Bus) -> None:
+    """Log what each user's clients use and have done.
+
+    Spec: [RUN-17].
+    """
+    for user in list(bus.users.values())[:STATS_LINES_MAX]:
+        stats = " ".join(f"{name}={n}" for name, n in user.stats().items())
+        log.info("stats uid=%d %s", user.uid, stats)
+    more = len(bus.users) - STATS_LINES_MAX
+    backlog = bus.flood.backlog_bytes
+    log.info(
+        "stats users=%d clients=%d backlog_bytes=%d%s",
+        len(bus.users),
+        len(bus.clients),
+        backlog,
+        f" ({more} users left out)" if more > 0 else "",
+    )
 
 
 def open_trace(options: argparse.Namespace, address: str) -> Trace:
@@ -2536,11 +2761,13 @@ def serve(options: argparse.Namespace) -> None:
         )
 
         def on_signal() -> None:
-            signals.recv(4096)
-            server.stop()
+            if {*signals.recv(4096)} & {*STOP_SIGNALS}:
+                server.stop()
+            else:
+                log_stats(bus)
 
         server.selector.register(signals, READ, on_signal)
-        announce(options, endpoint, ready)
+        announce(options, endpoint, limits.memory_bytes_max(), ready)
         server.run()
     for number in STOP_SIGNALS:  # Python ends without our handlers
         signal.signal(number, signal.SIG_IGN)

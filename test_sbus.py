@@ -11,6 +11,7 @@ import ast
 import contextlib
 import errno
 import itertools
+import json
 import os
 import random
 import re
@@ -613,6 +614,50 @@ class TestSubscribe:
         peer.send(b"SUB f")
         assert peer.wire.closed
 
+    def test_limit_of_the_patterns_of_a_user(self) -> None:
+        """[LIMIT-12] All its clients together; what is removed is free."""
+        kernel = FakeKernel(sbus.Limits(user_patterns_max=3))
+        one, two, other = (kernel.connect(uid=uid) for uid in (1, 1, 2))
+        one.send(b"SUB a", b"SUB a", b"SUB b")
+        two.send(b"SUB a", b"UNSUB a", b"SUB c")
+        other.send(b"SUB a", b"SUB b", b"SUB c")
+        assert not (one.wire.closed or two.wire.closed or other.wire.closed)
+        two.send(b"SUB d")
+        assert two.wire.closed
+        one.send(b"SUB e")
+        assert not one.wire.closed
+        one.send(b"SUB f")
+        assert one.wire.closed
+
+    def test_limit_of_the_pattern_bytes_of_a_user(self) -> None:
+        """[LIMIT-13] All its clients together."""
+        kernel = FakeKernel(sbus.Limits(user_pattern_bytes_max=10))
+        one, two = (kernel.connect(uid=1) for _ in "12")
+        one.send(b"SUB 12345", b"UNSUB 12345", b"SUB 67890")
+        two.send(b"SUB 67890")
+        assert not (one.wire.closed or two.wire.closed)
+        two.send(b"SUB a")
+        assert two.wire.closed and not one.wire.closed
+
+    @pytest.mark.parametrize("uid", [0, OWNER])
+    def test_limits_of_a_user_are_not_for_the_privileged(
+        self, uid: int
+    ) -> None:
+        """[LIMIT-11] [LIMIT-12] [LIMIT-13] [LIMIT-14] Root and the owner."""
+        limits = sbus.Limits(
+            user_patterns_max=1,
+            user_pattern_bytes_max=1,
+            user_clients_max=1,
+            user_backlog_bytes_max=1,
+        )
+        kernel = FakeKernel(limits)
+        peers = [kernel.connect(uid=uid) for _ in range(3)]
+        for peer in peers:
+            peer.wire.room = 0
+            peer.send(b"SUB k", b"SUB aa", publish(b"k"))
+        assert not any(peer.wire.closed for peer in peers)
+        assert not any(peer.paused for peer in peers)
+
     def test_limit_of_shapes(self) -> None:
         """[LIMIT-10] All clients of a user share it; what is left is free."""
         kernel = FakeKernel(sbus.Limits(shapes_max=3))
@@ -765,6 +810,69 @@ class TestControl:
         peer = kernel.connect()
         peer.send(WHOAMI + b"\0please")
         assert len(peer.read()) == 1
+
+    def test_stats_of_a_client(self) -> None:
+        """[CTL-5] Its own counts, and nobody else's."""
+        size = small(backlog_packets=1).backlog_bytes_max
+        kernel = FakeKernel(small(backlog_packets=2))
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.wire.room = 1
+        reader.send(b"SUB k", b"SUB l", b"CMSG blocking/hard/discard")
+        sender.send(*publications(4))
+        assert reader.client.counts() == {
+            "published": 0,
+            "delivered": 1,
+            "refused": 3,
+            "discarded": 1,
+            "paused": 0,
+        }
+        assert reader.client.backlog.bytes == 2 * size
+        reader.read_all()
+        reader.wire.room = None
+        reader.send(b"CMSG stats")
+        (answer,) = reader.read()
+        assert json.loads(answer.partition(b"\0")[2]) == {
+            "client": 1,
+            "published": 0,
+            "delivered": 3,
+            "refused": 3,
+            "discarded": 1,
+            "paused": 0,
+            "patterns": 2,
+            "backlog_bytes": 0,
+        }
+        sender.send(b"CMSG stats\0x")
+        (answer,) = sender.read()
+        assert answer.startswith(b'CMSG stats\0{"client": 2, "published": 4,')
+
+    @pytest.mark.parametrize("uid", [0, OWNER])
+    def test_stats_of_all_users(self, uid: int) -> None:
+        """[CTL-5] For root and the bus owner; the past is not forgotten."""
+        kernel = FakeKernel()
+        asker = kernel.connect(uid=uid)
+        one, two = (kernel.connect(uid=7) for _ in "12")
+        one.send(b"SUB k", publish(b"k"), publish(b"x"))
+        two.send(b"SUB k", b"CMSG blocking/soft/block")
+        two.wire.room = 0
+        one.send(publish(b"k"))
+        assert one.paused
+        two.close()
+        asker.send(b"CMSG stats")
+        (answer,) = asker.read()
+        users = json.loads(answer.partition(b"\0")[2])["users"]
+        assert set(users) == {"7", str(uid)}
+        assert users["7"] == {
+            "clients": 1,
+            "patterns": 1,
+            "backlog_bytes": 0,
+            "published": 3,
+            "delivered": 2,
+            "refused": 1,
+            "discarded": 0,
+            "paused": 1,
+        }
+        one.close()
+        assert list(kernel.bus.users) == [uid]
 
     def test_modes_ignore_their_payload(self, kernel: FakeKernel) -> None:
         """[CTL-4] [BLOCK-2] A mode is its key."""
@@ -1363,6 +1471,51 @@ class TestHardModes:
         read += reader.read(1)
         assert not sender.paused and len(reader.client.backlog) == 2
         assert read + reader.read_all() == publications(6)
+
+    def test_backlog_of_a_user(self) -> None:
+        """[LIMIT-14] All its clients share it; others have their own."""
+        size = small(backlog_packets=1).backlog_bytes_max
+        kernel = FakeKernel(sbus.Limits(user_backlog_bytes_max=3 * size))
+        peers = [kernel.connect(uid=uid) for uid in (1, 1, 2)]
+        for peer in peers:
+            peer.wire.room = 0
+            peer.send(b"SUB k", b"CMSG blocking/hard/discard")
+        kernel.connect().send(*publications(4))
+        waiting = [len(peer.client.backlog) for peer in peers]
+        assert waiting[0] + waiting[1] == waiting[2] == 3
+        assert kernel.bus.users[1].backlog_bytes == 3 * size
+        peers[0].close()
+        peers[1].wire.room = None
+        kernel.run()
+        assert kernel.bus.users[1].backlog_bytes == 0
+        assert kernel.bus.flood.backlog_bytes == 3 * size
+
+    @pytest.mark.parametrize("uid, count", [(1, 6), (0, 8), (OWNER, 8)])
+    def test_backlog_of_the_bus(self, uid: int, count: int) -> None:
+        """[LIMIT-15] [LIMIT-16] A quarter is kept for the privileged."""
+        size = small(backlog_packets=1).backlog_bytes_max
+        kernel = FakeKernel(sbus.Limits(bus_backlog_bytes_max=8 * size))
+        peer = kernel.connect(uid=uid)
+        peer.wire.room = 0
+        peer.send(b"SUB k", b"CMSG blocking/hard/discard")
+        kernel.connect().send(*publications(9))
+        assert len(peer.client.backlog) == count
+
+    def test_block_at_the_limit_of_a_user(self) -> None:
+        """[LIMIT-14] [BLOCK-10] Half of what waits has to go."""
+        size = small(backlog_packets=1).backlog_bytes_max
+        kernel = FakeKernel(sbus.Limits(user_backlog_bytes_max=4 * size))
+        reader, sender = kernel.connect(), kernel.connect()
+        reader.wire.room = 1
+        reader.send(b"SUB k")
+        sender.send(*publications(6))
+        assert sender.paused
+        reader.read(2 - 1)
+        reader.read(1)
+        assert sender.paused and len(reader.client.backlog) == 3
+        reader.read(1)
+        assert not sender.paused
+        assert len(reader.read_all()) == 3
 
     def test_error(self) -> None:
         """[BLOCK-11] The stalled client is disconnected."""
@@ -2011,6 +2164,24 @@ class TestLoop:
         assert three.wire.closed and not two.wire.closed
         one.close()
         assert not kernel.connect().wire.closed
+
+    def test_limit_of_the_clients_of_a_user(self) -> None:
+        """[LIMIT-11] There is room again when one leaves."""
+        kernel = FakeKernel(sbus.Limits(user_clients_max=2))
+        one, two, three = (kernel.connect(uid=1) for _ in range(3))
+        assert three.wire.closed and not two.wire.closed
+        assert not kernel.connect(uid=2).wire.closed
+        one.close()
+        assert not kernel.connect(uid=1).wire.closed
+
+    def test_clients_are_kept_for_the_privileged(self) -> None:
+        """[LIMIT-16] A quarter of them."""
+        kernel = FakeKernel(sbus.Limits(clients_max=8))
+        others = [kernel.connect(uid=uid) for uid in range(1, 8)]
+        assert [peer.wire.closed for peer in others] == [False] * 6 + [True]
+        assert not kernel.connect(uid=0).wire.closed
+        assert not kernel.connect(uid=OWNER).wire.closed
+        assert kernel.connect(uid=0).wire.closed
 
     def test_only_allowed_users(self) -> None:
         """[CONN-2] Others are closed at once."""

@@ -360,7 +360,7 @@ class TestAbstractAddress:
             assert bus.log().endswith("; any user may connect\n")
         user = str(os.getuid())
         with RealBus(directory, "-u", user, address=ABSTRACT) as bus:
-            assert bus.log().endswith(f" pid={bus.process.pid}\n")
+            assert bus.log().endswith("GiB\n")
 
 
 class TestInheritedSocket:
@@ -848,14 +848,28 @@ class TestOptions:
             sbus.parse_options([f"{option}={value}"])
         assert exited.value.code == 2
         (line,) = caplog.messages
-        assert line.startswith(f"argument {option}: {value!r} is not a ")
+        assert line.startswith(f"argument {option}: {value!r} is neither a ")
 
     @pytest.mark.parametrize(
         "argument", ["--max-packet=1.5", "--block-timeout=0.0"]
     )
     def test_limit_of_the_other_kind(self, argument: str) -> None:
         """[LIMIT-8] [RUN-1] Only seconds have fractions, but not 0.0."""
-        assert "is not a" in refusal(2, "-a", "bus", argument)
+        assert "is neither a" in refusal(2, "-a", "bus", argument)
+
+    @pytest.mark.parametrize("option, unit, field", sbus.LIMIT_OPTIONS)
+    def test_no_limit(self, option: str, unit: str, field: str) -> None:
+        """[LIMIT-8] `unlimited` is a word for what no client can reach."""
+        options = sbus.parse_options([option, "unlimited"])
+        assert getattr(options, field) >= sys.maxsize
+
+    def test_bound_of_memory(self, directory: Path) -> None:
+        """[RUN-14] The start line says what follows from the limits."""
+        options = ("--max-clients", "10", "--max-bus-backlog", "1000000")
+        with RealBus(directory, *options) as bus:
+            assert " memory<=7556KiB\n" in bus.log()
+        with RealBus(directory, "--max-bus-backlog", "unlimited") as bus:
+            assert " memory<=unlimited\n" in bus.log()
 
     @pytest.mark.parametrize("option, unit, field", sbus.LIMIT_OPTIONS)
     def test_limit(self, option: str, unit: str, field: str) -> None:
@@ -874,7 +888,7 @@ class TestOptions:
         with RealBus(
             directory, "--max-packet", "20", "--block-timeout", "2.5"
         ) as bus:
-            assert " max-packet=20 block-timeout=2.5\n" in bus.log()
+            assert " max-packet=20 block-timeout=2.5 memory<=" in bus.log()
             with bus.connect() as peer:
                 peer.send(b"SUB k", publish(b"k", b"x" * 14))
                 assert peer.receive() == publish(b"k", b"x" * 14)
@@ -1126,8 +1140,8 @@ class TestDaemon:
             assert is_served(directory / "bus")
             assert (directory / "pid").read_text() == f"{server.pid}\n"
             assert server.output == ""
-            where = f"{directory}/bus"
-            assert server.errors == f"sbusd: start {where} pid={server.pid}\n"
+            start = f"sbusd: start {directory}/bus pid={server.pid} "
+            assert server.errors == f"{start}memory<=11GiB\n"
         assert os.listdir(directory) == []
 
     def test_without_pid_file(self, directory: Path) -> None:
@@ -1135,7 +1149,7 @@ class TestDaemon:
         path = f"{directory}/bus"
         result = run("sbus.py", "-cda", path)
         assert result.status == 0
-        pid = int(result.errors.rpartition("=")[2])
+        pid = int(result.errors.partition("pid=")[2].split()[0])
         descriptor = os.pidfd_open(pid)
         assert is_served(directory / "bus")  # and ends with its only client
         wait_for_end(descriptor)
@@ -1307,6 +1321,30 @@ def dead_process() -> int:
 
 
 class TestSignals:
+    def test_stats(self, directory: Path) -> None:
+        """[RUN-17] A line for each user, and one for all; nothing stops."""
+        with RealBus(directory) as bus, bus.connect() as peer:
+            peer.send(b"SUB k", publish(b"k"))
+            peer.fence()
+            bus.process.send_signal(signal.SIGUSR1)
+            bus.wait_for_log("stats users=1 clients=1 backlog_bytes=0\n")
+            uid = os.getuid()
+            what = f"stats uid={uid} clients=1 patterns=1 backlog_bytes=0"
+            assert f"{what} published=1 delivered=2 " in bus.log()
+            assert peer.fence() == []
+
+    def test_stats_of_many_users(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """[RUN-17] Of the first; the others are counted."""
+        caplog.set_level(logging.INFO, "sbus")
+        kernel = FakeKernel()
+        for uid in range(sbus.STATS_LINES_MAX + 3):
+            kernel.connect(uid=uid)
+        sbus.log_stats(kernel.bus)
+        assert len(caplog.messages) == sbus.STATS_LINES_MAX + 1
+        assert caplog.messages[-1].endswith(" (3 users left out)")
+
     def test_no_hang_up(self, directory: Path) -> None:
         """[RUN-10] SIGHUP stays ignored, as nohup wants it."""
         command = ["nohup", sys.executable, str(HERE / "sbus.py"), "-a"]
@@ -1442,8 +1480,8 @@ class TestLog:
             peer.send(b"SUB k", publish(b"k"), b"UNSUB k", b"UNSUB k")
             peer.send(b"CMSG unknown", b"CMSG echo/off")
             peer.fence()
-        start = f"sbusd: start {bus.path} pid={bus.process.pid}\n"
-        assert bus.log() == f"{start}sbusd: stop\n"
+        start = f"sbusd: start {bus.path} pid={bus.process.pid} "
+        assert bus.log() == f"{start}memory<=11GiB\nsbusd: stop\n"
 
     @pytest.mark.parametrize("option", ["-f", "-v"])
     def test_hostile_bytes(self, directory: Path, option: str) -> None:
