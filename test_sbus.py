@@ -163,6 +163,17 @@ class TestFiles:
         cited = re.findall(r"\[([A-Z]+-\d+)\]", file.read_text("utf-8"))
         assert set(cited) <= defined
 
+    def test_named_tests_exist(self) -> None:
+        """What SECURITY.md says to be tested is tested there."""
+        text = (HERE / "SECURITY.md").read_text("utf-8")
+        tests = "".join(
+            path.read_text("utf-8") for path in HERE.glob("test_sbus*.py")
+        )
+        named = re.findall(r"`([Tt]est_?[A-Z_a-z]+)`", text)
+        assert len(named) > 20
+        for name in named:
+            assert re.search(rf"(class|def) {name}\b", tests), name
+
     def test_every_server_rule_is_cited_by_the_server_and_a_test(self) -> None:
         """What the specification asks for can be found in code and tests."""
         server = self.SOURCE

@@ -17,6 +17,7 @@ import re
 import resource
 import secrets
 import select
+import shutil
 import signal
 import socket
 import stat
@@ -1076,6 +1077,28 @@ class TestReadiness:
                     filler.sendto(b"x", where)
             with RealBus(directory, env=environment):
                 assert is_served(directory / "bus")
+
+
+class TestUnits:
+    @pytest.mark.skipif(
+        not shutil.which("systemd-analyze"), reason="needs systemd-analyze"
+    )
+    def test_units_are_valid(self, directory: Path) -> None:
+        """[ADDR-2] [RUN-5] As far as systemd can tell without running them."""
+        units = []
+        for unit in (HERE / "contrib/systemd").iterdir():
+            text = unit.read_text().replace("/usr/local/bin/sbusd", "/bin/sh")
+            units.append(str(directory / unit.name))
+            Path(units[-1]).write_text(text)
+        result = subprocess.run(
+            ["systemd-analyze", "verify", *units],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS_MAX,
+        )
+        ours = [line for line in result.stdout.splitlines() if "sbus" in line]
+        assert ours == []
 
 
 class TestDescriptors:
