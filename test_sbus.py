@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import errno
+import functools
 import itertools
 import json
 import os
@@ -38,6 +39,7 @@ from testbed import (
     publications,
     publish,
     scratch_directory,
+    wait_for,
 )
 
 OWNER = 500  # the bus owner on a fake kernel
@@ -1606,21 +1608,28 @@ class TestHardModes:
         self, soft: bytes, hard: bytes, order: bytes, echo: bytes
     ) -> None:
         """[BLOCK-4] [BLOCK-12] [BLOCK-20] Nothing vanishes, others go on."""
-        kernel = FakeKernel(small(backlog_packets=10))
+        kernel = FakeKernel(small(backlog_packets=10, payload_bytes=2))
         peer, witness, sender = (kernel.connect() for _ in range(3))
         witness.send(b"SUB k")
         modes = [b"CMSG " + mode for mode in (soft, hard, order, echo)]
         peer.wire.room = 3
         peer.send(b"SUB k", *modes, publish(b"k", b"-"))
-        sender.send(*publications(30))
-        taken = len(peer.wire.taken) + len(sender.wire.incoming)
-        if peer.wire.closed:
-            assert b"error" in soft or b"error" in hard
-        else:
-            waiting, lost = len(peer.client.backlog), peer.client.discarded
-            assert taken + waiting + lost == 30 + (echo == b"echo/on")
-            assert (lost > 0) is (b"discard" in soft or b"discard" in hard)
+        sender.send(*publications(40)[10:])  # of one size
+        assert len(peer.wire.taken) == 3
+        rest = 30 + sbus.ECHOES[echo] - 3
+        queues = sbus.SOFT_MODES[soft] in ("queue", "block")
+        is_blocking = queues and (b"block" in soft or b"block" in hard)
+        assert peer.wire.closed is (
+            b"error" in soft or (b"error" in hard and queues)
+        )
+        if not peer.wire.closed:
+            kept = rest if b"block" in hard else 10
+            waiting = kept if queues else 0
+            assert len(peer.client.backlog) == waiting
+            assert peer.client.discarded == rest - waiting
+            assert sender.paused is is_blocking
         peer.read_all()
+        assert not sender.paused
         assert len(witness.read_all()) == 31
 
 
@@ -2401,6 +2410,28 @@ class TestRealSockets:
             bus.process.send_signal(signal.SIGCONT)
             assert [reader.receive() for _ in range(100)] == publications(100)
 
+    def test_publishers_killed_while_they_publish(self, bus: RealBus) -> None:
+        """[CONN-6] No message of theirs is missing before the last."""
+        descriptors = Path(f"/proc/{bus.process.pid}/fd")
+        before = len(list(descriptors.iterdir()))
+
+        def publish_on(key: bytes) -> None:
+            peer = bus.connect()
+            for number in itertools.count():
+                peer.send(publish(key, b"%d" % number))
+
+        for length in range(0, 400, 20):
+            key = b"k%d" % length
+            with bus.connect() as reader:
+                reader.send(b"SUB " + key, b"CMSG blocking/soft/block")
+                reader.fence()
+                with child_process(functools.partial(publish_on, key)):
+                    heard = [reader.receive() for _ in range(length)]
+                assert heard == publications(length, key)
+                rest = reader.fence()
+                assert rest == publications(length + len(rest), key)[length:]
+        wait_for(lambda: len(list(descriptors.iterdir())) == before)
+
     def test_full_size_packet(self, bus: RealBus) -> None:
         """[LIMIT-3] [CONN-4] Exactly 409,600 bytes pass, one more does not."""
         packet = publish(b"k", os.urandom(409_594))
@@ -2416,6 +2447,22 @@ class TestRealSockets:
             assert sender.is_disconnected()
             assert reader.fence() == []
         bus.wait_for_log("[LIMIT-1] packet of 409601 bytes")
+
+    @pytest.mark.parametrize("size", [1 << 12, 1 << 17, 212_960, 1 << 18])
+    def test_sizes_at_which_the_kernel_behaves_otherwise(
+        self, bus: RealBus, size: int
+    ) -> None:
+        """[PUB-4] [CONN-4] One less, and one more."""
+        with bus.clients(3) as (one, two, sender):
+            for reader in (one, two):
+                reader.send(b"SUB k")
+                reader.fence()
+            sender.wire.setsockopt(*LARGE_BUFFER)
+            for difference in (-1, 0, 1):
+                payload = os.urandom(size + difference - 6)
+                packet = publish(b"k", payload)
+                sender.send(packet)
+                assert one.receive() == two.receive() == packet
 
     def test_full_size_packet_to_a_stalled_reader(self, bus: RealBus) -> None:
         """[LIMIT-3] [BLOCK-4] A queued packet is whole as well."""
