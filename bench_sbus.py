@@ -6,7 +6,8 @@
     python3 bench_sbus.py --only pipe-64,churn       some scenarios
     python3 bench_sbus.py --list                     what there is
 
-It needs CPython 3.9 or later on Linux, sbus.py beside it, and nothing else.
+It needs CPython 3.9 or later on Linux, and sbus.py and sbus_client.py beside
+it.
 Each scenario runs in several rounds, each on a fresh server.  What it is
 compared with runs in the same round, after it and before it in turn.  A
 figure is the median of the rounds, and a ratio, the figure divided by the
@@ -27,7 +28,10 @@ below 1.00, the more a figure says of the load and of the kernel's scheduler.
 In "fairness" six processes want to run; the relay's figure shows what that
 alone costs.  "memory" reads VmRSS of the process that the command starts, so
 a command must not go to the background.  "matching" needs no server: it
-drives the module sbus in a process of the load.
+drives the module sbus in a process of the load.  "client" compares a Client
+of sbus_client.py with bare loops around socket.send and socket.recv, that
+look at nothing: through the server, which limits both, and as the times of
+calls on a pair of sockets in one process, where nothing hides the difference.
 
 Exit status: 0; 1 if something failed, or with --check if a target is missed;
 2 for wrong use.
@@ -61,6 +65,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, NoReturn
 
 import sbus
+import sbus_client
 
 HERE = Path(__file__).resolve().parent
 OWN_SERVER = [sys.executable, str(HERE / "sbus.py"), "-f", "-a", "{address}"]
@@ -759,6 +764,110 @@ def measure_fairness(publishers: int, count: int, server: Server) -> Sample:
 
 
 # =============================================================================
+# What is measured of the client library
+# =============================================================================
+
+CLIENT_PAYLOAD = b"x" * 64
+CALLS = 200  # whose packets fit into the kernel at once
+CLIENT_ROUNDS = 100
+RECEIVE_BYTES = 4_096  # of the bare loop, which would cut what is larger
+
+# What publishes or receives so many messages
+Loop = Callable[[sbus_client.Client, int], None]
+
+
+def publish_bare(client: sbus_client.Client, count: int) -> None:
+    """Send packets that were made before."""
+    send, packet = client.socket.send, b"MSG k\0" + CLIENT_PAYLOAD
+    for _ in range(count):
+        send(packet)
+
+
+def publish_with(client: sbus_client.Client, count: int) -> None:
+    """Publish messages."""
+    publish, payload = client.publish, CLIENT_PAYLOAD
+    for _ in range(count):
+        publish("k", payload)
+
+
+def receive_bare(client: sbus_client.Client, count: int) -> None:
+    """Receive packets, and look at none."""
+    recv = client.socket.recv
+    for _ in range(count):
+        recv(RECEIVE_BYTES)
+
+
+def receive_with(client: sbus_client.Client, count: int) -> None:
+    """Receive messages."""
+    for _ in zip(range(count), client):
+        pass
+
+
+def time_client(
+    gate: Gate, address: str, loop: Loop, pattern: bytes | None, count: int
+) -> list[float]:
+    """Return how many messages a second a loop moves through a server."""
+    with sbus_client.Client(address) as client:
+        if pattern is not None:
+            client.subscribe(pattern)
+        client.sync()
+        gate.wait()
+        start = time.monotonic()
+        loop(client, count)
+        if pattern is None:
+            client.sync()  # what was published is handled
+        return [count / (time.monotonic() - start)]
+
+
+def time_calls(gate: Gate, publish: Loop, receive: Loop) -> list[float]:
+    """Return us a call, on a pair of sockets in this process.
+
+    They are the medians of many short runs, each of which neither fills nor
+    empties a socket.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gate.wait()
+    times = []
+    with (
+        sbus_client.Client(fd=ours.detach()) as near,
+        sbus_client.Client(fd=theirs.detach()) as far,
+    ):
+        for _ in range(CLIENT_ROUNDS):
+            start = time.perf_counter()
+            publish(near, CALLS)
+            middle = time.perf_counter()
+            receive(far, CALLS)
+            end = time.perf_counter()
+            times.append((middle - start, end - middle))
+    return [1e6 * statistics.median(column) / CALLS for column in zip(*times)]
+
+
+def measure_client(
+    stream: Stream, publish_loop: Loop, receive_loop: Loop, server: Server
+) -> Sample:
+    """Return how fast loops publish and receive, with a server and without."""
+    address, count = server.address, stream.messages
+    with workers((time_client, address, publish_loop, None, count)) as (one,):
+        one.go()
+        published = one.result()[0]
+    reader = (time_client, address, receive_loop, stream.pattern(0), count)
+    writer = (publish, address, stream, 0)
+    with workers(reader, writer) as team:
+        for worker in team:
+            worker.go()
+        received = team[0].result()[0]
+    with workers((time_calls, publish_loop, receive_loop)) as (one,):
+        one.go()
+        calls = one.result()
+    return {
+        "publish, msgs/s": published,
+        "iterate, msgs/s": received,
+        "us, publish call": calls[0],
+        "us, next message": calls[1],
+    }
+
+
+# =============================================================================
 # What is measured without a server: matching
 # =============================================================================
 
@@ -894,6 +1003,7 @@ WORK = {
     "churn-hot": "hot beside the same",
     "memory": "VmRSS of 2,000 idle clients; of 100,000 20-byte patterns",
     "fairness": "3 flood a reader; another hears itself 800 times, 1 ms apart",
+    "client": "Client, 150,000 messages of 64 bytes; 20,000 without a server",
     "trace": "pipe-64 with --trace",
 }
 ON_PIPE, ON_HOT = served(measure_stream, PIPE), served(measure_stream, HOT)
@@ -925,6 +1035,11 @@ SCENARIOS = {
     ),
     "memory": Scenario(served(measure_memory, 2_000, 100)),
     "fairness": Scenario(served(measure_fairness, 3, 800), "relay"),
+    "client": Scenario(
+        served(measure_client, PIPE, publish_with, receive_with),
+        "bare loops",
+        served(measure_client, PIPE, publish_bare, receive_bare),
+    ),
     "trace": Scenario(
         served(measure_stream, PIPE, options=TRACING), WITHOUT, ON_PIPE
     ),
@@ -943,6 +1058,8 @@ TARGETS = {
     ("memory", "bytes, idle client"): ("value", "<=", 6_144.0),
     ("memory", "bytes, pattern"): ("value", "<=", 400.0),
     ("fairness", "ms, round trip p99"): ("value", "<=", 2.0),
+    ("client", "publish, msgs/s"): ("ratio", ">=", 0.8),
+    ("client", "iterate, msgs/s"): ("ratio", ">=", 0.8),
     ("trace", "messages/s"): ("ratio", ">=", 0.4),
 }
 

@@ -22,18 +22,33 @@ Licence: ISC, see LICENSE.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import datetime
 import errno
+import fcntl
+import functools
+import io
+import itertools
+import json
 import math
 import os
+import random
 import re
+import secrets
 import select
+import signal
 import socket
+import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, NoReturn, Union
+from typing import Any, BinaryIO, NamedTuple, NoReturn, TextIO, TypeVar, Union
 
 __version__ = "0.1.0"
 
@@ -43,7 +58,23 @@ ABSTRACT = "/dev/unix/abstract/"
 ABSTRACT_BYTES = 108
 PATH_BYTES_MAX = 107
 POLL_SECONDS_MAX = 3_600.0  # poll(2) takes 24 days at most
+RECONNECT_SECONDS_MIN = 0.05  # before the second try; doubled up to
+RECONNECT_SECONDS_MAX = 5.0
 WHOAMI = b"!/cred/whoami"
+MODES = {  # what a server remembers of a client, besides its patterns
+    b"blocking/soft/queue",
+    b"blocking/soft/discard",
+    b"blocking/soft/block",
+    b"blocking/soft/error",
+    b"blocking/hard/discard",
+    b"blocking/hard/block",
+    b"blocking/hard/error",
+    b"order/queue",
+    b"order/stack",
+    b"order/random",
+    b"echo/on",
+    b"echo/off",
+}
 
 
 # =============================================================================
@@ -96,6 +127,16 @@ class ControlMessage(NamedTuple):
     payload: bytes
 
 
+class Reconnected(ControlMessage):
+    """What a client itself says: it lost its bus, and is connected again.
+
+    Subscriptions and modes are as before.  What was published meanwhile is
+    gone, and so may be what this client sent last.  The fields are empty.
+    """
+
+    __slots__ = ()
+
+
 Received = Union[Message, ControlMessage]
 Text = Union[str, bytes]
 Payload = Union[bytes, bytearray, memoryview]
@@ -124,6 +165,16 @@ def to_bytes(text: Text) -> bytes:
     if b"\0" in encoded:
         raise PacketError(f"{text!r}: a key cannot hold a NUL byte")
     return encoded
+
+
+@functools.lru_cache(1_024)
+def publish_head(key: Text) -> bytes:
+    """Return what a publish packet has before its payload.
+
+    Raises: PacketError if the key holds a NUL byte [KEY-1].
+    Spec: [PUB-1].
+    """
+    return b"MSG " + to_bytes(key) + b"\0"
 
 
 def payload_bytes(payload: Payload) -> bytes:
@@ -211,11 +262,13 @@ def socket_name(address: str) -> bytes:
     return name
 
 
-def open_socket(address: str) -> socket.socket:
+def open_socket(address: str, flags: int = 0) -> socket.socket:
     """Return a blocking socket that is connected to a server.
 
-    It waits while the server's queue of new connections is full [CONN-17].
+    It waits while the server's queue of new connections is full, or with
+    MSG_DONTWAIT raises BlockingIOError.
     Raises: AddressError; Disconnected if there is no server.
+    Spec: [CONN-17].
     """
     if address.startswith("/dev/fd/"):
         number = address[len("/dev/fd/") :]
@@ -225,11 +278,31 @@ def open_socket(address: str) -> socket.socket:
     name = socket_name(address)
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
+        connected.setblocking(not flags & socket.MSG_DONTWAIT)
         connected.connect(name)
+        connected.setblocking(True)
+    except BlockingIOError:
+        connected.close()
+        raise
     except OSError as error:
         connected.close()
         raise no_bus(address, error) from None
     return connected
+
+
+def check_server(connected: socket.socket, uid: int) -> None:
+    """Close a socket whose server runs as another user.
+
+    Raises: Disconnected if it does.
+    """
+    size = struct.calcsize("iII")
+    packed = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, server_uid, _ = struct.unpack("iII", packed)
+    if server_uid != uid:
+        connected.close()
+        raise Disconnected(
+            f"the bus runs as the user {server_uid}, and not as {uid}"
+        )
 
 
 def no_bus(address: str, failed: OSError) -> Disconnected:
@@ -289,6 +362,9 @@ class Client:
     *address* is a path, /dev/unix/abstract/HEX or /dev/fd/N; by default the
     server's own default.  *fd* is the descriptor of a connected socket
     instead; the client closes it.  *packet_bytes_max* is the server's limit.
+    *server_uid* refuses a bus that runs as another user.  With *reconnect*,
+    a client that loses its bus connects again, subscribes and sets its modes
+    again, and says so: see Reconnected.  Its descriptor is then another one.
 
     Keys and patterns are bytes, or str that is sent as UTF-8.  *flags* are
     those of send(2) and recv(2); with MSG_DONTWAIT, BlockingIOError tells
@@ -314,6 +390,9 @@ class Client:
         *,
         fd: int | None = None,
         packet_bytes_max: int = PACKET_BYTES_MAX,
+        server_uid: int | None = None,
+        reconnect: bool = False,
+        flags: int = 0,
     ) -> None:
         if fd is not None and address is not None:
             raise AddressError("give an address or a descriptor, not both")
@@ -321,12 +400,19 @@ class Client:
             self.address = f"/dev/fd/{fd}"
         else:
             self.address = default_address() if address is None else address
+        if reconnect and self.address.startswith("/dev/fd/"):
+            raise AddressError("a descriptor cannot be connected again")
         self.packet_bytes_max = packet_bytes_max
-        self._buffer = bytearray(packet_bytes_max)
-        self._view = memoryview(self._buffer)
+        self.server_uid = server_uid
+        self.reconnect = reconnect
+        self._view = memoryview(bytearray(packet_bytes_max))
         self._kept: deque[Received] = deque()  # what whoami had to pass by
         self._questions = 0  # that wait for their answers from whoami
-        self.socket = open_socket(self.address)
+        self._patterns: dict[bytes, int] = {}  # and how often each
+        self._modes: dict[bytes, None] = {}  # the last sent is the last
+        self._tries = 0  # to connect again, since it last went well
+        self._next_try = 0.0  # by the monotonic clock
+        self.socket = self._open(flags)
 
     def __repr__(self) -> str:
         state = "closed" if self.socket.fileno() < 0 else "open"
@@ -346,10 +432,30 @@ class Client:
     def __iter__(self) -> Iterator[Received]:
         """Return an iterator over what is received, without an end.
 
-        Raises, at a step: Disconnected when the server has closed.
+        Raises, at a step: Disconnected when the server has closed;
+        BlockingIOError after SO_RCVTIMEO; PacketTooLarge; PacketError.
+        Spec: [CONN-14] [CONN-15].
         """
+        view, limit = self._view, self.packet_bytes_max
         while True:
-            yield self.receive()
+            if self._kept:
+                yield self.receive()
+                continue
+            try:
+                size = self.socket.recv_into(view, 0, socket.MSG_TRUNC)
+            except ConnectionResetError:
+                continue  # [CONN-14] the last packets come next
+            except OSError:
+                self._check_open()
+                raise
+            # Most packets are messages: what makes one stands here again
+            head, nul, payload = view[:size].tobytes().partition(b"\0")
+            if nul and size <= limit and head[:4] == b"MSG ":
+                yield tuple.__new__(Message, (head[4:], payload))
+            elif size:
+                yield self._received(size)
+            else:
+                yield self.receive()  # which knows what to do at the end
 
     def close(self) -> None:
         """Leave the bus.  What was published is delivered [CONN-6]."""
@@ -369,7 +475,9 @@ class Client:
         Raises: Disconnected; PacketTooLarge; PacketError.
         Spec: [SUB-1] [SUB-2].
         """
-        self._send(b"SUB " + to_bytes(pattern), flags)
+        pattern = to_bytes(pattern)
+        self._send(b"SUB " + pattern, flags)
+        self._patterns[pattern] = self._patterns.get(pattern, 0) + 1
 
     def unsubscribe(self, pattern: Text, flags: int = 0) -> None:
         """Take back one subscription to an identical pattern.
@@ -377,7 +485,13 @@ class Client:
         Raises: Disconnected; PacketTooLarge; PacketError.
         Spec: [UNSUB-1].
         """
-        self._send(b"UNSUB " + to_bytes(pattern), flags)
+        pattern = to_bytes(pattern)
+        self._send(b"UNSUB " + pattern, flags)
+        count = self._patterns.get(pattern, 0) - 1
+        if count > 0:
+            self._patterns[pattern] = count
+        else:
+            self._patterns.pop(pattern, None)
 
     def publish(
         self, key: Text, payload: Payload = b"", flags: int = 0
@@ -388,8 +502,19 @@ class Client:
         payload is not bytes.
         Spec: [PUB-1].
         """
-        payload = payload_bytes(payload)
-        self._send(b"MSG " + to_bytes(key) + b"\0" + payload, flags)
+        try:
+            packet = publish_head(key) + payload
+        except (TypeError, BufferError):
+            packet = publish_head(key) + payload_bytes(payload)
+        if len(packet) <= self.packet_bytes_max:
+            try:
+                self.socket.send(packet, flags)
+                return
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass  # _send meets it again, and knows what to do
+        self._send(packet, flags)
 
     def control(
         self, key: Text, payload: Payload = b"", flags: int = 0
@@ -406,6 +531,9 @@ class Client:
         self._send(packet + b"\0" + payload if payload else packet, flags)
         if key == WHOAMI:
             self._questions += 1
+        elif key in MODES:
+            self._modes.pop(key, None)
+            self._modes[key] = None
 
     def receive(
         self, timeout: float | None = None, flags: int = 0
@@ -419,31 +547,53 @@ class Client:
         Spec: [CONN-14] [CONN-15].
         """
         self._check_open()
-        if self._kept:
-            peeked = flags & socket.MSG_PEEK
-            return self._kept[0] if peeked else self._kept.popleft()
-        return self._receive_new(end_of(timeout), flags)
+        end = end_of(timeout)
+        if not self._kept:
+            try:
+                return self._receive_new(end, flags)
+            except Disconnected:
+                if not self.reconnect:
+                    raise
+            self._connect_again(end, flags)
+        peeked = flags & socket.MSG_PEEK
+        return self._kept[0] if peeked else self._kept.popleft()
+
+    def receive_where(
+        self,
+        wanted: Callable[[Received], bool],
+        timeout: float | None = None,
+    ) -> Received:
+        """Return the first that is wanted; keep the others for receive.
+
+        It does not connect again, for what is waited for would be gone.
+        Raises: TimeoutError; Disconnected; PacketTooLarge; PacketError.
+        """
+        self._check_open()
+        for index, received in enumerate(self._kept):
+            if wanted(received):
+                del self._kept[index]
+                return received
+        end = end_of(timeout)
+        while True:
+            received = self._receive_new(end, 0)
+            if wanted(received):
+                return received
+            self._kept.append(received)
 
     def whoami(self, timeout: float | None = None) -> Credentials:
         """Return the credentials that the server knows this client by.
 
         What arrives meanwhile is kept for receive, and so are the answers
-        to earlier questions, as after a TimeoutError.
+        to earlier questions, as after a TimeoutError.  It does not connect
+        again: then nothing sent before is sure to have been handled.
         Raises: TimeoutError; Disconnected; PacketTooLarge; PacketError.
         Spec: [CRED-2] [CRED-12].
         """
         end = end_of(timeout)
-        while True:
-            try:
-                self.control(WHOAMI, flags=socket.MSG_DONTWAIT)
-                break
-            except BlockingIOError:
-                self._wait(select.POLLOUT, end)
-        while True:
-            received = self._receive_new(end, 0)
-            if is_answer(received) and not self._questions:
-                return parse_credentials(received.payload)
-            self._kept.append(received)
+        self._check_open()
+        self._send_by(end, b"CMSG " + WHOAMI)
+        self._questions += 1
+        return self.receive_answer(end)
 
     def sync(self, timeout: float | None = None) -> None:
         """Return once the server has handled all that was sent before.
@@ -454,11 +604,104 @@ class Client:
         """
         self.whoami(timeout)
 
+    def receive_answer(self, end: float | None, flags: int = 0) -> Credentials:
+        """Return the answer to the last question; keep all before it.
+
+        Raises: TimeoutError at *end*; Disconnected; PacketTooLarge;
+        PacketError.
+        """
+        self._check_open()
+        while True:
+            received = self._receive_new(end, flags)
+            if self.is_last_answer(received):
+                return parse_credentials(received.payload)
+            self._kept.append(received)
+
+    def is_last_answer(self, received: Received) -> bool:
+        """Return whether the last question has the answer just received."""
+        return is_answer(received) and not self._questions
+
+    def _open(self, flags: int) -> socket.socket:
+        """Return a socket that is connected to the right server."""
+        connected = open_socket(self.address, flags)
+        if self.server_uid is not None:
+            check_server(connected, self.server_uid)
+        return connected
+
+    def _connect_again(self, end: float | None, flags: int) -> None:
+        """Connect, subscribe and set modes as before; keep a Reconnected.
+
+        Until then the old socket stays, at its end: the next call that needs
+        a server tries again.
+        Raises: TimeoutError; BlockingIOError with MSG_DONTWAIT; Disconnected
+        if a server is there that cannot be used.
+        """
+        while True:
+            self._pause(end, flags)
+            with contextlib.suppress(BlockingIOError):  # it is busy [CONN-17]
+                try:
+                    fresh = self._open(socket.MSG_DONTWAIT)
+                    break
+                except Disconnected as error:
+                    if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
+                        raise
+        self._keep_the_rest()
+        self.socket.close()
+        self.socket = fresh
+        self._questions = 0
+        self._kept.append(Reconnected(b"", b""))
+        self._restore()
+
+    def _restore(self) -> None:
+        """Subscribe and set modes as on the connection before.
+
+        A server has some seconds to take that.  If it does not, this
+        connection is given up, as the next call will find.
+        """
+        end = end_of(RECONNECT_SECONDS_MAX)
+        try:
+            for pattern, count in self._patterns.items():
+                for _ in range(count):
+                    self._send_by(end, b"SUB " + pattern)
+            for mode in self._modes:
+                self._send_by(end, b"CMSG " + mode)
+        except (Disconnected, TimeoutError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def _keep_the_rest(self) -> None:
+        """Keep what the server sent before it closed [CONN-14]."""
+        with contextlib.suppress(Disconnected, BlockingIOError):
+            while True:
+                with contextlib.suppress(PacketError, PacketTooLarge):
+                    self._kept.append(
+                        self._receive_new(None, socket.MSG_DONTWAIT)
+                    )
+
+    def _pause(self, end: float | None, flags: int) -> None:
+        """Wait until it is time to try to connect, and count the try.
+
+        Raises: TimeoutError; BlockingIOError with MSG_DONTWAIT.
+        """
+        now = time.monotonic()
+        if now > self._next_try + RECONNECT_SECONDS_MAX:
+            self._tries = 0  # the last is long ago, so it went well
+        wait = max(0.0, self._next_try - now)
+        if wait and flags & socket.MSG_DONTWAIT:
+            raise BlockingIOError(errno.EAGAIN, "no bus yet")
+        if wait and end is not None and end < now + wait:
+            time.sleep(max(0.0, end - now))
+            raise TimeoutError("the time is over")
+        time.sleep(wait)
+        delay = RECONNECT_SECONDS_MIN * 2**self._tries
+        delay = min(delay, RECONNECT_SECONDS_MAX) * random.uniform(0.5, 1)
+        self._next_try = time.monotonic() + delay
+        self._tries = min(self._tries + 1, 16)
+
     def _send(self, packet: bytes, flags: int) -> None:
-        """Send a packet, with a larger send buffer if it needs one.
+        """Send a packet, over a new connection if the old one is lost.
 
         Raises: PacketTooLarge; Disconnected.
-        Spec: [CONN-16].
+        Spec: [LIMIT-1].
         """
         self._check_open()
         if len(packet) > self.packet_bytes_max:
@@ -467,25 +710,28 @@ class Client:
                 f" {self.packet_bytes_max} bytes"
             )
         try:
-            self._send_once(packet, flags)
+            self._send_fitting(packet, flags)
+        except Disconnected:
+            if not self.reconnect:
+                raise
+            self._connect_again(None, flags)
+            self._send_fitting(packet, flags)
+
+    def _send_fitting(self, packet: bytes, flags: int) -> None:
+        """Send a packet, with a larger send buffer if it needs one.
+
+        Raises: PacketTooLarge if the kernel has none; Disconnected.
+        Spec: [CONN-16].
+        """
+        try:
+            return self._send_once(packet, flags)
         except OSError as error:
             if error.errno != errno.EMSGSIZE:
                 raise
-            needed = len(packet) + SOCKET_OVERHEAD_BYTES
-            self.socket.setsockopt(
-                socket.SOL_SOCKET, socket.SO_SNDBUF, (needed + 1) // 2
-            )
-            self._send_fitting(packet, flags)
-
-    def _send_once(self, packet: bytes, flags: int) -> None:
-        """Send a packet.  Raises: OSError; Disconnected."""
-        try:
-            self.socket.send(packet, flags)
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._gone() from None
-
-    def _send_fitting(self, packet: bytes, flags: int) -> None:
-        """Send a packet.  Raises: PacketTooLarge if the kernel refuses."""
+        needed = len(packet) + SOCKET_OVERHEAD_BYTES
+        self.socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, (needed + 1) // 2
+        )
         try:
             self._send_once(packet, flags)
         except OSError as error:
@@ -496,6 +742,21 @@ class Client:
                 " kernel's largest send buffer (net.core.wmem_max)"
             ) from None
 
+    def _send_once(self, packet: bytes, flags: int) -> None:
+        """Send a packet.  Raises: OSError; Disconnected."""
+        try:
+            self.socket.send(packet, flags)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._gone() from None
+
+    def _send_by(self, end: float | None, packet: bytes) -> None:
+        """Send a packet.  Raises: TimeoutError at *end*; Disconnected."""
+        while True:
+            try:
+                return self._send_fitting(packet, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._wait(select.POLLOUT, end)
+
     def _receive_new(self, end: float | None, flags: int) -> Received:
         """Return the next packet from the socket."""
         while True:
@@ -503,12 +764,18 @@ class Client:
                 self._wait(select.POLLIN, end)
             try:
                 size = self.socket.recv_into(
-                    self._buffer, 0, flags | socket.MSG_TRUNC
+                    self._view, 0, flags | socket.MSG_TRUNC
                 )
-                break
+                return self._received(size, flags)
             except ConnectionResetError:
                 continue  # [CONN-14] the last packets come next
-        if size > len(self._buffer):  # [CONN-15]
+
+    def _received(self, size: int, flags: int = 0) -> Received:
+        """Return what a packet says that was received into the buffer.
+
+        Raises: Disconnected if there was none; PacketTooLarge; PacketError.
+        """
+        if size > len(self._view):  # [CONN-15]
             raise PacketTooLarge(
                 f"a packet of {size} bytes was received and lost; the"
                 f" limit is {self.packet_bytes_max} bytes"
@@ -555,9 +822,484 @@ def end_of(timeout: float | None) -> float | None:
     return None if timeout is None else time.monotonic() + timeout
 
 
+def left_of(end: float | None) -> float | None:
+    """Return the timeout (s) that is over at *end*."""
+    return None if end is None else max(0.0, end - time.monotonic())
+
+
 # =============================================================================
-# The command line
+# The client for asyncio
 # =============================================================================
+
+# Facts: a connect that does not wait fails at once where the server's queue
+# of new connections is full, and no event tells when it is not: only trying
+# again helps.  A packet is sent or received whole by one call that does not
+# wait, so that a call that is cancelled while it waits has done nothing.
+
+Result = TypeVar("Result")
+CONNECT_SECONDS_MIN = 0.001  # between two tries; doubled up to
+CONNECT_SECONDS_MAX = 0.1
+CALLS_PER_TURN = 64  # that need not wait, before other tasks have a turn
+
+
+class Direction:
+    """Sending or receiving: the tasks that wait until they can.
+
+    *add* and *remove* are those of the loop, for readers or for writers.
+    """
+
+    def __init__(
+        self, add: Callable[..., object], remove: Callable[[int], bool]
+    ) -> None:
+        self._add = add
+        self._remove = remove
+        self._waiting: list[asyncio.Future[None]] = []
+        self._calls = 0
+
+    async def do(
+        self, client: Client, call: Callable[[], Result], end: float | None
+    ) -> Result:
+        """Return what a call on a client returns, once it need not wait.
+
+        Raises: TimeoutError at *end*; what the call raises.
+        """
+        self._calls += 1
+        if self._calls % CALLS_PER_TURN == 0:
+            await asyncio.sleep(0)
+        while True:
+            try:
+                return call()
+            except BlockingIOError:
+                await self._wait(client.fileno(), end)
+
+    async def _wait(self, fd: int, end: float | None) -> None:
+        """Wait until a descriptor is ready.  Raises: TimeoutError."""
+        if not self._waiting:
+            self._add(fd, self.wake, fd)
+        woken = asyncio.get_running_loop().create_future()
+        self._waiting.append(woken)
+        try:
+            await asyncio.wait([woken], timeout=left_of(end))
+        finally:
+            if woken in self._waiting:
+                self._waiting.remove(woken)
+                if not self._waiting:
+                    self._remove(fd)
+        if not woken.done():
+            raise TimeoutError("the time is over")
+
+    def wake(self, fd: int) -> None:
+        """Let all tasks try again that wait for a descriptor."""
+        if self._waiting:
+            self._remove(fd)
+        for woken in self._waiting:
+            woken.set_result(None)
+        self._waiting.clear()
+
+
+class AsyncClient:
+    """A connection to a bus, for asyncio.
+
+        async with AsyncClient() as bus:
+            await bus.subscribe("sensors/*/temp")
+            await bus.publish("sensors/1/temp", b"21.5")
+            async for message in bus:
+                print(message.key, message.payload)
+
+    It takes what Client takes, but has neither flags nor *reconnect*, and
+    connects in `async with` or by connect().  Its calls are those of Client
+    and raise the same errors; they wait without holding up other tasks.
+    Several tasks may use it at once; each message goes to one of them.
+
+    To cancel a call is safe: what it would have received is received by the
+    next call, what it would have sent is sent whole or not at all.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        fd: int | None = None,
+        packet_bytes_max: int = PACKET_BYTES_MAX,
+        server_uid: int | None = None,
+    ) -> None:
+        self._new_client = functools.partial(
+            Client,
+            address,
+            fd=fd,
+            packet_bytes_max=packet_bytes_max,
+            server_uid=server_uid,
+            flags=socket.MSG_DONTWAIT,
+        )
+        self._client: Client | None = None
+
+    def __repr__(self) -> str:
+        inner = repr(self._client) if self._client else "not connected"
+        return f"<sbus AsyncClient: {inner}>"
+
+    async def connect(self) -> AsyncClient:
+        """Connect, and return this client.
+
+        It waits while the server's queue of new connections is full.
+        Raises: AddressError; Disconnected if there is no server.
+        Spec: [CONN-17].
+        """
+        pause = CONNECT_SECONDS_MIN
+        while not self._client:
+            try:
+                self._client = self._new_client()
+            except BlockingIOError:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, CONNECT_SECONDS_MAX)
+        loop = asyncio.get_running_loop()
+        self._sending = Direction(loop.add_writer, loop.remove_writer)
+        self._receiving = Direction(loop.add_reader, loop.remove_reader)
+        self._asking = asyncio.Lock()
+        self._is_asking = False  # an answer is waited for
+        self._answer: Received | None = None  # that a receive came across
+        return self
+
+    async def __aenter__(self) -> AsyncClient:
+        return await self.connect()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __aiter__(self) -> AsyncClient:
+        """Return an iterator over what is received, without an end.
+
+        Raises, at a step: Disconnected when the server has closed.
+        """
+        return self
+
+    async def __anext__(self) -> Received:
+        return await self.receive()
+
+    def close(self) -> None:
+        """Leave the bus.  What was published is delivered [CONN-6].
+
+        Calls that wait raise Disconnected.
+        """
+        if self._client:
+            self._sending.wake(self.fileno())
+            self._receiving.wake(self.fileno())
+            self._client.close()
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, -1 unless connected."""
+        return self._client.fileno() if self._client else -1
+
+    @property
+    def socket(self) -> socket.socket:
+        """The socket.  Raises: Disconnected before connect."""
+        return self._connected().socket
+
+    async def subscribe(self, pattern: Text) -> None:
+        """Subscribe to the keys that a pattern selects; duplicates count.
+
+        Raises: Disconnected; PacketTooLarge; PacketError.
+        Spec: [SUB-1] [SUB-2].
+        """
+        await self._send(self._connected().subscribe, pattern)
+
+    async def unsubscribe(self, pattern: Text) -> None:
+        """Take back one subscription to an identical pattern.
+
+        Raises: Disconnected; PacketTooLarge; PacketError.
+        Spec: [UNSUB-1].
+        """
+        await self._send(self._connected().unsubscribe, pattern)
+
+    async def publish(self, key: Text, payload: Payload = b"") -> None:
+        """Publish a message, once the kernel has room for it.
+
+        Raises: Disconnected; PacketTooLarge; PacketError; TypeError if the
+        payload is not bytes.
+        Spec: [PUB-1].
+        """
+        await self._send(self._connected().publish, key, payload)
+
+    async def control(self, key: Text, payload: Payload = b"") -> None:
+        """Send a control message to the server.
+
+        Raises: Disconnected; PacketTooLarge; PacketError; TypeError if the
+        payload is not bytes.
+        Spec: [CTL-1].
+        """
+        await self._send(self._connected().control, key, payload)
+
+    async def receive(self, timeout: float | None = None) -> Received:
+        """Return the next message or control message.
+
+        Raises: TimeoutError; Disconnected when all is read and the server
+        has closed; PacketTooLarge if the packet is above the limit and lost;
+        PacketError if it is malformed.
+        Spec: [CONN-14] [CONN-15].
+        """
+        client, end = self._connected(), end_of(timeout)
+        return await self._receiving.do(client, self._receive_now, end)
+
+    async def whoami(self, timeout: float | None = None) -> Credentials:
+        """Return the credentials that the server knows this client by.
+
+        What arrives meanwhile is kept for receive.  Tasks that ask at once
+        are served in turn.
+        Raises: TimeoutError; Disconnected; PacketTooLarge; PacketError.
+        Spec: [CRED-2] [CRED-12].
+        """
+        client, end = self._connected(), end_of(timeout)
+        question = functools.partial(
+            client.control, WHOAMI, flags=socket.MSG_DONTWAIT
+        )
+        async with self._asking:
+            await self._sending.do(client, question, end)
+            self._is_asking = True
+            try:
+                return await self._receiving.do(client, self._answer_now, end)
+            finally:
+                self._is_asking, self._answer = False, None
+
+    async def sync(self, timeout: float | None = None) -> None:
+        """Return once the server has handled all that was sent before.
+
+        Raises: TimeoutError; Disconnected, if the server refused it;
+        PacketTooLarge; PacketError.
+        Spec: [PKT-5] [CRED-3].
+        """
+        await self.whoami(timeout)
+
+    async def _send(self, call: Callable[..., None], *content: object) -> None:
+        """Call what sends, once the kernel has room."""
+        now = functools.partial(call, *content, flags=socket.MSG_DONTWAIT)
+        await self._sending.do(self._connected(), now, None)
+
+    def _receive_now(self) -> Received:
+        """Return the next item, or pass an answer on to whoami.
+
+        Raises: BlockingIOError; as receive.
+        """
+        client = self._connected()
+        received = client.receive(flags=socket.MSG_DONTWAIT)
+        if self._is_asking and client.is_last_answer(received):
+            self._answer = received
+            self._receiving.wake(client.fileno())
+            return self._receive_now()
+        return received
+
+    def _answer_now(self) -> Credentials:
+        """Return the answer to whoami, and keep what comes before it.
+
+        Raises: BlockingIOError; as whoami.
+        """
+        client = self._connected()
+        if self._answer:
+            return parse_credentials(self._answer.payload)
+        try:
+            return client.receive_answer(None, socket.MSG_DONTWAIT)
+        finally:  # what was kept may be waited for
+            self._receiving.wake(client.fileno())
+
+    def _connected(self) -> Client:
+        """Return the client inside.  Raises: Disconnected if there is none."""
+        if not self._client:
+            raise Disconnected("not connected: use async with, or connect()")
+        return self._client
+
+
+# =============================================================================
+# What the protocol leaves to applications
+# =============================================================================
+
+# Facts: only a client with the credentials C reads the keys that begin with
+# C and '/' [CRED-10] [CRED-11], but anybody may publish under them.  So an
+# answer under such a key shows nothing of who sent it, and a random text that
+# was sent under such a key and comes back shows that its reader is C.
+
+TOKEN_BYTES = 16
+
+
+class IdentityError(SbusError):
+    """The other client is not who it says it is."""
+
+
+class Request(NamedTuple):
+    """What is asked: its key, its payload, and the key for the answer."""
+
+    key: bytes
+    payload: bytes
+    reply_key: bytes
+
+
+@contextlib.contextmanager
+def private_key(client: Client, timeout: float | None) -> Iterator[bytes]:
+    """Subscribe for a while to a new key that only this client can read.
+
+    The server has handled all before, so that what is sent under *key* has
+    room at once.
+    Raises: TimeoutError; Disconnected.
+    Spec: [CRED-4] [CRED-10] [CRED-12].
+    """
+    path = client.whoami(timeout).path
+    key = path + b"/" + os.urandom(TOKEN_BYTES).hex().encode("ascii")
+    client.subscribe(key)
+    try:
+        yield key
+    finally:
+        with contextlib.suppress(Disconnected, BlockingIOError):
+            client.unsubscribe(key, socket.MSG_DONTWAIT)
+
+
+def receive_under(
+    client: Client, key: bytes, timeout: float | None
+) -> Received:
+    """Return the next message under a key; keep the others for receive."""
+    return client.receive_where(
+        lambda received: isinstance(received, Message) and received.key == key,
+        timeout,
+    )
+
+
+def acknowledge(client: Client, timeout: float | None = None) -> None:
+    """Return once the server has routed all that this client published.
+
+    The client sends itself a message and waits until it comes back.  What
+    arrives meanwhile is kept for receive.
+    Raises: TimeoutError, also with echo/off; Disconnected.
+    Spec: [PKT-5] [PUB-5] [PUB-6] [ECHO-1].
+    """
+    end = end_of(timeout)
+    with private_key(client, left_of(end)) as key:
+        client.publish(key)
+        receive_under(client, key, left_of(end))
+
+
+def request(
+    client: Client,
+    key: Text,
+    payload: Payload = b"",
+    timeout: float | None = None,
+) -> bytes:
+    """Ask whoever listens to a key; return the payload of the first answer.
+
+    The request's payload is the key for the answer, NUL, and *payload*.
+    What else arrives meanwhile is kept.
+    Raises: TimeoutError, also if nobody listens; Disconnected.
+    Spec: [PUB-1] [CRED-10].
+    """
+    end = end_of(timeout)
+    with private_key(client, left_of(end)) as reply_key:
+        client.publish(key, reply_key + b"\0" + payload_bytes(payload))
+        return receive_under(client, reply_key, left_of(end)).payload
+
+
+def parse_request(message: Received) -> Request:
+    """Return what a message asks for.
+
+    Raises: PacketError if it is no request, or wants its answer elsewhere
+    than under a secret key.
+    Spec: [CRED-10].
+    """
+    reply_key, nul, payload = message.payload.partition(b"\0")
+    if not nul:
+        raise PacketError("the message is no request: it has no reply key")
+    owner_of(reply_key)
+    return Request(message.key, payload, reply_key)
+
+
+def reply(client: Client, asked: Request, payload: Payload = b"") -> None:
+    """Answer a request.
+
+    Raises: Disconnected; PacketTooLarge; TypeError.
+    Spec: [PUB-1].
+    """
+    client.publish(asked.reply_key, payload)
+
+
+def owner_of(key: bytes) -> Credentials:
+    """Return the credentials of those who can read a private key.
+
+    Raises: PacketError if it is none.
+    Spec: [CRED-10] [CRED-11].
+    """
+    return parse_credentials(key.rpartition(b"/")[0])
+
+
+def prove_identity(
+    client: Client, key: Text, timeout: float | None = None
+) -> Credentials:
+    """Prove who we are to whoever listens to a key, and see who that is.
+
+    The other client calls verify_identity with what it receives under the
+    key.  Returns the other's credentials: whether it may have them is for
+    the caller to say.
+    Raises: IdentityError; TimeoutError; Disconnected; PacketError.
+    Spec: [CRED-10] [CRED-11]; spec/4, "Proof of identity".
+    """
+    end = end_of(timeout)
+    answer = request(client, key, b"", left_of(end))  # 1 and 2
+    their_key, _, challenge = answer.partition(b"\0")
+    other = owner_of(their_key)
+    text = os.urandom(TOKEN_BYTES)
+    again = request(client, their_key, text + challenge, left_of(end))  # 3, 4
+    if again != text:
+        raise IdentityError(f"{other.path!r} did not repeat what it was sent")
+    return other
+
+
+def verify_identity(
+    client: Client, message: Received, timeout: float | None = None
+) -> Credentials:
+    """Find out who sent the message of a prove_identity, and answer it.
+
+    Returns the sender's credentials.
+    Raises: IdentityError; TimeoutError; Disconnected; PacketError.
+    Spec: [CRED-10] [CRED-11]; spec/4, "Proof of identity".
+    """
+    end = end_of(timeout)
+    first = parse_request(message)
+    other = owner_of(first.reply_key)
+    challenge = os.urandom(TOKEN_BYTES)
+    with private_key(client, left_of(end)) as key:
+        reply(client, first, key + b"\0" + challenge)
+        third = parse_request(receive_under(client, key, left_of(end)))
+        text, again = third.payload[:TOKEN_BYTES], third.payload[TOKEN_BYTES:]
+        if again != challenge or owner_of(third.reply_key) != other:
+            raise IdentityError(
+                f"{other.path!r} did not repeat what it was sent"
+            )
+        reply(client, third, text)
+    return other
+
+
+# =============================================================================
+# The command line: input, output and signals
+# =============================================================================
+
+Options = argparse.Namespace
+
+CLEAR_LINE = "\x1b[K"  # from the cursor to the end of the line
+KEY_COLOUR, TIME_COLOUR, NO_COLOUR = "\x1b[36m", "\x1b[2m", "\x1b[m"
+PROGRESS_SECONDS = 0.2
+PACKETS_A_TURN = 64  # read before anything else is looked at
+
+
+class UsageError(SbusError):
+    """A command line is wrong: the exit status is 2."""
+
+
+def note(text: str) -> None:
+    """Print a line to standard error."""
+    print(f"sbus: {text}", file=sys.stderr, flush=True)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a standard stream is there and is a terminal."""
+    return stream is not None and stream.isatty()
 
 
 def printable(text: bytes, encoding: str) -> str:
@@ -575,82 +1317,914 @@ def printable(text: bytes, encoding: str) -> str:
     )
 
 
-def write_line(*fields: bytes) -> None:
-    """Print a line at once, with tabs between its fields.
+def standard_output() -> TextIO:
+    """Return standard output.  Raises: SbusError if it is closed."""
+    if sys.stdout is None:
+        raise SbusError("standard output is closed")
+    return sys.stdout
+
+
+def write(text: bytes) -> None:
+    """Write to standard output at once.
 
     Raises: BrokenPipeError if nobody reads it; SbusError.
     """
-    if sys.stdout is None:
-        raise SbusError("standard output is closed")
-    encoding = sys.stdout.encoding
-    line = "\t".join(printable(field, encoding) for field in fields)
+    output = standard_output()
     try:
-        print(line, flush=True)
+        output.buffer.write(text)
+        output.buffer.flush()
     except OSError as error:
-        # Python prints at exit what is left, and would fail once more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Python writes at exit what is left, and would fail once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
         if isinstance(error, BrokenPipeError):
             raise
         raise SbusError(f"standard output: {error.strerror}") from None
 
 
-def read_input(size: int) -> bytes:
-    """Return standard input, but not more than so many bytes.
+def write_line(*fields: bytes) -> None:
+    """Print a line at once, with tabs between its printable fields."""
+    encoding = standard_output().encoding
+    line = "\t".join(printable(field, encoding) for field in fields)
+    write(f"{line}\n".encode(encoding))
 
-    Raises: SbusError.
-    """
+
+@contextlib.contextmanager
+def standard_input() -> Iterator[BinaryIO]:
+    """Give standard input to read.  Raises: SbusError if that fails."""
     if sys.stdin is None:
         raise SbusError("standard input is closed")
     try:
-        return sys.stdin.buffer.read(size)
+        yield sys.stdin.buffer
     except OSError as error:
         raise SbusError(f"standard input: {error.strerror}") from None
 
 
-def sub(bus: Client, options: argparse.Namespace) -> None:
-    """Print what is published, a line a message: key, tab, payload."""
-    for pattern in options.pattern or [""]:
+class Progress:
+    """A line on a terminal that is written over: how far a command is."""
+
+    def __init__(self) -> None:
+        self._due = math.inf
+        if is_terminal(sys.stderr):
+            self._due = time.monotonic() + PROGRESS_SECONDS
+        self._text = ""
+        self._is_shown = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_shown:
+            self._print("\n")
+
+    def show(self, text: str) -> None:
+        """Show how far we are, a few times a second and at the end."""
+        self._text = text
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + PROGRESS_SECONDS
+            self._is_shown = True
+            self._print()
+
+    def _print(self, end: str = "") -> None:
+        line = f"\r{self._text}{CLEAR_LINE}{end}"
+        print(line, end="", file=sys.stderr, flush=True)
+
+
+class Stop:
+    """SIGINT and SIGTERM as something that poll(2) can wait for.
+
+    The first of them asks for a clean end; a second one acts as usual.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __enter__(self) -> Stop:
+        self._read_end, self._write_end = os.pipe()
+        self._former = [signal.signal(n, self._note) for n in self.SIGNALS]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+        os.close(self._read_end)
+        os.close(self._write_end)
+
+    def _restore(self) -> None:
+        for number, handler in zip(self.SIGNALS, self._former):
+            signal.signal(number, handler)
+
+    def _note(self, *_: object) -> None:
+        self._restore()
+        os.write(self._write_end, b"\0")
+
+    def wait(
+        self, events: Mapping[Client, int], seconds: float | None = None
+    ) -> bool:
+        """Wait for events of poll(2), for so long; return True, but once,
+        if the end is asked for.
+        """
+        poll = select.poll()
+        poll.register(self._read_end, select.POLLIN)
+        for bus, event in events.items():
+            poll.register(bus, event)
+        ready = poll.poll(None if seconds is None else 1000 * max(0, seconds))
+        is_asked = self._read_end in dict(ready)
+        return is_asked and bool(os.read(self._read_end, 1))
+
+
+# =============================================================================
+# The command line: subscribing and publishing
+# =============================================================================
+
+
+def open_bus(options: Options) -> Client:
+    """Return a client of the bus that -a or the environment names.
+
+    Raises: AddressError; Disconnected if there is no server.
+    """
+    environment = os.environ.get("SBUS_ADDRESS") or None
+    return Client(getattr(options, "address", environment))
+
+
+def subscribe(bus: Client, patterns: Sequence[str]) -> None:
+    """Subscribe to patterns as the shell gave them, or to all keys."""
+    for pattern in patterns or [""]:
         bus.subscribe(os.fsencode(pattern))
-    for message in bus:
-        if isinstance(message, Message):
-            write_line(message.key, message.payload)
 
 
-def pub(bus: Client, options: argparse.Namespace) -> None:
-    """Publish one message, and wait until the server has routed it."""
+def messages(
+    bus: Client, count: int | None, seconds: float | None
+) -> Iterator[Message]:
+    """Yield what is published: so many messages, or for so long.
+
+    Raises: SbusError if the time is over before the count is reached.
+    """
+    end = None if seconds is None else time.monotonic() + seconds
+    heard = 0
+    while count is None or heard < count:
+        left = None if end is None else end - time.monotonic()
+        if left is not None and left <= 0:
+            if count is None:
+                return
+            raise SbusError(f"the time is over: heard {heard} of {count}")
+        with contextlib.suppress(TimeoutError):
+            received = bus.receive(left)
+            if isinstance(received, Message):
+                heard += 1
+                yield received
+
+
+def write_text(message: Message, when: int | None) -> None:
+    """Print a message as a line, in colour on a terminal."""
+    output = standard_output()
+    key, payload = (printable(text, output.encoding) for text in message)
+    stamp = ""
+    if when is not None:
+        moment = datetime.datetime.fromtimestamp(when / 1e9).astimezone()
+        stamp = moment.isoformat(timespec="microseconds")
+    if is_terminal(output) and "NO_COLOR" not in os.environ:
+        key = f"{KEY_COLOUR}{key}{NO_COLOUR}"
+        stamp = stamp and f"{TIME_COLOUR}{stamp}{NO_COLOUR}"
+    line = "\t".join([stamp, key, payload] if stamp else [key, payload])
+    write(f"{line}\n".encode(output.encoding))
+
+
+def json_line(fields: Mapping[str, object]) -> bytes:
+    """Return a line of JSON, in ASCII."""
+    return json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def write_json(message: Message, when: int | None) -> None:
+    """Print a message as a line of JSON; each byte is one code point."""
+    fields: dict[str, object] = {} if when is None else {"t": when}
+    fields["key"] = message.key.decode("latin-1")
+    fields["payload"] = message.payload.decode("latin-1")
+    write(json_line(fields))
+
+
+def write_raw(message: Message, _: int | None) -> None:
+    """Write a payload as it is."""
+    write(message.payload)
+
+
+def sub(options: Options) -> None:
+    """Print what is published."""
+    if options.time and options.write is write_raw:
+        raise UsageError("--raw has no place for --time")
+    with open_bus(options) as bus:
+        subscribe(bus, options.pattern)
+        for message in messages(bus, options.count, options.timeout):
+            options.write(message, time.time_ns() if options.time else None)
+
+
+def payload_room(bus: Client, word: bytes, key: bytes) -> int:
+    """Return how many bytes of payload a packet has room for."""
+    return bus.packet_bytes_max - len(word + b" " + key + b"\0")
+
+
+def check_room(payload: bytes, what: str, room: int) -> None:
+    """Raise PacketTooLarge if a payload that was read does not fit."""
+    if len(payload) > room:
+        raise PacketTooLarge(
+            f"{what} holds more than the {room} bytes that fit with this key"
+        )
+
+
+def given_payload(payload: str | None, room: int) -> bytes:
+    """Return the payload that an argument gives, or standard input.
+
+    Raises: SbusError; PacketTooLarge.
+    """
+    if payload not in (None, "-"):
+        return os.fsencode(payload)
+    with standard_input() as file:
+        text = file.read(room + 1)
+    check_room(text, "standard input", room)
+    return text
+
+
+def input_lines(room: int) -> Iterator[bytes]:
+    """Yield each line of standard input, without its line feed.
+
+    Raises: SbusError; PacketTooLarge.
+    """
+    for number in itertools.count(1):
+        with standard_input() as file:
+            line = file.readline(room + 2)
+        if not line:
+            return
+        text = line[:-1] if line.endswith(b"\n") else line
+        check_room(text, f"line {number} of standard input", room)
+        yield text
+
+
+def paced(payloads: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
+    """Yield payloads at a rate a second; what is late is not made up for."""
+    due = time.monotonic()
+    for payload in payloads:
+        if rate is not None:
+            time.sleep(max(0.0, due - time.monotonic()))
+            due = max(due, time.monotonic() - PROGRESS_SECONDS) + 1 / rate
+        yield payload
+
+
+def pub(options: Options) -> None:
+    """Publish, and wait until the server has routed all of it."""
+    if options.lines and (options.payload is not None or options.repeat):
+        raise UsageError("--lines takes neither a PAYLOAD nor --repeat")
     key = os.fsencode(options.key)
-    if options.payload in (None, "-"):
-        room = bus.packet_bytes_max - len(b"MSG " + key + b"\0")
-        payload = read_input(room + 1)
-        if len(payload) > room:
-            raise PacketTooLarge(
-                f"standard input holds more than the {room} bytes that fit"
-                " with this key: the limit of a packet is"
-                f" {bus.packet_bytes_max} bytes"
-            )
-    else:
-        payload = os.fsencode(options.payload)
-    bus.publish(key, payload)
-    bus.sync()
+    start = time.monotonic()
+    with open_bus(options) as bus, Progress() as progress:
+        room = payload_room(bus, b"MSG", key)
+        if options.lines:
+            payloads, total = input_lines(room), ""
+        else:
+            payload = given_payload(options.payload, room)
+            payloads = itertools.repeat(payload, options.repeat or 1)
+            total = f" of {options.repeat:,}" if options.repeat else ""
+        for sent, payload in enumerate(paced(payloads, options.rate), 1):
+            bus.publish(key, payload)
+            rate = sent / (time.monotonic() - start)
+            progress.show(f"{sent:,}{total} messages, {rate:,.1f} a second")
+        bus.sync()
 
 
-def whoami(bus: Client, _: argparse.Namespace) -> None:
+# =============================================================================
+# The command line: asking the server
+# =============================================================================
+
+
+def whoami(options: Options) -> None:
     """Print the credentials by which the server knows this client."""
-    write_line(bus.whoami().path)
+    with open_bus(options) as bus:
+        write_line(bus.whoami().path)
 
+
+def control(options: Options) -> None:
+    """Send a control message, and print what the server answers."""
+    key = os.fsencode(options.key)
+    with open_bus(options) as bus:
+        payload = b""
+        if options.payload is not None:
+            room = payload_room(bus, b"CMSG", key)
+            payload = given_payload(options.payload, room)
+        bus.control(key, payload)
+        bus.sync()
+        with contextlib.suppress(TimeoutError):
+            while True:
+                write_line(*bus.receive(0))
+
+
+def quantile(ordered: Sequence[float], part: float) -> float:
+    """Return the least of some values that so large a part does not pass."""
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
+
+
+def round_trip(bus: Client, seconds: float) -> float:
+    """Return how many seconds the server takes to answer.
+
+    Raises: SbusError if it does not answer in time.
+    """
+    start = time.perf_counter()
+    try:
+        bus.sync(seconds)
+    except TimeoutError:
+        what = f"no answer from {bus.address} in {seconds:g} seconds"
+        raise SbusError(f"{what}: its server hangs or is stopped") from None
+    return time.perf_counter() - start
+
+
+def ping(options: Options) -> None:
+    """Print how long the server takes to answer, in milliseconds."""
+    with open_bus(options) as bus:
+        times = sorted(
+            1000 * round_trip(bus, options.timeout)
+            for _ in range(options.count)
+        )
+        parts = {"minimum": 0, "median": 0.5, "p99": 0.99, "maximum": 1}
+        figures = (
+            f"{name} {quantile(times, part):.3f} ms"
+            for name, part in parts.items()
+        )
+        trips = "round trip" if len(times) == 1 else "round trips"
+        line = f"{bus.address}: {len(times)} {trips}: {', '.join(figures)}"
+        write_line(os.fsencode(line))
+
+
+# =============================================================================
+# The command line: recording
+# =============================================================================
+
+# A capture is a directory of segments, files of JSON lines.  A segment is
+# written under a hidden name, `.` before its own, which it gets when it is
+# whole and on disk: what has no dot in front never changes any more.  Its
+# recorder holds a lock on it meanwhile, so that the next one knows what a
+# dead one has left; it looks only at those of its own host, because not all
+# shared file systems pass locks on.
+
+WRITE_BYTES = 1 << 20  # that are collected before they are written
+SEGMENT_MODE = 0o640  # messages may be nobody else's business
+
+
+def sync_directory(directory: Path) -> None:
+    """Return once the names in a directory are on disk."""
+    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def keep(file: BinaryIO, hidden: Path) -> None:
+    """Give a segment of whole lines its name; remove it if it is empty."""
+    if not os.fstat(file.fileno()).st_size:
+        hidden.unlink()
+        return
+    os.fsync(file.fileno())
+    hidden.rename(hidden.with_name(hidden.name[1:]))
+    sync_directory(hidden.parent)
+
+
+def is_whole(line: bytes) -> bool:
+    """Return whether a line of a segment is whole.
+
+    A crash of the recorder cuts the last line; one of the machine may leave
+    anything.
+    """
+    try:
+        return line[-1:] == b"\n" and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def recover(hidden: Path) -> int:
+    """Keep the whole lines of a segment; return how many.
+
+    They are 0 if its recorder lives, or if it is no longer there.
+    Raises: OSError.
+    """
+    lines = size = 0
+    with contextlib.suppress(FileNotFoundError), hidden.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0
+        for line in itertools.takewhile(is_whole, file):
+            lines += 1
+            size += len(line)
+        file.truncate(size)
+        keep(file, hidden)
+    return lines
+
+
+class Recorder:
+    """Writes messages to a new capture in a directory."""
+
+    def __init__(self, directory: Path, bytes_max: int, seconds_max: float):
+        self.directory = directory
+        self.bytes_max = bytes_max
+        self.seconds_max = seconds_max
+        self.host = os.uname().nodename
+        name = re.sub("[^0-9A-Za-z.-]", "-", self.host).lstrip(".")
+        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        self.name_of_host = name
+        self.rec = f"{name}_{moment}_{secrets.token_hex(4)}"
+        self.n = 0  # the number of the last message
+        self.segments = 0
+        self._kept = 0  # messages in segments that have their name
+        self._lines = bytearray()  # not yet written
+
+    def __enter__(self) -> Recorder:
+        """Make the directory, recover what is in it, and begin.
+
+        Raises: SbusError.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._recover_all()
+            self._begin()
+        except OSError as error:
+            what = f"{self.directory}: {error.strerror}"
+            raise SbusError(f"{what}: nothing is recorded") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Keep the last segment.  Raises: SbusError."""
+        if not self._file.closed:
+            self.flush(ends=True)
+
+    def _recover_all(self) -> None:
+        """Recover what recorders on this host have left."""
+        for hidden in sorted(self.directory.glob(f".{self.name_of_host}_*")):
+            try:
+                lines = recover(hidden)
+            except OSError as error:
+                note(f"{hidden} is not recovered: {error.strerror}")
+            else:
+                if lines:
+                    note(f"{hidden.name[1:]} is recovered: {lines:,} messages")
+
+    def _begin(self) -> None:
+        """Create the next segment."""
+        self.segments += 1
+        name = f".{self.rec}-{self.segments:06}.jsonl"
+        self._hidden = self.directory / name
+        self._size = 0
+        self._end: float | None = None  # there is none before a first line
+        while True:
+            self._file = io.FileIO(self._hidden, "x", opener=create_segment)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            if os.fstat(self._file.fileno()).st_nlink:
+                return
+            self._file.close()  # another recorder was quicker and removed it
+
+    def seconds_left(self) -> float | None:
+        """Return after how many seconds the segment is to end."""
+        return None if self._end is None else self._end - time.monotonic()
+
+    def add(self, message: Message) -> None:
+        """Record a message.  Raises: SbusError."""
+        self.n += 1
+        if self._end is None:
+            self._end = time.monotonic() + self.seconds_max
+        line = {
+            "rec": self.rec,
+            "n": self.n,
+            "t": time.time_ns(),
+            "host": self.host,
+            "key": message.key.decode("latin-1"),
+            "size": len(message.payload),
+            "data": base64.b64encode(message.payload).decode("ascii"),
+        }
+        self._lines += json_line(line)
+        if len(self._lines) >= WRITE_BYTES:
+            self.flush()
+
+    def flush(self, ends: bool = False) -> None:
+        """Write what was added; end the segment if it is to end.
+
+        Raises: SbusError; then the recorder has ended, and has kept all
+        that could be written.
+        """
+        lines, self._lines = memoryview(self._lines), bytearray()
+        self._size += len(lines)
+        left = self.seconds_left()
+        is_over = left is not None and left <= 0
+        try:
+            while lines:
+                lines = lines[self._file.write(lines) :]
+            if ends or is_over or self._size >= self.bytes_max:
+                self._finish(ends)
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def _finish(self, ends: bool) -> None:
+        """Keep the segment, and begin another if this is not the end."""
+        with self._file:
+            keep(self._file, self._hidden)
+        self._kept = self.n
+        if not ends:
+            self._begin()
+
+    def _failure(self, failed: OSError) -> SbusError:
+        """Keep what can be kept; return the error that tells what."""
+        self._file.close()
+        with contextlib.suppress(OSError):  # the next recorder tries again
+            self._kept += recover(self._hidden)
+        return SbusError(
+            f"{self.directory}: {failed.strerror}: {self._kept:,} messages"
+            f" are recorded, and the last {self.n - self._kept:,} are not"
+        )
+
+
+def create_segment(path: str, flags: int) -> int:
+    """Return the descriptor of a new file that others cannot read."""
+    return os.open(path, flags, SEGMENT_MODE)
+
+
+def arrived(bus: Client) -> Iterator[Received]:
+    """Yield what there is without waiting, up to the packets of a turn."""
+    for _ in range(PACKETS_A_TURN):
+        try:
+            yield bus.receive(flags=socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+
+
+def leave(bus: Client, patterns: Sequence[str]) -> None:
+    """Ask for no more messages, and for an answer behind the last [CRED-3].
+
+    The answer is the only control message that the client then gets.
+    """
+    for pattern in patterns or [""]:
+        bus.unsubscribe(os.fsencode(pattern))
+    bus.control(WHOAMI)
+
+
+def record(options: Options) -> None:
+    """Record what is published until a signal comes."""
+    megabytes = options.segment_mib * (1 << 20)
+    recorder = Recorder(
+        Path(options.directory), int(megabytes), options.segment_seconds
+    )
+    with open_bus(options) as bus, Stop() as stop:
+        bus.control("blocking/soft/block")
+        subscribe(bus, options.pattern)
+        with Progress() as progress, recorder:
+            while True:
+                for received in arrived(bus):
+                    if isinstance(received, ControlMessage):
+                        return
+                    recorder.add(received)
+                recorder.flush()
+                progress.show(
+                    f"{recorder.n:,} messages, segment {recorder.segments:,}"
+                )
+                wanted = {bus: select.POLLIN}
+                if stop.wait(wanted, recorder.seconds_left()):
+                    leave(bus, options.pattern)
+
+
+# =============================================================================
+# The command line: the loudest keys
+# =============================================================================
+
+TOP_KEYS_MAX = 10_000  # beyond, the quieter half is forgotten
+TOP_HEADING = f"{'MESSAGES/S':>12} {'BYTES/S':>14} {'MESSAGES':>12}  KEY"
+# Another screen, without a cursor and without breaks in long lines
+ENTER_SCREEN, LEAVE_SCREEN = (
+    "\x1b[?1049h\x1b[?25l\x1b[?7l",
+    "\x1b[?7h\x1b[?25h\x1b[?1049l",
+)
+HOME, CLEAR_BELOW = "\x1b[H", "\x1b[J"
+
+
+@dataclasses.dataclass
+class Traffic:
+    """The messages of a key: in the last interval, and since the start."""
+
+    messages: int = 0
+    payload_bytes: int = 0
+    messages_total: int = 0
+
+    def line(self, seconds: float, key: str) -> str:
+        """Return a line of the table."""
+        return (
+            f"{self.messages / seconds:12,.1f}"
+            f" {self.payload_bytes / seconds:14,.0f}"
+            f" {self.messages_total:12,}  {key}"
+        )
+
+
+class Top:
+    """The traffic of all keys."""
+
+    def __init__(self, by_bytes: bool) -> None:
+        self.by_bytes = by_bytes
+        self.keys: dict[bytes, Traffic] = {}
+
+    def add(self, message: Message) -> None:
+        """Count a message."""
+        traffic = self.keys.setdefault(message.key, Traffic())
+        traffic.messages += 1
+        traffic.payload_bytes += len(message.payload)
+        traffic.messages_total += 1
+        if len(self.keys) > TOP_KEYS_MAX:
+            self.keys = dict(self.loudest()[: TOP_KEYS_MAX // 2])
+
+    def loudest(self) -> list[tuple[bytes, Traffic]]:
+        """Return all keys, the loudest first."""
+        return sorted(self.keys.items(), key=self._rank)
+
+    def _rank(self, item: tuple[bytes, Traffic]) -> tuple[object, ...]:
+        """Return what keys are ordered by; the smallest is the loudest."""
+        key, traffic = item
+        loudness = [-traffic.messages, -traffic.payload_bytes]
+        if self.by_bytes:
+            loudness.reverse()
+        return *loudness, -traffic.messages_total, key
+
+    def table(self, seconds: float, encoding: str) -> list[str]:
+        """Return the lines for an interval of so many seconds."""
+        everything = Traffic(
+            sum(traffic.messages for traffic in self.keys.values()),
+            sum(traffic.payload_bytes for traffic in self.keys.values()),
+            sum(traffic.messages_total for traffic in self.keys.values()),
+        )
+        lines = [
+            traffic.line(seconds, printable(key, encoding))
+            for key, traffic in self.loudest()
+        ]
+        total = everything.line(seconds, f"({len(self.keys):,} keys)")
+        return [TOP_HEADING, total, *lines]
+
+    def start_interval(self) -> None:
+        """Count from nothing, but for the totals."""
+        for traffic in self.keys.values():
+            traffic.messages = traffic.payload_bytes = 0
+
+
+@contextlib.contextmanager
+def screen() -> Iterator[None]:
+    """Have the terminal's other screen for a while, and leave no trace.
+
+    Raises: SystemExit on SIGTERM.
+    """
+    status = 128 + signal.SIGTERM
+    former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
+    try:
+        write(ENTER_SCREEN.encode("ascii"))
+        yield
+    finally:
+        write(LEAVE_SCREEN.encode("ascii"))
+        signal.signal(signal.SIGTERM, former)
+
+
+def frame(lines: Sequence[str], columns: int, rows: int) -> str:
+    """Return what draws the lines that fit over those of before."""
+    shown = [line[:columns] + CLEAR_LINE for line in lines[:rows]]
+    return HOME + "\n".join(shown) + CLEAR_BELOW
+
+
+def draw(lines: Sequence[str]) -> None:
+    """Draw a table on a terminal, or print it and an empty line behind it."""
+    output = standard_output()
+    if is_terminal(output):
+        size = os.get_terminal_size(output.fileno())
+        text = frame(lines, size.columns or 80, size.lines or 24)
+    else:
+        text = "".join(f"{line}\n" for line in [*lines, ""])
+    write(text.encode(output.encoding))
+
+
+def top(options: Options) -> None:
+    """Show the loudest keys, again and again."""
+    table = Top(options.bytes)
+    is_live = is_terminal(standard_output())
+    with open_bus(options) as bus:
+        bus.control("blocking/soft/discard")  # looking on holds nobody up
+        subscribe(bus, options.pattern)
+        with screen() if is_live else contextlib.nullcontext():
+            for _ in itertools.islice(itertools.count(), options.count):
+                start = time.monotonic()
+                for message in messages(bus, None, options.interval):
+                    table.add(message)
+                seconds = time.monotonic() - start
+                draw(table.table(seconds, standard_output().encoding))
+                table.start_interval()
+
+
+# =============================================================================
+# The command line: joining two buses
+# =============================================================================
+
+# No message goes round: a bus sends no echo [ECHO-2], so that a bridge never
+# hears what it has published itself.  It does hear what another bridge has:
+# two bridges between the same buses, or a ring of them, have to be given
+# patterns that no key fits twice.
+
+
+class Lane:
+    """One direction of a bridge."""
+
+    def __init__(self, source: Client, target: Client) -> None:
+        self.source = source
+        self.target = target
+        self.has_ended = False
+        self._held: Received | None = None  # received, and not yet published
+
+    def wanted(self) -> tuple[Client, int]:
+        """Return the event of poll(2) without which nothing goes on."""
+        if self._held is None:
+            return self.source, select.POLLIN
+        return self.target, select.POLLOUT
+
+    def forward(self) -> None:
+        """Publish what is received, until either side has us wait.
+
+        Raises: Disconnected.
+        """
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(PACKETS_A_TURN):
+                self._step(socket.MSG_DONTWAIT)
+
+    def finish(self) -> None:
+        """Publish what a bus that has ended has left, however long it takes.
+
+        There is nothing to do if it is the other bus that has ended.
+        """
+        with contextlib.suppress(BlockingIOError, Disconnected):
+            while True:
+                self._step(0)
+
+    def _step(self, flags: int) -> None:
+        """Publish a message.  Raises: BlockingIOError; Disconnected."""
+        if self._held is None:
+            self._held = self.source.receive(flags=socket.MSG_DONTWAIT)
+        if isinstance(self._held, Message):
+            self.target.publish(*self._held, flags=flags)
+        self.has_ended |= isinstance(self._held, ControlMessage)
+        self._held = None
+
+
+def join(bus: Client, patterns: Sequence[str]) -> None:
+    """Ask a bus for what is to be forwarded, and to wait for us."""
+    bus.control("echo/off")
+    bus.control("blocking/soft/block")
+    subscribe(bus, patterns)
+
+
+def forward_all(lanes: Sequence[Lane], patterns: Sequence[str]) -> None:
+    """Forward in both directions until a signal comes.
+
+    Neither direction waits for the other one.
+    Raises: Disconnected when a bus ends.
+    """
+    with Stop() as stop:
+        while not all(lane.has_ended for lane in lanes):
+            wanted: dict[Client, int] = {}
+            for lane in lanes:
+                bus, event = lane.wanted()
+                wanted[bus] = wanted.get(bus, 0) | event
+            if stop.wait(wanted):
+                for lane in lanes:
+                    leave(lane.source, patterns)
+            for lane in lanes:
+                lane.forward()
+
+
+def bridge(options: Options) -> None:
+    """Join two buses: what is published on one is heard on both."""
+    if hasattr(options, "address"):
+        raise UsageError("bridge takes two addresses and no -a")
+    one, other = options.addresses
+    with Client(one) as left, Client(other) as right:
+        name = left.socket.getpeername()
+        if name and name == right.socket.getpeername():
+            raise AddressError(f"{one} and {other} are the same bus")
+        for bus in (left, right):
+            join(bus, options.pattern)
+        lanes = [Lane(left, right), Lane(right, left)]
+        try:
+            forward_all(lanes, options.pattern)
+        except Disconnected:
+            for lane in lanes:
+                lane.finish()
+            raise
+
+
+# =============================================================================
+# The command line: completion
+# =============================================================================
+
+COMPLETION = """\
+# Completion of sbus for bash: source <(sbus completion bash)
+_sbus() {
+    local i command= words=
+    COMPREPLY=()
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        case ${COMP_WORDS[i - 1]}:${COMP_WORDS[i]} in
+            -a:* | --address:* | =:* | *:=* | *:-*) ;;
+            *) command=${COMP_WORDS[i]}; break ;;
+        esac
+    done
+    case ${COMP_WORDS[COMP_CWORD - 1]} in
+        -a | --address | =) return ;;  # a file's name
+    esac
+    case $command in
+%s
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o default -F _sbus sbus
+"""
+
+
+def long_options(parser: argparse.ArgumentParser) -> str:
+    """Return the long options of a parser, with spaces between."""
+    option = r"^  (?:-\w(?: [A-Z]+)?, )?(--[a-z-]+)"
+    return " ".join(re.findall(option, parser.format_help(), re.MULTILINE))
+
+
+def completion(_: Options) -> None:
+    """Print what teaches bash to complete this command line."""
+    parser, commands = option_parsers()
+    words = {"''": f"{' '.join(commands)} {long_options(parser)}"}
+    words.update((name, long_options(each)) for name, each in commands.items())
+    words["completion"] += " bash"
+    cases = (
+        f'        {name}) words="{all_}" ;;' for name, all_ in words.items()
+    )
+    write((COMPLETION % "\n".join(cases)).encode("ascii"))
+
+
+# =============================================================================
+# The command line: options
+# =============================================================================
 
 SUB_HELP = r"""
 Print what is published, a line each: its key, a tab, its payload.  Bytes
 that are no printable text are escaped as in a Python bytes literal: a line
-feed is \n, a backslash \\.
+feed is \n, a backslash \\.  With --count and --timeout, the exit status is
+1 if the time is over before the count is reached.
 """
 PUB_HELP = """
-Publish one message, and wait until the server has handled it.
+Publish, and wait until the server has handled it.
 """
 WHOAMI_HELP = """
 Print the credentials by which the server knows this client, as in
 !/cred/GID/UID/PID: what begins so and goes on with '/' is a private key.
 """
+PING_HELP = """
+Print how long the server takes to answer a question: the shortest time, the
+median, the time that 99 of 100 do not pass, and the longest.
+"""
+CONTROL_HELP = """
+Send a control message to the server, wait until it is handled, and print
+the answer, if there is one: its key, a tab, its payload.
+"""
+RECORD_HELP = """
+Record what is published in DIR, until SIGINT or SIGTERM comes; then the exit
+status is 0.  The file REC-000001.jsonl and its successors hold a JSON object
+a line: rec names this run, n counts its messages from 1, t is nanoseconds
+since 1970, host is where it runs, key has a code point for each byte, size
+counts the payload's bytes, data is the payload in base64.  A file gets its
+name when it is whole and on disk; it is hidden before, by a dot.  What a
+crash has left is recovered at the next start on the same host.  Publishers
+wait for a slow disk: the recorder asks for blocking/soft/block.
+"""
+TOP_HELP = """
+Show the keys with the most messages a second, loudest first: on a terminal
+over and over, else one table after the other.  MESSAGES counts from the
+start.  What comes too fast is left out, not waited for: top asks for
+blocking/soft/discard.
+"""
+BRIDGE_HELP = """
+Join two buses: publish on each what is published on the other, until one of
+them ends, or SIGINT or SIGTERM comes; then the exit status is 0.  Publishers
+wait for the slower bus: the bridge asks for blocking/soft/block.  Secret keys
+stay on their own bus.  A message that has crossed one bridge is a message
+like others for another bridge: two between the same buses, or a ring, need
+patterns that no key fits twice, or messages go round for ever.
+"""
+COMPLETION_HELP = """
+Print the completion of this command line for a shell.
+"""
+MAIN_HELP = """
+exit status: 0, or 1 for an error of the bus, 2 for a wrong command line,
+130 if interrupted.  SBUS_ADDRESS in the environment stands for -a.
+
+example:
+  sbus sub 'sensors/*/temp' & sbus pub sensors/1/temp 21.5
+"""
+PATTERN_HELP = (
+    "the keys to choose, where '*' is what stands between two '/' and a '/'"
+    " at the end is all below: 'a/*' selects a/b but not a/b/c, 'a/' selects"
+    " both, none at all selects all but secrets; quote it"
+)
+PAYLOAD_HELP = (
+    "'-' or no PAYLOAD is standard input as it is, a final line feed"
+    " included; write -- before a PAYLOAD that begins with '-'"
+)
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -660,20 +2234,229 @@ class OptionParser(argparse.ArgumentParser):
         self.exit(2, f"sbus: {message}; --help lists the options\n")
 
 
-def option_parser() -> OptionParser:
-    """Return the parser of the command line."""
-    parser = OptionParser(prog="sbus", description="Use a message bus.")
+def count_of(text: str) -> int:
+    """Return a count.  Raises: ArgumentTypeError."""
+    if re.fullmatch("0*[1-9][0-9]{0,17}", text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+
+
+def amount_of(text: str) -> float:
+    """Return a positive number.  Raises: ArgumentTypeError."""
+    with contextlib.suppress(ValueError):
+        if 1e-6 <= float(text) <= 1e9:
+            return float(text)
+    what = f"{text!r} is not a number from 0.000001 to 1000000000"
+    raise argparse.ArgumentTypeError(what)
+
+
+class Command(NamedTuple):
+    """A row of the table of commands."""
+
+    run: Callable[[Options], None]
+    short: str
+    description: str
+    example: str
+    arguments: Sequence[tuple[tuple[str, ...], dict[str, Any]]]
+
+
+def argument(*names: str, **options: Any) -> tuple[tuple[str, ...], Any]:
+    """Return what add_argument takes."""
+    return names, options
+
+
+PATTERNS = argument("pattern", metavar="PATTERN", nargs="*", help=PATTERN_HELP)
+PATTERN_OPTION = argument(
+    "--pattern",
+    metavar="PATTERN",
+    action="append",
+    default=[],
+    help="the keys to choose, as for sub; may be repeated; all by default",
+)
+KEY = argument(
+    "key",
+    metavar="KEY",
+    help="the routing key that subscribers' patterns select, such as a/b",
+)
+ADDRESS = argument(
+    "-a",
+    "--address",
+    default=argparse.SUPPRESS,  # or a command's would undo ours
+    help="the bus: a path, /dev/unix/abstract/HEX or /dev/fd/N",
+)
+
+
+def number(name: str, help: str, **options: Any) -> Any:
+    """Return an option with a count from 1."""
+    return argument(name, metavar="N", type=count_of, help=help, **options)
+
+
+def amount(name: str, metavar: str, help: str, **options: Any) -> Any:
+    """Return an option with a positive number."""
+    options.update(metavar=metavar, type=amount_of, help=help)
+    return argument(name, **options)
+
+
+def form(name: str, write: Callable[..., None], help: str) -> Any:
+    """Return an option that chooses how messages are printed."""
+    return argument(
+        name,
+        dest="write",
+        action="store_const",
+        const=write,
+        default=write_text,
+        help=help,
+    )
+
+
+COMMANDS = (
+    Command(
+        sub,
+        "print messages",
+        SUB_HELP,
+        "sub 'sensors/*/temp'",
+        (
+            PATTERNS,
+            form(
+                "--json",
+                write_json,
+                "print a JSON object a line instead: key and payload, with a"
+                " code point (ISO 8859-1) for each byte",
+            ),
+            form("--raw", write_raw, "print the payloads alone, as they are"),
+            argument(
+                "--time",
+                action="store_true",
+                help="print first when it came; in JSON, t is nanoseconds"
+                " since 1970",
+            ),
+            number("--count", "end after N messages"),
+            amount("--timeout", "S", "end after S seconds"),
+        ),
+    ),
+    Command(
+        pub,
+        "publish messages",
+        PUB_HELP,
+        "pub sensors/1/temp 21.5",
+        (
+            KEY,
+            argument(
+                "payload", metavar="PAYLOAD", nargs="?", help=PAYLOAD_HELP
+            ),
+            argument(
+                "--lines",
+                action="store_true",
+                help="publish each line of standard input, without its line"
+                " feed",
+            ),
+            number("--repeat", "publish it N times"),
+            amount("--rate", "R", "publish at most R messages a second"),
+        ),
+    ),
+    Command(
+        whoami,
+        "print your credentials",
+        WHOAMI_HELP,
+        "whoami",
+        (),
+    ),
+    Command(
+        ping,
+        "measure how fast the server answers",
+        PING_HELP,
+        "ping --count 100",
+        (
+            number("--count", "ask N times (1000)", default=1000),
+            amount("--timeout", "S", "wait up to S seconds (5)", default=5.0),
+        ),
+    ),
+    Command(
+        control,
+        "send a control message",
+        CONTROL_HELP,
+        "control '!/cred/whoami'",
+        (
+            argument("key", metavar="KEY", help="such as '!/cred/whoami'"),
+            argument(
+                "payload",
+                metavar="PAYLOAD",
+                nargs="?",
+                help="'-' is standard input",
+            ),
+        ),
+    ),
+    Command(
+        record,
+        "record messages in files",
+        RECORD_HELP,
+        "record /var/lib/capture --pattern 'sensors/'",
+        (
+            argument("directory", metavar="DIR", help="made if it is missing"),
+            PATTERN_OPTION,
+            amount(
+                "--segment-mib", "M", "end a file at M MiB (64)", default=64.0
+            ),
+            amount(
+                "--segment-seconds",
+                "S",
+                "end a file S seconds after its first message (10)",
+                default=10.0,
+            ),
+        ),
+    ),
+    Command(
+        top,
+        "show the loudest keys",
+        TOP_HELP,
+        "top 'sensors/'",
+        (
+            PATTERNS,
+            argument(
+                "--bytes",
+                action="store_true",
+                help="order by bytes a second instead of messages",
+            ),
+            amount("--interval", "S", "show every S seconds (1)", default=1.0),
+            number("--count", "end after N tables"),
+        ),
+    ),
+    Command(
+        bridge,
+        "join two buses",
+        BRIDGE_HELP,
+        "bridge /tmp/one.bus /tmp/other.bus --pattern 'shared/'",
+        (
+            argument("addresses", metavar="ADDRESS", nargs=2, help="a bus"),
+            PATTERN_OPTION,
+        ),
+    ),
+    Command(
+        completion,
+        "print completion for a shell",
+        COMPLETION_HELP,
+        "completion bash >~/.local/share/bash-completion/completions/sbus",
+        (argument("shell", choices=["bash"], help="the shell"),),
+    ),
+)
+
+
+def option_parsers() -> tuple[OptionParser, dict[str, OptionParser]]:
+    """Return the parser of the command line, and those of the commands."""
+    parser = OptionParser(
+        prog="sbus",
+        description="Use a message bus.",
+        epilog=MAIN_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "--version", action="version", version=f"sbus {__version__}"
     )
+    parser.add_argument(*ADDRESS[0], **ADDRESS[1])
     commands = parser.add_subparsers(
         metavar="COMMAND", dest="command", required=True
     )
-    for run, short, description, example in (
-        (sub, "print messages", SUB_HELP, "sub 'sensors/*/temp'"),
-        (pub, "publish a message", PUB_HELP, "pub sensors/1/temp 21.5"),
-        (whoami, "print your credentials", WHOAMI_HELP, "whoami"),
-    ):
+    for run, short, description, example, arguments in COMMANDS:
         command = commands.add_parser(
             run.__name__,
             help=short,
@@ -682,36 +2465,10 @@ def option_parser() -> OptionParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.set_defaults(run=run)
-    for each in (parser, *commands.choices.values()):
-        each.add_argument(
-            "-a",
-            "--address",
-            default=argparse.SUPPRESS,  # or a command's would undo ours
-            help="the bus: a path, /dev/unix/abstract/HEX or /dev/fd/N",
-        )
-    parser.set_defaults(address=None)
-    commands.choices["sub"].add_argument(
-        "pattern",
-        metavar="PATTERN",
-        nargs="*",
-        help="the keys to print, where '*' is what stands between two '/' and"
-        " a '/' at the end is all below: 'a/*' selects a/b but not a/b/c,"
-        " 'a/' selects both, none at all selects all but secrets; quote it",
-    )
-    command = commands.choices["pub"]
-    command.add_argument(
-        "key",
-        metavar="KEY",
-        help="the routing key that subscribers' patterns select, such as a/b",
-    )
-    command.add_argument(
-        "payload",
-        metavar="PAYLOAD",
-        nargs="?",
-        help="'-' or no PAYLOAD is standard input as it is, a final line feed"
-        " included; write -- before a PAYLOAD that begins with '-'",
-    )
-    return parser
+        without = run in (bridge, completion)
+        for names, options in (*([] if without else [ADDRESS]), *arguments):
+            command.add_argument(*names, **options)
+    return parser, commands.choices
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -719,18 +2476,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0 is success, 1 an error of the bus, 2 of usage, 130 an interruption.
     """
-    options = option_parser().parse_args(arguments)
+    parser, _ = option_parsers()
+    options = parser.parse_args(arguments)
     try:
-        with Client(options.address) as bus:
-            options.run(bus, options)
+        options.run(options)
     except BrokenPipeError:  # whoever read our output has had enough
         return 1
+    except UsageError as error:
+        parser.error(str(error))
     except Disconnected as error:
         elsewhere = error.errno not in (None, errno.EACCES)
-        print(f"sbus: {error}{' with -a' * elsewhere}", file=sys.stderr)
+        note(f"{error}{' with -a' * (elsewhere and options.run != bridge)}")
         return 1
     except (SbusError, OSError) as error:
-        print(f"sbus: {error}", file=sys.stderr)
+        note(str(error))
         return 1
     except KeyboardInterrupt:
         return 130

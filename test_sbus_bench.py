@@ -38,6 +38,17 @@ class TestMeasuring:
         verdicts = [line.split()[-1] for line in lines if line[:6] == "memory"]
         assert len(verdicts) == 2 and {*verdicts} <= {"ok", "MISSED"}
 
+    def test_client_library(self) -> None:
+        """It is compared with bare loops, with a server and without."""
+        result = bench("--only", "client", "--rounds", "1", "--json")
+        assert (result.status, result.errors) == (0, "")
+        figures = json.loads(result.output)["figures"]
+        wanted = [figure["wanted"] for figure in figures]
+        assert wanted == ["ratio >= 0.8", "ratio >= 0.8", None, None]
+        for figure in figures:
+            assert figure["against"] == "bare loops"
+            assert min(figure["value"], figure["compared"]) > 0
+
     def test_another_server(self) -> None:
         """Here the relay itself."""
         command = f"{sys.executable} {HERE}/bench_sbus.py --relay {{address}}"

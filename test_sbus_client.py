@@ -1,4 +1,4 @@
-"""Tests of sbus_client.py: the library, and the command line.
+"""Tests of the library in sbus_client.py; test_sbus_cli.py has the rest.
 
 What only a server can do is tested with a server process.  What a server
 does wrong, or does at a certain moment, is done by the other end of a pair
@@ -8,21 +8,24 @@ of sockets, or by a listener of the test's own.
 from __future__ import annotations
 
 import ast
+import asyncio
 import contextlib
 import errno
+import functools
 import os
 import re
 import select
-import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -30,14 +33,24 @@ import sbus_client
 from sbus_client import (
     PACKET_BYTES_MAX,
     AddressError,
+    AsyncClient,
     Client,
     ControlMessage,
     Credentials,
     Disconnected,
+    IdentityError,
     Message,
     PacketError,
     PacketTooLarge,
+    Received,
+    Reconnected,
     SbusError,
+    acknowledge,
+    parse_request,
+    prove_identity,
+    reply,
+    request,
+    verify_identity,
 )
 from testbed import (
     HERE,
@@ -46,6 +59,7 @@ from testbed import (
     Peer,
     RealBus,
     Result,
+    publications,
     publish,
     run,
     scratch_directory,
@@ -162,14 +176,6 @@ def thaw(bus: RealBus) -> None:
 ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": ""}
 
 
-def sbus(address: str, *arguments: str, **options: Any) -> Result:
-    """Run sbus_client.py to its end."""
-    options = {"stdin": subprocess.DEVNULL, "env": ENVIRONMENT, **options}
-    if "input" in options:
-        del options["stdin"]
-    return run("sbus_client.py", "-a", address, *arguments, **options)
-
-
 @contextlib.contextmanager
 def started(
     address: str, *arguments: str, **options: Any
@@ -225,7 +231,9 @@ class TestClientFile:
     """What the file promises of itself: drop it in."""
 
     PATH = HERE / "sbus_client.py"
-    USED = "__future__ argparse collections errno math os re select socket"
+    USED = "__future__ argparse asyncio base64 collections contextlib"
+    USED += " dataclasses datetime errno fcntl functools io itertools json"
+    USED += " math os pathlib random re secrets select signal socket struct"
     USED += " sys time types typing"
     # Python itself knows since 3.10
     STANDARD = getattr(sys, "stdlib_module_names", frozenset(USED.split()))
@@ -390,6 +398,9 @@ class TestPacketSize:
 
     def test_packet_above_the_limit(self, ends: Ends) -> None:
         """[LIMIT-1] One byte more is not sent, and the client goes on."""
+        ends.client.socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES_MAX
+        )
         what = "packet of 409601 bytes is above the limit of 409600 bytes"
         with pytest.raises(PacketTooLarge, match=what):
             ends.client.publish("k", self.LARGEST + b"x")
@@ -558,6 +569,54 @@ class TestReceiving:
             for message in ends.client:
                 received.append(message)
         assert received == [(b"k", b"one"), (b"x", b"two")]
+
+    def test_iteration_after_a_reset(self, ends: Ends) -> None:
+        """[CONN-14] A loop reads on after ECONNRESET."""
+        ends.client.publish("k", b"the server never reads this")
+        ends.server.send(b"MSG k\0one")
+        ends.server.wire.close()
+        received = iter(ends.client)
+        assert next(received) == (b"k", b"one")
+        with pytest.raises(Disconnected):
+            next(received)
+
+    def test_iteration_over_what_was_kept(self, ends: Ends) -> None:
+        """[CRED-12] A loop takes what whoami has kept, in order."""
+        ends.server.send(*publications(2), ANSWER, publish(b"k", b"2"))
+        ends.client.sync(0)
+        taken = [m.payload for _, m in zip(range(3), ends.client)]
+        assert taken == [b"0", b"1", b"2"]
+
+    @pytest.mark.parametrize("packet", [b"MSG k", b"msg k\0", b"\0"])
+    def test_iteration_over_a_malformed_packet(
+        self, ends: Ends, packet: bytes
+    ) -> None:
+        """[PKT-1] A loop takes nothing malformed for a message."""
+        ends.server.send(packet)
+        with pytest.raises(PacketError, match="malformed packet"):
+            next(iter(ends.client))
+
+    def test_iteration_over_a_packet_above_the_limit(self) -> None:
+        """[CONN-15] A loop takes no cut packet for a message."""
+        ours, theirs = seqpacket_pair()
+        with (
+            Client(fd=ours.detach(), packet_bytes_max=100) as client,
+            Peer(theirs) as server,
+        ):
+            server.send(publish(b"k", bytes(101 - HEAD_BYTES)))
+            with pytest.raises(PacketTooLarge, match="101 bytes was received"):
+                next(iter(client))
+
+    def test_iteration_with_a_time_limit_of_the_kernel(
+        self, ends: Ends
+    ) -> None:
+        """A user may set SO_RCVTIMEO, and is told when it is over."""
+        limit = struct.pack("ll", 0, 1_000)
+        ends.client.socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit
+        )
+        with pytest.raises(BlockingIOError):
+            next(iter(ends.client))
 
 
 class TestWaiting:
@@ -731,17 +790,9 @@ class TestWhoami:
         """whoami goes on when a server does whose queue was full."""
 
         class Asking(Client):
-            def control(
-                self,
-                key: str | bytes,
-                payload: sbus_client.Payload = b"",
-                flags: int = 0,
-            ) -> None:
-                try:
-                    super().control(key, payload, flags)
-                except BlockingIOError:
-                    thaw(bus)
-                    raise
+            def _wait(self, event: int, end: float | None) -> None:
+                thaw(bus)
+                super()._wait(event, end)
 
         freeze(bus)
         with Asking(bus.path) as client:
@@ -1089,388 +1140,881 @@ class TestClientObject:
 
 
 # =============================================================================
-# The command line
+# Whose bus, and a bus that comes back
 # =============================================================================
 
 
-class TestSub:
-    """sub: print messages."""
+class TestServerUser:
+    """A client that wants a certain user's bus."""
 
-    def test_message_is_a_line(self, bus: RealBus) -> None:
-        """A line is the key, a tab and the payload, and comes at once."""
-        trace = Path(bus.path).with_name("trace")
-        with started(bus.path, "sub", "a/*", "b/") as command:
-            wait_for(lambda: trace.read_text().count('"ev":"sub"') == 2)
-            with Client(bus.path) as client:
-                for key in ("a/1", "a/1/2", "b/1/2", "c"):
-                    client.publish(key, b"some text")
-            assert command.stdout
-            assert command.stdout.readline() == "a/1\tsome text\n"
-            assert command.stdout.readline() == "b/1/2\tsome text\n"
-            assert not has_ended(command)
-            bus.stop()
-            assert outcome(command) == (1, "", gone(bus.path))
+    def test_right_user(self, bus: RealBus) -> None:
+        """The server's user is the one that is wanted."""
+        with Client(bus.path, server_uid=os.getuid()) as client:
+            client.sync()
 
-    def test_no_pattern(self, listener: Listener) -> None:
-        """[MATCH-4] Without a pattern sub subscribes to the empty one."""
-        with started(listener.path, "sub"), listener.accept() as server:
-            assert server.receive() == b"SUB "
-
-    def test_pattern_that_is_no_text(self, listener: Listener) -> None:
-        """A pattern's bytes are sent as they were given."""
-        pattern = os.fsdecode(b"\xff\xc3\xa9")
-        command = started(listener.path, "sub", "--", "-x", pattern)
-        with command, listener.accept() as server:
-            assert server.receive() == b"SUB -x"
-            assert server.receive() == b"SUB \xff\xc3\xa9"
-
-    def test_control_messages_are_not_printed(
-        self, listener: Listener
-    ) -> None:
-        """sub prints what was published and nothing else."""
-        with started(listener.path, "sub") as command:
-            with listener.accept() as server:
-                server.receive()
-                server.send(b"CMSG x\0v", b"MSG k\0v")
-            assert outcome(command).output == "k\tv\n"
-
-    @pytest.mark.parametrize(
-        "encoding, accent", [("utf-8", "é"), ("ascii", r"\xc3\xa9")]
-    )
-    def test_unprintable_bytes_are_escaped(
-        self, listener: Listener, encoding: str, accent: str
-    ) -> None:
-        """What is no text, or breaks a line, is as in a bytes literal."""
-        with started(
-            listener.path,
-            "sub",
-            env={**ENVIRONMENT, "PYTHONIOENCODING": encoding},
-            encoding=encoding,
-        ) as command:
-            with listener.accept() as server:
-                server.receive()
-                server.send(
-                    publish(b"a\tb", b"\xff \x00\n\x7f'\xc3\xa9"),
-                    publish(rb"\xff", b"\xc2\x85\xed\xb3\xbf\xe2\x80\xae"),
-                )
-            first, second = outcome(command).output.splitlines()
-        assert first.split("\t") == [r"a\tb", r"\xff \x00\n\x7f'" + accent]
-        escaped = r"\xc2\x85\xed\xb3\xbf\xe2\x80\xae"
-        assert second.split("\t") == [r"\\xff", escaped]
-
-    @pytest.mark.parametrize(
-        "number, status",
-        [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)],
-    )
-    def test_signal(
-        self, listener: Listener, number: int, status: int
-    ) -> None:
-        """A signal ends sub without another word."""
-        command = started(listener.path, "sub")
-        with command as process, listener.accept() as server:
-            server.receive()
-            process.send_signal(number)
-            assert outcome(process) == (status, "", "")
+    def test_wrong_user(self, listener: Listener) -> None:
+        """Another user's bus is refused, and hears nothing."""
+        other = os.getuid() + 1
+        what = f"runs as the user {os.getuid()}, and not as {other}"
+        with pytest.raises(Disconnected, match=what):
+            Client(listener.path, server_uid=other)
+        with listener.accept() as server:
             assert server.is_disconnected()
 
-    def test_refused_pattern(self, bus: RealBus) -> None:
-        """[KEY-4] A pattern that the server refuses ends sub."""
-        done = sbus(bus.path, "sub", "!")
-        assert done == (1, "", gone(bus.path))
 
-    def test_reader_that_goes_away(self, listener: Listener) -> None:
-        """When nobody reads its output any more sub ends in silence."""
-        with started(listener.path, "sub") as command:
-            with listener.accept() as server:
-                server.receive()
-                server.send(b"MSG k\0one")
-                assert command.stdout
-                assert command.stdout.readline() == "k\tone\n"
-                command.stdout.close()
-                server.send(b"MSG k\0two")
-                assert command.wait(SECONDS_MAX) == 1
-            assert command.stderr
-            assert command.stderr.read() == ""
+class TestReconnecting:
+    """reconnect=True: a bus that goes away and comes back."""
 
-    def test_full_device(self, listener: Listener) -> None:
-        """A line that cannot be written ends sub with one line."""
-        with open("/dev/full", "w") as full:
-            command = started(listener.path, "sub", stdout=full)
-            with command as process, listener.accept() as server:
-                server.receive()
-                server.send(b"MSG k\0v")
-                what = "sbus: standard output: No space left on device\n"
-                assert outcome(process) == (1, "", what)
+    GONE = Reconnected(b"", b"")
 
-
-class TestPub:
-    """pub: publish a message."""
+    @pytest.fixture(autouse=True)
+    def no_delays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Try again at once, as far as a test can."""
+        monkeypatch.setattr(sbus_client, "RECONNECT_SECONDS_MIN", 0.001)
 
     @pytest.fixture
-    def peer(self, bus: RealBus) -> Iterator[Peer]:
-        with bus.connect() as peer:
-            peer.send(b"SUB ")
-            peer.fence()
-            yield peer
+    def client(self, listener: Listener) -> Iterator[Client]:
+        with Client(listener.path, reconnect=True) as client:
+            yield client
 
-    def test_payload_is_given(self, bus: RealBus, peer: Peer) -> None:
-        """The payload is the second argument, which may be empty."""
-        assert sbus(bus.path, "pub", "a/1", "some text") == (0, "", "")
-        assert sbus(bus.path, "pub", "a/2", "") == (0, "", "")
-        assert peer.receive() == b"MSG a/1\0some text"
-        assert peer.receive() == b"MSG a/2\0"
-
-    @pytest.mark.parametrize("dash", [["-"], []])
-    def test_payload_is_standard_input(
-        self, bus: RealBus, peer: Peer, dash: list[str]
+    def test_subscriptions_and_modes_are_sent_again(
+        self, client: Client, listener: Listener
     ) -> None:
-        """Without a payload, or with -, it is standard input."""
-        done = sbus(bus.path, "pub", "k", *dash, input="one\ntwo\n")
-        assert done == (0, "", "")
-        assert peer.receive() == b"MSG k\0one\ntwo\n"
+        """Each pattern as often as it is held; modes in their last order."""
+        with listener.accept():
+            for pattern in ("a", "b", "b", "c", "c", "d"):
+                client.subscribe(pattern)
+            for pattern in ("a", "c", "x"):
+                client.unsubscribe(pattern)
+            for key in ("order/stack", "order/random", "other", "order/stack"):
+                client.control(key)
+        received = client.receive(SECONDS_MAX)
+        assert isinstance(received, Reconnected)
+        assert os.get_blocking(client.fileno())
+        with listener.accept() as server:
+            client.publish("k")
+            assert [server.receive() for _ in range(7)] == [
+                b"SUB b",
+                b"SUB b",
+                b"SUB c",
+                b"SUB d",
+                b"CMSG order/random",
+                b"CMSG order/stack",
+                b"MSG k\0",
+            ]
 
-    def test_arguments_that_are_no_text(
-        self, bus: RealBus, peer: Peer
+    def test_last_messages_come_before(
+        self, client: Client, listener: Listener
     ) -> None:
-        """Bytes are published as they were given."""
-        text = os.fsdecode(b"\xff\xc3\xa9")
-        assert sbus(bus.path, "pub", "--", text, f"-{text}").status == 0
-        assert peer.receive() == b"MSG \xff\xc3\xa9\0-\xff\xc3\xa9"
+        """[CONN-14] What the old server sent is received first."""
+        with listener.accept() as server:
+            client.publish("k", b"never read")
+            server.send(b"MSG k\0one", b"wrong", b"MSG k\0two")
+        client.publish("k", b"by the new one")
+        with listener.accept() as server:
+            assert server.receive() == b"MSG k\0by the new one"
+            server.send(b"MSG k\0three")
+            received = [client.receive(SECONDS_MAX) for _ in range(4)]
+        assert received == [
+            (b"k", b"one"),
+            (b"k", b"two"),
+            self.GONE,
+            (b"k", b"three"),
+        ]
+        assert isinstance(received[2], Reconnected)
 
-    def test_message_of_the_limit(self, bus: RealBus, peer: Peer) -> None:
-        """[LIMIT-3] The largest message fits."""
-        text = "x" * (PACKET_BYTES_MAX - HEAD_BYTES)
-        assert sbus(bus.path, "pub", "k", input=text) == (0, "", "")
-        assert peer.receive() == publish(b"k", text.encode("ascii"))
-
-    # What a longer key takes is missing for the payload
-    TOO_MUCH = "sbus: standard input holds more than the {} bytes that fit"
-    TOO_MUCH += " with this key: the limit of a packet is 409600 bytes\n"
-
-    @pytest.mark.parametrize("key, room", [("k", 409594), ("a/b", 409592)])
-    def test_input_above_the_limit(
-        self, bus: RealBus, peer: Peer, key: str, room: int
+    def test_iteration_goes_on(
+        self, client: Client, listener: Listener
     ) -> None:
-        """[LIMIT-1] A byte too much is told of, and nothing is published."""
-        done = sbus(bus.path, "pub", key, input="x" * (room + 1))
-        assert done == (1, "", self.TOO_MUCH.format(room))
-        assert sbus(bus.path, "pub", key, input="x" * room) == (0, "", "")
-        assert len(peer.receive()) == PACKET_BYTES_MAX
+        """A loop over a client is told, and goes on."""
+        received = iter(client)
+        with listener.accept() as server:
+            server.send(b"MSG k\0one")
+        assert next(received) == (b"k", b"one")
+        assert isinstance(next(received), Reconnected)
+        with listener.accept() as server:
+            server.send(b"MSG k\0two")
+            assert next(received) == (b"k", b"two")
 
-    def test_endless_input(self, bus: RealBus, peer: Peer) -> None:
-        """[LIMIT-1] Input above the limit is not read to its end."""
-        with open("/dev/zero") as zero:
-            done = sbus(bus.path, "pub", "k", stdin=zero)
-        assert done == (1, "", self.TOO_MUCH.format(409594))
-        assert peer.fence() == []
-
-    def test_closed_input(self, bus: RealBus) -> None:
-        """Without a standard input there is no payload."""
-        done = sbus(bus.path, "pub", "k", preexec_fn=lambda: os.close(0))
-        assert done == (1, "", "sbus: standard input is closed\n")
-
-    def test_unreadable_input(self, bus: RealBus) -> None:
-        """Input that cannot be read is one line."""
-        with open(os.devnull, "w") as file:
-            done = sbus(bus.path, "pub", "k", stdin=file)
-        what = "sbus: standard input: Bad file descriptor\n"
-        assert done == (1, "", what)
-
-    def test_refused_message(self, bus: RealBus, peer: Peer) -> None:
-        """[KEY-4] pub waits until it knows that the message was taken."""
-        done = sbus(bus.path, "pub", "!", "v")
-        assert done == (1, "", gone(bus.path))
-        assert peer.fence() == []
-
-
-class TestWhoamiCommand:
-    """whoami: print the credentials."""
-
-    def test_credentials_are_printed(self, bus: RealBus) -> None:
-        """[CRED-2] whoami prints the server's answer."""
-        with started(bus.path, "whoami") as command:
-            own = (os.getgid(), os.getuid(), command.pid)
-            line = "!/cred/{}/{}/{}\n".format(*own)
-            assert outcome(command) == (0, line, "")
-
-    def test_output_on_a_full_device(self, bus: RealBus) -> None:
-        """Output that cannot be written is one line."""
-        what = "sbus: standard output: No space left on device\n"
-        with (
-            open("/dev/full", "w") as full,
-            started(bus.path, "whoami", stdout=full) as command,
-        ):
-            assert outcome(command) == (1, "", what)
-
-    def test_output_that_nobody_reads(self, bus: RealBus) -> None:
-        """A pipe without a reader is not worth a line."""
-        read_end, write_end = os.pipe()
-        os.close(read_end)
-        with (
-            open(write_end, "w") as pipe,
-            started(bus.path, "whoami", stdout=pipe) as command,
-        ):
-            assert outcome(command) == (1, "", "")
-
-    def test_closed_output(self, bus: RealBus) -> None:
-        """Without a standard output there is nothing to print to."""
-        done = sbus(bus.path, "whoami", preexec_fn=lambda: os.close(1))
-        assert done == (1, "", "sbus: standard output is closed\n")
-
-    def test_inherited_descriptor(self) -> None:
-        """A command can use a socket that its parent connected."""
-        ours, theirs = seqpacket_pair()
-        with ours, Peer(theirs) as server:
-            fd = ours.fileno()
-            server.send(ANSWER)
-            done = sbus(f"/dev/fd/{fd}", "whoami", pass_fds=[fd])
-            assert done == (0, "!/cred/100/1000/4242\n", "")
-            assert server.receive() == WHOAMI
-
-
-class TestUsage:
-    """Exit statuses, and one clear line."""
-
-    @pytest.mark.parametrize(
-        "arguments, error",
-        [
-            ((), "the following arguments are required: COMMAND"),
-            (("pub",), "the following arguments are required: KEY"),
-            (("nothing",), "argument COMMAND: invalid choice: 'nothing'.*"),
-            (("whoami", "x"), "unrecognized arguments: x"),
-            (("sub", "-x"), "unrecognized arguments: -x"),
-            (("-a",), "argument -a/--address: expected one argument"),
-        ],
-    )
-    def test_wrong_usage(self, arguments: tuple[str, ...], error: str) -> None:
-        """A wrong command line is one line and the exit status 2."""
-        done = sbus("/nowhere", *arguments)
-        assert (done.status, done.output) == (2, "")
-        what = f"sbus: {error}; --help lists the options\n"
-        assert re.fullmatch(what, done.errors)
-
-    @pytest.mark.parametrize("command", [["sub"], ["pub", "k"], ["whoami"]])
-    def test_no_bus(self, directory: Path, command: list[str]) -> None:
-        """No bus at the address is one line and the exit status 1."""
-        path = str(directory / "bus")
-        what = f"sbus: no bus at {path}: nothing is there; start sbusd"
-        what += ", or give its address with -a\n"
-        assert sbus(path, *command) == (1, "", what)
-
-    def test_forbidden_bus(
-        self, directory: Path, capsys: pytest.CaptureFixture[str]
+    def test_peek_shows_that_it_has_reconnected(
+        self, client: Client, listener: Listener
     ) -> None:
-        """Where another address is no help the line does not name -a."""
-        path = directory / "bus"
-        with seqpacket() as listener:
-            listener.bind(str(path))
-            path.chmod(0)
-            with other_user():
-                assert sbus_client.main(["-a", str(path), "whoami"]) == 1
-        what = f"sbus: no bus at {path}: {TestConnecting.FORBIDDEN}\n"
-        assert capsys.readouterr() == ("", what)
+        """With MSG_PEEK it stays the next."""
+        listener.accept().wire.close()
+        peeked = client.receive(SECONDS_MAX, socket.MSG_PEEK)
+        assert isinstance(peeked, Reconnected)
+        assert client.receive(0) is peeked
 
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            ("pub", "-a", "{}", "k", "v"),
-            ("pub", "k", "v", "-a", "{}"),
-            ("pub", "--address={}", "--", "k", "v"),
-            ("-a", "/nowhere", "pub", "-a{}", "k", "v"),
-        ],
-    )
-    def test_address_after_the_command(
-        self, bus: RealBus, arguments: tuple[str, ...]
-    ) -> None:
-        """An address may follow the command; of several the last counts."""
-        command = [word.format(bus.path) for word in arguments]
-        with bus.connect() as peer:
-            peer.send(b"SUB k")
-            peer.fence()
-            assert run("sbus_client.py", *command) == (0, "", "")
-            assert peer.receive() == b"MSG k\0v"
-
-    def test_address_after_every_command(self, directory: Path) -> None:
-        """sub and whoami take it too."""
-        path = str(directory / "bus")
-        for arguments in (["sub", "-a", path, "x"], ["whoami", "-a", path]):
-            done = run("sbus_client.py", *arguments)
-            assert done.status == 1
-            assert done.errors.startswith(f"sbus: no bus at {path}: ")
-
-    def test_wrong_address(self) -> None:
-        """A wrong address is one line and the exit status 1."""
-        done = sbus("", "whoami")
-        what = "sbus: '': a path has 1 to 107 bytes, none NUL\n"
-        assert done == (1, "", what)
-
-    def test_help(self) -> None:
-        """The help names every command."""
-        done = run("sbus_client.py", "--help")
-        assert (done.status, done.errors) == (0, "")
-        for command in ("sub", "pub", "whoami"):
-            assert re.search(f"^    {command} ", done.output, re.M)
-
-    @pytest.mark.parametrize(
-        "command, facts",
-        [
-            (
-                "sub",
-                [
-                    "[-a ADDRESS] [PATTERN ...]",
-                    "a line each: its key, a tab, its payload",
-                    "no printable text are escaped as in a Python bytes",
-                    "'a/*' selects a/b but not a/b/c, 'a/' selects both",
-                    "none at all selects all",
-                ],
-            ),
-            (
-                "pub",
-                [
-                    "[-a ADDRESS] KEY [PAYLOAD]",
-                    "KEY the routing key that subscribers' patterns select",
-                    "'-' or no PAYLOAD is standard input as it is, a final"
-                    " line feed included",
-                    "write -- before a PAYLOAD that begins with '-'",
-                ],
-            ),
-            ("whoami", ["[-a ADDRESS]", "credentials"]),
-        ],
-    )
-    def test_help_of_a_command(self, command: str, facts: list[str]) -> None:
-        """The help of a command says what it takes and prints."""
-        env = {**ENVIRONMENT, "COLUMNS": "80"}
-        done = run("sbus_client.py", command, "--help", env=env)
-        assert (done.status, done.errors) == (0, "")
-        assert max(map(len, done.output.splitlines())) < 80
-        text = " ".join(done.output.split())
-        assert [fact for fact in facts if fact not in text] == []
-
-    def test_examples_in_the_help(self, bus: RealBus) -> None:
-        """The examples are commands that work together."""
-        examples = {}
-        for command in ("sub", "pub"):
-            text = run("sbus_client.py", command, "--help").output
-            _, example = text.split("\nexample:\n  sbus ")
-            examples[command] = shlex.split(example)
-        trace = Path(bus.path).with_name("trace")
-        with started(bus.path, *examples["sub"]) as subscriber:
-            wait_for(lambda: '"ev":"sub"' in trace.read_text())
-            assert sbus(bus.path, *examples["pub"]) == (0, "", "")
-            assert subscriber.stdout
-            line = "\t".join(examples["pub"][1:]) + "\n"
-            assert subscriber.stdout.readline() == line
+    def test_restarted_server(self, directory: Path) -> None:
+        """A subscription outlives a server."""
+        with RealBus(directory) as bus:
+            client = Client(bus.path, reconnect=True)
+            client.subscribe("k")
+            client.sync()
             bus.stop()
+        with client, RealBus(directory) as bus:
+            assert isinstance(client.receive(SECONDS_MAX), Reconnected)
+            client.sync(SECONDS_MAX)
+            with bus.connect() as peer:
+                peer.send(b"MSG k\0v")
+                assert client.receive(SECONDS_MAX) == (b"k", b"v")
+
+    def test_no_server_for_a_while(
+        self, client: Client, listener: Listener, directory: Path
+    ) -> None:
+        """Timeouts hold while there is none, and the client tries on."""
+        server = listener.accept()
+        listener.wire.close()
+        server.wire.close()
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                client.receive(0.002)
+        with pytest.raises(BlockingIOError):
+            while True:
+                client.receive(0, socket.MSG_DONTWAIT)
+        os.unlink(listener.path)
+        again = Listener(listener.path, backlog=8)
+        with again.wire:
+            assert isinstance(client.receive(SECONDS_MAX), Reconnected)
+            client.publish("k")
+            with again.accept() as server:
+                assert server.receive() == b"MSG k\0"
+
+    def test_pauses_grow_to_a_limit_and_start_anew(
+        self, monkeypatch: pytest.MonkeyPatch, client: Client
+    ) -> None:
+        """Pauses double up to 5 s, less up to half; and begin again later."""
+        now, slept = 1000.0, []
+
+        def sleep(seconds: float) -> None:
+            nonlocal now
+            slept.append(seconds)
+            now += seconds
+
+        monkeypatch.setattr(sbus_client, "RECONNECT_SECONDS_MIN", 0.05)
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        monkeypatch.setattr(time, "sleep", sleep)
+        for _ in range(30):
+            client._pause(None, 0)
+        assert slept[0] == 0
+        for number, seconds in enumerate(slept[1:]):
+            longest = min(5.0, 0.05 * 2**number)
+            assert longest / 2 <= round(seconds, 9) <= longest
+        assert len(set(slept)) == 30
+        now += 11
+        client._pause(None, 0)
+        client._pause(None, 0)
+        assert slept[30] == 0 and slept[31] <= 0.05
+
+    def test_full_queue_of_new_connections(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """[CONN-17] A full queue is tried again."""
+        full = Listener(str(directory / "bus"), backlog=0)
+        with full.wire, Client(full.path, reconnect=True) as client:
+            server = full.accept()
+            with Client(full.path):  # which fills the queue
+                server.wire.close()
+                with pytest.raises(TimeoutError):
+                    client.receive(0.01)
+                full.accept().wire.close()
+                assert isinstance(client.receive(SECONDS_MAX), Reconnected)
+
+    def test_server_that_may_not_be_used(
+        self, client: Client, listener: Listener
+    ) -> None:
+        """What another try would not mend is told at once."""
+        listener.accept().wire.close()
+        client.server_uid = os.getuid() + 1
+        with pytest.raises(Disconnected, match="runs as the user"):
+            client.receive(SECONDS_MAX)
+        client.server_uid = None
+        assert isinstance(client.receive(SECONDS_MAX), Reconnected)
+
+    def test_server_that_closes_at_once(
+        self,
+        client: Client,
+        listener: Listener,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A publish is tried on one new connection, and then fails."""
+        client.subscribe("k")
+        listener.accept().wire.close()
+        send = Client._send_once
+
+        def refuse(self: Client, packet: bytes, flags: int) -> None:
+            if packet.startswith(b"SUB"):
+                listener.accept().wire.close()
+            send(self, packet, flags)
+
+        monkeypatch.setattr(Client, "_send_once", refuse)
+        with pytest.raises(Disconnected):
+            client.publish("k")
+        assert isinstance(client.receive(0), Reconnected)
+
+    def test_server_that_does_not_read(
+        self,
+        client: Client,
+        listener: Listener,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A connection on which nobody listens is given up."""
+        monkeypatch.setattr(sbus_client, "RECONNECT_SECONDS_MAX", 0.01)
+        for _ in range(2_000):
+            client._patterns[b"%d" % len(client._patterns)] = 1
+        listener.accept().wire.close()
+        assert isinstance(client.receive(SECONDS_MAX), Reconnected)
+        client._patterns.clear()
+        assert isinstance(client.receive(SECONDS_MAX), Reconnected)
+
+    def test_whoami_does_not_reconnect(
+        self, client: Client, listener: Listener
+    ) -> None:
+        """[PKT-5] sync does not vouch for what an older server handled."""
+        listener.accept().wire.close()
+        with pytest.raises(Disconnected):
+            client.sync(SECONDS_MAX)
+
+    def test_descriptor(self) -> None:
+        """A descriptor has no address."""
+        for given in ({"fd": 0}, {"address": "/dev/fd/0"}):
+            with pytest.raises(AddressError, match="connected again"):
+                Client(**given, reconnect=True)
+
+
+# =============================================================================
+# What the protocol leaves to applications
+# =============================================================================
+
+Work = Callable[[], object]
+
+
+@contextlib.contextmanager
+def beside(work: Work) -> Iterator[None]:
+    """Do some work in another thread; raise what it raises."""
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        yield
+        done.result(SECONDS_MAX)
+
+
+class TestApplications:
+    """acknowledge, request and reply, proofs of identity."""
+
+    @pytest.fixture
+    def two(self, bus: RealBus) -> Iterator[tuple[Client, Client]]:
+        """Two clients; the second listens to `service`."""
+        with Client(bus.path) as one, Client(bus.path) as other:
+            other.subscribe("service")
+            other.sync()
+            yield one, other
+
+    def test_acknowledge(self, two: tuple[Client, Client]) -> None:
+        """[PUB-6] What was published before arrives before, and is kept."""
+        one, other = two
+        one.subscribe("k")
+        one.publish("k", b"v")
+        one.publish("service", b"v")
+        acknowledge(one, SECONDS_MAX)
+        assert one.receive(0) == (b"k", b"v")
+        assert other.receive(0) == (b"service", b"v")
+        with pytest.raises(TimeoutError):
+            one.receive(0)
+
+    def test_acknowledge_without_an_echo(self, bus: RealBus) -> None:
+        """[ECHO-2] Without echoes nothing comes back; then it is over."""
+        with Client(bus.path) as client:
+            client.control("echo/off")
+            with pytest.raises(TimeoutError):
+                acknowledge(client, 0.05)
+            client.sync(SECONDS_MAX)
+            assert client._patterns == {}
+
+    def test_server_that_goes_away(self, ends: Ends) -> None:
+        """The error is that of the server, not of what comes after it."""
+        ends.server.send(ANSWER)
+        ends.server.wire.shutdown(socket.SHUT_WR)
+        with pytest.raises(Disconnected):
+            acknowledge(ends.client, SECONDS_MAX)
+
+    def test_server_that_goes_away_for_long(self, listener: Listener) -> None:
+        """A client that reconnects does not wait for that in a helper."""
+
+        def serve() -> None:
+            with listener.accept() as server:
+                listener.wire.close()
+                server.receive()
+                server.send(ANSWER)
+                assert server.receive().startswith(b"SUB ")
+                assert server.receive().startswith(b"MSG ")
+
+        with Client(listener.path, reconnect=True) as client:
+            with beside(serve), pytest.raises(Disconnected):
+                acknowledge(client, SECONDS_MAX)
+            assert not list(client._kept)
+
+    def test_request(self, two: tuple[Client, Client]) -> None:
+        """[CRED-10] The answer comes under a private key."""
+        one, other = two
+
+        def serve() -> None:
+            asked = parse_request(other.receive(SECONDS_MAX))
+            path = other.whoami(SECONDS_MAX).path
+            assert asked.reply_key.startswith(path + b"/")  # one process
+            assert asked[:2] == (b"service", b"1\0002")
+            reply(other, asked, b"answer")
+
+        with beside(serve):
+            answer = request(one, "service", b"1\0002", SECONDS_MAX)
+        assert answer == b"answer"
+        assert one._patterns == {}
+
+    def test_request_that_nobody_answers(
+        self, two: tuple[Client, Client]
+    ) -> None:
+        """A late answer is not taken for that to another request."""
+        one, other = two
+        with pytest.raises(TimeoutError):
+            request(one, "service", timeout=0.01)
+        late = parse_request(other.receive(SECONDS_MAX))
+        reply(other, late, b"late")
+        with beside(
+            lambda: reply(
+                other, parse_request(other.receive(SECONDS_MAX)), b"right"
+            )
+        ):
+            assert request(one, "service", timeout=SECONDS_MAX) == b"right"
 
     @pytest.mark.parametrize(
-        "arguments", [["--", "k", "-v"], ["k", "--", "-v"]]
+        "payload",
+        [
+            b"",
+            b"!/cred/1/2/3/x",
+            b"a\0",
+            b"!/cred/1/2/3\0",
+            b"x/!/cred/1/2/3/y\0",
+        ],
     )
-    def test_payload_that_begins_with_a_dash(
-        self, bus: RealBus, arguments: list[str]
+    def test_message_that_is_no_request(self, payload: bytes) -> None:
+        """[CRED-10] An answer goes to a secret key and nowhere else."""
+        with pytest.raises(PacketError):
+            parse_request(Message(b"k", payload))
+
+    def test_proof_of_identity(self, two: tuple[Client, Client]) -> None:
+        """[CRED-10] [CRED-11] Each learns who the other is."""
+        one, other = two
+        found = []
+
+        def verify() -> None:
+            message = other.receive(SECONDS_MAX)
+            found.append(verify_identity(other, message, SECONDS_MAX))
+
+        with beside(verify):
+            found.append(prove_identity(one, "service", SECONDS_MAX))
+        assert found == [one.whoami(), other.whoami()]
+
+    def test_liar_who_cannot_read(self, two: tuple[Client, Client]) -> None:
+        """[CRED-11] Who names another's key does not hear the challenge."""
+        one, other = two
+        one.publish("service", b"!/cred/0/0/1/x\0")
+        message = other.receive(SECONDS_MAX)
+        with pytest.raises(TimeoutError):
+            verify_identity(other, message, 0.05)
+
+    @pytest.mark.parametrize("fault", ["challenge", "owner"])
+    def test_liar_who_proves(
+        self, two: tuple[Client, Client], fault: str
     ) -> None:
-        """What follows -- is no option."""
-        with bus.connect() as peer:
-            peer.send(b"SUB k")
-            peer.fence()
-            assert sbus(bus.path, "pub", *arguments) == (0, "", "")
-            assert peer.receive() == b"MSG k\0-v"
+        """[CRED-11] A wrong text, or another's key, is no proof."""
+        one, other = two
+
+        def lie() -> None:
+            own = one.whoami(SECONDS_MAX).path + b"/x"
+            one.subscribe(own)
+            one.publish("service", own + b"\0")
+            key, _, text = one.receive(SECONDS_MAX).payload.partition(b"\0")
+            text = bytes(16) if fault == "challenge" else text
+            own = own if fault == "challenge" else b"!/cred/0/0/1/x"
+            one.publish(key, own + b"\0" + bytes(16) + text)
+
+        with beside(lie), pytest.raises(IdentityError, match="not repeat"):
+            message = other.receive(SECONDS_MAX)
+            verify_identity(other, message, SECONDS_MAX)
+
+    def test_liar_who_verifies(self, two: tuple[Client, Client]) -> None:
+        """[CRED-11] A wrong text is no proof of the one that was asked."""
+        one, other = two
+
+        def lie() -> None:
+            first = parse_request(other.receive(SECONDS_MAX))
+            own = other.whoami(SECONDS_MAX).path + b"/x"
+            other.subscribe(own)
+            reply(other, first, own + b"\0challenge")
+            third = parse_request(other.receive(SECONDS_MAX))
+            reply(other, third, b"wrong")
+
+        with beside(lie), pytest.raises(IdentityError, match="not repeat"):
+            prove_identity(one, "service", SECONDS_MAX)
+
+    def test_receive_where(self, ends: Ends) -> None:
+        """The first that is wanted, kept or new; the others stay in order."""
+        ends.server.send(*publications(3), ANSWER, *publications(2))
+        ends.client.sync(0)
+
+        def is_one(received: Received) -> bool:
+            return received.payload == b"1"
+
+        for _ in range(2):
+            assert ends.client.receive_where(is_one, 0) == (b"k", b"1")
+        with pytest.raises(TimeoutError):
+            ends.client.receive_where(is_one, 0)
+        left = [ends.client.receive(0).payload for _ in range(3)]
+        assert left == [b"0", b"2", b"0"]
+
+
+# =============================================================================
+# The client for asyncio
+# =============================================================================
+
+
+class AsyncEnds(NamedTuple):
+    """A client for asyncio, and the other end of its socket."""
+
+    client: AsyncClient
+    server: Peer
+
+
+@contextlib.asynccontextmanager
+async def async_ends() -> AsyncIterator[AsyncEnds]:
+    """Connect a client for asyncio with the test."""
+    ours, theirs = seqpacket_pair()
+    with Peer(theirs) as server:
+        async with AsyncClient(fd=ours.detach()) as client:
+            yield AsyncEnds(client, server)
+
+
+async def fill_up(client: AsyncClient) -> int:
+    """Publish until the kernel takes no more; return how many it took."""
+    assert client._client
+    return fill(client._client)
+
+
+async def waiting(work: Coroutine[Any, Any, Done]) -> asyncio.Task[Done]:
+    """Return a task that has begun to wait for its descriptor."""
+    task = asyncio.ensure_future(work)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+Done = TypeVar("Done")
+Test = TypeVar("Test", bound=Callable[..., Coroutine[Any, Any, None]])
+
+
+def in_loop(test: Test) -> Callable[..., None]:
+    """Run a test in an event loop; nothing of it may be left over."""
+
+    @functools.wraps(test)
+    def run_test(*arguments: Any, **names: Any) -> None:
+        async def work() -> None:
+            await asyncio.wait_for(test(*arguments, **names), SECONDS_MAX)
+
+        asyncio.run(work(), debug=True)
+
+    return run_test
+
+
+class TestAsyncClient:
+    """The same for asyncio."""
+
+    @in_loop
+    async def test_calls_send_what_those_of_client_do(self) -> None:
+        """[SUB-1] [UNSUB-1] [PUB-1] [CTL-1] One packet for each call."""
+        async with async_ends() as (client, server):
+            await client.subscribe("é")
+            await client.unsubscribe(b"\xff")
+            await client.publish("k", bytearray(b"v"))
+            await client.control("x", b"v")
+            assert [server.receive() for _ in range(4)] == [
+                b"SUB \xc3\xa9",
+                b"UNSUB \xff",
+                b"MSG k\0v",
+                b"CMSG x\0v",
+            ]
+
+    @in_loop
+    async def test_errors_are_those_of_client(self) -> None:
+        """[KEY-1] [LIMIT-1] What is wrong is not sent."""
+        async with async_ends() as (client, server):
+            with pytest.raises(PacketError):
+                await client.subscribe("a\0b")
+            with pytest.raises(PacketTooLarge):
+                await client.publish("k", bytes(PACKET_BYTES_MAX))
+            with pytest.raises(TypeError):
+                await client.publish("k", "text")  # type: ignore
+            await client.publish("k", bytes(PACKET_BYTES_MAX - HEAD_BYTES))
+            assert len(server.receive()) == PACKET_BYTES_MAX
+
+    @in_loop
+    async def test_receive_waits(self) -> None:
+        """A message that comes later wakes the task."""
+        async with async_ends() as (client, server):
+            task = await waiting(client.receive())
+            server.send(b"MSG k\0v")
+            assert await task == (b"k", b"v")
+
+    @in_loop
+    async def test_timeout(self) -> None:
+        """TimeoutError is Python's own; 0 takes what is there."""
+        async with async_ends() as (client, server):
+            start = time.monotonic()
+            for timeout in (0, 0.01):
+                with pytest.raises(TimeoutError):
+                    await client.receive(timeout)
+            assert time.monotonic() - start >= 0.01
+            server.send(b"MSG k\0v")
+            assert await client.receive(0) == (b"k", b"v")
+
+    @in_loop
+    async def test_cancelled_receive_loses_nothing(self) -> None:
+        """What comes at the moment of the cancellation comes later."""
+        async with async_ends() as (client, server):
+            for number in range(3):
+                task = await waiting(client.receive())
+                server.send(b"MSG k\0%d" % number)
+                for _ in range(number):  # the loop may have seen it
+                    await asyncio.sleep(0)
+                if not task.done():
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                    received = await client.receive(0)
+                else:
+                    received = task.result()
+                assert received == (b"k", b"%d" % number)
+                with pytest.raises(TimeoutError):
+                    await client.receive(0)
+
+    @in_loop
+    async def test_publish_waits_for_room(self) -> None:
+        """Back-pressure: a publish awaits until the kernel takes it."""
+        async with async_ends() as (client, server):
+            count = await fill_up(client)
+            task = await waiting(client.publish("last"))
+            for _ in range(count):
+                assert server.receive() == b"MSG k\0"
+            await task
+            assert server.receive() == b"MSG last\0"
+
+    @in_loop
+    async def test_cancelled_publish_sends_nothing(self) -> None:
+        """What did not fit when it was cancelled is never sent."""
+        async with async_ends() as (client, server):
+            count = await fill_up(client)
+            task = await waiting(client.publish("cancelled"))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            for _ in range(count):
+                server.receive()
+            await client.publish("next")
+            assert server.receive() == b"MSG next\0"
+
+    @in_loop
+    async def test_two_publishers_wait(self) -> None:
+        """One that is cancelled does not take the other's event with it."""
+        async with async_ends() as (client, server):
+            count = await fill_up(client)
+            one = await waiting(client.publish("one"))
+            two = await waiting(client.publish("two"))
+            one.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await one
+            for _ in range(count):
+                server.receive()
+            await two
+            assert server.receive() == b"MSG two\0"
+
+    @in_loop
+    async def test_many_receivers(self) -> None:
+        """Each message goes to one of the tasks that wait."""
+        async with async_ends() as (client, server):
+            tasks = [await waiting(client.receive()) for _ in range(5)]
+            server.send(*publications(5))
+            received = [(await task).payload for task in tasks]
+            assert sorted(received) == [b"0", b"1", b"2", b"3", b"4"]
+
+    @in_loop
+    async def test_timeout_beside_another_receiver(self) -> None:
+        """One that gives up does not take the other's event with it."""
+        async with async_ends() as (client, server):
+            task = await waiting(client.receive())
+            with pytest.raises(TimeoutError):
+                await client.receive(0.001)
+            server.send(b"MSG k\0v")
+            assert await task == (b"k", b"v")
+
+    @in_loop
+    async def test_loop_watches_nothing_that_nobody_waits_for(self) -> None:
+        """A reader that was left behind would keep the loop busy."""
+        loop = asyncio.get_running_loop()
+        async with async_ends() as (client, server):
+            with pytest.raises(TimeoutError):
+                await client.receive(0.001)
+            task = await waiting(client.receive())
+            server.send(b"MSG k\0v")
+            await task
+            assert not loop.remove_reader(client.fileno())
+            await fill_up(client)
+            task = await waiting(client.receive())
+            publishing = await waiting(client.publish("k"))
+            publishing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await publishing
+            assert not loop.remove_writer(client.fileno())
+            fd = client.fileno()
+            client.close()
+            assert not loop.remove_reader(fd)
+            with pytest.raises(Disconnected):
+                await task
+
+    @in_loop
+    async def test_other_tasks_have_their_turn(self) -> None:
+        """A task that never has to wait lets others run."""
+        async with async_ends() as (client, server):
+            turns = 0
+
+            async def other() -> None:
+                nonlocal turns
+                while True:
+                    await asyncio.sleep(0)
+                    turns += 1
+
+            task = asyncio.ensure_future(other())
+            for _ in range(2 * sbus_client.CALLS_PER_TURN):
+                await client.publish("k")
+                server.send(server.receive())
+            assert turns
+            turns = 0
+            for _ in range(2 * sbus_client.CALLS_PER_TURN):
+                await client.receive()
+            assert turns
+            task.cancel()
+
+    @in_loop
+    async def test_iteration_ends_in_disconnected(self) -> None:
+        """[CONN-14] A loop takes every message, and ends in an error."""
+        async with async_ends() as (client, server):
+            await client.publish("k", b"never read")
+            server.send(b"MSG k\0one", b"CMSG x\0two")
+            server.wire.close()
+            received = []
+            with pytest.raises(Disconnected):
+                async for message in client:
+                    received.append(message)
+            assert received == [(b"k", b"one"), (b"x", b"two")]
+            with pytest.raises(Disconnected):
+                await client.publish("k")
+
+    @in_loop
+    async def test_server_goes_while_a_task_waits(self) -> None:
+        """Tasks that wait to receive and to publish are told."""
+        async with async_ends() as (client, server):
+            await fill_up(client)
+            publishing = await waiting(client.publish("k"))
+            receiving = await waiting(client.receive())
+            server.wire.close()
+            for task in (publishing, receiving):
+                with pytest.raises(Disconnected, match="has closed"):
+                    await task
+
+    @in_loop
+    async def test_close_while_tasks_wait(self) -> None:
+        """Tasks that wait are told that the client is closed."""
+        async with async_ends() as (client, _):
+            await fill_up(client)
+            publishing = await waiting(client.publish("k"))
+            receiving = await waiting(client.receive())
+            client.close()
+            for task in (publishing, receiving):
+                with pytest.raises(Disconnected, match="client is closed"):
+                    await task
+            for call in (client.receive, client.whoami, client.sync):
+                with pytest.raises(Disconnected, match="client is closed"):
+                    await call()
+            client.close()
+            assert client.fileno() == -1
+
+    @in_loop
+    async def test_close_while_a_task_asks(self) -> None:
+        """[CRED-12] A task that waits for its answer is told too."""
+        async with async_ends() as (client, _):
+            asking = await waiting(client.whoami())
+            client.close()
+            with pytest.raises(Disconnected, match="client is closed"):
+                await asking
+
+    @in_loop
+    async def test_whoami_keeps_what_arrives(self) -> None:
+        """[CRED-12] Messages before the answer are received later."""
+        async with async_ends() as (client, server):
+            task = await waiting(client.whoami())
+            server.send(b"MSG k\0one", b"CMSG x\0two", ANSWER)
+            assert (await task).pid == 4242
+            received = [await client.receive(0) for _ in range(2)]
+            assert received == [(b"k", b"one"), (b"x", b"two")]
+
+    @pytest.mark.parametrize("receives_first", [False, True])
+    @in_loop
+    async def test_whoami_beside_a_receive(self, receives_first: bool) -> None:
+        """[CRED-12] The task that asks gets the answer, in any order."""
+        async with async_ends() as (client, server):
+            if receives_first:
+                receiving = await waiting(client.receive())
+                asking = await waiting(client.whoami())
+            else:
+                asking = await waiting(client.whoami())
+                receiving = await waiting(client.receive())
+            server.send(ANSWER)
+            assert (await asking).pid == 4242
+            assert not receiving.done()
+            asking = await waiting(client.whoami())
+            server.send(b"MSG k\0v")
+            assert await receiving == (b"k", b"v")
+            server.send(ANSWER)
+            assert (await asking).pid == 4242
+
+    @in_loop
+    async def test_answer_that_a_receive_finds(self) -> None:
+        """[CRED-12] It is passed on to the task that asked."""
+        async with async_ends() as (client, server):
+            asking = await waiting(client.whoami())
+            server.send(ANSWER)  # not told of by the loop yet
+            with pytest.raises(TimeoutError):
+                await client.receive(0)
+            assert (await asking).pid == 4242
+
+    @in_loop
+    async def test_message_that_whoami_finds(self) -> None:
+        """[CRED-12] A task that waits for it gets it."""
+        async with async_ends() as (client, server):
+
+            async def ask() -> Credentials:
+                server.send(b"MSG k\0v")  # which the loop will never see
+                return await client.whoami()
+
+            receiving = await waiting(client.receive())
+            asking = asyncio.ensure_future(ask())
+            assert await receiving == (b"k", b"v")
+            server.send(ANSWER)
+            assert (await asking).pid == 4242
+
+    @in_loop
+    async def test_tasks_that_ask_at_once(self) -> None:
+        """[CRED-12] Each question has its own answer."""
+        async with async_ends() as (client, server):
+            one = await waiting(client.whoami())
+            two = await waiting(client.whoami())
+            server.send(ANSWER)
+            assert (await one).pid == 4242
+            assert not two.done()
+            server.send(WHOAMI + b"\0!/cred/1/2/3")
+            assert (await two).pid == 3
+
+    @in_loop
+    async def test_whoami_timeout(self) -> None:
+        """[CRED-12] A late answer is not taken for that to a new question."""
+        async with async_ends() as (client, server):
+            with pytest.raises(TimeoutError):
+                await client.whoami(0.001)
+            server.send(WHOAMI + b"\0!/cred/1/2/3")
+            task = await waiting(client.whoami())
+            server.send(ANSWER)
+            assert (await task).pid == 4242
+            assert (await client.receive(0)).payload == b"!/cred/1/2/3"
+
+    @in_loop
+    async def test_whoami_with_a_full_buffer(self) -> None:
+        """[CRED-12] The timeout holds for the question too."""
+        async with async_ends() as (client, _):
+            await fill_up(client)
+            with pytest.raises(TimeoutError):
+                await client.whoami(0.001)
+
+    def test_with_a_server(self, bus: RealBus) -> None:
+        """[PKT-5] Two clients on a real bus."""
+
+        @in_loop
+        async def work() -> None:
+            async with (
+                AsyncClient(bus.path) as one,
+                AsyncClient(bus.path, server_uid=os.getuid()) as other,
+            ):
+                await one.subscribe("k")
+                await one.sync()
+                for number in range(1_000):
+                    await other.publish("k", b"%d" % number)
+                for number in range(1_000):
+                    assert (await one.receive()).payload == b"%d" % number
+
+        work()
+
+    def test_full_queue_of_new_connections(self, directory: Path) -> None:
+        """[CONN-17] A client waits while the server's queue is full."""
+        full = Listener(str(directory / "bus"), backlog=0)
+
+        @in_loop
+        async def work() -> None:
+            client = AsyncClient(full.path)
+            with Client(full.path):
+                connecting = await waiting(client.connect())
+                with full.accept():
+                    assert await connecting is client
+                client.close()
+
+        with full.wire:
+            work()
+
+    def test_connecting_that_is_cancelled(self, directory: Path) -> None:
+        """[CONN-17] To cancel it leaves nothing open."""
+        full = Listener(str(directory / "bus"), backlog=0)
+
+        @in_loop
+        async def work() -> None:
+            client = AsyncClient(full.path)
+            with Client(full.path):
+                before = len(os.listdir("/proc/self/fd"))
+                connecting = await waiting(client.connect())
+                connecting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await connecting
+                assert len(os.listdir("/proc/self/fd")) == before
+                assert client.fileno() == -1
+
+        with full.wire:
+            work()
+
+    @in_loop
+    async def test_before_it_is_connected(self) -> None:
+        """It says so; nothing else does harm."""
+        client = AsyncClient("/nowhere")
+        with pytest.raises(Disconnected, match="nothing is there"):
+            await client.connect()
+        for call in (client.receive, client.whoami):
+            with pytest.raises(Disconnected, match="not connected: use"):
+                await call()
+        with pytest.raises(Disconnected, match="not connected: use"):
+            await client.publish("k")
+        assert repr(client) == "<sbus AsyncClient: not connected>"
+        assert client.fileno() == -1
+        client.close()
+
+    @in_loop
+    async def test_what_is_shown(self) -> None:
+        """repr, descriptor and socket are those of the connection."""
+        async with async_ends() as (client, _):
+            fd = client.fileno()
+            name = f"<sbus Client /dev/fd/{fd} open>"
+            assert repr(client) == f"<sbus AsyncClient: {name}>"
+            assert client.socket.fileno() == fd
