@@ -1,5 +1,6 @@
 # make test      set up .venv and run all tests, with coverage
 # make check     run the tests with the pytest of this machine
+# make soak      run the proofs four times larger, for about half an hour
 # make bench     measure how fast the server is, in about 80 seconds
 # make install   copy the two programs to $(DESTDIR)$(PREFIX)/bin
 # make uninstall remove them
@@ -20,6 +21,9 @@ test: .venv/ready
 
 check:
 	$(PYTHON) -m pytest -q $(ARGS)
+
+soak:
+	SBUS_SOAK=4 $(PYTHON) -m pytest -q test_sbus_proof.py $(ARGS)
 
 bench:
 	$(PYTHON) bench_sbus.py $(ARGS)
@@ -43,4 +47,4 @@ clean:
 	rm -rf .venv .coverage .coverage.* coverage.txt htmlcov build *.egg-info
 	rm -rf .benchmarks __pycache__ .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: test check bench install uninstall clean
+.PHONY: test check soak bench install uninstall clean

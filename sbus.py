@@ -1383,7 +1383,12 @@ class Server:
         timers = self._holders or self._starved or self._resting
         if timers:
             seconds_max = self._seconds_max(seconds_max)
-        for key, events in self.selector.select(seconds_max):
+        try:
+            ready = self.selector.select(seconds_max)
+        except (OSError, MemoryError) as error:
+            self._causes.write("CONN-12", -1, f"[CONN-12] select: {error}")
+            ready = []
+        for key, events in ready:
             if isinstance(key.data, Client):
                 self._serve(key.data, events)
             else:
@@ -1420,7 +1425,8 @@ class Server:
             except (OSError, MemoryError) as error:
                 # No event tells when there are descriptors or memory again
                 self._causes.write("CONN-3", -1, f"[CONN-3] accept: {error}")
-                self.selector.unregister(self.listener)
+                with contextlib.suppress(OSError, MemoryError):
+                    self.selector.unregister(self.listener)
                 self._resting.start(self.listener)
                 return
             self._admit(wire)
@@ -1702,7 +1708,9 @@ class Server:
         for listener in self._resting.due():
             try:
                 self.selector.register(listener, READ, self.accept)
-            except OSError:
+            except KeyError:
+                pass  # it could not be unregistered
+            except (OSError, MemoryError):
                 self._resting.start(listener)
 
     # ---- When a client leaves
@@ -1725,7 +1733,7 @@ class Server:
             return
         client.fault = str(error)
         self._log_disconnection(client, error)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, MemoryError):
             client.wire.shutdown(socket.SHUT_RDWR)  # it can send no more
         self._deafen(client)
 
@@ -1738,8 +1746,8 @@ class Server:
             return
         if isinstance(cause, Exception) and not client.fault:
             self._log_disconnection(client, cause)
-        with contextlib.suppress(KeyError):  # it may not be watched
-            self.selector.unregister(client.wire)
+        with contextlib.suppress(KeyError, OSError, MemoryError):
+            self.selector.unregister(client.wire)  # if it is watched
         holders = list(client.held_by)
         resumed = self.bus.close(client, str(cause))
         self._closed.append(client.wire)
@@ -1767,7 +1775,8 @@ class Server:
         Spec: [RUN-11].
         """
         for wire in self._closed:
-            wire.close()
+            with contextlib.suppress(OSError, MemoryError):
+                wire.close()
         self._closed.clear()
         if self.close_after_last and not self.bus.clients:
             self.stop()
@@ -1792,7 +1801,7 @@ class Server:
                 self.selector.modify(client.wire, events, client)
             else:
                 self.selector.unregister(client.wire)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self.disconnect(client, error)
 
     def _finish(self) -> None:
@@ -1800,8 +1809,8 @@ class Server:
 
         Spec: [RUN-12].
         """
-        with contextlib.suppress(KeyError):  # it may be resting
-            self.selector.unregister(self.listener)
+        with contextlib.suppress(KeyError, OSError, MemoryError):
+            self.selector.unregister(self.listener)  # if it is not resting
         self.listener.close()
         clients = self.bus.clients
         for client in list(clients.values()):

@@ -261,7 +261,8 @@ class FakeKernel:
     ) -> FakePeer:
         """Connect a client."""
         number = next(self.numbers)
-        credentials = sbus.Credentials(gid, uid, pid or 4000 + number)
+        pid = 4000 + number if pid is None else pid
+        credentials = sbus.Credentials(gid, uid, pid)
         peer = FakePeer(self, FakeWire(number, credentials))
         self.listener.waiting.append(peer.wire)
         self.run()
