@@ -2,6 +2,10 @@
 # make check     run the tests with the pytest of this machine
 # make soak      run the proofs four times larger, for about half an hour
 # make bench     measure how fast the server is, in about 80 seconds
+# make trace     write which code, examples and tests each rule has
+# make vectors   write the examples of spec/ for other implementations
+# make requirements   accept the sentences of the rules as reviewed
+# make conformance SERVER='./sbusd -f -a {address}'   try another server
 # make install   copy the two programs to $(DESTDIR)$(PREFIX)/bin
 # make uninstall remove them
 # make clean     remove everything that make has made
@@ -28,6 +32,12 @@ soak:
 bench:
 	$(PYTHON) bench_sbus.py $(ARGS)
 
+requirements vectors trace:
+	$(PYTHON) traceability.py $@
+
+conformance:
+	$(PYTHON) conformance.py --server "$(SERVER)" $(ARGS)
+
 .venv/ready: requirements.txt
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
@@ -47,4 +57,5 @@ clean:
 	rm -rf .venv .coverage .coverage.* coverage.txt htmlcov build *.egg-info
 	rm -rf .benchmarks __pycache__ .pytest_cache .mypy_cache .ruff_cache
 
+.PHONY: requirements vectors trace conformance
 .PHONY: test check soak bench install uninstall clean

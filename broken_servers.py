@@ -1,0 +1,418 @@
+"""Servers that break one rule each, to test whether the kit finds them.
+
+A broken server is sbus.py with one text replaced.  Each text occurs in it
+exactly once: when sbus.py changes and one is gone, mend the entry.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Broken(NamedTuple):
+    """A mistake, the rule that it breaks, and how it is made."""
+
+    name: str
+    rule: str
+    old: str
+    new: str
+
+
+BROKEN = [
+    # 1. Overview
+    Broken(
+        "packet-above-the-limit-is-cut",
+        "LIMIT-1",
+        "        if size > len(self._view):\n",
+        "        size = min(size, len(self._view))\n        if False:\n",
+    ),
+    Broken(
+        "packet-of-the-limit-is-refused",
+        "LIMIT-3",
+        "        if size > len(self._view):\n",
+        "        if size >= len(self._view):\n",
+    ),
+    Broken(
+        "long-keys",
+        "LIMIT-4",
+        "if len(key) > self.limits.key_bytes_max:",
+        "if len(key) > self.limits.key_bytes_max + 1:",
+    ),
+    Broken(
+        "one-pattern-too-many",
+        "LIMIT-5",
+        "if len(client.patterns) >= limits.patterns_max:",
+        "if len(client.patterns) > limits.patterns_max:",
+    ),
+    Broken(
+        "bytes-of-patterns-are-not-counted",
+        "LIMIT-6",
+        "        client.pattern_bytes += size\n",
+        "",
+    ),
+    Broken(
+        "one-client-too-many",
+        "LIMIT-7",
+        "if len(self.bus.clients) >= clients_max:",
+        "if len(self.bus.clients) > clients_max:",
+    ),
+    # 2. Routing keys
+    Broken(
+        "line-feed-ends-a-key",
+        "KEY-1",
+        '    head, nul, payload = packet.partition(b"\\0")\n'
+        '    word, space, key = head.partition(b" ")\n'
+        "    kind = KINDS",
+        '    head, nul, payload = packet.partition(b"\\0")\n'
+        '    word, space, key = head.partition(b" ")\n'
+        '    key = key.rstrip(b"\\n")\n'
+        "    kind = KINDS",
+    ),
+    Broken(
+        "star-in-a-key-matches-all",
+        "KEY-3",
+        "        found: dict[Client, None] = {}\n"
+        '        segments = key.split(b"/")\n',
+        "        found: dict[Client, None] = {}\n"
+        '        segments = key.replace(b"*", b"").split(b"/")\n',
+    ),
+    Broken(
+        "lone-exclamation-marks",
+        "KEY-4",
+        '        if b"!" in rest.split(b"/"):\n',
+        '        if b"!" == rest:\n',
+    ),
+    Broken(
+        "all-exclamation-marks-are-reserved",
+        "KEY-5",
+        '        if b"!" in rest.split(b"/"):\n',
+        '        if b"!" in rest:\n',
+    ),
+    Broken(
+        "star-crosses-slashes",
+        "MATCH-2",
+        "            if len(segments) > count if is_open"
+        " else len(segments) == count:\n",
+        "            if len(segments) > count if is_open or stars"
+        " else len(segments) == count:\n",
+    ),
+    Broken(
+        "star-needs-a-byte",
+        "MATCH-2",
+        '    return segment.startswith(literal) and not more.strip(b"*")',
+        "    return segment.startswith(literal) and segment != literal",
+    ),
+    Broken(
+        "final-slash-needs-more",
+        "MATCH-3",
+        "            if len(segments) > count if is_open"
+        " else len(segments) == count:\n",
+        "            if (len(segments) > count and segments[count]) if is_open"
+        " else len(segments) == count:\n",
+    ),
+    Broken(
+        "empty-pattern-selects-the-empty-key-alone",
+        "MATCH-4",
+        "    is_open = not segments[-1]\n",
+        "    is_open = not segments[-1] and len(segments) > 1\n",
+    ),
+    Broken(
+        "patterns-are-beginnings",
+        "MATCH-5",
+        "    is_open = not segments[-1]\n    if is_open:\n",
+        "    is_open = True\n    if not segments[-1]:\n",
+    ),
+    Broken(
+        "pattern-goes-on-after-a-star",
+        "MATCH-6",
+        '            if more.strip(b"*"):\n                return None\n',
+        "",
+    ),
+    # 3. Protocol
+    Broken(
+        "text-without-nul-is-published",
+        "PKT-2",
+        '    if kind == "publish" and not nul:\n',
+        "    if False:\n",
+    ),
+    Broken(
+        "empty-packet-is-ignored",
+        "PKT-4",
+        '            raise PacketError("PKT-4", "empty packet")\n',
+        "            return False\n",
+    ),
+    Broken(
+        "identical-patterns-are-one",
+        "SUB-2",
+        "        client.patterns[pattern] = count + 1\n",
+        "        client.patterns[pattern] = 1\n",
+    ),
+    Broken(
+        "text-after-nul-is-part-of-the-pattern",
+        "SUB-3",
+        '        payload = b""\n    return kind, key, payload',
+        '        key, payload = key + payload, b""\n'
+        "    return kind, key, payload",
+    ),
+    Broken(
+        "unsubscribe-removes-all",
+        "UNSUB-1",
+        "            client.patterns[pattern] = count - 1\n",
+        "            client.patterns[pattern] = 0\n"
+        "            self._table_remove(client, pattern)\n",
+    ),
+    Broken(
+        "recent-keys-outlive-an-unsubscribe",
+        "UNSUB-1",
+        "            self._public.remove(pattern, client)\n"
+        "            self._forget_recent(pattern)\n",
+        "            self._public.remove(pattern, client)\n",
+    ),
+    Broken(
+        "unknown-pattern-disconnects",
+        "UNSUB-2",
+        "            if self.strict:  # [UNSUB-2] MAY\n",
+        "            if True:\n",
+    ),
+    Broken(
+        "only-the-first-subscriber-hears",
+        "PUB-1",
+        "        for receiver in receivers:\n"
+        "            if not receiver.outbox:\n",
+        "        for receiver in receivers[:1]:\n"
+        "            if not receiver.outbox:\n",
+    ),
+    Broken(
+        "a-copy-for-each-pattern",
+        "PUB-2",
+        "        receivers = tuple(self._public.find(key))\n",
+        "        receivers = tuple(\n"
+        "            client\n"
+        "            for client in self._public.find(key)\n"
+        "            for pattern in client.patterns\n"
+        "            if pattern_matches(pattern, key)\n"
+        "        )\n",
+    ),
+    Broken(
+        "everybody-hears",
+        "PUB-3",
+        "        receivers = tuple(self._public.find(key))\n",
+        "        receivers = tuple(self.clients.values())\n",
+    ),
+    Broken(
+        "nul-ends-the-payload",
+        "PUB-4",
+        "            receiver.outbox.append(packet)\n",
+        '            parts = bytes(packet).split(b"\\0")\n'
+        '            receiver.outbox.append(b"\\0".join(parts[:2]))\n',
+    ),
+    Broken(
+        "the-publisher-always-hears",
+        "PUB-5",
+        "        if not client.echo:\n            receivers =",
+        "        if client not in receivers:\n"
+        "            receivers = (client, *receivers)\n"
+        "        if not client.echo:\n            receivers =",
+    ),
+    Broken(
+        "control-packets-are-forwarded",
+        "CTL-1",
+        "                return self.control(client, key)\n",
+        "                self.control(client, key)\n"
+        "                receivers = tuple(self._public.find(key))\n",
+    ),
+    Broken(
+        "unknown-control-packet-disconnects",
+        "CTL-2",
+        '            rule = "CTL-2"\n',
+        '            raise PacketError("CTL-2", "unknown")\n',
+    ),
+    # 4. Secret messages
+    Broken(
+        "uid-comes-first",
+        "CRED-2",
+        '        return b"%d" % self.gid, b"%d" % self.uid,'
+        ' b"%d" % self.pid\n',
+        '        return b"%d" % self.uid, b"%d" % self.gid,'
+        ' b"%d" % self.pid\n',
+    ),
+    Broken(
+        "secrets-of-others-may-be-subscribed-to",
+        "CRED-4",
+        "    if not fields_fit(pattern, own, prefix):\n",
+        "    if False:\n",
+    ),
+    Broken(
+        "secret-pattern-that-is-cut-short-is-not-expected",
+        "CRED-5",
+        "            check_secret(pattern, client.credentials,"
+        " self.cred_prefix)\n"
+        "        check_reserved(pattern)\n",
+        "            if match_fields(pattern, self.cred_prefix):\n"
+        "                check_secret(\n"
+        "                    pattern, client.credentials,"
+        " self.cred_prefix\n"
+        "                )\n",
+    ),
+    Broken(
+        "empty-field-of-a-key-matches-nothing",
+        "CRED-6",
+        '        field in (b"", number)\n',
+        "        field == number\n",
+    ),
+    Broken(
+        "leading-zeros-are-nothing",
+        "CRED-7",
+        '        field in (b"", number)\n',
+        '        field.lstrip(b"0") in (b"", number)\n',
+    ),
+    Broken(
+        "nobody-has-secrets",
+        "CRED-8",
+        "    if own.pid == 0 or OVERFLOW_ID in (own.uid, own.gid):\n",
+        "    if False:\n",
+    ),
+    Broken(
+        "wide-patterns-hear-secrets",
+        "CRED-10",
+        "            return tuple(\n                client\n"
+        "                for client in found\n",
+        "            found.update(self._public.find(key))\n"
+        "            return tuple(\n                client\n"
+        "                for client in found\n",
+    ),
+    Broken(
+        "delivery-is-not-checked",
+        "CRED-11",
+        "                if fields_fit(key, client.credentials,"
+        " self.cred_prefix)\n",
+        "",
+    ),
+    # 5. Flood control
+    Broken(
+        "soft-mode-is-discard-at-first",
+        "BLOCK-1",
+        '        self.soft_mode = "queue"\n',
+        '        self.soft_mode = "discard"\n',
+    ),
+    Broken(
+        "queue-discards",
+        "BLOCK-4",
+        "        self._queue(receiver, packet)  # [BLOCK-4] [BLOCK-14]\n",
+        "",
+    ),
+    Broken(
+        "discard-queues",
+        "BLOCK-5",
+        '        if receiver.soft_mode == "discard":  # [BLOCK-5]\n'
+        '            return self._discard(receiver, packet, "soft/discard")\n',
+        "",
+    ),
+    Broken(
+        "soft-block-does-not-pause",
+        "BLOCK-7",
+        '        is_soft = receiver.soft_mode == "block"\n',
+        "        is_soft = False\n",
+    ),
+    Broken(
+        "hard-discard-queues",
+        "BLOCK-9",
+        "                return self._discard(receiver, packet,"
+        ' "hard/discard")\n',
+        "                return self._queue(receiver, packet)\n",
+    ),
+    Broken(
+        "paused-until-all-is-read",
+        "BLOCK-10",
+        "            half = receiver.backlog.bytes // 2\n",
+        "            half = 0\n",
+    ),
+    Broken(
+        "anybody-may-pause",
+        "BLOCK-13",
+        "        return uid == publisher.user.uid and uid != OVERFLOW_ID\n",
+        "        return True\n",
+    ),
+    Broken(
+        "answers-are-discarded",
+        "BLOCK-17",
+        '        if packet[:5] == b"CMSG ":\n',
+        "        if False:\n",
+    ),
+    Broken(
+        "packets-without-overhead",
+        "BLOCK-19",
+        "PACKET_OVERHEAD_BYTES = 128  # [BLOCK-19]",
+        "PACKET_OVERHEAD_BYTES = 0",
+    ),
+    Broken(
+        "stack-is-queue",
+        "ORDER-2",
+        '    b"order/stack": "stack",\n',
+        '    b"order/stack": "queue",\n',
+    ),
+    Broken(
+        "smallest-first",
+        "ORDER-3",
+        "heapq.heappush(self._heap, (-len(packet), tie, packet))",
+        "heapq.heappush(self._heap, (len(packet), tie, packet))",
+    ),
+    Broken(
+        "new-order-for-new-packets-only",
+        "ORDER-5",
+        "            self.work += client.backlog.reorder(ORDERS[key])\n",
+        "            if not client.backlog.bytes:\n"
+        "                client.backlog.reorder(ORDERS[key])\n",
+    ),
+    # 6. Echoes
+    Broken(
+        "echo-off-is-ignored",
+        "ECHO-2",
+        "        if not client.echo:\n            receivers =",
+        "        if False:\n            receivers =",
+    ),
+    Broken(
+        "echo-stays-off",
+        "ECHO-3",
+        "            client.echo = ECHOES[key]\n",
+        "            client.echo = False\n",
+    ),
+    # 7. Connections
+    Broken(
+        "last-words-are-lost",
+        "CONN-6",
+        "            pass  # [CONN-6] its packets are still to come\n",
+        "            ended = True\n",
+    ),
+    Broken(
+        "deaf-client-is-disconnected",
+        "CONN-8",
+        "            self._deafen(client)\n"
+        "        elif not isinstance(error, BlockingIOError):\n",
+        "            self.disconnect(client, error)\n"
+        "        elif not isinstance(error, BlockingIOError):\n",
+    ),
+    Broken(
+        "mistake-loses-what-was-before",
+        "CONN-11",
+        "        except (ProtocolError, OSError, MemoryError) as error:\n"
+        "            fault = error\n"
+        "        self._flush(client)\n",
+        "        except (ProtocolError, OSError, MemoryError) as error:\n"
+        "            self.bus.touched.clear()\n"
+        "            return self.disconnect(client, error)\n"
+        "        self._flush(client)\n",
+    ),
+    Broken(
+        "mistake-stops-the-server",
+        "CONN-12",
+        "        if fault:\n            self.disconnect(client, fault)\n",
+        "        if fault:\n            raise fault\n",
+    ),
+    Broken(
+        "reader-that-failed-is-cut-off",
+        "CONN-18",
+        "        client.fault = str(error)\n",
+        "        return self.disconnect(client, error)\n",
+    ),
+]

@@ -1,0 +1,70 @@
+"""Notes which rules the tests that passed cite, for the trace check.
+
+A test cites the rules in its docstring; a test of an example, those of its
+block.  The trace check itself is moved to the end of the run.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CITED = re.compile(r"\[([A-Z]+-\d+)\]")
+LAST = "test_every_rule_has_a_test_that_passed"
+
+
+class Trace:
+    """What this run has shown so far."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()  # of which tests were collected
+        self.is_whole = True  # no test was left out on the command line
+        self.passed: set[str] = set()  # rules
+
+
+TRACE = pytest.StashKey[Trace]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[TRACE] = Trace()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    if items:
+        items[0].config.stash[TRACE].is_whole = False
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    items.sort(key=lambda item: item.name == LAST)
+    trace = config.stash[TRACE]
+    trace.files = {item.path.name for item in items}
+    trace.is_whole &= not any("::" in argument for argument in config.args)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
+    outcome = yield
+    report = outcome.get_result()
+    if report.when == "call" and report.passed:
+        trace = item.config.stash[TRACE]
+        function = getattr(item, "obj", None)
+        trace.passed |= set(CITED.findall(function.__doc__ or ""))
+        parameters = getattr(item, "callspec", None)
+        block = parameters and parameters.params.get("block")
+        trace.passed |= set(block.rules) if block else set()
+
+
+@pytest.fixture
+def rules_that_passed(request: pytest.FixtureRequest) -> set[str]:
+    """The rules that tests of this run cite, if all were run."""
+    trace = request.config.stash[TRACE]
+    here = Path(__file__).parent
+    files = {path.name for path in here.glob("test_sbus*.py")}
+    if not trace.is_whole or trace.files < files:
+        pytest.skip("only some of the tests were run")
+    return trace.passed
