@@ -19,8 +19,8 @@ ARGS =
 test: .venv/ready
 	rm -f .coverage .coverage.*
 	.venv/bin/python -m coverage run -m pytest -q $(ARGS)
-	@.venv/bin/python -m coverage combine -q
-	@.venv/bin/python -m coverage report >coverage.txt 2>&1 || \
+	@.venv/bin/python -m coverage combine -q 2>coverage.txt
+	@.venv/bin/python -m coverage report >>coverage.txt 2>&1 || \
 	    { cat coverage.txt; exit 1; }
 
 check:

@@ -179,6 +179,8 @@ class Party:
         self.is_wrong = False  # it has broken a rule
         self.pending: list[bytes] = []  # owed to it and not sent, oldest first
         self.may_discard = False  # it was in a mode discard, or hears nothing
+        self.waited = 0  # packets in its backlog, other than answers
+        self.same_soft = ""  # its soft mode, if it was so since it stalled
 
     def next_index(self) -> int:
         """Return which packet of its backlog is to be sent next."""
@@ -200,6 +202,7 @@ class Model:
     def __init__(self, limits: sbus.Limits) -> None:
         self.limits = limits
         self.parties: dict[Party, None] = {}  # those that are connected
+        self.publishers: dict[bytes, Party] = {}  # of each packet
 
     def handle(self, sender: Party, packet: bytes) -> None:
         """Note what a packet of *sender* means."""
@@ -244,6 +247,7 @@ class Model:
 
     def publish(self, sender: Party, key: bytes, packet: bytes) -> None:
         """Owe a packet to all that may hear it [PUB-1] [PUB-2] [PUB-3]."""
+        self.publishers[packet] = sender
         for party in self.parties:
             if party is sender and not party.echo:  # [ECHO-2]
                 continue
@@ -259,6 +263,7 @@ class Model:
             what = ""  # [CTL-2]
         if what == "blocking/soft":
             sender.soft = choice
+            sender.same_soft = ""
         elif what == "blocking/hard":
             sender.hard = choice
         elif what == "order":
@@ -320,7 +325,9 @@ class SimWire:
         self.closed = False  # by the server
         self.is_broken = False  # an error that no socket in order has
         self.refused = False  # since a packet was taken
+        self.is_starved = False  # refused for want of memory, likewise
         self.expelled = False
+        self.took = False  # a packet, in this round
         self.send_buffer_bytes = 0
         self.taken_time = 0.0
         self.counted = 0  # discarded packets that are accounted for
@@ -356,7 +363,7 @@ class SimWire:
     def send(self, packet: Any, /) -> int:
         self._check_call()
         if self.failures:
-            self.refused = True
+            self.refused = self.is_starved = True
             raise self.failures.pop()
         if self.deaf:
             self.party.may_discard = True
@@ -366,13 +373,19 @@ class SimWire:
         if self.used_bytes >= self.room_bytes:
             self.refused = True
             raise BlockingIOError(errno.EAGAIN, "no room")
-        self.refused = False
+        self.refused = self.is_starved = False
+        self.took = True
         self.taken_time = self.world.now
         self.world.on_send(self, bytes(packet))
         cost = len(packet) + PACKET_COST_BYTES
         self.used_bytes += cost
         self.unread.append(cost)
         return len(packet)
+
+    def has_room(self) -> bool:
+        """Return whether a packet would be taken."""
+        is_able = not (self.is_starved or self.deaf or self.reset)
+        return is_able and self.used_bytes < self.room_bytes
 
     def _check_call(self) -> None:
         assert not self.closed, "a call after close"
@@ -431,6 +444,17 @@ class SimSelector(FakeSelector):
         return ready[first:] + ready[: first if self.salt & 2 else 0]
 
 
+class Witness(sbus.Observer):
+    """Sees what clients still wait for when they are disconnected."""
+
+    def closed(self, client: sbus.Client, reason: str) -> None:
+        wire: Any = client.wire
+        if reason == "end of input":  # [CONN-10]
+            assert not client.backlog.bytes or not wire.has_room(), (
+                "the kernel would have taken more"
+            )
+
+
 class World:
     """A server on a simulated kernel, its clients, and the model."""
 
@@ -442,7 +466,7 @@ class World:
         self.selector = SimSelector()
         self.bus = sbus.Bus(LIMITS, OWNER)
         if is_observed:
-            self.bus.observers.append(sbus.Observer())
+            self.bus.observers.append(Witness())
         self.server = sbus.Server(
             self.bus, self.listener, self.selector, lambda: self.now
         )
@@ -578,12 +602,13 @@ class World:
         assert not client.outbox
         assert not wire.party.is_wrong, "a mistake without consequence"
         wire.client = client
-        self.model.parties[wire.party] = None
-        self.account(wire)
         party = wire.party
+        self.model.parties[party] = None
+        self.account(wire)
         bytes_ = sum(map(len, party.pending)) + 128 * len(party.pending)
         assert client.backlog.bytes == bytes_, "wrong count of bytes"
         self.check_holding(client)
+        self.check_modes(client, wire)
         is_starved = client in self.server._starved
         events = 0 if client.held_by else sbus.READ
         events |= sbus.WRITE if bytes_ and not is_starved else 0
@@ -632,6 +657,36 @@ class World:
                 "paused by nobody"
             )
         assert (client in self.server._holders) == bool(client.holding)
+
+    def check_modes(self, client: sbus.Client, wire: SimWire) -> None:
+        """Check that those are paused who are to be, and note the mode."""
+        party = wire.party
+        wires: list[Any] = [held.wire for held in client.holding]
+        held = [wire.party for wire in wires]
+        packets = [one for one in party.pending if one[:4] == b"MSG "]
+        expected = []
+        is_over = client.backlog.bytes > LIMITS.backlog_bytes_max
+        is_new = len(packets) > party.waited and not wire.took
+        if is_over and is_new:  # [BLOCK-10]
+            expected = packets[-1:]
+        if party.same_soft == "block":  # [BLOCK-7]
+            expected = packets
+        if party.same_soft in ("discard", "error"):  # [BLOCK-5] [BLOCK-8]
+            assert not packets, "queued in spite of the soft mode"
+        for packet in expected:
+            publisher = self.model.publishers[packet]
+            uids = (party.own.uid, publisher.own.uid)
+            may_hold = uids[0] in (0, OWNER) or (
+                uids[0] == uids[1] and uids[0] != 65534
+            )
+            is_here = publisher in self.model.parties
+            assert publisher in held or not (may_hold and is_here), (
+                "not paused"
+            )
+        if not party.pending:
+            party.same_soft = party.soft
+        party.waited = len(packets)
+        wire.took = False
 
     def check_users(self) -> None:
         """Check what the clients of each user use together."""
