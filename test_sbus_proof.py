@@ -759,6 +759,7 @@ class World:
         assert not self.selector.keys and self.listener.closed
         check_table(self.bus._public, [])
         check_table(self.bus._secret, [])
+        self.model.publishers.clear()  # large packets, held in a cycle
 
 
 def by_arrival(backlog: sbus.Backlog) -> list[bytes]:
