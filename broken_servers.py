@@ -305,7 +305,7 @@ BROKEN = [
         "discard-queues",
         "BLOCK-5",
         '        if receiver.soft_mode == "discard":  # [BLOCK-5]\n'
-        '            return self._discard(receiver, packet, "soft/discard")\n',
+        '            return self.discard(receiver, packet, "soft/discard")\n',
         "",
     ),
     Broken(
@@ -317,15 +317,15 @@ BROKEN = [
     Broken(
         "hard-discard-queues",
         "BLOCK-9",
-        "                return self._discard(receiver, packet,"
+        "                return self.discard(receiver, packet,"
         ' "hard/discard")\n',
         "                return self._queue(receiver, packet)\n",
     ),
     Broken(
         "paused-until-all-is-read",
         "BLOCK-10",
-        "            half = receiver.backlog.bytes // 2\n",
-        "            half = 0\n",
+        'self._pause(publisher, receiver, most // 2, "BLOCK-10")',
+        'self._pause(publisher, receiver, 0, "BLOCK-10")',
     ),
     Broken(
         "anybody-may-pause",

@@ -1066,25 +1066,25 @@ class FloodControl:
         """
         receiver.refused += 1
         if receiver.deaf:
-            return self._discard(receiver, packet, "deaf")
+            return self.discard(receiver, packet, "deaf")
         excess = self._excess(receiver, len(packet) + PACKET_OVERHEAD_BYTES)
         if packet[:5] == b"CMSG ":
             if excess:
                 raise BacklogError("BLOCK-18", excess)
             return self._queue(receiver, packet)  # [BLOCK-17]
         if receiver.soft_mode == "discard":  # [BLOCK-5]
-            return self._discard(receiver, packet, "soft/discard")
+            return self.discard(receiver, packet, "soft/discard")
         if receiver.soft_mode == "error":
             raise BacklogError("BLOCK-8", "stalled in soft mode error")
         if excess:
             if receiver.hard_mode == "discard":  # [BLOCK-9]
-                return self._discard(receiver, packet, "hard/discard")
+                return self.discard(receiver, packet, "hard/discard")
             if receiver.hard_mode == "error":
                 raise BacklogError("BLOCK-11", excess)
             if not self.may_pause(publisher, receiver):
                 raise BacklogError("BLOCK-15", excess)
-            half = receiver.backlog.bytes // 2
-            self._pause(publisher, receiver, half, "BLOCK-10")
+            most = min(receiver.backlog.bytes, self.limits.backlog_bytes_max)
+            self._pause(publisher, receiver, most // 2, "BLOCK-10")
         is_soft = receiver.soft_mode == "block"
         if is_soft and self.may_pause(publisher, receiver):
             self._pause(publisher, receiver, 0, "BLOCK-7")
@@ -1138,7 +1138,7 @@ class FloodControl:
         receiver.backlog.pop()
         self._count_bytes(receiver, receiver.backlog.bytes - before)
 
-    def _discard(self, receiver: Client, packet: Packet, reason: str) -> None:
+    def discard(self, receiver: Client, packet: Packet, reason: str) -> None:
         """Count a packet that nobody will get [BLOCK-20]."""
         self.discarded[reason] += 1
         receiver.discarded += 1
@@ -1183,7 +1183,7 @@ class FloodControl:
         """
         client.deaf = True
         while client.backlog.bytes:
-            self._discard(client, client.backlog.first(), "deaf")
+            self.discard(client, client.backlog.first(), "deaf")
             self.take(client)
         return self.release(client)
 
@@ -1365,6 +1365,7 @@ class Server:
         self._starved = Countdown(MEMORY_PAUSE_SECONDS, clock)
         self._resting = Countdown(ACCEPT_PAUSE_SECONDS, clock)  # the listener
         self._causes = CauseLog(clock)
+        self.disconnected: Counter[str] = Counter()  # for cause, by rule
         self._closed: list[Wire] = []  # to be closed after the round
         selector.register(listener, READ, self.accept)
 
@@ -1402,13 +1403,10 @@ class Server:
 
     def _serve(self, client: Client, events: int) -> None:
         """Give a client that is ready its turn."""
-        try:
-            if events & READ and not client.closed:
-                self.turn(client)
-            if events & WRITE and not client.closed:
-                self.drain(client)
-        except (OSError, MemoryError) as error:
-            self.expel(client, error)
+        if events & READ and not client.closed:
+            self.turn(client)
+        if events & WRITE and not client.closed:
+            self.drain(client)
 
     # ---- On a new connection
 
@@ -1562,17 +1560,14 @@ class Server:
     def _flush(self, publisher: Client) -> None:
         """Offer to the kernel what a publisher's turn has routed."""
         for client in self.bus.touched:
-            try:
+            if not client.closed:
                 self.deliver(client, publisher)
-            except (ProtocolError, OSError, MemoryError) as error:
-                self.expel(client, error)
         self.bus.touched.clear()
 
     def deliver(self, client: Client, publisher: Client) -> None:
         """Empty a client's outbox into the kernel, or into its backlog.
 
-        Raises: BacklogError if the client is to be disconnected.
-        Spec: [PUB-6] [BLOCK-3] [BLOCK-6] [CONN-8].
+        Spec: [PUB-6] [BLOCK-3] [BLOCK-6] [BLOCK-20] [CONN-8].
         """
         packets = iter(client.outbox)
         client.delivered += len(client.outbox)
@@ -1588,7 +1583,11 @@ class Server:
                 break
             stalled = True
             client.delivered -= 1
-            self.bus.flood.refuse(client, packet, publisher)
+            try:
+                self.bus.flood.refuse(client, packet, publisher)
+            except (BacklogError, MemoryError) as error:
+                self.expel(client, error)
+                self.bus.flood.discard(client, packet, "deaf")
         if stalled:
             self._after_refusal(client)
 
@@ -1603,7 +1602,7 @@ class Server:
                 send(packet)
                 if observers:
                     self._tell_sent(client, packet)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._take_refusal(client, error)
             return packet
         return None
@@ -1612,26 +1611,27 @@ class Server:
         for observer in self.bus.observers:
             observer.sent(client, packet)
 
-    def _take_refusal(self, client: Client, error: OSError) -> None:
-        """Note why the kernel did not take a packet.
+    def _take_refusal(self, client: Client, error: Exception) -> None:
+        """Do what follows from why the kernel did not take a packet.
 
-        Raises: the error, if it is none that a socket in order has.
-        Spec: [CONN-8] [CONN-9].
+        Spec: [CONN-8] [CONN-9] [CONN-12].
         """
-        if error.errno in (errno.ENOBUFS, errno.ENOMEM):
+        number = getattr(error, "errno", None)
+        if number in (errno.ENOBUFS, errno.ENOMEM):
             self._starved.start(client)
             self._watch(client)
-        elif error.errno in (errno.EPIPE, errno.ECONNRESET):
+        elif number in (errno.EPIPE, errno.ECONNRESET):
             self._deafen(client)
         elif not isinstance(error, BlockingIOError):
-            raise error
+            self.expel(client, error)
 
     def _after_refusal(self, client: Client) -> None:
         """Wait for a stalled client, and not for ever."""
         self._watch(client)
         if client.holding:
             self._holders.start(client)
-        if client.discarded and not client.discard_logged:
+        is_told = client.discard_logged or client.fault
+        if client.discarded and not is_told:
             client.discard_logged = True
             why = f"soft={client.soft_mode} hard={client.hard_mode}"
             line = f"discard {client} [BLOCK-20] deaf={client.deaf} {why}"
@@ -1655,7 +1655,7 @@ class Server:
                 taken += 1
                 if observers:
                     self._tell_sent(client, packet)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._take_refusal(client, error)
         if taken:
             client.delivered += taken
@@ -1759,11 +1759,12 @@ class Server:
             self._watch(publisher)
 
     def _log_disconnection(self, client: Client, cause: Exception) -> None:
-        """Say who is disconnected, and why.
+        """Count and say who is disconnected, and why.
 
         Spec: [CONN-13].
         """
         rule = getattr(cause, "requirement", "CONN-12")
+        self.disconnected[rule] += 1
         line = f"disconnect {client} {cause}"
         if client.backlog.bytes:
             line += f" ({len(client.backlog)} packets lost)"
@@ -2704,23 +2705,30 @@ def describe_bytes(count: int) -> str:
     return f"{count}TiB" if count < 10_000 else "unlimited"
 
 
-def log_stats(bus: Bus) -> None:
-    """Log what each user's clients use and have done.
+def log_stats(server: Server) -> None:
+    """Log what each user's clients use and have done, and all together.
 
     Spec: [RUN-17].
     """
-    for user in list(bus.users.values())[:STATS_LINES_MAX]:
-        stats = " ".join(f"{name}={n}" for name, n in user.stats().items())
-        log.info("stats uid=%d %s", user.uid, stats)
-    more = len(bus.users) - STATS_LINES_MAX
-    backlog = bus.flood.backlog_bytes
-    log.info(
-        "stats users=%d clients=%d backlog_bytes=%d%s",
-        len(bus.users),
-        len(bus.clients),
-        backlog,
-        f" ({more} users left out)" if more > 0 else "",
-    )
+    bus = server.bus
+    users = list(bus.users.values())
+    for user in users[:STATS_LINES_MAX]:
+        log.info("stats uid=%d %s", user.uid, describe_counts(user.stats()))
+    totals = {
+        "users": len(users),
+        "clients": len(bus.clients),
+        "backlog_bytes": bus.flood.backlog_bytes,
+        **bus.flood.discarded,
+        **server.disconnected,
+    }
+    more = len(users) - STATS_LINES_MAX
+    left_out = f" ({more} users left out)" if more > 0 else ""
+    log.info("stats %s%s", describe_counts(totals), left_out)
+
+
+def describe_counts(counts: dict[str, int]) -> str:
+    """Return counts with their names for the log."""
+    return " ".join(f"{name}={count}" for name, count in counts.items())
 
 
 def open_trace(options: argparse.Namespace, address: str) -> Trace:
@@ -2773,7 +2781,7 @@ def serve(options: argparse.Namespace) -> None:
             if {*signals.recv(4096)} & {*STOP_SIGNALS}:
                 server.stop()
             else:
-                log_stats(bus)
+                log_stats(server)
 
         server.selector.register(signals, READ, on_signal)
         announce(options, endpoint, limits.memory_bytes_max(), ready)

@@ -639,7 +639,7 @@ class World:
             missing += len(lost)
         if missing or client.discarded != wire.counted:
             counted = client.discarded - wire.counted
-            assert counted == missing or wire.expelled, "not counted"
+            assert counted == missing, "not counted"
             wire.counted = client.discarded
             wire.skipped = 0
 

@@ -1364,9 +1364,25 @@ class TestSignals:
         kernel = FakeKernel()
         for uid in range(sbus.STATS_LINES_MAX + 3):
             kernel.connect(uid=uid)
-        sbus.log_stats(kernel.bus)
+        sbus.log_stats(kernel.server)
         assert len(caplog.messages) == sbus.STATS_LINES_MAX + 1
         assert caplog.messages[-1].endswith(" (3 users left out)")
+
+    def test_stats_of_all(self, caplog: pytest.LogCaptureFixture) -> None:
+        """[RUN-17] What was lost by reason, and who was put out by rule."""
+        caplog.set_level(logging.INFO, "sbus")
+        kernel = FakeKernel()
+        for mode in ("discard", "error"):
+            reader = kernel.connect()
+            reader.send(b"SUB k", b"CMSG blocking/soft/%s" % mode.encode())
+            reader.wire.room = 0
+        kernel.connect().send(publish(b"k", b"1"), publish(b"k", b"2"))
+        kernel.connect().send(b"HELLO")
+        kernel.run()
+        sbus.log_stats(kernel.server)
+        totals = "stats users=1 clients=2 backlog_bytes=0"
+        lost, out = "soft/discard=2 deaf=2", "BLOCK-8=1 PKT-2=1"
+        assert caplog.messages[-1] == f"{totals} {lost} {out}"
 
     def test_no_hang_up(self, directory: Path) -> None:
         """[RUN-10] SIGHUP stays ignored, as nohup wants it."""
