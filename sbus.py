@@ -364,16 +364,6 @@ class User:
     Spec: [LIMIT-16] [CTL-5].
     """
 
-    __slots__ = (
-        "backlog_bytes",
-        "clients",
-        "is_privileged",
-        "past",
-        "pattern_bytes",
-        "patterns",
-        "uid",
-    )
-
     def __init__(self, uid: int, is_privileged: bool) -> None:
         self.uid = uid
         self.is_privileged = is_privileged
@@ -404,33 +394,6 @@ class Client:
 
     Spec: [BLOCK-1] [ECHO-1].
     """
-
-    __slots__ = (
-        "backlog",
-        "closed",
-        "credentials",
-        "deaf",
-        "delivered",
-        "discard_logged",
-        "discarded",
-        "echo",
-        "events",
-        "fault",
-        "hard_mode",
-        "held_by",
-        "holding",
-        "number",
-        "outbox",
-        "pattern_bytes",
-        "patterns",
-        "paused",
-        "published",
-        "refused",
-        "single_turns",
-        "soft_mode",
-        "user",
-        "wire",
-    )
 
     def __init__(
         self, number: int, own: Credentials, user: User, wire: Wire
@@ -2627,9 +2590,9 @@ def notify_ready() -> None:
 
 
 def catch_signals(is_daemon: bool) -> socket.socket:
-    """Return a socket that becomes readable when the server is to stop.
+    """Return a socket that receives the number of each signal.
 
-    Spec: [RUN-10].
+    Spec: [RUN-10] [RUN-17].
     """
     reader, writer = socket.socketpair()
     reader.setblocking(False)
