@@ -249,7 +249,8 @@ class SubscriptionTable:
             shape, literals = parts
             counts = self._users.setdefault(client.credentials.uid, Counter())
             if shape not in counts and len(counts) >= self._shapes_max:
-                raise PacketError("LIMIT-10", "too many shapes of patterns")
+                what = f"over {self._shapes_max} shapes of patterns"
+                raise PacketError("LIMIT-10", what)
             counts[shape] += 1
             holders = self._shapes.setdefault(shape, {})
             holders.setdefault(literals, []).append(client)
@@ -567,7 +568,10 @@ class Bus:
         if receivers is None:
             kind, key, _ = parse_packet(start)
             if len(key) > self.limits.key_bytes_max:
-                raise PacketError("LIMIT-4", f"{len(key)} bytes of {kind} key")
+                what = f"{kind} key of {len(key)} bytes"
+                raise PacketError(
+                    "LIMIT-4", f"{what}, over {self.limits.key_bytes_max}"
+                )
             if kind == "publish":
                 receivers = self._route(head, key)
             elif kind == "subscribe":
@@ -682,17 +686,21 @@ class Bus:
 
         Spec: [LIMIT-5] [LIMIT-6] [LIMIT-12] [LIMIT-13].
         """
-        limits, user, size = self.limits, client.user, len(pattern)
+        limits, user = self.limits, client.user
         if len(client.patterns) >= limits.patterns_max:
-            raise PacketError("LIMIT-5", "too many patterns")
-        if client.pattern_bytes + size > limits.pattern_bytes_max:
-            raise PacketError("LIMIT-6", "too many bytes of patterns")
+            what = f"over {limits.patterns_max} patterns"
+            raise PacketError("LIMIT-5", what)
+        if client.pattern_bytes + len(pattern) > limits.pattern_bytes_max:
+            what = f"over {limits.pattern_bytes_max} bytes of patterns"
+            raise PacketError("LIMIT-6", what)
         if user.is_privileged:
             return
         if user.patterns >= limits.user_patterns_max:
-            raise PacketError("LIMIT-12", "too many patterns of the user")
-        if user.pattern_bytes + size > limits.user_pattern_bytes_max:
-            what = "too many bytes of patterns of the user"
+            what = f"over {limits.user_patterns_max} patterns of the user"
+            raise PacketError("LIMIT-12", what)
+        most = limits.user_pattern_bytes_max
+        if user.pattern_bytes + len(pattern) > most:
+            what = f"over {most} bytes of patterns of the user"
             raise PacketError("LIMIT-13", what)
 
     def _count_pattern(self, client: Client, count: int, size: int) -> None:
@@ -1063,11 +1071,12 @@ class FloodControl:
         if not user.is_privileged:
             bus_bytes_max -= bus_bytes_max // RESERVED_PART
             if user.backlog_bytes + size > limits.user_backlog_bytes_max:
-                return f"backlog of the user: {user.backlog_bytes} bytes"
+                most = limits.user_backlog_bytes_max
+                return f"over {most} bytes of backlog of the user"
         if receiver.backlog.bytes + size > limits.backlog_bytes_max:
-            return f"backlog: {receiver.backlog.bytes} bytes"
+            return f"over {limits.backlog_bytes_max} bytes of backlog"
         if self.backlog_bytes + size > bus_bytes_max:
-            return f"backlog of the bus: {self.backlog_bytes} bytes"
+            return f"over {bus_bytes_max} bytes of backlog of the bus"
         return ""
 
     def may_pause(self, publisher: Client, receiver: Client) -> bool:
@@ -1427,10 +1436,11 @@ class Server:
             user = self.bus.users.get(uid)
             user_max = self.bus.limits.user_clients_max
             if user and len(user.clients) >= user_max:
-                return ProtocolError("LIMIT-11", "too many of this user")
+                what = f"over {user_max} clients of the user"
+                return ProtocolError("LIMIT-11", what)
             clients_max -= clients_max // RESERVED_PART
         if len(self.bus.clients) >= clients_max:
-            return ProtocolError("LIMIT-7", "too many clients")
+            return ProtocolError("LIMIT-7", f"over {clients_max} clients")
         return None
 
     # ---- When reading
@@ -1499,7 +1509,8 @@ class Server:
         Spec: [LIMIT-2] [LIMIT-3].
         """
         if size > len(self._view):
-            raise PacketError("LIMIT-1", f"packet of {size} bytes")
+            what = f"packet of {size} bytes, over {len(self._view)}"
+            raise PacketError("LIMIT-1", what)
         start = self._view[: self._head_bytes_max].tobytes()
         self.bus.handle(client, self._view[:size], start[:size])
         self.bus.work += len(self.bus.touched) * (size // COPY_BYTES_MAX)
@@ -1597,7 +1608,8 @@ class Server:
         if client.discarded and not is_told:
             client.discard_logged = True
             why = f"soft={client.soft_mode} hard={client.hard_mode}"
-            line = f"discard {client} [BLOCK-20] deaf={client.deaf} {why}"
+            why += f" deaf={client.deaf} backlog={client.backlog.bytes}"
+            line = f"discard {client} [BLOCK-20] {why}"
             self._causes.write("BLOCK-20", client.credentials.uid, line)
 
     def drain(self, client: Client) -> int:
@@ -1730,7 +1742,7 @@ class Server:
         self.disconnected[rule] += 1
         line = f"disconnect {client} {cause}"
         if client.backlog.bytes:
-            line += f" ({len(client.backlog)} packets lost)"
+            line += f", backlog of {len(client.backlog)} packets lost"
         self._causes.write(rule, client.credentials.uid, line)
 
     def _close_sockets(self) -> None:

@@ -2283,6 +2283,88 @@ class TestCauseLog:
             " b'HELLO\\x1b[31m'"
         ]
 
+    @pytest.mark.parametrize(
+        ("limit", "line"),
+        [
+            ("packet_bytes_max", "[LIMIT-1] packet of 70 bytes, over 60"),
+            ("key_bytes_max", "[LIMIT-4] publish key of 65 bytes, over 60"),
+            ("patterns_max", "[LIMIT-5] over 60 patterns"),
+            ("pattern_bytes_max", "[LIMIT-6] over 60 bytes of patterns"),
+            (
+                "user_patterns_max",
+                "[LIMIT-12] over 60 patterns of the user",
+            ),
+            (
+                "user_pattern_bytes_max",
+                "[LIMIT-13] over 60 bytes of patterns of the user",
+            ),
+            ("shapes_max", "[LIMIT-10] over 60 shapes of patterns"),
+        ],
+    )
+    def test_limit_is_named(
+        self, limit: str, line: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """[CONN-13] What was broken, and what would have been right."""
+        kernel = FakeKernel(sbus.Limits()._replace(**{limit: 60}))
+        peer = kernel.connect(uid=7, pid=9)
+        if line.startswith(("[LIMIT-1]", "[LIMIT-4]")):
+            peer.send(publish(bytes(65).replace(b"\0", b"k")))
+        else:
+            peer.send(*(b"SUB " + b"/" * n for n in range(1, 62)))
+        assert caplog.messages == [f"disconnect client=1 uid=7 pid=9 {line}"]
+
+    @pytest.mark.parametrize(
+        ("limits", "line"),
+        [
+            ({"clients_max": 8}, "[LIMIT-7] over 6 clients"),
+            (
+                {"user_clients_max": 3},
+                "[LIMIT-11] over 3 clients of the user",
+            ),
+        ],
+    )
+    def test_limit_of_clients_is_named(
+        self,
+        limits: dict[str, int],
+        line: str,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """[CONN-13] To those who are refused, by the log."""
+        kernel = FakeKernel(sbus.Limits()._replace(**limits))
+        for pid in range(1, 8):
+            kernel.connect(uid=7, pid=pid)
+        count = len(kernel.bus.clients)
+        assert caplog.messages == [f"refuse uid=7 pid={count + 1} {line}"]
+
+    @pytest.mark.parametrize(
+        ("limit", "line"),
+        [
+            ("backlog_bytes_max", "over 1000 bytes of backlog"),
+            (
+                "user_backlog_bytes_max",
+                "over 1000 bytes of backlog of the user",
+            ),
+            (
+                "bus_backlog_bytes_max",
+                "over 750 bytes of backlog of the bus",
+            ),
+        ],
+    )
+    def test_limit_of_a_backlog_is_named(
+        self, limit: str, line: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """[CONN-13] The one that was reached first."""
+        kernel = FakeKernel(sbus.Limits()._replace(**{limit: 1_000}))
+        peer = kernel.connect(uid=7, pid=9)
+        peer.wire.room = 0
+        peer.send(b"SUB k", b"CMSG blocking/hard/error")
+        kernel.connect().send(*publications(20))
+        lost = 5 if limit == "bus_backlog_bytes_max" else 7
+        assert caplog.messages == [
+            f"disconnect client=1 uid=7 pid=9 [BLOCK-11] {line},"
+            f" backlog of {lost} packets lost"
+        ]
+
     def test_departures_are_not_logged(
         self, kernel: FakeKernel, caplog: pytest.LogCaptureFixture
     ) -> None:
