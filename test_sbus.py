@@ -451,12 +451,13 @@ class TestPackets:
         """[PKT-1] [SUB-3] [UNSUB-3] As the expressions of chapter 3 say."""
         assert sbus.parse_packet(packet) == (kind, key, payload)
 
+    @pytest.mark.parametrize("packet", [b"MSG k", b"MSG k\n"])
     def test_key_without_nul_after_a_recent_one(
-        self, kernel: FakeKernel
+        self, kernel: FakeKernel, packet: bytes
     ) -> None:
         """[PKT-2] [PKT-3] A well-known key excuses nothing."""
         peer = kernel.connect()
-        peer.send(b"SUB k", publish(b"k"), b"MSG k")
+        peer.send(b"SUB k", publish(b"k"), packet)
         assert peer.wire.closed
         assert list(peer.wire.taken) == [publish(b"k")]
 
@@ -639,6 +640,10 @@ class TestSubscribe:
         assert not (one.wire.closed or two.wire.closed)
         two.send(b"SUB a")
         assert two.wire.closed and not one.wire.closed
+        one.send(b"SUB abcde")  # in the place of what the other one held
+        assert not one.wire.closed
+        one.send(b"SUB a")
+        assert one.wire.closed
 
     @pytest.mark.parametrize("uid", [0, OWNER])
     def test_limits_of_a_user_are_not_for_the_privileged(
