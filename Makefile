@@ -36,7 +36,7 @@ requirements vectors trace:
 	$(PYTHON) traceability.py $@
 
 conformance:
-	$(PYTHON) conformance.py --server "$(SERVER)" $(ARGS)
+	@$(PYTHON) conformance.py --server "$$SERVER" $(ARGS)
 
 .venv/ready: requirements.txt requirements-spark.txt
 	rm -rf .venv

@@ -27,6 +27,12 @@ BROKEN = [
         "        size = min(size, len(self._view))\n        if False:\n",
     ),
     Broken(
+        "large-packets-are-cut",
+        "LIMIT-2",
+        "            receiver.outbox.append(packet)\n",
+        "            receiver.outbox.append(packet[:50_000])\n",
+    ),
+    Broken(
         "packet-of-the-limit-is-refused",
         "LIMIT-3",
         "        if size > len(self._view):\n",
@@ -51,10 +57,53 @@ BROKEN = [
         "",
     ),
     Broken(
+        "one-shape-too-many",
+        "LIMIT-10",
+        "len(counts) >= self._shapes_max",
+        "len(counts) > self._shapes_max",
+    ),
+    Broken(
         "one-client-too-many",
         "LIMIT-7",
         "if len(self.bus.clients) >= clients_max:",
         "if len(self.bus.clients) > clients_max:",
+    ),
+    Broken(
+        "one-client-of-a-user-too-many",
+        "LIMIT-11",
+        "if user and len(user.clients) >= user_max:",
+        "if user and len(user.clients) > user_max:",
+    ),
+    Broken(
+        "one-pattern-of-a-user-too-many",
+        "LIMIT-12",
+        "if user.patterns >= limits.user_patterns_max:",
+        "if user.patterns > limits.user_patterns_max:",
+    ),
+    Broken(
+        "bytes-of-patterns-of-a-user-are-not-counted",
+        "LIMIT-13",
+        "        client.user.pattern_bytes += size\n",
+        "",
+    ),
+    Broken(
+        "backlog-of-a-user-has-no-limit",
+        "LIMIT-14",
+        "            if user.backlog_bytes + size >"
+        " limits.user_backlog_bytes_max:\n",
+        "            if False:\n",
+    ),
+    Broken(
+        "backlog-of-the-bus-has-no-limit",
+        "LIMIT-15",
+        "        if self.backlog_bytes + size > bus_bytes_max:\n",
+        "        if False:\n",
+    ),
+    Broken(
+        "no-place-is-kept-for-root",
+        "LIMIT-16",
+        "            clients_max -= clients_max // RESERVED_PART\n",
+        "",
     ),
     # 2. Routing keys
     Broken(
@@ -89,26 +138,26 @@ BROKEN = [
         '        if b"!" in rest:\n',
     ),
     Broken(
+        "patterns-become-lower-case",
+        "MATCH-1",
+        '    segments = pattern.split(b"/")\n    is_open',
+        '    segments = pattern.lower().split(b"/")\n    is_open',
+    ),
+    Broken(
         "star-crosses-slashes",
         "MATCH-2",
-        "            if len(segments) > count if is_open"
-        " else len(segments) == count:\n",
+        "            if len(segments) > count if is_open else"
+        " len(segments) == count:\n",
         "            if len(segments) > count if is_open or stars"
         " else len(segments) == count:\n",
     ),
     Broken(
-        "star-needs-a-byte",
-        "MATCH-2",
-        '    return segment.startswith(literal) and not more.strip(b"*")',
-        "    return segment.startswith(literal) and segment != literal",
-    ),
-    Broken(
         "final-slash-needs-more",
         "MATCH-3",
-        "            if len(segments) > count if is_open"
-        " else len(segments) == count:\n",
-        "            if (len(segments) > count and segments[count]) if is_open"
-        " else len(segments) == count:\n",
+        "            if len(segments) > count if is_open else"
+        " len(segments) == count:\n",
+        "            if (len(segments) > count and segments[count])"
+        " if is_open else len(segments) == count:\n",
     ),
     Broken(
         "empty-pattern-selects-the-empty-key-alone",
@@ -123,6 +172,12 @@ BROKEN = [
         "    is_open = True\n    if not segments[-1]:\n",
     ),
     Broken(
+        "star-needs-a-byte",
+        "MATCH-6",
+        '    return segment.startswith(literal) and not more.strip(b"*")',
+        "    return segment.startswith(literal) and segment != literal",
+    ),
+    Broken(
         "pattern-goes-on-after-a-star",
         "MATCH-6",
         '            if more.strip(b"*"):\n                return None\n',
@@ -130,16 +185,45 @@ BROKEN = [
     ),
     # 3. Protocol
     Broken(
+        "payload-without-nul-is-required",
+        "PKT-1",
+        '    if kind == "publish" and not nul:\n',
+        '    if kind == "publish" and (not nul or b"\\0" in payload):\n',
+    ),
+    Broken(
         "text-without-nul-is-published",
         "PKT-2",
         '    if kind == "publish" and not nul:\n',
         "    if False:\n",
     ),
     Broken(
+        "unknown-kinds-are-published",
+        "PKT-3",
+        "    kind = KINDS.get(word) if space else None\n",
+        '    kind = KINDS.get(word, "publish" if nul else None) if'
+        " space else None\n",
+    ),
+    Broken(
         "empty-packet-is-ignored",
         "PKT-4",
         '            raise PacketError("PKT-4", "empty packet")\n',
         "            return False\n",
+    ),
+    Broken(
+        "recent-keys-outlive-a-subscribe",
+        "PKT-5",
+        "            self._public.add(pattern, client)\n"
+        "            self._forget_recent(pattern)\n",
+        "            self._public.add(pattern, client)\n",
+    ),
+    Broken(
+        "new-pattern-takes-the-place-of-others",
+        "SUB-1",
+        "            self._check_room(client, pattern)\n",
+        "            self._check_room(client, pattern)\n"
+        "            while client.patterns:\n"
+        "                self._table_remove(client,"
+        " client.patterns.popitem()[0])\n",
     ),
     Broken(
         "identical-patterns-are-one",
@@ -173,6 +257,15 @@ BROKEN = [
         "UNSUB-2",
         "            if self.strict:  # [UNSUB-2] MAY\n",
         "            if True:\n",
+    ),
+    Broken(
+        "text-after-nul-is-part-of-what-is-unsubscribed",
+        "UNSUB-3",
+        '        payload = b""\n    return kind, key, payload',
+        '        if kind == "unsubscribe":\n'
+        "            key += payload\n"
+        '        payload = b""\n'
+        "    return kind, key, payload",
     ),
     Broken(
         "only-the-first-subscriber-hears",
@@ -212,7 +305,14 @@ BROKEN = [
         "        if not client.echo:\n            receivers =",
         "        if client not in receivers:\n"
         "            receivers = (client, *receivers)\n"
-        "        if not client.echo:\n            receivers =",
+        "        if not client.echo:\n"
+        "            receivers =",
+    ),
+    Broken(
+        "newest-message-first",
+        "PUB-6",
+        "        packets = iter(client.outbox)\n",
+        "        packets = iter(client.outbox[::-1])\n",
     ),
     Broken(
         "control-packets-are-forwarded",
@@ -227,14 +327,50 @@ BROKEN = [
         '            rule = "CTL-2"\n',
         '            raise PacketError("CTL-2", "unknown")\n',
     ),
+    Broken(
+        "answers-need-a-subscription",
+        "CTL-3",
+        "        client.outbox.append(build_control(key, payload))\n",
+        "        if any(pattern_matches(one, key) for one in"
+        " client.patterns):\n"
+        "            client.outbox.append(build_control(key, payload))\n",
+    ),
+    Broken(
+        "payload-is-part-of-a-control-key",
+        "CTL-4",
+        "                return self.control(client, key)\n",
+        "                return self.control(client, key +"
+        " parse_packet(start)[2])\n",
+    ),
+    Broken(
+        "stats-are-not-known",
+        "CTL-5",
+        'STATS = b"stats"\n',
+        'STATS = b"statistics"\n',
+    ),
     # 4. Secret messages
+    Broken(
+        "all-clients-are-the-server-itself",
+        "CRED-1",
+        "            client = self.bus.open(Credentials(gid, uid,"
+        " pid), wire)\n",
+        "            pid = os.getpid()\n"
+        "            client = self.bus.open(Credentials(gid, uid,"
+        " pid), wire)\n",
+    ),
     Broken(
         "uid-comes-first",
         "CRED-2",
-        '        return b"%d" % self.gid, b"%d" % self.uid,'
-        ' b"%d" % self.pid\n',
-        '        return b"%d" % self.uid, b"%d" % self.gid,'
-        ' b"%d" % self.pid\n',
+        '        return b"%d" % self.gid, b"%d" % self.uid, b"%d" %'
+        " self.pid\n",
+        '        return b"%d" % self.uid, b"%d" % self.gid, b"%d" %'
+        " self.pid\n",
+    ),
+    Broken(
+        "answers-overtake-messages",
+        "CRED-3",
+        "        client.outbox.append(build_control(key, payload))\n",
+        "        client.outbox.insert(0, build_control(key, payload))\n",
     ),
     Broken(
         "secrets-of-others-may-be-subscribed-to",
@@ -255,8 +391,14 @@ BROKEN = [
         "                )\n",
     ),
     Broken(
-        "empty-field-of-a-key-matches-nothing",
+        "empty-field-is-text",
         "CRED-6",
+        '    fields = b"/".join(field or b"*" for field in match.groups())\n',
+        '    fields = b"/".join(match.groups())\n',
+    ),
+    Broken(
+        "empty-field-of-a-key-matches-nothing",
+        "CRED-7",
         '        field in (b"", number)\n',
         "        field == number\n",
     ),
@@ -273,12 +415,20 @@ BROKEN = [
         "    if False:\n",
     ),
     Broken(
+        "prefix-is-not-expected",
+        "CRED-9",
+        '    start = prefix + b"/" if prefix else b""\n',
+        '    start = b""\n',
+    ),
+    Broken(
         "wide-patterns-hear-secrets",
         "CRED-10",
-        "            return tuple(\n                client\n"
+        "            return tuple(\n"
+        "                client\n"
         "                for client in found\n",
         "            found.update(self._public.find(key))\n"
-        "            return tuple(\n                client\n"
+        "            return tuple(\n"
+        "                client\n"
         "                for client in found\n",
     ),
     Broken(
@@ -296,6 +446,20 @@ BROKEN = [
         '        self.soft_mode = "discard"\n',
     ),
     Broken(
+        "first-mode-counts",
+        "BLOCK-2",
+        "            client.soft_mode = SOFT_MODES[key]\n",
+        '            if client.soft_mode == "queue":\n'
+        "                client.soft_mode = SOFT_MODES[key]\n",
+    ),
+    Broken(
+        "stack-without-a-backlog",
+        "BLOCK-3",
+        "        packets = iter(client.outbox)\n",
+        '        step = -1 if client.backlog.order == "stack" else 1\n'
+        "        packets = iter(client.outbox[::step])\n",
+    ),
+    Broken(
         "queue-discards",
         "BLOCK-4",
         "        self._queue(receiver, packet)  # [BLOCK-4] [BLOCK-14]\n",
@@ -305,14 +469,31 @@ BROKEN = [
         "discard-queues",
         "BLOCK-5",
         '        if receiver.soft_mode == "discard":  # [BLOCK-5]\n'
-        '            return self.discard(receiver, packet, "soft/discard")\n',
+        "            return self.discard(receiver, packet,"
+        ' "soft/discard")\n',
         "",
+    ),
+    Broken(
+        "discard-gives-up",
+        "BLOCK-6",
+        "            if backlog.bytes or client.deaf:\n"
+        "                packet = next(packets, None)\n",
+        "            if backlog.bytes or client.deaf or"
+        " client.discarded:\n"
+        "                packet = next(packets, None)\n",
     ),
     Broken(
         "soft-block-does-not-pause",
         "BLOCK-7",
         '        is_soft = receiver.soft_mode == "block"\n',
         "        is_soft = False\n",
+    ),
+    Broken(
+        "soft-error-discards",
+        "BLOCK-8",
+        '            raise BacklogError("BLOCK-8", "stalled in soft'
+        ' mode error")\n',
+        '            return self.discard(receiver, packet, "soft/discard")\n',
     ),
     Broken(
         "hard-discard-queues",
@@ -328,10 +509,50 @@ BROKEN = [
         'self._pause(publisher, receiver, 0, "BLOCK-10")',
     ),
     Broken(
+        "hard-error-discards",
+        "BLOCK-11",
+        '                raise BacklogError("BLOCK-11", excess)\n',
+        "                return self.discard(receiver, packet,"
+        ' "hard/discard")\n',
+    ),
+    Broken(
+        "pause-is-for-all",
+        "BLOCK-12",
+        "        if events & READ and not client.closed:\n"
+        "            self.turn(client)\n",
+        "        clients = self.bus.clients.values()\n"
+        "        if any(one.holding for one in clients):\n"
+        "            return\n"
+        "        if events & READ and not client.closed:\n"
+        "            self.turn(client)\n",
+    ),
+    Broken(
         "anybody-may-pause",
         "BLOCK-13",
         "        return uid == publisher.user.uid and uid != OVERFLOW_ID\n",
         "        return True\n",
+    ),
+    Broken(
+        "soft-block-discards-where-it-may-not-pause",
+        "BLOCK-14",
+        "        if is_soft and self.may_pause(publisher, receiver):\n",
+        "        if is_soft and not self.may_pause(publisher,"
+        " receiver):\n"
+        "            return self.discard(receiver, packet,"
+        ' "soft/discard")\n'
+        "        if is_soft:\n",
+    ),
+    Broken(
+        "hard-block-queues-where-it-may-not-pause",
+        "BLOCK-15",
+        '                raise BacklogError("BLOCK-15", excess)\n',
+        "                return self._queue(receiver, packet)\n",
+    ),
+    Broken(
+        "holders-hold-for-ever",
+        "BLOCK-16",
+        '                self.expel(client, BacklogError("BLOCK-16", what))\n',
+        "                pass\n",
     ),
     Broken(
         "answers-are-discarded",
@@ -340,10 +561,28 @@ BROKEN = [
         "        if False:\n",
     ),
     Broken(
+        "answers-have-no-limit",
+        "BLOCK-18",
+        '                raise BacklogError("BLOCK-18", excess)\n',
+        "                return self._queue(receiver, packet)\n",
+    ),
+    Broken(
         "packets-without-overhead",
         "BLOCK-19",
         "PACKET_OVERHEAD_BYTES = 128  # [BLOCK-19]",
         "PACKET_OVERHEAD_BYTES = 0",
+    ),
+    Broken(
+        "discarded-packets-are-not-counted",
+        "BLOCK-20",
+        "        receiver.discarded += 1\n",
+        "",
+    ),
+    Broken(
+        "queue-is-stack",
+        "ORDER-1",
+        '    b"order/queue": "queue",\n',
+        '    b"order/queue": "stack",\n',
     ),
     Broken(
         "stack-is-queue",
@@ -358,6 +597,13 @@ BROKEN = [
         "heapq.heappush(self._heap, (len(packet), tie, packet))",
     ),
     Broken(
+        "ties-are-always-oldest-first",
+        "ORDER-4",
+        '            tie = self._arrivals if self.ties == "queue"'
+        " else -self._arrivals\n",
+        "            tie = self._arrivals\n",
+    ),
+    Broken(
         "new-order-for-new-packets-only",
         "ORDER-5",
         "            self.work += client.backlog.reorder(ORDERS[key])\n",
@@ -365,6 +611,12 @@ BROKEN = [
         "                client.backlog.reorder(ORDERS[key])\n",
     ),
     # 6. Echoes
+    Broken(
+        "no-echo-at-first",
+        "ECHO-1",
+        "        self.echo = True\n",
+        "        self.echo = False\n",
+    ),
     Broken(
         "echo-off-is-ignored",
         "ECHO-2",
@@ -379,6 +631,13 @@ BROKEN = [
     ),
     # 7. Connections
     Broken(
+        "everybody-may-connect",
+        "CONN-2",
+        "        if self.allowed_uids is not None and uid not in"
+        " self.allowed_uids:\n",
+        "        if False:\n",
+    ),
+    Broken(
         "last-words-are-lost",
         "CONN-6",
         "            pass  # [CONN-6] its packets are still to come\n",
@@ -391,6 +650,22 @@ BROKEN = [
         "        elif not isinstance(error, BlockingIOError):\n",
         "            self.disconnect(client, error)\n"
         "        elif not isinstance(error, BlockingIOError):\n",
+    ),
+    Broken(
+        "end-of-input-loses-the-outbox",
+        "CONN-10",
+        "        self._flush(client)\n        if fault:\n",
+        "        if ended:\n"
+        "            self.bus.touched.clear()\n"
+        '            return self.disconnect(client, "end of input")\n'
+        "        self._flush(client)\n"
+        "        if fault:\n",
+    ),
+    Broken(
+        "reader-that-failed-is-cut-off",
+        "CONN-18",
+        "        client.fault = str(error)\n",
+        "        return self.disconnect(client, error)\n",
     ),
     Broken(
         "mistake-loses-what-was-before",
@@ -408,11 +683,5 @@ BROKEN = [
         "CONN-12",
         "        if fault:\n            self.disconnect(client, fault)\n",
         "        if fault:\n            raise fault\n",
-    ),
-    Broken(
-        "reader-that-failed-is-cut-off",
-        "CONN-18",
-        "        client.fault = str(error)\n",
-        "        return self.disconnect(client, error)\n",
     ),
 ]

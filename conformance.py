@@ -8,9 +8,11 @@ runs them against any server:
     python3 conformance.py --server './sbusd -f -a {address}'
 
 It needs spec/ beside it, CPython 3.9 or later on Linux, and nothing else.
-The server is started with an address, serves until SIGTERM, and stays up
-whatever its clients do.  If it dies or hangs, that is a finding of the
-example that caused it, and the kit starts it anew.
+The server stays in the foreground, listens at the address, serves until
+SIGTERM, answers !/cred/whoami, and stays up whatever its clients do.  If it
+dies or hangs, that is a finding of the example that caused it, and the kit
+starts it anew.  The exit status is 0 if no example failed, 1 if one did, and
+2 if none could be run.
 
     1  The rules
     2  The examples
@@ -29,9 +31,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import re
+import resource
 import shlex
 import signal
 import socket
@@ -40,7 +44,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Callable, NamedTuple, Protocol, Union
@@ -110,7 +114,8 @@ def read_rules() -> dict[str, Rule]:
 # A text is a bare word or "..." and has the escapes \0 \n \\ \" \xHH, the
 # bulk {x*409000}, and the variables {B.gid}, {B.uid}, {B.pid} and {any},
 # which stands for any bytes.  In a match row {byte} makes a case of each
-# byte from 01 to ff but '*'.  A line that begins with # is a comment.
+# byte from 01 to ff but '*'; in a conversation {1..32} makes a step of each
+# number.  A line that begins with # is a comment.
 # =============================================================================
 
 
@@ -220,9 +225,9 @@ class MatchCase(NamedTuple):
     selected: bool
 
     def conversation(self) -> Conversation:
-        """Return what shows the rules: a client that hears itself."""
+        """Return what shows the rules: A subscribes, and B publishes."""
         message = b"MSG " + self.key + b"\0"
-        steps = [send("A", b"SUB " + self.pattern), send("A", message)]
+        steps = [send("A", b"SUB " + self.pattern), send("B", message)]
         if self.selected:
             steps.append(hear("A", message))
         return Conversation(self.name, self.rules, tuple(steps))
@@ -239,16 +244,15 @@ class PacketCase(NamedTuple):
     payload: bytes
 
     def conversation(self) -> Conversation:
-        """Return what shows the rules: A sends it, B hears all."""
-        probe = b"MSG " + self.key + b"\0probe"
-        sent = send("A", self.packet)
+        """Return what shows the rules: A sends it, and B helps."""
+        message = b"MSG " + self.key + b"\0probe"
+        sent, probe = send("A", self.packet), send("B", message)
         listen = send("B", b"SUB ")
         steps = {
-            "subscribe": [sent, send("A", probe), hear("A", probe)],
-            "unsubscribe": [send("A", b"SUB " + self.key), sent]
-            + [send("A", probe)],
+            "subscribe": [sent, probe, hear("A", message)],
+            "unsubscribe": [send("A", b"SUB " + self.key), sent, probe],
             "publish": [listen, sent, hear("B", self.packet)],
-            "control": [listen, sent],
+            "control": [listen, sent, Step("A", "<", "no packet")],
             "invalid": [listen, sent, Step("A", "<", "end")],
         }[self.packet_kind]
         return Conversation(self.name, self.rules, tuple(steps))
@@ -262,6 +266,8 @@ def escape(text: bytes) -> str:
     shown = text[:200].decode("latin-1")
     shown = shown.encode("unicode_escape").decode("ascii")
     shown = shown.replace("\\x00", "\\0")
+    if shown != shown.strip() or not shown:
+        shown = f'"{shown}"'
     return shown + (f"... ({len(text)} bytes)" if len(text) > 200 else "")
 
 
@@ -372,6 +378,7 @@ def packet_cases(block: Block) -> Iterator[PacketCase]:
         )
 
 
+EXPECTATIONS = ("nothing", "end", "no packet")  # or a packet
 STEP = re.compile(
     r"(?P<client>[A-Z]) (?P<verb>>>?|<|close|shut|deaf|process|room)"
     r"(?: (?P<argument>.+))?|(?P<other>server|wait) (?P<value>.+)"
@@ -380,7 +387,8 @@ STEP = re.compile(
 
 def conversations(block: Block) -> Iterator[Conversation]:
     """Return the one case of a conversation block."""
-    steps = [parse_step(line) for line in block.lines]
+    lines = (plain for line in block.lines for plain in each_number(line))
+    steps = [parse_step(line) for line in lines]
     options = [
         option
         for step in steps
@@ -389,6 +397,16 @@ def conversations(block: Block) -> Iterator[Conversation]:
     ]
     spoken = tuple(step for step in steps if step.verb != "server")
     yield Conversation(block.name, block.rules, spoken, tuple(options))
+
+
+def each_number(line: str) -> Iterator[str]:
+    """Return a line once for each number if it asks for that."""
+    numbers = re.search(r"\{(\d+)\.\.(\d+)\}", line)
+    if not numbers:
+        yield line
+        return
+    for number in range(int(numbers[1]), int(numbers[2]) + 1):
+        yield line.replace(numbers[0], str(number))
 
 
 def parse_step(line: str) -> Step:
@@ -404,7 +422,7 @@ def parse_step(line: str) -> Step:
     verb, argument = found["verb"], found["argument"] or ""
     if not argument and verb in (">", ">>", "<", "room"):
         raise ValueError(f"not a step: {line!r}")
-    is_text = verb in (">", ">>", "<") and argument not in ("nothing", "end")
+    is_text = verb in (">", ">>", "<") and argument not in EXPECTATIONS
     text = parse_text(argument) if is_text else ()
     return Step(found["client"], verb, argument, text)
 
@@ -484,6 +502,7 @@ def perform(bus: Bus, conversation: Conversation) -> tuple[str, list[str]]:
     try:
         with contextlib.closing(talk):
             talk.hold(conversation)
+        talk.said.append("(the clients close)")
         wrong = ""
     except Failure as failure:
         wrong = str(failure)
@@ -551,53 +570,54 @@ class Talk:
 
     def send(self, client: Connection, step: Step) -> None:
         """Send a packet."""
-        packet = b"".join(
-            self.value(part.variable) if part.variable else part.text
-            for part in step.text
-            for _ in range(part.times)
-        )
-        client.send(packet)
+        client.send(b"".join(map(self.fill, step.text)))
         if step.verb == ">":
             self.unsettled = client
 
-    def value(self, variable: str) -> bytes:
-        """Return a client's number, as in 'B.pid'."""
-        name, _, field = variable.partition(".")
+    def fill(self, part: Part) -> bytes:
+        """Return the bytes of a part; 'B.pid' is a client's number."""
+        if not part.variable:
+            return part.text * part.times
+        name, _, field = part.variable.partition(".")
         return b"%d" % getattr(self.clients[name], field)
 
     def expect(self, client: Connection, step: Step) -> None:
         """Compare what a client receives with what the example says."""
-        if step.argument == "nothing":
-            return self.expect_nothing(step.client)
+        if step.argument in ("nothing", "no packet"):
+            may_end = step.argument == "no packet"
+            return self.expect_nothing(step.client, may_end)
         got = client.receive()
         if step.argument == "end":
             self.unsettled = None  # or it was settled before
             self.drop(step.client)
             matches = got == END
         else:
-            matches = bool(self.expression(step.text).fullmatch(got))
+            matches = self.matches(step.text, got)
         if not matches:
             raise Failure(f"received {describe(got)}")
 
-    def expression(self, text: Text) -> re.Pattern[bytes]:
-        """Return what matches a text, its variables filled in."""
-        pieces = []
+    def matches(self, text: Text, got: bytes) -> bool:
+        """Return whether a packet is what a text says."""
+        pieces = [b""]  # between one {any} and the next
         for part in text:
             if part.variable == "any":
-                pieces.append(b".*")
-            elif part.variable:
-                pieces.append(self.value(part.variable))
+                pieces.append(b"")
             else:
-                pieces.append(re.escape(part.text * part.times))
-        return re.compile(b"".join(pieces), re.S)
+                pieces[-1] += self.fill(part)
+        if len(pieces) == 1:
+            return got == pieces[0]
+        expression = b".*".join(map(re.escape, pieces))
+        return bool(re.fullmatch(expression, got, re.S))
 
-    def expect_nothing(self, name: str) -> None:
-        """Raise Failure if a client has received anything."""
+    def expect_nothing(self, name: str, may_end: bool = False) -> None:
+        """Raise Failure if a client has received a packet, or the end."""
         client = self.clients[name]
         self.settle()
         client.settle()
         got = client.pending()
-        if got is not None:
+        if got == END and may_end:
+            self.drop(name)
+        elif got is not None:
             raise Failure(f"received {describe(got)}")
 
     def drop(self, name: str) -> None:
@@ -625,6 +645,9 @@ def describe(got: bytes) -> str:
 
 SEND_BUFFER_BYTES = 1 << 19
 READ_BYTES_MAX = 1 << 20
+UNREAD_PACKETS_MAX = 10_000  # no example leaves nearly as many to a client
+START_SECONDS_MAX = 10.0
+LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
 
 
 class Wire:
@@ -654,11 +677,18 @@ class Wire:
         with contextlib.suppress(Failure):  # closed: the end is to be read
             self.send(WHOAMI)
         while self._unanswered:
-            packet = self._read()
+            try:
+                packet = self._read()
+            except Failure:
+                raise Failure(
+                    "!/cred/whoami is not answered in time"
+                ) from None
             if self._unanswered or packet == END:
                 self._inbox.append(packet)
             if packet == END:
                 return
+            if len(self._inbox) > UNREAD_PACKETS_MAX:
+                raise Failure(f"receives {describe(packet)} without end")
 
     def receive(self) -> bytes:
         """Return the next packet, or END."""
@@ -673,6 +703,8 @@ class Wire:
                 continue  # [CONN-14] what was sent comes after it
             except BlockingIOError:
                 raise Failure("received nothing in time") from None
+            except OSError as error:
+                raise Failure(f"cannot receive: {error.strerror}") from None
             self._unanswered -= packet.startswith(WHOAMI + b"\0")
             return packet
         return END
@@ -730,7 +762,7 @@ def connect_in_child(
         theirs.close()
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     if not descriptors:
-        raise ConnectionError("the other process could not connect")
+        raise ConnectionError(0, f"user {uid} cannot")
     return Wire(socket.socket(fileno=descriptors[0]), gid, uid, child)
 
 
@@ -753,8 +785,9 @@ class ServerProcess:
     """A server that a command starts, as often as it takes."""
 
     def __init__(self, command: str, seconds_max: float) -> None:
-        self._command = command
-        self._seconds_max = seconds_max
+        self._words = shlex.split(command)
+        self.seconds_max = seconds_max
+        self.start_seconds_max = START_SECONDS_MAX
         self._directory = tempfile.TemporaryDirectory(prefix="sbus-")
         os.chmod(self._directory.name, 0o755)  # for other users
         self._count = 0
@@ -769,32 +802,34 @@ class ServerProcess:
         self.stop()
         self._count += 1
         self._path = f"{self._directory.name}/{self._count}"
-        words = [
-            word.replace("{address}", self._path)
-            for word in shlex.split(self._command)
-        ]
+        words = [word.replace("{address}", self._path) for word in self._words]
         with open(self._path + ".log", "wb") as log:
-            self._process = subprocess.Popen(
-                [*words, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self._await(time.monotonic() + 10 + self._seconds_max)
+            try:
+                self._process = subprocess.Popen(
+                    [*words, *options],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise Failure(f"cannot run {words[0]}: {error}") from None
+        with contextlib.suppress(OSError):  # it may have ended
+            limits = (LOG_BYTES_MAX, LOG_BYTES_MAX)
+            resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, limits)
+        self._await(time.monotonic() + self.start_seconds_max)
 
     def _await(self, end: float) -> None:
-        """Return once the server answers."""
+        """Return once the server serves."""
         assert self._process
+        what = ""
         while time.monotonic() < end and self._process.poll() is None:
             try:
-                client = self.connect(False, {})
-            except Failure:
-                time.sleep(0.005)  # nothing tells of a foreign server
-                continue
-            with contextlib.closing(client):
-                return client.settle()
-        raise Failure(f"the server does not start: {self.log()}")
+                return self._probe()
+            except Failure as failure:
+                what = f"does not serve: {failure}"
+            time.sleep(0.005)  # no event tells of a foreign server
+        raise Failure(f"the server {self._end() or what}{self.log()}")
 
     def connect(self, is_process: bool, credentials: dict[str, int]) -> Wire:
         """Return a new client, in a process of its own if so asked."""
@@ -802,12 +837,10 @@ class ServerProcess:
         uid = credentials.get("uid", os.geteuid())
         try:
             if is_process:
-                return connect_in_child(
-                    self._path, self._seconds_max, gid, uid
-                )
-            wire = connect_socket(self._path, self._seconds_max)
+                return connect_in_child(self._path, self.seconds_max, gid, uid)
+            wire = connect_socket(self._path, self.seconds_max)
         except OSError as error:
-            raise Failure(f"cannot connect: {error}") from None
+            raise Failure(f"cannot connect: {error.strerror}") from None
         return Wire(wire, gid, uid, os.getpid())
 
     def wait(self, seconds: float) -> None:
@@ -821,10 +854,8 @@ class ServerProcess:
         except Failure as failure:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.2)
-            status = self._process.returncode
-            if status is not None:
-                return f"the server ended with status {status}: {self.log()}"
-            return f"the server does not answer a new client: {failure}"
+            what = self._end() or f"does not serve a new client: {failure}"
+            return f"the server {what}{self.log()}"
         return ""
 
     def _probe(self) -> None:
@@ -832,6 +863,7 @@ class ServerProcess:
 
         The first may come before the departure of others is handled, and
         a client more may be too many until then.
+        Raises: Failure if none has.
         """
         for _ in range(5):
             with contextlib.closing(self.connect(False, {})) as client:
@@ -839,25 +871,36 @@ class ServerProcess:
                 client.settle()
                 if client.pending() is None:
                     return
-        raise Failure("closed")
+        raise Failure("it closes each connection")
+
+    def _end(self) -> str:
+        """Return how the server ended, if it did."""
+        assert self._process
+        status = self._process.poll()
+        if status is not None and status < 0:
+            return f"was killed: {signal.strsignal(-status) or -status}"
+        return "" if status is None else f"ended with status {status}"
 
     def log(self) -> str:
-        """Return the last lines that the server wrote."""
-        written = Path(self._path + ".log").read_bytes()[-400:]
-        return written.decode("utf-8", "replace").strip()
+        """Return the last lines that the server wrote, made printable."""
+        with open(self._path + ".log", "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 400))
+            lines = file.read().splitlines()[-5:]
+        return ": " + " / ".join(map(escape, lines)) if lines else ""
 
     def stop(self) -> None:
-        """Stop the server and all that it started."""
+        """Stop the server and all that it started, and forget its log."""
         process = self._process
         if process is None:
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(self._seconds_max)
+            process.wait(self.seconds_max)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        os.unlink(self._path + ".log")
         self._process = None
 
     def __enter__(self) -> ServerProcess:
@@ -928,6 +971,9 @@ def obstacle(conversation: Conversation) -> str:
     return ""
 
 
+ANSWERS_MAX = 10  # so many times the longest, for the failures of a block
+
+
 class Kit:
     """Runs cases against a server process."""
 
@@ -939,7 +985,9 @@ class Kit:
         self.choices = choices
         self.rules = read_rules()
         self._options: tuple[str, ...] | None = None  # of the running server
-        self._lost = ""  # why no server can be started any more
+        self._refused: dict[tuple[str, ...], str] = {}  # options, and why
+        # How many seconds the failures of each block have taken
+        self._slow: dict[str, float] = defaultdict(float)
 
     def run(self, cases: Iterable[Case]) -> list[Result]:
         """Run cases; return results in the same order.
@@ -960,49 +1008,50 @@ class Kit:
         why = why or self.prepare(conversation.options)
         if why:
             return Result(case.name, case.rules, "not applicable", why)
+        start = time.monotonic()
         wrong, said = perform(self.server, conversation)
         if not wrong:
             return Result(case.name, case.rules, "passed")
         self._options = None  # a server that went wrong is not used again
+        self._slow[block_of(case)] += time.monotonic() - start
         return Result(case.name, case.rules, "failed", wrong, tuple(said))
 
     def left_out(self, case: Case) -> str:
         """Return why a case was not asked for, if so."""
         if not self.ours and origin_of(case, self.rules) == "ours":
-            return "a rule of ours; see --ours"
-        long_options = any(one.startswith("--") for one in options_of(case))
-        if not self.ours and long_options:
-            return "needs an option of ours; see --ours"
+            return "not asked for by the original protocol; see --ours"
+        if not self.ours and options_of(case):
+            return "needs an option of the reference server; see --ours"
         if not self.choices and level_of(case, self.rules) == "choice":
             return "a server may choose; see --choices"
+        if self._slow[block_of(case)] > ANSWERS_MAX * self.server.seconds_max:
+            return "too many like it were not answered in time"
         return ""
 
     def prepare(self, options: tuple[str, ...]) -> str:
         """Have a server run; return why it does not, if so."""
-        if self._options != options and not self._lost:
-            self._options = None
-            try:
-                self.server.start(options)
-            except Failure as failure:
-                if options:
-                    return f"with {' '.join(options)}: {failure}"
-                self._lost = str(failure)
-            self._options = options
-        return self._lost
+        why = self._refused.get(()) or self._refused.get(options, "")
+        if why or options == self._options:
+            return why
+        self._options = None
+        try:
+            self.server.start(options)
+        except Failure as failure:
+            head = f"with {' '.join(options)}: " if options else ""
+            self._refused[options] = f"{head}{failure}"
+            return self._refused[options]
+        self._options = options
+        return ""
+
+
+def block_of(case: Case) -> str:
+    """Return the name of the block that a case is of."""
+    return case.name.partition("/")[0]
 
 
 def options_of(case: Case) -> tuple[str, ...]:
     """Return the options of the server that a case needs."""
     return case.conversation().options
-
-
-def verdict_of(results: Sequence[Result]) -> str:
-    """Return the verdict on a rule that these results are about."""
-    verdicts = {result.verdict for result in results}
-    for verdict in ("failed", "passed", "not applicable"):
-        if verdict in verdicts:
-            return verdict
-    return "no example"
 
 
 def results_by_rule(results: Iterable[Result]) -> dict[str, list[Result]]:
@@ -1014,6 +1063,18 @@ def results_by_rule(results: Iterable[Result]) -> dict[str, list[Result]]:
     return by_rule
 
 
+def verdicts(results: Iterable[Result]) -> dict[str, str]:
+    """Return the verdict on each rule: failed if any example of it did."""
+    shown = {rule for case in read_cases() for rule in case.rules}
+    by_rule = {}
+    for rule, about in results_by_rule(results).items():
+        found = {result.verdict for result in about}
+        order = ("failed", "passed", "not applicable")
+        otherwise = "not run" if rule in shown else "no example"
+        by_rule[rule] = next((one for one in order if one in found), otherwise)
+    return by_rule
+
+
 def count(results: Iterable[Result], verdict: str) -> int:
     """Return how many results have a verdict."""
     return sum(result.verdict == verdict for result in results)
@@ -1022,7 +1083,8 @@ def count(results: Iterable[Result], verdict: str) -> int:
 def tell(results: Sequence[Result]) -> str:
     """Return how many passed, of those that were run."""
     passed, failed = count(results, "passed"), count(results, "failed")
-    return f"{passed}/{passed + failed}"
+    run = passed + failed
+    return f"{passed}/{run} passed" if run else "none was run"
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -1033,29 +1095,58 @@ def summary(results: Sequence[Result]) -> str:
     )
 
 
+def edition() -> str:
+    """Return what changes when a chapter of the specification does."""
+    text = b"".join(chapter.read_bytes() for chapter in chapters())
+    return hashlib.sha256(text).hexdigest()[:8]
+
+
 def text_report(command: str, results: Sequence[Result]) -> str:
-    """Return the report for a terminal: a line a family, then failures."""
-    lines = [f"sbus conformance of {command}", ""]
+    """Return the report for a terminal: a line a family, then failures.
+
+    Of the failures that are about one rule the first few are shown.
+    """
+    lines = [f"sbus conformance of {command}, specification {edition()}", ""]
     families: dict[str, list[Result]] = {}
     for rule, about in results_by_rule(results).items():
         families.setdefault(rule.partition("-")[0], []).extend(about)
     for family, about in families.items():
         once = list({result.case: result for result in about}.values())
         if once:
-            lines.append(f"{family:6} {tell(once):>9} passed")
-    for result in results:
-        if result.verdict == "failed":
+            lines.append(f"{family:6} {tell(once):>16}")
+    rules = read_rules()
+    for name, failed in failures_by_rule(results).items():
+        lines += ["", f"FAILED [{name}] {rules[name].sentence}"]
+        for result in failed[:FAILURES_SHOWN_MAX]:
             lines += ["", *failure_lines(result)]
+        more = [result.case for result in failed[FAILURES_SHOWN_MAX:]]
+        if more:
+            lines += ["", f"  failed, too, {len(more)}: {', '.join(more)}"]
     for why, names in reasons(results).items():
         lines += ["", f"not applicable, {len(names)}: {why}"]
     return "\n".join([*lines, "", summary(results)])
+
+
+FAILURES_SHOWN_MAX = 3
+STEPS_SHOWN_MAX = 30
+
+
+def failures_by_rule(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """Return the failures by the rule that each is about first of all."""
+    by_rule: dict[str, list[Result]] = {}
+    for result in results:
+        if result.verdict == "failed":
+            by_rule.setdefault(result.rules[0], []).append(result)
+    return by_rule
 
 
 def failure_lines(result: Result) -> list[str]:
     """Return a failure: the rules, the conversation, what went wrong."""
     ids = " ".join(f"[{rule}]" for rule in result.rules)
     said = [f"    {step}" for step in result.dialogue]
-    where = f"FAILED {ids} {result.case}, step {len(said)}:"
+    where = f"  {result.case} {ids}, step {len(said)}:"
+    if len(said) > STEPS_SHOWN_MAX:
+        said = ["    ...", *said[-STEPS_SHOWN_MAX:]]
     return [where, *said, f"    -> {result.what}"]
 
 
@@ -1074,24 +1165,27 @@ def markdown_report(command: str, results: Sequence[Result]) -> str:
     lines = [
         "# sbus conformance report",
         "",
-        f"Server: `{command}`. Date: {today}. {summary(results)}.",
+        f"Server: `{command}`. Date: {today}. Specification: {edition()}.",
+        f"Examples: {summary(results)}.",
         "",
         "A rule failed if any example of it did. Examples are in `spec/` of",
-        "the reference implementation, under the rules that they show.",
+        "the reference implementation, under the rules that they show; where",
+        "there is no example, clients cannot see whether a rule is kept.",
         "",
         "| Rule | Level | Origin | Verdict | Examples | Says |",
         "|---|---|---|---|---|---|",
     ]
-    rules = read_rules()
+    rules, verdict = read_rules(), verdicts(results)
     for name, about in results_by_rule(results).items():
         rule = rules[name]
         says = rule.sentence.rpartition(" (")[0].replace("|", "\\|")
-        cells = (name, rule.level, rule.origin, verdict_of(about))
+        cells = (name, rule.level, rule.origin, verdict[name])
         lines.append(f"| {' | '.join(cells)} | {tell(about)} | {says} |")
-    lines += ["", "## Failures"]
-    for result in results:
-        if result.verdict == "failed":
-            lines += ["", "```", *failure_lines(result), "```"]
+    for name, failed in failures_by_rule(results).items():
+        lines += ["", f"## Failures of {name}"]
+        for result in failed:
+            code = (f"    {line}" for line in failure_lines(result))
+            lines += ["", *code]
     lines += ["", "## Not applicable", ""]
     for why, names in reasons(results).items():
         lines.append(f"- {why}: {', '.join(names)}")
@@ -1100,10 +1194,10 @@ def markdown_report(command: str, results: Sequence[Result]) -> str:
 
 def json_report(command: str, results: Sequence[Result]) -> str:
     """Return the report for programs."""
-    by_rule = results_by_rule(results)
     report = {
         "server": command,
-        "rules": {rule: verdict_of(of) for rule, of in by_rule.items()},
+        "specification": edition(),
+        "rules": verdicts(results),
         "results": [result._asdict() for result in results],
     }
     return json.dumps(report, indent=1)
@@ -1130,9 +1224,9 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     what = "run what a server may choose, too"
     add("--choices", action="store_true", help=what)
     what = "run only the examples of this rule or family, or so named"
-    add("--only", action="append", metavar="NAME", help=what)
+    add("--only", action="append", default=[], metavar="NAME", help=what)
     what = "how long a server may take for an answer (default 2)"
-    add("--seconds", type=float, default=2.0, metavar="N", help=what)
+    add("--seconds", type=seconds, default=2.0, metavar="N", help=what)
     for kind in ("json", "markdown"):
         what = f"print the report as {kind}"
         add(
@@ -1144,30 +1238,58 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
             help=what,
         )
     options = parser.parse_args(arguments)
-    if "{address}" not in options.server:
+    try:
+        words = shlex.split(options.server)
+    except ValueError as error:
+        parser.error(f"the command: {error}")
+    if not any("{address}" in word for word in words):
         parser.error("the command has no {address}")
+    options.only = {name.strip("[]") for name in options.only}
     return options
 
 
-def is_chosen(case: Case, only: Sequence[str] | None) -> bool:
-    """Return whether a case is one of those that were asked for."""
+def seconds(text: str) -> float:
+    """Return a time; raise ValueError if it is none that can be waited."""
+    if not 0.001 <= float(text) <= 86_400:
+        raise ValueError
+    return float(text)
+
+
+def names_of(case: Case) -> set[str]:
+    """Return the names by which a case can be asked for."""
     families = {rule.partition("-")[0] for rule in case.rules}
-    names = {case.name, case.name.partition("/")[0], *case.rules, *families}
-    return not only or bool(names & set(only))
+    return {case.name, block_of(case), *case.rules, *families}
+
+
+def choose(only: set[str]) -> list[Case]:
+    """Return the cases that are asked for, all if none is named.
+
+    Raises: Failure if there are no examples, or none with one of the names.
+    """
+    cases = read_cases()
+    if not cases:
+        raise Failure(f"there are no examples in {SPEC}")
+    unknown = only - {name for case in cases for name in names_of(case)}
+    if unknown:
+        raise Failure(f"no example of {', '.join(sorted(unknown))}")
+    return [case for case in cases if not only or names_of(case) & only]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the kit; return 0 if nothing failed, 1 if something did, or 2."""
     options = parse_options(arguments)
-    cases = [case for case in read_cases() if is_chosen(case, options.only)]
     with ServerProcess(options.server, options.seconds) as server:
         try:
+            cases = choose(options.only)
             server.start()
         except (Failure, OSError) as error:
             print(f"conformance.py: {error}", file=sys.stderr)
             return 2
         results = Kit(server, options.ours, options.choices).run(cases)
-    print(REPORTS[options.report](options.server, results))
+    try:
+        print(REPORTS[options.report](options.server, results), flush=True)
+    except BrokenPipeError:  # whoever reads it has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1 if count(results, "failed") else 0
 
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from conformance import (
     CITED,
+    EXPECTATIONS,
     SPEC,
     Case,
     Conversation,
@@ -157,11 +158,11 @@ def step_vector(step: Step) -> dict[str, Any]:
     """Return a step of a conversation."""
     verb = VERBS.get(step.verb, step.verb)
     if verb == "receive" and not step.text:
-        verb = step.argument  # nothing or end
+        verb = step.argument  # one of EXPECTATIONS
     vector: dict[str, Any] = {"do": verb, "note": str(step)}
     if step.client:
         vector["client"] = step.client
-    if step.verb in VERBS and verb not in ("nothing", "end"):
+    if step.verb in VERBS and verb not in EXPECTATIONS:
         vector["packet"] = [part_vector(part) for part in step.text]
     elif verb in ("room", "wait"):
         vector["number"] = float(step.argument)
