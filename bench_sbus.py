@@ -30,8 +30,8 @@ alone costs.  "memory" reads VmRSS of the process that the command starts, so
 a command must not go to the background.  "matching" needs no server: it
 drives the module sbus in a process of the load.  "client" compares a Client
 of sbus_client.py with bare loops around socket.send and socket.recv, that
-look at nothing: through the server, which limits both, and as the times of
-calls on a pair of sockets in one process, where nothing hides the difference.
+look at nothing; both take turns in one process: through the server, which
+limits both, and on a pair of sockets, where nothing hides the difference.
 
 Exit status: 0; 1 if something failed, or with --check if a target is missed;
 2 for wrong use.
@@ -43,6 +43,7 @@ import argparse
 import contextlib
 import ctypes
 import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -767,6 +768,7 @@ def measure_fairness(publishers: int, count: int, server: Server) -> Sample:
 # What is measured of the client library
 # =============================================================================
 
+COMPARED = "compared: "  # begins the name of a figure of the bare loops
 CLIENT_PAYLOAD = b"x" * 64
 CALLS = 200  # whose packets fit into the kernel at once
 CLIENT_ROUNDS = 100
@@ -799,72 +801,100 @@ def receive_bare(client: sbus_client.Client, count: int) -> None:
 
 def receive_with(client: sbus_client.Client, count: int) -> None:
     """Receive messages."""
-    for _ in zip(range(count), client):
+    for _ in itertools.islice(client, count):
         pass
 
 
+def time_in_turn(calls: Sequence[Callable[[], None]]) -> list[list[float]]:
+    """Return how many seconds each call takes, many times.
+
+    The calls take turns, so that what disturbs one disturbs the others too.
+    """
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(CLIENT_ROUNDS):
+        for call, own in zip(calls, times):
+            start = time.perf_counter()
+            call()
+            own.append(time.perf_counter() - start)
+    return times
+
+
 def time_client(
-    gate: Gate, address: str, loop: Loop, pattern: bytes | None, count: int
+    gate: Gate,
+    address: str,
+    loops: Sequence[Loop],
+    pattern: bytes | None,
+    count: int,
 ) -> list[float]:
-    """Return how many messages a second a loop moves through a server."""
+    """Return how many messages a second loops move through a server.
+
+    There are *count* messages in all.
+    """
+    share = count // CLIENT_ROUNDS // len(loops)
     with sbus_client.Client(address) as client:
         if pattern is not None:
             client.subscribe(pattern)
         client.sync()
+
+        def move(loop: Loop) -> None:
+            loop(client, share)
+            if pattern is None:
+                client.sync()  # what was published is handled
+
         gate.wait()
-        start = time.monotonic()
-        loop(client, count)
-        if pattern is None:
-            client.sync()  # what was published is handled
-        return [count / (time.monotonic() - start)]
+        calls = [functools.partial(move, loop) for loop in loops]
+        times = time_in_turn(calls)
+        return [share / statistics.fmean(own) for own in times]
 
 
-def time_calls(gate: Gate, publish: Loop, receive: Loop) -> list[float]:
+def time_calls(
+    gate: Gate, publish_loops: Sequence[Loop], receive_loops: Sequence[Loop]
+) -> list[float]:
     """Return us a call, on a pair of sockets in this process.
 
-    They are the medians of many short runs, each of which neither fills nor
-    empties a socket.
+    Each run neither fills nor empties a socket.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    gate.wait()
-    times = []
     with (
         sbus_client.Client(fd=ours.detach()) as near,
         sbus_client.Client(fd=theirs.detach()) as far,
     ):
-        for _ in range(CLIENT_ROUNDS):
-            start = time.perf_counter()
-            publish(near, CALLS)
-            middle = time.perf_counter()
-            receive(far, CALLS)
-            end = time.perf_counter()
-            times.append((middle - start, end - middle))
-    return [1e6 * statistics.median(column) / CALLS for column in zip(*times)]
+        gate.wait()
+        calls = []
+        for publish_loop, receive_loop in zip(publish_loops, receive_loops):
+            calls += [
+                functools.partial(publish_loop, near, CALLS),
+                functools.partial(receive_loop, far, CALLS),
+            ]
+        times = time_in_turn(calls)
+        return [1e6 * statistics.median(own) / CALLS for own in times]
 
 
-def measure_client(
-    stream: Stream, publish_loop: Loop, receive_loop: Loop, server: Server
-) -> Sample:
+def measure_client(stream: Stream, server: Server) -> Sample:
     """Return how fast loops publish and receive, with a server and without."""
     address, count = server.address, stream.messages
-    with workers((time_client, address, publish_loop, None, count)) as (one,):
+    publish_loops = (publish_with, publish_bare)
+    receive_loops = (receive_with, receive_bare)
+    with workers((time_client, address, publish_loops, None, count)) as (one,):
         one.go()
-        published = one.result()[0]
-    reader = (time_client, address, receive_loop, stream.pattern(0), count)
+        published = one.result()
+    pattern = stream.pattern(0)
+    reader = (time_client, address, receive_loops, pattern, count)
     writer = (publish, address, stream, 0)
     with workers(reader, writer) as team:
         for worker in team:
             worker.go()
-        received = team[0].result()[0]
-    with workers((time_calls, publish_loop, receive_loop)) as (one,):
+        received = team[0].result()
+    with workers((time_calls, publish_loops, receive_loops)) as (one,):
         one.go()
         calls = one.result()
-    return {
-        "publish, msgs/s": published,
-        "iterate, msgs/s": received,
-        "us, publish call": calls[0],
-        "us, next message": calls[1],
-    }
+    sample = {}
+    for number, prefix in enumerate(("", COMPARED)):
+        sample[f"{prefix}publish, msgs/s"] = published[number]
+        sample[f"{prefix}iterate, msgs/s"] = received[number]
+        sample[f"{prefix}us, publish call"] = calls[2 * number]
+        sample[f"{prefix}us, next message"] = calls[2 * number + 1]
+    return sample
 
 
 # =============================================================================
@@ -964,12 +994,14 @@ class Scenario(NamedTuple):
     """What is measured, beside what.
 
     It is compared with *compare*, or if that is None with the relay at the
-    same work; with nothing if *against* is empty.
+    same work; with nothing if *against* is empty.  With *in_turn*, it has
+    measured itself what it is compared with, as COMPARED figures.
     """
 
     measure: Side
     against: str = ""
     compare: Side | None = None
+    in_turn: bool = False
 
 
 def served(
@@ -984,6 +1016,7 @@ def served(
 
 PIPE = Stream(150_000)
 HOT = Stream(150_000, keys=1_000)
+CLIENT = Stream(300_000)
 STREAMS = {
     "pipe-64": PIPE,
     "pipe-4k": Stream(60_000, 4_096),
@@ -1036,9 +1069,7 @@ SCENARIOS = {
     "memory": Scenario(served(measure_memory, 2_000, 100)),
     "fairness": Scenario(served(measure_fairness, 3, 800), "relay"),
     "client": Scenario(
-        served(measure_client, PIPE, publish_with, receive_with),
-        "bare loops",
-        served(measure_client, PIPE, publish_bare, receive_bare),
+        served(measure_client, CLIENT), "bare loops", in_turn=True
     ),
     "trace": Scenario(
         served(measure_stream, PIPE, options=TRACING), WITHOUT, ON_PIPE
@@ -1074,6 +1105,8 @@ def run_round(
 
     Raises: LoadError, ServerError.
     """
+    if scenario.in_turn:
+        return split_sample(scenario.measure(command))
     other = scenario.compare or scenario.measure
     other_command = command if scenario.compare else RELAY
     compared = {}
@@ -1083,6 +1116,16 @@ def run_round(
     if scenario.against and not is_swapped:
         compared = other(other_command)
     return measured, compared
+
+
+def split_sample(sample: Sample) -> Pair:
+    """Return a sample's own figures, and those that it is compared with."""
+    own = {
+        name: value
+        for name, value in sample.items()
+        if not name.startswith(COMPARED)
+    }
+    return own, {name: sample[COMPARED + name] for name in own}
 
 
 def run_rounds(

@@ -22,7 +22,6 @@ Licence: ISC, see LICENSE.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import base64
 import contextlib
 import dataclasses
@@ -37,7 +36,6 @@ import math
 import os
 import random
 import re
-import secrets
 import select
 import signal
 import socket
@@ -48,7 +46,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, NoReturn, TextIO, TypeVar, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    BinaryIO,
+    NamedTuple,
+    NoReturn,
+    TextIO,
+    TypeVar,
+    Union,
+)
+
+if TYPE_CHECKING:  # these take long, and are imported where they are used
+    import asyncio
+    from concurrent.futures import Future
 
 __version__ = "0.1.0"
 
@@ -334,8 +345,7 @@ def inherit_socket(fd: int) -> socket.socket:
     try:
         inherited = socket.socket(fileno=fd)
     except OSError as error:
-        what = error.strerror
-        raise AddressError(f"descriptor {fd}: {what}") from None
+        raise AddressError(f"descriptor {fd}: {error.strerror}") from None
     kind = (inherited.family, inherited.type)
     if kind != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
         inherited.detach()
@@ -436,26 +446,26 @@ class Client:
         BlockingIOError after SO_RCVTIMEO; PacketTooLarge; PacketError.
         Spec: [CONN-14] [CONN-15].
         """
-        view, limit = self._view, self.packet_bytes_max
+        kept, view, limit = self._kept, self._view, self.packet_bytes_max
+        new, flags = tuple.__new__, socket.MSG_TRUNC
         while True:
-            if self._kept:
-                yield self.receive()
-                continue
-            try:
-                size = self.socket.recv_into(view, 0, socket.MSG_TRUNC)
-            except ConnectionResetError:
-                continue  # [CONN-14] the last packets come next
-            except OSError:
-                self._check_open()
-                raise
-            # Most packets are messages: what makes one stands here again
-            head, nul, payload = view[:size].tobytes().partition(b"\0")
-            if nul and size <= limit and head[:4] == b"MSG ":
-                yield tuple.__new__(Message, (head[4:], payload))
-            elif size:
-                yield self._received(size)
-            else:
-                yield self.receive()  # which knows what to do at the end
+            receive_into = self.socket.recv_into
+            while not kept:
+                try:
+                    size = receive_into(view, 0, flags)
+                except BlockingIOError:
+                    raise
+                except OSError:
+                    break
+                # Most packets are messages: this is parse_packet for them
+                head, nul, payload = view[:size].tobytes().partition(b"\0")
+                if nul and size <= limit and head[:4] == b"MSG ":
+                    yield new(Message, (head[4:], payload))
+                elif size:
+                    yield self._received(size)
+                else:
+                    break
+            yield self.receive()  # which also knows what errors and ends mean
 
     def close(self) -> None:
         """Leave the bus.  What was published is delivered [CONN-6]."""
@@ -504,16 +514,15 @@ class Client:
         """
         try:
             packet = publish_head(key) + payload
-        except (TypeError, BufferError):
-            packet = publish_head(key) + payload_bytes(payload)
-        if len(packet) <= self.packet_bytes_max:
-            try:
+            if len(packet) <= self.packet_bytes_max:
                 self.socket.send(packet, flags)
                 return
-            except BlockingIOError:
-                raise
-            except OSError:
-                pass  # _send meets it again, and knows what to do
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass  # _send meets it again, and knows what to do
+        except (TypeError, BufferError):
+            packet = publish_head(key) + payload_bytes(payload)
         self._send(packet, flags)
 
     def control(
@@ -865,6 +874,8 @@ class Direction:
         """
         self._calls += 1
         if self._calls % CALLS_PER_TURN == 0:
+            import asyncio
+
             await asyncio.sleep(0)
         while True:
             try:
@@ -874,6 +885,8 @@ class Direction:
 
     async def _wait(self, fd: int, end: float | None) -> None:
         """Wait until a descriptor is ready.  Raises: TimeoutError."""
+        import asyncio
+
         if not self._waiting:
             self._add(fd, self.wake, fd)
         woken = asyncio.get_running_loop().create_future()
@@ -944,6 +957,8 @@ class AsyncClient:
         Raises: AddressError; Disconnected if there is no server.
         Spec: [CONN-17].
         """
+        import asyncio
+
         pause = CONNECT_SECONDS_MIN
         while not self._client:
             try:
@@ -1547,14 +1562,12 @@ def input_lines(room: int) -> Iterator[bytes]:
 
     Raises: SbusError; PacketTooLarge.
     """
-    for number in itertools.count(1):
-        with standard_input() as file:
-            line = file.readline(room + 2)
-        if not line:
-            return
-        text = line[:-1] if line.endswith(b"\n") else line
-        check_room(text, f"line {number} of standard input", room)
-        yield text
+    with standard_input() as file:
+        lines = iter(lambda: file.readline(room + 2), b"")
+        for number, line in enumerate(lines, 1):
+            text = line[:-1] if line.endswith(b"\n") else line
+            check_room(text, f"line {number} of standard input", room)
+            yield text
 
 
 def paced(payloads: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
@@ -1650,6 +1663,75 @@ def ping(options: Options) -> None:
         write_line(os.fsencode(line))
 
 
+STATS_COLUMNS = {  # a heading, and the server's name for what is below
+    "CLIENTS": "clients",
+    "PATTERNS": "patterns",
+    "PUBLISHED": "published",
+    "DELIVERED": "delivered",
+    "REFUSED": "refused",
+    "DISCARDED": "discarded",
+    "PAUSED": "paused",
+    "BACKLOG": "backlog_bytes",
+}
+
+
+def ask(bus: Client, key: bytes) -> bytes:
+    """Return the payload of the server's answer to a control message.
+
+    Raises: SbusError if it gives none.
+    Spec: [CTL-2].
+    """
+
+    def is_wanted(received: Received) -> bool:
+        return isinstance(received, ControlMessage) and received.key == key
+
+    bus.control(key)
+    bus.sync()
+    try:
+        return bus.receive_where(is_wanted, 0).payload
+    except TimeoutError:
+        what = f"the server at {bus.address} does not answer"
+        raise SbusError(f"{what} {key.decode('latin-1')!r}") from None
+
+
+def stats_lines(answer: bytes) -> list[str]:
+    """Return a table of what a server answers to `stats`.
+
+    Raises: PacketError if it is malformed.
+    Spec: [CTL-5].
+    """
+    try:
+        own = json.loads(answer)
+        counts = {f"client {own['client']}": own}
+        for uid, theirs in own.get("users", {}).items():
+            counts[f"user {uid}"] = theirs
+        rows = [["", *STATS_COLUMNS]]
+        for name, each in counts.items():
+            known = (each.get(column) for column in STATS_COLUMNS.values())
+            rows.append(
+                [name, *("" if n is None else f"{n:,}" for n in known)]
+            )
+    except (ValueError, TypeError, LookupError, AttributeError):
+        what = f"the server sent malformed stats: {answer[:80]!r}"
+        raise PacketError(what) from None
+    width, *widths = (max(map(len, column)) for column in zip(*rows))
+    return [
+        " ".join([row[0].ljust(width), *map(str.rjust, row[1:], widths)])
+        for row in rows
+    ]
+
+
+def stats(options: Options) -> None:
+    """Print what the server has counted."""
+    with open_bus(options) as bus:
+        answer = ask(bus, b"stats")
+    if options.json:
+        write(answer + b"\n")
+    else:
+        for line in stats_lines(answer):
+            write_line(line.encode("utf-8"))
+
+
 # =============================================================================
 # The command line: recording
 # =============================================================================
@@ -1660,7 +1742,13 @@ def ping(options: Options) -> None:
 # recorder holds a lock on it meanwhile, so that the next one knows what a
 # dead one has left; it looks only at those of its own host, because not all
 # shared file systems pass locks on.
+#
+# A disk may take longer to have a segment than a server waits for a reader.
+# So a helper, the only thread of this file, waits for the disk, one segment
+# at a time so that they get their names in order; the next segment grows
+# meanwhile, however large and old it is.
 
+KEEPING_SECONDS = 0.1  # between two looks at whether the helper is done
 WRITE_BYTES = 1 << 20  # that are collected before they are written
 SEGMENT_MODE = 0o640  # messages may be nobody else's business
 
@@ -1675,13 +1763,17 @@ def sync_directory(directory: Path) -> None:
 
 
 def keep(file: BinaryIO, hidden: Path) -> None:
-    """Give a segment of whole lines its name; remove it if it is empty."""
-    if not os.fstat(file.fileno()).st_size:
-        hidden.unlink()
-        return
-    os.fsync(file.fileno())
-    hidden.rename(hidden.with_name(hidden.name[1:]))
-    sync_directory(hidden.parent)
+    """Give a segment of whole lines its name; remove it if it is empty.
+
+    Closes the file.  Raises: OSError.
+    """
+    with file:
+        if not os.fstat(file.fileno()).st_size:
+            hidden.unlink()
+            return
+        os.fsync(file.fileno())
+        hidden.rename(hidden.with_name(hidden.name[1:]))
+        sync_directory(hidden.parent)
 
 
 def is_whole(line: bytes) -> bool:
@@ -1720,6 +1812,8 @@ class Recorder:
     """Writes messages to a new capture in a directory."""
 
     def __init__(self, directory: Path, bytes_max: int, seconds_max: float):
+        from concurrent.futures import Future, ThreadPoolExecutor
+
         self.directory = directory
         self.bytes_max = bytes_max
         self.seconds_max = seconds_max
@@ -1727,11 +1821,15 @@ class Recorder:
         name = re.sub("[^0-9A-Za-z.-]", "-", self.host).lstrip(".")
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         self.name_of_host = name
-        self.rec = f"{name}_{moment}_{secrets.token_hex(4)}"
+        self.rec = f"{name}_{moment}_{os.urandom(4).hex()}"
         self.n = 0  # the number of the last message
         self.segments = 0
-        self._kept = 0  # messages in segments that have their name
         self._lines = bytearray()  # not yet written
+        self._helper = ThreadPoolExecutor(1)
+        self._keeping: Future[None] = Future()  # the segment before
+        self._keeping.set_result(None)  # there is none
+        self._ended = 0  # messages up to the end of that
+        self._kept = 0  # messages in segments that have their name
 
     def __enter__(self) -> Recorder:
         """Make the directory, recover what is in it, and begin.
@@ -1751,6 +1849,7 @@ class Recorder:
         """Keep the last segment.  Raises: SbusError."""
         if not self._file.closed:
             self.flush(ends=True)
+        self._helper.shutdown()
 
     def _recover_all(self) -> None:
         """Recover what recorders on this host have left."""
@@ -1778,7 +1877,9 @@ class Recorder:
             self._file.close()  # another recorder was quicker and removed it
 
     def seconds_left(self) -> float | None:
-        """Return after how many seconds the segment is to end."""
+        """Return after how many seconds there is something to do."""
+        if not self._keeping.done():
+            return KEEPING_SECONDS
         return None if self._end is None else self._end - time.monotonic()
 
     def add(self, message: Message) -> None:
@@ -1807,32 +1908,47 @@ class Recorder:
         """
         lines, self._lines = memoryview(self._lines), bytearray()
         self._size += len(lines)
-        left = self.seconds_left()
-        is_over = left is not None and left <= 0
         try:
             while lines:
                 lines = lines[self._file.write(lines) :]
-            if ends or is_over or self._size >= self.bytes_max:
-                self._finish(ends)
+            if ends or self._keeping.done():
+                self._settle()
+                if ends or self._is_over():
+                    self._finish(ends)
         except OSError as error:
             raise self._failure(error) from None
 
+    def _is_over(self) -> bool:
+        """Return whether the segment is large or old enough."""
+        left = self.seconds_left()
+        return self._size >= self.bytes_max or (left is not None and left <= 0)
+
     def _finish(self, ends: bool) -> None:
-        """Keep the segment, and begin another if this is not the end."""
-        with self._file:
-            keep(self._file, self._hidden)
-        self._kept = self.n
-        if not ends:
+        """Have the segment kept, and begin another if this is not the end."""
+        self._keeping = self._helper.submit(keep, self._file, self._hidden)
+        self._ended = self.n
+        if ends:
+            self._settle()
+        else:
             self._begin()
+
+    def _settle(self) -> None:
+        """Return once the segment before has its name.  Raises: OSError."""
+        self._keeping.result()
+        self._kept = self._ended
 
     def _failure(self, failed: OSError) -> SbusError:
         """Keep what can be kept; return the error that tells what."""
+        with contextlib.suppress(OSError):
+            self._settle()  # the helper needs its file until then
         self._file.close()
-        with contextlib.suppress(OSError):  # the next recorder tries again
-            self._kept += recover(self._hidden)
+        for hidden in sorted(self.directory.glob(f".{self.rec}-*")):
+            with contextlib.suppress(OSError):  # the next recorder tries again
+                self._kept += recover(hidden)
+        self._helper.shutdown()
         return SbusError(
-            f"{self.directory}: {failed.strerror}: {self._kept:,} messages"
-            f" are recorded, and the last {self.n - self._kept:,} are not"
+            f"{self.directory}: {failed.strerror}: {self._kept:,} of"
+            f" {self.n:,} messages are recorded"
         )
 
 
@@ -1918,8 +2034,11 @@ class Traffic:
 class Top:
     """The traffic of all keys."""
 
-    def __init__(self, by_bytes: bool) -> None:
+    def __init__(
+        self, by_bytes: bool = False, slowest_first: bool = False
+    ) -> None:
         self.by_bytes = by_bytes
+        self.slowest_first = slowest_first
         self.keys: dict[bytes, Traffic] = {}
 
     def add(self, message: Message) -> None:
@@ -1954,7 +2073,10 @@ class Top:
             traffic.line(seconds, printable(key, encoding))
             for key, traffic in self.loudest()
         ]
-        total = everything.line(seconds, f"({len(self.keys):,} keys)")
+        if self.slowest_first:
+            lines.reverse()
+        count = f"{len(self.keys):,} key{'s' * (len(self.keys) != 1)}"
+        total = everything.line(seconds, f"({count})")
         return [TOP_HEADING, total, *lines]
 
     def start_interval(self) -> None:
@@ -1998,7 +2120,7 @@ def draw(lines: Sequence[str]) -> None:
 
 def top(options: Options) -> None:
     """Show the loudest keys, again and again."""
-    table = Top(options.bytes)
+    table = Top(options.bytes, options.slowest)
     is_live = is_terminal(standard_output())
     with open_bus(options) as bus:
         bus.control("blocking/soft/discard")  # looking on holds nobody up
@@ -2018,17 +2140,22 @@ def top(options: Options) -> None:
 # =============================================================================
 
 # No message goes round: a bus sends no echo [ECHO-2], so that a bridge never
-# hears what it has published itself.  It does hear what another bridge has:
-# two bridges between the same buses, or a ring of them, have to be given
-# patterns that no key fits twice.
+# hears what it has published itself.  It would hear what another bridge has,
+# between the same buses or in a ring of them.  So each bridge publishes a
+# probe on its left bus, under a key that all bridges forward; if it hears
+# that on its right bus there is another way, and it ends.  Of two bridges
+# the one that subscribed later finds the other.
+
+PROBES = "sbus/bridge/"
 
 
 class Lane:
-    """One direction of a bridge."""
+    """One direction of a bridge, which must not hear its own probe."""
 
-    def __init__(self, source: Client, target: Client) -> None:
+    def __init__(self, source: Client, target: Client, probe: bytes) -> None:
         self.source = source
         self.target = target
+        self.probe = probe
         self.has_ended = False
         self._held: Received | None = None  # received, and not yet published
 
@@ -2038,14 +2165,18 @@ class Lane:
             return self.source, select.POLLIN
         return self.target, select.POLLOUT
 
-    def forward(self) -> None:
-        """Publish what is received, until either side has us wait.
+    def forward(self) -> bool:
+        """Publish what is received, up to the packets of a turn.
 
-        Raises: Disconnected.
+        Return whether neither side has us wait for more.
+        Raises: Disconnected; SbusError if there is another way.
         """
-        with contextlib.suppress(BlockingIOError):
+        try:
             for _ in range(PACKETS_A_TURN):
                 self._step(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
 
     def finish(self) -> None:
         """Publish what a bus that has ended has left, however long it takes.
@@ -2057,9 +2188,14 @@ class Lane:
                 self._step(0)
 
     def _step(self, flags: int) -> None:
-        """Publish a message.  Raises: BlockingIOError; Disconnected."""
+        """Publish a message.  Raises: BlockingIOError; SbusError."""
         if self._held is None:
             self._held = self.source.receive(flags=socket.MSG_DONTWAIT)
+        if self._held.key == self.probe:
+            raise SbusError(
+                f"{self.target.address} and {self.source.address} are joined"
+                " already: messages would go round for ever"
+            )
         if isinstance(self._held, Message):
             self.target.publish(*self._held, flags=flags)
         self.has_ended |= isinstance(self._held, ControlMessage)
@@ -2077,19 +2213,20 @@ def forward_all(lanes: Sequence[Lane], patterns: Sequence[str]) -> None:
     """Forward in both directions until a signal comes.
 
     Neither direction waits for the other one.
-    Raises: Disconnected when a bus ends.
+    Raises: Disconnected when a bus ends; SbusError if there is another way.
     """
     with Stop() as stop:
-        while not all(lane.has_ended for lane in lanes):
+        while True:
+            are_busy = [lane.forward() for lane in lanes]
+            if all(lane.has_ended for lane in lanes):
+                return
             wanted: dict[Client, int] = {}
             for lane in lanes:
                 bus, event = lane.wanted()
                 wanted[bus] = wanted.get(bus, 0) | event
-            if stop.wait(wanted):
+            if stop.wait(wanted, 0 if any(are_busy) else None):
                 for lane in lanes:
                     leave(lane.source, patterns)
-            for lane in lanes:
-                lane.forward()
 
 
 def bridge(options: Options) -> None:
@@ -2101,11 +2238,16 @@ def bridge(options: Options) -> None:
         name = left.socket.getpeername()
         if name and name == right.socket.getpeername():
             raise AddressError(f"{one} and {other} are the same bus")
+        patterns = [*(options.pattern or [""]), PROBES]
         for bus in (left, right):
-            join(bus, options.pattern)
-        lanes = [Lane(left, right), Lane(right, left)]
+            join(bus, patterns)
+        right.sync()  # the probe cannot come before
+        probe = f"{PROBES}{os.urandom(TOKEN_BYTES).hex()}".encode("ascii")
+        left.publish(probe)
+        left.sync()
+        lanes = [Lane(left, right, probe), Lane(right, left, probe)]
         try:
-            forward_all(lanes, options.pattern)
+            forward_all(lanes, patterns)
         except Disconnected:
             for lane in lanes:
                 lane.finish()
@@ -2190,7 +2332,15 @@ since 1970, host is where it runs, key has a code point for each byte, size
 counts the payload's bytes, data is the payload in base64.  A file gets its
 name when it is whole and on disk; it is hidden before, by a dot.  What a
 crash has left is recovered at the next start on the same host.  Publishers
-wait for a slow disk: the recorder asks for blocking/soft/block.
+wait for a recorder that is slow, for the server's --block-timeout at most: it
+asks for blocking/soft/block.
+"""
+STATS_HELP = """
+Print what the server has counted since its start: for this client, and for
+root and the bus owner for the clients of each user.  REFUSED packets are
+those that the kernel did not take at first, because their receiver was slow,
+DISCARDED those that a receiver never got, PAUSED is how often a publisher had
+to wait, BACKLOG what the server holds for receivers, in bytes.
 """
 TOP_HELP = """
 Show the keys with the most messages a second, loudest first: on a terminal
@@ -2202,9 +2352,10 @@ BRIDGE_HELP = """
 Join two buses: publish on each what is published on the other, until one of
 them ends, or SIGINT or SIGTERM comes; then the exit status is 0.  Publishers
 wait for the slower bus: the bridge asks for blocking/soft/block.  Secret keys
-stay on their own bus.  A message that has crossed one bridge is a message
-like others for another bridge: two between the same buses, or a ring, need
-patterns that no key fits twice, or messages go round for ever.
+stay on their own bus.  Between any two buses there must be only one way over
+bridges, whatever their patterns, or messages would go round for ever: a
+bridge that finds another way, by a message under sbus/bridge/, ends with the
+exit status 1.
 """
 COMPLETION_HELP = """
 Print the completion of this command line for a shell.
@@ -2228,10 +2379,19 @@ PAYLOAD_HELP = (
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Answers a wrong option with one line and the exit status 2."""
+    """Answers a wrong option with one line and the exit status 2.
+
+    Its help is output like any other: what fails is told.
+    """
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"sbus: {message}; --help lists the options\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stdout:
+            write(message.encode(standard_output().encoding))
+        else:
+            super()._print_message(message, file)
 
 
 def count_of(text: str) -> int:
@@ -2297,6 +2457,16 @@ def amount(name: str, metavar: str, help: str, **options: Any) -> Any:
     return argument(name, **options)
 
 
+def flag(name: str, help: str) -> Any:
+    """Return an option that is there or not."""
+    return argument(name, action="store_true", help=help)
+
+
+def optional_payload(help: str) -> Any:
+    """Return the argument for a payload that may be missing."""
+    return argument("payload", metavar="PAYLOAD", nargs="?", help=help)
+
+
 def form(name: str, write: Callable[..., None], help: str) -> Any:
     """Return an option that chooses how messages are printed."""
     return argument(
@@ -2324,11 +2494,10 @@ COMMANDS = (
                 " code point (ISO 8859-1) for each byte",
             ),
             form("--raw", write_raw, "print the payloads alone, as they are"),
-            argument(
+            flag(
                 "--time",
-                action="store_true",
-                help="print first when it came; in JSON, t is nanoseconds"
-                " since 1970",
+                "print first when it came; in JSON, t is nanoseconds since"
+                " 1970",
             ),
             number("--count", "end after N messages"),
             amount("--timeout", "S", "end after S seconds"),
@@ -2341,14 +2510,10 @@ COMMANDS = (
         "pub sensors/1/temp 21.5",
         (
             KEY,
-            argument(
-                "payload", metavar="PAYLOAD", nargs="?", help=PAYLOAD_HELP
-            ),
-            argument(
+            optional_payload(PAYLOAD_HELP),
+            flag(
                 "--lines",
-                action="store_true",
-                help="publish each line of standard input, without its line"
-                " feed",
+                "publish each line of standard input, without its line feed",
             ),
             number("--repeat", "publish it N times"),
             amount("--rate", "R", "publish at most R messages a second"),
@@ -2378,13 +2543,15 @@ COMMANDS = (
         "control '!/cred/whoami'",
         (
             argument("key", metavar="KEY", help="such as '!/cred/whoami'"),
-            argument(
-                "payload",
-                metavar="PAYLOAD",
-                nargs="?",
-                help="'-' is standard input",
-            ),
+            optional_payload("'-' is standard input"),
         ),
+    ),
+    Command(
+        stats,
+        "print what the server has counted",
+        STATS_HELP,
+        "stats --json",
+        (flag("--json", "print the server's answer, a JSON object"),),
     ),
     Command(
         record,
@@ -2412,11 +2579,8 @@ COMMANDS = (
         "top 'sensors/'",
         (
             PATTERNS,
-            argument(
-                "--bytes",
-                action="store_true",
-                help="order by bytes a second instead of messages",
-            ),
+            flag("--bytes", "order by bytes a second instead of messages"),
+            flag("--slowest", "show the slowest keys first"),
             amount("--interval", "S", "show every S seconds (1)", default=1.0),
             number("--count", "end after N tables"),
         ),
@@ -2477,8 +2641,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 is success, 1 an error of the bus, 2 of usage, 130 an interruption.
     """
     parser, _ = option_parsers()
-    options = parser.parse_args(arguments)
+    options = Options()
     try:
+        parser.parse_args(arguments, options)
         options.run(options)
     except BrokenPipeError:  # whoever read our output has had enough
         return 1

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import fcntl
+import io
 import json
 import os
 import pty
@@ -22,6 +24,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,36 +34,35 @@ from typing import Any
 import pytest
 
 import sbus_client
-from sbus_client import PACKET_BYTES_MAX, Client, Message
-from test_sbus_client import (
+from sbus_client import PACKET_BYTES_MAX, Client, Message, SbusError
+from testbed import (
+    ANSWER,
     ENVIRONMENT,
+    HEAD_BYTES,
+    HERE,
+    SECONDS_MAX,
+    WHOAMI,
     Listener,
+    Peer,
+    RealBus,
+    Result,
+    child_process,
     freeze,
     gone,
     has_ended,
     other_user,
     outcome,
+    publications,
+    publish,
+    run,
+    scratch_directory,
     seqpacket,
     seqpacket_pair,
     started,
     thaw,
-)
-from testbed import (
-    HERE,
-    SECONDS_MAX,
-    WHOAMI,
-    Peer,
-    RealBus,
-    Result,
-    child_process,
-    publish,
-    run,
-    scratch_directory,
     wait_for,
 )
 
-HEAD_BYTES = len(publish(b"k"))  # of a packet with the key `k`
-ANSWER = WHOAMI + b"\0!/cred/100/1000/4242"
 FORBIDDEN = "it may not be used by this user: its server lets others in with"
 FORBIDDEN += " -g or -o"
 
@@ -92,10 +94,15 @@ def sbus(address: str, *arguments: str, **options: Any) -> Result:
     return run("sbus_client.py", "-a", address, *arguments, **options)
 
 
-def wait_for_patterns(bus: RealBus, count: int) -> None:
-    """Return once a server has stored so many patterns, since its start."""
+def patterns_of(bus: RealBus) -> int:
+    """Return how many patterns a server has stored since its start."""
     trace = Path(bus.path).with_name("trace")
-    wait_for(lambda: trace.read_text().count('"ev":"sub"') >= count)
+    return trace.read_text().count('"ev":"sub"')
+
+
+def wait_for_patterns(bus: RealBus, count: int) -> None:
+    """Return once a server has stored so many patterns."""
+    wait_for(lambda: patterns_of(bus) >= count)
 
 
 def publish_all(address: str, *messages: tuple[str | bytes, bytes]) -> None:
@@ -182,9 +189,8 @@ class TestSub:
 
     def test_message_is_a_line(self, bus: RealBus) -> None:
         """A line is the key, a tab and the payload, and comes at once."""
-        trace = Path(bus.path).with_name("trace")
         with started(bus.path, "sub", "a/*", "b/") as command:
-            wait_for(lambda: trace.read_text().count('"ev":"sub"') == 2)
+            wait_for_patterns(bus, 2)
             with Client(bus.path) as client:
                 for key in ("a/1", "a/1/2", "b/1/2", "c"):
                     client.publish(key, b"some text")
@@ -663,6 +669,106 @@ class TestControl:
         assert done.status == 0 and re.fullmatch(form, done.output)
 
 
+class TestStats:
+    """stats: what the server has counted."""
+
+    def table(self, text: str) -> dict[str, dict[str, str]]:
+        """Return the rows of a table by their names."""
+        heading, *lines = text.splitlines()
+        assert len({len(line) for line in [heading, *lines]}) == 1
+        ends = [match.end() for match in re.finditer(r"\w+", heading)]
+        rows = {}
+        for line in lines:
+            name, start = line[: ends[0] - 7].strip(), ends[0] - 7
+            cells = {}
+            for column, end in zip(heading.split(), ends):
+                cells[column] = line[start:end].strip()
+                start = end
+            rows[name] = cells
+        return rows
+
+    def test_owner_sees_all_users(self, bus: RealBus) -> None:
+        """[CTL-5] A row for this client, and one for each user."""
+        with bus.connect() as peer, bus.connect() as other:
+            peer.send(b"SUB k", b"SUB l", *publications(1234))
+            heard = [peer.receive() for _ in range(1234)]
+            other.fence()
+            done = sbus(bus.path, "stats")
+        assert (done.status, done.errors, len(heard)) == (0, "", 1234)
+        client, user = self.table(done.output).items()
+        assert client[0] == "client 3" and user[0] == f"user {os.getuid()}"
+        assert {*client[1].values()} == {"", "0"}
+        assert client[1]["CLIENTS"] == "" and client[1]["PATTERNS"] == "0"
+        known = ("CLIENTS", "PATTERNS", "PUBLISHED", "DELIVERED", "BACKLOG")
+        values = [user[1][column] for column in known]
+        assert values == ["3", "2", "1,234", "1,235", "0"]
+
+    def test_other_user_sees_itself(
+        self, directory: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """[CTL-5] What others do is not its business."""
+        if os.getuid():
+            pytest.skip("only root can be another user")
+        with (
+            RealBus(directory, "-g", "-o") as bus,
+            bus.connect(uid=1001) as peer,
+        ):
+            fd = os.dup(peer.wire.fileno())
+            assert sbus_client.main(["-a", f"/dev/fd/{fd}", "stats"]) == 0
+        output, errors = capsys.readouterr()
+        assert errors == "" and [*self.table(output)] == ["client 1"]
+
+    def test_json(self, bus: RealBus) -> None:
+        """[CTL-5] The server's own words, in a line."""
+        done = sbus(bus.path, "stats", "--json")
+        assert (done.status, done.errors) == (0, "")
+        assert done.output.count("\n") == 1
+        counts = json.loads(done.output)
+        assert counts["client"] == 1
+        assert counts["users"][str(os.getuid())]["clients"] == 1
+
+    def answered(self, listener: Listener, *packets: bytes) -> Result:
+        """Return how stats ends that a server answers so."""
+        command = started(listener.path, "stats")
+        with command as process, listener.accept() as server:
+            assert server.receive() == b"CMSG stats"
+            assert server.receive() == WHOAMI
+            server.send(*packets, ANSWER)
+            return outcome(process)
+
+    def test_server_that_knows_no_stats(self, listener: Listener) -> None:
+        """[CTL-2] It ignores the question: one line."""
+        done = self.answered(listener, b"MSG stats\0{}", b"CMSG other\0{}")
+        what = f"sbus: the server at {listener.path} does not answer 'stats'"
+        assert done == (1, "", f"{what}\n")
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            b"",
+            b"\xff",
+            b"5",
+            b"{}",
+            b'{"client":1,"users":[5]}',
+            b'{"client":1,"users":{"0":5}}',
+            b'{"client":1,"published":"x"}',
+        ],
+    )
+    def test_malformed_answer(self, listener: Listener, answer: bytes) -> None:
+        """One line shows its beginning."""
+        done = self.answered(listener, b"CMSG stats\0" + answer)
+        what = f"sbus: the server sent malformed stats: {answer!r}\n"
+        assert done == (1, "", what)
+
+    def test_answer_with_more_and_less(self, listener: Listener) -> None:
+        """What is not known is left out, what is not there is empty."""
+        answer = b'CMSG stats\0{"client":7,"new":1,"paused":2}'
+        done = self.answered(listener, answer)
+        assert (done.status, done.errors) == (0, "")
+        row = self.table(done.output)["client 7"]
+        assert row.pop("PAUSED") == "2" and {*row.values()} == {""}
+
+
 # =============================================================================
 # record
 # =============================================================================
@@ -704,7 +810,7 @@ def recorder(
     bus: RealBus, capture: Path, *options: str, **more: Any
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a recorder; it has subscribed and begun."""
-    former = Path(bus.path).with_name("trace").read_text().count('"ev":"sub"')
+    former = patterns_of(bus)
     hidden = segments(capture, hidden=True)
     command = started(bus.path, "record", str(capture), *options, **more)
     with command as process:
@@ -858,11 +964,104 @@ class TestRecord:
                 client.sync()
             done = outcome(process)
         assert done.status == 1 and done.output == ""
-        form = rf"sbus: {capture}: File too large: 3 messages are recorded,"
-        assert re.fullmatch(
-            rf"{form} and the last [12] are not\n", done.errors
-        )
+        what = f"sbus: {capture}: File too large: 3 of [45] messages are"
+        assert re.fullmatch(f"{what} recorded\n", done.errors)
         assert payloads_of(capture) == [bytes(20_000)] * 3
+        assert len(list(capture.iterdir())) == 1
+
+    def test_slow_disk(self, directory: Path, capture: Path) -> None:
+        """[BLOCK-16] It reads on meanwhile, as a server can demand."""
+        fifo = directory / "fifo"
+        os.mkfifo(fifo)
+        (directory / "sitecustomize.py").write_text(
+            "import os\n"
+            "fsync = os.fsync\n"
+            "def slow(fd):\n"
+            f"    open({str(fifo)!r}).close()\n"
+            "    fsync(fd)\n"
+            "os.fsync = slow\n"
+        )
+        env = {**ENVIRONMENT, "PYTHONPATH": str(directory)}
+        messages = [("k", b"%d " % n * 10_000) for n in range(50)]
+        options = ("--trace", str(directory / "trace"), "--block-timeout=0.2")
+        with (
+            RealBus(directory, *options) as bus,
+            recorder(bus, capture, "--segment-mib=0.1", env=env) as process,
+        ):
+            publish_all(bus.path, *messages)
+            wait_for(lambda: len(segments(capture, hidden=True)) == 2)
+            publish_all(bus.path, *messages)
+            assert not segments(capture)
+            assert len(segments(capture, hidden=True)) == 2
+            released = os.open(fifo, os.O_RDWR)
+            wait_for(lambda: segments(capture))
+            stop(process)
+            os.close(released)
+        assert payloads_of(capture) == [text for _, text in messages * 2]
+        check_numbers(capture)
+
+    def test_disk_that_fails_in_the_end(
+        self, capture: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next look tells; what can be kept of both segments is."""
+        failed = threading.Event()
+
+        def fail(_: int) -> None:
+            if threading.current_thread() is threading.main_thread():
+                return
+            assert failed.wait(SECONDS_MAX)
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "fsync", fail)
+        with sbus_client.Recorder(capture, 1, 10) as recorder:
+            for n in range(3):
+                recorder.add(Message(b"k", b"%d" % n))
+                recorder.flush()
+            assert len(segments(capture, hidden=True)) == 2
+            failed.set()
+            wait_for(lambda: recorder.seconds_left() != 0.1)
+            recorder.add(Message(b"k", b"3"))
+            with pytest.raises(
+                SbusError, match="4 of 4 messages are recorded"
+            ):
+                recorder.flush()
+        assert payloads_of(capture) == [b"0", b"1", b"2", b"3"]
+        check_numbers(capture)
+
+    def test_next_segment_that_cannot_be(
+        self, capture: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The one before is kept first, undisturbed."""
+        failed = threading.Event()
+
+        def fail(*_: object) -> int:
+            failed.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        def wait(fd: int) -> None:
+            assert failed.wait(SECONDS_MAX) and os.fstat(fd)
+
+        with sbus_client.Recorder(capture, 1, 10) as recorder:
+            monkeypatch.setattr(os, "fsync", wait)
+            monkeypatch.setattr(sbus_client, "create_segment", fail)
+            recorder.add(Message(b"k", b"v"))
+            with pytest.raises(SbusError, match="files: 1 of 1 messages"):
+                recorder.flush()
+            assert recorder._keeping.exception() is None
+        assert payloads_of(capture) == [b"v"]
+
+    def test_full_disk_behind_a_kept_segment(self, capture: Path) -> None:
+        """What has its name is counted."""
+        with sbus_client.Recorder(capture, 1, 10) as recorder:
+            recorder.add(Message(b"k", b"v"))
+            recorder.flush()
+            wait_for(lambda: segments(capture))
+            recorder._file.close()
+            recorder._file = io.FileIO("/dev/full", "w")
+            recorder.add(Message(b"k", b"v"))
+            with pytest.raises(SbusError, match="1 of 2 messages are rec"):
+                recorder.flush()
+        assert payloads_of(capture) == [b"v"]
         assert len(list(capture.iterdir())) == 1
 
     def test_directory_that_cannot_be(
@@ -1008,8 +1207,11 @@ class TestRecovery:
                 renamed += sum(check_numbers(capture).values())
                 names = [path.name for path in segments(capture)]
                 hidden = segments(capture, hidden=True)
-                left = b"".join(self.whole_lines(path) for path in hidden)
-                names += [path.name[1:] for path in hidden if left]
+                lines = {
+                    path.name[1:]: self.whole_lines(path) for path in hidden
+                }
+                left = b"".join(lines.values())
+                names += [name for name, text in lines.items() if text]
                 recovered += left.count(b"\n")
             with self.loaded_recorder(bus, capture) as process:
                 self.check_recovered(capture, names, left)
@@ -1053,9 +1255,9 @@ class TestRecovery:
         self, capture: Path, names: list[str], left: bytes
     ) -> None:
         """Find all of a killed recorder in segments; remove them."""
-        texts = [(capture / name).read_bytes() for name in names]
-        assert not left or texts[-1] == left
-        lines = b"".join(texts).splitlines()
+        text = b"".join((capture / name).read_bytes() for name in names)
+        assert text.endswith(left)
+        lines = text.splitlines()
         numbers = [json.loads(line)["n"] for line in lines]
         assert numbers == [*range(1, len(lines) + 1)]
         for name in names:
@@ -1081,6 +1283,7 @@ class TestTop:
         [
             ([], ["many", "tab\\tbed", "large"]),
             (["--bytes"], ["large", "many"]),
+            (["--slowest"], ["large", "tab\\tbed", "many"]),
         ],
     )
     def test_table_in_a_pipe(
@@ -1125,10 +1328,17 @@ class TestTop:
             assert server.receive() == b"SUB "
             assert outcome(process).status == 0
 
+    def test_one_key(self) -> None:
+        """It is no plural."""
+        top = sbus_client.Top()
+        for keys in ("(0 keys)", "(1 key)", "(2 keys)"):
+            assert top.table(1, "ascii")[1].endswith(f"  {keys}")
+            top.add(Message(keys.encode(), b""))
+
     def test_many_keys(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of too many keys the quieter half is forgotten."""
         monkeypatch.setattr(sbus_client, "TOP_KEYS_MAX", 4)
-        top = sbus_client.Top(by_bytes=False)
+        top = sbus_client.Top()
         for key in (b"a", b"b", b"b", b"c", b"d", b"d", b"e"):
             top.add(Message(key, b""))
         assert [*top.keys] == [b"b", b"d"]
@@ -1207,7 +1417,13 @@ class TestTop:
 class Sides:
     """A bridge between two sockets of the test's own."""
 
-    JOIN = [b"CMSG echo/off", b"CMSG blocking/soft/block"]
+    JOIN = [
+        b"CMSG echo/off",
+        b"CMSG blocking/soft/block",
+        b"SUB ",
+        b"SUB sbus/bridge/",
+    ]
+    LEAVE = [b"UNSUB ", b"UNSUB sbus/bridge/", WHOAMI]
 
     def __init__(self, *patterns: str) -> None:
         ours, self.left_wire = seqpacket_pair()
@@ -1240,10 +1456,14 @@ class Sides:
         self.process.communicate()
 
     def joined(self) -> Sides:
-        """Read what the bridge asks for at its start."""
-        for side in (self.left, self.right):
-            packets = [side.receive() for _ in range(3)]
-            assert packets == [*self.JOIN, b"SUB "]
+        """Answer what the bridge asks for at its start; note its probe."""
+        for side in (self.right, self.left):
+            assert [side.receive() for _ in self.JOIN] == self.JOIN
+            if side == self.left:
+                self.probe = side.receive()
+                assert self.probe.startswith(publish(b"sbus/bridge/")[:-1])
+            assert side.receive() == WHOAMI
+            side.send(ANSWER)
         return self
 
     def stand(self) -> None:
@@ -1267,7 +1487,8 @@ class TestBridge:
         self, bus: RealBus, other: RealBus, *options: str
     ) -> Iterator[subprocess.Popen[str]]:
         """Run a bridge; it has subscribed."""
-        count = max(1, len(options))
+        former = [patterns_of(running) for running in (bus, other)]
+        count = max(1, len(options)) + 1
         addresses = (bus.path, other.path)
         with subprocess.Popen(
             [sys.executable, str(HERE / "sbus_client.py"), "bridge"]
@@ -1277,8 +1498,8 @@ class TestBridge:
             text=True,
         ) as process:
             try:
-                wait_for_patterns(bus, count)
-                wait_for_patterns(other, count)
+                wait_for_patterns(bus, former[0] + count)
+                wait_for_patterns(other, former[1] + count)
                 wait_for(lambda: handles(process.pid, signal.SIGTERM))
                 yield process
                 process.wait(SECONDS_MAX)
@@ -1387,13 +1608,67 @@ class TestBridge:
             wait_for(lambda: handles(sides.process.pid, signal.SIGTERM))
             sides.process.terminate()
             for side in (sides.left, sides.right):
-                assert side.receive() == b"UNSUB "
-                assert side.receive() == WHOAMI
+                assert [side.receive() for _ in sides.LEAVE] == sides.LEAVE
             sides.left.send(publish(b"k", b"late"), ANSWER)
             assert sides.right.receive() == publish(b"k", b"late")
             sides.right.send(publish(b"k", b"later"), ANSWER)
             assert sides.left.receive() == publish(b"k", b"later")
             assert outcome(sides.process) == (0, "", "")
+
+    def test_second_bridge(self, bus: RealBus, other: RealBus) -> None:
+        """It ends, whatever its patterns; the first one goes on."""
+        with self.bridged(bus, other, "--pattern=a/") as first:
+            done = run("sbus_client.py", "bridge", other.path, bus.path)
+            what = f"sbus: {other.path} and {bus.path} are joined already:"
+            what += " messages would go round for ever\n"
+            assert done == (1, "", what)
+            with other.connect() as right:
+                right.send(b"SUB ")
+                right.fence()
+                publish_all(bus.path, ("a/1", b"v"))
+                assert right.receive() == publish(b"a/1", b"v")
+            first.terminate()
+            assert outcome(first) == (0, "", "")
+
+    def test_ring_of_three(
+        self, bus: RealBus, other: RealBus, directory: Path
+    ) -> None:
+        """A chain is no ring; the bridge that would close one ends."""
+        place = directory / "third"
+        place.mkdir(mode=0o755)
+        with (
+            RealBus(place, "--trace", str(place / "trace")) as third,
+            self.bridged(bus, other) as first,
+            self.bridged(other, third) as second,
+            third.connect() as end,
+        ):
+            end.send(b"SUB k")
+            end.fence()
+            publish_all(bus.path, ("k", b"v"))
+            assert end.receive() == publish(b"k", b"v")
+            done = run("sbus_client.py", "bridge", third.path, bus.path)
+            assert done.status == 1 and "joined already" in done.errors
+            for process in (first, second):
+                process.terminate()
+                assert outcome(process) == (0, "", "")
+
+    def test_probe_that_comes_late(self) -> None:
+        """What was forwarded before it stays so."""
+        with Sides() as sides:
+            sides.joined()
+            sides.left.send(publish(b"k", b"v"))
+            assert sides.right.receive() == publish(b"k", b"v")
+            sides.right.send(sides.probe)
+            assert outcome(sides.process).status == 1
+            assert sides.left.is_disconnected()
+
+    def test_many_messages_before_the_first_event(self) -> None:
+        """What came before an answer is forwarded without an event."""
+        packets = [publish(b"k", b"%d" % n) for n in range(200)]
+        with Sides() as sides:
+            sides.right.send(*packets)
+            sides.joined()
+            assert [sides.left.receive() for _ in packets] == packets
 
     def test_one_bus(self, bus: RealBus) -> None:
         """A bus is not joined with itself, whatever it is called."""
@@ -1505,6 +1780,23 @@ class TestUsage:
             assert re.search(f"^    {command} ", done.output, re.M)
 
     @pytest.mark.parametrize(
+        "arguments", [["--help"], ["sub", "--help"], ["--version"]]
+    )
+    def test_help_on_a_full_device(self, arguments: list[str]) -> None:
+        """It is output as any other."""
+        what = "sbus: standard output: No space left on device\n"
+        with open("/dev/full", "w") as full:
+            command = [sys.executable, str(HERE / "sbus_client.py")]
+            done = subprocess.run(
+                [*command, *arguments],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=ENVIRONMENT,
+            )
+        assert (done.returncode, done.stderr) == (1, what)
+
+    @pytest.mark.parametrize(
         "command, facts",
         [
             (
@@ -1547,9 +1839,8 @@ class TestUsage:
             text = run("sbus_client.py", command, "--help").output
             _, example = text.split("\nexample:\n  sbus ")
             examples[command] = shlex.split(example)
-        trace = Path(bus.path).with_name("trace")
         with started(bus.path, *examples["sub"]) as subscriber:
-            wait_for(lambda: '"ev":"sub"' in trace.read_text())
+            wait_for_patterns(bus, 1)
             assert sbus(bus.path, *examples["pub"]) == (0, "", "")
             assert subscriber.stdout
             line = "\t".join(examples["pub"][1:]) + "\n"
@@ -1639,6 +1930,8 @@ class TestCompletion:
         "words, offers",
         [
             (["p"], ["pub", "ping"]),
+            (["st"], ["stats"]),
+            (["stats", "--"], ["--help", "--address", "--json"]),
             (["-a", "sub", "co"], ["control", "completion"]),
             (["--address", "=", "sub", "rec"], ["record"]),
             (["--v"], ["--version"]),

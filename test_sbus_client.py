@@ -15,7 +15,6 @@ import functools
 import os
 import re
 import select
-import signal
 import socket
 import struct
 import subprocess
@@ -25,7 +24,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import pytest
 
@@ -53,21 +52,30 @@ from sbus_client import (
     verify_identity,
 )
 from testbed import (
+    ANSWER,
+    HEAD_BYTES,
     HERE,
     SECONDS_MAX,
     WHOAMI,
+    Listener,
     Peer,
     RealBus,
-    Result,
+    freeze,
+    gone,
+    has_ended,
+    other_user,
+    outcome,
     publications,
     publish,
     run,
     scratch_directory,
+    seqpacket,
+    seqpacket_pair,
+    started,
+    thaw,
     wait_for,
 )
 
-ANSWER = WHOAMI + b"\0!/cred/100/1000/4242"
-HEAD_BYTES = len(publish(b"k"))  # of a packet with the key `k`
 ABSTRACT = "/dev/unix/abstract/"
 
 
@@ -97,36 +105,11 @@ def bus(directory: Path) -> Iterator[RealBus]:
         yield running
 
 
-class Listener:
-    """A server that does what the test says."""
-
-    def __init__(self, path: str, backlog: int) -> None:
-        self.path = path
-        self.wire = seqpacket()
-        self.wire.settimeout(SECONDS_MAX)
-        self.wire.bind(path)
-        self.wire.listen(backlog)
-
-    def accept(self) -> Peer:
-        """Return the other end of the next client's socket."""
-        return Peer(self.wire.accept()[0])
-
-
 @pytest.fixture
 def listener(directory: Path) -> Iterator[Listener]:
     listening = Listener(str(directory / "bus"), backlog=8)
     with listening.wire:
         yield listening
-
-
-def seqpacket() -> socket.socket:
-    """Return a new socket of the bus's kind."""
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
-    """Return two sockets of the bus's kind that are connected."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def fill(client: Client, payload_bytes: int = 0) -> int:
@@ -137,78 +120,6 @@ def fill(client: Client, payload_bytes: int = 0) -> int:
             client.publish("k", bytes(payload_bytes), socket.MSG_DONTWAIT)
             count += 1
     return count
-
-
-def gone(address: str) -> str:
-    """Return the line of a command that the server has disconnected."""
-    what = "has closed the connection: it stopped, or it refused what was"
-    what += " sent or this user; its log says why"
-    return f"sbus: the server at {address} {what}\n"
-
-
-@contextlib.contextmanager
-def other_user() -> Iterator[None]:
-    """Be a user without privileges for a while, if we are root."""
-    own = os.geteuid()
-    os.seteuid(own or 65534)
-    try:
-        yield
-    finally:
-        os.seteuid(own)
-
-
-def freeze(bus: RealBus) -> None:
-    """Stop a server's process for a while, and return once it stands."""
-    bus.process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, bus.process.pid, os.WSTOPPED)
-
-
-def thaw(bus: RealBus) -> None:
-    """Let a server's process go on."""
-    bus.process.send_signal(signal.SIGCONT)
-
-
-# =============================================================================
-# Commands
-# =============================================================================
-
-# What a user has: output into a pipe is kept back unless it is flushed
-ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": ""}
-
-
-@contextlib.contextmanager
-def started(
-    address: str, *arguments: str, **options: Any
-) -> Iterator[subprocess.Popen[str]]:
-    """Run sbus_client.py beside the test, up to its own end."""
-    file = str(HERE / "sbus_client.py")
-    with subprocess.Popen(
-        [sys.executable, file, "-a", address, *arguments],
-        **{
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            "text": True,
-            "env": ENVIRONMENT,
-            **options,
-        },
-    ) as process:
-        try:
-            yield process
-            process.wait(SECONDS_MAX)
-        finally:
-            process.kill()
-
-
-def outcome(process: subprocess.Popen[str]) -> Result:
-    """Return how a command ends that runs beside the test."""
-    output, errors = process.communicate(timeout=SECONDS_MAX)
-    return Result(process.returncode, output or "", errors)
-
-
-def has_ended(process: subprocess.Popen[str]) -> bool:
-    """Return whether a command has ended."""
-    return process.poll() is not None
 
 
 def is_connecting(process: subprocess.Popen[str]) -> bool:
@@ -231,10 +142,10 @@ class TestClientFile:
     """What the file promises of itself: drop it in."""
 
     PATH = HERE / "sbus_client.py"
-    USED = "__future__ argparse asyncio base64 collections contextlib"
-    USED += " dataclasses datetime errno fcntl functools io itertools json"
-    USED += " math os pathlib random re secrets select signal socket struct"
-    USED += " sys time types typing"
+    USED = "__future__ argparse asyncio base64 collections concurrent"
+    USED += " contextlib dataclasses datetime errno fcntl functools io"
+    USED += " itertools json math os pathlib random re select signal socket"
+    USED += " struct sys time types typing"
     # Python itself knows since 3.10
     STANDARD = getattr(sys, "stdlib_module_names", frozenset(USED.split()))
 
@@ -617,6 +528,31 @@ class TestReceiving:
         )
         with pytest.raises(BlockingIOError):
             next(iter(ends.client))
+
+    def test_time_limit_of_the_kernel_is_waited_for_once(
+        self, ends: Ends, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A call that it ends is not tried again."""
+        calls = []
+
+        class Slow:
+            """A socket whose time limits are over."""
+
+            def send(self, *_: object) -> NoReturn:
+                calls.append("send")
+                raise BlockingIOError
+
+            def recv_into(self, *_: object) -> NoReturn:
+                calls.append("recv_into")
+                raise BlockingIOError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ends.client, "socket", Slow())
+            with pytest.raises(BlockingIOError):
+                ends.client.publish("k")
+            with pytest.raises(BlockingIOError):
+                next(iter(ends.client))
+        assert calls == ["send", "recv_into"]
 
 
 class TestWaiting:

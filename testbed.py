@@ -534,3 +534,109 @@ def publish(key: bytes, payload: bytes = b"") -> bytes:
 def publications(count: int, key: bytes = b"k") -> Sequence[bytes]:
     """Return publish packets with the payloads 0, 1, 2 and so on."""
     return [publish(key, b"%d" % number) for number in range(count)]
+
+
+ANSWER = WHOAMI + b"\0!/cred/100/1000/4242"
+HEAD_BYTES = len(publish(b"k"))  # of a packet with the key `k`
+
+
+def freeze(bus: RealBus) -> None:
+    """Stop a server's process for a while, and return once it stands."""
+    bus.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, bus.process.pid, os.WSTOPPED)
+
+
+def thaw(bus: RealBus) -> None:
+    """Let a server's process go on."""
+    bus.process.send_signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def other_user() -> Iterator[None]:
+    """Be a user without privileges for a while, if we are root."""
+    own = os.geteuid()
+    os.seteuid(own or 65534)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+
+
+# =============================================================================
+# Servers that do as the test says
+# =============================================================================
+
+
+def seqpacket() -> socket.socket:
+    """Return a new socket of the bus's kind."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two sockets of the bus's kind that are connected."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+class Listener:
+    """A server that does what the test says."""
+
+    def __init__(self, path: str, backlog: int) -> None:
+        self.path = path
+        self.wire = seqpacket()
+        self.wire.settimeout(SECONDS_MAX)
+        self.wire.bind(path)
+        self.wire.listen(backlog)
+
+    def accept(self) -> Peer:
+        """Return the other end of the next client's socket."""
+        return Peer(self.wire.accept()[0])
+
+
+# =============================================================================
+# Commands
+# =============================================================================
+
+# What a user has: output into a pipe is kept back unless it is flushed
+ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": ""}
+
+
+@contextlib.contextmanager
+def started(
+    address: str, *arguments: str, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Run sbus_client.py beside the test, up to its own end."""
+    file = str(HERE / "sbus_client.py")
+    with subprocess.Popen(
+        [sys.executable, file, "-a", address, *arguments],
+        **{
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "env": ENVIRONMENT,
+            **options,
+        },
+    ) as process:
+        try:
+            yield process
+            process.wait(SECONDS_MAX)
+        finally:
+            process.kill()
+
+
+def outcome(process: subprocess.Popen[str]) -> Result:
+    """Return how a command ends that runs beside the test."""
+    output, errors = process.communicate(timeout=SECONDS_MAX)
+    return Result(process.returncode, output or "", errors)
+
+
+def has_ended(process: subprocess.Popen[str]) -> bool:
+    """Return whether a command has ended."""
+    return process.poll() is not None
+
+
+def gone(address: str) -> str:
+    """Return the line of a command that the server has disconnected."""
+    what = "has closed the connection: it stopped, or it refused what was"
+    what += " sent or this user; its log says why"
+    return f"sbus: the server at {address} {what}\n"
