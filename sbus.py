@@ -73,6 +73,9 @@ SPEC_VERSION = "1"
 # =============================================================================
 
 
+OVERSHOOT_BYTES = 1 << 20  # about a turn of one publisher
+
+
 class Limits(NamedTuple):
     """What a client, the clients of a user, and all together may use.
 
@@ -106,6 +109,14 @@ class Limits(NamedTuple):
         return self.clients_max * (2_000 + patterns) + (
             self.bus_backlog_bytes_max
         )
+
+
+def with_overshoot(limit: int) -> int:
+    """Return what a backlog may come to while publishers are being paused.
+
+    What they had in their turn, and in the kernel, is not refused yet.
+    """
+    return limit + limit // 8 + OVERSHOOT_BYTES
 
 
 # SbusError is the base of all that this file raises on purpose.  A
@@ -710,7 +721,10 @@ class Bus:
         client.user.pattern_bytes += size
 
     def _check_pattern(self, client: Client, pattern: bytes) -> None:
-        """Raise ProtocolError if the client may not use the pattern."""
+        """Raise ProtocolError if the client may not use the pattern.
+
+        Spec: [KEY-4] [CRED-4] [CRED-5].
+        """
         if pattern.startswith(SECRET):
             check_secret(pattern, client.credentials, self.cred_prefix)
         check_reserved(pattern)
@@ -862,6 +876,8 @@ def match_fields(text: bytes, prefix: bytes) -> re.Match[bytes] | None:
 def fields_fit(text: bytes, own: Credentials, prefix: bytes) -> bool:
     """Return whether each field is empty or the client's own number.
 
+    An empty field of a key fits here; the table has it match an empty field
+    of a pattern alone [CRED-7].
     Spec: [CRED-6] [CRED-7] [CRED-11].
     """
     match = match_fields(text, prefix)
@@ -1054,6 +1070,9 @@ class FloodControl:
                 raise BacklogError("BLOCK-11", excess)
             if not self.may_pause(publisher, receiver):
                 raise BacklogError("BLOCK-15", excess)
+            if self._is_far_beyond(receiver):
+                # More publishers at once than there is memory for
+                raise BacklogError("LIMIT-14", f"far beyond: {excess}")
             most = min(receiver.backlog.bytes, self.limits.backlog_bytes_max)
             self._pause(publisher, receiver, most // 2, "BLOCK-10")
         is_soft = receiver.soft_mode == "block"
@@ -1078,6 +1097,18 @@ class FloodControl:
         if self.backlog_bytes + size > bus_bytes_max:
             return f"over {bus_bytes_max} bytes of backlog of the bus"
         return ""
+
+    def _is_far_beyond(self, receiver: Client) -> bool:
+        """Return whether no more may be queued, even for hard mode block.
+
+        Spec: [LIMIT-14] [LIMIT-15].
+        """
+        limits, user = self.limits, receiver.user
+        user_max = with_overshoot(limits.user_backlog_bytes_max)
+        bus_max = with_overshoot(limits.bus_backlog_bytes_max)
+        return self.backlog_bytes > bus_max or (
+            not user.is_privileged and user.backlog_bytes > user_max
+        )
 
     def may_pause(self, publisher: Client, receiver: Client) -> bool:
         """Return whether a receiver may hold a publisher up.
@@ -1219,6 +1250,8 @@ SELECT_SECONDS_MAX = 3_600.0  # epoll knows no more than 24 days
 ACCEPT_PAUSE_SECONDS = 0.1
 MEMORY_PAUSE_SECONDS = 0.05
 STOP_SECONDS_MAX = 1.0
+CAUSE_LINES_MAX = 10  # a second, of one rule
+CAUSES_MAX = 10_000  # rules and users that are remembered
 SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
 SEND_BUFFER_BYTES = 212_992  # asked for at least; the kernel doubles it
 
@@ -1280,7 +1313,7 @@ class Countdown(dict[Any, float]):
 
 
 class CauseLog:
-    """Logs causes, each at most once a second for one rule and user.
+    """Logs causes: a line a second for a rule and user, ten for a rule.
 
     Spec: [CONN-13].
     """
@@ -1289,22 +1322,37 @@ class CauseLog:
         self._clock = clock
         # (rule, uid): when the next line may be written, lines left out
         self._causes: dict[tuple[str, int], tuple[float, int]] = {}
+        self._times: dict[str, deque[float]] = {}  # of a rule's last lines
 
     def write(self, rule: str, uid: int, line: str) -> None:
         """Log a line, or count it."""
         now = self._clock()
         next_time, left_out = self._causes.get((rule, uid), (0.0, 0))
-        if now < next_time:
+        times = self._times.setdefault(rule, deque(maxlen=CAUSE_LINES_MAX))
+        is_busy = len(times) == CAUSE_LINES_MAX and now < times[0] + 1.0
+        if now < next_time or is_busy:
             self._causes[rule, uid] = (next_time, left_out + 1)
-            return
-        self._causes[rule, uid] = (now + 1.0, 0)
-        log.warning("%s%s", line, f" ({left_out} more)" if left_out else "")
+        else:
+            times.append(now)
+            self._causes[rule, uid] = (now + 1.0, 0)
+            more = f" ({left_out} more)" if left_out else ""
+            log.warning("%s%s", line, more)
+        if len(self._causes) > CAUSES_MAX:
+            self.close()
+            self._causes.clear()
 
     def close(self) -> None:
         """Log how many lines were left out and not reported since."""
+        others: Counter[str] = Counter()
+        written: Counter[str] = Counter()
         for (rule, uid), (_, left_out) in self._causes.items():
-            if left_out:
+            if left_out and written[rule] < CAUSE_LINES_MAX:
+                written[rule] += 1
                 log.warning("uid=%d [%s] (%d more)", uid, rule, left_out)
+            elif left_out:
+                others[rule] += left_out
+        for rule, left_out in others.items():
+            log.warning("[%s] (%d more)", rule, left_out)
 
 
 class Server:
@@ -1680,13 +1728,17 @@ class Server:
             if client.holding and client not in self._holders:
                 what = "holds publishers and takes no packet"
                 self.expel(client, BacklogError("BLOCK-16", what))
-        for listener in self._resting.due():
-            try:
-                self.selector.register(listener, READ, self.accept)
-            except KeyError:
-                pass  # it could not be unregistered
-            except (OSError, MemoryError):
-                self._resting.start(listener)
+        if self._resting.due():
+            self._listen()
+
+    def _listen(self) -> None:
+        """Watch the listening socket again [CONN-3]."""
+        try:
+            self.selector.register(self.listener, READ, self.accept)
+        except KeyError:
+            pass  # it could not be unregistered
+        except (OSError, MemoryError):
+            self._resting.start(self.listener)
 
     # ---- When a client leaves
 
@@ -1754,6 +1806,9 @@ class Server:
             with contextlib.suppress(OSError, MemoryError):
                 wire.close()
         self._closed.clear()
+        if self._resting:  # there are descriptors again
+            self._resting.clear()
+            self._listen()
         if self.close_after_last and not self.bus.clients:
             self.stop()
 
@@ -1787,6 +1842,7 @@ class Server:
         """
         with contextlib.suppress(KeyError, OSError, MemoryError):
             self.selector.unregister(self.listener)  # if it is not resting
+        self._resting.clear()
         self.listener.close()
         clients = self.bus.clients
         for client in list(clients.values()):

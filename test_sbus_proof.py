@@ -44,6 +44,7 @@ import pytest
 
 import sbus
 from testbed import (
+    HERE,
     WHOAMI,
     FakeKernel,
     FakeListener,
@@ -81,6 +82,7 @@ FORMS = {
     "control": re.compile(rb"CMSG ([^\x00]*)(\x00(.*))?", re.S),
 }
 SECRET_FORM = re.compile(rb"(?:!/cred/[0-9]*/[0-9]*/[0-9]*/)+(.*)", re.S)
+FIELDS_FORM = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/(.*)", re.S)
 SECRET = b"!/cred/"
 CHOICES = {
     "blocking/soft": ("queue", "discard", "block", "error"),
@@ -124,45 +126,79 @@ def is_reserved(text: bytes) -> bool:
     return b"!" in (secret[1] if secret else text).split(b"/")
 
 
-def is_own_or_empty(text: bytes, own: sbus.Credentials) -> bool:
-    """Return whether the fields of a secret text suit a client.
+class Secret(NamedTuple):
+    """A secret key or pattern in its parts."""
 
-    Spec: [CRED-4] [CRED-7] [CRED-11].
-    """
-    return all(
-        field in (b"", str(number).encode())
-        for field, number in zip(text.split(b"/")[2:5], own)
-    )
+    fields: tuple[bytes, ...]  # gid, uid, pid
+    rest: bytes
+
+    def suits(self, own: sbus.Credentials) -> bool:
+        """Return whether each field is empty or a client's own.
+
+        Spec: [CRED-4] [CRED-7] [CRED-11].
+        """
+        return all(
+            field in (b"", str(number).encode())
+            for field, number in zip(self.fields, own)
+        )
 
 
-def may_use(pattern: bytes, own: sbus.Credentials) -> bool:
+def read_secret(text: bytes, prefix: bytes) -> Secret | None:
+    """Return the parts of a secret text; None if it is cut short [CRED-9]."""
+    start = prefix + b"/" if prefix else b""
+    if not text.startswith(start):
+        return None
+    match = FIELDS_FORM.fullmatch(text[len(start) :])
+    return Secret(match.groups()[:3], match[4]) if match else None
+
+
+def may_use(
+    pattern: bytes, own: sbus.Credentials, prefix: bytes = b""
+) -> bool:
     """Return whether a client may subscribe to a pattern."""
     if is_reserved(pattern):
         return False
     if not pattern.startswith(SECRET):
         return True
+    secret = read_secret(pattern, prefix)
     is_somebody = own.pid != 0 and 65534 not in (own.gid, own.uid)  # [CRED-8]
-    return (
-        is_somebody
-        and SECRET_FORM.fullmatch(pattern) is not None  # [CRED-5]
-        and is_own_or_empty(pattern, own)
-    )
+    return is_somebody and secret is not None and secret.suits(own)  # [CRED-5]
 
 
 @functools.lru_cache(100_000)
-def may_hear(pattern: bytes, key: bytes, own: sbus.Credentials) -> bool:
+def may_hear(
+    pattern: bytes, key: bytes, own: sbus.Credentials, prefix: bytes = b""
+) -> bool:
     """Return whether a pattern lets a client receive a key."""
     if pattern.startswith(SECRET) != key.startswith(SECRET):  # [CRED-10]
         return False
     if not key.startswith(SECRET):
         return selects(pattern, key)
-    *wanted, wanted_rest = pattern.split(b"/", 5)
-    *fields, rest = key.split(b"/", 5)
+    wanted, secret = read_secret(pattern, prefix), read_secret(key, prefix)
     return (
-        is_own_or_empty(key, own)  # [CRED-11]
-        and all(a in (b"", b) for a, b in zip(wanted, fields))  # [CRED-6]
-        and selects(wanted_rest, rest)
+        wanted is not None
+        and secret is not None
+        and secret.suits(own)  # [CRED-11]
+        and all(
+            field in (b"", there)
+            for field, there in zip(wanted.fields, secret.fields)
+        )  # [CRED-6]
+        and selects(wanted.rest, secret.rest)
     )
+
+
+def shape_of(pattern: bytes) -> object:
+    """Return what is left of a pattern without its literal bytes [LIMIT-10].
+
+    Nothing is left of one that matches nothing.
+    """
+    segments = pattern.split(b"/")
+    if any(re.search(rb"\*[^*]", segment) for segment in segments):
+        return None
+    stars = [one.find(b"*") for one in segments]  # -1 if there is none
+    if pattern.startswith(SECRET):  # an empty field stands for any number
+        stars = [place if one else 0 for place, one in zip(stars, segments)]
+    return not segments[-1], tuple(stars)
 
 
 class Party:
@@ -181,6 +217,29 @@ class Party:
         self.may_discard = False  # it was in a mode discard, or hears nothing
         self.waited = 0  # packets in its backlog, other than answers
         self.same_soft = ""  # its soft mode, if it was so since it stalled
+        self.owed = 0  # packets that were routed to it
+        self.taken_at_once = 0
+        self.counts = Counter(dict.fromkeys(sbus.COUNTED, 0))
+        self.sum: Counter[str] = Counter()  # of those who left, of its user
+
+    @property
+    def is_privileged(self) -> bool:
+        """Whether it is root or the bus owner."""
+        return self.own.uid in (0, OWNER)
+
+    def owe(self, packet: bytes) -> None:
+        """Route a packet to it."""
+        self.pending.append(packet)
+        self.owed += 1
+
+    def shapes(self, is_secret: bool) -> set[object]:
+        """Return the shapes of its patterns, those of secrets or others."""
+        some = {
+            pattern
+            for pattern in self.patterns
+            if pattern.startswith(SECRET) == is_secret
+        }
+        return {one for one in map(shape_of, some) if one}
 
     def next_index(self) -> int:
         """Return which packet of its backlog is to be sent next."""
@@ -199,21 +258,48 @@ class Party:
 class Model:
     """What clients are owed, as the server reads packet after packet."""
 
-    def __init__(self, limits: sbus.Limits) -> None:
-        self.limits = limits
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.limits = setup.limits
         self.parties: dict[Party, None] = {}  # those that are connected
+        self.sums: dict[int, Counter[str]] = {}  # of those who left, by user
         self.publishers: dict[bytes, Party] = {}  # of each packet
+        self.faults = 0  # disconnections for cause
+
+    def admit(self, party: Party) -> bool:
+        """Let a client in; return whether it may [LIMIT-7] [LIMIT-11]."""
+        allowed, uid = self.setup.allowed_uids, party.own.uid
+        most = self.limits.clients_max
+        if not party.is_privileged:
+            most -= most // 4  # [LIMIT-16]
+            if len(self.of_user(uid)) >= self.limits.user_clients_max:
+                return False
+        is_welcome = allowed is None or uid in allowed  # [CONN-2]
+        if not is_welcome or len(self.parties) >= most:
+            return False
+        self.parties[party] = None
+        party.sum = self.sums.setdefault(uid, Counter())
+        return True
+
+    def leave(self, party: Party) -> None:
+        """Note that all is read of a client that leaves, or is wrong."""
+        self.parties.pop(party, None)
+        if not self.of_user(party.own.uid):
+            self.sums.pop(party.own.uid, None)
+
+    def of_user(self, uid: int) -> list[Party]:
+        """Return the connected clients of a user."""
+        return [one for one in self.parties if one.own.uid == uid]
 
     def handle(self, sender: Party, packet: bytes) -> None:
         """Note what a packet of *sender* means."""
-        if len(packet) > self.limits.packet_bytes_max:  # [LIMIT-1]
-            sender.is_wrong = True
-            return
         kind, key = read_form(packet)
-        sender.is_wrong = self.is_wrong(sender, kind, key)
-        if sender.is_wrong:
-            return
-        if kind == "subscribe":
+        if len(packet) > self.limits.packet_bytes_max or self.is_wrong(
+            sender, kind, key
+        ):  # [LIMIT-1]
+            sender.is_wrong = True
+            self.leave(sender)
+        elif kind == "subscribe":
             sender.patterns[key] += 1  # [SUB-2]
         elif kind == "unsubscribe":
             sender.patterns[key] -= 1  # [UNSUB-1]
@@ -232,28 +318,46 @@ class Model:
             return False
         if kind == "publish":
             return is_reserved(key)
-        if not may_use(key, sender.own):
+        if not may_use(key, sender.own, self.setup.cred_prefix):
             return True
-        held = sender.patterns
+        if kind == "unsubscribe":  # [UNSUB-2]
+            return self.setup.is_strict and key not in sender.patterns
+        return key not in sender.patterns and not self.has_room(sender, key)
+
+    def has_room(self, sender: Party, pattern: bytes) -> bool:
+        """Return whether a client may hold one more pattern."""
+        limits, size = self.limits, len(pattern)
+        own = sender.patterns
+        users = self.of_user(sender.own.uid)
+        every = [text for party in users for text in party.patterns]
+        is_secret = pattern.startswith(SECRET)
+        shapes = {one for party in users for one in party.shapes(is_secret)}
+        shapes |= {shape_of(pattern)} - {None}
         return (
-            kind == "subscribe"
-            and key not in held
+            len(own) < limits.patterns_max  # [LIMIT-5]
+            and sum(map(len, own)) + size <= limits.pattern_bytes_max
+            and len(shapes) <= limits.shapes_max  # [LIMIT-10]
             and (
-                len(held) >= self.limits.patterns_max  # [LIMIT-5]
-                or sum(map(len, held)) + len(key)
-                > self.limits.pattern_bytes_max  # [LIMIT-6]
+                sender.is_privileged
+                or (
+                    len(every) < limits.user_patterns_max  # [LIMIT-12]
+                    and sum(map(len, every)) + size
+                    <= limits.user_pattern_bytes_max
+                )
             )
         )
 
     def publish(self, sender: Party, key: bytes, packet: bytes) -> None:
         """Owe a packet to all that may hear it [PUB-1] [PUB-2] [PUB-3]."""
         self.publishers[packet] = sender
+        sender.counts["published"] += 1
+        prefix = self.setup.cred_prefix
         for party in self.parties:
             if party is sender and not party.echo:  # [ECHO-2]
                 continue
             for pattern in party.patterns:
-                if may_hear(pattern, key, party.own):
-                    party.pending.append(packet)
+                if may_hear(pattern, key, party.own, prefix):
+                    party.owe(packet)
                     break
 
     def control(self, sender: Party, key: bytes) -> None:
@@ -274,7 +378,7 @@ class Model:
             sender.echo = choice == "on"
         elif key == b"!/cred/whoami":  # [CRED-2]
             own = "!/cred/{}/{}/{}".format(*sender.own).encode()
-            sender.pending.append(WHOAMI + b"\0" + own)
+            sender.owe(WHOAMI + b"\0" + self.setup.full(own))
         if "discard" in (sender.soft, sender.hard):
             sender.may_discard = True
 
@@ -299,6 +403,40 @@ LIMITS = sbus.Limits(
     backlog_bytes_max=2_500,
     clients_max=5,
 )
+USER_LIMITS = LIMITS._replace(
+    shapes_max=5,
+    user_patterns_max=8,
+    user_pattern_bytes_max=40,
+    user_backlog_bytes_max=3_000,
+    bus_backlog_bytes_max=6_000,
+)
+PREFIX = b"!/cred/1/2/3"
+
+
+class Setup(NamedTuple):
+    """How a server is set up."""
+
+    limits: sbus.Limits = LIMITS
+    cred_prefix: bytes = b""
+    is_strict: bool = False
+    allowed_uids: frozenset[int] | None = None
+    is_observed: bool = False
+
+    def full(self, secret: bytes) -> bytes:
+        """Return a secret text below the credential prefix."""
+        start = self.cred_prefix
+        return start + b"/" + secret if start else secret
+
+
+SETUPS = [
+    Setup(),
+    Setup(is_observed=True),
+    Setup(USER_LIMITS),
+    Setup(USER_LIMITS, is_strict=True, is_observed=True),
+    Setup(cred_prefix=PREFIX, is_strict=True),
+    Setup(USER_LIMITS._replace(user_clients_max=1), PREFIX),
+    Setup(allowed_uids=frozenset({0, 1000, 65534})),
+]
 PACKET_COST_BYTES = 768  # K3
 INCOMING_MAX = 12  # packets that a client can send ahead
 SETTLE_ROUNDS_MAX = 2_000
@@ -330,8 +468,10 @@ class SimWire:
         self.took = False  # a packet, in this round
         self.send_buffer_bytes = 0
         self.taken_time = 0.0
-        self.counted = 0  # discarded packets that are accounted for
-        self.skipped = 0  # packets that were passed over since
+        self.skipped = 0  # packets that were passed over in this round
+        self.is_admitted = False
+        self.held: set[sbus.Client] = set()  # publishers that it pauses
+        self.held_time = 0.0  # since when, or since it took a packet
 
     # What the server calls
 
@@ -339,6 +479,7 @@ class SimWire:
         return 10 + self.slot
 
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes:
+        self.is_admitted = self.world.model.admit(self.party)
         gid, uid, pid = self.party.own
         return struct.pack("iII", pid, uid, gid)
 
@@ -357,6 +498,7 @@ class SimWire:
             buffer[:count] = packet[:count]
             return len(packet)
         if self.ended:
+            self.world.model.leave(self.party)  # [CONN-10]
             return 0
         raise BlockingIOError(errno.EAGAIN, "nothing to read")
 
@@ -445,7 +587,10 @@ class SimSelector(FakeSelector):
 
 
 class Witness(sbus.Observer):
-    """Sees what clients still wait for when they are disconnected."""
+    """Sees what only the moment shows: limits, and what is left at the end."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
 
     def closed(self, client: sbus.Client, reason: str) -> None:
         wire: Any = client.wire
@@ -454,26 +599,62 @@ class Witness(sbus.Observer):
                 "the kernel would have taken more"
             )
 
+    def paused(
+        self, publisher: sbus.Client, holder: sbus.Client, rule: str
+    ) -> None:
+        wire: Any = publisher.wire
+        wire.party.counts["paused"] += 1
+
+    def queued(self, client: sbus.Client, packet: sbus.Packet) -> None:
+        if self.world.limits_broken(client, 0):  # [BLOCK-10] [BLOCK-18]
+            wire: Any = client.wire
+            held: list[Any] = [publisher.wire for publisher in client.holding]
+            publisher = self.world.model.publishers[bytes(packet)]
+            assert wire.party.hard == "block", "queued beyond a limit"
+            assert publisher in [one.party for one in held], "not paused"
+
+    def discarded(
+        self, client: sbus.Client, packet: sbus.Packet, reason: str
+    ) -> None:
+        wire: Any = client.wire
+        soft, hard = wire.party.soft, wire.party.hard
+        if reason == "deaf":  # [CONN-8]
+            assert client.deaf
+        elif reason == "soft/discard":  # [BLOCK-5]
+            assert soft == "discard"
+        else:  # [BLOCK-9]
+            assert (reason, hard) == ("hard/discard", "discard")
+            assert self.world.limits_broken(client, len(packet) + 128)
+
 
 class World:
     """A server on a simulated kernel, its clients, and the model."""
 
-    def __init__(self, is_observed: bool) -> None:
+    def __init__(self, setup: Setup) -> None:
         self.now = 0.0
         self.log: list[object] = []
-        self.model = Model(LIMITS)
+        self.setup = setup
+        self.limits = setup.limits
+        self.model = Model(setup)
         self.listener = FakeListener()
         self.selector = SimSelector()
-        self.bus = sbus.Bus(LIMITS, OWNER)
-        if is_observed:
-            self.bus.observers.append(Witness())
+        self.bus = sbus.Bus(
+            setup.limits, OWNER, setup.cred_prefix, setup.is_strict
+        )
+        if setup.is_observed:
+            self.bus.observers.append(Witness(self))
         self.server = sbus.Server(
-            self.bus, self.listener, self.selector, lambda: self.now
+            self.bus,
+            self.listener,
+            self.selector,
+            lambda: self.now,
+            setup.allowed_uids,
         )
         self.slots: list[SimWire | None] = [None] * len(SLOTS)
         self.wires: dict[SimWire, None] = {}  # those that are not closed
         self.is_table_new = False  # it has changed since it was checked
         self.is_stopping = False
+        self.discarded = 0  # packets for clients that have gone
 
     # ---- Steps
 
@@ -536,12 +717,17 @@ class World:
             return
         self.log.append((wire.slot, "sent", packet[:40]))
         self.model.handle(party, packet)
+        is_end = wire.ended and not (packet or wire.incoming or wire.reset)
+        if party.is_wrong and not (wire.expelled or is_end):
+            # An empty packet before the end cannot be told from the end
+            self.model.faults += 1
         self.is_table_new |= packet[:3] in (b"SUB", b"UNS")
 
     def on_send(self, wire: SimWire, packet: bytes) -> None:
         """Check that a packet is owed, and is the next to be sent."""
         self.log.append((wire.slot, "heard", packet[:40]))
         party = wire.party
+        party.counts["delivered"] += 1
         if wire.client and wire.client.backlog.bytes:
             self.account(wire)
             index = party.next_index()
@@ -551,27 +737,49 @@ class World:
         assert packet in party.pending, "not owed, or out of order"
         index = party.pending.index(packet)  # [BLOCK-3]
         wire.skipped += index
+        party.taken_at_once += 1
         del party.pending[: index + 1]
 
     def on_expulsion(self, wire: SimWire) -> None:
         """Check that a receiver is disconnected for a cause."""
         self.log.append((wire.slot, "expelled"))
         wire.party.may_discard = True
+        self.model.faults += not wire.party.is_wrong
         client = wire.client
         assert client
         size = max(map(len, wire.party.pending), default=0)
-        is_full = client.backlog.bytes + size + 128 > LIMITS.backlog_bytes_max
+        is_full = bool(self.limits_broken(client, size + 128))
         waited = self.now - wire.taken_time
-        is_idle = client.holding and waited >= LIMITS.block_seconds_max
+        is_idle = client.holding and waited >= self.limits.block_seconds_max
         assert wire.is_broken or (
             wire.refused and (wire.party.soft == "error" or is_full or is_idle)
         ), "expelled for nothing"
+
+    def limits_broken(self, client: sbus.Client, size: int) -> list[str]:
+        """Return which limits that many more bytes of backlog would break."""
+        limits = self.limits
+        bus_max = limits.bus_backlog_bytes_max
+        uses = {"client": (client.backlog.bytes, limits.backlog_bytes_max)}
+        wire: Any = client.wire
+        if not wire.party.is_privileged:
+            bus_max -= bus_max // 4  # [LIMIT-16]
+            used = client.user.backlog_bytes
+            uses["user"] = (used, limits.user_backlog_bytes_max)  # [LIMIT-14]
+        uses["bus"] = (self.bus.flood.backlog_bytes, bus_max)  # [LIMIT-15]
+        return [
+            name for name, (used, most) in uses.items() if used + size > most
+        ]
 
     def on_close(self, wire: SimWire) -> None:
         """Check that a client was disconnected for a cause, and heard out."""
         self.log.append((wire.slot, "closed"))
         del self.wires[wire]
-        self.model.parties.pop(wire.party, None)
+        assert bool(wire.client) == wire.is_admitted, "let in or kept out"
+        if wire.client:
+            self.discarded += wire.client.discarded
+            self.check_counts(wire.client, wire.party)
+            wire.party.sum.update(wire.client.counts())
+        self.model.leave(wire.party)
         self.is_table_new = True
         if wire.client and not wire.party.is_wrong and not self.is_stopping:
             assert wire.ended, "disconnected for nothing"
@@ -583,9 +791,13 @@ class World:
         """Compare all that the server holds with what is so."""
         bus = self.bus
         assert not bus.touched, "an outbox was left"
-        watched = 0
+        watched = discarded = 0
         for client in bus.clients.values():
             watched += self.check_client(client, client.wire)
+            discarded += client.discarded
+        assert len(bus.clients) == len(self.model.parties)
+        assert sum(bus.flood.discarded.values()) == discarded + self.discarded
+        assert sum(self.server.disconnected.values()) == self.model.faults
         resting = self.listener in self.server._resting
         assert (self.listener in self.selector.keys) != resting
         assert len(self.selector.keys) == watched + (not resting), (
@@ -603,8 +815,10 @@ class World:
         assert not wire.party.is_wrong, "a mistake without consequence"
         wire.client = client
         party = wire.party
-        self.model.parties[party] = None
+        assert party in self.model.parties
         self.account(wire)
+        assert client.discarded == party.counts["discarded"], "not counted"
+        self.check_counts(client, party)
         bytes_ = sum(map(len, party.pending)) + 128 * len(party.pending)
         assert client.backlog.bytes == bytes_, "wrong count of bytes"
         self.check_holding(client)
@@ -626,7 +840,8 @@ class World:
         """Check that what is owed waits, or was counted as discarded."""
         client, party = wire.client, wire.party
         assert client
-        missing = wire.skipped
+        party.counts["discarded"] += wire.skipped
+        wire.skipped = 0
         waiting = by_arrival(client.backlog)
         if waiting != party.pending:
             lost = difference(party.pending, waiting)
@@ -636,12 +851,16 @@ class World:
                 packet.startswith(b"CMSG ") for packet in lost
             ), "an answer is missing"  # [BLOCK-17]
             party.pending = waiting
-            missing += len(lost)
-        if missing or client.discarded != wire.counted:
-            counted = client.discarded - wire.counted
-            assert counted == missing, "not counted"
-            wire.counted = client.discarded
-            wire.skipped = 0
+            party.counts["discarded"] += len(lost)
+
+    def check_counts(self, client: sbus.Client, party: Party) -> None:
+        """Compare what a client has done with what the server counted."""
+        expected = party.counts
+        expected["refused"] = party.owed - party.taken_at_once
+        for name in ("published", "delivered", "refused", "paused"):
+            is_known = name != "paused" or self.setup.is_observed
+            count = getattr(client, name)
+            assert not is_known or count == expected[name], f"{name}: {count}"
 
     def check_holding(self, client: sbus.Client) -> None:
         """Check who is paused by whom, and that there is a time limit."""
@@ -657,6 +876,15 @@ class World:
                 "paused by nobody"
             )
         assert (client in self.server._holders) == bool(client.holding)
+        wire: Any = client.wire
+        held = set(client.holding)
+        if wire.took or not held & wire.held:
+            wire.held_time = self.now
+        wire.held = held
+        seconds = self.now - wire.held_time
+        assert not held or seconds < self.limits.block_seconds_max, (
+            "holds publishers for too long"
+        )  # [BLOCK-16]
 
     def check_modes(self, client: sbus.Client, wire: SimWire) -> None:
         """Check that those are paused who are to be, and note the mode."""
@@ -665,7 +893,7 @@ class World:
         held = [wire.party for wire in wires]
         packets = [one for one in party.pending if one[:4] == b"MSG "]
         expected = []
-        is_over = client.backlog.bytes > LIMITS.backlog_bytes_max
+        is_over = client.backlog.bytes > self.limits.backlog_bytes_max
         is_new = len(packets) > party.waited and not wire.took
         if is_over and is_new:  # [BLOCK-10]
             expected = packets[-1:]
@@ -705,6 +933,7 @@ class World:
                 used[2] += client.pattern_bytes
             counts = [user.backlog_bytes, user.patterns, user.pattern_bytes]
             assert counts == used, "wrong sums of a user"
+            assert user.past == self.model.sums[uid], "wrong counts of a user"
             total += used[0]
         assert bus.flood.backlog_bytes == total, "wrong sum of the bus"
 
@@ -720,7 +949,8 @@ class World:
             for pattern in client.patterns:
                 is_secret = pattern.startswith(SECRET)
                 if is_secret:
-                    pattern = sbus.open_fields(pattern, b"")
+                    prefix = self.setup.cred_prefix
+                    pattern = sbus.open_fields(pattern, prefix)
                 pairs[is_secret].append((pattern, client))
         check_table(bus._public, pairs[False])
         check_table(bus._secret, pairs[True])
@@ -843,19 +1073,23 @@ def secrets_of(slot: int) -> list[bytes]:
 SECRETS = [secrets_of(slot) for slot in range(len(SLOTS))]
 
 
-def make_packet(random_: random.Random, number: int, slot: int) -> bytes:
+def make_packet(
+    random_: random.Random, number: int, slot: int, setup: Setup
+) -> bytes:
     """Return a packet for a client to send."""
     pick = random_.random()
     if pick < 0.62:
         is_secret = random_.random() < 0.15
         keys = random_.choice(SECRETS) if is_secret else KEYS
+        key = random_.choice(keys)
         payload = b"%d " % number + bytes(random_.choice(SIZES))
-        return publish(random_.choice(keys), payload)
+        return publish(setup.full(key) if is_secret else key, payload)
     if pick < 0.88:
-        word = b"SUB " if pick < 0.77 else b"UNSUB "
-        is_secret = random_.random() < 0.2
-        texts = SECRETS[slot] if is_secret else PATTERNS
-        return word + random_.choice(texts)
+        most = 0.87 if setup.is_strict else 0.77
+        word = b"SUB " if pick < most else b"UNSUB "
+        if random_.random() < 0.2:
+            return word + setup.full(random_.choice(SECRETS[slot]))
+        return word + random_.choice(PATTERNS)
     if pick < 0.96:
         return b"CMSG " + random_.choice(MODES).encode()
     if pick < 0.99:
@@ -865,7 +1099,7 @@ def make_packet(random_: random.Random, number: int, slot: int) -> bytes:
     return random_.choice(MISTAKES)
 
 
-def make_steps(seed: int, count: int) -> list[Step]:
+def make_steps(seed: int, count: int, setup: Setup) -> list[Step]:
     """Return the steps of a run."""
     random_ = random.Random(seed)
     weights = dict(WEIGHTS)
@@ -881,7 +1115,7 @@ def make_steps(seed: int, count: int) -> list[Step]:
         slot = random_.randrange(len(SLOTS))
         how: Any = None
         if what == "send":
-            how = make_packet(random_, number, slot)
+            how = make_packet(random_, number, slot, setup)
         elif what == "serve":
             how = random_.randrange(64)
         elif what == "read":
@@ -898,9 +1132,9 @@ def make_steps(seed: int, count: int) -> list[Step]:
     return steps
 
 
-def run_steps(steps: Iterable[Step], is_observed: bool = False) -> World:
+def run_steps(steps: Iterable[Step], setup: Setup) -> World:
     """Run steps on a new bus, let it settle, and stop it."""
-    world = World(is_observed)
+    world = World(setup)
     for step in steps:
         world.step(step)
     world.settle()
@@ -908,10 +1142,10 @@ def run_steps(steps: Iterable[Step], is_observed: bool = False) -> World:
     return world
 
 
-def failure_of(steps: Sequence[Step], is_observed: bool) -> str:
+def failure_of(steps: Sequence[Step], setup: Setup) -> str:
     """Return how a run fails, nothing if it does not."""
     try:
-        run_steps(steps, is_observed)
+        run_steps(steps, setup)
     except Exception as error:  # whatever the mistake in sbus.py is
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return ""
@@ -946,15 +1180,17 @@ def as_python(step: Step) -> str:
     return f"({what!r}, {slot}, {text})"
 
 
-def replay_of(steps: list[Step], is_observed: bool) -> str:
+def replay_of(steps: list[Step], setup: Setup) -> str:
     """Return the shortest failing run that is found, as Python."""
-    steps = shrink(steps, lambda fewer: bool(failure_of(fewer, is_observed)))
+    steps = shrink(steps, lambda fewer: bool(failure_of(fewer, setup)))
     lines = "".join(f"        {as_python(step)},\n" for step in steps)
-    failure = failure_of(steps, is_observed)
-    return f"{failure}\n    run_steps([\n{lines}    ], {is_observed})"
+    where = f"SETUPS[{SETUPS.index(setup)}]"
+    return (
+        f"{failure_of(steps, setup)}\n    run_steps([\n{lines}    ], {where})"
+    )
 
 
-SEEDS = 1_000 * FACTOR
+SEEDS = 1_050 * FACTOR
 STEPS = 2_000 * FACTOR
 GROUPS = 20
 
@@ -970,17 +1206,18 @@ class TestSimulation:
     def test_random_runs(self, group: int) -> None:
         """[PUB-1] [PUB-3] [PUB-6] [CRED-11] [BLOCK-12] [BLOCK-19] [CONN-6]."""
         for seed in range(group, SEEDS, GROUPS):
-            steps = make_steps(seed, STEPS)
-            is_observed = seed % 3 == 0
-            if failure_of(steps, is_observed):
-                replay = replay_of(steps, is_observed)
+            setup = SETUPS[seed % len(SETUPS)]
+            steps = make_steps(seed, STEPS, setup)
+            if failure_of(steps, setup):
+                replay = replay_of(steps, setup)
                 pytest.fail(f"seed {seed}: {replay}", pytrace=False)
 
     @pytest.mark.parametrize("seed", range(4))
     def test_same_seed_same_log(self, seed: int) -> None:
         """Nothing but the steps decides what happens."""
-        steps = make_steps(seed, STEPS)
-        logs = [run_steps(steps).log for _ in range(2)]
+        setup = SETUPS[seed]
+        steps = make_steps(seed, STEPS, setup)
+        logs = [run_steps(steps, setup).log for _ in range(2)]
         assert logs[0] == logs[1] and len(logs[0]) > 100
 
 
@@ -1796,12 +2033,15 @@ class TestBrokenPackets:
             if number % 10 == 0:
                 size = large[number // 10 % len(large)]
                 start = random_.choice([b"MSG calm/1\0", b"MSG k\0", b"SUB "])
-                some.append((start + bytes(size))[:size])
+                some.insert(0, (start + bytes(size))[:size])
             wild.send(*some)
             wild.close()
             assert wild.wire.closed
             pair[1].send(publish(b"calm/1", b"hello"))
-            assert pair[0].read_all()[-1] == publish(b"calm/1", b"hello")
+            *others, last = pair[0].read_all()
+            assert last == publish(b"calm/1", b"hello")
+            assert all(packet in some for packet in others), "was changed"
+            assert max(map(len, others), default=0) <= 409_600
         assert len(kernel.bus.clients) == 2
 
     @pytest.mark.parametrize("packets", KEPT)
@@ -1850,7 +2090,7 @@ class TestMatching:
             assert matches == selects(pattern, key), (pattern, key)
 
     def test_very_long_pairs(self, record_property: Any) -> None:
-        """[MATCH-2] 400,000 bytes, which take less than 50 ms or so."""
+        """[MATCH-2] 400,000 bytes take 50 ms or so, not the square of it."""
         longest = 0.0
         for part in (b"a/", b"*/", b"/", b"a", b"*"):
             pattern = part * (400_000 // len(part))
@@ -1859,3 +2099,19 @@ class TestMatching:
                 sbus.pattern_matches(pattern, key)
                 longest = max(longest, time.perf_counter() - start)
         record_property("milliseconds", longest * 1000)
+        assert longest < 1.0
+
+
+class TestPromises:
+    """SECURITY.md says how each promise is tested."""
+
+    def test_the_tests_that_it_names_exist(self) -> None:
+        """Under these names, so that they can be found."""
+        text = (HERE / "SECURITY.md").read_text("utf-8")
+        names = set(re.findall(r"`((?:Test|test_)\w+)`", text))
+        sources = [path.read_text() for path in HERE.glob("test_sbus*.py")]
+        defined = re.findall(
+            r"^ *(?:class|def) (\w+)", "\n".join(sources), re.M
+        )
+        assert len(names) > 20
+        assert names <= set(defined)
