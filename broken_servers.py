@@ -527,6 +527,12 @@ BROKEN = [
         "            self.turn(client)\n",
     ),
     Broken(
+        "every-publisher-adds-to-a-backlog",
+        "BLOCK-21",
+        "            if self._is_far_above(receiver):\n",
+        "            if False:\n",
+    ),
+    Broken(
         "anybody-may-pause",
         "BLOCK-13",
         "        return uid == publisher.user.uid and uid != OVERFLOW_ID\n",

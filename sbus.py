@@ -73,9 +73,6 @@ SPEC_VERSION = "1"
 # =============================================================================
 
 
-OVERSHOOT_BYTES = 1 << 20  # about a turn of one publisher
-
-
 class Limits(NamedTuple):
     """What a client, the clients of a user, and all together may use.
 
@@ -106,17 +103,16 @@ class Limits(NamedTuple):
         bytes.  The kernel's buffers are not in it.
         """
         patterns = self.patterns_max * 400 + self.pattern_bytes_max
-        return self.clients_max * (2_000 + patterns) + (
-            self.bus_backlog_bytes_max
-        )
+        backlog = with_overshoot(self.bus_backlog_bytes_max)
+        return self.clients_max * (2_000 + patterns) + backlog
 
 
 def with_overshoot(limit: int) -> int:
-    """Return what a backlog may come to while publishers are being paused.
+    """Return what backlogs may come to that pause their publishers.
 
-    What they had in their turn, and in the kernel, is not refused yet.
+    Spec: [BLOCK-21].
     """
-    return limit + limit // 8 + OVERSHOOT_BYTES
+    return limit + limit // 8 + 1_048_576
 
 
 # SbusError is the base of all that this file raises on purpose.  A
@@ -1049,7 +1045,8 @@ class FloodControl:
 
         Raises: BacklogError if the receiver is to be disconnected.
         Spec: [BLOCK-4] [BLOCK-5] [BLOCK-7] [BLOCK-8] [BLOCK-9] [BLOCK-10]
-        [BLOCK-11] [BLOCK-14] [BLOCK-15] [BLOCK-17] [BLOCK-18] [BLOCK-19].
+        [BLOCK-11] [BLOCK-14] [BLOCK-15] [BLOCK-17] [BLOCK-18] [BLOCK-19]
+        [BLOCK-21].
         """
         receiver.refused += 1
         if receiver.deaf:
@@ -1070,9 +1067,8 @@ class FloodControl:
                 raise BacklogError("BLOCK-11", excess)
             if not self.may_pause(publisher, receiver):
                 raise BacklogError("BLOCK-15", excess)
-            if self._is_far_beyond(receiver):
-                # More publishers at once than there is memory for
-                raise BacklogError("LIMIT-14", f"far beyond: {excess}")
+            if self._is_far_above(receiver):
+                raise BacklogError("BLOCK-21", f"far {excess}")
             most = min(receiver.backlog.bytes, self.limits.backlog_bytes_max)
             self._pause(publisher, receiver, most // 2, "BLOCK-10")
         is_soft = receiver.soft_mode == "block"
@@ -1098,16 +1094,17 @@ class FloodControl:
             return f"over {bus_bytes_max} bytes of backlog of the bus"
         return ""
 
-    def _is_far_beyond(self, receiver: Client) -> bool:
-        """Return whether no more may be queued, even for hard mode block.
+    def _is_far_above(self, receiver: Client) -> bool:
+        """Return whether more is queued than pausing publishers explains.
 
-        Spec: [LIMIT-14] [LIMIT-15].
+        Spec: [BLOCK-21].
         """
         limits, user = self.limits, receiver.user
         user_max = with_overshoot(limits.user_backlog_bytes_max)
-        bus_max = with_overshoot(limits.bus_backlog_bytes_max)
-        return self.backlog_bytes > bus_max or (
-            not user.is_privileged and user.backlog_bytes > user_max
+        if user.backlog_bytes > user_max and not user.is_privileged:
+            return True
+        return self.backlog_bytes > with_overshoot(
+            limits.bus_backlog_bytes_max
         )
 
     def may_pause(self, publisher: Client, receiver: Client) -> bool:
@@ -1250,8 +1247,8 @@ SELECT_SECONDS_MAX = 3_600.0  # epoll knows no more than 24 days
 ACCEPT_PAUSE_SECONDS = 0.1
 MEMORY_PAUSE_SECONDS = 0.05
 STOP_SECONDS_MAX = 1.0
-CAUSE_LINES_MAX = 10  # a second, of one rule
-CAUSES_MAX = 10_000  # rules and users that are remembered
+CAUSE_LINES_MAX = 10  # a second, for one rule
+CAUSES_MAX = 10_000  # pairs of rule and user that are remembered
 SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
 SEND_BUFFER_BYTES = 212_992  # asked for at least; the kernel doubles it
 
@@ -1339,20 +1336,16 @@ class CauseLog:
             log.warning("%s%s", line, more)
         if len(self._causes) > CAUSES_MAX:
             self.close()
-            self._causes.clear()
 
     def close(self) -> None:
         """Log how many lines were left out and not reported since."""
-        others: Counter[str] = Counter()
-        written: Counter[str] = Counter()
-        for (rule, uid), (_, left_out) in self._causes.items():
-            if left_out and written[rule] < CAUSE_LINES_MAX:
-                written[rule] += 1
-                log.warning("uid=%d [%s] (%d more)", uid, rule, left_out)
-            elif left_out:
-                others[rule] += left_out
-        for rule, left_out in others.items():
-            log.warning("[%s] (%d more)", rule, left_out)
+        totals: Counter[str] = Counter()
+        for (rule, _), (_, left_out) in self._causes.items():
+            totals[rule] += left_out
+        for rule, left_out in totals.items():
+            if left_out:
+                log.warning("[%s] (%d more)", rule, left_out)
+        self._causes.clear()
 
 
 class Server:

@@ -2412,7 +2412,7 @@ class TestCauseLog:
             kernel.connect(uid=7).send(b"HELLO")
         kernel.server.stop()
         kernel.server.run()
-        assert caplog.messages[-1] == "uid=7 [PKT-2] (2 more)"
+        assert caplog.messages[-1] == "[PKT-2] (2 more)"
 
     def test_first_discarded_packet_is_logged(
         self, kernel: FakeKernel, caplog: pytest.LogCaptureFixture

@@ -868,7 +868,7 @@ class TestOptions:
         """[RUN-14] The start line says what follows from the limits."""
         options = ("--max-clients", "10", "--max-bus-backlog", "1000000")
         with RealBus(directory, *options) as bus:
-            assert " memory<=7556KiB\n" in bus.log()
+            assert " memory<=8702KiB\n" in bus.log()
         with RealBus(directory, "--max-bus-backlog", "unlimited") as bus:
             assert " memory<=unlimited\n" in bus.log()
 

@@ -372,7 +372,7 @@ class TestMemory:
     def test_flood(
         self, directory: Path, work: str, record_property: Any
     ) -> None:
-        """[LIMIT-14] [LIMIT-15] [BLOCK-13] [BLOCK-19] [CONN-12] Bounded."""
+        """[LIMIT-14] [BLOCK-13] [BLOCK-19] [BLOCK-21] [CONN-12] Bounded."""
 
         def run_flood() -> None:
             if work == "large":
@@ -396,7 +396,7 @@ class TestMemory:
             bus.wait_for_log("stats users=0 clients=0 backlog_bytes=0 ")
 
     def test_one_shot_publishers(self, directory: Path) -> None:
-        """[LIMIT-14] Nor can those add to it who leave at once."""
+        """[BLOCK-21] Nor can those add to it who leave at once."""
 
         def run_publishers() -> None:
             with connect(bus.path) as reader:
@@ -439,7 +439,7 @@ class TestMemory:
 
     @pytest.mark.parametrize("uid", [1_000, 0])
     def test_publishers_that_leave_at_once(self, uid: int) -> None:
-        """[LIMIT-14] [LIMIT-15] They are not paused, and still limited."""
+        """[BLOCK-21] They are not paused, and still limited."""
         most = 100_000
         limits = sbus.Limits(
             user_backlog_bytes_max=most, bus_backlog_bytes_max=most
@@ -456,7 +456,7 @@ class TestMemory:
             size = most * 9 // 8 + MEBIBYTE + len(packet) + 128
             assert kernel.bus.flood.backlog_bytes <= size
         assert reader.wire.closed
-        assert kernel.server.disconnected == {"LIMIT-14": 1}
+        assert kernel.server.disconnected == {"BLOCK-21": 1}
 
     @needs_root  # who starts a bus has no limits of a user
     def test_patterns(self, directory: Path) -> None:
