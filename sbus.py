@@ -518,7 +518,7 @@ class Bus:
         self.clients: dict[int, Client] = {}
         self.users: dict[int, User] = {}  # those who have clients
         self.touched: list[Client] = []  # those with something in the outbox
-        self.work = 0  # look-ups, deliveries and the like, since set to 0
+        self.work = 0  # packets, look-ups, deliveries, since it was set to 0
         self._numbered = 0  # clients so far
         self._published = 0  # messages so far that an observer was told of
         self._public = SubscriptionTable(limits.shapes_max)
@@ -573,6 +573,7 @@ class Bus:
         head = start[:end]
         receivers = self._recent.get(head) if end > 0 else None
         if receivers is None:
+            self.work += 1
             kind, key, _ = parse_packet(start)
             if len(key) > self.limits.key_bytes_max:
                 what = f"{kind} key of {len(key)} bytes"
@@ -592,7 +593,7 @@ class Bus:
         if self.observers:
             packet = self._tell_published(client, head, packet, receivers)
         client.published += 1
-        self.work += len(receivers)
+        self.work += 1 + len(receivers)
         for receiver in receivers:
             if not receiver.outbox:
                 self.touched.append(receiver)
@@ -1240,7 +1241,8 @@ MSG_TRUNC = socket.MSG_TRUNC
 PACKETS_PER_TURN = 64
 SINGLE_TURNS = 8  # after one that found a single packet
 BACKLOG_PACKETS_PER_TURN = 512  # it should empty faster than a turn fills it
-WORK_PER_TURN = 4_096  # look-ups and deliveries
+WORK_PER_TURN = 4_096  # packets, look-ups and deliveries
+WORK_PER_ROUND = 4_096  # of all clients of a user, before others have turns
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
 ACCEPTS_PER_TURN = 64
 SELECT_SECONDS_MAX = 3_600.0  # epoll knows no more than 24 days
@@ -1380,6 +1382,8 @@ class Server:
         self._causes = CauseLog(clock)
         self.disconnected: Counter[str] = Counter()  # for cause, by rule
         self._closed: list[Wire] = []  # to be closed after the round
+        self._spent: dict[User, int] = {}  # work, in this round
+        self._late: dict[Client, int] = {}  # what they were ready for
         selector.register(listener, READ, self.accept)
 
     def run(self) -> None:
@@ -1402,11 +1406,15 @@ class Server:
         except (OSError, MemoryError) as error:
             self._causes.write("CONN-12", -1, f"[CONN-12] select: {error}")
             ready = []
+        late, self._late = self._late, {}
+        self._spent.clear()
+        for client, events in late.items():
+            self._serve(client, events)
         for key, events in ready:
-            if isinstance(key.data, Client):
-                self._serve(key.data, events)
-            else:
+            if not isinstance(key.data, Client):
                 key.data()
+            elif key.data not in late:
+                self._serve(key.data, events)
         if timers:
             self._on_time()
         if self._closed:
@@ -1415,11 +1423,20 @@ class Server:
             observer.flush()
 
     def _serve(self, client: Client, events: int) -> None:
-        """Give a client that is ready its turn."""
+        """Give a client that is ready its turn, unless its user had enough.
+
+        Spec: [CONN-19].
+        """
+        spent = self._spent.get(client.user, 0)
+        if spent >= WORK_PER_ROUND:
+            self._late[client] = events
+            return
+        self.bus.work = 0
         if events & READ and not client.closed:
             self.turn(client)
         if events & WRITE and not client.closed:
             self.drain(client)
+        self._spent[client.user] = spent + self.bus.work
 
     # ---- On a new connection
 
@@ -1514,7 +1531,6 @@ class Server:
         After a turn that found one packet, the next few look for one only.
         """
         bus = self.bus
-        bus.work = 0
         recv_into = client.wire.recv_into
         view = self._view
         copied_max = self._copied_bytes_max
@@ -1674,6 +1690,7 @@ class Server:
         except (OSError, MemoryError) as error:
             self._take_refusal(client, error)
         if taken:
+            self.bus.work += taken
             client.delivered += taken
             self._after_progress(client)
         return taken
@@ -1713,11 +1730,11 @@ class Server:
         Spec: [BLOCK-16] [CONN-3] [CONN-9].
         """
         for client in self._starved.due():
-            self._serve(client, WRITE)
+            self.drain(client)
             self._watch(client)
         for client in self._holders.due():
             # A reader of few packets may have made room without an event
-            self._serve(client, WRITE)
+            self.drain(client)
             if client.holding and client not in self._holders:
                 what = "holds publishers and takes no packet"
                 self.expel(client, BacklogError("BLOCK-16", what))
@@ -1836,6 +1853,7 @@ class Server:
         with contextlib.suppress(KeyError, OSError, MemoryError):
             self.selector.unregister(self.listener)  # if it is not resting
         self._resting.clear()
+        self._late.clear()
         self.listener.close()
         clients = self.bus.clients
         for client in list(clients.values()):

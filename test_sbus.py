@@ -1893,6 +1893,78 @@ class TestLoop:
         assert len(flooder.wire.incoming) > 64 - 20
         assert not kernel.bus.touched
 
+    def test_users_have_turns(self, kernel: FakeKernel) -> None:
+        """[CONN-19] However many busy clients one of them has."""
+        for _ in range(400):
+            kernel.connect(uid=1).send(b"SUB k")
+        flooders = [kernel.connect(uid=1) for _ in range(20)]
+        other = kernel.connect(uid=2)
+        for flooder in flooders:
+            flooder.wire.incoming.extend(publications(64))
+        other.wire.incoming.append(WHOAMI)
+        kernel.server.round(0)
+        assert len(other.wire.taken) == 1
+        assert [len(each.wire.incoming) for each in flooders[1:]] == [64] * 19
+
+    def test_clients_of_a_user_have_turns(self, kernel: FakeKernel) -> None:
+        """[CONN-19] Whoever was put off is served before those who were not.
+
+        And is not served once it has gone, or the server stops.
+        """
+        stuck = kernel.connect(uid=2)
+        stuck.wire.room = 0
+        stuck.send(b"SUB x", publish(b"x"))
+        for _ in range(400):
+            kernel.connect(uid=1).send(b"SUB k")
+        flooders = [kernel.connect(uid=1) for _ in range(6)]
+        for flooder in flooders:
+            flooder.wire.incoming.extend(publications(64))
+        for _ in range(5):
+            kernel.server.round(0)
+        kernel.bus.close(flooders[5].client, "test")
+        kernel.selector.unregister(flooders[5].wire)
+        kernel.server.round(0)
+        left = [len(flooder.wire.incoming) for flooder in flooders]
+        assert left == [42, 53, 53, 53, 53, 64]
+        kernel.server.stop()
+        stuck.wire.room = None
+        kernel.server.run()
+        assert [len(flooder.wire.incoming) for flooder in flooders] == left
+
+    def test_one_turn_in_a_round(self, kernel: FakeKernel) -> None:
+        """[CONN-5] [CONN-19] Also for whom was put off in the one before."""
+        for _ in range(400):
+            kernel.connect(uid=1).send(b"SUB k")
+        flooder, late = (kernel.connect(uid=1) for _ in "12")
+        flooder.wire.incoming.extend(publications(11))
+        late.wire.incoming.extend(publications(200, b"x"))
+        kernel.server.round(0)
+        assert len(late.wire.incoming) == 200
+        kernel.server.round(0)
+        assert len(late.wire.incoming) == 200 - 64
+
+    @pytest.mark.parametrize("packet", [publish(b"k"), b"CMSG x"])
+    def test_packets_are_work(self, kernel: FakeKernel, packet: bytes) -> None:
+        """[CONN-19] Although nobody receives them."""
+        senders = [kernel.connect(uid=1) for _ in range(100)]
+        for sender in senders:
+            sender.wire.incoming.extend([packet] * 64)
+        kernel.server.round(0)
+        left = sum(len(sender.wire.incoming) for sender in senders)
+        assert left == 64 * 36
+
+    def test_resumed_readers_have_turns(self, kernel: FakeKernel) -> None:
+        """[CONN-19] What waited for many is work as well."""
+        readers = [kernel.connect(uid=1) for _ in range(20)]
+        for reader in readers:
+            reader.wire.room = 0
+            reader.send(b"SUB k")
+        kernel.connect(uid=1).send(*publications(1000))
+        for reader in readers:
+            reader.wire.room = None
+        kernel.server.round(0)
+        assert sum(len(reader.wire.taken) for reader in readers) < 20 * 500
+
     def test_large_packets_wait_for_a_paused_publisher(
         self, kernel: FakeKernel
     ) -> None:

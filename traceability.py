@@ -56,6 +56,7 @@ NOT_VISIBLE = {
     "LIMIT-9": "about starting a server, not about a client of one",
     "CONN-3": "shows only when the server has no descriptor left",
     "CONN-5": "about time: no client can tell how long a turn was",
+    "CONN-19": "about time: no client can tell whom it waited for",
     "CONN-7": "no client can tell what became of a descriptor",
     "CONN-9": "shows only when the kernel has no memory left",
     "CONN-13": "the log does not go to clients",
