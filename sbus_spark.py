@@ -35,20 +35,26 @@ import datetime
 import html
 import importlib
 import io
+import itertools
 import json
 import os
 import re
+import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pyspark import SparkConf, StorageLevel
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException as SparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -99,6 +105,14 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{1}
 """
+SETTINGS = {  # where nothing else is given
+    "spark.master": "local[*]",
+    "spark.ui.enabled": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "16",
+    "spark.sql.files.maxPartitionBytes": "32m",
+}
 
 
 def java_version(java: str) -> int:
@@ -146,31 +160,24 @@ def session(name: str = "sbus") -> SparkSession:
     log_settings = scratch / "log4j2.properties"
     log_settings.write_text(LOG_SETTINGS, "ascii")
     os.environ.setdefault("PYTHONHASHSEED", "0")
-    defaults = {
-        "spark.master": "local[*]",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
-        "spark.log.level": "ERROR",
-        "spark.driver.extraJavaOptions": (
-            f"-Dlog4j2.configurationFile={log_settings}"
-        ),
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "32",
-        "spark.sql.files.maxPartitionBytes": "32m",
-        # Groups that are adjacent are many, and small
-        "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "50000",
-    }
-    builder = SparkSession.builder.appName(name)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not by spark-submit
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault(
+        "PYSPARK_SUBMIT_ARGS",
+        "--driver-memory 2g --driver-java-options '-XX:+UseParallelGC"
+        f" -Dlog4j2.configurationFile={log_settings}' pyspark-shell",
+    )
+    SparkContext._ensure_initialized()  # else no setting is seen as given
     given = SparkConf()
-    for option, value in defaults.items():
+    is_watched = str(sys.stderr.isatty()).lower()
+    builder = SparkSession.builder.appName(name).config(
+        "spark.ui.showConsoleProgress", is_watched
+    )
+    for option, value in SETTINGS.items():
         if not given.contains(option):
             builder = builder.config(option, value)
     spark = builder.getOrCreate()
-    for module in (
-        sbus.__file__,
-        sbus_client.__file__,
-        __file__,
-    ):  # the workers import them
+    for module in (sbus.__file__, sbus_client.__file__, __file__):
         spark.sparkContext.addPyFile(str(module))
     return spark
 
@@ -242,7 +249,7 @@ def read_trace(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     |---|---|---|
     | file | string | where it stands |
     | block | long | the split of the file, as its first byte's offset |
-    | line | long | rises within a split |
+    | line | long | rises within a split; no two lines have the same |
     | ev | string | kind of event; null for a line that is no event |
     | n | long | event number |
     | c | long | client number |
@@ -275,38 +282,78 @@ open, credential prefix of a start, or the line that is no event |
     )
 
 
-def runs(events: DataFrame) -> DataFrame:
-    """Return the runs that the trace files hold.
+def tallies(lines: DataFrame) -> DataFrame:
+    """Return the events in numbers, stretch by stretch and client by client.
+
+    In a stretch of a split the event numbers go on as the lines do.
 
     | column | type | meaning |
     |---|---|---|
-    | file | string | where it stands |
-    | run | long | its number: the line of its start |
-    | prefix | string | its credential prefix |
-    | from_block, from_line | long | where it starts |
-    | to_block, to_line | long | where the next run of the file starts |
+    | file, block, stretch | | the stretch; see stretch_of |
+    | c | long | the client, null for events of none |
+    | line | long | the first line |
+    | n, last | long | the first and the last event number |
+    | start | long | the line of the start of a run, null if it has none |
+    | stop, opened, closed | long | number of such an event, null for none |
+    | opens, closes | long | how many of these events there are |
+    | last_m | long | the last message that was sent to it |
+    | last_heard | long | event number of the last send to it |
     """
-    in_file = Window.partitionBy("file").orderBy("block", "line")
-    following = {
-        f"to_{name}": F.lead(name, 1, FOR_EVER).over(in_file)
-        for name in ("block", "line")
-    }
+    is_start = (F.col("ev") == "start") & (F.col("n") == 1)
     return (
-        events.filter(F.col("ev") == "start")
-        .withColumns(following)
-        .select(
-            "file",
-            F.col("line").alias("run"),
-            F.col("text").alias("prefix"),
-            F.col("block").alias("from_block"),
-            F.col("line").alias("from_line"),
-            "to_block",
-            "to_line",
+        lines.filter(F.col("ev").isNotNull())
+        .groupBy("file", "block", stretch_of(), "c")
+        .agg(
+            F.min("line").alias("line"),
+            F.min("n").alias("n"),
+            F.max("n").alias("last"),
+            F.min(F.when(is_start, F.col("line"))).alias("start"),
+            F.max(when_event("stop", "n")).alias("stop"),
+            F.max(when_event("open", "n")).alias("opened"),
+            F.max(when_event("close", "n")).alias("closed"),
+            F.count(when_event("open", "n")).alias("opens"),
+            F.count(when_event("close", "n")).alias("closes"),
+            F.max(when_event("send", "m")).alias("last_m"),
+            F.max(when_event("send", "n")).alias("last_heard"),
         )
     )
 
 
-def with_runs(events: DataFrame, runs: DataFrame) -> DataFrame:
+def stretch_of() -> Column:
+    """Return in which stretch an event is: one number for a whole trace."""
+    return (F.col("n") - F.col("line")).alias("stretch")
+
+
+def stretches(tallies: DataFrame) -> DataFrame:
+    """Return the stretches of the trace files, and in which run they are.
+
+    | column | type | meaning |
+    |---|---|---|
+    | file, block, stretch | | the stretch |
+    | line | long | its first line |
+    | n, last | long | its first and its last event number |
+    | start, stop | long | as in tallies |
+    | run | long | the line of the start of the run; null if there is none |
+    """
+    so_far = (
+        Window.partitionBy("file")
+        .orderBy("block", "line")
+        .rowsBetween(Window.unboundedPreceding, 0)
+    )
+    return (
+        tallies.groupBy("file", "block", "stretch")
+        .agg(
+            F.min("line").alias("line"),
+            F.min("n").alias("n"),
+            F.max("last").alias("last"),
+            F.min("start").alias("start"),
+            F.max("stop").alias("stop"),
+        )
+        .withColumn("run", F.last("start", True).over(so_far))
+    )
+
+
+def with_runs(lines: DataFrame, stretches: DataFrame) -> DataFrame:
     """Return the events of all runs.
 
     | column | type | meaning |
@@ -314,19 +361,11 @@ def with_runs(events: DataFrame, runs: DataFrame) -> DataFrame:
     | run | long | the run that it belongs to |
     | ev, n, c, m, text | | as in read_trace |
     """
-    at, block = F.col("line"), F.col("block")
-    is_after = (block > F.col("from_block")) | (
-        (block == F.col("from_block")) & (at >= F.col("from_line"))
-    )
-    is_before = (block < F.col("to_block")) | (
-        (block == F.col("to_block")) & (at < F.col("to_line"))
-    )
-    columns = [column for column in runs.columns if column != "file"]
-    here = runs.select(F.col("file").alias("of"), *columns)
-    is_in = (F.col("file") == F.col("of")) & is_after & is_before
+    of = stretches.filter(F.col("run").isNotNull()).select("stretch", "run")
     return (
-        events.filter(F.col("ev").isNotNull())
-        .join(F.broadcast(here), is_in, how="inner")
+        lines.filter(F.col("ev").isNotNull())
+        .withColumn("stretch", stretch_of())
+        .join(of, "stretch", how="inner")
         .select("run", "ev", "n", "c", "m", "text")
     )
 
@@ -339,40 +378,45 @@ def when_event(kind: str, value: str) -> Column:
 REORDERING = ("order/stack", "order/random")
 
 
-def lives(events: DataFrame, runs: DataFrame) -> DataFrame:
+def lives(
+    tallies: DataFrame, stretches: DataFrame, rare: DataFrame
+) -> DataFrame:
     """Return the clients.
+
+    *rare* are the events other than msg, send and drop.
 
     | column | type | meaning |
     |---|---|---|
     | run, c | long | the client |
-    | opened, closed | long | event numbers, null for none |
-    | opens, closes | long | how many of these events there are |
     | first, last | long | numbers of its first and its last event |
-    | own | string | credentials and prefix: "gid uid pid prefix" |
-    | last_m | long | the last message that was sent to it |
-    | last_heard | long | event number of the last send to it |
+    | opened, closed, opens, closes, last_m, last_heard | | as in tallies |
     | is_reordered | boolean | whether it ever asked for another order |
+    | own | string | credentials and prefix: "gid uid pid prefix" |
     """
     asked = (F.col("ev") == "ctl") & F.col("text").isin(*REORDERING)
-    own = F.concat_ws(" ", "text", F.coalesce("prefix", F.lit("")))
+    latest = ("last", "opened", "closed", "last_m", "last_heard")
+    starts = rare.filter(F.col("ev") == "start")
+    prefix = starts.select("run", F.col("text").alias("prefix"))
+    who = rare.groupBy("run", "c").agg(
+        F.max(when_event("open", "text")).alias("who"),
+        F.max(asked).alias("asked"),
+    )
+    own = F.concat_ws(" ", "who", F.coalesce("prefix", F.lit("")))
     return (
-        events.filter(F.col("c").isNotNull())
+        tallies.filter(F.col("c").isNotNull())
+        .join(stretches.select("stretch", "run"), "stretch", how="inner")
+        .filter(F.col("run").isNotNull())
         .groupBy("run", "c")
         .agg(
-            F.max(when_event("open", "n")).alias("opened"),
-            F.max(when_event("close", "n")).alias("closed"),
-            F.count(when_event("open", "n")).alias("opens"),
-            F.count(when_event("close", "n")).alias("closes"),
             F.min("n").alias("first"),
-            F.max("n").alias("last"),
-            F.max(when_event("open", "text")).alias("text"),
-            F.max(when_event("send", "m")).alias("last_m"),
-            F.max(when_event("send", "n")).alias("last_heard"),
-            F.bool_or(asked).alias("is_reordered"),
+            *(F.max(name).alias(name) for name in latest),
+            *(F.sum(name).alias(name) for name in ("opens", "closes")),
         )
-        .join(runs.select("run", "prefix"), "run", how="left")
-        .select("*", own.alias("own"))
-        .drop("text", "prefix")
+        .join(who, ["run", "c"], how="left")
+        .join(prefix, "run", how="left")
+        .withColumn("is_reordered", F.coalesce("asked", F.lit(False)))
+        .withColumn("own", own)
+        .drop("who", "asked", "prefix")
     )
 
 
@@ -436,33 +480,22 @@ def is_secret(column: str) -> Column:
     return F.col(column).startswith(sbus.SECRET.decode("ascii"))
 
 
-def messages(events: DataFrame) -> DataFrame:
-    """Return what became of each message.
+def published(events: DataFrame) -> DataFrame:
+    """Return the messages.
 
     | column | type | meaning |
     |---|---|---|
     | run, m | long | the message |
-    | n | long | number of its msg event, null if there is none |
-    | copies | long | how many msg events there are |
+    | n | long | number of its msg event |
     | publisher | long | client number |
     | key | string | its routing key |
-    | sends | array of (n, c) | events of sending |
-    | drops | array of (n, c) | events of dropping |
     """
-    event = F.struct("n", "c")
-    sent = F.when(F.col("ev") == "send", event)
-    dropped = F.when(F.col("ev") == "drop", event)
-    return (
-        events.filter(F.col("ev").isin("msg", "send", "drop"))
-        .groupBy("run", "m")
-        .agg(
-            F.max(when_event("msg", "n")).alias("n"),
-            F.count(when_event("msg", "n")).alias("copies"),
-            F.max(when_event("msg", "c")).alias("publisher"),
-            F.max(when_event("msg", "text")).alias("key"),
-            F.collect_list(sent).alias("sends"),
-            F.collect_list(dropped).alias("drops"),
-        )
+    return events.filter(F.col("ev") == "msg").select(
+        "run",
+        "m",
+        "n",
+        F.col("c").alias("publisher"),
+        F.col("text").alias("key"),
     )
 
 
@@ -472,6 +505,17 @@ def messages(events: DataFrame) -> DataFrame:
 # Facts
 # - sbus.py says what a pattern selects.  It is asked once for each pattern
 #   and key, and not for each message.
+# - Most messages are in order, and that is cheap to see: the account of a
+#   message is credited with each client that it is owed to, and debited with
+#   each that it was sent to or dropped for, once in number and once as the
+#   XOR of random marks.  If both come to nothing, each client that is owed
+#   it was reached once, and no other was: the XOR says that those and only
+#   those were reached an odd number of times, and the number leaves no room
+#   for more than once.  A wrong account passes with a chance of 1 in 2^64,
+#   for which nobody can prepare, as the marks are drawn for each audit.
+# - Only the messages whose account is not empty are looked at client by
+#   client, and only the clients that were ever sent a lower message number
+#   after a higher one are looked at publisher by publisher.
 # - At the end of a client or of a run, what waited in a backlog is lost.  In
 #   order/queue that is what comes after all that was sent to it; in another
 #   order it may be anything.
@@ -488,7 +532,7 @@ BREACHES = (
     "bad-drop",  # dropped for no reason that the client had asked for
     "bad-trace",  # what no server in order can have written
 )
-SPAN_BITS = 18  # the spans of 262,144 events
+SPAN_BITS = 20  # the spans of 1,048,576 events
 
 
 @F.udf(returnType=T.BooleanType(), useArrow=False)
@@ -535,69 +579,125 @@ def span_of(n: str) -> Column:
     return F.shiftright(F.col(n), SPAN_BITS)
 
 
-def holders(subscriptions: DataFrame, events: DataFrame) -> DataFrame:
+def holders(subscriptions: DataFrame, messages: DataFrame) -> DataFrame:
     """Return who held a pattern that selects a key, span by span.
 
     | column | type | meaning |
     |---|---|---|
-    | run | long | the run |
+    | run, c | long | the client |
     | key | string | a key that was published under |
     | span | long | a span of events |
-    | holders | array of (c, since, until) | the same client may be there \\
-several times |
+    | since, until | long | event numbers; no two intervals overlap |
     """
-    published = events.filter(F.col("ev") == "msg")
-    keys = published.select(F.col("text").alias("key")).distinct()
-    ends = published.groupBy("run").agg(F.max("n").alias("end"))
+    keys = messages.select("key").distinct()
+    ends = messages.groupBy("run").agg(F.max("n").alias("end"))
+    of_client = Window.partitionBy("run", "key", "c").orderBy("since")
+    before = of_client.rowsBetween(Window.unboundedPreceding, -1)
+    so_far = of_client.rowsBetween(Window.unboundedPreceding, 0)
+    is_new = F.col("since") > F.coalesce(F.max("until").over(before), F.lit(0))
     spans = F.sequence(span_of("since"), span_of("until"))
     return (
         subscriptions.filter(F.col("count") > 0)
         .join(selections(subscriptions, keys), ["pattern", "own"], "inner")
+        .withColumn("is_new", is_new.cast("long"))
+        .withColumn("interval", F.sum("is_new").over(so_far))
+        .groupBy("run", "key", "c", "interval")
+        .agg(F.min("since").alias("since"), F.max("until").alias("until"))
         .join(F.broadcast(ends), "run", how="inner")
         .withColumn("until", F.least("until", F.col("end") + 1))
         .filter(F.col("since") < F.col("until"))
-        .select("run", "key", "c", "since", "until", F.explode(spans))
-        .groupBy("run", "key", F.col("col").alias("span"))
-        .agg(F.collect_list(F.struct("c", "since", "until")).alias("holders"))
+        .withColumn("span", F.explode(spans))
+        .select("run", "key", "span", "c", "since", "until")
     )
 
 
-def deliveries(
+def owed(
     messages: DataFrame, holders: DataFrame, silences: DataFrame
 ) -> DataFrame:
-    """Return what became of each message, and to whom it was owed.
+    """Return the deliveries that were owed.
 
     *silences* are the settings echo/off and echo/on.
 
     | column | type | meaning |
     |---|---|---|
-    | others | | as in messages |
-    | owed | array of long | client numbers, each once |
+    | run, m, n, publisher, key | | the message, as in published |
+    | c | long | a client to which it was owed |
     """
-    off = F.struct("since", "until")
-    silent = (
-        silences.filter(F.col("key") == "echo/off")
-        .groupBy("run", F.col("c").alias("publisher"))
-        .agg(F.collect_list(off).alias("silent"))
+    of, publisher, n = F.col("of"), F.col("publisher"), F.col("n")
+    silent = silences.filter(F.col("key") == "echo/off").select(
+        F.col("run").alias("of"),
+        F.col("c").alias("silent"),
+        F.col("since").alias("off"),
+        F.col("until").alias("on"),
+    )
+    is_silent = (
+        (F.col("run") == of)
+        & (publisher == F.col("silent"))
+        & (F.col("off") < n)
+        & (n < F.col("on"))
+    )
+    is_echo = F.col("c") == F.coalesce("silent", F.lit(0))
+    return (
+        messages.join(F.broadcast(silent), is_silent, how="left")
+        .withColumn("span", span_of("n"))
+        .join(holders, ["run", "key", "span"], how="inner")
+        .filter((F.col("since") < n) & (n < F.col("until")) & ~is_echo)
+        .select("run", "m", "n", "publisher", "key", "c")
     )
 
-    def holds(one: Column) -> Column:
-        return (one["since"] < F.col("n")) & (F.col("n") < one["until"])
 
-    is_silent = F.coalesce(F.exists("silent", holds), F.lit(False))
-    held = F.transform(F.filter("holders", holds), lambda one: one["c"])
-    without_echo = F.array_remove(held, F.col("publisher"))
-    owed = F.when(F.col("is_silent"), without_echo).otherwise(held)
+def reached(events: DataFrame) -> DataFrame:
+    """Return what was sent and dropped.
+
+    | column | type | meaning |
+    |---|---|---|
+    | run, m, c | long | the message, and the client |
+    | n | long | event number |
+    | is_sent | boolean | whether it was sent; else it was dropped |
+    """
+    return events.filter(F.col("ev").isin("send", "drop")).select(
+        "run", "m", "c", "n", (F.col("ev") == "send").alias("is_sent")
+    )
+
+
+def suspects(
+    messages: DataFrame, owed: DataFrame, reached: DataFrame
+) -> DataFrame:
+    """Return the messages that did not reach just whom they were owed to.
+
+    | column | type | meaning |
+    |---|---|---|
+    | run, m | long | the message |
+    | msgs | long | how many msg events it has |
+    | n | long | number of its msg event, null if there is none |
+    | first | long | number of the first send or drop, null for none |
+    """
+    mark = F.xxhash64(F.lit(secrets.randbits(62)), "c")
+    zero, none = F.lit(0).cast("long"), null("long")
+
+    def entry(
+        rows: DataFrame, n: Column, first: Column, count: int, mark: Column
+    ) -> DataFrame:
+        fields = {"n": n, "first": first, "count": F.lit(count), "mark": mark}
+        named = [column.alias(name) for name, column in fields.items()]
+        return rows.select("run", "m", *named)
+
+    is_empty = (F.col("count") == 0) & (F.col("mark") == 0)
+    is_late = F.coalesce(F.col("first") > F.col("n"), F.col("first").isNull())
     return (
-        messages.withColumn("span", span_of("n"))
-        .join(holders, ["run", "key", "span"], how="left")
-        .join(F.broadcast(silent), ["run", "publisher"], how="left")
-        .withColumn("is_silent", is_silent)
-        .withColumn("held", F.array_distinct(owed))
-        .select(
-            *messages.columns,
-            F.coalesce("held", F.array().cast("array<bigint>")).alias("owed"),
+        entry(messages, F.col("n"), none, 0, zero)
+        .unionAll(entry(owed, none, none, 1, mark))
+        .unionAll(entry(reached, none, F.col("n"), -1, mark))
+        .groupBy("run", "m")
+        .agg(
+            F.count("n").alias("msgs"),
+            F.min("n").alias("n"),
+            F.min("first").alias("first"),
+            F.sum("count").alias("count"),
+            F.bit_xor("mark").alias("mark"),
         )
+        .filter(~is_empty | (F.col("msgs") != 1) | ~is_late)
+        .select("run", "m", "msgs", "n", "first")
     )
 
 
@@ -641,42 +741,46 @@ DETAILS = {
 }
 
 
-def delivery_breaches(deliveries: DataFrame, lives: DataFrame) -> DataFrame:
-    """Return the messages that did not reach just whom they were owed to.
+def delivery_breaches(
+    messages: DataFrame, owed: DataFrame, reached: DataFrame, lives: DataFrame
+) -> DataFrame:
+    """Return what is wrong with the deliveries of messages.
 
-    The columns are those of as_breaches; n is the number of the send or
-    drop, or of the msg event where there is neither.
+    The columns are those of as_breaches; n is the number of the last send
+    or drop, or of the msg event where there is neither.
     """
-    reached = F.concat("sends.c", "drops.c")
-    is_right = F.sort_array(reached) == F.sort_array("owed")
-
-    def to_client(event: Column) -> Column:
-        return event["c"] == F.col("c")
-
+    due = owed.select(
+        "run", "m", "c", null("long").alias("at"), null("boolean")
+    )
+    done = reached.select("run", "m", "c", "n", "is_sent")
+    pairs = [text for pair in DETAILS.items() for text in pair]
+    detail = F.create_map(*map(F.lit, pairs))[F.col("breach")]
     return (
-        deliveries.filter((F.col("copies") == 1) & ~is_right)
-        .withColumn("c", F.explode(F.array_union("owed", reached)))
-        .withColumn("sends", F.filter("sends", to_client))
-        .withColumn("drops", F.filter("drops", to_client))
+        done.withColumnRenamed("n", "at")
+        .unionAll(due)
+        .groupBy("run", "m", "c")
+        .agg(
+            F.count_if(F.col("at").isNull()).alias("owed"),
+            F.count_if("is_sent").alias("sends"),
+            F.count_if(~F.col("is_sent")).alias("drops"),
+            F.max("at").alias("at"),
+        )
+        .join(messages, ["run", "m"], how="inner")
         .join(
             lives.select("run", "c", "last_m", "is_reordered"),
             ["run", "c"],
             how="left",
         )
         .withColumn("breach", F.explode(F.array_compact(breaches_of_one())))
-        .withColumn(
-            "n", F.coalesce(F.array_max(F.concat("sends.n", "drops.n")), "n")
-        )
-        .transform(
-            lambda rows: as_breaches(rows, F.col("breach"), detail_of())
-        )
+        .withColumn("n", F.coalesce("at", "n"))
+        .transform(as_breaches, F.col("breach"), detail)
     )
 
 
 def breaches_of_one() -> Column:
     """Return the breaches in what one client got of one message."""
-    sends, drops = F.size("sends"), F.size("drops")
-    is_owed = F.array_contains("owed", F.col("c"))
+    sends, drops = F.col("sends"), F.col("drops")
+    is_owed = F.col("owed") > 0
     # What waits at the end of a client comes after all that it was sent
     waited = F.col("is_reordered") | (F.col("m") > F.col("last_m"))
     is_lost = (sends + drops == 0) & ~F.coalesce(waited, F.lit(True))
@@ -690,49 +794,56 @@ def breaches_of_one() -> Column:
     )
 
 
-def detail_of() -> Column:
-    """Return what to say of a breach of DETAILS."""
-    pairs = [F.lit(text) for pair in DETAILS.items() for text in pair]
-    return F.create_map(*pairs)[F.col("breach")]
+def mixed(reached: DataFrame, lives: DataFrame) -> DataFrame:
+    """Return who was sent a message after one that was published later.
+
+    | column | type | meaning |
+    |---|---|---|
+    | run, c | long | a client that never asked for that |
+    """
+    in_order = lives.filter(~F.col("is_reordered")).select("run", "c")
+    of_client = Window.partitionBy("run", "c").orderBy("n")
+    return (
+        reached.filter("is_sent")
+        .join(F.broadcast(in_order), ["run", "c"], how="left_semi")
+        .withColumn("previous", F.lag("m").over(of_client))
+        .filter(F.col("m") < F.col("previous"))
+        .select("run", "c")
+        .distinct()
+    )
 
 
-def order_breaches(deliveries: DataFrame, lives: DataFrame) -> DataFrame:
+def first_sends(reached: DataFrame, mixed: DataFrame) -> DataFrame:
+    """Return the first sends of each message to some clients.
+
+    | column | type | meaning |
+    |---|---|---|
+    | run, m, c | long | the message, and the client |
+    | n | long | event number |
+    """
+    return (
+        reached.filter("is_sent")
+        .join(mixed, ["run", "c"], how="left_semi")
+        .groupBy("run", "m", "c")
+        .agg(F.min("n").alias("n"))
+    )
+
+
+def order_breaches(owed: DataFrame, firsts: DataFrame) -> DataFrame:
     """Return the sends that came after a later message of the publisher.
 
-    Of several copies the first counts; what was not owed does not.  The
-    columns are those of as_breaches.
+    *firsts* are the first sends of messages to clients: run, m, c, at.  What
+    was not owed does not count.  The columns are those of as_breaches.
     """
     of_pair = Window.partitionBy("run", "c", "publisher").orderBy("n")
     before = of_pair.rowsBetween(Window.unboundedPreceding, -1)
-    is_single = F.size("sends") == F.size(F.array_distinct("sends.c"))
-    firsts = F.when(is_single, F.col("sends")).otherwise(
-        F.filter("sends", is_first_copy)
-    )
-    in_order = lives.filter(~F.col("is_reordered")).select("run", "c")
+    detail = F.format_string("sent after message %d", "latest")
     return (
-        deliveries.filter(F.col("copies") == 1)
-        .select("run", "m", "publisher", "key", "owed", F.inline(firsts))
-        .filter(F.array_contains("owed", F.col("c")))
-        .join(F.broadcast(in_order), ["run", "c"], how="left_semi")
+        firsts.join(owed.drop("n"), ["run", "m", "c"], how="inner")
         .withColumn("latest", F.max("m").over(before))
         .filter(F.col("m") < F.col("latest"))
-        .transform(
-            lambda rows: as_breaches(
-                rows,
-                F.lit("out-of-order"),
-                F.format_string("sent after message %d", "latest"),
-            )
-        )
+        .transform(as_breaches, F.lit("out-of-order"), detail)
     )
-
-
-def is_first_copy(send: Column) -> Column:
-    """Return whether a message was not sent to the client before."""
-
-    def is_earlier(other: Column) -> Column:
-        return (other["c"] == send["c"]) & (other["n"] < send["n"])
-
-    return ~F.exists("sends", is_earlier)
 
 
 DISCARDS = {
@@ -741,61 +852,53 @@ DISCARDS = {
 }
 
 
+def permissions(events: DataFrame) -> DataFrame:
+    """Return which drops clients had asked for, and when.
+
+    | column | type | meaning |
+    |---|---|---|
+    | run, c | long | the client |
+    | reason | string | the reason of the drops |
+    | since, until | long | event numbers |
+    """
+    asked = []
+    for reason, modes in DISCARDS.items():
+        side = f"blocking/{reason.partition('/')[0]}/"
+        asked.append(
+            settings(events, [side + mode for mode in modes])
+            .filter(F.col("key") == f"blocking/{reason}")
+            .withColumn("key", F.lit(reason))
+        )
+    return reduce(DataFrame.unionAll, asked).select(
+        "run", "c", F.col("key").alias("reason"), "since", "until"
+    )
+
+
 def drop_breaches(
-    events: DataFrame, messages: DataFrame, lives: DataFrame
+    drops: DataFrame, rare: DataFrame, lives: DataFrame
 ) -> DataFrame:
     """Return the drops for which there was no reason.
 
-    The columns are those of as_breaches.
+    The columns are those of as_breaches, publisher and key being null.
     """
-    drops = events.filter(F.col("ev") == "drop").select(
-        "run", "n", "m", "c", F.col("text").alias("reason")
+    asked = permissions(rare).withColumnsRenamed({"run": "of", "c": "who"})
+    is_asked = (
+        (F.col("run") == F.col("of"))
+        & (F.col("c") == F.col("who"))
+        & (F.col("text") == F.col("reason"))
+        & (F.col("since") < F.col("n"))
+        & (F.col("n") < F.col("until"))
     )
-    at = (F.col("since") < F.col("n")) & (F.col("n") < F.col("until"))
-    for reason, modes in DISCARDS.items():
-        side = f"blocking/{reason.partition('/')[0]}/"
-        asked = (
-            settings(events, [side + mode for mode in modes])
-            .filter(F.col("key") == f"blocking/{reason}")
-            .select(
-                F.col("run").alias("of"),
-                F.col("c").alias("who"),
-                F.lit(reason).alias("mode"),
-                "since",
-                "until",
-            )
-        )
-        is_asked = (
-            (F.col("run") == F.col("of"))
-            & (F.col("c") == F.col("who"))
-            & (F.col("reason") == F.col("mode"))
-        )
-        drops = drops.join(asked, is_asked & at, how="left_anti")
+    is_deaf = F.col("text") == "deaf"
     heard_later = F.coalesce(F.col("last_heard") > F.col("n"), F.lit(False))
+    detail = F.when(
+        is_deaf, "dropped as for a deaf client, which heard more later"
+    ).otherwise(F.format_string("%s, which was not asked for", "text"))
     return (
-        drops.join(
-            lives.select("run", "c", "last_heard"), ["run", "c"], how="left"
-        )
-        .filter((F.col("reason") != "deaf") | heard_later)
-        .join(
-            messages.select("run", "m", "publisher", "key"),
-            ["run", "m"],
-            how="left",
-        )
-        .transform(
-            lambda rows: as_breaches(
-                rows,
-                F.lit("bad-drop"),
-                F.when(
-                    F.col("reason") == "deaf",
-                    "dropped as for a deaf client, which heard more later",
-                ).otherwise(
-                    F.format_string(
-                        "dropped for %s, which was not asked for", "reason"
-                    )
-                ),
-            )
-        )
+        drops.join(F.broadcast(asked), is_asked, how="left_anti")
+        .join(lives.select("run", "c", "last_heard"), ["run", "c"], how="left")
+        .filter(~is_deaf | heard_later)
+        .transform(as_breaches, F.lit("bad-drop"), detail)
     )
 
 
@@ -816,36 +919,17 @@ def line_breaches(lines: DataFrame) -> DataFrame:
     return bad_trace(rows, what)
 
 
-def number_breaches(lines: DataFrame) -> DataFrame:
-    """Return where event numbers do not go on; columns as of as_breaches.
-
-    Where they do, n - line is one number in a split; so there are few
-    stretches of events to look at.
-    """
+def number_breaches(stretches: DataFrame) -> DataFrame:
+    """Return where event numbers do not go on; columns as of as_breaches."""
     in_file = Window.partitionBy("file").orderBy("block", "line")
-    previous = F.lag("last", 1, 0).over(in_file)
-    following = F.lead("n", 1, 1).over(in_file)
-    stop = F.max(when_event("stop", "n"))
-    stretches = (
-        lines.filter(F.col("ev").isNotNull())
-        .groupBy("file", "block", F.col("n") - F.col("line"))
-        .agg(
-            F.min("line").alias("line"),
-            F.min("n").alias("n"),
-            F.max("n").alias("last"),
-            F.min(when_event("start", "n")).alias("start"),
-            stop.alias("stop"),
-        )
-        .withColumns({"previous": previous, "following": following})
-    )
     is_first, is_last = F.col("n") == 1, F.col("following") == 1
-    has_start = F.coalesce(F.col("start") == 1, F.lit(False))
     goes_on = F.col("n") == F.col("previous") + 1
+    is_started = is_first & F.col("start").isNotNull()
     stops = F.coalesce(F.col("stop") == F.col("last"), F.lit(False))
     jump = "%s: event %d comes after event %d"
     whats = F.array(
         F.when(
-            ~(is_first & has_start) & ~(goes_on & ~is_first),
+            ~is_started & ~(goes_on & ~is_first),
             F.format_string(jump, "file", "n", "previous"),
         ),
         F.when(
@@ -854,7 +938,9 @@ def number_breaches(lines: DataFrame) -> DataFrame:
         ),
     )
     return bad_trace(
-        stretches.withColumn("said", F.explode(F.array_compact(whats))),
+        stretches.withColumn("previous", F.lag("last", 1, 0).over(in_file))
+        .withColumn("following", F.lead("n", 1, 1).over(in_file))
+        .withColumn("said", F.explode(F.array_compact(whats))),
         F.col("said"),
     )
 
@@ -873,14 +959,15 @@ def life_breaches(lives: DataFrame) -> DataFrame:
     return bad_trace(lives.withColumn("n", F.col("first")), what)
 
 
-def message_breaches(messages: DataFrame) -> DataFrame:
+def message_breaches(suspects: DataFrame) -> DataFrame:
     """Return sends without a message before, columns as of as_breaches."""
-    first = F.array_min(F.concat("sends.n", "drops.n"))
     what = F.when(
-        F.col("copies") != 1,
-        F.format_string("%d msg events of one message", "copies"),
-    ).when(first < F.col("n"), "sent or dropped before it was published")
-    return bad_trace(messages, what)
+        F.col("msgs") != 1,
+        F.format_string("%d msg events of one message", "msgs"),
+    ).when(
+        F.col("first") < F.col("n"), "sent or dropped before it was published"
+    )
+    return bad_trace(suspects.withColumn("n", F.coalesce("n", "first")), what)
 
 
 def subscription_breaches(subscriptions: DataFrame) -> DataFrame:
@@ -892,41 +979,63 @@ def subscription_breaches(subscriptions: DataFrame) -> DataFrame:
     return bad_trace(rows, what)
 
 
-def keep(rows: DataFrame) -> DataFrame:
-    """Return rows that are computed once, and kept where there is room."""
-    return rows.persist(StorageLevel.MEMORY_AND_DISK)
+def keep(rows: DataFrame, path: str) -> DataFrame:
+    """Write rows down; return what reads them.
+
+    Other than with rows that Spark caches, its plans stay small, memory does
+    not fill, and no worker that dies takes rows with it.
+    """
+    rows.write.mode("overwrite").parquet(path)
+    return rows.sparkSession.read.schema(rows.schema).parquet(path)
 
 
-def audit(lines: DataFrame) -> DataFrame:
+def audit(lines: DataFrame, scratch: str) -> DataFrame:
     """Return all that is wrong with what traces tell.
 
-    *lines* are those of read_trace; they are kept while they are needed.
-    The columns are those of as_breaches, and
+    *lines* are those of read_trace; what is found on the way is written to
+    folders in *scratch*, which all workers must share.  The columns are
+    those of as_breaches, and
 
     | column | type | meaning |
     |---|---|---|
     | file | string | the trace, null if the detail says it |
     """
-    found = keep(runs(lines))
-    events = with_runs(lines, found)
-    clients = keep(lives(events, found))
-    patterns = keep(subscriptions(events, clients))
-    silences = settings(events, ["echo/off", "echo/on"])
-    held = holders(patterns, events)
-    judged = keep(deliveries(messages(events), held, silences))
-    parts = [
-        delivery_breaches(judged, clients),
-        order_breaches(judged, clients),
-        drop_breaches(events, judged, clients),
+    folders = (f"{scratch}/{number}" for number in itertools.count())
+
+    def kept(rows: DataFrame) -> DataFrame:
+        return keep(rows, next(folders))
+
+    def some(rows: DataFrame, of: DataFrame) -> DataFrame:
+        return rows.join(of.select("run", "m"), ["run", "m"], "left_semi")
+
+    lines = kept(lines)
+    numbers = kept(tallies(lines))
+    parts = kept(stretches(numbers))
+    events = with_runs(lines, parts)
+    messages, done = published(events), reached(events)
+    rare = kept(events.filter(~F.col("ev").isin("msg", "send", "drop")))
+    clients = kept(lives(numbers, parts, rare))
+    patterns = kept(subscriptions(rare, clients))
+    held = kept(holders(patterns, messages))
+    silences = kept(settings(rare, ["echo/off", "echo/on"]))
+    wrong = kept(suspects(messages, owed(messages, held, silences), done))
+    doubtful = kept(some(messages, wrong.filter(F.col("msgs") == 1)))
+    due = owed(doubtful, held, silences)
+    firsts = kept(first_sends(done, kept(mixed(done, clients))))
+    ordered = owed(some(messages, firsts), held, silences)
+    breaches = [
+        delivery_breaches(doubtful, due, some(done, doubtful), clients),
+        order_breaches(ordered, firsts),
+        drop_breaches(events.filter(F.col("ev") == "drop"), rare, clients),
         line_breaches(lines),
-        number_breaches(lines),
+        number_breaches(parts),
         life_breaches(clients),
-        message_breaches(judged),
+        message_breaches(wrong),
         subscription_breaches(patterns),
     ]
-    return reduce(DataFrame.unionByName, parts).join(
-        F.broadcast(found.select("run", "file")), "run", how="left"
-    )
+    files = parts.select("run", "file").filter(F.col("run").isNotNull())
+    found = reduce(DataFrame.unionAll, map(kept, breaches))
+    return found.join(F.broadcast(files.distinct()), "run", how="left")
 
 
 # =============================================================================
@@ -1062,7 +1171,21 @@ class Folders:
         return int(summary.getLength())
 
     def batches(self) -> dict[str, list[str]]:
-        """Return the folders of batches, in order, of each day and host."""
+        """Return the folders of batches, in order, of each day and host.
+
+        What a folder of many batches holds is not there a second time.
+        """
+        groups = self._all_batches()
+        for day, folders in groups.items():
+            ranges = list(map(batches_of, folders))
+            groups[day] = [
+                folder
+                for folder, own in zip(folders, ranges)
+                if not any(is_within(own, other) for other in ranges)
+            ]
+        return groups
+
+    def _all_batches(self) -> dict[str, list[str]]:
         groups: dict[str, list[str]] = {}
         for folder in self.find("day=*/host=*/batch=*"):
             groups.setdefault(folder.rpartition("/")[0], []).append(folder)
@@ -1072,11 +1195,10 @@ class Folders:
         """Remove what a kill left of a compaction."""
         for folder in self.find("day=*/host=*/.compact*"):
             self.remove(folder)
-        for folders in self.batches().values():
-            ranges = [batches_of(folder) for folder in folders]
-            for folder, own in zip(folders, ranges):
-                if any(is_within(own, other) for other in ranges):
-                    self.remove(folder)
+        wanted = self.batches()
+        for day, folders in self._all_batches().items():
+            for folder in set(folders) - set(wanted[day]):
+                self.remove(folder)
 
     def compact(self, before: int) -> None:
         """Make one folder of many small ones, all of batches < *before*."""
@@ -1143,12 +1265,16 @@ def overwrite(rows: DataFrame, path: str, *partitions: str) -> None:
 
 
 def ingest(
-    spark: SparkSession, capture: str, table: str, follow: bool = False
+    spark: SparkSession,
+    capture: str,
+    table: str,
+    until: threading.Event | None = None,
 ) -> tuple[int, int]:
     """Bring new segments of a capture into a table, each line once.
 
-    With *follow*, go on until interrupted.  Return how many lines were read
-    now, and how many of them are quarantined.
+    Where *until* is given, go on with segments that come later, until it is
+    set.  Return how many lines were read now, and how many of them are
+    quarantined.
     """
     folders = Folders(spark, table)
     folders.mend()
@@ -1165,19 +1291,13 @@ def ingest(
         maxFilesPerTrigger=SEGMENTS_PER_BATCH,
         maxFileAge="36500d",  # else segments that come late are passed over
     )
-    lines = source.text(capture)
-    writer = lines.select("value", "_metadata").writeStream.foreachBatch(take)
+    lines = source.text(capture).select("value", "_metadata")
+    writer = lines.writeStream.foreachBatch(take).trigger(availableNow=True)
     writer = writer.option("checkpointLocation", f"{table}/_checkpoint")
-    if follow:
-        writer = writer.trigger(processingTime=f"{FOLLOW_SECONDS} seconds")
-    else:
-        writer = writer.trigger(availableNow=True)
-    query = writer.start()
-    try:
-        query.awaitTermination()
-    except KeyboardInterrupt:
-        query.stop()
-    return totals[0], totals[1]
+    while True:
+        writer.start().awaitTermination()
+        if until is None or until.wait(FOLLOW_SECONDS):
+            return totals[0], totals[1]
 
 
 def read_table(spark: SparkSession, table: str) -> DataFrame:
@@ -1185,9 +1305,11 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
 
     Raises: InputError if there is no table.
     """
-    if not Folders(spark, table).batches():
+    folders = list(itertools.chain(*Folders(spark, table).batches().values()))
+    if not folders:
         raise InputError(f"{table}: there is no table; `ingest` makes one")
-    return spark.read.schema(TABLE_SCHEMA).parquet(table)
+    reader = spark.read.schema(TABLE_SCHEMA).option("basePath", table)
+    return reader.parquet(*folders)
 
 
 # =============================================================================
@@ -1283,6 +1405,8 @@ def bucket_seconds(first: int, last: int) -> int:
 def summarize(table: DataFrame) -> dict[str, Any]:
     """Return all that a report shows; times in nanoseconds since 1970."""
     totals = rows_of(traffic(table))[0]
+    if not totals["messages"]:
+        raise InputError("the table is empty: there is nothing to report")
     seconds = bucket_seconds(totals["first"], totals["last"])
     width = seconds * SECOND
     bucket = (F.col("t") - F.col("t") % width).alias("t")
@@ -1317,19 +1441,21 @@ body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: auto;
 h1 {{ font-size: 1.5rem; margin: 0 }} h2 {{ font-size: 1.1rem }}
 .about, small {{ color: #5b6875 }}
 dl {{ display: grid; gap: .6rem; margin: 1rem 0; padding: 0;
-  grid-template-columns: repeat(auto-fit, minmax(8rem, 1fr)) }}
+  grid-template-columns: repeat(4, 1fr) }}
 dl div {{ background: #f1f4f7; border-radius: .5rem; padding: .6rem .8rem }}
 dt {{ font-size: .85rem; color: #5b6875 }}
 dd {{ margin: 0; font-size: 1.25rem; font-weight: 600 }}
-svg {{ width: 100%; height: auto }}
+svg {{ width: 100%; height: auto; min-width: 32rem }}
 .wide {{ overflow-x: auto }}
 table {{ border-collapse: collapse; width: 100%; font-size: .9rem }}
 td, th {{ text-align: right; padding: .25rem .6rem; white-space: nowrap;
   border-bottom: 1px solid #dde3e9; font-variant-numeric: tabular-nums }}
 td:first-child, th:first-child {{ text-align: left; white-space: normal;
-  overflow-wrap: anywhere }}
+  overflow-wrap: anywhere; min-width: 9rem }}
 section {{ break-inside: avoid }}
+@media (max-width: 40rem) {{ dl {{ grid-template-columns: 1fr 1fr }} }}
 @media print {{ body {{ font-size: 10pt; max-width: none; padding: 0 }}
+  svg {{ min-width: 0 }} dl {{ grid-template-columns: repeat(4, 1fr) }}
   dl div {{ border: 1px solid #dde3e9 }} }}
 </style>
 <h1>Traffic of the bus</h1>
@@ -1413,7 +1539,8 @@ def chart(times: Sequence[dict[str, Any]], seconds: int, of: str) -> str:
         axes.spines[["top", "right"]].set_visible(False)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()[out.getvalue().index("<svg") :]
+    image = out.getvalue()[out.getvalue().index("<svg") :]
+    return f'<div class="wide">{image}</div>'
 
 
 def page(summary: dict[str, Any], table: str) -> str:
@@ -1426,7 +1553,7 @@ def page(summary: dict[str, Any], table: str) -> str:
         "messages / s": f"{totals['messages'] / length:,.1f}",
         "keys": f"{summary['keys_total']:,}",
         "size, median": unit(totals["p50"]),
-        "size, 99th percentile": unit(totals["p99"]),
+        "99th percentile": unit(totals["p99"]),
         "largest": unit(totals["largest"]),
         "lost": f"{summary['lost']:,}",
     }
@@ -1549,7 +1676,17 @@ SHOWN_MAX = 1_000  # breaches; -o writes all
 
 def run_audit(spark: SparkSession, options: argparse.Namespace) -> int:
     """Print what is wrong with traces; return 1 if anything is."""
-    found = keep(audit(keep(read_trace(spark, options.trace))))
+    scratch = options.scratch or tempfile.gettempdir()
+    folder = f"{scratch}/sbus-audit-{secrets.token_hex(8)}"
+    try:
+        found = audit(read_trace(spark, options.trace), folder)
+        return show_breaches(found, options)
+    finally:
+        Folders(spark, folder).remove(folder)
+
+
+def show_breaches(found: DataFrame, options: argparse.Namespace) -> int:
+    """Print and write breaches; return 1 if there are any."""
     if options.output:
         found.write.mode("overwrite").json(options.output)
     counts = dict.fromkeys(BREACHES, 0)
@@ -1580,10 +1717,14 @@ def describe(row: dict[str, Any]) -> str:
 
 
 def run_ingest(spark: SparkSession, options: argparse.Namespace) -> int:
-    """Bring new segments into a table."""
+    """Bring new segments into a table; a signal ends --follow."""
     if "://" not in options.capture and not os.path.isdir(options.capture):
         raise InputError(f"{options.capture}: there is no such directory")
-    lines, bad = ingest(spark, options.capture, options.table, options.follow)
+    until = threading.Event() if options.follow else None
+    if until:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: until.set())
+    lines, bad = ingest(spark, options.capture, options.table, until)
     print(f"{lines - bad} messages ingested, {bad} lines quarantined")
     return 0
 
@@ -1642,6 +1783,8 @@ def option_parser() -> OptionParser:
     add("trace", metavar="TRACE", nargs="+")
     add("-o", "--output", metavar="DIR", help="write all breaches there")
     add("--json", action="store_true")
+    help_text = "for what is found on the way; all workers must share it"
+    add("--scratch", metavar="DIR", help=help_text)
     add = command(run_ingest, "bring the segments of a capture into a table")
     add("capture", metavar="CAPTURE")
     add("table", metavar="TABLE")
@@ -1659,23 +1802,40 @@ def option_parser() -> OptionParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status.
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what the command line asks for."""
+    return option_parser().parse_args(arguments)
 
-    0 is success, 1 an error or a breach, 2 wrong usage, 130 an interruption.
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the command line asks for; return the exit status.
+
+    0 is success, 1 an error or a breach, 130 an interruption.
     """
-    options = option_parser().parse_args(arguments)
     try:
-        spark = session()
-        try:
-            status: int = options.run(spark, options)
-        finally:
-            spark.stop()
+        status: int = options.run(session(), options)
     except (PipelineError, ClientError, OSError) as error:
         print(f"sbus_spark: {error}", file=sys.stderr)
         return 1
+    except SparkException as error:
+        print(f"sbus_spark: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 1
+    except Py4JJavaError as error:
+        told = error.java_exception.getMessage()
+        print(f"sbus_spark: {str(told).splitlines()[0]}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
+    return status
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line in a session of its own."""
+    options = parse(arguments)
+    status = run(options)
+    spark = SparkSession.getActiveSession()
+    if spark is not None:
+        spark.stop()
     return status
 
 

