@@ -1,6 +1,7 @@
 # make test      set up .venv and run all tests, with coverage
 # make check     run the tests with the pytest of this machine
 # make soak      run the proofs at full size, for about half an hour
+# make demo      show the pipeline: bus, traffic, recording, audit, report
 # make bench     measure how fast the server is, in about 80 seconds
 # make trace     write which code, examples and tests each rule has
 # make vectors   write the examples of spec/ for other implementations
@@ -29,6 +30,9 @@ check:
 soak:
 	SBUS_SOAK=4 $(PYTHON) -m pytest -q test_sbus_proof.py \
 	    test_sbus_soak.py $(ARGS)
+
+demo: .venv/ready
+	.venv/bin/python pipeline_demo.py
 
 bench:
 	$(PYTHON) bench_sbus.py $(ARGS)
@@ -64,4 +68,4 @@ clean:
 	rm -rf .benchmarks __pycache__ .pytest_cache .mypy_cache .ruff_cache
 
 .PHONY: requirements vectors trace conformance
-.PHONY: test check soak bench install uninstall clean
+.PHONY: test check soak demo bench install uninstall clean

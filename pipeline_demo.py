@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Show the pipeline: a bus, traffic, a recording, its audit and its report.
 
-    python3 pipeline_demo.py [DIRECTORY]
+    python3 pipeline_demo.py
 
-All files go to DIRECTORY, build/demo if there is none, which is emptied
-first.  It takes about half a minute.  Licence: ISC, see LICENSE.
+All files go to build/demo, which is emptied first.  It takes about half a
+minute.  Licence: ISC, see LICENSE.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import random
 import shlex
 import shutil
@@ -24,6 +25,7 @@ import sbus_spark
 from sbus_client import Client
 
 HERE = Path(__file__).parent
+FOLDER = HERE / "build" / "demo"
 SECONDS = 8.0  # of traffic
 
 
@@ -64,11 +66,11 @@ def publish(address: str) -> None:
 
 def main() -> int:
     """Run the demonstration; return the status of the audit."""
-    folder = Path(sys.argv[1] if sys.argv[1:] else "build/demo")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    trace, capture = str(folder / "trace"), str(folder / "capture")
-    table, report = str(folder / "table"), str(folder / "report.html")
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    folder = os.path.relpath(FOLDER)
+    trace, capture = f"{folder}/trace", f"{folder}/capture"
+    table, report = f"{folder}/table", f"{folder}/report.html"
     with tempfile.TemporaryDirectory(prefix="sbus-") as scratch:
         address = f"{scratch}/bus"
         bus = start("sbus.py", "-a", address, "--trace", trace)
