@@ -104,14 +104,25 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{1}
+logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
+logger.shell.level = error
 """
+# Half of a short run goes into compiling code to the utmost: have Java be
+# slower to start on that
+JAVA_OPTIONS = (
+    "-XX:+UseParallelGC",
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
 SETTINGS = {  # where nothing else is given
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
-    "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "16",
     "spark.sql.files.maxPartitionBytes": "32m",
+    "spark.sql.codegen.cache.maxEntries": "1000",  # more than an audit makes
 }
 
 
@@ -162,9 +173,10 @@ def session(name: str = "sbus") -> SparkSession:
     os.environ.setdefault("PYTHONHASHSEED", "0")
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not by spark-submit
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    java_options = " ".join(JAVA_OPTIONS)
     os.environ.setdefault(
         "PYSPARK_SUBMIT_ARGS",
-        "--driver-memory 2g --driver-java-options '-XX:+UseParallelGC"
+        f"--driver-memory 2g --driver-java-options '{java_options}"
         f" -Dlog4j2.configurationFile={log_settings}' pyspark-shell",
     )
     SparkContext._ensure_initialized()  # else no setting is seen as given
@@ -383,7 +395,7 @@ def lives(
 ) -> DataFrame:
     """Return the clients.
 
-    *rare* are the events other than msg, send and drop.
+    *rare* are the events other than msg and send.
 
     | column | type | meaning |
     |---|---|---|
@@ -579,7 +591,14 @@ def span_of(n: str) -> Column:
     return F.shiftright(F.col(n), SPAN_BITS)
 
 
-def holders(subscriptions: DataFrame, messages: DataFrame) -> DataFrame:
+def start_of(span: str, after: int = 0) -> Column:
+    """Return where a span, or another after it, starts."""
+    return F.shiftleft(F.col(span) + after, SPAN_BITS)
+
+
+def holders(
+    subscriptions: DataFrame, messages: DataFrame, stretches: DataFrame
+) -> DataFrame:
     """Return who held a pattern that selects a key, span by span.
 
     | column | type | meaning |
@@ -587,10 +606,10 @@ def holders(subscriptions: DataFrame, messages: DataFrame) -> DataFrame:
     | run, c | long | the client |
     | key | string | a key that was published under |
     | span | long | a span of events |
-    | since, until | long | event numbers; no two intervals overlap |
+    | since, until | long | no two intervals overlap, nor leave the span |
     """
     keys = messages.select("key").distinct()
-    ends = messages.groupBy("run").agg(F.max("n").alias("end"))
+    ends = stretches.groupBy("run").agg(F.max("last").alias("end"))
     of_client = Window.partitionBy("run", "key", "c").orderBy("since")
     before = of_client.rowsBetween(Window.unboundedPreceding, -1)
     so_far = of_client.rowsBetween(Window.unboundedPreceding, 0)
@@ -607,7 +626,85 @@ def holders(subscriptions: DataFrame, messages: DataFrame) -> DataFrame:
         .withColumn("until", F.least("until", F.col("end") + 1))
         .filter(F.col("since") < F.col("until"))
         .withColumn("span", F.explode(spans))
+        .withColumn("since", F.greatest("since", start_of("span") - 1))
+        .withColumn("until", F.least("until", start_of("span", 1)))
         .select("run", "key", "span", "c", "since", "until")
+    )
+
+
+def receivers(holders: DataFrame, mark: Column) -> DataFrame:
+    """Return how many held a pattern that selects a key.
+
+    | column | type | meaning |
+    |---|---|---|
+    | run, key, span | | as in holders |
+    | since, until | long | an interval in which their set is the same |
+    | count | long | how many they are, above 0 |
+    | mark | long | the XOR of their marks |
+    """
+    of_key = Window.partitionBy("run", "key", "span").orderBy("at")
+    so_far = of_key.rowsBetween(Window.unboundedPreceding, 0)
+
+    def steps(at: str, step: int) -> DataFrame:
+        return holders.select(
+            "run",
+            "key",
+            "span",
+            F.col(at).alias("at"),
+            F.lit(step).alias("step"),
+            mark.alias("mark"),
+        )
+
+    return (
+        steps("since", 1)
+        .unionAll(steps("until", -1))
+        .groupBy("run", "key", "span", "at")
+        .agg(F.sum("step").alias("step"), F.bit_xor("mark").alias("mark"))
+        .select(
+            "run",
+            "key",
+            "span",
+            F.col("at").alias("since"),
+            F.lead("at").over(of_key).alias("until"),
+            F.sum("step").over(so_far).alias("count"),
+            F.bit_xor("mark").over(so_far).alias("mark"),
+        )
+        .filter(F.col("count") > 0)
+    )
+
+
+def with_holders(messages: DataFrame, holders: DataFrame) -> DataFrame:
+    """Return messages, with what is in holders or receivers at their time."""
+    n = F.col("n")
+    return (
+        messages.withColumn("span", span_of("n"))
+        .join(holders, ["run", "key", "span"], how="inner")
+        .filter((F.col("since") < n) & (n < F.col("until")))
+        .drop("span", "since", "until")
+    )
+
+
+def echoes(messages: DataFrame, silences: DataFrame) -> DataFrame:
+    """Return the messages that are not owed to their publishers.
+
+    *silences* are the settings echo/off and echo/on.  The columns are those
+    of published, and
+
+    | column | type | meaning |
+    |---|---|---|
+    | c | long | the publisher |
+    """
+    publisher, n = F.col("publisher"), F.col("n")
+    silent = silences.filter(F.col("key") == "echo/off").select(
+        "run",
+        F.col("c").alias("publisher"),
+        F.col("since").alias("off"),
+        F.col("until").alias("on"),
+    )
+    return (
+        messages.join(F.broadcast(silent), ["run", "publisher"], how="inner")
+        .filter((F.col("off") < n) & (n < F.col("on")))
+        .select(*messages.columns, publisher.alias("c"))
     )
 
 
@@ -623,25 +720,10 @@ def owed(
     | run, m, n, publisher, key | | the message, as in published |
     | c | long | a client to which it was owed |
     """
-    of, publisher, n = F.col("of"), F.col("publisher"), F.col("n")
-    silent = silences.filter(F.col("key") == "echo/off").select(
-        F.col("run").alias("of"),
-        F.col("c").alias("silent"),
-        F.col("since").alias("off"),
-        F.col("until").alias("on"),
-    )
-    is_silent = (
-        (F.col("run") == of)
-        & (publisher == F.col("silent"))
-        & (F.col("off") < n)
-        & (n < F.col("on"))
-    )
-    is_echo = F.col("c") == F.coalesce("silent", F.lit(0))
+    silent = echoes(messages, silences).select("run", "m", "n", "c")
     return (
-        messages.join(F.broadcast(silent), is_silent, how="left")
-        .withColumn("span", span_of("n"))
-        .join(holders, ["run", "key", "span"], how="inner")
-        .filter((F.col("since") < n) & (n < F.col("until")) & ~is_echo)
+        with_holders(messages, holders)
+        .join(silent, ["run", "m", "n", "c"], how="left_anti")
         .select("run", "m", "n", "publisher", "key", "c")
     )
 
@@ -661,7 +743,10 @@ def reached(events: DataFrame) -> DataFrame:
 
 
 def suspects(
-    messages: DataFrame, owed: DataFrame, reached: DataFrame
+    messages: DataFrame,
+    holders: DataFrame,
+    silences: DataFrame,
+    reached: DataFrame,
 ) -> DataFrame:
     """Return the messages that did not reach just whom they were owed to.
 
@@ -674,20 +759,29 @@ def suspects(
     """
     mark = F.xxhash64(F.lit(secrets.randbits(62)), "c")
     zero, none = F.lit(0).cast("long"), null("long")
+    one = zero + 1
 
     def entry(
-        rows: DataFrame, n: Column, first: Column, count: int, mark: Column
+        rows: DataFrame, n: Column, first: Column, count: Column, mark: Column
     ) -> DataFrame:
-        fields = {"n": n, "first": first, "count": F.lit(count), "mark": mark}
+        fields = {"n": n, "first": first, "count": count, "mark": mark}
         named = [column.alias(name) for name, column in fields.items()]
         return rows.select("run", "m", *named)
 
+    credited = with_holders(messages, receivers(holders, mark))
+    silent = with_holders(
+        echoes(messages, silences).withColumnRenamed("c", "silent"), holders
+    ).filter(F.col("c") == F.col("silent"))
     is_empty = (F.col("count") == 0) & (F.col("mark") == 0)
     is_late = F.coalesce(F.col("first") > F.col("n"), F.col("first").isNull())
+    entries = (
+        entry(messages, F.col("n"), none, zero, zero),
+        entry(credited, none, none, F.col("count"), F.col("mark")),
+        entry(silent, none, none, -one, mark),
+        entry(reached, none, F.col("n"), -one, mark),
+    )
     return (
-        entry(messages, F.col("n"), none, 0, zero)
-        .unionAll(entry(owed, none, none, 1, mark))
-        .unionAll(entry(reached, none, F.col("n"), -1, mark))
+        reduce(DataFrame.unionAll, entries)
         .groupBy("run", "m")
         .agg(
             F.count("n").alias("msgs"),
@@ -874,12 +968,11 @@ def permissions(events: DataFrame) -> DataFrame:
     )
 
 
-def drop_breaches(
-    drops: DataFrame, rare: DataFrame, lives: DataFrame
-) -> DataFrame:
+def drop_breaches(rare: DataFrame, lives: DataFrame) -> DataFrame:
     """Return the drops for which there was no reason.
 
-    The columns are those of as_breaches, publisher and key being null.
+    *rare* are the events other than msg and send.  The columns are those of
+    as_breaches, publisher and key being null.
     """
     asked = permissions(rare).withColumnsRenamed({"run": "of", "c": "who"})
     is_asked = (
@@ -895,7 +988,8 @@ def drop_breaches(
         is_deaf, "dropped as for a deaf client, which heard more later"
     ).otherwise(F.format_string("%s, which was not asked for", "text"))
     return (
-        drops.join(F.broadcast(asked), is_asked, how="left_anti")
+        rare.filter(F.col("ev") == "drop")
+        .join(F.broadcast(asked), is_asked, how="left_anti")
         .join(lives.select("run", "c", "last_heard"), ["run", "c"], how="left")
         .filter(~is_deaf | heard_later)
         .transform(as_breaches, F.lit("bad-drop"), detail)
@@ -1012,29 +1106,31 @@ def audit(lines: DataFrame, scratch: str) -> DataFrame:
     numbers = kept(tallies(lines))
     parts = kept(stretches(numbers))
     events = with_runs(lines, parts)
-    messages, done = published(events), reached(events)
-    rare = kept(events.filter(~F.col("ev").isin("msg", "send", "drop")))
+    messages, done = kept(published(events)), reached(events)
+    rare = kept(events.filter(~F.col("ev").isin("msg", "send")))
     clients = kept(lives(numbers, parts, rare))
     patterns = kept(subscriptions(rare, clients))
-    held = kept(holders(patterns, messages))
+    held = kept(holders(patterns, messages, parts))
     silences = kept(settings(rare, ["echo/off", "echo/on"]))
-    wrong = kept(suspects(messages, owed(messages, held, silences), done))
+    wrong = kept(suspects(messages, held, silences, done))
     doubtful = kept(some(messages, wrong.filter(F.col("msgs") == 1)))
     due = owed(doubtful, held, silences)
-    firsts = kept(first_sends(done, kept(mixed(done, clients))))
-    ordered = owed(some(messages, firsts), held, silences)
     breaches = [
         delivery_breaches(doubtful, due, some(done, doubtful), clients),
-        order_breaches(ordered, firsts),
-        drop_breaches(events.filter(F.col("ev") == "drop"), rare, clients),
+        drop_breaches(rare, clients),
         line_breaches(lines),
         number_breaches(parts),
         life_breaches(clients),
         message_breaches(wrong),
         subscription_breaches(patterns),
     ]
+    unsure = kept(mixed(done, clients))
+    if not unsure.isEmpty():
+        firsts = kept(first_sends(done, unsure))
+        ordered = owed(some(messages, firsts), held, silences)
+        breaches.append(order_breaches(ordered, firsts))
     files = parts.select("run", "file").filter(F.col("run").isNotNull())
-    found = reduce(DataFrame.unionAll, map(kept, breaches))
+    found = kept(reduce(DataFrame.unionAll, breaches))
     return found.join(F.broadcast(files.distinct()), "run", how="left")
 
 
@@ -1631,12 +1727,9 @@ def in_order(table: DataFrame, patterns: Sequence[str] = ()) -> DataFrame:
     """
     if patterns:
         keys = table.select("key").distinct()
-        public = F.when(is_secret("pattern"), None).otherwise("")
         wanted = F.array(*(F.lit(text) for text in patterns))
-        chosen = (
-            keys.withColumn("pattern", F.explode(wanted))
-            .withColumn("own", public)
-            .filter(selects("pattern", "key", "own"))
+        chosen = keys.withColumn("pattern", F.explode(wanted)).filter(
+            selects("pattern", "key", F.lit(""))
         )
         table = table.join(chosen.select("key"), "key", how="left_semi")
     return table.orderBy("t", "host", "rec", "n").select("t", "key", "data")
