@@ -1,4 +1,4 @@
-"""Notes which rules the tests that passed cite, for the trace check.
+"""Fixtures, and which rules the tests that passed cite, for the trace check.
 
 A test cites the rules in its docstring; a test of an example, those of its
 block.  The trace check itself is moved to the end of the run.
@@ -7,10 +7,13 @@ block.  The trace check itself is moved to the end of the run.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from testbed import Listener, RealBus, scratch_directory
 
 CITED = re.compile(r"\[([A-Z]+-\d+)\]")
 LAST = "test_every_rule_has_a_test_that_passed"
@@ -64,3 +67,22 @@ def rules_that_passed(request: pytest.FixtureRequest) -> set[str]:
     if not trace.is_whole:
         pytest.skip("only some of the tests were run")
     return trace.passed
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch_directory() as path:
+        yield path
+
+
+@pytest.fixture
+def bus(directory: Path) -> Iterator[RealBus]:
+    with RealBus(directory, "--trace", str(directory / "trace")) as running:
+        yield running
+
+
+@pytest.fixture
+def listener(directory: Path) -> Iterator[Listener]:
+    listening = Listener(str(directory / "bus"), backlog=8)
+    with listening.wire:
+        yield listening

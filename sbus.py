@@ -794,8 +794,8 @@ class Bus:
         stats["backlog_bytes"] = client.backlog.bytes
         if client.user.is_privileged:
             self.work += len(self.clients)
-            busiest = list(self.users.values())[:STATS_USERS_MAX]
-            stats["users"] = {user.uid: user.stats() for user in busiest}
+            some = itertools.islice(self.users.values(), STATS_USERS_MAX)
+            stats["users"] = {user.uid: user.stats() for user in some}
         return json.dumps(stats).encode("ascii")
 
     def _answer(self, client: Client, key: bytes, payload: bytes) -> None:

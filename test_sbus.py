@@ -39,7 +39,6 @@ from testbed import (
     child_process,
     publications,
     publish,
-    scratch_directory,
     wait_for,
 )
 
@@ -55,12 +54,6 @@ needs_root = pytest.mark.skipif(
 @pytest.fixture
 def kernel() -> FakeKernel:
     return FakeKernel()
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch_directory() as path:
-        yield path
 
 
 def small(backlog_packets: int, payload_bytes: int = 1) -> sbus.Limits:

@@ -55,7 +55,6 @@ from testbed import (
     publications,
     publish,
     run,
-    scratch_directory,
     seqpacket,
     seqpacket_pair,
     started,
@@ -65,25 +64,6 @@ from testbed import (
 
 FORBIDDEN = "it may not be used by this user: its server lets others in with"
 FORBIDDEN += " -g or -o"
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch_directory() as path:
-        yield path
-
-
-@pytest.fixture
-def bus(directory: Path) -> Iterator[RealBus]:
-    with RealBus(directory, "--trace", str(directory / "trace")) as running:
-        yield running
-
-
-@pytest.fixture
-def listener(directory: Path) -> Iterator[Listener]:
-    listening = Listener(str(directory / "bus"), backlog=8)
-    with listening.wire:
-        yield listening
 
 
 def sbus(address: str, *arguments: str, **options: Any) -> Result:

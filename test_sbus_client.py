@@ -68,7 +68,6 @@ from testbed import (
     publications,
     publish,
     run,
-    scratch_directory,
     seqpacket,
     seqpacket_pair,
     started,
@@ -91,25 +90,6 @@ def ends() -> Iterator[Ends]:
     ours, theirs = seqpacket_pair()
     with Client(fd=ours.detach()) as client, Peer(theirs) as server:
         yield Ends(client, server)
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch_directory() as path:
-        yield path
-
-
-@pytest.fixture
-def bus(directory: Path) -> Iterator[RealBus]:
-    with RealBus(directory, "--trace", str(directory / "trace")) as running:
-        yield running
-
-
-@pytest.fixture
-def listener(directory: Path) -> Iterator[Listener]:
-    listening = Listener(str(directory / "bus"), backlog=8)
-    with listening.wire:
-        yield listening
 
 
 def fill(client: Client, payload_bytes: int = 0) -> int:

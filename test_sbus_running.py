@@ -43,7 +43,6 @@ from testbed import (
     publish,
     read_to_end,
     run,
-    scratch_directory,
     wait_for,
 )
 
@@ -54,12 +53,6 @@ DATAGRAM = socket.SOCK_DGRAM
 needs_root = pytest.mark.skipif(
     os.getuid() != 0, reason="only root can connect as other users"
 )
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch_directory() as path:
-        yield path
 
 
 def refusal(status: int, *arguments: str, **options: Any) -> str:

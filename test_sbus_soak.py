@@ -51,7 +51,6 @@ from testbed import (
     publications,
     publish,
     read_to_end,
-    scratch_directory,
     wait_for,
 )
 
@@ -72,12 +71,6 @@ T = TypeVar("T")
 def either(soak: T, test: T) -> T:
     """Return the one size in "make soak" and the other in "make test"."""
     return soak if IS_SOAK else test
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch_directory() as path:
-        yield path
 
 
 # =============================================================================

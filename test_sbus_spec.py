@@ -478,12 +478,6 @@ def naive(path: Path = NAIVE) -> str:
     return f"{sys.executable} {path} {{address}}"
 
 
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with testbed.scratch_directory() as path:
-        yield path
-
-
 def run_kit(*arguments: str) -> testbed.Result:
     """Run the command."""
     return testbed.run("conformance.py", *arguments)
