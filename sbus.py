@@ -1383,7 +1383,7 @@ class Server:
         self.disconnected: Counter[str] = Counter()  # for cause, by rule
         self._closed: list[Wire] = []  # to be closed after the round
         self._spent: dict[User, int] = {}  # work, in this round
-        self._late: dict[Client, int] = {}  # what they were ready for
+        self._late: dict[Client, int] = {}  # put off, and for which events
         selector.register(listener, READ, self.accept)
 
     def run(self) -> None:
