@@ -498,9 +498,21 @@ class TestIngest:
         capture, table = tmp_path / "capture", tmp_path / "table"
         write_segments(capture, 2)
         (capture / ".R-000007.jsonl").write_text(capture_line(900))
+        good = capture_line(1).strip()
+        foreign = (
+            '{"rec":"R","n":1',
+            '{"hello":1}',
+            "",
+            "null",
+            "[]",
+            f"[{good}]",
+            f"{good} x",
+            f"{good}{good}",
+            f"{good},{good}",
+            f"{good}]{good}",
+        )
         bad = {
-            '{"rec":"R","n":1': "not a JSON object of ours",
-            "[]": "not a JSON object of ours",
+            **dict.fromkeys(foreign, "not a JSON object of ours"),
             capture_line(1, key=None).strip(): "missing or wrong: key",
             capture_line(1, n="x").strip(): "missing or wrong: n",
             capture_line(1, data="?").strip(): "data is not base64",
@@ -510,15 +522,16 @@ class TestIngest:
         }
         (capture / "bad.jsonl").write_text("\n".join(bad) + "\n")
         args = (spark, str(capture), str(table))
-        assert sbus_spark.ingest(*args) == (208, 8)
+        assert sbus_spark.ingest(*args) == (200 + len(bad), len(bad))
         assert numbers(spark, table) == list(range(1, 201))
         aside = spark.read.parquet(str(table / "_quarantine")).collect()
         assert {row["line"]: row["reason"] for row in aside} == bad
         assert {Path(row["file"]).name for row in aside} == {"bad.jsonl"}
-        (capture / "late.jsonl").write_text(capture_line(201))
+        odd = " " + capture_line(202, key="{} }").replace(",", ",\t")
+        (capture / "late.jsonl").write_text(capture_line(201) + odd)
         os.utime(capture / "late.jsonl", (1, 1))
-        assert sbus_spark.ingest(*args) == (1, 0)
-        assert numbers(spark, table) == list(range(1, 202))
+        assert sbus_spark.ingest(*args) == (2, 0)
+        assert numbers(spark, table) == list(range(1, 203))
 
     def test_small_files_are_compacted(
         self,
