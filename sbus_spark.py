@@ -57,6 +57,7 @@ from typing import Any, NoReturn
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException as SparkException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -99,16 +100,14 @@ for option; do
 done
 exec {java} "$@"
 """
-LOG_SETTINGS = """
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{1}
+# What goes wrong is raised, and told once
+NO_LOG = """
+rootLogger.level = off
+rootLogger.appenderRef.none.ref = none
+appender.none.type = Null
+appender.none.name = none
 logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
-logger.shell.level = error
+logger.shell.level = off
 """
 SETTINGS = {  # where nothing else is given
     "spark.master": "local[*]",
@@ -160,7 +159,7 @@ def prepare_java() -> None:
     wrapper.write_text(JAVA_WRAPPER.format(java=shlex.quote(find_java())))
     wrapper.chmod(0o755)
     log_settings = scratch / "log4j2.properties"
-    log_settings.write_text(LOG_SETTINGS)
+    log_settings.write_text(NO_LOG)
     os.environ["JAVA_HOME"] = str(scratch)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault(
@@ -1417,10 +1416,15 @@ def ingest(
     folders = Folders(spark, table)
     folders.mend()
     totals = [0, 0]
+    errors = []
 
     def take(lines: DataFrame, batch: int) -> None:
-        folders.compact(batch)  # those before are done with
-        counts = write_batch(lines, table, batch)
+        try:
+            folders.compact(batch)  # those before are done with
+            counts = write_batch(lines, table, batch)
+        except Exception as error:
+            errors.append(error)
+            raise
         for index, count in enumerate(counts):
             totals[index] += count
 
@@ -1433,7 +1437,10 @@ def ingest(
     writer = lines.writeStream.foreachBatch(take).trigger(availableNow=True)
     writer = writer.option("checkpointLocation", f"{table}/_checkpoint")
     while True:
-        writer.start().awaitTermination()
+        try:
+            writer.start().awaitTermination()
+        except StreamingQueryException as error:
+            raise (errors or [error])[0] from None  # it is wrapped in layers
         if until is None or until.wait(FOLLOW_SECONDS):
             return totals[0], totals[1]
 
@@ -1951,16 +1958,21 @@ def run(options: argparse.Namespace) -> int:
     except (PipelineError, ClientError, OSError) as error:
         print(f"sbus_spark: {error}", file=sys.stderr)
         return 1
-    except SparkException as error:
-        print(f"sbus_spark: {str(error).splitlines()[0]}", file=sys.stderr)
-        return 1
-    except Py4JJavaError as error:
-        told = error.java_exception.getMessage()
-        print(f"sbus_spark: {str(told).splitlines()[0]}", file=sys.stderr)
+    except (SparkException, Py4JJavaError) as error:
+        print(f"sbus_spark: {reason_of(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def reason_of(error: Exception) -> str:
+    """Return as one line why Spark failed: the first cause, and the last."""
+    told = str(error)
+    if isinstance(error, Py4JJavaError):
+        told = str(error.java_exception.getMessage())
+    causes = re.findall(r"^Caused by: (.*)", str(error), re.MULTILINE)
+    return "; ".join([*causes[-1:], told.splitlines()[0]])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

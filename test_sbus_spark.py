@@ -989,6 +989,32 @@ class TestRunning:
             lines = errors.getvalue().splitlines()
             assert len(lines) == 1 and told in lines[0], (command, lines)
 
+    def test_an_error_of_spark_is_one_line(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """Nothing else is said, and the next run makes it good."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 1)
+        (capture / "bad.jsonl").write_text("no JSON\n")
+        table.mkdir()
+        (table / "_quarantine").write_text("in the way\n")
+        environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+        del environment["PYSPARK_SUBMIT_ARGS"]  # those of the tests
+        command = [sys.executable, "sbus_spark.py", "ingest"]
+        done = subprocess.run(
+            [*command, str(capture), str(table)],
+            cwd=HERE,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout) == (1, "")
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert f"{table}/_quarantine" in done.stderr
+        (table / "_quarantine").unlink()
+        assert sbus_spark.ingest(spark, str(capture), str(table)) == (101, 1)
+        assert numbers(spark, table) == list(range(1, 101))
+
     def test_a_file_without_events_is_a_bad_trace(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
