@@ -45,19 +45,33 @@ pytestmark = pytest.mark.timeout(600)
 Event = dict[str, Any]
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """Start Spark, once for all tests, on two cores."""
-    os.environ["PYSPARK_SUBMIT_ARGS"] = (
-        "--master local[2] --conf spark.sql.shuffle.partitions=2"
+def submit_arguments(master: str, folder: Path) -> str:
+    """Return how Spark is to run; what it leaves when killed is in *folder*."""
+    return (
+        f"--master {master} --driver-java-options -Djava.io.tmpdir={folder}"
+        f" --conf spark.executor.extraJavaOptions=-Djava.io.tmpdir={folder}"
+        f" --conf spark.local.dir={folder}"
+        " --conf spark.sql.shuffle.partitions=2"
         " --conf spark.driver.host=127.0.0.1 pyspark-shell"
     )
-    try:
-        session = sbus_spark.session("test")
-    except sbus_spark.JavaError as error:
-        pytest.skip(str(error))
-    yield session
-    session.stop()
+
+
+@pytest.fixture(scope="session")
+def spark(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[SparkSession]:
+    """Start Spark, once for all tests, on two cores."""
+    folder = tmp_path_factory.mktemp("spark")
+    arguments = submit_arguments("local[2]", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
+        patch.setenv("TMPDIR", str(folder))
+        try:
+            session = sbus_spark.session("test")
+        except sbus_spark.JavaError as error:
+            pytest.skip(str(error))
+        yield session
+        session.stop()
 
 
 # =============================================================================
@@ -921,9 +935,10 @@ class TestCluster:
         environment = os.environ | {
             "SPARK_HOME": str(home),
             "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_SUBMIT_ARGS": "--master local-cluster[2,1,1024]"
-            " --conf spark.sql.shuffle.partitions=2"
-            " --conf spark.driver.host=127.0.0.1 pyspark-shell",
+            "PYSPARK_SUBMIT_ARGS": submit_arguments(
+                "local-cluster[2,1,1024]", tmp_path
+            ),
+            "TMPDIR": str(tmp_path),
         }
         done = subprocess.run(
             [sys.executable, "-c", CLUSTER]
