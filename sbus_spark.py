@@ -49,7 +49,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
@@ -1448,9 +1448,12 @@ def ingest(
 def read_table(spark: SparkSession, table: str) -> DataFrame:
     """Return the messages of a table; columns as in TABLE_SCHEMA.
 
-    Raises: InputError if there is no table.
+    Raises: InputError if there is no table, or nothing in it.
     """
-    folders = list(itertools.chain(*Folders(spark, table).batches().values()))
+    there = Folders(spark, table)
+    folders = list(itertools.chain(*there.batches().values()))
+    if not folders and there.find("_checkpoint"):
+        raise InputError(f"{table}: no message was ingested yet")
     if not folders:
         raise InputError(f"{table}: there is no table; `ingest` makes one")
     reader = spark.read.schema(TABLE_SCHEMA).option("basePath", table)
@@ -1645,6 +1648,20 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
 
 
+def rates(
+    times: Sequence[dict[str, Any]], seconds: int, of: str
+) -> tuple[list[datetime.datetime], list[float]]:
+    """Return the edges of the spans of a chart, and the rate in each."""
+    spans: dict[int, int] = {row["t"]: row[of] for row in times}
+    step = seconds * SECOND
+    starts = range(min(spans), max(spans) + step, step)
+    edges = [
+        datetime.datetime.fromtimestamp(t // SECOND, datetime.timezone.utc)
+        for t in (*starts, starts[-1] + step)
+    ]
+    return edges, [spans.get(start, 0) / seconds for start in starts]
+
+
 def chart(times: Sequence[dict[str, Any]], seconds: int, of: str) -> str:
     """Return a chart over time, as SVG: messages or bytes a second.
 
@@ -1659,19 +1676,11 @@ def chart(times: Sequence[dict[str, Any]], seconds: int, of: str) -> str:
     from matplotlib.figure import Figure
 
     dates: Any = importlib.import_module("matplotlib.dates")
-    spans: dict[int, int] = {row["t"]: row[of] for row in times}
-    step = seconds * SECOND
-    first, last = min(spans), max(spans)
-    starts = range(first, last + step, step)
-    rates = [spans.get(start, 0) / seconds for start in starts]
-    edges = [
-        datetime.datetime.fromtimestamp(t / SECOND, datetime.timezone.utc)
-        for t in (*starts, last + step)
-    ]
+    edges, heights = rates(times, seconds, of)
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 13}):
         figure = Figure(figsize=(9, 3), layout="constrained")
         axes = figure.add_subplot()
-        axes.stairs(rates, dates.date2num(edges), fill=True, color="#2f6f9f")
+        axes.stairs(heights, dates.date2num(edges), fill=True, color="#2f6f9f")
         locator = dates.AutoDateLocator(minticks=3, maxticks=7)
         axes.xaxis_date()
         axes.xaxis.set_major_locator(locator)
@@ -1689,6 +1698,28 @@ def chart(times: Sequence[dict[str, Any]], seconds: int, of: str) -> str:
 
 def page(summary: dict[str, Any], table: str) -> str:
     """Return a report as a page of HTML that needs nothing else."""
+    times, seconds = summary["times"], summary["seconds"]
+    sections = {
+        "Messages over time": chart(times, seconds, "messages"),
+        "Bytes over time": chart(times, seconds, "bytes"),
+        "Busiest keys": traffic_table("key", summary["keys"]),
+        "Hosts": traffic_table("host", summary["hosts"]),
+        "Gaps": gaps_table(summary["gaps"]),
+    }
+    return PAGE.format(
+        table=escape(table),
+        first=clock(summary["totals"]["first"]),
+        last=clock(summary["totals"]["last"]),
+        totals=totals_list(summary),
+        sections="\n".join(
+            f"<section><h2>{name}</h2>\n{body}</section>"
+            for name, body in sections.items()
+        ),
+    )
+
+
+def totals_list(summary: dict[str, Any]) -> str:
+    """Return the totals on top of a page."""
     totals = summary["totals"]
     length = max(1.0, (totals["last"] - totals["first"]) / SECOND)
     shown = {
@@ -1701,47 +1732,30 @@ def page(summary: dict[str, Any], table: str) -> str:
         "largest": unit(totals["largest"]),
         "lost": f"{summary['lost']:,}",
     }
-    charts = [
-        chart(summary["times"], summary["seconds"], of)
-        for of in ("messages", "bytes")
-    ]
-    header = ("messages", "bytes", "size, median", "99th percentile")
-    sections = {
-        "Messages over time": charts[0],
-        "Bytes over time": charts[1],
-        "Busiest keys": html_table(
-            ("key", *header), traffic_cells(summary["keys"], "key")
-        ),
-        "Hosts": html_table(
-            ("host", *header), traffic_cells(summary["hosts"], "host")
-        ),
-        "Gaps": gaps_section(summary["gaps"]),
-    }
-    return PAGE.format(
-        table=escape(table),
-        first=clock(totals["first"]),
-        last=clock(totals["last"]),
-        totals="".join(
-            f"<div><dt>{name}</dt><dd>{value}</dd></div>"
-            for name, value in shown.items()
-        ),
-        sections="\n".join(
-            f"<section><h2>{name}</h2>\n{body}</section>"
-            for name, body in sections.items()
+    return "".join(
+        f"<div><dt>{name}</dt><dd>{value}</dd></div>"
+        for name, value in shown.items()
+    )
+
+
+def traffic_table(by: str, rows: Iterable[dict[str, Any]]) -> str:
+    """Return what a page says of traffic, by key or host."""
+    header = (by, "messages", "bytes", "size, median", "99th percentile")
+    sizes = ("bytes", "p50", "p99")
+    return html_table(
+        header,
+        (
+            (
+                row[by] or "(empty)",
+                f"{row['messages']:,}",
+                *(unit(row[name]) for name in sizes),
+            )
+            for row in rows
         ),
     )
 
 
-def traffic_cells(
-    rows: Iterable[dict[str, Any]], by: str
-) -> Iterator[Sequence[object]]:
-    """Return the cells of a table of traffic."""
-    for row in rows:
-        sizes = (unit(row[name]) for name in ("bytes", "p50", "p99"))
-        yield row[by] or "(empty)", f"{row['messages']:,}", *sizes
-
-
-def gaps_section(found: Sequence[dict[str, Any]]) -> str:
+def gaps_table(found: Sequence[dict[str, Any]]) -> str:
     """Return what a page says of gaps."""
     if not found:
         return "<p>None: the recorders lost nothing.</p>"

@@ -46,7 +46,7 @@ Event = dict[str, Any]
 
 
 def submit_arguments(master: str, folder: Path) -> str:
-    """Return how Spark is to run; what it leaves when killed is in *folder*."""
+    """Return how Spark is to run; in *folder* is what it leaves if killed."""
     return (
         f"--master {master} --driver-java-options -Djava.io.tmpdir={folder}"
         f" --conf spark.executor.extraJavaOptions=-Djava.io.tmpdir={folder}"
@@ -391,6 +391,92 @@ def send_unpublished(events: list[Event]) -> None:
     events.insert(at + 1, {**events[at], "m": 0})
 
 
+def triple(events: list[Event]) -> None:
+    """Send a message three times: an odd number, as once is."""
+    double(events)
+    double(events)
+
+
+def mix_up(events: list[Event]) -> None:
+    """Send a message to another client, as many as it was owed to."""
+    for at in sends(events):
+        m = events[at]["m"]
+        had = {event["c"] for event in events if event.get("m") == m}
+        for later in find(events[at:], ev="send"):
+            event = events[at + later]
+            if event["m"] > m and event["c"] not in had:
+                events[at] = {**events[at], "c": event["c"]}
+                return
+    raise AssertionError("everybody had everything")
+
+
+def soft_sends(events: Sequence[Event]) -> list[int]:
+    """Return where a client that asked for soft/discard is sent messages."""
+    asked = find(events, ev="ctl", key="blocking/soft/discard")[0]
+    found = find(events, ev="send", c=events[asked]["c"])
+    return [at for at in found if at > asked]
+
+
+def drop_sent(events: list[Event]) -> None:
+    at = soft_sends(events)[1]
+    event = {**events[at], "ev": "drop", "reason": "soft/discard"}
+    events.insert(at + 1, event)
+
+
+def drop_unowed(events: list[Event]) -> None:
+    at = soft_sends(events)[-1]
+    c = events[at]["c"]
+    had = {events[at]["m"] for at in find(events, c=c) if "m" in events[at]}
+    before = reversed(find(events[:at], ev="msg"))
+    m = next(events[at]["m"] for at in before if events[at]["m"] not in had)
+    event = {**events[at], "ev": "drop", "m": m, "reason": "soft/discard"}
+    events.insert(at + 1, event)
+
+
+def publish_again(events: list[Event]) -> None:
+    at = find(events, ev="msg")[5]
+    events.insert(at + 1, dict(events[at]))
+
+
+def send_too_early(events: list[Event]) -> None:
+    """Send a message before it is published, and after those before it."""
+    for at in sends(events):
+        event = events[at]
+        published = find(events, ev="msg", m=event["m"])[0]
+        if not find(events[published:at], ev="send", c=event["c"]):
+            events.insert(published, events.pop(at))
+            return
+    raise AssertionError("everything had to wait")
+
+
+def open_again(events: list[Event]) -> None:
+    at = find(events, ev="open", c=victim(events))[0]
+    events.insert(at + 1, dict(events[at]))
+
+
+def act_before_open(events: list[Event]) -> None:
+    at, after = find(events, c=victim(events))[:2]
+    events.insert(after, events.pop(at))
+
+
+def closing(events: list[Event]) -> int:
+    """Return where a client is closed; at the end, if none was."""
+    if not find(events, ev="close"):
+        event = {"t": 1, "ev": "close", "c": victim(events)}
+        events.insert(len(events) - 1, event)
+    return find(events, ev="close")[0]
+
+
+def close_again(events: list[Event]) -> None:
+    at = closing(events)
+    events.insert(at + 1, dict(events[at]))
+
+
+def act_after_close(events: list[Event]) -> None:
+    at = closing(events)
+    events.insert(at + 1, {**events[at], "ev": "sub", "pattern": "q"})
+
+
 def unsubscribe_unheld(events: list[Event]) -> None:
     at = find(events, ev="sub", c=victim(events))[0]
     event = {**events[at], "ev": "unsub", "pattern": "q"}
@@ -400,12 +486,22 @@ def unsubscribe_unheld(events: list[Event]) -> None:
 PLANTED: dict[Callable[[list[Event]], None], str] = {
     lose: "missing",
     misdeliver: "unowed",
+    mix_up: "missing unowed",
     leak: "secret-leak",
     double: "duplicate",
+    triple: "duplicate",
     swap: "out-of-order",
     drop_unasked: "bad-drop",
+    drop_sent: "bad-drop",
+    drop_unowed: "bad-drop",
     hear_again: "bad-drop",
     send_unpublished: "bad-trace",
+    send_too_early: "bad-trace",
+    publish_again: "bad-trace",
+    open_again: "bad-trace",
+    act_before_open: "bad-trace",
+    close_again: "bad-trace",
+    act_after_close: "bad-trace",
     unsubscribe_unheld: "bad-trace",
 }
 
@@ -416,7 +512,7 @@ def breaches_by_file(rows: DataFrame) -> dict[str, list[str]]:
     for row in rows.collect():
         name = Path(row["file"] or row["detail"].split(" ")[0]).name
         found.setdefault(name.rstrip(":"), []).append(row["breach"])
-    return found
+    return {name: sorted(breaches) for name, breaches in found.items()}
 
 
 class TestAudit:
@@ -443,7 +539,7 @@ class TestAudit:
                 planted = [dict(event) for event in events]
                 plant(planted)
                 write_trace(traces / name, planted)
-                expected[name] = [breach]
+                expected[name] = breach.split()
         lines = (traces / "paper").read_text().splitlines(keepends=True)
         for name, text in {
             "gap": [*lines[:-2], lines[-1]],
