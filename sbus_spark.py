@@ -176,7 +176,6 @@ def session(name: str = "sbus") -> SparkSession:
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not by spark-submit
         prepare_java()
-    os.environ.setdefault("PYTHONHASHSEED", "0")
     SparkContext._ensure_initialized()  # else no setting is seen as given
     given = SparkConf()
     is_watched = str(sys.stderr.isatty()).lower()
@@ -203,53 +202,71 @@ def session(name: str = "sbus") -> SparkSession:
 # - Events are read from JSON once, and then kept: that costs the most.
 # =============================================================================
 
-TRACE_SCHEMA = T.StructType(
-    [
-        T.StructField("n", T.LongType()),
-        T.StructField("t", T.LongType()),
-        T.StructField("ev", T.StringType()),
-        T.StructField("c", T.LongType()),
-        T.StructField("m", T.LongType()),
-        T.StructField("key", T.StringType()),
-        T.StructField("size", T.LongType()),
-        T.StructField("pattern", T.StringType()),
-        T.StructField("gid", T.LongType()),
-        T.StructField("uid", T.LongType()),
-        T.StructField("pid", T.LongType()),
-        T.StructField("reason", T.StringType()),
-        T.StructField("cred_prefix", T.StringType()),
-        T.StructField("corrupt", T.StringType()),  # a line that is no event
-    ]
+LONG, TEXT = T.LongType(), T.StringType()
+BYTES, DATE = T.BinaryType(), T.DateType()
+
+
+def schema(**columns: T.DataType) -> T.StructType:
+    """Return a schema of columns, by name and type."""
+    fields = [T.StructField(name, kind) for name, kind in columns.items()]
+    return T.StructType(fields)
+
+
+TRACE_SCHEMA = schema(
+    n=LONG,
+    t=LONG,
+    ev=TEXT,
+    c=LONG,
+    m=LONG,
+    key=TEXT,
+    size=LONG,
+    pattern=TEXT,
+    gid=LONG,
+    uid=LONG,
+    pid=LONG,
+    reason=TEXT,
+    cred_prefix=TEXT,
+    corrupt=TEXT,  # a line that is no event
 )
-# What an event has beside n and t
+# What an event has beside n and t; the most frequent come first
 FIELDS = {
-    "start": (),
-    "stop": (),
-    "open": ("c", "gid", "uid", "pid"),
-    "close": ("c",),
+    "send": ("c", "m"),
+    "msg": ("c", "m", "key", "size"),
+    "drop": ("c", "m", "reason"),
     "sub": ("c", "pattern"),
     "unsub": ("c", "pattern"),
     "ctl": ("c", "key"),
-    "msg": ("c", "m", "key", "size"),
-    "send": ("c", "m"),
-    "drop": ("c", "m", "reason"),
+    "open": ("c", "gid", "uid", "pid"),
+    "close": ("c",),
+    "start": (),
+    "stop": (),
 }
 FOR_EVER = (1 << 63) - 1  # the number of no event
 
 
-def all_of(conditions: Sequence[Column]) -> Column:
+def all_of(conditions: Iterable[Column]) -> Column:
     """Return whether all conditions hold."""
     return reduce(lambda one, other: one & other, conditions)
 
 
+def any_of(conditions: Iterable[Column]) -> Column:
+    """Return whether one of the conditions holds."""
+    return reduce(lambda one, other: one | other, conditions)
+
+
 def is_event() -> Column:
     """Return whether a line of a trace is an event with all its fields."""
-    kinds = F.when(F.lit(False), False)
-    for kind in sorted(FIELDS, key=("send", "msg").__contains__)[::-1]:
-        wanted = [F.col(field).isNotNull() for field in FIELDS[kind]]
-        kinds = kinds.when(F.col("ev") == kind, all_of([F.lit(True), *wanted]))
-    is_numbered = F.col("n").isNotNull() & F.col("t").isNotNull()
-    return F.col("corrupt").isNull() & is_numbered & kinds.otherwise(False)
+    kinds = [
+        all_of([F.col("ev") == kind, *map(is_there, fields)])
+        for kind, fields in FIELDS.items()
+    ]
+    is_whole = F.col("corrupt").isNull() & is_there("n") & is_there("t")
+    return is_whole & any_of(kinds)
+
+
+def is_there(column: str) -> Column:
+    """Return whether a column is not null."""
+    return F.col(column).isNotNull()
 
 
 def read_trace(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
@@ -1146,37 +1163,31 @@ def audit(lines: DataFrame, scratch: str) -> DataFrame:
 #   those is removed at the next start.
 # =============================================================================
 
-CAPTURE_SCHEMA = T.StructType(
-    [
-        T.StructField("rec", T.StringType()),
-        T.StructField("n", T.LongType()),
-        T.StructField("t", T.LongType()),
-        T.StructField("host", T.StringType()),
-        T.StructField("key", T.StringType()),
-        T.StructField("size", T.LongType()),
-        T.StructField("data", T.StringType()),
-    ]
+CAPTURE_SCHEMA = schema(
+    rec=TEXT,
+    n=LONG,
+    t=LONG,
+    host=TEXT,
+    key=TEXT,
+    size=LONG,
+    data=TEXT,
 )
-TABLE_SCHEMA = T.StructType(
-    [
-        T.StructField("rec", T.StringType()),
-        T.StructField("n", T.LongType()),
-        T.StructField("t", T.LongType()),
-        T.StructField("key", T.StringType()),
-        T.StructField("size", T.LongType()),
-        T.StructField("data", T.BinaryType()),
-        T.StructField("day", T.DateType()),
-        T.StructField("host", T.StringType()),
-        T.StructField("batch", T.StringType()),
-    ]
+TABLE_SCHEMA = schema(
+    rec=TEXT,
+    n=LONG,
+    t=LONG,
+    key=TEXT,
+    size=LONG,
+    data=BYTES,
+    day=DATE,
+    host=TEXT,
+    batch=TEXT,
 )
-QUARANTINE_SCHEMA = T.StructType(
-    [
-        T.StructField("file", T.StringType()),
-        T.StructField("reason", T.StringType()),
-        T.StructField("line", T.StringType()),
-        T.StructField("batch", T.StringType()),
-    ]
+QUARANTINE_SCHEMA = schema(
+    file=TEXT,
+    reason=TEXT,
+    line=TEXT,
+    batch=TEXT,
 )
 SECOND = 1_000_000_000  # nanoseconds
 DAY = 86_400 * SECOND
@@ -1264,13 +1275,11 @@ def check_capture(parsed: DataFrame, *others: str) -> DataFrame:
 def fault() -> Column:
     """Return why a line of a capture is no message, null if it is one."""
     names = CAPTURE_SCHEMA.names
-    absent = [F.col(name).isNull() for name in names]
-    present = [F.col(name).isNotNull() for name in names]
-    told = [F.when(each, name) for each, name in zip(absent, names)]
-    missing = F.concat(F.lit("missing or wrong: "), F.concat_ws(", ", *told))
+    absent = [F.when(~is_there(name), name) for name in names]
+    missing = F.concat(F.lit("missing or wrong: "), F.concat_ws(", ", *absent))
     return (
-        F.when(all_of(absent), "not a JSON object of ours")
-        .when(~all_of(present), missing)
+        F.when(~any_of(map(is_there, names)), "not a JSON object of ours")
+        .when(~all_of(map(is_there, names)), missing)
         .when(F.col("payload").isNull(), "data is not base64")
         .when(F.octet_length("payload") != F.col("size"), "size is not data's")
         .when((F.col("n") < 1) | (F.col("t") < 0), "n or t is out of range")

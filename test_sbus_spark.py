@@ -767,6 +767,8 @@ class TestReport:
         assert "&lt;b&gt;\\x07" in page and page.count("<svg") == 2
         for word in ("<script", "<link", 'href="http', "src="):
             assert word not in page
+        with pytest.raises(sbus_spark.InputError, match="empty"):
+            sbus_spark.summarize(rows.filter("n is null"))
 
 
 ASKED = {
@@ -1053,6 +1055,33 @@ class TestCluster:
         assert counts == [300, 0] and totals["messages"] == 300
         assert totals["bytes"] == sum(n % 50 for n in range(1, 301))
 
+    def test_submitted_with_the_line_of_the_readme(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """The report is all that is printed."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 1)
+        sbus_spark.ingest(spark, str(capture), str(table))
+        readme = (HERE / "README.md").read_text("utf-8")
+        line = next(
+            line.partition("'")[2].partition("'")[0]
+            for line in readme.splitlines()
+            if "SUBMIT='spark-submit" in line
+        )
+        command = line.replace("--master ...", "--master local[2]").split()
+        command[0] = str(Path(pyspark.__file__).parent / "bin/spark-submit")
+        environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+        del environment["PYSPARK_SUBMIT_ARGS"]  # those of the tests
+        done = subprocess.run(
+            [*command, "report", "--json", str(table)],
+            cwd=HERE,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["totals"]["messages"] == 100
+
 
 class TestRunning:
     """The command line."""
@@ -1080,6 +1109,9 @@ class TestRunning:
         sbus_spark.ingest(spark, str(capture), str(table))
         (tmp_path / "empty").mkdir()
         (tmp_path / "file").write_text("no JSON\n")
+        (tmp_path / "bad").mkdir()
+        (tmp_path / "bad" / "R.jsonl").write_text("no JSON\n")
+        sbus_spark.ingest(spark, *(f"{tmp_path}/{to}" for to in ("bad", "no")))
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         for command, told in {
             "audit @absent": "absent: there is no such file",
@@ -1089,6 +1121,7 @@ class TestRunning:
             "report @absent": "absent: there is no table",
             "report @empty": "empty: there is no table",
             "report @capture": "capture: there is no table",
+            "report @no": "no: no message was ingested yet",
             "report @table": "pip install matplotlib",
             "replay @table -a @absent": "absent",
         }.items():
