@@ -1111,7 +1111,7 @@ class TestRunning:
         (tmp_path / "file").write_text("no JSON\n")
         (tmp_path / "bad").mkdir()
         (tmp_path / "bad" / "R.jsonl").write_text("no JSON\n")
-        sbus_spark.ingest(spark, *(f"{tmp_path}/{to}" for to in ("bad", "no")))
+        sbus_spark.ingest(spark, f"{tmp_path}/bad", f"{tmp_path}/no")
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         for command, told in {
             "audit @absent": "absent: there is no such file",
