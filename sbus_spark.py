@@ -1622,12 +1622,16 @@ section {{ break-inside: avoid }}
 """
 
 
-def escape(text: object) -> str:
-    """Return text for a page; what is no printable text as \\xNN."""
-    shown = "".join(
+def printable(text: object) -> str:
+    """Return text for people; what is no printable text as \\xNN."""
+    return "".join(
         char if char.isprintable() else repr(char)[1:-1] for char in str(text)
     )
-    return html.escape(shown)
+
+
+def escape(text: object) -> str:
+    """Return text for a page."""
+    return html.escape(printable(text))
 
 
 def unit(count: float) -> str:
@@ -1877,7 +1881,7 @@ def describe(row: dict[str, Any]) -> str:
         f"{name}={row[name]!r}" for name in known if row[name] is not None
     )
     where = f" ({row['file']})" if row["file"] else ""
-    return f"{row['breach']} {about}: {row['detail']}{where}"
+    return printable(f"{row['breach']} {about}: {row['detail']}{where}")
 
 
 def run_ingest(spark: SparkSession, options: argparse.Namespace) -> int:

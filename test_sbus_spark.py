@@ -1163,10 +1163,10 @@ class TestRunning:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         """The line is shown."""
-        (tmp_path / "file").write_text("no JSON\n")
+        (tmp_path / "file").write_text("no \x1b[2J JSON\n")
         status, output = command_line("audit", str(tmp_path / "file"))
         assert status == 1
-        assert "file holds what is no event: no JSON" in output
+        assert "file holds what is no event: no \\x1b[2J JSON" in output
 
     def test_java_is_looked_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
