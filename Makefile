@@ -27,9 +27,9 @@ test: .venv/ready
 check:
 	$(PYTHON) -m pytest -q $(ARGS)
 
-soak:
-	SBUS_SOAK=4 $(PYTHON) -m pytest -q test_sbus_proof.py \
-	    test_sbus_soak.py $(ARGS)
+soak: .venv/ready
+	SBUS_SOAK=4 .venv/bin/python -m pytest -q test_sbus_proof.py \
+	    test_sbus_soak.py test_sbus_spark.py::TestIngest $(ARGS)
 
 demo: .venv/ready
 	.venv/bin/python pipeline_demo.py
