@@ -38,6 +38,7 @@ import importlib
 import io
 import itertools
 import json
+import logging
 import os
 import re
 import secrets
@@ -54,7 +55,15 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+try:
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+except ModuleNotFoundError:
+    if __name__ != "__main__":
+        raise
+    sys.exit(
+        "sbus_spark: PySpark is not installed:"
+        " pip install -r requirements-spark.txt"
+    )
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException as SparkException
 from pyspark.errors import StreamingQueryException
@@ -186,6 +195,8 @@ def session(name: str = "sbus") -> SparkSession:
         if not given.contains(option):
             builder = builder.config(option, value)
     spark = builder.getOrCreate()
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.SIG_DFL):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for module in (sbus.__file__, sbus_client.__file__, __file__):
         spark.sparkContext.addPyFile(str(module))
     return spark
@@ -261,12 +272,32 @@ def is_event() -> Column:
         for kind, fields in FIELDS.items()
     ]
     is_whole = F.col("corrupt").isNull() & is_there("n") & is_there("t")
-    return is_whole & any_of(kinds)
+    is_first = (F.col("ev") != "start") | (F.col("n") == 1)
+    return is_whole & any_of(kinds) & is_first
 
 
 def is_there(column: str) -> Column:
     """Return whether a column is not null."""
     return F.col(column).isNotNull()
+
+
+def check_there(
+    paths: Iterable[str], what: str = "there is no such file"
+) -> None:
+    """Raise InputError if a path of this machine is not there."""
+    for path in paths:
+        if "://" not in path and not os.path.exists(path):
+            raise InputError(f"{path}: {what}")
+
+
+def check_traces(paths: Iterable[str]) -> None:
+    """Raise InputError if there is no trace, or Spark would not read it."""
+    check_there(paths)
+    for path in paths:
+        if os.path.basename(path)[:1] in ("_", "."):
+            raise InputError(f"{path}: Spark reads no name that begins so")
+        if os.path.isfile(path) and not os.path.getsize(path):
+            raise InputError(f"{path}: the file is empty")
 
 
 def read_trace(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
@@ -284,11 +315,9 @@ def read_trace(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     | text | string | key, pattern, reason of a drop, "gid uid pid" of an \
 open, credential prefix of a start, or the line that is no event |
 
-    Raises: InputError if there is no such file.
+    Raises: InputError if there is no such file, or nothing in it.
     """
-    for path in paths:
-        if "://" not in path and not os.path.exists(path):
-            raise InputError(f"{path}: there is no such file")
+    check_traces(paths)
     lines = spark.read.schema(TRACE_SCHEMA).json(
         list(paths), columnNameOfCorruptRecord="corrupt"
     )
@@ -321,12 +350,12 @@ def tallies(lines: DataFrame) -> DataFrame:
     | line | long | the first line |
     | n, last | long | the first and the last event number |
     | start | long | the line of the start of a run, null if it has none |
-    | stop, opened, closed | long | number of such an event, null for none |
+    | stop | long | number of the first stop, null for none |
+    | opened, closed | long | number of such an event, null for none |
     | opens, closes | long | how many of these events there are |
     | last_m | long | the last message that was sent to it |
     | last_heard | long | event number of the last send to it |
     """
-    is_start = (F.col("ev") == "start") & (F.col("n") == 1)
     return (
         lines.filter(F.col("ev").isNotNull())
         .groupBy("file", "block", stretch_of(), "c")
@@ -334,8 +363,8 @@ def tallies(lines: DataFrame) -> DataFrame:
             F.min("line").alias("line"),
             F.min("n").alias("n"),
             F.max("n").alias("last"),
-            F.min(F.when(is_start, F.col("line"))).alias("start"),
-            F.max(when_event("stop", "n")).alias("stop"),
+            F.min(when_event("start", "line")).alias("start"),
+            F.min(when_event("stop", "n")).alias("stop"),
             F.max(when_event("open", "n")).alias("opened"),
             F.max(when_event("close", "n")).alias("closed"),
             F.count(when_event("open", "n")).alias("opens"),
@@ -374,7 +403,7 @@ def stretches(tallies: DataFrame) -> DataFrame:
             F.min("n").alias("n"),
             F.max("last").alias("last"),
             F.min("start").alias("start"),
-            F.max("stop").alias("stop"),
+            F.min("stop").alias("stop"),
         )
         .withColumn("run", F.last("start", True).over(so_far))
     )
@@ -1034,24 +1063,46 @@ def number_breaches(stretches: DataFrame) -> DataFrame:
     is_first, is_last = F.col("n") == 1, F.col("following") == 1
     goes_on = F.col("n") == F.col("previous") + 1
     is_started = is_first & F.col("start").isNotNull()
-    stops = F.coalesce(F.col("stop") == F.col("last"), F.lit(False))
-    jump = "%s: event %d comes after event %d"
-    whats = F.array(
-        F.when(
+    is_end = is_last & (F.col("stop") == F.col("last"))
+
+    def told(condition: Column, n: str, text: str, *names: str) -> Column:
+        said = F.format_string(text, "file", *names).alias("said")
+        return F.when(condition, F.struct(F.col(n).alias("n"), said))
+
+    what = F.array(
+        told(
             ~is_started & ~(goes_on & ~is_first),
-            F.format_string(jump, "file", "n", "previous"),
+            "n",
+            "%s: event %d comes after event %d",
+            "n",
+            "previous",
         ),
-        F.when(
-            is_last & ~stops,
-            F.format_string("%s: no stop after event %d", "file", "last"),
+        told(
+            is_last & ~is_there("stop"),
+            "last",
+            "%s: no stop after event %d",
+            "last",
+        ),
+        told(
+            is_there("stop") & ~is_end,
+            "stop",
+            "%s: event %d stops, but is not the last",
+            "stop",
         ),
     )
     return bad_trace(
         stretches.withColumn("previous", F.lag("last", 1, 0).over(in_file))
         .withColumn("following", F.lead("n", 1, 1).over(in_file))
-        .withColumn("said", F.explode(F.array_compact(whats))),
+        .select("run", F.inline(F.array_compact(what))),
         F.col("said"),
     )
+
+
+def absence_breaches(stretches: DataFrame) -> DataFrame:
+    """Return that there is no event at all, as as_breaches."""
+    count = stretches.agg(F.count(F.lit(1)).alias("count"))
+    what = F.when(F.col("count") == 0, F.lit("there is no event"))
+    return bad_trace(count, what)
 
 
 def life_breaches(lives: DataFrame) -> DataFrame:
@@ -1135,6 +1186,7 @@ def audit(lines: DataFrame, scratch: str) -> DataFrame:
         drop_breaches(rare, clients),
         line_breaches(lines),
         number_breaches(parts),
+        absence_breaches(parts),
         life_breaches(clients),
         message_breaches(wrong),
         subscription_breaches(patterns),
@@ -1191,6 +1243,9 @@ QUARANTINE_SCHEMA = schema(
 )
 SECOND = 1_000_000_000  # nanoseconds
 DAY = 86_400 * SECOND
+NUMBER_MAX = 1 << 53
+# Names a folder: any that Linux allows, but the one that stands for none
+HOST = r"\A(?!__HIVE_DEFAULT_PARTITION__)[ -~]{1,64}\z"
 SEGMENTS = "*.jsonl"
 SEGMENTS_PER_BATCH = 64
 BATCHES_MAX = 8  # small folders of a day and host, that become one
@@ -1242,8 +1297,9 @@ def object_of(column: str) -> Column:
     line = F.col(column)
     end = F.octet_length(F.substring_index(line, "}", 1)) + 1
     is_plain = line.startswith("{") & (end == F.octet_length(line))
-    with_zero = F.concat(F.lit("["), line, F.lit(",0]"))
-    is_one = F.json_array_length(with_zero) == 2
+    mark = secrets.token_hex(8)  # which nobody can have written into the line
+    marked = F.concat(F.lit("["), line, F.lit(f',"{mark}"]'))
+    is_one = F.get_json_object(marked, "$[1]") == mark
     is_object = F.ltrim(line).startswith("{") & is_one
     return F.when(is_plain | is_object, line).otherwise("null")
 
@@ -1282,8 +1338,10 @@ def fault() -> Column:
         .when(~all_of(map(is_there, names)), missing)
         .when(F.col("payload").isNull(), "data is not base64")
         .when(F.octet_length("payload") != F.col("size"), "size is not data's")
-        .when((F.col("n") < 1) | (F.col("t") < 0), "n or t is out of range")
+        .when(~F.col("n").between(1, NUMBER_MAX), "n is out of range")
+        .when(F.col("t") < 0, "t is out of range")
         .when(F.col("key").rlike(r"[^\x01-\xff]"), "key is not of bytes")
+        .when(~F.col("host").rlike(HOST), "host is no name of a host")
     )
 
 
@@ -1331,7 +1389,7 @@ class Folders:
 
     def _all_batches(self) -> dict[str, list[str]]:
         groups: dict[str, list[str]] = {}
-        for folder in self.find("day=*/host=*/batch=*"):
+        for folder in self.find("day=*/host=*/batch=[0-9]*"):
             groups.setdefault(folder.rpartition("/")[0], []).append(folder)
         return {day: sorted(groups[day], key=batches_of) for day in groups}
 
@@ -1369,7 +1427,10 @@ class Folders:
         files = size // COMPACT_BYTES_MAX + 1
         rows.coalesce(files).write.mode("overwrite").parquet(draft)
         new = self._path(f"{parent}/batch={first}-{last}")
-        self._files.rename(self._path(draft), new)
+        if not self._files.rename(self._path(draft), new):
+            raise PipelineError(
+                f"{draft} cannot be renamed to {new.getName()}"
+            )
         for folder in folders:
             self.remove(folder)
 
@@ -1400,14 +1461,16 @@ def write_batch(lines: DataFrame, table: str, batch: int) -> tuple[int, int]:
         read = parse_capture(lines).withColumn("batch", number)
         bad = read.filter(F.col("reason").isNotNull())
         rows = bad.select(*QUARANTINE_SCHEMA.names)
-        overwrite(rows, f"{table}/_quarantine", "batch")
+        overwrite(rows, f"{table}/_quarantine", "batch", kind="json")
     return seen.get["lines"], seen.get["bad"]
 
 
-def overwrite(rows: DataFrame, path: str, *partitions: str) -> None:
+def overwrite(
+    rows: DataFrame, path: str, *partitions: str, kind: str = "parquet"
+) -> None:
     """Write rows in place of what is in the same partitions."""
     writer = rows.write.mode("overwrite").partitionBy(*partitions)
-    writer.option("partitionOverwriteMode", "dynamic").parquet(path)
+    writer.option("partitionOverwriteMode", "dynamic").format(kind).save(path)
 
 
 def ingest(
@@ -1436,6 +1499,7 @@ def ingest(
             raise
         for index, count in enumerate(counts):
             totals[index] += count
+        progress(f"{totals[0]} lines")
 
     source = spark.readStream.options(
         pathGlobFilter=SEGMENTS,
@@ -1454,6 +1518,9 @@ def ingest(
             return totals[0], totals[1]
 
 
+NO_TABLE = "there is no table; `ingest` makes one"
+
+
 def read_table(spark: SparkSession, table: str) -> DataFrame:
     """Return the messages of a table; columns as in TABLE_SCHEMA.
 
@@ -1464,7 +1531,7 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
     if not folders and there.find("_checkpoint"):
         raise InputError(f"{table}: no message was ingested yet")
     if not folders:
-        raise InputError(f"{table}: there is no table; `ingest` makes one")
+        raise InputError(f"{table}: {NO_TABLE}")
     reader = spark.read.schema(TABLE_SCHEMA).option("basePath", table)
     return reader.parquet(*folders)
 
@@ -1601,7 +1668,7 @@ dl {{ display: grid; gap: .6rem; margin: 1rem 0; padding: 0;
 dl div {{ background: #f1f4f7; border-radius: .5rem; padding: .6rem .8rem }}
 dt {{ font-size: .85rem; color: #5b6875 }}
 dd {{ margin: 0; font-size: 1.25rem; font-weight: 600 }}
-svg {{ width: 100%; height: auto; min-width: 32rem }}
+svg {{ display: block; width: 100%; max-width: 46rem; height: auto }}
 .wide {{ overflow-x: auto }}
 table {{ border-collapse: collapse; width: 100%; font-size: .9rem }}
 td, th {{ text-align: right; padding: .25rem .6rem; white-space: nowrap;
@@ -1611,7 +1678,7 @@ td:first-child, th:first-child {{ text-align: left; white-space: normal;
 section {{ break-inside: avoid }}
 @media (max-width: 40rem) {{ dl {{ grid-template-columns: 1fr 1fr }} }}
 @media print {{ body {{ font-size: 10pt; max-width: none; padding: 0 }}
-  svg {{ min-width: 0 }} dl {{ grid-template-columns: repeat(4, 1fr) }}
+  dl {{ grid-template-columns: repeat(4, 1fr) }}
   dl div {{ border: 1px solid #dde3e9 }} }}
 </style>
 <h1>Traffic of the bus</h1>
@@ -1675,6 +1742,13 @@ def rates(
     return edges, [spans.get(start, 0) / seconds for start in starts]
 
 
+def time_format(length: datetime.timedelta) -> str:
+    """Return how the times of a chart are written."""
+    if length < datetime.timedelta(days=1):
+        return "%H:%M:%S"
+    return "%m-%d %H:%M" if length < datetime.timedelta(days=9) else "%Y-%m-%d"
+
+
 def chart(times: Sequence[dict[str, Any]], seconds: int, of: str) -> str:
     """Return a chart over time, as SVG: messages or bytes a second.
 
@@ -1690,23 +1764,28 @@ def chart(times: Sequence[dict[str, Any]], seconds: int, of: str) -> str:
 
     dates: Any = importlib.import_module("matplotlib.dates")
     edges, heights = rates(times, seconds, of)
-    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 13}):
-        figure = Figure(figsize=(9, 3), layout="constrained")
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 11}):
+        figure = Figure(figsize=(6.5, 2.6))
+        figure.subplots_adjust(left=0.16, right=0.97, bottom=0.2, top=0.95)
         axes = figure.add_subplot()
         axes.stairs(heights, dates.date2num(edges), fill=True, color="#2f6f9f")
-        locator = dates.AutoDateLocator(minticks=3, maxticks=7)
         axes.xaxis_date()
-        axes.xaxis.set_major_locator(locator)
-        axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+        axes.xaxis.set_major_locator(dates.AutoDateLocator(maxticks=5))
+        labels = dates.DateFormatter(time_format(edges[-1] - edges[0]))
+        axes.xaxis.set_major_formatter(labels)
+        axes.set_xlabel("UTC")
         axes.set_ylabel(f"{of} / s")
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter("{x:,.0f}")
+        is_bytes = of == "bytes"
+        axes.yaxis.set_major_formatter(
+            (lambda rate, _: unit(rate)) if is_bytes else "{x:,.0f}"
+        )
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
     image = out.getvalue()[out.getvalue().index("<svg") :]
-    return f'<div class="wide">{image}</div>'
+    return image
 
 
 def page(summary: dict[str, Any], table: str) -> str:
@@ -1741,8 +1820,8 @@ def totals_list(summary: dict[str, Any]) -> str:
         "messages / s": f"{totals['messages'] / length:,.1f}",
         "keys": f"{summary['keys_total']:,}",
         "size, median": unit(totals["p50"]),
-        "99th percentile": unit(totals["p99"]),
-        "largest": unit(totals["largest"]),
+        "size, 99th percentile": unit(totals["p99"]),
+        "size, largest": unit(totals["largest"]),
         "lost": f"{summary['lost']:,}",
     }
     return "".join(
@@ -1815,10 +1894,11 @@ def replay(rows: DataFrame, bus: Client, speed: float | None) -> int:
 
     *speed* is how many times as fast as they came, None for at once.
     """
-    started, first, count = time.monotonic(), None, 0
+    count = 0
     for row in rows.toLocalIterator(prefetchPartitions=True):
+        if not count:
+            started, first = time.monotonic(), row["t"]
         if speed is not None:
-            first = row["t"] if first is None else first
             due = started + (row["t"] - first) / SECOND / speed
             time.sleep(max(0.0, due - time.monotonic()))
         bus.publish(row["key"].encode("latin-1"), bytes(row["data"]))
@@ -1842,21 +1922,29 @@ def progress(text: str) -> None:
 SHOWN_MAX = 1_000  # breaches; -o writes all
 
 
-def run_audit(spark: SparkSession, options: argparse.Namespace) -> int:
+def run_audit(options: argparse.Namespace) -> int:
     """Print what is wrong with traces; return 1 if anything is."""
+    check_traces(options.trace)
+    if options.output and os.path.exists(options.output):
+        raise InputError(f"{options.output}: it is there already")
+    spark = session()
     scratch = options.scratch or tempfile.gettempdir()
     folder = f"{scratch}/sbus-audit-{secrets.token_hex(8)}"
+    folders = Folders(spark, folder)
     try:
         found = audit(read_trace(spark, options.trace), folder)
         return show_breaches(found, options)
+    except KeyboardInterrupt:
+        spark.stop()  # lest it goes on writing
+        raise
     finally:
-        Folders(spark, folder).remove(folder)
+        folders.remove(folder)
 
 
 def show_breaches(found: DataFrame, options: argparse.Namespace) -> int:
     """Print and write breaches; return 1 if there are any."""
     if options.output:
-        found.write.mode("overwrite").json(options.output)
+        found.write.json(options.output)
     counts = dict.fromkeys(BREACHES, 0)
     for each in found.groupBy("breach").count().collect():
         counts[each["breach"]] = each["count"]
@@ -1880,14 +1968,15 @@ def describe(row: dict[str, Any]) -> str:
     about = " ".join(
         f"{name}={row[name]!r}" for name in known if row[name] is not None
     )
-    where = f" ({row['file']})" if row["file"] else ""
+    is_told = not row["file"] or row["file"] in row["detail"]
+    where = "" if is_told else f" ({row['file']})"
     return printable(f"{row['breach']} {about}: {row['detail']}{where}")
 
 
-def run_ingest(spark: SparkSession, options: argparse.Namespace) -> int:
+def run_ingest(options: argparse.Namespace) -> int:
     """Bring new segments into a table; a signal ends --follow."""
-    if "://" not in options.capture and not os.path.isdir(options.capture):
-        raise InputError(f"{options.capture}: there is no such directory")
+    check_there([options.capture], "there is no such directory")
+    spark = session()
     until = threading.Event() if options.follow else None
     if until:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -1897,9 +1986,10 @@ def run_ingest(spark: SparkSession, options: argparse.Namespace) -> int:
     return 0
 
 
-def run_report(spark: SparkSession, options: argparse.Namespace) -> int:
+def run_report(options: argparse.Namespace) -> int:
     """Write a report of a table."""
-    summary = summarize(read_table(spark, options.table))
+    check_there([options.table], NO_TABLE)
+    summary = summarize(read_table(session(), options.table))
     if options.json:
         print(json.dumps(summary))
         return 0
@@ -1909,11 +1999,12 @@ def run_report(spark: SparkSession, options: argparse.Namespace) -> int:
     return 0
 
 
-def run_replay(spark: SparkSession, options: argparse.Namespace) -> int:
+def run_replay(options: argparse.Namespace) -> int:
     """Publish the messages of a table again."""
-    table = read_table(spark, options.table)
+    check_there([options.table], NO_TABLE)
     texts = [os.fsencode(text).decode("latin-1") for text in options.pattern]
     with Client(options.address) as bus:
+        table = read_table(session(), options.table)
         count = replay(in_order(table, texts), bus, options.speed)
     print(f"{count} messages published")
     return 0
@@ -1928,16 +2019,25 @@ class OptionParser(argparse.ArgumentParser):
 
 def speed(text: str) -> float:
     """Return how many times as fast to replay."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+
+
+def path(text: str) -> str:
+    """Return where something is, as Spark is to be told."""
+    if re.search(r"[][{}*?\\]", text):
+        told = f"{text!r}: Spark takes []{{}}*?\\ for a pattern; rename it"
+        raise argparse.ArgumentTypeError(told)
+    return text if "://" in text else os.path.abspath(text)
 
 
 def option_parser() -> OptionParser:
     """Return the parser of the command line."""
     parser = OptionParser(
-        prog="sbus_spark", description="Keep and check the traffic of a bus."
+        prog="sbus_spark.py",
+        description="Keep and check the traffic of a bus, on Spark.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
@@ -1947,24 +2047,32 @@ def option_parser() -> OptionParser:
         added.set_defaults(run=run)
         return added.add_argument
 
+    a_table: dict[str, Any] = {"metavar": "TABLE", "type": path}
     add = command(run_audit, "check that a bus did what it was to do")
-    add("trace", metavar="TRACE", nargs="+")
-    add("-o", "--output", metavar="DIR", help="write all breaches there")
-    add("--json", action="store_true")
+    help_text = "what sbus.py --trace has written, or a directory of it"
+    add("trace", metavar="TRACE", nargs="+", type=path, help=help_text)
+    help_text = "write all breaches there, as JSON; it must not be there yet"
+    add("-o", "--output", metavar="DIR", type=path, help=help_text)
+    add("--json", action="store_true", help="print JSON")
     help_text = "for what is found on the way; all workers must share it"
-    add("--scratch", metavar="DIR", help=help_text)
+    add("--scratch", metavar="DIR", type=path, help=help_text)
     add = command(run_ingest, "bring the segments of a capture into a table")
-    add("capture", metavar="CAPTURE")
-    add("table", metavar="TABLE")
+    help_text = "the directory that sbus_client.py record writes to"
+    add("capture", metavar="CAPTURE", type=path, help=help_text)
+    add("table", **a_table, help="a directory, made if it is not there")
     add("--follow", action="store_true", help="go on until interrupted")
     add = command(run_report, "show the traffic in a table")
-    add("table", metavar="TABLE")
-    add("-o", "--output", metavar="FILE", default="report.html")
-    add("--json", action="store_true")
+    add("table", **a_table, help="what ingest has made")
+    help_text = "the page to write, else report.html here"
+    add(
+        "-o", "--output", metavar="FILE", default="report.html", help=help_text
+    )
+    add("--json", action="store_true", help="print JSON, write no page")
     add = command(run_replay, "publish the messages of a table again")
-    add("table", metavar="TABLE")
+    add("table", **a_table, help="what ingest has made")
     add("-a", "--address", help="the bus")
-    add("--pattern", metavar="P", action="append", default=[])
+    help_text = "only what it selects; may be given more than once"
+    add("--pattern", metavar="P", action="append", default=[], help=help_text)
     help_text = "times as fast as it was; as fast as possible without"
     add("--speed", metavar="X", type=speed, help=help_text)
     return parser
@@ -1981,7 +2089,7 @@ def run(options: argparse.Namespace) -> int:
     0 is success, 1 an error or a breach, 130 an interruption.
     """
     try:
-        status: int = options.run(session(), options)
+        status: int = options.run(options)
     except (PipelineError, ClientError, OSError) as error:
         print(f"sbus_spark: {error}", file=sys.stderr)
         return 1
@@ -2005,11 +2113,16 @@ def reason_of(error: Exception) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line in a session of its own."""
     options = parse(arguments)
-    status = run(options)
-    spark = SparkSession.getActiveSession()
-    if spark is not None:
-        spark.stop()
-    return status
+    mask = os.umask(0o077)  # traces and captures are private
+    logging.disable()  # what goes wrong is raised as well
+    try:
+        return run(options)
+    finally:
+        spark = SparkSession.getActiveSession()
+        if spark is not None:
+            spark.stop()
+        logging.disable(logging.NOTSET)
+        os.umask(mask)
 
 
 if __name__ == "__main__":

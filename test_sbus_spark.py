@@ -485,6 +485,14 @@ def unsubscribe_unheld(events: list[Event]) -> None:
     events.insert(at + 1, event)
 
 
+def stop_early(events: list[Event]) -> None:
+    events.insert(len(events) // 2, dict(events[-1]))
+
+
+def start_again(events: list[Event]) -> None:
+    events.insert(len(events) // 2, dict(events[0]))
+
+
 PLANTED: dict[Callable[[list[Event]], None], str] = {
     lose: "missing",
     misdeliver: "unowed",
@@ -505,6 +513,8 @@ PLANTED: dict[Callable[[list[Event]], None], str] = {
     close_again: "bad-trace",
     act_after_close: "bad-trace",
     unsubscribe_unheld: "bad-trace",
+    stop_early: "bad-trace",
+    start_again: "bad-trace",
 }
 
 
@@ -623,6 +633,7 @@ class TestIngest:
             f"{good}{good}",
             f"{good},{good}",
             f"{good}]{good}",
+            f"{good},0]{good}",
         )
         bad = {
             **dict.fromkeys(foreign, "not a JSON object of ours"),
@@ -630,14 +641,21 @@ class TestIngest:
             capture_line(1, n="x").strip(): "missing or wrong: n",
             capture_line(1, data="?").strip(): "data is not base64",
             capture_line(1, size=9).strip(): "size is not data's",
-            capture_line(0).strip(): "n or t is out of range",
+            capture_line(0).strip(): "n is out of range",
+            capture_line(1, n=1 << 60).strip(): "n is out of range",
+            capture_line(1, t=-1).strip(): "t is out of range",
+            capture_line(1, host="").strip(): "host is no name of a host",
+            capture_line(1, host="a\0").strip(): "host is no name of a host",
+            capture_line(
+                1, host="h" * 65
+            ).strip(): "host is no name of a host",
             capture_line(1, key="\u0100").strip(): "key is not of bytes",
         }
         (capture / "bad.jsonl").write_text("\n".join(bad) + "\n")
         args = (spark, str(capture), str(table))
         assert sbus_spark.ingest(*args) == (200 + len(bad), len(bad))
         assert numbers(spark, table) == list(range(1, 201))
-        aside = spark.read.parquet(str(table / "_quarantine")).collect()
+        aside = spark.read.json(str(table / "_quarantine")).collect()
         assert {row["line"]: row["reason"] for row in aside} == bad
         assert {Path(row["file"]).name for row in aside} == {"bad.jsonl"}
         odd = " " + capture_line(202, key="{} }").replace(",", ",\t")
@@ -1106,14 +1124,24 @@ class TestCluster:
 class TestRunning:
     """The command line."""
 
-    @pytest.mark.parametrize("arguments", [[], ["audit"], ["replay", "t"]])
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            [],
+            ["audit"],
+            ["audit", "a[1]"],
+            ["replay", "t", "--speed", "0"],
+            ["replay", "t", "--speed", "x"],
+        ],
+    )
     def test_wrong_usage_is_one_line(self, arguments: list[str]) -> None:
-        """Status 2, or 1 for what is not there."""
-        with contextlib.redirect_stderr(io.StringIO()) as errors:
-            if arguments[:1] == ["replay"]:
-                arguments = [*arguments, "--speed", "0"]
-            with pytest.raises(SystemExit) as ending:
-                sbus_spark.main(arguments)
+        """Status 2; Spark would take brackets for a pattern."""
+        errors = io.StringIO()
+        with (
+            contextlib.redirect_stderr(errors),
+            pytest.raises(SystemExit) as ending,
+        ):
+            sbus_spark.main(arguments)
         assert ending.value.code == 2
         assert len(errors.getvalue().splitlines()) == 1
 
@@ -1129,12 +1157,17 @@ class TestRunning:
         sbus_spark.ingest(spark, str(capture), str(table))
         (tmp_path / "empty").mkdir()
         (tmp_path / "file").write_text("no JSON\n")
+        (tmp_path / "_file").write_text("no JSON\n")
+        (tmp_path / "nothing").touch()
         (tmp_path / "bad").mkdir()
         (tmp_path / "bad" / "R.jsonl").write_text("no JSON\n")
         sbus_spark.ingest(spark, f"{tmp_path}/bad", f"{tmp_path}/no")
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         for command, told in {
             "audit @absent": "absent: there is no such file",
+            "audit @nothing": "nothing: the file is empty",
+            "audit @_file": "_file: Spark reads no name that begins so",
+            "audit @file -o @empty": "empty: it is there already",
             "audit @file -o @file/x": "@file",
             "ingest @absent @table": "absent: there is no such directory",
             "ingest @capture @file/table": "@file",
@@ -1182,7 +1215,9 @@ class TestRunning:
     def test_a_file_without_events_is_a_bad_trace(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """The line is shown."""
+        """The line is shown; and so is a directory without files."""
+        status, output = command_line("audit", str(tmp_path))
+        assert status == 1 and "there is no event" in output
         (tmp_path / "file").write_text("no \x1b[2J JSON\n")
         status, output = command_line("audit", str(tmp_path / "file"))
         assert status == 1
