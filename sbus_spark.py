@@ -50,6 +50,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from pathlib import Path
@@ -121,6 +122,7 @@ logger.shell.level = off
 SETTINGS = {  # where nothing else is given
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
+    "spark.hadoop.fs.permissions.umask-mode": "077",  # captures are private
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "16",
     "spark.sql.files.maxPartitionBytes": "32m",
@@ -1760,6 +1762,7 @@ def chart(times: Sequence[dict[str, Any]], seconds: int, of: str) -> str:
         raise PipelineError(
             "a report needs matplotlib: pip install matplotlib, or use --json"
         ) from None
+    from matplotlib import ticker
     from matplotlib.figure import Figure
 
     dates: Any = importlib.import_module("matplotlib.dates")
@@ -1776,9 +1779,8 @@ def chart(times: Sequence[dict[str, Any]], seconds: int, of: str) -> str:
         axes.set_xlabel("UTC")
         axes.set_ylabel(f"{of} / s")
         axes.set_ylim(bottom=0)
-        is_bytes = of == "bytes"
         axes.yaxis.set_major_formatter(
-            (lambda rate, _: unit(rate)) if is_bytes else "{x:,.0f}"
+            ticker.EngFormatter("B") if of == "bytes" else "{x:,.0f}"
         )
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
@@ -2115,6 +2117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     mask = os.umask(0o077)  # traces and captures are private
     logging.disable()  # what goes wrong is raised as well
+    warnings.simplefilter("ignore", RuntimeWarning)  # of a slow end
     try:
         return run(options)
     finally:

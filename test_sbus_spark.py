@@ -658,6 +658,9 @@ class TestIngest:
         aside = spark.read.json(str(table / "_quarantine")).collect()
         assert {row["line"]: row["reason"] for row in aside} == bad
         assert {Path(row["file"]).name for row in aside} == {"bad.jsonl"}
+        made = [table, *table.glob("[!_.]*"), *table.rglob("*/part-*")]
+        assert len(made) > 3
+        assert not any(path.stat().st_mode & 0o077 for path in made)
         odd = " " + capture_line(202, key="{} }").replace(",", ",\t")
         (capture / "late.jsonl").write_text(capture_line(201) + odd)
         os.utime(capture / "late.jsonl", (1, 1))
