@@ -1995,7 +1995,9 @@ def run_report(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(summary))
         return 0
-    text = page(summary, options.table)
+    is_here = "://" not in options.table
+    name = os.path.relpath(options.table) if is_here else options.table
+    text = page(summary, name)
     Path(options.output).write_text(text, "utf-8")
     print(f"the report is {Path(options.output).absolute()}")
     return 0

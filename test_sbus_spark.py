@@ -621,6 +621,7 @@ class TestIngest:
         capture, table = tmp_path / "capture", tmp_path / "table"
         write_segments(capture, 2)
         (capture / ".R-000007.jsonl").write_text(capture_line(900))
+        (capture / "notes.txt").write_text(capture_line(901))
         good = capture_line(1).strip()
         foreign = (
             '{"rec":"R","n":1',
