@@ -812,6 +812,21 @@ class TestReport:
         with pytest.raises(sbus_spark.InputError, match="empty"):
             sbus_spark.summarize(rows.filter("n is null"))
 
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize(
+        "seconds",
+        [0, 1, 5, 27, 121, 299, 7_000, 86_000, 172_000, 10**6, 10**8],
+    )
+    def test_charts_of_any_length(self, seconds: int) -> None:
+        """Where no interval suits it, the plotting library would warn."""
+        width = sbus_spark.bucket_seconds(0, seconds * sbus_spark.SECOND)
+        first = 1_763_717_053 // width * width
+        times = [
+            {"t": t * sbus_spark.SECOND, "messages": 1}
+            for t in (first, first + seconds // width * width)
+        ]
+        assert "UTC" in sbus_spark.chart(times, width, "messages")
+
 
 ASKED = {
     "plain": (),
