@@ -196,9 +196,11 @@ def session(name: str = "sbus") -> SparkSession:
     for option, value in SETTINGS.items():
         if not given.contains(option):
             builder = builder.config(option, value)
+    handler = signal.getsignal(signal.SIGINT)
     spark = builder.getOrCreate()
-    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.SIG_DFL):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if threading.current_thread() is threading.main_thread():
+        # That of Spark calls Java, maybe in the middle of another call
+        signal.signal(signal.SIGINT, handler)
     for module in (sbus.__file__, sbus_client.__file__, __file__):
         spark.sparkContext.addPyFile(str(module))
     return spark
@@ -1218,13 +1220,7 @@ def audit(lines: DataFrame, scratch: str) -> DataFrame:
 # =============================================================================
 
 CAPTURE_SCHEMA = schema(
-    rec=TEXT,
-    n=LONG,
-    t=LONG,
-    host=TEXT,
-    key=TEXT,
-    size=LONG,
-    data=TEXT,
+    rec=TEXT, n=LONG, t=LONG, host=TEXT, key=TEXT, size=LONG, data=TEXT
 )
 TABLE_SCHEMA = schema(
     rec=TEXT,
@@ -1237,12 +1233,7 @@ TABLE_SCHEMA = schema(
     host=TEXT,
     batch=TEXT,
 )
-QUARANTINE_SCHEMA = schema(
-    file=TEXT,
-    reason=TEXT,
-    line=TEXT,
-    batch=TEXT,
-)
+QUARANTINE_SCHEMA = schema(file=TEXT, reason=TEXT, line=TEXT, batch=TEXT)
 SECOND = 1_000_000_000  # nanoseconds
 DAY = 86_400 * SECOND
 NUMBER_MAX = 1 << 53
@@ -1978,7 +1969,8 @@ def describe(row: dict[str, Any]) -> str:
 
 def run_ingest(options: argparse.Namespace) -> int:
     """Bring new segments into a table; a signal ends --follow."""
-    check_there([options.capture], "there is no such directory")
+    if "://" not in options.capture and not os.path.isdir(options.capture):
+        raise InputError(f"{options.capture}: there is no such directory")
     spark = session()
     until = threading.Event() if options.follow else None
     if until:
@@ -2107,7 +2099,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def reason_of(error: Exception) -> str:
-    """Return as one line why Spark failed: the first cause, and the last."""
+    """Return as one line why Spark failed: the cause, and what it stopped."""
     told = str(error)
     if isinstance(error, Py4JJavaError):
         told = str(error.java_exception.getMessage())
@@ -2118,17 +2110,25 @@ def reason_of(error: Exception) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line in a session of its own."""
     options = parse(arguments)
-    mask = os.umask(0o077)  # traces and captures are private
+    mask = os.umask(0o077)  # a report names keys, which may be private
     logging.disable()  # what goes wrong is raised as well
-    warnings.simplefilter("ignore", RuntimeWarning)  # of a slow end
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of a slow end
+            return run_and_stop(options)
+    finally:
+        logging.disable(logging.NOTSET)
+        os.umask(mask)
+
+
+def run_and_stop(options: argparse.Namespace) -> int:
+    """Run the command line, and end the session that it has started."""
     try:
         return run(options)
     finally:
         spark = SparkSession.getActiveSession()
         if spark is not None:
             spark.stop()
-        logging.disable(logging.NOTSET)
-        os.umask(mask)
 
 
 if __name__ == "__main__":

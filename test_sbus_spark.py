@@ -1040,6 +1040,15 @@ def command_line(*arguments: str) -> tuple[int, str]:
     return status, output.getvalue()
 
 
+def plain_environment() -> dict[str, str]:
+    """Return an environment in which Spark starts as it does for a user."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name != "PYSPARK_SUBMIT_ARGS"
+    } | {"SPARK_LOCAL_IP": "127.0.0.1"}
+
+
 CLUSTER = """
 import json, os, signal, subprocess, sys, threading, time
 from pathlib import Path
@@ -1065,8 +1074,10 @@ assert spark.range(10).count() == 10 and len(executors()) == 2
 threading.Thread(target=kill_one).start()
 found = S.audit(S.read_trace(spark, [trace]), folder + "/scratch").collect()
 counts = S.ingest(spark, capture, folder + "/table")
-report = S.summarize(S.read_table(spark, folder + "/table"))
-results = [sorted(row["breach"] for row in found), counts, report["totals"]]
+table = S.read_table(spark, folder + "/table")
+totals = S.summarize(table)["totals"]
+times = [row["t"] for row in S.in_order(table).toLocalIterator()]
+results = [sorted(row["breach"] for row in found), counts, totals, times]
 Path(folder, "results").write_text(json.dumps(results))
 """
 
@@ -1105,11 +1116,12 @@ class TestCluster:
             timeout=400,
         )
         assert done.returncode == 0, done.stderr
-        breaches, counts, totals = json.loads(
+        breaches, counts, totals, times = json.loads(
             (tmp_path / "results").read_text()
         )
         assert breaches == ["missing", "unowed"]
         assert counts == [300, 0] and totals["messages"] == 300
+        assert times == sorted(times) and len(times) == 300
         assert totals["bytes"] == sum(n % 50 for n in range(1, 301))
 
     def test_submitted_with_the_line_of_the_readme(
@@ -1127,12 +1139,10 @@ class TestCluster:
         )
         command = line.replace("--master ...", "--master local[2]").split()
         command[0] = str(Path(pyspark.__file__).parent / "bin/spark-submit")
-        environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
-        del environment["PYSPARK_SUBMIT_ARGS"]  # those of the tests
         done = subprocess.run(
             [*command, "report", "--json", str(table)],
             cwd=HERE,
-            env=environment,
+            env=plain_environment(),
             capture_output=True,
             text=True,
         )
@@ -1189,6 +1199,7 @@ class TestRunning:
             "audit @file -o @empty": "empty: it is there already",
             "audit @file -o @file/x": "@file",
             "ingest @absent @table": "absent: there is no such directory",
+            "ingest @file @table": "file: there is no such directory",
             "ingest @capture @file/table": "@file",
             "report @absent": "absent: there is no table",
             "report @empty": "empty: there is no table",
@@ -1214,13 +1225,11 @@ class TestRunning:
         (capture / "bad.jsonl").write_text("no JSON\n")
         table.mkdir()
         (table / "_quarantine").write_text("in the way\n")
-        environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
-        del environment["PYSPARK_SUBMIT_ARGS"]  # those of the tests
         command = [sys.executable, "sbus_spark.py", "ingest"]
         done = subprocess.run(
             [*command, str(capture), str(table)],
             cwd=HERE,
-            env=environment,
+            env=plain_environment(),
             capture_output=True,
             text=True,
         )
@@ -1230,6 +1239,26 @@ class TestRunning:
         (table / "_quarantine").unlink()
         assert sbus_spark.ingest(spark, str(capture), str(table)) == (101, 1)
         assert numbers(spark, table) == list(range(1, 101))
+
+    def test_an_audit_that_is_interrupted_ends_quietly(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """With status 130, and without what it found on the way."""
+        trace, scratch = tmp_path / "trace", tmp_path / "scratch"
+        trace.write_text("".join(PaperBus(500, 50, 20).run(50_000)))
+        command = [sys.executable, "sbus_spark.py", "audit", str(trace)]
+        with subprocess.Popen(
+            [*command, "--scratch", str(scratch)],
+            cwd=HERE,
+            env=plain_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            wait_for_file(scratch, "sbus-audit-*/2")
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=60) == (b"", b"")
+        assert process.returncode == 130
+        assert list(scratch.iterdir()) == []
 
     def test_a_file_without_events_is_a_bad_trace(
         self, spark: SparkSession, tmp_path: Path
