@@ -3,6 +3,7 @@
 # make soak      run the proofs at full size, for about half an hour
 # make demo      show the pipeline: bus, traffic, recording, audit, report
 # make bench     measure how fast the server is, in about 80 seconds
+# make attack    measure what one user's storms do to another (root only)
 # make trace     write which code, examples and tests each rule has
 # make vectors   write the examples of spec/ for other implementations
 # make requirements   accept the sentences of the rules as reviewed
@@ -37,6 +38,9 @@ demo: .venv/ready
 bench:
 	$(PYTHON) bench_sbus.py $(ARGS)
 
+attack:
+	$(PYTHON) bench/attack.py $(ARGS)
+
 requirements vectors trace:
 	$(PYTHON) traceability.py $@
 
@@ -68,4 +72,4 @@ clean:
 	rm -rf .benchmarks __pycache__ .pytest_cache .mypy_cache .ruff_cache
 
 .PHONY: requirements vectors trace conformance
-.PHONY: test check soak demo bench install uninstall clean
+.PHONY: test check soak demo bench attack install uninstall clean
