@@ -946,7 +946,7 @@ def use_table(gate: Gate, patterns: int) -> list[float]:
     Each key is selected by one pattern, chosen by chance.
     """
     gate.wait()
-    limits = sbus.Limits(patterns_max=1 << 30, pattern_bytes_max=1 << 40)
+    limits = sbus.Limits(max_patterns=1 << 30, max_pattern_bytes=1 << 40)
     bus = sbus.Bus(limits, os.getuid())
     own = sbus.Credentials(os.getgid(), os.getuid(), os.getpid())
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

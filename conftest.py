@@ -7,6 +7,7 @@ block.  The trace check itself is moved to the end of the run.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,18 @@ TRACE = pytest.StashKey[Trace]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[TRACE] = Trace()
+    catch_what_is_ignored()
+
+
+def catch_what_is_ignored() -> None:
+    """Have servers start with no signal ignored, under nohup or in a script.
+
+    A process that is started ignores what its parent ignores, but not what
+    its parent catches.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

@@ -37,6 +37,7 @@ import base64
 import contextlib
 import errno
 import fcntl
+import gc
 import heapq
 import itertools
 import json
@@ -57,7 +58,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence, Set
-from typing import Any, Callable, NamedTuple, NoReturn, Protocol, Union
+from typing import Any, Callable, NamedTuple, NoReturn, Union
 
 __version__ = "0.1.0"
 SPEC_VERSION = "1"
@@ -73,60 +74,76 @@ SPEC_VERSION = "1"
 # =============================================================================
 
 
+LIMITS = {  # of each limit: the rule for it, and what it counts
+    "max_packet": ("LIMIT-1", "bytes of a packet"),
+    "max_key": ("LIMIT-4", "bytes of a key or pattern"),
+    "max_segments": ("LIMIT-17", "segments of a key or pattern"),
+    "max_patterns": ("LIMIT-5", "patterns of a client"),
+    "max_pattern_bytes": ("LIMIT-6", "bytes of patterns of a client"),
+    "max_backlog": ("BLOCK-19", "bytes of backlog of a client"),
+    "max_clients": ("LIMIT-7", "clients"),
+    "block_timeout": ("BLOCK-16", "seconds"),
+    "max_shapes": ("LIMIT-10", "shapes of patterns of a user"),
+    "max_user_clients": ("LIMIT-11", "clients of a user"),
+    "max_user_patterns": ("LIMIT-12", "patterns of a user"),
+    "max_user_pattern_bytes": ("LIMIT-13", "bytes of patterns of a user"),
+    "max_user_backlog": ("LIMIT-14", "bytes of backlog of a user"),
+    "max_bus_backlog": ("LIMIT-15", "bytes of backlog of the bus"),
+}
+
+
 class Limits(NamedTuple):
-    """What a client, the clients of a user, and all together may use.
+    """What a client, the clients of a user, and all together may use."""
 
-    Spec: [LIMIT-1] [LIMIT-4] [LIMIT-5] [LIMIT-6] [LIMIT-7] [LIMIT-10]
-    [LIMIT-11] [LIMIT-12] [LIMIT-13] [LIMIT-14] [LIMIT-15] [BLOCK-16].
-    """
+    max_packet: int = 409_600
+    max_key: int = 4_096
+    max_segments: int = 64
+    max_patterns: int = 1_024
+    max_pattern_bytes: int = 262_144
+    max_backlog: int = 16_777_216
+    max_clients: int = 16_384
+    block_timeout: float = 5.0
+    max_shapes: int = 256
+    max_user_clients: int = 512
+    max_user_patterns: int = 16_384
+    max_user_pattern_bytes: int = 4_194_304
+    max_user_backlog: int = 67_108_864
+    max_bus_backlog: int = 1_073_741_824
 
-    packet_bytes_max: int = 409_600
-    key_bytes_max: int = 4_096
-    patterns_max: int = 1_024
-    pattern_bytes_max: int = 262_144
-    backlog_bytes_max: int = 16_777_216
-    clients_max: int = 16_384
-    block_seconds_max: float = 5.0
-    # Of all clients of a user together
-    shapes_max: int = 256
-    user_clients_max: int = 512
-    user_patterns_max: int = 16_384
-    user_pattern_bytes_max: int = 4_194_304
-    user_backlog_bytes_max: int = 67_108_864
-    # Of all clients
-    bus_backlog_bytes_max: int = 1_073_741_824
+    def check(self, name: str, used: int) -> None:
+        """Raise ProtocolError if more is used than a limit allows."""
+        most = getattr(self, name)
+        if used > most:
+            rule, what = LIMITS[name]
+            raise ProtocolError(rule, f"{used} {what}, over {most}")
 
     def memory_bytes_max(self) -> int:
         """Return about how much memory clients can make the server use.
 
-        Measured: what a client takes, and what a pattern takes beside its
-        bytes.  The kernel's buffers are not in it.
+        Measured, for the worst that each may be; a test does so again.  The
+        kernel's buffers are not in it.
         """
-        patterns = self.patterns_max * 400 + self.pattern_bytes_max
-        backlog = with_overshoot(self.bus_backlog_bytes_max)
-        return self.clients_max * (2_000 + patterns) + backlog
+        shape = 1_500 + 64 * self.max_segments
+        shapes = min(self.max_patterns, 2 * self.max_shapes) * shape
+        patterns = self.max_patterns * 1_800 + self.max_pattern_bytes * 9
+        clients = self.max_clients * (2_500 + patterns + shapes)
+        backlog = with_overshoot(self.max_bus_backlog) * 5 // 4
+        recent = RECENT_KEYS_MAX * 3_200
+        return clients + backlog + recent + self.max_packet
 
 
 def with_overshoot(limit: int) -> int:
-    """Return what backlogs may come to that pause their publishers.
-
-    Spec: [BLOCK-21].
-    """
+    """Return what backlogs may come to that pause publishers [BLOCK-21]."""
     return limit + limit // 8 + 1_048_576
 
 
-# SbusError is the base of all that this file raises on purpose.  A
-# ProtocolError is a client's fault: the one answer is to disconnect that
-# client.  A StartError is the fault of whoever starts the server: one line,
-# exit status 1.  An assertion that fails is a fault of this file, never of
-# a client.
+# There are two kinds of error.  A ProtocolError is a client's fault: the one
+# answer is to disconnect that client.  A StartError is the fault of whoever
+# starts the server: one line, exit status 1.  An assertion that fails is a
+# fault of this file, never of a client.
 
 
-class SbusError(Exception):
-    """The base of all errors of this file."""
-
-
-class ProtocolError(SbusError):
+class ProtocolError(Exception):
     """A client broke a rule; *requirement* is the id of that rule."""
 
     def __init__(self, requirement: str, what: str) -> None:
@@ -134,31 +151,12 @@ class ProtocolError(SbusError):
         self.requirement = requirement
 
 
-class PacketError(ProtocolError):
-    """A packet is malformed, too large, or holds a reserved segment."""
-
-
-class CredentialError(ProtocolError):
-    """A secret pattern is not the client's own."""
-
-
-class BacklogError(ProtocolError):
-    """A stalled client asked to be treated as misbehaving, or is."""
-
-
-class StartError(SbusError):
+class StartError(Exception):
     """The server cannot start."""
 
 
-class AddressError(StartError, ValueError):
-    """An address is malformed or cannot be listened on."""
-
-
 def quote(text: bytes) -> str:
-    """Return *text* for the log: at most 80 printable ASCII characters.
-
-    Spec: [RUN-15].
-    """
+    """Return *text* as at most 80 printable ASCII characters [RUN-15]."""
     quoted = repr(text[:80])
     if len(text) <= 80 and len(quoted) <= 80:
         return quoted
@@ -172,55 +170,25 @@ def quote(text: bytes) -> str:
 # - A '*' matches up to the next '/' or the end, and the pattern goes on
 #   there: 'a*b' matches nothing.  So matching needs no backtracking.
 # - The empty pattern is treated as one of no segments that ends in '/'.
-# - pattern_matches is the definition.  SubscriptionTable must agree with it.
+# - pattern_matches is the definition, and SubscriptionTable looks up by it.
 # =============================================================================
-
-
-def pattern_matches(pattern: bytes, key: bytes) -> bool:
-    """Return whether *pattern* selects *key*.
-
-    Neither may hold a NUL byte.  Whether a client may receive what it
-    selects is another question: see secret_pattern_matches.
-    Cost: linear in len(pattern) + len(key).
-    Spec: [MATCH-1] [MATCH-2] [MATCH-3] [MATCH-4] [MATCH-5] [MATCH-6].
-    """
-    wanted = pattern.split(b"/")
-    segments = key.split(b"/")
-    if not wanted[-1]:  # [MATCH-3] a final '/', or [MATCH-4] nothing at all
-        del wanted[-1]
-        if len(segments) <= len(wanted):
-            return False
-    elif len(segments) != len(wanted):  # [MATCH-5]
-        return False
-    return all(map(segment_matches, wanted, segments))  # as many as wanted
-
-
-def segment_matches(wanted: bytes, segment: bytes) -> bool:
-    """Return whether one segment of a pattern selects one of a key.
-
-    Spec: [MATCH-1] [MATCH-2] [MATCH-6] [KEY-3].
-    """
-    literal, star, more = wanted.partition(b"*")
-    if not star:
-        return literal == segment
-    # [MATCH-6] after '*' the segment is over, so more literal bytes fail
-    return segment.startswith(literal) and not more.strip(b"*")
 
 
 # The shape of a pattern is what remains when its literal bytes are taken
 # out: the number of its segments, whether it ends in '/', and which segments
 # have a '*' after how many bytes.  Patterns of one shape differ in literal
 # bytes alone, so one dictionary look-up finds the one that matches a key.
-Shape = tuple[int, bool, tuple[tuple[int, int], ...]]
+Form = tuple[int, bool, tuple[tuple[int, int], ...]]
 
 
-def split_pattern(pattern: bytes) -> tuple[Shape, bytes] | None:
+def split_pattern(pattern: bytes) -> tuple[Form, bytes] | None:
     """Return a pattern's shape and its literal bytes.
 
-    None stands for a pattern that matches nothing [MATCH-6].
+    None stands for a pattern that matches nothing: after a '*' the segment
+    is over, and more literal bytes fail [MATCH-6].
     """
     segments = pattern.split(b"/")
-    is_open = not segments[-1]
+    is_open = not segments[-1]  # [MATCH-3] a final '/', or [MATCH-4] nothing
     if is_open:
         del segments[-1]
     stars = []
@@ -231,81 +199,125 @@ def split_pattern(pattern: bytes) -> tuple[Shape, bytes] | None:
                 return None
             stars.append((index, len(literal)))
             segments[index] = literal
-    return (len(segments), is_open, tuple(stars)), b"/".join(segments)
+    form = (len(segments), is_open, tuple(stars))
+    return form, b"/".join(segments) if is_open or stars else pattern
+
+
+def literals_of(segments: Sequence[bytes], form: Form) -> bytes | None:
+    """Return what a key has where patterns of a shape have literal bytes.
+
+    None stands for a key with too few segments, or too many [MATCH-5].
+    Spec: [MATCH-1] [MATCH-2] [MATCH-3] [KEY-3].
+    """
+    count, is_open, stars = form
+    if len(segments) <= count if is_open else len(segments) != count:
+        return None
+    literals = [*segments[:count]]
+    for index, size in stars:
+        literals[index] = literals[index][:size]
+    return b"/".join(literals)
+
+
+def pattern_matches(pattern: bytes, key: bytes) -> bool:
+    """Return whether *pattern* selects *key*.
+
+    Neither may hold a NUL byte.  Whether a client may receive what it
+    selects is another question, of chapter 4 if the key is a secret one.
+    Cost: linear in len(pattern) + len(key).
+    """
+    parts = split_pattern(pattern)
+    return parts is not None and parts[1] == literals_of(
+        key.split(b"/"), parts[0]
+    )
+
+
+class Shape:
+    """All patterns of one shape, and who holds them."""
+
+    __slots__ = ("form", "holders", "pairs")
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.holders: dict[bytes, list[Client]] = {}  # by literal bytes
+        self.pairs: Counter[int] = Counter()  # of each user id
+
+
+class Subscription(NamedTuple):
+    """How often a client holds a pattern, and where the table has it."""
+
+    times: int  # [SUB-2]
+    shape: Shape | None  # None if it matches nothing [MATCH-6]
+    literals: Sequence[bytes]  # of the pattern, or of all it stands for
 
 
 class SubscriptionTable:
-    """Which clients hold which patterns: each pair once, without counts.
+    """Which clients hold which patterns: each pair once, without counts."""
 
-    The patterns of one user have *shapes_max* shapes at most.
-    """
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._shapes: dict[Form, Shape] = {}
+        self._users: Counter[int] = Counter()  # shapes of each user id
 
-    def __init__(self, shapes_max: int) -> None:
-        self._shapes_max = shapes_max
-        self._shapes: dict[Shape, dict[bytes, list[Client]]] = {}
-        # How many pairs of each shape there are of each user id
-        self._users: dict[int, Counter[Shape]] = {}
+    def place(self, patterns: Sequence[bytes], uid: int) -> Subscription:
+        """Return where patterns of one shape have their place.
 
-    def add(self, pattern: bytes, client: Client) -> None:
-        """Add a pair that is not in the table.
-
-        Raises: PacketError if its user has too many shapes [LIMIT-10].
+        Raises: ProtocolError if their user has too many shapes [LIMIT-10].
         """
-        parts = split_pattern(pattern)
-        if parts:
-            shape, literals = parts
-            counts = self._users.setdefault(client.credentials.uid, Counter())
-            if shape not in counts and len(counts) >= self._shapes_max:
-                what = f"over {self._shapes_max} shapes of patterns"
-                raise PacketError("LIMIT-10", what)
-            counts[shape] += 1
-            holders = self._shapes.setdefault(shape, {})
-            holders.setdefault(literals, []).append(client)
+        parts = [split_pattern(pattern) for pattern in patterns]
+        if parts[0] is None:
+            return Subscription(1, None, ())
+        form = parts[0][0]
+        shape = self._shapes.get(form)
+        if shape is None or uid not in shape.pairs:
+            self._limits.check("max_shapes", self._users[uid] + 1)
+        if shape is None:
+            shape = self._shapes[form] = Shape(form)
+        return Subscription(1, shape, [part[1] for part in parts if part])
 
-    def remove(self, pattern: bytes, client: Client) -> None:
-        """Remove a pair that is in the table."""
-        parts = split_pattern(pattern)
-        if parts:
-            shape, literals = parts
-            holders = self._shapes[shape]
-            holders[literals].remove(client)
-            if not holders[literals]:
-                del holders[literals]
+    def add(self, subscription: Subscription, client: Client) -> None:
+        """Add pairs that are not in the table."""
+        _, shape, literals = subscription
+        if shape:
+            uid = client.credentials.uid
+            if uid not in shape.pairs:
+                self._users[uid] += 1
+            for one in literals:
+                shape.pairs[uid] += 1
+                shape.holders.setdefault(one, []).append(client)
+
+    def remove(self, subscription: Subscription, client: Client) -> None:
+        """Remove pairs, those that are in the table."""
+        _, shape, literals = subscription
+        if shape:
+            uid = client.credentials.uid
+            for one in literals:
+                holders = shape.holders.get(one, [])
+                if client in holders:
+                    holders.remove(client)
+                    shape.pairs[uid] -= 1
                 if not holders:
-                    del self._shapes[shape]
-            self._uncount(shape, client.credentials.uid)
-
-    def _uncount(self, shape: Shape, uid: int) -> None:
-        """Note that a user has one pair of a shape less."""
-        counts = self._users[uid]
-        counts[shape] -= 1
-        if not counts[shape]:
-            del counts[shape]
-            if not counts:
-                del self._users[uid]
-
-    def __len__(self) -> int:
-        """Return the number of look-ups that find makes."""
-        return len(self._shapes)
+                    shape.holders.pop(one, None)
+            if not shape.pairs[uid]:
+                del shape.pairs[uid]
+                self._users[uid] -= 1
+                if not self._users[uid]:
+                    del self._users[uid]
+            if not shape.holders:
+                self._shapes.pop(shape.form, None)
 
     def find(self, key: bytes) -> dict[Client, None]:
         """Return the clients with a pattern that selects *key*, each once.
 
         They are in no particular order.  Cost: one look-up for each shape,
-        whatever the number of patterns.
-        Spec: [PUB-1] [PUB-2] [PUB-3].
+        whatever the number of patterns [PUB-1] [PUB-3].
         """
         found: dict[Client, None] = {}
         segments = key.split(b"/")
-        for (count, is_open, stars), holders in self._shapes.items():
-            if len(segments) > count if is_open else len(segments) == count:
-                literals = segments[:count]
-                for index, size in stars:
-                    literals[index] = literals[index][:size]
-                # [PUB-2] a dictionary, so each client once
-                found.update(
-                    dict.fromkeys(holders.get(b"/".join(literals), ()))
-                )
+        for form, shape in self._shapes.items():
+            literals = literals_of(segments, form)
+            if literals is not None and literals in shape.holders:
+                holders = shape.holders[literals]
+                found.update(dict.fromkeys(holders))  # [PUB-2] each once
         return found
 
 
@@ -335,28 +347,27 @@ KINDS = {
 }
 
 
-def parse_packet(packet: bytes) -> tuple[str, bytes, bytes]:
+def parse_packet(
+    packet: bytes, max_key: int = sys.maxsize
+) -> tuple[str, bytes, bytes]:
     """Return a packet's kind, its key or pattern, and its payload.
 
     The payload of a subscribe or unsubscribe packet is empty.
-    Raises: PacketError if the packet is none of the four kinds [PKT-2].
-    Spec: [PKT-1] [KEY-1] [SUB-3] [UNSUB-3].
+    Raises: ProtocolError if the packet is none of the four kinds [PKT-2], or
+    its key is too long [LIMIT-4] [PKT-1] [KEY-1] [SUB-3] [UNSUB-3].
     """
     head, nul, payload = packet.partition(b"\0")
     word, space, key = head.partition(b" ")
     kind = KINDS.get(word) if space else None
     if kind is None:
-        raise PacketError("PKT-2", f"unknown packet kind {quote(head)}")
+        raise ProtocolError("PKT-2", f"unknown packet kind {quote(head)}")
+    if len(key) > max_key:
+        raise ProtocolError("LIMIT-4", f"{kind} key over {max_key} bytes")
     if kind == "publish" and not nul:
-        raise PacketError("PKT-2", f"no NUL byte after the key {quote(key)}")
+        raise ProtocolError("PKT-2", f"no NUL byte after the key {quote(key)}")
     if kind in ("subscribe", "unsubscribe"):
         payload = b""
     return kind, key, payload
-
-
-def build_control(key: bytes, payload: bytes) -> bytes:
-    """Return a control packet of the server."""
-    return b"CMSG " + key + b"\0" + payload
 
 
 class NumberedPacket(bytes):
@@ -368,8 +379,7 @@ class NumberedPacket(bytes):
 class User:
     """What the clients of one user id use together, and have done.
 
-    Root and the bus owner are privileged: some limits are not for them.
-    Spec: [LIMIT-16] [CTL-5].
+    Root and the bus owner are privileged [LIMIT-16] [CTL-5].
     """
 
     def __init__(self, uid: int, is_privileged: bool) -> None:
@@ -380,6 +390,12 @@ class User:
         self.pattern_bytes = 0
         self.backlog_bytes = 0
         self.past: Counter[str] = Counter()  # of clients that have gone
+
+    def add_up(self) -> None:
+        """Count anew what the user's clients use."""
+        self.patterns = sum(len(one.patterns) for one in self.clients)
+        self.pattern_bytes = sum(one.pattern_bytes for one in self.clients)
+        self.backlog_bytes = sum(one.backlog.bytes for one in self.clients)
 
     def stats(self) -> dict[str, int]:
         """Return what the user's clients use and have done."""
@@ -398,18 +414,15 @@ COUNTED = ("published", "delivered", "refused", "discarded", "paused")
 
 
 class Client:
-    """What the bus knows of one client.
-
-    Spec: [BLOCK-1] [ECHO-1].
-    """
+    """What the bus knows of one client [BLOCK-1] [ECHO-1]."""
 
     def __init__(
-        self, number: int, own: Credentials, user: User, wire: Wire
+        self, number: int, own: Credentials, user: User, wire: Any
     ) -> None:
         self.number = number  # from 1, never used again
         self.credentials = own
         self.user = user
-        self.patterns: dict[bytes, int] = {}  # [SUB-2] how often each
+        self.patterns: dict[bytes, Subscription] = {}
         self.pattern_bytes = 0
         self.outbox: list[Packet] = []
         self.backlog = Backlog()
@@ -436,67 +449,38 @@ class Client:
         """Return what the client has done so far [CTL-5]."""
         return {name: getattr(self, name) for name in COUNTED}
 
+    def weight(self) -> tuple[bool, int, int]:
+        """Return what is larger for whom to part with first for memory."""
+        own = self.backlog.bytes + self.pattern_bytes
+        return not self.user.is_privileged, self.user.backlog_bytes, own
+
     def __str__(self) -> str:
         own = self.credentials
         return f"client={self.number} uid={own.uid} pid={own.pid}"
 
 
-class Observer:
-    """Is told what the bus does, in the order in which it does it.
+# What the bus does is told to observers, in the order in which it does it: the
+# trace and the verbose log (section 8).  Each has methods for what it wants to
+# know: opened, closed, subscribed, unsubscribed, ignored, controlled,
+# published, sent, queued, discarded, paused, resumed, and flush after a round.
 
-    The trace and the verbose log are observers (section 8).
-    """
 
-    def opened(self, client: Client) -> None:
-        """A client was let in."""
+class Observers(list[Any]):
+    """Those who are told what the bus does."""
 
-    def closed(self, client: Client, reason: str) -> None:
-        """A client has gone or was disconnected."""
-
-    def subscribed(self, client: Client, pattern: bytes) -> None:
-        """A subscription was stored."""
-
-    def unsubscribed(self, client: Client, pattern: bytes) -> None:
-        """A subscription was removed."""
-
-    def ignored(self, client: Client, what: str, rule: str) -> None:
-        """A packet had no effect."""
-
-    def controlled(self, client: Client, key: bytes, rule: str) -> None:
-        """A control packet took effect, or was ignored by *rule*."""
-
-    def published(
-        self,
-        client: Client,
-        key: bytes,
-        packet: NumberedPacket,
-        receivers: Sequence[Client],
-    ) -> None:
-        """A message was routed."""
-
-    def sent(self, client: Client, packet: Packet) -> None:
-        """The kernel took a packet for a client."""
-
-    def queued(self, client: Client, packet: Packet) -> None:
-        """A packet was added to a client's backlog."""
-
-    def discarded(self, client: Client, packet: Packet, reason: str) -> None:
-        """A packet was discarded."""
-
-    def paused(self, publisher: Client, holder: Client, rule: str) -> None:
-        """A publisher is paused until *holder* has read enough."""
-
-    def resumed(self, publisher: Client) -> None:
-        """A publisher is read again."""
-
-    def flush(self) -> None:
-        """A round of the loop is over."""
+    def tell(self, event: str, *facts: object) -> None:
+        """Call the method for an event, of each observer that has one."""
+        for observer in self:
+            method = getattr(observer, event, None)
+            if method:
+                method(*facts)
 
 
 STATS = b"stats"
 STATS_USERS_MAX = 1_000  # so that the answer stays a packet
 RECENT_KEYS_MAX = 4_096
-RECENT_RECEIVERS_MAX = 256  # of one key; more are found anew each time
+RECENT_KEY_BYTES_MAX = 256
+RECENT_RECEIVERS_MAX = 256  # of a key; what is more is found anew each time
 
 
 class Bus:
@@ -512,23 +496,22 @@ class Bus:
         self.limits = limits
         self.cred_prefix = cred_prefix
         self.strict = strict
-        self.observers: list[Observer] = []
+        self.observers = Observers()
         self.owner_uid = owner_uid
         self.flood = FloodControl(limits, self.observers)
         self.clients: dict[int, Client] = {}
         self.users: dict[int, User] = {}  # those who have clients
         self.touched: list[Client] = []  # those with something in the outbox
-        self.work = 0  # packets, look-ups, deliveries, since it was set to 0
         self._numbered = 0  # clients so far
         self._published = 0  # messages so far that an observer was told of
-        self._public = SubscriptionTable(limits.shapes_max)
-        self._secret = SubscriptionTable(limits.shapes_max)
+        self._public = SubscriptionTable(limits)
+        self._secret = SubscriptionTable(limits)
         # The receivers of recent heads (b"MSG " + key), secret ones never,
         # and these heads by the first segment of their keys
         self._recent: dict[bytes, tuple[Client, ...]] = {}
         self._recent_heads: dict[bytes, set[bytes]] = {}
 
-    def open(self, credentials: Credentials, wire: Wire) -> Client:
+    def open(self, credentials: Credentials, wire: Any) -> Client:
         """Let a client in and return it."""
         self._numbered += 1
         uid = credentials.uid
@@ -537,32 +520,27 @@ class Bus:
             user = User(uid, uid in (0, self.owner_uid))
             self.users[uid] = user
         client = Client(self._numbered, credentials, user, wire)
-        user.clients[client] = None
         self.clients[client.number] = client
-        for observer in self.observers:
-            observer.opened(client)
+        user.clients[client] = None
+        self.observers.tell("opened", client)
         return client
 
     def close(self, client: Client, reason: str) -> list[Client]:
         """Forget a client; return the publishers that are resumed by it."""
-        client.closed = True
-        del self.clients[client.number]
-        for pattern in client.patterns:
-            self._table_remove(client, pattern)
-        for observer in self.observers:
-            observer.closed(client, reason)
+        for pattern in [*client.patterns]:
+            self._drop(client, pattern)
+        self.observers.tell("closed", client, reason)
         resumed = self.flood.forget(client)
         user = client.user
-        user.patterns -= len(client.patterns)
-        user.pattern_bytes -= client.pattern_bytes
         user.past.update(client.counts())
-        del user.clients[client]
+        user.clients.pop(client, None)
         if not user.clients:
-            del self.users[user.uid]
+            self.users.pop(user.uid, None)
+        del self.clients[client.number]
         return resumed
 
-    def handle(self, client: Client, packet: Packet, start: bytes) -> None:
-        """Do what a client's packet asks for.
+    def handle(self, client: Client, packet: Packet, start: bytes) -> bool:
+        """Do what a client's packet asks for; return whether it took long.
 
         *start* is the packet, or as much of its beginning as holds the
         longest head.  The packet is only good until the caller flushes.
@@ -572,43 +550,38 @@ class Bus:
         end = start.find(b"\0")  # -1 is for parse_packet to judge
         head = start[:end]
         receivers = self._recent.get(head) if end > 0 else None
+        is_new = receivers is None
         if receivers is None:
-            self.work += 1
-            kind, key, _ = parse_packet(start)
-            if len(key) > self.limits.key_bytes_max:
-                what = f"{kind} key of {len(key)} bytes"
-                raise PacketError(
-                    "LIMIT-4", f"{what}, over {self.limits.key_bytes_max}"
-                )
+            kind, key, _ = parse_packet(start, self.limits.max_key)
+            segments = key.count(b"/") + 1
+            self.limits.check("max_segments", segments)  # [LIMIT-17]
             if kind == "publish":
                 receivers = self._route(head, key)
-            elif kind == "subscribe":
-                return self.subscribe(client, key)
-            elif kind == "unsubscribe":
-                return self.unsubscribe(client, key)
             else:
-                return self.control(client, key)
+                act = getattr(self, kind)  # subscribe, unsubscribe, control
+                act(client, key)
+                return True
         if not client.echo:
             receivers = without_echo(receivers, client)
         if self.observers:
-            packet = self._tell_published(client, head, packet, receivers)
+            packet, tell = self._give_number(packet), self.observers.tell
+            tell("published", client, head[4:], packet, receivers)
         client.published += 1
-        self.work += 1 + len(receivers)
         for receiver in receivers:
             if not receiver.outbox:
                 self.touched.append(receiver)
             receiver.outbox.append(packet)
+        return is_new
 
     def _route(self, head: bytes, key: bytes) -> tuple[Client, ...]:
         """Return the receivers of a key, and remember them.
 
-        Raises: PacketError if the key holds a reserved segment [KEY-4].
+        Raises: ProtocolError if the key holds a reserved segment [KEY-4].
         Spec: [PUB-1] [PUB-2] [PUB-3] [CRED-10] [CRED-11].
         """
         check_reserved(key)
         if key.startswith(SECRET):
             # [CRED-10] public patterns are not even looked at
-            self.work += len(self._secret)
             found = self._secret.find(key)
             # [CRED-11] the second check, made for every delivery
             return tuple(
@@ -616,9 +589,9 @@ class Bus:
                 for client in found
                 if fields_fit(key, client.credentials, self.cred_prefix)
             )
-        self.work += len(self._public)
         receivers = tuple(self._public.find(key))
-        if len(receivers) <= RECENT_RECEIVERS_MAX:
+        is_short = len(key) <= RECENT_KEY_BYTES_MAX
+        if is_short and len(receivers) <= RECENT_RECEIVERS_MAX:
             self._remember_recent(head, key, receivers)
         return receivers
 
@@ -629,87 +602,61 @@ class Bus:
         if len(self._recent) >= RECENT_KEYS_MAX:
             self._recent.clear()
             self._recent_heads.clear()
-        self._recent[head] = receivers
         start = key.partition(b"/")[0]
         self._recent_heads.setdefault(start, set()).add(head)
+        self._recent[head] = receivers
 
-    def _tell_published(
-        self,
-        client: Client,
-        head: bytes,
-        packet: Packet,
-        receivers: Sequence[Client],
-    ) -> NumberedPacket:
-        """Number a message, tell the observers, and return its packet."""
+    def _give_number(self, packet: Packet) -> NumberedPacket:
+        """Return a copy of a packet with its message number."""
         numbered = NumberedPacket(packet)
         self._published += 1
         numbered.number = self._published
-        for observer in self.observers:
-            observer.published(client, head[4:], numbered, receivers)
         return numbered
 
     def subscribe(self, client: Client, pattern: bytes) -> None:
         """Store a pattern for a client.
 
         Raises: ProtocolError if it is reserved, secret to others, or above
-        the limits.
-        Spec: [SUB-1] [SUB-2] [KEY-4].
+        the limits [SUB-1] [SUB-2] [KEY-4].
         """
         self._check_pattern(client, pattern)
-        count = client.patterns.get(pattern, 0)
-        if not count:
+        held = client.patterns.get(pattern)
+        if held:
+            client.patterns[pattern] = held._replace(times=held.times + 1)
+        else:
             self._check_room(client, pattern)
-            self._table_add(client, pattern)
-            self._count_pattern(client, 1, len(pattern))
-        client.patterns[pattern] = count + 1
-        for observer in self.observers:
-            observer.subscribed(client, pattern)
+            self._hold(client, pattern)
+        self.observers.tell("subscribed", client, pattern)
 
     def unsubscribe(self, client: Client, pattern: bytes) -> None:
         """Remove one of a client's identical patterns.
 
         Raises: ProtocolError if it is reserved or secret to others, or if
-        the server is strict and the client does not hold it.
-        Spec: [UNSUB-1] [UNSUB-2] [KEY-4].
+        the server is strict and the client does not hold it [UNSUB-1] [KEY-4].
         """
         self._check_pattern(client, pattern)
-        count = client.patterns.get(pattern, 0)
-        if not count:
+        held = client.patterns.get(pattern)
+        if not held:
             if self.strict:  # [UNSUB-2] MAY
-                raise PacketError("UNSUB-2", f"{quote(pattern)} is not held")
-            for observer in self.observers:
-                observer.ignored(client, f"UNSUB {quote(pattern)}", "UNSUB-2")
+                raise ProtocolError("UNSUB-2", f"{quote(pattern)} is not held")
+            self.observers.tell(
+                "ignored", client, f"UNSUB {quote(pattern)}", "UNSUB-2"
+            )
             return
-        if count > 1:
-            client.patterns[pattern] = count - 1
+        if held.times > 1:
+            client.patterns[pattern] = held._replace(times=held.times - 1)
         else:
-            del client.patterns[pattern]
-            self._count_pattern(client, -1, -len(pattern))
-            self._table_remove(client, pattern)
-        for observer in self.observers:
-            observer.unsubscribed(client, pattern)
+            self._drop(client, pattern)
+        self.observers.tell("unsubscribed", client, pattern)
 
     def _check_room(self, client: Client, pattern: bytes) -> None:
-        """Raise PacketError if there is no room for one more pattern.
-
-        Spec: [LIMIT-5] [LIMIT-6] [LIMIT-12] [LIMIT-13].
-        """
-        limits, user = self.limits, client.user
-        if len(client.patterns) >= limits.patterns_max:
-            what = f"over {limits.patterns_max} patterns"
-            raise PacketError("LIMIT-5", what)
-        if client.pattern_bytes + len(pattern) > limits.pattern_bytes_max:
-            what = f"over {limits.pattern_bytes_max} bytes of patterns"
-            raise PacketError("LIMIT-6", what)
-        if user.is_privileged:
-            return
-        if user.patterns >= limits.user_patterns_max:
-            what = f"over {limits.user_patterns_max} patterns of the user"
-            raise PacketError("LIMIT-12", what)
-        most = limits.user_pattern_bytes_max
-        if user.pattern_bytes + len(pattern) > most:
-            what = f"over {most} bytes of patterns of the user"
-            raise PacketError("LIMIT-13", what)
+        """Raise ProtocolError if there is no room for one more pattern."""
+        check, user, size = self.limits.check, client.user, len(pattern)
+        check("max_patterns", len(client.patterns) + 1)  # [LIMIT-5]
+        check("max_pattern_bytes", client.pattern_bytes + size)  # [LIMIT-6]
+        if not user.is_privileged:  # [LIMIT-12] [LIMIT-13]
+            check("max_user_patterns", user.patterns + 1)
+            check("max_user_pattern_bytes", user.pattern_bytes + size)
 
     def _count_pattern(self, client: Client, count: int, size: int) -> None:
         """Count a pattern that was stored, or removed if negative."""
@@ -718,29 +665,35 @@ class Bus:
         client.user.pattern_bytes += size
 
     def _check_pattern(self, client: Client, pattern: bytes) -> None:
-        """Raise ProtocolError if the client may not use the pattern.
-
-        Spec: [KEY-4] [CRED-4] [CRED-5].
-        """
+        """Raise ProtocolError if it is forbidden [KEY-4] [CRED-4] [CRED-5]."""
         if pattern.startswith(SECRET):
             check_secret(pattern, client.credentials, self.cred_prefix)
         check_reserved(pattern)
 
-    def _table_add(self, client: Client, pattern: bytes) -> None:
+    def _hold(self, client: Client, pattern: bytes) -> None:
+        """Give a pattern to a client, and then its place."""
+        own = client.credentials
         if pattern.startswith(SECRET):
-            resolved = open_fields(pattern, self.cred_prefix)
-            self._secret.add(resolved, client)
+            table = self._secret
+            patterns = resolve(pattern, own, self.cred_prefix)
         else:
-            self._public.add(pattern, client)
+            table = self._public
+            patterns = [pattern]
             self._forget_recent(pattern)
+        subscription = table.place(patterns, own.uid)
+        client.patterns[pattern] = subscription
+        self._count_pattern(client, 1, len(pattern))
+        table.add(subscription, client)
 
-    def _table_remove(self, client: Client, pattern: bytes) -> None:
+    def _drop(self, client: Client, pattern: bytes) -> None:
+        """Take a pattern from its place, and then from its client."""
         if pattern.startswith(SECRET):
-            resolved = open_fields(pattern, self.cred_prefix)
-            self._secret.remove(resolved, client)
+            self._secret.remove(client.patterns[pattern], client)
         else:
-            self._public.remove(pattern, client)
             self._forget_recent(pattern)
+            self._public.remove(client.patterns[pattern], client)
+        del client.patterns[pattern]
+        self._count_pattern(client, -1, -len(pattern))
 
     def _forget_recent(self, pattern: bytes) -> None:
         """Forget the receivers of the keys that a pattern may select."""
@@ -749,8 +702,9 @@ class Bus:
             self._recent.clear()
             self._recent_heads.clear()
         elif b"*" in rest or pattern.endswith(b"/"):
-            for head in self._recent_heads.pop(start, ()):
+            for head in self._recent_heads.get(start, ()):
                 self._recent.pop(head, None)
+            self._recent_heads.pop(start, None)
         elif self._recent.pop(b"MSG " + pattern, None) is not None:
             heads = self._recent_heads[start]
             heads.remove(b"MSG " + pattern)
@@ -760,8 +714,7 @@ class Bus:
     def control(self, client: Client, key: bytes) -> None:
         """Do what a control packet asks for; its payload does not matter.
 
-        Spec: [CTL-1] [CTL-2] [CTL-3] [CTL-4] [CTL-5] [CRED-2] [BLOCK-2]
-        [ORDER-5] [ECHO-2] [ECHO-3].
+        Spec: [CTL-1] [CTL-2] [CTL-3] [CTL-4] [BLOCK-2] [ECHO-3].
         """
         rule = "BLOCK-2"
         if key in SOFT_MODES:
@@ -769,7 +722,7 @@ class Bus:
         elif key in HARD_MODES:
             client.hard_mode = HARD_MODES[key]
         elif key in ORDERS:
-            self.work += client.backlog.reorder(ORDERS[key])
+            client.backlog.reorder(ORDERS[key])
         elif key in ECHOES:
             client.echo = ECHOES[key]
             rule = "ECHO-3" if client.echo else "ECHO-2"
@@ -781,31 +734,23 @@ class Bus:
             self._answer(client, key, self._stats(client))
         else:
             rule = "CTL-2"
-        for observer in self.observers:
-            observer.controlled(client, key, rule)
+        self.observers.tell("controlled", client, key, rule)
 
     def _stats(self, client: Client) -> bytes:
-        """Return what `stats` is answered with: a JSON object.
-
-        Spec: [CTL-5].
-        """
+        """Return what `stats` is answered with: a JSON object [CTL-5]."""
         stats: dict[str, Any] = {"client": client.number, **client.counts()}
         stats["patterns"] = len(client.patterns)
         stats["backlog_bytes"] = client.backlog.bytes
         if client.user.is_privileged:
-            self.work += len(self.clients)
             some = itertools.islice(self.users.values(), STATS_USERS_MAX)
             stats["users"] = {user.uid: user.stats() for user in some}
         return json.dumps(stats).encode("ascii")
 
     def _answer(self, client: Client, key: bytes, payload: bytes) -> None:
-        """Put a control packet after all that was routed to the client.
-
-        Spec: [CTL-3] [CRED-3].
-        """
+        """Put an answer after all that was routed before [CTL-3] [CRED-3]."""
         if not client.outbox:
             self.touched.append(client)
-        client.outbox.append(build_control(key, payload))
+        client.outbox.append(b"CMSG " + key + b"\0" + payload)
 
 
 # =============================================================================
@@ -841,31 +786,22 @@ class Credentials(NamedTuple):
 
 
 def whoami(client: Client, prefix: bytes) -> bytes:
-    """Return what `!/cred/whoami` is answered with.
-
-    Spec: [CRED-2].
-    """
+    """Return what `!/cred/whoami` is answered with [CRED-2]."""
     own = SECRET + b"/".join(client.credentials.fields())
     return prefix + b"/" + own if prefix else own
 
 
 def check_reserved(text: bytes) -> None:
-    """Raise PacketError if a key or pattern misuses the segment '!'.
-
-    Spec: [KEY-4] [KEY-5].
-    """
+    """Raise ProtocolError if a text misuses the segment '!' [KEY-5]."""
     if b"!" in text:
         match = SECRET_HEAD.match(text)
         rest = text[match.end() :] if match else text
         if b"!" in rest.split(b"/"):
-            raise PacketError("KEY-4", f"reserved '!' in {quote(text)}")
+            raise ProtocolError("KEY-4", f"reserved '!' in {quote(text)}")
 
 
 def match_fields(text: bytes, prefix: bytes) -> re.Match[bytes] | None:
-    """Return a match of the three fields of a secret key or pattern.
-
-    Spec: [CRED-9].
-    """
+    """Return a match of the three fields of a secret text [CRED-9]."""
     start = prefix + b"/" if prefix else b""
     return FIELDS.match(text, len(start)) if text.startswith(start) else None
 
@@ -874,8 +810,7 @@ def fields_fit(text: bytes, own: Credentials, prefix: bytes) -> bool:
     """Return whether each field is empty or the client's own number.
 
     An empty field of a key fits here; the table has it match an empty field
-    of a pattern alone [CRED-7].
-    Spec: [CRED-6] [CRED-7] [CRED-11].
+    of a pattern alone [CRED-7] [CRED-6] [CRED-11].
     """
     match = match_fields(text, prefix)
     return match is not None and all(
@@ -885,44 +820,35 @@ def fields_fit(text: bytes, own: Credentials, prefix: bytes) -> bool:
 
 
 def check_secret(pattern: bytes, own: Credentials, prefix: bytes) -> None:
-    """Raise CredentialError if a secret pattern is not the client's own.
+    """Raise ProtocolError if a secret pattern is not the client's own.
 
     Spec: [CRED-4] [CRED-5] [CRED-8] [CRED-9].
     """
     if match_fields(pattern, prefix) is None:
-        raise CredentialError("CRED-5", f"not a secret: {quote(pattern)}")
+        raise ProtocolError("CRED-5", f"not a secret: {quote(pattern)}")
     if not fields_fit(pattern, own, prefix):
-        raise CredentialError("CRED-4", f"not your own: {quote(pattern)}")
+        raise ProtocolError("CRED-4", f"not your own: {quote(pattern)}")
     if own.pid == 0 or OVERFLOW_ID in (own.uid, own.gid):
-        raise CredentialError("CRED-8", "nobody in particular has no secrets")
+        raise ProtocolError("CRED-8", "nobody in particular has no secrets")
 
 
-def open_fields(pattern: bytes, prefix: bytes) -> bytes:
-    """Return a secret pattern with '*' for each empty field.
+def resolve(pattern: bytes, own: Credentials, prefix: bytes) -> list[bytes]:
+    """Return the patterns, up to eight, that a secret pattern stands for.
 
-    Such a pattern never leaves the table of secret patterns, where
-    fields_fit narrows the '*' to the client's own number or nothing.
-    Spec: [CRED-6].
+    The pattern has passed check_secret.  Each empty field stands for the
+    client's own number [CRED-6], and for an empty field of a key [CRED-7].
     """
     match = match_fields(pattern, prefix)
     assert match
-    fields = b"/".join(field or b"*" for field in match.groups())
     start, end = match.span()
-    return pattern[:start] + SECRET + fields + b"/" + pattern[end:]
-
-
-def secret_pattern_matches(
-    pattern: bytes, key: bytes, own: Credentials, prefix: bytes
-) -> bool:
-    """Return whether a client's secret pattern lets it receive *key*.
-
-    The pattern has passed check_secret.  This is the definition that the
-    table and the delivery check must agree with.
-    Spec: [CRED-6] [CRED-10] [CRED-11].
-    """
-    return pattern_matches(open_fields(pattern, prefix), key) and fields_fit(
-        key, own, prefix
-    )
+    choices = [
+        (field,) if field else (number, field)
+        for field, number in zip(match.groups(), own.fields())
+    ]
+    return [
+        pattern[:start] + SECRET + b"/".join(fields) + b"/" + pattern[end:]
+        for fields in itertools.product(*choices)
+    ]
 
 
 # =============================================================================
@@ -961,79 +887,131 @@ RESERVED_PART = 4  # [LIMIT-16] one in so many bytes, and clients
 class Backlog:
     """The packets that wait for one client, in the order it chose.
 
-    Spec: [ORDER-1] [ORDER-2] [ORDER-3] [ORDER-4].
+    All stand in a line in the order of their arrival.  One that is sent out
+    of turn leaves its place empty.  order/random looks them up by ranks.
+    Spec: [ORDER-1] [ORDER-2] [ORDER-3] [ORDER-4] [ORDER-5].
     """
-
-    __slots__ = ("_arrivals", "_heap", "_line", "bytes", "order", "ties")
 
     def __init__(self) -> None:
         self.bytes = 0  # [BLOCK-19]
         self.order = "queue"
         self.ties = "queue"  # [ORDER-4] the last chosen of queue and stack
-        self._line: deque[bytes] = deque()  # oldest first
-        # In order/random: (-size, arrival or -arrival, packet)
-        self._heap: list[tuple[int, int, bytes]] = []
-        self._arrivals = 0
+        self._line: deque[bytes | None] = deque()
+        self._count = 0
+        self._sent = 0  # since all places were in use
+        self._gone = 0  # places that the line had before its first
+        self._ranks: dict[str, list[int]] = {}  # heaps, of each ties in use
 
     def __len__(self) -> int:
-        return len(self._line) + len(self._heap)
+        return self._count
 
     def push(self, packet: bytes) -> None:
         """Add a packet, the newest."""
-        self.bytes += len(packet) + PACKET_OVERHEAD_BYTES
-        if self.order == "random":
-            self._arrivals += 1
-            tie = self._arrivals if self.ties == "queue" else -self._arrivals
-            heapq.heappush(self._heap, (-len(packet), tie, packet))
-        else:
-            self._line.append(packet)
+        size = self.bytes + len(packet) + PACKET_OVERHEAD_BYTES
+        place = self._gone + len(self._line)
+        for ties, heap in self._ranks.items():
+            heapq.heappush(heap, rank(len(packet), place, ties))
+        self._line.append(packet)
+        self._count += 1
+        self.bytes = size
 
     def first(self) -> bytes:
         """Return the packet that is to be sent next, without removing it."""
-        if self.order == "random":
-            return self._heap[0][2]
-        return self._line[0 if self.order == "queue" else -1]
+        packet = self._line[self._next()]
+        assert packet is not None
+        return packet
 
     def pop(self) -> None:
         """Remove the packet that first returns."""
-        if self.order == "random":
-            packet = heapq.heappop(self._heap)[2]
-        elif self.order == "queue":
-            packet = self._line.popleft()
-        else:
-            packet = self._line.pop()
-        self.bytes -= len(packet) + PACKET_OVERHEAD_BYTES
+        index = self._next()
+        size = self.bytes - len(self.first()) - PACKET_OVERHEAD_BYTES
+        self._line[index] = None
+        self._count -= 1
+        self._sent += 1
+        self.bytes = size
+        if not size or self._sent > self._count + PLACES_KEPT:
+            self._close_ranks()
 
-    def clear(self) -> None:
-        """Remove all packets."""
+    def clear(self) -> list[bytes]:
+        """Remove all packets and return them."""
+        packets = [packet for packet in self._line if packet is not None]
         self._line.clear()
-        self._heap.clear()
-        self.bytes = 0
+        self._ranks.clear()
+        self.bytes = self._count = self._sent = 0
+        return packets
 
-    def reorder(self, order: str) -> int:
-        """Send the packets, those that wait included, in another order.
+    def _close_ranks(self) -> None:
+        """Give up the places of packets that have been sent."""
+        packets = [packet for packet in self._line if packet is not None]
+        self._line = deque(packets)
+        self._ranks.clear()
+        self._sent = self._gone = 0
 
-        Return how many had to be moved.
-        Spec: [ORDER-4] [ORDER-5].
-        """
-        if "random" not in (order, self.order) or order == self.order:
-            self.order = order
-            self.ties = self.ties if order == "random" else order
-            return 0
-        self._heap.sort(key=lambda entry: abs(entry[1]))  # by arrival
-        packets = [*self._line, *(entry[2] for entry in self._heap)]
-        self.clear()
+    def reorder(self, order: str) -> None:
+        """Send packets, those that wait included, in an order [ORDER-5]."""
         self.order = order
-        self.ties = self.ties if order == "random" else order
-        for packet in packets:
-            self.push(packet)
-        return len(packets)
+        if order != "random":
+            self.ties = order
+
+    def _next(self) -> int:
+        """Return where in the line the next packet stands."""
+        line = self._line
+        if self.order == "random":
+            return self._largest()
+        if self.order == "stack":
+            while line[-1] is None:
+                line.pop()
+            return len(line) - 1
+        while line[0] is None:
+            line.popleft()
+            self._gone += 1
+        return 0
+
+    def _largest(self) -> int:
+        """Return where in the line the first of the largest packets stands.
+
+        A heap is made once, and kept until the backlog is empty: a client
+        that changes its order at every packet costs no more than others.
+        """
+        heap = self._ranks.get(self.ties)
+        if heap is None:
+            heap = self._ranks[self.ties] = [
+                rank(len(packet), self._gone + index, self.ties)
+                for index, packet in enumerate(self._line)
+                if packet is not None
+            ]
+            heapq.heapify(heap)
+        while True:
+            size, place = unrank(heap[0], self.ties)
+            index = place - self._gone
+            if 0 <= index < len(self._line):
+                packet = self._line[index]
+                if packet is not None and len(packet) == size:
+                    return index
+            heapq.heappop(heap)  # that packet has been sent
+
+
+PLACES = 1 << 48  # more packets than ever stand in a line
+PLACES_KEPT = 1_024  # beside as many as are in use
+
+
+def rank(size: int, place: int, ties: str) -> int:
+    """Return what is smaller, the sooner one is sent [ORDER-3] [ORDER-4]."""
+    return (place if ties == "queue" else -place) - size * PLACES
+
+
+def unrank(number: int, ties: str) -> tuple[int, int]:
+    """Return the size and the place that a rank was made of."""
+    if ties == "queue":
+        size, place = divmod(number, PLACES)
+        return -size, place
+    return divmod(-number, PLACES)
 
 
 class FloodControl:
     """The decisions on packets that the kernel refused."""
 
-    def __init__(self, limits: Limits, observers: list[Observer]) -> None:
+    def __init__(self, limits: Limits, observers: Observers) -> None:
         self.limits = limits
         self.observers = observers
         self.backlog_bytes = 0  # of all clients
@@ -1044,33 +1022,33 @@ class FloodControl:
     ) -> None:
         """Queue or discard a packet, pause its publisher, or give up.
 
-        Raises: BacklogError if the receiver is to be disconnected.
+        Raises: ProtocolError if the receiver is to be disconnected.
         Spec: [BLOCK-4] [BLOCK-5] [BLOCK-7] [BLOCK-8] [BLOCK-9] [BLOCK-10]
         [BLOCK-11] [BLOCK-14] [BLOCK-15] [BLOCK-17] [BLOCK-18] [BLOCK-19]
         [BLOCK-21].
         """
         receiver.refused += 1
         if receiver.deaf:
-            return self.discard(receiver, packet, "deaf")
+            return self.discard(receiver, [packet], "deaf")
         excess = self._excess(receiver, len(packet) + PACKET_OVERHEAD_BYTES)
         if packet[:5] == b"CMSG ":
             if excess:
-                raise BacklogError("BLOCK-18", excess)
+                raise ProtocolError("BLOCK-18", excess)
             return self._queue(receiver, packet)  # [BLOCK-17]
         if receiver.soft_mode == "discard":  # [BLOCK-5]
-            return self.discard(receiver, packet, "soft/discard")
+            return self.discard(receiver, [packet], "soft/discard")
         if receiver.soft_mode == "error":
-            raise BacklogError("BLOCK-8", "stalled in soft mode error")
+            raise ProtocolError("BLOCK-8", "stalled in soft mode error")
         if excess:
             if receiver.hard_mode == "discard":  # [BLOCK-9]
-                return self.discard(receiver, packet, "hard/discard")
+                return self.discard(receiver, [packet], "hard/discard")
             if receiver.hard_mode == "error":
-                raise BacklogError("BLOCK-11", excess)
+                raise ProtocolError("BLOCK-11", excess)
             if not self.may_pause(publisher, receiver):
-                raise BacklogError("BLOCK-15", excess)
+                raise ProtocolError("BLOCK-15", excess)
             if self._is_far_above(receiver):
-                raise BacklogError("BLOCK-21", f"far {excess}")
-            most = min(receiver.backlog.bytes, self.limits.backlog_bytes_max)
+                raise ProtocolError("BLOCK-21", f"far {excess}")
+            most = min(receiver.backlog.bytes, self.limits.max_backlog)
             self._pause(publisher, receiver, most // 2, "BLOCK-10")
         is_soft = receiver.soft_mode == "block"
         if is_soft and self.may_pause(publisher, receiver):
@@ -1083,36 +1061,31 @@ class FloodControl:
         Spec: [LIMIT-14] [LIMIT-15] [LIMIT-16] [BLOCK-19].
         """
         limits, user = self.limits, receiver.user
-        bus_bytes_max = limits.bus_backlog_bytes_max
+        bus_bytes_max = limits.max_bus_backlog
         if not user.is_privileged:
             bus_bytes_max -= bus_bytes_max // RESERVED_PART
-            if user.backlog_bytes + size > limits.user_backlog_bytes_max:
-                most = limits.user_backlog_bytes_max
+            if user.backlog_bytes + size > limits.max_user_backlog:
+                most = limits.max_user_backlog
                 return f"over {most} bytes of backlog of the user"
-        if receiver.backlog.bytes + size > limits.backlog_bytes_max:
-            return f"over {limits.backlog_bytes_max} bytes of backlog"
+        if receiver.backlog.bytes + size > limits.max_backlog:
+            return f"over {limits.max_backlog} bytes of backlog"
         if self.backlog_bytes + size > bus_bytes_max:
             return f"over {bus_bytes_max} bytes of backlog of the bus"
         return ""
 
     def _is_far_above(self, receiver: Client) -> bool:
-        """Return whether more is queued than pausing publishers explains.
-
-        Spec: [BLOCK-21].
-        """
+        """Return whether more waits than pausing explains [BLOCK-21]."""
         limits, user = self.limits, receiver.user
-        user_max = with_overshoot(limits.user_backlog_bytes_max)
-        if user.backlog_bytes > user_max and not user.is_privileged:
-            return True
-        return self.backlog_bytes > with_overshoot(
-            limits.bus_backlog_bytes_max
-        )
+        pairs = [
+            (receiver.backlog.bytes, limits.max_backlog),
+            (self.backlog_bytes, limits.max_bus_backlog),
+        ]
+        if not user.is_privileged:
+            pairs.append((user.backlog_bytes, limits.max_user_backlog))
+        return any(size > with_overshoot(most) for size, most in pairs)
 
     def may_pause(self, publisher: Client, receiver: Client) -> bool:
-        """Return whether a receiver may hold a publisher up.
-
-        Spec: [BLOCK-13].
-        """
+        """Return whether a receiver may hold a publisher up [BLOCK-13]."""
         if publisher.closed:
             return False
         if receiver.user.is_privileged:
@@ -1125,8 +1098,7 @@ class FloodControl:
         kept = packet if isinstance(packet, bytes) else bytes(packet)
         receiver.backlog.push(kept)
         self._count_bytes(receiver, len(kept) + PACKET_OVERHEAD_BYTES)
-        for observer in self.observers:
-            observer.queued(receiver, kept)
+        self.observers.tell("queued", receiver, kept)
 
     def _count_bytes(self, receiver: Client, size: int) -> None:
         """Count bytes that were added to a backlog, or removed if negative."""
@@ -1139,12 +1111,15 @@ class FloodControl:
         receiver.backlog.pop()
         self._count_bytes(receiver, receiver.backlog.bytes - before)
 
-    def discard(self, receiver: Client, packet: Packet, reason: str) -> None:
-        """Count a packet that nobody will get [BLOCK-20]."""
-        self.discarded[reason] += 1
-        receiver.discarded += 1
+    def discard(
+        self, receiver: Client, packets: Sequence[Packet], reason: str
+    ) -> None:
+        """Count packets that nobody will get [BLOCK-20]."""
+        self.discarded[reason] += len(packets)
+        receiver.discarded += len(packets)
         for observer in self.observers:
-            observer.discarded(receiver, packet, reason)
+            for packet in packets:
+                observer.discarded(receiver, packet, reason)
 
     def _pause(
         self, publisher: Client, receiver: Client, level: int, rule: str
@@ -1153,47 +1128,36 @@ class FloodControl:
         known = receiver.holding.get(publisher)
         if known is None:
             publisher.paused += 1
-            for observer in self.observers:
-                observer.paused(publisher, receiver, rule)
+            self.observers.tell("paused", publisher, receiver, rule)
         if known is None or level < known:
             receiver.holding[publisher] = level
             publisher.held_by[receiver] = None
 
     def release(self, receiver: Client) -> list[Client]:
-        """Return the publishers that a shrunken backlog no longer pauses.
-
-        Spec: [BLOCK-7] [BLOCK-10].
-        """
+        """Return those that a backlog pauses no more [BLOCK-7] [BLOCK-10]."""
         held = receiver.holding.items()
         size = receiver.backlog.bytes
         free = [publisher for publisher, level in held if size <= level]
         for publisher in free:
+            publisher.held_by.pop(receiver, None)
             del receiver.holding[publisher]
-            del publisher.held_by[receiver]
         resumed = [publisher for publisher in free if not publisher.held_by]
         for publisher in resumed:
-            for observer in self.observers:
-                observer.resumed(publisher)
+            self.observers.tell("resumed", publisher)
         return resumed
 
-    def deafen(self, client: Client) -> list[Client]:
-        """Discard what waits for a client that receives no more.
-
-        Return the publishers that are resumed by it.
-        Spec: [CONN-8] [CONN-18].
-        """
+    def deafen(self, client: Client) -> None:
+        """Discard what waits for one that receives no more [CONN-8]."""
         client.deaf = True
-        while client.backlog.bytes:
-            self.discard(client, client.backlog.first(), "deaf")
-            self.take(client)
-        return self.release(client)
+        self._count_bytes(client, -client.backlog.bytes)
+        self.discard(client, client.backlog.clear(), "deaf")
 
     def forget(self, client: Client) -> list[Client]:
         """Drop a client's backlog; return the publishers that it paused."""
         self._count_bytes(client, -client.backlog.bytes)
         client.backlog.clear()
         for holder in client.held_by:
-            del holder.holding[client]
+            holder.holding.pop(client, None)
         client.held_by.clear()
         return self.release(client)
 
@@ -1211,10 +1175,7 @@ ECHOES = {b"echo/on": True, b"echo/off": False}
 def without_echo(
     receivers: tuple[Client, ...], publisher: Client
 ) -> tuple[Client, ...]:
-    """Return the receivers other than the publisher.
-
-    Spec: [ECHO-2].
-    """
+    """Return the receivers other than the publisher [ECHO-2]."""
     return tuple(client for client in receivers if client is not publisher)
 
 
@@ -1231,58 +1192,38 @@ def without_echo(
 # - One ECONNRESET may come before the last packets of a client that has
 #   closed with unread input.
 # - A descriptor that is closed in a round may be accepted anew in it, so
-#   sockets are closed when the round is over.
+#   events name the client, which knows whether it is closed.
 # =============================================================================
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-
 MSG_TRUNC = socket.MSG_TRUNC
+SO_PASSRIGHTS = 83  # since Linux 6.16; Python has no name for it
 
 PACKETS_PER_TURN = 64
 SINGLE_TURNS = 8  # after one that found a single packet
-BACKLOG_PACKETS_PER_TURN = 512  # it should empty faster than a turn fills it
-WORK_PER_TURN = 4_096  # packets, look-ups and deliveries
-WORK_PER_ROUND = 4_096  # of all clients of a user, before others have turns
+TURN_SECONDS_MAX = 0.001
+ROUND_SECONDS_MAX = 0.002  # of all clients of a user, before others have turns
+TICK_SECONDS = 0.010  # of processor time; more than one in a turn is long
+BYTES_PER_TURN = 10_000_000  # times receivers
+SEND_COST_BYTES = 2_048  # in the time of a send, so many could be copied
+CROWD_MAX = 64  # clients above a limit that are read out
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
-ACCEPTS_PER_TURN = 64
 SELECT_SECONDS_MAX = 3_600.0  # epoll knows no more than 24 days
 ACCEPT_PAUSE_SECONDS = 0.1
 MEMORY_PAUSE_SECONDS = 0.05
 STOP_SECONDS_MAX = 1.0
+STOPPED_SECONDS_MIN = 1.0  # a round so much too long had the process stopped
 CAUSE_LINES_MAX = 10  # a second, for one rule
 CAUSES_MAX = 10_000  # pairs of rule and user that are remembered
 SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
 SEND_BUFFER_BYTES = 212_992  # asked for at least; the kernel doubles it
+RESERVE_BYTES = 4_194_304  # more than a round needs to part with a client
 
 log = logging.getLogger("sbus")
 
 
-class Wire(Protocol):
-    """A client's socket, or what stands for one in a simulation."""
-
-    def fileno(self) -> int: ...
-    def recv_into(self, buffer: Any, size: int, flags: int, /) -> int: ...
-    def send(self, packet: Any, /) -> int: ...
-    def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
-    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
-    def setblocking(self, flag: bool, /) -> None: ...
-    def shutdown(self, how: int, /) -> None: ...
-    def close(self) -> None: ...
-
-
-class ListeningWire(Protocol):
-    """The listening socket, or what stands for it in a simulation."""
-
-    def fileno(self) -> int: ...
-    def accept(self) -> tuple[Wire, Any]: ...
-    def close(self) -> None: ...
-
-
 class Countdown(dict[Any, float]):
-    """When the time of each is up: always so many seconds after its start.
-
-    Since all wait equally long, the one that started first is due first.
-    """
+    """When the time of each is up: the first that started is due first."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -1294,17 +1235,10 @@ class Countdown(dict[Any, float]):
         if whose not in self:
             self[whose] = self._clock() + self._seconds
 
-    def stop(self, whose: Any) -> None:
-        """Stop the time of one if it is running."""
-        self.pop(whose, None)
-
     def due(self) -> list[Any]:
-        """Stop and return those whose time is up."""
+        """Return those whose time is up."""
         now = self._clock()
-        due = list(itertools.takewhile(lambda one: self[one] <= now, self))
-        for one in due:
-            del self[one]
-        return due
+        return list(itertools.takewhile(lambda one: self[one] <= now, self))
 
     def seconds_left(self) -> float:
         """Return the seconds until one is due; there is one."""
@@ -1312,10 +1246,7 @@ class Countdown(dict[Any, float]):
 
 
 class CauseLog:
-    """Logs causes: a line a second for a rule and user, ten for a rule.
-
-    Spec: [CONN-13].
-    """
+    """Logs a line a second for a rule and user, ten for a rule [CONN-13]."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -1360,7 +1291,7 @@ class Server:
     def __init__(
         self,
         bus: Bus,
-        listener: ListeningWire,
+        listener: socket.socket,
         selector: selectors.BaseSelector,
         clock: Callable[[], float],
         allowed_uids: Set[int] | None = None,
@@ -1373,79 +1304,160 @@ class Server:
         self.allowed_uids = allowed_uids  # None for everybody
         self.close_after_last = close_after_last
         self.stopping = False
-        self._view = memoryview(bytearray(bus.limits.packet_bytes_max))
+        self._view = memoryview(bytearray(bus.limits.max_packet))
         self._copied_bytes_max = min(COPY_BYTES_MAX, len(self._view))
-        self._head_bytes_max = bus.limits.key_bytes_max + len(b"UNSUB \0")
-        self._holders = Countdown(bus.limits.block_seconds_max, clock)
+        self._head_bytes_max = bus.limits.max_key + len(b"UNSUB \0")
+        self._holders = Countdown(bus.limits.block_timeout, clock)
         self._starved = Countdown(MEMORY_PAUSE_SECONDS, clock)
         self._resting = Countdown(ACCEPT_PAUSE_SECONDS, clock)  # the listener
         self._causes = CauseLog(clock)
         self.disconnected: Counter[str] = Counter()  # for cause, by rule
-        self._closed: list[Wire] = []  # to be closed after the round
-        self._spent: dict[User, int] = {}  # work, in this round
+        self._spent: dict[User, float] = {}  # seconds, not yet made up for
+        self._has_debts = False  # somebody has spent too much
+        self._slow: set[User] = set()  # whose clients are put off
+        self.ticks: list[int] = []  # one for each TICK_SECONDS of a turn
         self._late: dict[Client, int] = {}  # put off, and for which events
+        self._now = clock()  # when the last turn was over
+        self._reserve = b""  # set free when memory has run out
+        self._served: Client | None = None  # whose turn it is
         selector.register(listener, READ, self.accept)
 
     def run(self) -> None:
         """Serve until stop is called, then deliver what was read."""
+        self._reserve = bytes(RESERVE_BYTES)
         while not self.stopping:
-            self.round()
+            try:
+                if self.round() and not self._reserve:
+                    self._save_up()
+            except MemoryError:
+                self._reserve = b""
         self._finish()
 
     def stop(self) -> None:
         """Have run return soon."""
         self.stopping = True
 
-    def round(self, seconds_max: float | None = None) -> None:
-        """Wait for events, and give each client that is ready its turn."""
+    def round(self, seconds_max: float | None = None) -> bool:
+        """Wait for events, and give each client that is ready its turn.
+
+        Return whether there was memory for it.
+        """
+        try:
+            self._serve_ready(seconds_max)
+            return True
+        except MemoryError as error:
+            self._mend(error)
+            return False
+
+    def _mend(self, error: MemoryError) -> None:
+        """Part with the client whose turn took all memory [CONN-12].
+
+        Anything may be half done, so all are parted with that are closed,
+        and watched that are not.
+        """
+        self._reserve = b""
+        try:
+            if self._served:
+                self._flush(self._served)
+                self.disconnect(self._served, error)
+        finally:  # what is left may be a view of the receive buffer
+            for client in self.bus.touched:
+                client.outbox.clear()
+            self.bus.touched.clear()
+            self._served = None
+        for client in [*self.bus.clients.values()]:
+            if client.closed:
+                self._part_with(client, "no memory")
+            self._watch(client)
+        users = self.bus.users.values()
+        for user in users:
+            user.add_up()
+        self.bus.flood.backlog_bytes = sum(one.backlog_bytes for one in users)
+
+    def _save_up(self) -> None:
+        """Have the reserve again, at the cost of who uses most memory."""
+        try:
+            self._reserve = bytes(RESERVE_BYTES)
+        except MemoryError as error:
+            clients = self.bus.clients.values()
+            largest = max(clients, key=Client.weight, default=None)
+            if largest:
+                self.disconnect(largest, error)
+
+    def _serve_ready(self, seconds_max: float | None) -> None:
+        """Do what a round is for; it may want for memory anywhere."""
         timers = self._holders or self._starved or self._resting
         if timers:
             seconds_max = self._seconds_max(seconds_max)
+            self._now = self.clock()
+        start = self._now
         try:
             ready = self.selector.select(seconds_max)
         except (OSError, MemoryError) as error:
             self._causes.write("CONN-12", -1, f"[CONN-12] select: {error}")
             ready = []
-        late, self._late = self._late, {}
-        self._spent.clear()
+        self._now = self.clock()
+        if self._slow:
+            self._slow.clear()
+        if self._has_debts:
+            self._settle_debts()
+        else:
+            self._spent.clear()
+        late = self._late
+        if late:
+            self._late = {}
         for client, events in late.items():
             self._serve(client, events)
+        calls = []
         for key, events in ready:
             if not isinstance(key.data, Client):
-                key.data()
+                calls.append(key.data)
             elif key.data not in late:
                 self._serve(key.data, events)
+        for call in calls:  # those who are here go before newcomers
+            call()
         if timers:
-            self._on_time()
-        if self._closed:
-            self._close_sockets()
-        for observer in self.bus.observers:
-            observer.flush()
+            self._on_time(self.clock() - start, seconds_max or 0.0)
+        if self.bus.observers:
+            self.bus.observers.tell("flush")
 
-    def _serve(self, client: Client, events: int) -> None:
-        """Give a client that is ready its turn, unless its user had enough.
+    def _settle_debts(self) -> None:
+        """Have users who took too much time make up for it [CONN-19]."""
+        self._spent = {
+            user: spent - ROUND_SECONDS_MAX
+            for user, spent in self._spent.items()
+            if spent > ROUND_SECONDS_MAX
+        }
+        self._has_debts = bool(self._spent)
 
-        Spec: [CONN-19].
-        """
-        spent = self._spent.get(client.user, 0)
-        if spent >= WORK_PER_ROUND:
+    def _serve(
+        self, client: Client, events: int, is_new: bool = False
+    ) -> None:
+        """Give a client its turn, unless its user had enough [CONN-19]."""
+        spent = self._spent.get(client.user, 0.0)
+        if spent >= ROUND_SECONDS_MAX and not is_new:
             self._late[client] = events
             return
-        self.bus.work = 0
+        start = self._now
+        if self.ticks:
+            self.ticks.clear()
+        self._served = client
         if events & READ and not client.closed:
             self.turn(client)
         if events & WRITE and not client.closed:
             self.drain(client)
-        self._spent[client.user] = spent + self.bus.work
+        self._served = None
+        self._now = now = self.clock()
+        self._spent[client.user] = spent = spent + now - start
+        if spent > ROUND_SECONDS_MAX:
+            self._has_debts = True
 
     # ---- On a new connection
 
     def accept(self) -> None:
-        """Let in the clients that wait.
-
-        Spec: [CONN-3].
-        """
-        for _ in range(ACCEPTS_PER_TURN):
+        """Let in clients that wait, and give each its first turn."""
+        end = self._now + ROUND_SECONDS_MAX
+        while self.clock() < end:
             try:
                 wire, _ = self.listener.accept()
             except (BlockingIOError, ConnectionError):
@@ -1453,53 +1465,60 @@ class Server:
             except (OSError, MemoryError) as error:
                 # No event tells when there are descriptors or memory again
                 self._causes.write("CONN-3", -1, f"[CONN-3] accept: {error}")
+                self._resting.start(self.listener)
                 with contextlib.suppress(OSError, MemoryError):
                     self.selector.unregister(self.listener)
-                self._resting.start(self.listener)
                 return
             self._admit(wire)
 
-    def _admit(self, wire: Wire) -> None:
-        """Make a client of a new connection, or close it.
+    def _admit(self, wire: socket.socket) -> None:
+        """Make a client of a new connection, and give it its first turn.
 
-        Spec: [CONN-2] [CONN-4] [CRED-1] [LIMIT-7] [LIMIT-11] [LIMIT-16].
+        One that has said all and left is gone then, and never one too many.
+        Spec: [CONN-2] [CONN-4] [CRED-1] [LIMIT-7] [LIMIT-11].
         """
-        client = None
         try:
             packed = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             pid, uid, gid = struct.unpack("iII", packed)
-            refusal = self._refusal(uid)
-            if refusal:
-                refused = f"refuse uid={uid} pid={pid} {refusal}"
-                self._causes.write(refusal.requirement, uid, refused)
+            if self.allowed_uids is not None and uid not in self.allowed_uids:
+                refused = f"refuse uid={uid} pid={pid} [CONN-2] not a user"
+                self._causes.write("CONN-2", uid, f"{refused} of this bus")
                 wire.close()
                 return
             wire.setblocking(False)
-            size = send_buffer_bytes(self.bus.limits.packet_bytes_max)
+            with contextlib.suppress(OSError):  # [CONN-7] before the start
+                wire.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
+            size = send_buffer_bytes(self.bus.limits.max_packet)
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
-            client = self.bus.open(Credentials(gid, uid, pid), wire)
+        except (OSError, MemoryError):
+            wire.close()
+            return
+        client = self.bus.open(Credentials(gid, uid, pid), wire)
+        self._serve(client, READ, is_new=True)
+        if not client.closed:
+            self._judge(client)
             self._watch(client)
-        except (OSError, MemoryError) as error:
-            if client:
-                self.disconnect(client, error)
-            else:
-                wire.close()
 
-    def _refusal(self, uid: int) -> ProtocolError | None:
-        """Return why a user may not connect now, if so."""
-        if self.allowed_uids is not None and uid not in self.allowed_uids:
-            return ProtocolError("CONN-2", "not a user of this bus")
-        clients_max = self.bus.limits.clients_max
-        if uid not in (0, self.bus.owner_uid):
-            user = self.bus.users.get(uid)
-            user_max = self.bus.limits.user_clients_max
-            if user and len(user.clients) >= user_max:
-                what = f"over {user_max} clients of the user"
-                return ProtocolError("LIMIT-11", what)
-            clients_max -= clients_max // RESERVED_PART
-        if len(self.bus.clients) >= clients_max:
-            return ProtocolError("LIMIT-7", f"over {clients_max} clients")
-        return None
+    def _judge(self, client: Client) -> None:
+        """Disconnect a newcomer that is one too many.
+
+        What it sent is read first, unless many wait for that [LIMIT-18].
+        """
+        limits, user = self.bus.limits, client.user
+        rule, count = "LIMIT-7", len(self.bus.clients)
+        most = limits.max_clients
+        if not user.is_privileged:
+            most -= most // RESERVED_PART  # [LIMIT-16]
+            own, own_most = len(user.clients), limits.max_user_clients
+            if own > own_most:  # whoever is late may have left
+                late = sum(one.user is user for one in self._late)
+                own -= min(late, own_most)
+            if own > own_most:
+                rule, count, most = "LIMIT-11", own, own_most
+        if count > most:
+            fault = ProtocolError(rule, f"over {most} clients")
+            is_lost = count > most + CROWD_MAX or client.held_by
+            (self.disconnect if is_lost else self.expel)(client, fault)
 
     # ---- When reading
 
@@ -1514,7 +1533,7 @@ class Server:
             ended = self._receive(client)
         except ConnectionResetError:
             pass  # [CONN-6] its packets are still to come
-        except (ProtocolError, OSError, MemoryError) as error:
+        except (ProtocolError, OSError) as error:
             fault = error
         self._flush(client)
         if fault:
@@ -1530,7 +1549,7 @@ class Server:
         recv_into takes no descriptors, so the kernel closes any [CONN-7].
         After a turn that found one packet, the next few look for one only.
         """
-        bus = self.bus
+        bus, touched, ticks = self.bus, self.bus.touched, self.ticks
         recv_into = client.wire.recv_into
         view = self._view
         copied_max = self._copied_bytes_max
@@ -1548,42 +1567,49 @@ class Server:
                 return False
             if 0 < size <= copied_max:
                 packet = view[:size].tobytes()
-                bus.handle(client, packet, packet)
+                is_new = bus.handle(client, packet, packet)
             elif size == 0:
                 return self._is_end(client)
             else:
                 self._receive_large(client, size)
+                is_new = True
                 if client.held_by or client.closed:
                     break
-            if bus.work > WORK_PER_TURN:
+            if (is_new or ticks) and self._is_time_up():
+                break
+            wide = len(touched)
+            if wide > 3 and count * wide * (size + SEND_COST_BYTES) > (
+                BYTES_PER_TURN
+            ):
                 break
         return False
+
+    def _is_time_up(self) -> bool:
+        """Return whether a turn has been long enough [CONN-5]."""
+        return self.clock() >= self._now + TURN_SECONDS_MAX
 
     def _receive_large(self, client: Client, size: int) -> None:
         """Route a packet straight from the receive buffer.
 
-        Raises: PacketError if the packet is above the limit [LIMIT-1].
+        Raises: ProtocolError if the packet is above the limit [LIMIT-1].
         Spec: [LIMIT-2] [LIMIT-3].
         """
-        if size > len(self._view):
-            what = f"packet of {size} bytes, over {len(self._view)}"
-            raise PacketError("LIMIT-1", what)
+        self.bus.limits.check("max_packet", size)
         start = self._view[: self._head_bytes_max].tobytes()
         self.bus.handle(client, self._view[:size], start[:size])
-        self.bus.work += len(self.bus.touched) * (size // COPY_BYTES_MAX)
         self._flush(client)
 
     def _is_end(self, client: Client) -> bool:
         """Return that the input has ended, or raise for an empty packet.
 
-        Raises: PacketError [PKT-4].
+        Raises: ProtocolError [PKT-4].
         """
         try:
             size = client.wire.recv_into(self._view, 0, MSG_TRUNC)
         except OSError:
             size = -1
         if size:  # after the end there would be nothing but the end
-            raise PacketError("PKT-4", "empty packet")
+            raise ProtocolError("PKT-4", "empty packet")
         return True
 
     # ---- When sending
@@ -1606,7 +1632,7 @@ class Server:
         backlog = client.backlog
         stalled = False
         while True:
-            if backlog.bytes or client.deaf:
+            if backlog.bytes or client.deaf or client.user in self._slow:
                 packet = next(packets, None)
             else:
                 packet = self._offer(client, packets)
@@ -1616,9 +1642,9 @@ class Server:
             client.delivered -= 1
             try:
                 self.bus.flood.refuse(client, packet, publisher)
-            except (BacklogError, MemoryError) as error:
+            except (ProtocolError, MemoryError) as error:
                 self.expel(client, error)
-                self.bus.flood.discard(client, packet, "deaf")
+                self.bus.flood.discard(client, [packet], "deaf")
         if stalled:
             self._after_refusal(client)
 
@@ -1626,27 +1652,35 @@ class Server:
         self, client: Client, packets: Iterator[Packet]
     ) -> Packet | None:
         """Send packets up to the first that the kernel refuses; return it."""
-        send = client.wire.send
+        send, ticks = client.wire.send, self.ticks
         observers = self.bus.observers
+        packet = None
         try:
             for packet in packets:
                 send(packet)
                 if observers:
-                    self._tell_sent(client, packet)
+                    observers.tell("sent", client, packet)
+                if ticks and len(ticks) > 1:
+                    return self._put_off(client, packets)
         except (OSError, MemoryError) as error:
             self._take_refusal(client, error)
             return packet
         return None
 
-    def _tell_sent(self, client: Client, packet: Packet) -> None:
-        for observer in self.bus.observers:
-            observer.sent(client, packet)
+    def _put_off(
+        self, client: Client, packets: Iterator[Packet]
+    ) -> Packet | None:
+        """Have the clients of a user wait for their own turns [CONN-20].
+
+        A filter on a client's socket, or many that watch it, make each send
+        take long.  Return the next packet, as if the kernel had refused it.
+        """
+        self._slow.add(client.user)
+        self.ticks.clear()
+        return next(packets, None)
 
     def _take_refusal(self, client: Client, error: Exception) -> None:
-        """Do what follows from why the kernel did not take a packet.
-
-        Spec: [CONN-8] [CONN-9] [CONN-12].
-        """
+        """Do what follows from a refusal [CONN-8] [CONN-9] [CONN-12]."""
         number = getattr(error, "errno", None)
         if number in (errno.ENOBUFS, errno.ENOMEM):
             self._starved.start(client)
@@ -1670,27 +1704,23 @@ class Server:
             self._causes.write("BLOCK-20", client.credentials.uid, line)
 
     def drain(self, client: Client) -> int:
-        """Offer a run of a client's backlog; return how much was taken.
-
-        Spec: [ORDER-1] [ORDER-2] [ORDER-3] [CONN-5].
-        """
+        """Offer a backlog; return how many were taken [CONN-5]."""
         backlog = client.backlog
         flood = self.bus.flood
         observers = self.bus.observers
         send = client.wire.send
         taken = 0
         try:
-            while backlog.bytes and taken < BACKLOG_PACKETS_PER_TURN:
+            while backlog.bytes and not (taken and self._is_time_up()):
                 packet = backlog.first()
                 send(packet)
                 flood.take(client)
                 taken += 1
                 if observers:
-                    self._tell_sent(client, packet)
-        except (OSError, MemoryError) as error:
+                    observers.tell("sent", client, packet)
+        except OSError as error:
             self._take_refusal(client, error)
         if taken:
-            self.bus.work += taken
             client.delivered += taken
             self._after_progress(client)
         return taken
@@ -1699,20 +1729,15 @@ class Server:
         """Resume publishers that need not wait for a client any longer."""
         for publisher in self.bus.flood.release(client):
             self._watch(publisher)
-        self._holders.stop(client)
+        self._holders.pop(client, None)
         if client.holding:
             self._holders.start(client)
         self._watch(client)
 
     def _deafen(self, client: Client) -> None:
-        """Give up on sending to a client.
-
-        Spec: [CONN-8] [CONN-18].
-        """
-        for publisher in self.bus.flood.deafen(client):
-            self._watch(publisher)
-        self._holders.stop(client)
-        self._watch(client)
+        """Give up on sending to a client [CONN-8] [CONN-18]."""
+        self.bus.flood.deafen(client)
+        self._after_progress(client)
 
     # ---- When time is up
 
@@ -1724,30 +1749,33 @@ class Server:
             left.append(seconds_max)
         return min(SELECT_SECONDS_MAX, *left)
 
-    def _on_time(self) -> None:
-        """Do what no event asks for.
-
-        Spec: [BLOCK-16] [CONN-3] [CONN-9].
-        """
+    def _on_time(self, taken: float, expected: float) -> None:
+        """Do what no event asks for [BLOCK-16] [CONN-3] [CONN-9]."""
+        if taken > expected + STOPPED_SECONDS_MIN:
+            for client in self._holders:  # they could not be served meanwhile
+                self._holders[client] += taken
         for client in self._starved.due():
+            del self._starved[client]
             self.drain(client)
             self._watch(client)
         for client in self._holders.due():
             # A reader of few packets may have made room without an event
+            self._holders.pop(client, None)
             self.drain(client)
             if client.holding and client not in self._holders:
                 what = "holds publishers and takes no packet"
-                self.expel(client, BacklogError("BLOCK-16", what))
+                self.expel(client, ProtocolError("BLOCK-16", what))
         if self._resting.due():
             self._listen()
 
     def _listen(self) -> None:
         """Watch the listening socket again [CONN-3]."""
         try:
-            self.selector.register(self.listener, READ, self.accept)
-        except KeyError:
-            pass  # it could not be unregistered
+            with contextlib.suppress(KeyError):  # it was not unregistered
+                self.selector.register(self.listener, READ, self.accept)
+            self._resting.clear()
         except (OSError, MemoryError):
+            self._resting.clear()
             self._resting.start(self.listener)
 
     # ---- When a client leaves
@@ -1755,78 +1783,73 @@ class Server:
     def _depart(self, client: Client) -> None:
         """Hand to the kernel what it takes of a backlog, and close.
 
-        Spec: [CONN-10].
+        A backlog may take several turns; the end is reported again [CONN-10].
         """
-        while self.drain(client):
-            pass
-        self.disconnect(client, client.fault or "end of input")
+        if not (self.drain(client) and client.backlog.bytes):
+            self.disconnect(client, client.fault or "end of input")
 
     def expel(self, client: Client, error: Exception) -> None:
-        """Disconnect a receiver, but only once all that it sent is read.
-
-        Spec: [CONN-18].
-        """
+        """Disconnect a client once all that it sent is read [CONN-18]."""
         if client.closed or client.fault:
             return
-        client.fault = str(error)
-        self._log_disconnection(client, error)
+        fault = self._blame(error)
+        client.fault = str(fault)
+        self._log_disconnection(client, fault)
         with contextlib.suppress(OSError, MemoryError):
             client.wire.shutdown(socket.SHUT_RDWR)  # it can send no more
         self._deafen(client)
 
     def disconnect(self, client: Client, cause: str | Exception) -> None:
-        """Forget a client at once, and close its socket after the round.
-
-        Spec: [CONN-12].
-        """
+        """Forget a client and close its socket [CONN-12]."""
         if client.closed:
             return
-        if isinstance(cause, Exception) and not client.fault:
-            self._log_disconnection(client, cause)
-        with contextlib.suppress(KeyError, OSError, MemoryError):
+        if isinstance(cause, Exception):
+            cause = self._blame(cause)
+            if not client.fault:
+                self._log_disconnection(client, cause)
+        self._part_with(client, str(cause))
+
+    def _part_with(self, client: Client, reason: str) -> None:
+        """Forget a client; without memory, what is half done is done again."""
+        with contextlib.suppress(KeyError, ValueError, OSError):
             self.selector.unregister(client.wire)  # if it is watched
         holders = list(client.held_by)
-        resumed = self.bus.close(client, str(cause))
-        self._closed.append(client.wire)
+        if not client.closed:
+            client.closed = True
+            with contextlib.suppress(OSError):
+                client.wire.close()
+        resumed = self.bus.close(client, reason)
         for holder in (client, *holders):
             if not holder.holding:
-                self._holders.stop(holder)
-        self._starved.stop(client)
+                self._holders.pop(holder, None)
+        self._starved.pop(client, None)
         for publisher in resumed:
             self._watch(publisher)
+        if self._resting:  # there are descriptors again
+            self._listen()
+        if self.close_after_last and not self.bus.clients:
+            self.stop()  # [RUN-11]
 
-    def _log_disconnection(self, client: Client, cause: Exception) -> None:
-        """Count and say who is disconnected, and why.
+    def _blame(self, error: Exception) -> ProtocolError:
+        """Return an error with its rule; without memory, set some free."""
+        if isinstance(error, MemoryError):
+            self._reserve = b""
+            return ProtocolError("CONN-12", "there is no memory for it")
+        if isinstance(error, ProtocolError):
+            return error
+        return ProtocolError("CONN-12", str(error))
 
-        Spec: [CONN-13].
-        """
-        rule = getattr(cause, "requirement", "CONN-12")
+    def _log_disconnection(self, client: Client, cause: ProtocolError) -> None:
+        """Count and say who is disconnected, and why [CONN-13]."""
+        rule = cause.requirement
         self.disconnected[rule] += 1
         line = f"disconnect {client} {cause}"
         if client.backlog.bytes:
             line += f", backlog of {len(client.backlog)} packets lost"
         self._causes.write(rule, client.credentials.uid, line)
 
-    def _close_sockets(self) -> None:
-        """Close the sockets of those who left, and stop after the last.
-
-        Spec: [RUN-11].
-        """
-        for wire in self._closed:
-            with contextlib.suppress(OSError, MemoryError):
-                wire.close()
-        self._closed.clear()
-        if self._resting:  # there are descriptors again
-            self._resting.clear()
-            self._listen()
-        if self.close_after_last and not self.bus.clients:
-            self.stop()
-
     def _watch(self, client: Client) -> None:
-        """Have the selector watch for what a client can do now.
-
-        Spec: [BLOCK-12] [CONN-9].
-        """
+        """Have the selector watch for what it can do [BLOCK-12] [CONN-9]."""
         events = 0
         if not client.held_by and not self.stopping:
             events |= READ
@@ -1846,10 +1869,7 @@ class Server:
             self.disconnect(client, error)
 
     def _finish(self) -> None:
-        """Deliver what was read, for a second at most, and close.
-
-        Spec: [RUN-12].
-        """
+        """Deliver what was read, for a second at most, and close [RUN-12]."""
         with contextlib.suppress(KeyError, OSError, MemoryError):
             self.selector.unregister(self.listener)  # if it is not resting
         self._resting.clear()
@@ -1866,16 +1886,15 @@ class Server:
             self.round(left)
         for client in list(clients.values()):
             self.disconnect(client, "stop")
-        self._close_sockets()
         self._causes.close()
 
 
-def send_buffer_bytes(packet_bytes_max: int) -> int:
+def send_buffer_bytes(max_packet: int) -> int:
     """Return what to ask of the kernel for a packet of that size to fit.
 
     The kernel doubles what it is asked for.
     """
-    needed = packet_bytes_max + SOCKET_OVERHEAD_BYTES
+    needed = max_packet + SOCKET_OVERHEAD_BYTES
     return max(SEND_BUFFER_BYTES, (needed + 1) // 2)
 
 
@@ -1895,6 +1914,7 @@ def send_buffer_bytes(packet_bytes_max: int) -> int:
 # =============================================================================
 
 SOCKET_KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)  # [CONN-1]
+DESCRIPTORS_KEPT = 16  # for all that is not a client
 PATH_BYTES_MAX = 107
 ABSTRACT_BYTES = 108
 ABSTRACT = "/dev/unix/abstract"
@@ -1911,14 +1931,13 @@ LOG_LINE_BYTES_MAX = 300  # no pipe that has room makes such a line wait
 def default_address() -> str:
     """Return where to listen if nothing else is said.
 
-    Raises: AddressError if the environment does not tell.
-    Spec: [ADDR-1].
+    Raises: StartError if the environment does not tell [ADDR-1].
     """
     if os.getuid() == 0:
         return "/run/sbus.socket"
     directory = os.environ.get("XDG_RUNTIME_DIR")
     if not directory:
-        raise AddressError("XDG_RUNTIME_DIR is not set; use -a ADDRESS")
+        raise StartError("XDG_RUNTIME_DIR is not set; use -a ADDRESS")
     return os.path.join(directory, "sbus.socket")
 
 
@@ -1931,13 +1950,14 @@ class Endpoint:
     def __init__(self, listener: socket.socket, address: str) -> None:
         self.socket = listener
         self.address = address
-        self._inode: tuple[int, int] | None = None  # of our own path
+        self.file = -1  # what we created at the path, kept open
+        self.is_guarded = refuse_descriptors(listener)
 
     @classmethod
     def open(cls, address: str, mode: int, replace: bool) -> Endpoint:
         """Listen at an address.
 
-        Raises: AddressError if the address is malformed or taken.
+        Raises: StartError if the address is malformed or taken.
         Spec: [ADDR-3] [ADDR-4] [ADDR-5].
         """
         if address.startswith("/dev/fd/"):
@@ -1954,11 +1974,11 @@ class Endpoint:
     def inherit(cls, number: str) -> Endpoint:
         """Listen on a socket that the parent process opened.
 
-        Raises: AddressError if it is none that a bus can use.
+        Raises: StartError if it is none that a bus can use.
         Spec: [ADDR-2] [ADDR-3].
         """
         if not re.fullmatch("[0-9]{1,9}", number):
-            raise AddressError(f"/dev/fd/{number}: not a descriptor's number")
+            raise StartError(f"/dev/fd/{number}: not a descriptor's number")
         address = f"/dev/fd/{number}"
         descriptor = int(number)
         try:
@@ -1967,25 +1987,26 @@ class Endpoint:
             listener = socket.socket(fileno=descriptor)
             if (listener.family, listener.type) != SOCKET_KIND:
                 what = "not a Unix-domain SEQPACKET socket"
-                raise AddressError(f"{address}: {what}")
+                raise StartError(f"{address}: {what}")
+            endpoint = cls(listener, address)
             if not listener.getsockopt(
                 socket.SOL_SOCKET, socket.SO_ACCEPTCONN
             ):
                 listener.listen(LISTEN_BACKLOG)
         except OSError as error:
-            raise AddressError(f"{address}: {error.strerror}") from None
-        return cls(listener, address)
+            raise StartError(f"{address}: {error.strerror}") from None
+        return endpoint
 
     @classmethod
     def open_path(cls, path: str, mode: int, replace: bool) -> Endpoint:
         """Listen at a path.
 
-        Raises: AddressError if that cannot be done.
+        Raises: StartError if that cannot be done.
         Spec: [ADDR-6] [ADDR-7] [ADDR-8] [ADDR-9].
         """
         encoded = os.fsencode(path)
         if not encoded or b"\0" in encoded or len(encoded) > PATH_BYTES_MAX:
-            raise AddressError(
+            raise StartError(
                 f"a path has 1 to {PATH_BYTES_MAX} bytes, none NUL: {path!r}"
             )
         address = absolute(path)
@@ -2000,32 +2021,40 @@ class Endpoint:
                 os.umask(before)
             listener.listen(LISTEN_BACKLOG)
             endpoint = cls(listener, address)
-            endpoint._inode = inode(address)
+            endpoint.file = os.open(address, os.O_PATH | os.O_NOFOLLOW)
         return endpoint
 
-    @property
-    def is_path(self) -> bool:
-        """Whether the socket is a file that we created."""
-        return self._inode is not None
-
     def close(self) -> None:
-        """Close the socket, and remove it if it is still ours.
-
-        Spec: [ADDR-10].
-        """
+        """Close the socket, and remove it if it is still ours."""
         self.socket.close()
-        if self._inode:
+        if self.file >= 0:
             with (
-                contextlib.suppress(OSError, StartError),
+                contextlib.suppress(StartError),
                 directory_lock(os.path.dirname(self.address)),
             ):
-                if inode(self.address) == self._inode:
-                    os.unlink(self.address)
+                remove(self.file, self.address)
 
 
 def new_socket() -> socket.socket:
     """Return a socket of the bus's kind."""
-    return socket.socket(*SOCKET_KIND)
+    listener = socket.socket(*SOCKET_KIND)
+    refuse_descriptors(listener)
+    return listener
+
+
+def refuse_descriptors(listener: socket.socket) -> bool:
+    """Have the kernel refuse the descriptors that clients pass [CONN-7].
+
+    To close one that nobody else holds may take its owner's time: a socket
+    can be made to linger.  Return whether no client can pass any, or has.
+    """
+    level = socket.SOL_SOCKET
+    try:
+        was_open = listener.getsockopt(level, SO_PASSRIGHTS)
+        listener.setsockopt(level, SO_PASSRIGHTS, 0)
+    except OSError:
+        return False
+    return not (was_open and listener.getsockopt(level, socket.SO_ACCEPTCONN))
 
 
 def absolute(path: str) -> str:
@@ -2036,23 +2065,26 @@ def absolute(path: str) -> str:
     return path if path[:1] == "/" else os.path.join(os.getcwd(), path)
 
 
-def inode(path: str) -> tuple[int, int]:
-    """Return what tells a file from all others of the system."""
-    status = os.lstat(path)
-    return status.st_dev, status.st_ino
+def is_in_place(descriptor: int, path: str) -> bool:
+    """Return whether a path leads to an open file."""
+    try:
+        there = os.lstat(path)
+    except OSError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), there)
 
 
 def abstract_name(address: str) -> bytes:
     """Return the 108 bytes of the abstract name that an address stands for.
 
-    Raises: AddressError if the hexadecimal digits are wrong.
+    Raises: StartError if the hexadecimal digits are wrong.
     Spec: [ADDR-4] [ADDR-5].
     """
     if address == ABSTRACT:
         return b"\0" + secrets.token_bytes(ABSTRACT_BYTES - 1)
     digits = address[len(ABSTRACT) + 1 :]
     if not re.fullmatch("00([0-9a-fA-F]{2}){0,107}", digits):
-        raise AddressError(
+        raise StartError(
             f"after {ABSTRACT}/ come 2 to 216 hexadecimal digits, an even"
             f" number, that begin with 00: {digits!r}"
         )
@@ -2062,7 +2094,7 @@ def abstract_name(address: str) -> bytes:
 def bind(listener: socket.socket, name: bytes, address: str) -> None:
     """Bind a socket.
 
-    Raises: AddressError if that cannot be done [ADDR-7].
+    Raises: StartError if that cannot be done [ADDR-7].
     """
     try:
         listener.bind(name)
@@ -2071,7 +2103,7 @@ def bind(listener: socket.socket, name: bytes, address: str) -> None:
         what = error.strerror
         if error.errno == errno.EADDRINUSE:
             what = describe_occupant(address)
-        raise AddressError(f"{address}: {what}") from None
+        raise StartError(f"{address}: {what}") from None
 
 
 def describe_occupant(address: str) -> str:
@@ -2090,18 +2122,9 @@ def describe_occupant(address: str) -> str:
 
 
 def is_stale(path: str) -> bool:
-    """Return whether no process is bound to the socket at a path.
-
-    Spec: [ADDR-8].
-    """
+    """Return whether no process is bound to the socket at a path [ADDR-8]."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-    return False
+        return probe.connect_ex(path) == errno.ECONNREFUSED
 
 
 def remove_stale(path: str) -> None:
@@ -2123,7 +2146,7 @@ def directory_lock(directory: str) -> Iterator[None]:
 
     Whoever can read the directory can keep the lock, so none is waited for
     any longer than a start takes.
-    Raises: AddressError if there is no such directory.
+    Raises: StartError if there is no such directory.
     Spec: [ADDR-9].
     """
     try:
@@ -2133,7 +2156,7 @@ def directory_lock(directory: str) -> Iterator[None]:
         return
     except OSError as error:
         what = error.strerror
-        raise AddressError(f"directory {directory}: {what}") from None
+        raise StartError(f"directory {directory}: {what}") from None
     try:
         end = time.monotonic() + LOCK_SECONDS_MAX
         while time.monotonic() < end:
@@ -2150,54 +2173,46 @@ def directory_lock(directory: str) -> Iterator[None]:
 # ---- The pid file
 
 
-class PidFile:
-    """A file with the server's process id, locked as long as it lives.
+def open_pid_file(path: str) -> int:
+    """Return a descriptor of a pid file, locked as long as it is open.
 
-    Spec: [RUN-9] [RUN-13].
+    Raises: StartError if the file is not ours to write [RUN-9].
     """
+    descriptor = open_regular(path, 0, 0o600)
+    text = os.pread(descriptor, 32, 0)
+    what = ""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        what = "a server holds this file"
+    else:
+        if not is_in_place(descriptor, path):
+            what = "a server has just removed this file; try again"
+        elif text and not re.fullmatch(rb"[0-9]{1,10}\n?", text):
+            what = "not a pid file; it is left as it is"
+        elif text and is_alive(int(text)):
+            what = f"process {int(text)} is alive"
+    if what:
+        os.close(descriptor)
+        raise StartError(f"{path}: {what}")
+    return descriptor
 
-    def __init__(self, path: str) -> None:
-        self._path = absolute(path)
-        self._descriptor = open_regular(path, 0, 0o600)
-        what = self._fault()
-        if what:
-            os.close(self._descriptor)
-            raise StartError(f"{path}: {what}")
 
-    def _fault(self) -> str:
-        """Return why the file is not ours to write, if so."""
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return "a server holds this file"
-        if not self._is_in_place():
-            return "a server has just removed this file; try again"
-        text = os.pread(self._descriptor, 32, 0)
-        if text and not re.fullmatch(rb"[0-9]{1,10}\n?", text):
-            return "not a pid file; it is left as it is"
-        if text and is_alive(int(text)):
-            return f"process {int(text)} is alive"
-        return ""
+def write_pid(descriptor: int) -> None:
+    """Write the number of this process to a pid file [RUN-9]."""
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
 
-    def _is_in_place(self) -> bool:
-        """Return whether the path still leads to the file."""
-        try:
-            there = os.lstat(self._path)
-        except OSError:
-            return False
-        return os.path.samestat(os.fstat(self._descriptor), there)
 
-    def write(self) -> None:
-        """Write the number of this process."""
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
+def remove(descriptor: int, path: str) -> None:
+    """Close a file, and remove it if it is still in its place.
 
-    def remove(self) -> None:
-        """Remove the file if it is still ours."""
-        if self._is_in_place():
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
-        os.close(self._descriptor)
+    While it is open, no other can have its number [ADDR-10] [RUN-13].
+    """
+    if is_in_place(descriptor, path):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    os.close(descriptor)
 
 
 def is_alive(pid: int) -> bool:
@@ -2242,9 +2257,18 @@ def open_regular(path: str, flags: int, mode: int) -> int:
 class LogHandler(logging.Handler):
     """Writes to standard error and never waits for it.
 
-    A line that would have to wait is left out.
+    A line that would have to wait is left out.  A terminal says that it has
+    room when it has little, so it is opened anew as one that never waits.
     Spec: [RUN-15] [RUN-16].
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        with contextlib.suppress(OSError):  # no terminal, or not ours
+            flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK
+            terminal = os.open(os.ttyname(2), flags)
+            os.dup2(terminal, 2)
+            os.close(terminal)
 
     def emit(self, record: logging.LogRecord) -> None:
         text = re.sub("[^ -~]", "?", f"sbusd: {record.getMessage()}")
@@ -2263,7 +2287,7 @@ DISCARD_RULES = {
 }
 
 
-class Narrator(Observer):
+class Narrator:
     """Logs every decision with its rule, for teaching and debugging."""
 
     def opened(self, client: Client) -> None:
@@ -2273,13 +2297,14 @@ class Narrator(Observer):
         log.debug("close %s %s", client, reason)
 
     def subscribed(self, client: Client, pattern: bytes) -> None:
-        count = client.patterns[pattern]
+        count = client.patterns[pattern].times
         rule = "SUB-1" if count == 1 else "SUB-2"
         what = quote(pattern)
         log.debug("%s SUB %s: its count is %d [%s]", client, what, count, rule)
 
     def unsubscribed(self, client: Client, pattern: bytes) -> None:
-        count = client.patterns.get(pattern, 0)
+        held = client.patterns.get(pattern)
+        count = held.times if held else 0
         line = "%s UNSUB %s: its count is %d [UNSUB-1]"
         log.debug(line, client, quote(pattern), count)
 
@@ -2291,20 +2316,16 @@ class Narrator(Observer):
         log.debug("%s CMSG %s: %s [%s]", client, quote(key), verb, rule)
 
     def published(
-        self,
-        client: Client,
-        key: bytes,
-        packet: NumberedPacket,
-        receivers: Sequence[Client],
+        self, client: Client, key: bytes, packet: NumberedPacket, to: Any
     ) -> None:
-        to = " ".join(str(receiver.number) for receiver in receivers[:20])
-        if len(receivers) > 20:
-            to += f" and {len(receivers) - 20} more"
+        numbers = " ".join(str(receiver.number) for receiver in to[:20])
+        if len(to) > 20:
+            numbers += f" and {len(to) - 20} more"
         size = len(packet) - len(b"MSG ") - len(key) - 1
         rule = "CRED-10" if key.startswith(SECRET) else "PUB-1"
         line = "%s MSG %s %d bytes, message %d: for client %s [%s]"
         what, number = quote(key), packet.number
-        log.debug(line, client, what, size, number, to or "none", rule)
+        log.debug(line, client, what, size, number, numbers or "none", rule)
 
     def sent(self, client: Client, packet: Packet) -> None:
         log.debug("%s: sent %s", client, describe(packet))
@@ -2319,9 +2340,8 @@ class Narrator(Observer):
         log.debug("%s: discarded %s [%s]", client, describe(packet), rule)
 
     def paused(self, publisher: Client, holder: Client, rule: str) -> None:
-        log.debug(
-            "%s: paused for client=%d [%s]", publisher, holder.number, rule
-        )
+        line = "%s: paused for client=%d [%s]"
+        log.debug(line, publisher, holder.number, rule)
 
     def resumed(self, publisher: Client) -> None:
         log.debug("%s: resumed [BLOCK-12]", publisher)
@@ -2337,7 +2357,7 @@ def describe(packet: Packet) -> str:
 # ---- The trace
 
 
-class Trace(Observer):
+class Trace:
     """Writes what the server does to a file of JSON lines.
 
     Spec: [TRACE-1] [TRACE-2] [TRACE-3] [TRACE-4] [TRACE-5] [TRACE-6].
@@ -2389,11 +2409,7 @@ class Trace(Observer):
         self._write("ctl", f',"c":{client.number},"key":{json_text(key)}')
 
     def published(
-        self,
-        client: Client,
-        key: bytes,
-        packet: NumberedPacket,
-        receivers: Sequence[Client],
+        self, client: Client, key: bytes, packet: NumberedPacket, *_: Any
     ) -> None:
         start = len(b"MSG ") + len(key) + 1
         size = len(packet) - start
@@ -2415,10 +2431,7 @@ class Trace(Observer):
             self._write("drop", f'{fields},"reason":"{reason}"')
 
     def flush(self) -> None:
-        """Hand the events of a round to the kernel.
-
-        Spec: [TRACE-6].
-        """
+        """Hand the events of a round to the kernel."""
         if self._lines and self._descriptor >= 0:
             text = "".join(self._lines).encode("ascii")
             try:
@@ -2458,20 +2471,20 @@ def positive(text: str) -> int:
     """Return a limit of bytes, packets, patterns or clients [LIMIT-8]."""
     if text == "unlimited":
         return sys.maxsize
-    if not re.fullmatch("[0-9]{1,15}", text) or not int(text):
-        what = f"{text!r} is neither a whole number above 0 nor 'unlimited'"
-        raise argparse.ArgumentTypeError(what)
-    return int(text)
+    if re.fullmatch("[0-9]{1,15}", text) and int(text):
+        return int(text)
+    what = f"{text!r} is neither a whole number above 0 nor 'unlimited'"
+    raise argparse.ArgumentTypeError(what)
 
 
 def seconds(text: str) -> float:
     """Return a limit of seconds [LIMIT-8]."""
     if text == "unlimited":
         return math.inf
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not float(text):
-        what = f"{text!r} is neither a number of seconds nor 'unlimited'"
-        raise argparse.ArgumentTypeError(what)
-    return float(text)
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) and float(text):
+        return float(text)
+    what = f"{text!r} is neither a number of seconds nor 'unlimited'"
+    raise argparse.ArgumentTypeError(what)
 
 
 def user_id(text: str) -> int:
@@ -2505,29 +2518,10 @@ SWITCHES = (
     ("-v", "--verbose", "log every decision"),
 )
 
-LIMIT_OPTIONS = (
-    ("--max-packet", "bytes of a packet", "packet_bytes_max"),
-    ("--max-key", "bytes of a key or pattern", "key_bytes_max"),
-    ("--max-patterns", "patterns of a client", "patterns_max"),
-    ("--max-pattern-bytes", "bytes of them", "pattern_bytes_max"),
-    ("--max-backlog", "bytes of a client's backlog", "backlog_bytes_max"),
-    ("--max-clients", "clients", "clients_max"),
-    ("--max-shapes", "shapes of a user's patterns", "shapes_max"),
-    ("--max-user-clients", "clients of a user", "user_clients_max"),
-    ("--max-user-patterns", "patterns of a user", "user_patterns_max"),
-    (
-        "--max-user-pattern-bytes",
-        "bytes of them",
-        "user_pattern_bytes_max",
-    ),
-    (
-        "--max-user-backlog",
-        "bytes of the backlogs of a user",
-        "user_backlog_bytes_max",
-    ),
-    ("--max-bus-backlog", "bytes of all backlogs", "bus_backlog_bytes_max"),
-    ("--block-timeout", "seconds", "block_seconds_max"),
-)
+
+def option_of(name: str) -> str:
+    """Return the option that sets a limit."""
+    return "--" + name.replace("_", "-")
 
 
 def option_parser() -> OptionParser:
@@ -2554,15 +2548,13 @@ def option_parser() -> OptionParser:
     )
     add("--trace", metavar="FILE", help="append every event to FILE")
     add("--version", action="version", version=f"sbusd {__version__}")
-    for option, unit, field in LIMIT_OPTIONS:
-        default = getattr(Limits(), field)
+    for name, (_, unit) in LIMITS.items():
         add(
-            option,
-            dest=field,
+            option_of(name),
             metavar="N",
             type=seconds if unit == "seconds" else positive,
-            default=default,
-            help=f"{unit} (default {default})",
+            default=getattr(Limits(), name),
+            help=f"{unit} (default %(default)s)",
         )
     return parser
 
@@ -2592,48 +2584,54 @@ def guard_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
 
 
-def raise_descriptor_limit() -> None:
-    """Let the server have as many clients as it may [RUN-6]."""
+def within_descriptors(limits: Limits) -> Limits:
+    """Return the limits with no more clients than there are descriptors.
+
+    Raises: StartError if there are none.
+    Spec: [RUN-6].
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most <= DESCRIPTORS_KEPT:
+        needed = f"more than {DESCRIPTORS_KEPT} are needed"
+        raise StartError(f"ulimit -n is {most}; {needed}")
+    max_clients = min(limits.max_clients, most - DESCRIPTORS_KEPT)
+    return limits._replace(max_clients=max_clients)
 
 
-def check_packet_size(packet_bytes_max: int) -> None:
+def check_packet_size(max_packet: int) -> None:
     """Raise StartError if the kernel takes no such packet [LIMIT-9]."""
-    size = min(send_buffer_bytes(packet_bytes_max), (1 << 31) - 1)
+    size = min(send_buffer_bytes(max_packet), (1 << 31) - 1)
     ours, theirs = socket.socketpair(*SOCKET_KIND)
     with ours, theirs:
         try:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
-            ours.send(bytes(packet_bytes_max))
-        except (OSError, MemoryError):
+            ours.send(bytes(max_packet))
+        except (OSError, MemoryError, OverflowError):
             what = "the kernel takes no packet of that size"
-            raise StartError(
-                f"--max-packet {packet_bytes_max}: {what}"
-            ) from None
+            raise StartError(f"--max-packet: {what}") from None
 
 
 def inherited_address() -> str | None:
     """Return the address of the socket that systemd handed over, if any.
 
-    Raises: AddressError if it handed over several.
-    Spec: [ADDR-2].
+    Raises: StartError if it handed over several [ADDR-2].
     """
     pid = os.environ.pop("LISTEN_PID", "")
     count = os.environ.pop("LISTEN_FDS", "")
     if pid != str(os.getpid()) or not count:
         return None
     if count != "1":
-        raise AddressError(f"LISTEN_FDS is {count}; one socket is needed")
+        raise StartError(f"LISTEN_FDS is {count}; one socket is needed")
     return "/dev/fd/3"
 
 
 def detach() -> int:
     """Go on as a daemon; return a descriptor to write to once it is ready.
 
-    The process that called waits for that, and exits.
-    Spec: [RUN-8].
+    The process that called waits for that, and exits [RUN-8].
     """
     reader, writer = os.pipe()
     if os.fork():
@@ -2668,9 +2666,10 @@ def notify_ready() -> None:
             notifier.sendto(message.encode("ascii"), name)
 
 
-def catch_signals(is_daemon: bool) -> socket.socket:
-    """Return a socket that receives the number of each signal.
+def catch_signals(is_daemon: bool) -> tuple[socket.socket, set[int]]:
+    """Return a socket that wakes the loop up, and what was caught so far.
 
+    The socket may be too full for a signal's number; the set never is.
     Spec: [RUN-10] [RUN-17].
     """
     reader, writer = socket.socketpair()
@@ -2678,23 +2677,17 @@ def catch_signals(is_daemon: bool) -> socket.socket:
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
     ignores_hang_up = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    caught: set[int] = set()
     for number in (*STOP_SIGNALS, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, lambda number, _: caught.add(number))
     if is_daemon or ignores_hang_up:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    return reader
+    return reader, caught
 
 
 def open_endpoint(options: argparse.Namespace) -> Endpoint:
-    """Listen where the options say.
-
-    Spec: [ADDR-1] [ADDR-2] [ADDR-6].
-    """
-    mode = 0o700
-    if options.group:
-        mode |= 0o070
-    if options.others:
-        mode |= 0o007
+    """Listen where the options say [ADDR-1] [ADDR-2] [ADDR-6]."""
+    mode = 0o700 | options.group * 0o070 | options.others * 0o007
     address = options.address
     if address is None:
         address = inherited_address() or default_address()
@@ -2706,7 +2699,7 @@ def open_endpoint(options: argparse.Namespace) -> Endpoint:
 def announce(
     options: argparse.Namespace,
     endpoint: Endpoint,
-    memory_bytes_max: int,
+    limits: Limits,
     ready: int | None,
 ) -> None:
     """Tell everybody who waits for it that the server listens.
@@ -2714,15 +2707,20 @@ def announce(
     Spec: [RUN-3] [RUN-4] [RUN-5] [RUN-8] [RUN-14].
     """
     about = "".join(
-        f" {option[2:]}={getattr(options, field)}"
-        for option, _, field in LIMIT_OPTIONS
-        if getattr(options, field) != getattr(Limits(), field)
+        f" {option_of(name)[2:]}={value}"
+        for name, value in limits._asdict().items()
+        if value != getattr(Limits(), name)
     )
-    about += f" memory<={describe_bytes(memory_bytes_max)}"
+    about += f" memory<={describe_bytes(limits.memory_bytes_max())}"
+    if not endpoint.is_guarded:
+        about += "; a client may make the bus wait for its descriptors"
     if endpoint.address.startswith(ABSTRACT) and not options.user:
         about += "; any user may connect"
+    is_foreign = os.isatty(2) and os.get_blocking(2)
+    if is_foreign:  # [RUN-16]
+        about += "; no log from now on, as this terminal is another user's"
     is_private = not (options.group or options.others)
-    if endpoint.is_path and options.user and is_private:
+    if endpoint.file >= 0 and options.user and is_private:
         about += "; -u lets nobody in without -g or -o"
     log.info("start %s pid=%d%s", endpoint.address, os.getpid(), about)
     if options.address == ABSTRACT:
@@ -2730,28 +2728,22 @@ def announce(
             os.write(1, f"{endpoint.address}\n".encode("ascii"))
     silence(1)  # [RUN-4] whoever waits for the end of it goes on now
     notify_ready()
+    is_file = stat.S_ISREG(os.fstat(2).st_mode)
+    if is_foreign or (ready is not None and not is_file):
+        silence(2)
     if ready is not None:
         silence(0)
-        if not stat.S_ISREG(os.fstat(2).st_mode):
-            silence(2)
         os.write(ready, b"1")
         os.close(ready)
 
 
 def describe_bytes(count: int) -> str:
     """Return a number of bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 10_000:
-            return f"{count}{unit}"
-        count >>= 10
-    return f"{count}TiB" if count < 10_000 else "unlimited"
+    return f"{count >> 20}MiB" if count < 1 << 60 else "unlimited"
 
 
 def log_stats(server: Server) -> None:
-    """Log what each user's clients use and have done, and all together.
-
-    Spec: [RUN-17].
-    """
+    """Log what the clients of each user use and have done [RUN-17]."""
     bus = server.bus
     users = list(bus.users.values())
     for user in users[:STATS_LINES_MAX]:
@@ -2789,10 +2781,11 @@ def serve(options: argparse.Namespace) -> None:
 
     Raises: StartError or OSError if it cannot start.
     """
-    signals = catch_signals(options.daemon)
+    signals, caught = catch_signals(options.daemon)
     limits = Limits(*(getattr(options, field) for field in Limits._fields))
-    check_packet_size(limits.packet_bytes_max)
-    raise_descriptor_limit()
+    check_packet_size(limits.max_packet)
+    limits = within_descriptors(limits)
+    gc.set_threshold(700, 10, 1 << 30)  # to look at all takes long
     bus = Bus(limits, os.getuid(), options.cred_prefix, options.strict)
     with contextlib.ExitStack() as cleanup:
         endpoint = open_endpoint(options)
@@ -2805,11 +2798,11 @@ def serve(options: argparse.Namespace) -> None:
             bus.observers.append(Narrator())
         pid_file = None
         if options.pid_file is not None:
-            pid_file = PidFile(options.pid_file)
-            cleanup.callback(pid_file.remove)
+            pid_file = open_pid_file(options.pid_file)
+            cleanup.callback(remove, pid_file, absolute(options.pid_file))
         ready = detach() if options.daemon else None
-        if pid_file:
-            pid_file.write()
+        if pid_file is not None:
+            write_pid(pid_file)
         server = Server(
             bus,
             endpoint.socket,
@@ -2820,15 +2813,21 @@ def serve(options: argparse.Namespace) -> None:
         )
 
         def on_signal() -> None:
-            if {*signals.recv(4096)} & {*STOP_SIGNALS}:
+            signals.recv(4096)
+            if caught.intersection(STOP_SIGNALS):
                 server.stop()
-            else:
+            elif signal.SIGUSR1 in caught:
+                caught.discard(signal.SIGUSR1)
                 log_stats(server)
 
         server.selector.register(signals, READ, on_signal)
-        announce(options, endpoint, limits.memory_bytes_max(), ready)
+        signal.signal(signal.SIGPROF, lambda *_: server.ticks.append(1))
+        signal.setitimer(signal.ITIMER_PROF, TICK_SECONDS, TICK_SECONDS)
+        cleanup.callback(signal.setitimer, signal.ITIMER_PROF, 0)
+        bytes(2 * RESERVE_BYTES)  # without so much it is no use to begin
+        announce(options, endpoint, limits, ready)
         server.run()
-    for number in STOP_SIGNALS:  # Python ends without our handlers
+    for number in (*STOP_SIGNALS, signal.SIGUSR1):  # it ends without ours
         signal.signal(number, signal.SIG_IGN)
     log.info("stop")
 
@@ -2844,13 +2843,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.setLevel(logging.DEBUG)
     try:
         serve(options)
+        return 0
     except StartError as error:
         log.error("%s", error)
-        return 1
     except OSError as error:
         log.error("%s: %s", error.filename or "cannot go on", error.strerror)
-        return 1
-    return 0
+    except MemoryError:
+        log.error("there is no memory")
+    return 1
 
 
 if __name__ == "__main__":

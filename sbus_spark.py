@@ -609,7 +609,9 @@ def selects(pattern: str, key: str, own: str) -> bool:
         gid, uid, pid, prefix = own.encode("latin-1").split(b" ", 3)
         who = sbus.Credentials(int(gid), int(uid), int(pid))
         sbus.check_secret(wanted, who, prefix)
-        return sbus.secret_pattern_matches(wanted, name, who, prefix)
+        fits = sbus.fields_fit(name, who, prefix)
+        some = sbus.resolve(wanted, who, prefix)
+        return fits and any(sbus.pattern_matches(one, name) for one in some)
     except (ValueError, sbus.ProtocolError):
         return False  # no server may have stored it
 

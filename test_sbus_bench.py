@@ -33,7 +33,8 @@ class TestMeasuring:
         """It says what was measured, on what, and whether targets are met."""
         result = bench("--only", "memory", "--rounds", "1")
         assert (result.status, result.errors) == (0, "")
-        assert f"server: {sys.executable} {HERE}/sbus.py" in result.output
+        server = f"{sys.executable} {HERE.resolve()}/sbus.py"
+        assert f"server: {server}" in result.output
         lines = result.output.splitlines()
         verdicts = [line.split()[-1] for line in lines if line[:6] == "memory"]
         assert len(verdicts) == 2 and {*verdicts} <= {"ok", "MISSED"}

@@ -39,10 +39,13 @@ from testbed import (
     RealBus,
     child_process,
     connect,
+    freeze,
+    other_user,
     publications,
     publish,
     read_to_end,
     run,
+    thaw,
     wait_for,
 )
 
@@ -167,6 +170,23 @@ def new_unix_socket(
     return wire
 
 
+def told_of(**changes: int) -> str:
+    """Return what a start line tells of limits, memory, and the kernel."""
+    limits = sbus.Limits(**changes)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    max_clients = min(limits.max_clients, hard - sbus.DESCRIPTORS_KEPT)
+    limits = limits._replace(max_clients=max_clients)
+    told = ""
+    for name, value in limits._asdict().items():
+        if value != getattr(sbus.Limits(), name):
+            told += f" {sbus.option_of(name)[2:]}={value}"
+    told += f" memory<={sbus.describe_bytes(limits.memory_bytes_max())}"
+    with new_unix_socket() as wire:
+        if not sbus.refuse_descriptors(wire):
+            told += "; a client may make the bus wait for its descriptors"
+    return told
+
+
 def mode_of(path: Path) -> int:
     """Return the permissions of a file."""
     return stat.S_IMODE(os.lstat(path).st_mode)
@@ -197,7 +217,7 @@ class TestDefaultAddress:
         """[ADDR-1] [RUN-2] Without that directory there is no default."""
         monkeypatch.setattr(os, "getuid", lambda: 1000)
         monkeypatch.setattr(os, "environ", environment)
-        with pytest.raises(sbus.AddressError, match="use -a ADDRESS"):
+        with pytest.raises(sbus.StartError, match="use -a ADDRESS"):
             sbus.default_address()
 
     def test_server_takes_it(self, directory: Path) -> None:
@@ -260,7 +280,7 @@ class TestPath:
 
     def test_nul_byte(self, directory: Path) -> None:
         """[RUN-2] The kernel would cut the path there."""
-        with pytest.raises(sbus.AddressError, match="none NUL"):
+        with pytest.raises(sbus.StartError, match="none NUL"):
             sbus.Endpoint.open(f"{directory}/a\0b", 0o700, False)
         assert os.listdir(directory) == []
 
@@ -351,10 +371,10 @@ class TestAbstractAddress:
     def test_warning(self, directory: Path) -> None:
         """[RUN-14] The start line says that the name is no protection."""
         with RealBus(directory, address=ABSTRACT) as bus:
-            assert bus.log().endswith("; any user may connect\n")
+            assert bus.log().endswith(f"{told_of()}; any user may connect\n")
         user = str(os.getuid())
         with RealBus(directory, "-u", user, address=ABSTRACT) as bus:
-            assert bus.log().endswith("GiB\n")
+            assert bus.log().endswith(f"{told_of()}\n")
 
 
 class TestInheritedSocket:
@@ -462,7 +482,7 @@ class TestInheritedSocket:
         """[ADDR-2] [RUN-2] A server needs exactly one."""
         environment = {"LISTEN_FDS": count, "LISTEN_PID": str(os.getpid())}
         monkeypatch.setattr(os, "environ", environment)
-        with pytest.raises(sbus.AddressError, match=f"LISTEN_FDS is {count}"):
+        with pytest.raises(sbus.StartError, match=f"LISTEN_FDS is {count}"):
             sbus.inherited_address()
 
     def test_two_servers(self, directory: Path) -> None:
@@ -667,18 +687,16 @@ class TestOccupiedPath:
             assert statuses_of_rivals(path) == [0, 1, 1]
             assert os.listdir(directory) == []
 
-    def test_directory_that_cannot_be_read(
-        self, directory: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """[ADDR-9] It can do without a lock."""
-
-        def refuse(*_: object) -> int:
-            raise PermissionError
-
-        monkeypatch.setattr(os, "open", refuse)
-        endpoint = sbus.Endpoint.open(f"{directory}/bus", 0o700, False)
-        assert os.listdir(directory) == ["bus"]
-        endpoint.close()
+    def test_directory_that_cannot_be_read(self, directory: Path) -> None:
+        """[ADDR-9] [ADDR-10] It can do without a lock."""
+        directory.chmod(0o333)
+        with other_user():
+            with pytest.raises(PermissionError):
+                os.listdir(directory)
+            endpoint = sbus.Endpoint.open(f"{directory}/bus", 0o700, False)
+            connect(endpoint.address).wire.close()
+            endpoint.close()
+        directory.chmod(0o755)
         assert os.listdir(directory) == []
 
     def test_lock_is_awaited(
@@ -733,6 +751,26 @@ class TestOccupiedPath:
             with RealBus(directory):
                 assert bus.stop() == 0
                 assert is_served(directory / "bus")
+        assert os.listdir(directory) == ["log"]
+
+    def test_path_of_the_next_server_without_a_lock(
+        self, directory: Path
+    ) -> None:
+        """[ADDR-9] [ADDR-10] Nor if somebody keeps both from the lock.
+
+        The number of a file that is removed is given to the next one.
+        """
+        lock = os.open(directory, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with RealBus(directory) as bus:
+            bus.process.terminate()
+            wait_for(lambda: sbus.is_stale(bus.path))
+            freeze(bus)  # while it waits for the lock
+            with RealBus(directory, "-r"):
+                thaw(bus)
+                assert bus.process.wait(SECONDS_MAX) == 0
+                assert is_served(directory / "bus")
+        os.close(lock)
         assert os.listdir(directory) == ["log"]
 
     def test_path_is_gone(self, directory: Path) -> None:
@@ -833,11 +871,12 @@ class TestOptions:
     @pytest.mark.parametrize(
         "value", ["0", "-1", "", "x", "0x10", "1e3", "1_0", " 1", "٣", "nan"]
     )
-    @pytest.mark.parametrize("option", [row[0] for row in sbus.LIMIT_OPTIONS])
+    @pytest.mark.parametrize("name", sbus.LIMITS)
     def test_wrong_limit(
-        self, caplog: pytest.LogCaptureFixture, option: str, value: str
+        self, caplog: pytest.LogCaptureFixture, name: str, value: str
     ) -> None:
         """[LIMIT-8] [RUN-1] Zero, less than zero, or no number."""
+        option = sbus.option_of(name)
         with pytest.raises(SystemExit) as exited:
             sbus.parse_options([f"{option}={value}"])
         assert exited.value.code == 2
@@ -851,38 +890,46 @@ class TestOptions:
         """[LIMIT-8] [RUN-1] Only seconds have fractions, but not 0.0."""
         assert "is neither a" in refusal(2, "-a", "bus", argument)
 
-    @pytest.mark.parametrize("option, unit, field", sbus.LIMIT_OPTIONS)
-    def test_no_limit(self, option: str, unit: str, field: str) -> None:
+    @pytest.mark.parametrize("name", sbus.LIMITS)
+    def test_no_limit(self, name: str) -> None:
         """[LIMIT-8] `unlimited` is a word for what no client can reach."""
-        options = sbus.parse_options([option, "unlimited"])
-        assert getattr(options, field) >= sys.maxsize
+        options = sbus.parse_options([sbus.option_of(name), "unlimited"])
+        assert getattr(options, name) >= sys.maxsize
+
+    def test_packets_without_a_limit(self, directory: Path) -> None:
+        """[LIMIT-9] [RUN-1] That no kernel could hold: one line."""
+        options = ("-a", "bus", "--max-packet", "unlimited")
+        line = refusal(1, *options, cwd=directory)
+        what = "the kernel takes no packet of that size"
+        assert line == f"sbusd: --max-packet: {what}\n"
+        assert os.listdir(directory) == []
 
     def test_bound_of_memory(self, directory: Path) -> None:
         """[RUN-14] The start line says what follows from the limits."""
-        options = ("--max-clients", "10", "--max-bus-backlog", "1000000")
+        options = ("--max-clients=10", "--max-bus-backlog=1000000")
         with RealBus(directory, *options) as bus:
-            assert " memory<=8702KiB\n" in bus.log()
+            told = told_of(max_clients=10, max_bus_backlog=1_000_000)
+            assert bus.log().endswith(f"{told}\n")
         with RealBus(directory, "--max-bus-backlog", "unlimited") as bus:
-            assert " memory<=unlimited\n" in bus.log()
+            assert " memory<=unlimited" in bus.log()
 
-    @pytest.mark.parametrize("option, unit, field", sbus.LIMIT_OPTIONS)
-    def test_limit(self, option: str, unit: str, field: str) -> None:
+    @pytest.mark.parametrize("name", sbus.LIMITS)
+    def test_limit(self, name: str) -> None:
         """[LIMIT-8] Above zero it is taken."""
-        options = sbus.parse_options([option, "007"])
-        limits = {name: getattr(options, name) for name in LIMITS._fields}
-        assert limits == {**LIMITS._asdict(), field: 7}
+        options = sbus.parse_options([sbus.option_of(name), "007"])
+        limits = {each: getattr(options, each) for each in LIMITS._fields}
+        assert limits == {**LIMITS._asdict(), name: 7}
 
     def test_all_limits_have_options(self) -> None:
         """[LIMIT-8] Each of them, once."""
-        fields = [field for _, _, field in sbus.LIMIT_OPTIONS]
-        assert sorted(fields) == sorted(LIMITS._fields)
+        assert sorted(sbus.LIMITS) == sorted(LIMITS._fields)
 
     def test_limits_are_used(self, directory: Path) -> None:
         """[LIMIT-1] [LIMIT-8] [RUN-14] By the bus; the log names them."""
-        with RealBus(
-            directory, "--max-packet", "20", "--block-timeout", "2.5"
-        ) as bus:
-            assert " max-packet=20 block-timeout=2.5 memory<=" in bus.log()
+        options = ("--max-packet=20", "--block-timeout=2.5")
+        with RealBus(directory, *options, "--max-segments=2") as bus:
+            assert " max-packet=20 max-segments=2 " in bus.log()
+            assert " block-timeout=2.5 memory<=" in bus.log()
             with bus.connect() as peer:
                 peer.send(b"SUB k", publish(b"k", b"x" * 14))
                 assert peer.receive() == publish(b"k", b"x" * 14)
@@ -896,7 +943,7 @@ class TestOptions:
         """[LIMIT-9] [RUN-2] The kernel is asked at start."""
         line = refusal(1, "-a", "bus", "--max-packet", size)
         what = "the kernel takes no packet of that size"
-        assert line == f"sbusd: --max-packet {size}: {what}\n"
+        assert line == f"sbusd: --max-packet: {what}\n"
 
     def test_bundle_with_value(self, directory: Path) -> None:
         """[RUN-1] -fa ADDRESS is -f -a ADDRESS."""
@@ -1090,7 +1137,9 @@ class TestUnits:
             text=True,
             timeout=SECONDS_MAX,
         )
-        ours = [line for line in result.stdout.splitlines() if "sbus" in line]
+        newer = "'AcceptFileDescriptors'"  # unknown before systemd 258
+        lines = result.stdout.splitlines()
+        ours = [line for line in lines if "sbus" in line and newer not in line]
         assert ours == []
 
 
@@ -1107,7 +1156,7 @@ class TestDescriptors:
             assert resource.prlimit(bus.process.pid, kind) == (hard, hard)
 
     def test_limit_that_cannot_be_raised(
-        self, directory: Path, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """[RUN-6] The server goes on with what it has."""
 
@@ -1115,7 +1164,48 @@ class TestDescriptors:
             raise ValueError("not allowed to raise maximum limit")
 
         monkeypatch.setattr(resource, "setrlimit", refuse)
-        sbus.raise_descriptor_limit()
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 100))
+        max_clients = 64 - sbus.DESCRIPTORS_KEPT
+        limits = LIMITS._replace(max_clients=max_clients)
+        assert sbus.within_descriptors(LIMITS) == limits
+
+    @pytest.mark.parametrize("options, max_clients", [((), 48), ((3,), 3)])
+    def test_limit_of_clients(
+        self, directory: Path, options: tuple[int, ...], max_clients: int
+    ) -> None:
+        """[RUN-6] It is lowered, never raised; the start line names it."""
+        arguments = [f"--max-clients={option}" for option in options]
+        with (
+            RealBus(directory, *arguments, preexec_fn=allow(64)) as bus,
+            bus.clients(max_clients) as peers,
+        ):
+            assert f" max-clients={max_clients} memory<=" in bus.log()
+            for peer in peers:
+                assert peer.fence() == []
+            with bus.connect() as late:
+                assert late.is_disconnected()
+
+    @pytest.mark.parametrize("count", [16, 12])
+    def test_too_few(self, directory: Path, count: int) -> None:
+        """[RUN-6] [RUN-2] There must be some for clients."""
+        options: Any = {"cwd": directory, "preexec_fn": allow(count)}
+        line = refusal(1, "-a", "bus", **options)
+        what = "more than 16 are needed"
+        assert line == f"sbusd: ulimit -n is {count}; {what}\n"
+        assert os.listdir(directory) == []
+
+    def test_fewest(self, directory: Path) -> None:
+        """[RUN-6] One client is served with each option that takes some."""
+        options = ("--trace", f"{directory}/trace", "-v")
+        with (
+            RealBus(directory, *options, preexec_fn=allow(17)) as bus,
+            bus.connect() as peer,
+        ):
+            assert peer.fence() == []
+            with bus.connect() as late:
+                assert late.is_disconnected()
+            assert peer.fence() == []
+        assert "[CONN-3]" not in bus.log()
 
     @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
     def test_closed_standard_streams(
@@ -1149,6 +1239,12 @@ class TestDescriptors:
         assert done.returncode == 2
 
 
+def allow(count: int) -> Callable[[], None]:
+    """Return what lets a server have so many descriptors."""
+    limit = (count, count)
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
 class TestDaemon:
     def test_return(self, directory: Path) -> None:
         """[RUN-8] The socket serves and the pid file is written by then."""
@@ -1156,8 +1252,8 @@ class TestDaemon:
             assert is_served(directory / "bus")
             assert (directory / "pid").read_text() == f"{server.pid}\n"
             assert server.output == ""
-            start = f"sbusd: start {directory}/bus pid={server.pid} "
-            assert server.errors == f"{start}memory<=11GiB\n"
+            start = f"sbusd: start {directory}/bus pid={server.pid}"
+            assert server.errors == f"{start}{told_of()}\n"
         assert os.listdir(directory) == []
 
     def test_without_pid_file(self, directory: Path) -> None:
@@ -1307,7 +1403,7 @@ class TestPidFile:
         path = directory / "pid"
         monkeypatch.setattr(fcntl, "flock", lambda *_: path.unlink())
         with pytest.raises(sbus.StartError, match="has just removed"):
-            sbus.PidFile(str(path))
+            sbus.open_pid_file(str(path))
 
     def test_mode(self, directory: Path) -> None:
         """[RUN-9] Nobody else can open it, nor so keep its lock."""
@@ -1377,6 +1473,24 @@ class TestSignals:
         lost, out = "soft/discard=2 deaf=2", "BLOCK-8=1 PKT-2=1"
         assert caplog.messages[-1] == f"{totals} {lost} {out}"
 
+    def test_stop_among_questions(self, directory: Path) -> None:
+        """[RUN-10] [RUN-17] However many of them come, none hides it."""
+        for _ in range(8):
+            with RealBus(directory) as bus:
+                server = os.pidfd_open(bus.process.pid)
+
+                def ask_all_the_time(server: int = server) -> None:
+                    with contextlib.suppress(ProcessLookupError):
+                        while True:
+                            question = signal.SIGUSR1
+                            signal.pidfd_send_signal(server, question)
+
+                with child_process(ask_all_the_time):
+                    bus.wait_for_log("stats")
+                    assert bus.stop() == 0
+                os.close(server)
+            assert os.listdir(directory) == ["log"]
+
     def test_no_hang_up(self, directory: Path) -> None:
         """[RUN-10] SIGHUP stays ignored, as nohup wants it."""
         command = ["nohup", sys.executable, str(HERE / "sbus.py"), "-a"]
@@ -1431,6 +1545,24 @@ class TestSignals:
                 peer.send(b"SUB busy")
                 assert peer.receive() == publish(b"busy")
             assert bus.stop() == 0
+
+    def test_pause_of_a_holder(self, directory: Path) -> None:
+        """[BLOCK-16] Time in which the server stood still does not count."""
+        packets = publications(2_000)
+        with (
+            RealBus(directory, "-v", "--block-timeout", "1") as bus,
+            bus.clients(3) as (reader, sender, other),
+        ):
+            reader.send(b"SUB k", b"CMSG blocking/soft/block")
+            reader.fence()
+            with child_process(lambda: sender.send(*packets)):
+                bus.wait_for_log("paused for client=1 ")
+                freeze(bus)  # while we, the reader, stand still as well
+                time.sleep(2.2)
+                thaw(bus)
+                assert other.fence() == []
+                assert [reader.receive() for _ in packets] == packets
+            assert reader.fence() == []
 
     def test_other_signals(self, directory: Path) -> None:
         """[RUN-10] A pause, and signals that are none of its business."""
@@ -1512,8 +1644,8 @@ class TestLog:
             peer.send(b"SUB k", publish(b"k"), b"UNSUB k", b"UNSUB k")
             peer.send(b"CMSG unknown", b"CMSG echo/off")
             peer.fence()
-        start = f"sbusd: start {bus.path} pid={bus.process.pid} "
-        assert bus.log() == f"{start}memory<=11GiB\nsbusd: stop\n"
+        start = f"sbusd: start {bus.path} pid={bus.process.pid}"
+        assert bus.log() == f"{start}{told_of()}\nsbusd: stop\n"
 
     @pytest.mark.parametrize("option", ["-f", "-v"])
     def test_hostile_bytes(self, directory: Path, option: str) -> None:
@@ -1591,7 +1723,7 @@ class TestLog:
     ) -> None:
         """[RUN-14] With -v those of flood control are named, too."""
         caplog.set_level(logging.DEBUG, "sbus")
-        kernel = FakeKernel(sbus.Limits(backlog_bytes_max=200))
+        kernel = FakeKernel(sbus.Limits(max_backlog=200))
         kernel.bus.observers.append(sbus.Narrator())
         reader = kernel.connect(pid=1)
         sender = kernel.connect(pid=2)
@@ -1664,6 +1796,19 @@ class TestBlockedLog:
             text = pipe.read()
         assert 0 < text.count(b"\n") < 4_000
         assert re.fullmatch(b"(sbusd: [ -~]+\n)+", text)
+
+    def test_terminal_that_nobody_reads(self, directory: Path) -> None:
+        """[RUN-16] The bus goes on; it says that it has room, and waits."""
+        reader, terminal = os.openpty()
+        path = f"{directory}/bus"
+        with started("-va", path, stderr=terminal) as output:
+            os.close(terminal)
+            read_to_end(output)
+            with connect(path) as peer:
+                peer.send(*publications(2_000))
+                assert peer.fence() == []
+        with os.fdopen(reader, "rb", 0) as screen:
+            assert screen.read(13) == b"sbusd: start "
 
     @pytest.mark.parametrize("status, argument", [(1, "--trace=/"), (2, "-x")])
     def test_full_pipe_at_the_start(
@@ -1752,7 +1897,7 @@ class TestTraceEvents:
     def test_every_kind(self, directory: Path) -> None:
         """[TRACE-1] [TRACE-2] All events, their fields and their order."""
         path = directory / "trace"
-        limits = sbus.Limits(backlog_bytes_max=200)
+        limits = sbus.Limits(max_backlog=200)
         with traced(path, limits=limits) as (kernel, _):
             reader = kernel.connect(uid=1000, gid=100, pid=11)
             sender = kernel.connect(uid=1001, gid=101, pid=12)

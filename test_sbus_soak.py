@@ -51,6 +51,7 @@ from testbed import (
     publications,
     publish,
     read_to_end,
+    seqpacket,
     wait_for,
 )
 
@@ -202,21 +203,51 @@ class TestUsers:
 # =============================================================================
 
 
-def few_descriptors() -> None:
-    """Let a server have only a few descriptors."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+def allow_descriptors(bus: RealBus, count: int) -> None:
+    """Let a server have fewer descriptors than it was started with."""
+    resource.prlimit(bus.process.pid, resource.RLIMIT_NOFILE, (count, count))
 
 
 class TestNoDescriptors:
     """T7: clients go on while many more wait; some of these get in later."""
 
+    @needs_root
+    @pytest.mark.parametrize("count", [64, 300])
+    def test_one_user(self, directory: Path, count: int) -> None:
+        """[RUN-6] [LIMIT-16] Who takes all there are leaves some for root."""
+        ready, done = os.pipe()
+
+        def allow() -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+
+        def crowd_in() -> None:
+            peers = [connect(bus.path) for _ in range(500)]
+            os.write(done, b"1")
+            signal.pause()
+            del peers
+
+        with (
+            descriptors_allowed(1_000),
+            RealBus(directory, "-go", preexec_fn=allow) as bus,
+            attack(crowd_in),
+        ):
+            os.close(done)
+            most = count - sbus.DESCRIPTORS_KEPT
+            assert f" max-clients={most} memory<=" in bus.log()
+            assert os.read(ready, 1)
+            for _ in range(10):
+                with bus.connect() as root:
+                    assert root.fence() == []
+        os.close(ready)
+
     def test_stop(self, directory: Path) -> None:
         """[CONN-3] [RUN-12] A stop finds the listening socket at rest."""
         with (
-            RealBus(directory, preexec_fn=few_descriptors) as bus,
+            RealBus(directory) as bus,
             bus.connect() as reader,
             bus.connect() as sender,
         ):
+            allow_descriptors(bus, 64)
             reader.send(b"SUB k")
             reader.fence()
             sender.send(*publications(1_000))
@@ -232,10 +263,11 @@ class TestNoDescriptors:
         count = 500
         with (
             descriptors_allowed(1_000),
-            RealBus(directory, "-go", preexec_fn=few_descriptors) as bus,
+            RealBus(directory, "-go") as bus,
             bus.clients(48) as peers,
             Pair(bus) as pair,
         ):
+            allow_descriptors(bus, 64)
             for peer in peers:
                 peer.send(b"SUB all")
                 peer.fence()
@@ -334,6 +366,86 @@ def flood_of_large_packets(path: str) -> None:
     flood.run()
 
 
+class Exhaustion:
+    """Deep patterns, and messages that nobody reads, until memory is full."""
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path = path
+        self.packets = size // 400_000 + 10  # large ones that fill it
+        self.random = random.Random(8)
+        self.stack = contextlib.ExitStack()
+
+    def run(self) -> None:
+        """Fill the memory up to any point, and ask for some more."""
+        for number in range(either(20, 3)):
+            with self.stack:
+                packets = self.packets
+                if number:
+                    packets = self.random.randrange(packets)
+                self.fill(packets)
+
+    def connect(self) -> Peer:
+        """Connect a client that can send large packets."""
+        peer = self.stack.enter_context(connect(self.path))
+        peer.wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MEBIBYTE)
+        return peer
+
+    def send(self, peer: Peer, packet: bytes) -> None:
+        """Send a packet, unless the server has disconnected the client."""
+        with contextlib.suppress(OSError):
+            peer.send(packet)
+
+    def fill(self, packets: int) -> None:
+        """Have four clients not read, and four subscribe meanwhile."""
+        stuck, deep = ([self.connect() for _ in range(4)] for _ in range(2))
+        publisher = self.connect()
+        for peer in stuck:
+            self.send(peer, b"SUB flood")
+        for _ in range(packets):
+            self.send(publisher, publish(b"flood", bytes(400_000)))
+        for index in range(63):
+            for number, peer in enumerate(deep):
+                segments = [b"x" * 60] * 64
+                segments[index] = b"x" * number + b"*"
+                self.send(peer, b"SUB " + b"/".join(segments))
+            for size in self.random.choices(FLOOD_BYTES, k=8):
+                self.send(publisher, publish(b"flood", bytes(size)))
+        key = b"/".join([b"x" * 60] * 63)
+        for number in range(300):
+            self.send(publisher, publish(key + b"/%d" % number))
+
+
+def is_served_in(directory: Path, size: int) -> bool:
+    """Return whether a server can start with so many bytes; let it run out.
+
+    It must be alive afterwards.
+    """
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+    (directory / "log").unlink(missing_ok=True)
+    options = ("-r", "--max-backlog", "unlimited")
+    try:
+        bus = RealBus(directory, *options, preexec_fn=limit)
+    except AssertionError:
+        return False
+    with bus:
+        try:
+            bus.connect().wire.close()
+        except OSError:
+            assert bus.process.wait(SECONDS_MAX) == 1
+            return False
+        with child_process(Exhaustion(bus.path, size).run) as child:
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        with bus.connect() as peer:
+            assert peer.fence() == []
+        assert bus.stop() == 0
+    assert "[CONN-12] there is no memory" in bus.log()
+    assert "Traceback" not in bus.log()
+    return True
+
+
 class TestMemory:
     """T8: what the clients of a user make grow has a bound, and is freed.
 
@@ -407,10 +519,22 @@ class TestMemory:
             most = kibibytes(bus.process.pid, "VmHWM") << 10
             assert most <= base + self.SPARE + self.QUOTA * 12 // 10
 
+    def test_no_memory_is_left(self, directory: Path) -> None:
+        """[CONN-12] [RUN-12] Of as much as it can start with, or of more."""
+        started = 0
+        for mebibytes in [*range(16, 48, either(1, 2)), 64, 96, 128]:
+            size = mebibytes * MEBIBYTE
+            try:
+                started += is_served_in(directory, size)
+            except AssertionError as error:
+                what = f"in {mebibytes} MiB: {error}"
+                raise AssertionError(what) from error
+        assert started > 5
+
     @pytest.mark.parametrize("mode", [*sbus.SOFT_MODES, *sbus.HARD_MODES])
     def test_nothing_is_kept(self, mode: bytes) -> None:
         """[CONN-10] Of clients that have gone, in whatever mode they were."""
-        kernel = FakeKernel(sbus.Limits(backlog_bytes_max=1_000))
+        kernel = FakeKernel(sbus.Limits(max_backlog=1_000))
         sender = kernel.connect()
         before = self.kept()
         for order in (b"queue", b"stack", b"random"):
@@ -434,9 +558,7 @@ class TestMemory:
     def test_publishers_that_leave_at_once(self, uid: int) -> None:
         """[BLOCK-21] They are not paused, and still limited."""
         most = 100_000
-        limits = sbus.Limits(
-            user_backlog_bytes_max=most, bus_backlog_bytes_max=most
-        )
+        limits = sbus.Limits(max_user_backlog=most, max_bus_backlog=most)
         kernel = FakeKernel(limits)
         reader = kernel.connect(uid=uid)
         reader.wire.room = 0
@@ -480,20 +602,58 @@ class TestMemory:
 # =============================================================================
 
 
+with seqpacket() as _wire:
+    CAN_REFUSE = sbus.refuse_descriptors(_wire)
+
+
+def pass_descriptors(peer: Peer, packet: bytes, passed: list[int]) -> bool:
+    """Send a packet with descriptors; return whether the kernel took it.
+
+    One that can refuse it must do so.
+    """
+    rights = struct.pack(f"{len(passed)}i", *passed)
+    ancillary = (socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)
+    try:
+        peer.wire.sendmsg([packet], [ancillary])
+    except PermissionError:
+        assert CAN_REFUSE
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def lingering() -> Iterator[socket.socket]:
+    """Give a socket that keeps whoever closes it last for an hour.
+
+    Only the end of the other side, here in the end, is sooner.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        wire = socket.create_connection(listener.getsockname())
+        peer, _ = listener.accept()
+    with wire, peer:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                wire.send(bytes(1 << 16), socket.MSG_DONTWAIT)
+        linger = struct.pack("ii", 1, 3_600)
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        yield wire
+
+
 class TestHostileClients:
     """T9: whatever a client does to its own sockets, the others go on."""
 
     def test_crashes_while_publishing(self, directory: Path) -> None:
         """[CONN-6] What the kernel took arrives, in order, without a gap."""
         count = 20
-        taken = mmap.mmap(-1, 8 * count)  # by the kernel, of each publisher
+        shared = mmap.mmap(-1, 8 * count)
+        taken = memoryview(shared).cast("q")  # of each, by the kernel
 
         def publish_all_the_time() -> None:
             peers = [connect(bus.path) for _ in range(count)]
             for number in itertools.count(1):
                 for index, peer in enumerate(peers):
                     peer.send(publish(b"crash", b"%d %d" % (index, number)))
-                    struct.pack_into("q", taken, 8 * index, number)
+                    taken[index] = number
 
         with (
             RealBus(directory, "-go") as bus,
@@ -505,7 +665,7 @@ class TestHostileClients:
             pair.talk(1)
             before = descriptors(bus)
             for _ in range(either(200, 10)):
-                taken[:] = bytes(len(taken))
+                shared[:] = bytes(8 * count)
                 heard: Counter[int] = Counter()
                 with attack(publish_all_the_time):
                     packets = [reader.receive() for _ in range(200)]
@@ -518,8 +678,7 @@ class TestHostileClients:
                     heard[index] += 1
                     assert number == heard[index], "out of order, or a gap"
                 for index in range(count):
-                    (number,) = struct.unpack_from("q", taken, 8 * index)
-                    assert number <= heard[index] <= number + 1
+                    assert taken[index] <= heard[index] <= taken[index] + 1
                 pair.talk(1)
 
     def test_descriptors_are_passed(self, directory: Path) -> None:
@@ -532,14 +691,65 @@ class TestHostileClients:
             peer.send(b"SUB k")
             peer.fence()
             before = descriptors(bus)
-            rights = struct.pack("i", file.fileno()) * 253
-            for _ in range(100):
-                peer.wire.sendmsg(
-                    [publish(b"k")],
-                    [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)],
-                )
-                assert peer.receive() == publish(b"k")
+            for packet in publications(100):
+                if not pass_descriptors(peer, packet, [file.fileno()] * 253):
+                    peer.send(packet)
+                assert peer.receive() == packet
             assert descriptors(bus) == before
+
+    @pytest.mark.parametrize("is_inherited", [False, True])
+    def test_descriptor_that_takes_an_hour_to_close(
+        self, directory: Path, is_inherited: bool
+    ) -> None:
+        """[CONN-7] The server never has it, or its start line warns of it."""
+        with contextlib.ExitStack() as stack:
+            options: dict[str, Any] = {}
+            if is_inherited:
+                listener = stack.enter_context(seqpacket())
+                listener.bind(str(directory / "bus"))
+                listener.listen()
+                number = listener.fileno()
+                options["address"] = f"/dev/fd/{number}"
+                options["pass_fds"] = [number]
+            bus = stack.enter_context(RealBus(directory, **options))
+            if not CAN_REFUSE:
+                assert "this kernel wait [CONN-7]" in bus.log()
+                return
+            peer, other = stack.enter_context(bus.clients(2))
+            wire = stack.enter_context(lingering())
+            peer.send(b"SUB k")
+            peer.fence()
+            if pass_descriptors(peer, publish(b"k"), [wire.fileno()]):
+                wire.close()  # so that the server has the last one
+            assert other.fence() == []
+            assert peer.fence() == []
+
+    def test_one_shots(self, directory: Path) -> None:
+        """[CONN-6] [LIMIT-11] Who connects, speaks and leaves is heard."""
+        count, readers = either((10_000, 300), (2_000, 100))
+        packets = publications(count)
+        ready, done = os.pipe()
+
+        def speak() -> None:
+            for packet in packets:
+                with connect(bus.path) as peer:
+                    peer.send(packet)
+
+        def listen() -> None:
+            peers = [connect(bus.path) for _ in range(readers)]
+            for peer in peers:
+                peer.send(b"SUB k")
+                peer.fence()
+            with child_process(speak):
+                for packet in packets:
+                    for peer in peers:
+                        assert peer.receive() == packet
+            os.write(done, b"1")
+
+        with RealBus(directory, "-go") as bus, attack(listen):
+            os.close(done)
+            assert os.read(ready, 1)
+        os.close(ready)
 
     def test_visitors_that_do_not_wait(self, directory: Path) -> None:
         """[CONN-3] [CONN-6] They leave before they are let in."""
@@ -575,7 +785,7 @@ class TestHostileClients:
                 os.close(done)
                 assert os.read(ready, 1)
                 pair.talk(100)
-                most = before + sbus.Limits().user_clients_max
+                most = before + sbus.Limits().max_user_clients
                 wait_for(lambda: descriptors(bus) == most)
                 pair.talk(100)
                 assert descriptors(bus) == most

@@ -83,7 +83,7 @@ def spark(
 
 def kernel_trace(path: Path) -> list[Event]:
     """Return the trace of a server with clients of every kind."""
-    kernel = FakeKernel(sbus.Limits(backlog_bytes_max=2_000))
+    kernel = FakeKernel(sbus.Limits(max_backlog=2_000))
     trace = sbus.Trace(
         str(path), False, {"version": "1", "address": "", "cred_prefix": ""}
     )

@@ -277,7 +277,7 @@ class TestVectors:
             expected = (case.packet_kind, case.key, case.payload)
             try:
                 assert sbus.parse_packet(case.packet) == expected, case
-            except sbus.PacketError:
+            except sbus.ProtocolError:
                 assert case.packet_kind == "invalid", case
 
     def test_of_packets_agree_with_the_syntax(self) -> None:

@@ -239,6 +239,7 @@ class FakeKernel:
         **options: Any,
     ) -> None:
         self.now = 0.0
+        self.listener: Any
         self.numbers = iter(range(10, 1 << 30))
         self.listener = FakeListener()
         self.selector = FakeSelector()

@@ -53,10 +53,12 @@ VECTORS = SPEC / "vectors"
 # Why no example shows a rule, by rule or by family
 NOT_VISIBLE = {
     "LIMIT-8": "about starting a server, not about a client of one",
+    "LIMIT-18": "a race: a real server judges before the packet comes",
     "LIMIT-9": "about starting a server, not about a client of one",
     "CONN-3": "shows only when the server has no descriptor left",
     "CONN-5": "about time: no client can tell how long a turn was",
     "CONN-19": "about time: no client can tell whom it waited for",
+    "CONN-20": "about time: no client can tell how long a send took",
     "CONN-7": "no client can tell what became of a descriptor",
     "CONN-9": "shows only when the kernel has no memory left",
     "CONN-13": "the log does not go to clients",
