@@ -36,20 +36,18 @@ is a byte.  It needs PySpark 4.2 and Java 17 or later.
 Licence: ISC, see LICENSE.
 """
 
+from .cli import main, parse, run
 from .common import InputError, JavaError, PipelineError
 from .launch import find_java, session
 from .trace import (
     audit,
     in_order,
     ingest,
-    main,
     page,
-    parse,
     read_capture,
     read_table,
     read_trace,
     replay,
-    run,
     summarize,
 )
 
