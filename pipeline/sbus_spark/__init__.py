@@ -39,17 +39,10 @@ Licence: ISC, see LICENSE.
 from .cli import main, parse, run
 from .common import InputError, JavaError, PipelineError
 from .launch import find_java, session
-from .trace import (
-    audit,
-    in_order,
-    ingest,
-    page,
-    read_capture,
-    read_table,
-    read_trace,
-    replay,
-    summarize,
-)
+from .playback import in_order, replay
+from .render import page
+from .report import summarize
+from .trace import audit, ingest, read_capture, read_table, read_trace
 
 __version__ = "0.1.0"
 __all__ = [

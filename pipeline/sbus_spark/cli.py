@@ -27,19 +27,18 @@ from sbus_client import SbusError as ClientError
 
 from .common import InputError, PipelineError, check_there, printable, rows_of
 from .launch import session
+from .playback import in_order, replay
+from .render import page
+from .report import summarize
 from .trace import (
     BREACHES,
     NO_TABLE,
     Folders,
     audit,
     check_traces,
-    in_order,
     ingest,
-    page,
     read_table,
     read_trace,
-    replay,
-    summarize,
 )
 
 SHOWN_MAX = 1_000  # breaches; -o writes all

@@ -1,0 +1,53 @@
+"""Replay: the messages of a table, published again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from sbus_client import Client
+
+from .common import SECOND, progress
+from .trace import selects
+
+
+def in_order(table: DataFrame, patterns: Sequence[str] = ()) -> DataFrame:
+    """Return the messages that patterns select, in the order recorded.
+
+    | column | type | unit |
+    |---|---|---|
+    | t | long | nanoseconds since 1970 |
+    | key | string | |
+    | data | binary | payload |
+    """
+    if patterns:
+        keys = table.select("key").distinct()
+        wanted = F.array(*(F.lit(text) for text in patterns))
+        chosen = keys.withColumn("pattern", F.explode(wanted)).filter(
+            selects("pattern", "key", F.lit(""))
+        )
+        table = table.join(chosen.select("key"), "key", how="left_semi")
+    return table.orderBy("t", "host", "rec", "n").select("t", "key", "data")
+
+
+def replay(rows: DataFrame, bus: Client, speed: float | None) -> int:
+    """Publish messages in order; return how many.
+
+    *speed* is how many times as fast as they came, None for at once.
+    """
+    count = 0
+    for row in rows.toLocalIterator(prefetchPartitions=True):
+        if not count:
+            started, first = time.monotonic(), row["t"]
+        if speed is not None:
+            due = started + (row["t"] - first) / SECOND / speed
+            time.sleep(max(0.0, due - time.monotonic()))
+        bus.publish(row["key"].encode("latin-1"), bytes(row["data"]))
+        count += 1
+        if count % 1_000 == 0:
+            progress(f"{count} messages")
+    bus.sync()
+    return count

@@ -1,0 +1,115 @@
+"""Reports: the traffic in a table, in numbers.
+
+What reaches the driver is a few rows, however large the table: at most
+BUCKETS_MAX of time, KEYS_MAX of keys, GAPS_MAX of gaps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from .common import DAY, SECOND, InputError, rows_of
+
+BUCKETS_MAX = 120
+KEYS_MAX = 20
+GAPS_MAX = 100
+BUCKET_SECONDS = (1, 2, 5, 10, 30, 60, 300, 900, 3_600, 21_600, 86_400)
+
+
+def traffic(table: DataFrame, *by: Column | str) -> DataFrame:
+    """Return how much traffic there was, by whatever columns.
+
+    | column | type | unit |
+    |---|---|---|
+    | those of *by* | | |
+    | messages | long | messages |
+    | bytes | long | bytes of payload |
+    | p50, p99, largest | long | bytes of payload of a message |
+    | first, last | long | nanoseconds since 1970 |
+    """
+    sizes = F.percentile_approx("size", [0.5, 0.99], 1_000)
+    return (
+        table.groupBy(*by)
+        .agg(
+            F.count(F.lit(1)).alias("messages"),
+            F.sum("size").alias("bytes"),
+            sizes.alias("sizes"),
+            F.max("size").alias("largest"),
+            F.min("t").alias("first"),
+            F.max("t").alias("last"),
+        )
+        .withColumns({"p50": F.col("sizes")[0], "p99": F.col("sizes")[1]})
+        .drop("sizes")
+    )
+
+
+def recordings(table: DataFrame) -> DataFrame:
+    """Return the runs of recorders.
+
+    | column | type | unit |
+    |---|---|---|
+    | host, rec | string | the run |
+    | messages | long | messages |
+    | lost | long | numbers that are not there |
+    """
+    lost = F.max("n") - F.count_distinct("n")
+    return table.groupBy("host", "rec").agg(
+        F.count(F.lit(1)).alias("messages"), lost.alias("lost")
+    )
+
+
+def gaps(table: DataFrame) -> DataFrame:
+    """Return where the numbers of a recorder's run do not go on.
+
+    | column | type | unit |
+    |---|---|---|
+    | host, rec | string | the run |
+    | after | long | the number before the gap |
+    | lost | long | messages |
+    | t | long | nanoseconds since 1970, of the first message after it |
+    """
+    in_run = Window.partitionBy("host", "rec").orderBy("n")
+    lossy = recordings(table).filter(F.col("lost") > 0).select("host", "rec")
+    return (
+        table.select("host", "rec", "n", "t")
+        .join(lossy, ["host", "rec"], how="left_semi")
+        .withColumn("after", F.lag("n", 1, 0).over(in_run))
+        .withColumn("lost", F.col("n") - F.col("after") - 1)
+        .filter(F.col("lost") > 0)
+        .select("host", "rec", "after", "lost", "t")
+    )
+
+
+def bucket_seconds(first: int, last: int) -> int:
+    """Return how long the spans of a chart are, in seconds."""
+    for seconds in BUCKET_SECONDS:
+        if (last - first) / SECOND / seconds < BUCKETS_MAX:
+            return seconds
+    days = (last - first) // DAY
+    return 86_400 * (days // BUCKETS_MAX + 1)
+
+
+def summarize(table: DataFrame) -> dict[str, Any]:
+    """Return all that a report shows; times in nanoseconds since 1970."""
+    totals = rows_of(traffic(table))[0]
+    if not totals["messages"]:
+        raise InputError("the table is empty: there is nothing to report")
+    seconds = bucket_seconds(totals["first"], totals["last"])
+    width = seconds * SECOND
+    bucket = (F.col("t") - F.col("t") % width).alias("t")
+    busiest = traffic(table, "key").orderBy(F.desc("messages"), "key")
+    return {
+        "totals": totals,
+        "keys_total": table.select("key").distinct().count(),
+        "keys": rows_of(busiest.limit(KEYS_MAX)),
+        "hosts": rows_of(traffic(table, "host").orderBy("host").limit(1_000)),
+        "seconds": seconds,
+        "times": rows_of(traffic(table, bucket).orderBy("t")),
+        "lost": rows_of(recordings(table).agg(F.sum("lost").alias("lost")))[0][
+            "lost"
+        ],
+        "gaps": rows_of(gaps(table).orderBy("t").limit(GAPS_MAX)),
+    }
