@@ -36,13 +36,15 @@ is a byte.  It needs PySpark 4.2 and Java 17 or later.
 Licence: ISC, see LICENSE.
 """
 
+from .capture import read_capture
 from .cli import main, parse, run
 from .common import InputError, JavaError, PipelineError
 from .launch import find_java, session
 from .playback import in_order, replay
 from .render import page
 from .report import summarize
-from .trace import audit, ingest, read_capture, read_table, read_trace
+from .table import ingest, read_table
+from .trace import audit, read_trace
 
 __version__ = "0.1.0"
 __all__ = [

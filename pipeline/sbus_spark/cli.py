@@ -30,16 +30,8 @@ from .launch import session
 from .playback import in_order, replay
 from .render import page
 from .report import summarize
-from .trace import (
-    BREACHES,
-    NO_TABLE,
-    Folders,
-    audit,
-    check_traces,
-    ingest,
-    read_table,
-    read_trace,
-)
+from .table import NO_TABLE, Folders, ingest, read_table
+from .trace import BREACHES, audit, check_traces, read_trace
 
 SHOWN_MAX = 1_000  # breaches; -o writes all
 
