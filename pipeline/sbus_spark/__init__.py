@@ -44,7 +44,8 @@ from .playback import in_order, replay
 from .render import page
 from .report import summarize
 from .table import ingest, read_table
-from .trace import audit, read_trace
+from .trace import read_trace
+from .verdict import audit
 
 __version__ = "0.1.0"
 __all__ = [

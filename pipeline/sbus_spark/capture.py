@@ -1,4 +1,4 @@
-"""Captures: which of their lines are messages, and what is wrong with others."""
+"""Captures: which of their lines are messages, and why others are none."""
 
 from __future__ import annotations
 

@@ -25,13 +25,15 @@ from pyspark.sql import DataFrame, SparkSession
 from sbus_client import Client
 from sbus_client import SbusError as ClientError
 
+from .breaches import BREACHES
 from .common import InputError, PipelineError, check_there, printable, rows_of
 from .launch import session
 from .playback import in_order, replay
 from .render import page
 from .report import summarize
 from .table import NO_TABLE, Folders, ingest, read_table
-from .trace import BREACHES, audit, check_traces, read_trace
+from .trace import check_traces, read_trace
+from .verdict import audit
 
 SHOWN_MAX = 1_000  # breaches; -o writes all
 

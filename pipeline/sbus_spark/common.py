@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 
 class PipelineError(Exception):
-    """The base of all that this file raises on purpose."""
+    """The base of all that this package raises on purpose."""
 
 
 class JavaError(PipelineError):

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from sbus_client import Client
 
 from .common import SECOND, progress
-from .trace import selects
+from .deliveries import selects
 
 
 def in_order(table: DataFrame, patterns: Sequence[str] = ()) -> DataFrame:
