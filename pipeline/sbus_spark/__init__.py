@@ -11,7 +11,7 @@ makes of captures.  Each step is a function from DataFrame to DataFrame, and
 its docstring lists the columns that it returns.
 
     common      errors, columns, and text for people
-    launch      Java, the session, and the archive for workers
+    launch      Java, the session, and the archive of code for workers
     trace       read_trace, and what the events say of runs and clients
     deliveries  which were owed, which were made, where the two differ
     breaches    what is wrong, a row each

@@ -155,7 +155,7 @@ def path(text: str) -> str:
 def option_parser() -> OptionParser:
     """Return the parser of the command line."""
     parser = OptionParser(
-        prog="sbus_spark.py",
+        prog="sbus_spark",
         description="Keep and check the traffic of a bus, on Spark.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

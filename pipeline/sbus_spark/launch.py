@@ -1,9 +1,14 @@
-"""Java, and the Spark session."""
+"""Java, the Spark session, and the archive of code for its workers.
+
+Workers are other processes, on other hosts of a cluster: the code that they
+are to run goes to them as one archive, from which Python imports as it is.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib
 import os
 import re
@@ -14,13 +19,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
-
-import sbus
-import sbus_client
 
 from .common import JavaError
 
@@ -47,6 +50,7 @@ appender.none.name = none
 logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
 logger.shell.level = off
 """
+CODE = ("sbus_spark", "sbus", "sbus_client")  # what workers import of ours
 SETTINGS = {  # where nothing else is given
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
@@ -86,16 +90,23 @@ def find_java() -> str:
     raise JavaError(JAVA_WANTED)
 
 
+def scratch_folder() -> Path:
+    """Return a new folder that is removed when this process ends."""
+    scratch = Path(tempfile.mkdtemp(prefix="sbus-spark-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    return scratch
+
+
 def prepare_java() -> None:
     """Have PySpark start Java quietly, and on two gigabytes.
 
     Raises: JavaError.
     """
-    scratch = Path(tempfile.mkdtemp(prefix="sbus-spark-"))
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    java = shlex.quote(find_java())
+    scratch = scratch_folder()
     wrapper = scratch / "bin" / "java"
     wrapper.parent.mkdir()
-    wrapper.write_text(JAVA_WRAPPER.format(java=shlex.quote(find_java())))
+    wrapper.write_text(JAVA_WRAPPER.format(java=java))
     wrapper.chmod(0o755)
     log_settings = scratch / "log4j2.properties"
     log_settings.write_text(NO_LOG)
@@ -106,6 +117,29 @@ def prepare_java() -> None:
         "--driver-memory 2g --driver-java-options '-XX:+UseParallelGC"
         f" -Dlog4j2.configurationFile={log_settings}' pyspark-shell",
     )
+
+
+def write_archive(path: str | Path) -> None:
+    """Write an archive of this package, and what it needs beside PySpark."""
+    with zipfile.ZipFile(path, "w", strict_timestamps=False) as archive:
+        for name in CODE:
+            source = Path(str(importlib.import_module(name).__file__))
+            files, top = [source], source.parent
+            if source.name == "__init__.py":
+                files, top = sorted(top.rglob("*.py")), top.parent
+            for file in files:
+                archive.write(file, file.relative_to(top))
+
+
+@functools.cache
+def code_archive() -> Path:
+    """Return an archive of our code: where it is from, or one made for it."""
+    origin = Path(__file__).absolute().parents[1]
+    if origin.is_file():  # as of spark-submit --py-files
+        return origin
+    made = scratch_folder() / "sbus_spark-session.zip"
+    write_archive(made)
+    return made
 
 
 def session(name: str = "sbus") -> SparkSession:
@@ -129,6 +163,5 @@ def session(name: str = "sbus") -> SparkSession:
     if threading.current_thread() is threading.main_thread():
         # That of Spark calls Java, maybe in the middle of another call
         signal.signal(signal.SIGINT, handler)
-    for module in (sbus.__file__, sbus_client.__file__, __file__):
-        spark.sparkContext.addPyFile(str(module))
+    spark.sparkContext.addPyFile(str(code_archive()))
     return spark
