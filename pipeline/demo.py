@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Show the pipeline: a bus, traffic, a recording, its audit and its report.
 
-    python3 pipeline_demo.py
+    make demo
 
 All files go to build/demo, which is emptied first.  It takes about half a
-minute.  Licence: ISC, see LICENSE.
+minute.  Where sbus is not installed: PYTHONPATH=. python3 pipeline/demo.py.
+Licence: ISC, see LICENSE.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from pathlib import Path
 import sbus_spark
 from sbus_client import Client
 
-HERE = Path(__file__).parent
-FOLDER = HERE / "build" / "demo"
+TOP = Path(__file__).parents[1]
+FOLDER = TOP / "build" / "demo"
 SECONDS = 8.0  # of traffic
 
 
@@ -33,7 +34,7 @@ def start(*command: str) -> subprocess.Popen[bytes]:
     """Start one of our programs, and show how."""
     print("$ python3", shlex.join(command), "&", flush=True)
     return subprocess.Popen(
-        [sys.executable, str(HERE / command[0]), *command[1:]],
+        [sys.executable, str(TOP / command[0]), *command[1:]],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
@@ -41,7 +42,7 @@ def start(*command: str) -> subprocess.Popen[bytes]:
 
 def spark(*arguments: str) -> int:
     """Run a command of the pipeline, and show it; return its status."""
-    print("$ python3 sbus_spark.py", shlex.join(arguments), flush=True)
+    print("$ python3 pipeline/sbus_spark", shlex.join(arguments), flush=True)
     return sbus_spark.run(sbus_spark.parse(arguments))
 
 

@@ -39,7 +39,7 @@ Licence: ISC, see LICENSE.
 from .capture import read_capture
 from .cli import main, parse, run
 from .common import InputError, JavaError, PipelineError
-from .launch import find_java, session
+from .launch import find_java, session, write_archive
 from .playback import in_order, replay
 from .render import page
 from .report import summarize
@@ -66,4 +66,5 @@ __all__ = [
     "run",
     "session",
     "summarize",
+    "write_archive",
 ]
