@@ -1,0 +1,144 @@
+"""What the tests of the pipeline stand on: programs, and a real bus.
+
+The session of Spark is in pipeline_session.py, traces and captures without a
+bus are in pipeline_paper.py, and what is wrong with some in
+pipeline_plants.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import sbus_spark
+from pipeline_paper import Event
+from sbus_client import Client
+from testbed import RealBus, wait_for
+
+TOP = Path(__file__).parents[1]
+PROGRAM = (sys.executable, str(TOP / "pipeline" / "sbus_spark"))
+# Begins a script that imports sbus_spark.  PYTHONPATH would be inherited by
+# workers, which are to have the code by its archive
+PATHS = f"""
+import sys
+sys.path[:0] = {[str(TOP / "pipeline"), str(TOP)]}
+"""
+IS_SOAK = int(os.environ.get("SBUS_SOAK", "1")) > 1
+TIMEOUT = pytest.mark.timeout(1_200 if IS_SOAK else 600)
+
+
+def submit_arguments(master: str, folder: Path) -> str:
+    """Return how Spark is to run; in *folder* is what it leaves if killed."""
+    return (
+        f"--master {master} --driver-java-options -Djava.io.tmpdir={folder}"
+        f" --conf spark.executor.extraJavaOptions=-Djava.io.tmpdir={folder}"
+        f" --conf spark.local.dir={folder}"
+        " --conf spark.sql.shuffle.partitions=2"
+        " --conf spark.driver.host=127.0.0.1 pyspark-shell"
+    )
+
+
+def numbers(spark: SparkSession, table: Path) -> list[int]:
+    """Return the numbers of the messages in a table, in order."""
+    rows = sbus_spark.read_table(spark, str(table)).select("n").collect()
+    return sorted(row["n"] for row in rows)
+
+
+def wait_for_file(directory: Path, pattern: str) -> None:
+    """Return once there is a file; Spark is slow."""
+    for _ in range(9):
+        with contextlib.suppress(AssertionError):
+            return wait_for(lambda: any(directory.glob(pattern)))
+    raise AssertionError(f"there is no {pattern}")
+
+
+ASKED = {
+    "plain": (),
+    "silent": ("echo/off",),
+    "soft": ("blocking/soft/discard",),
+    "hard": ("blocking/soft/queue", "blocking/hard/discard"),
+    "stack": ("order/stack",),
+    "random": ("order/random",),
+    "leaver": (),
+    "reader": (),
+}
+KEYS = (b"a/1", b"a/2", b"b/c/1", b"a/3", b"b/", b"c", b"a/", b"b/c")
+
+
+def real_run(directory: Path, count: int) -> list[Event]:
+    """Trace and record a real bus with clients of every mode.
+
+    The files are directory/trace and directory/capture.  Return the trace.
+    """
+    trace, capture = directory / "trace", directory / "capture"
+    with contextlib.ExitStack() as stack:
+        bus = stack.enter_context(RealBus(directory, "--trace", str(trace)))
+        clients = {}
+        for name, controls in ASKED.items():
+            client = stack.enter_context(Client(bus.path))
+            for control in controls:
+                client.control(control)
+            for pattern in ("a/*", "a/*", "b/"):
+                client.subscribe(pattern)
+            client.sync()
+            clients[name] = client
+        clients["plain"].subscribe("!/cred////x")
+        recorder = stack.enter_context(start_recorder(bus.path, capture))
+        wait_for(lambda: '"blocking/soft/block"' in trace.read_text())
+        wait_for(lambda: '"pattern":""' in trace.read_text())
+        publish_all(clients, count)
+        recorder.send_signal(signal.SIGTERM)
+        assert recorder.wait(20) == 0
+        bus.stop()
+    return [json.loads(line) for line in trace.read_text().splitlines()]
+
+
+def start_recorder(address: str, capture: Path) -> subprocess.Popen[bytes]:
+    """Start a recorder of all public messages."""
+    command = [sys.executable, str(TOP / "sbus_client.py"), "-a", address]
+    return subprocess.Popen(
+        [*command, "record", str(capture)], stderr=subprocess.DEVNULL
+    )
+
+
+def publish_all(clients: dict[str, Client], count: int) -> None:
+    """Publish through three clients in turn; most others never read."""
+    publishers = [clients[name] for name in ("plain", "silent", "soft")]
+    own = clients["plain"].whoami()
+    secret = b"!/cred/%d//%d/x" % (own.gid, own.pid)
+    for n in range(count):
+        key = secret if n % 100 == 7 else KEYS[n % len(KEYS)]
+        publishers[n % 3].publish(key, b"%d" % n)
+        if n % 100 == 0:  # who reads these gets all that is for them
+            for name in ("plain", "silent", "reader"):
+                clients[name].sync()
+        if n == count // 2:
+            clients["leaver"].close()
+            clients["plain"].unsubscribe("b/")
+    for publisher in publishers:
+        publisher.sync()
+
+
+def command_line(*arguments: str) -> tuple[int, str]:
+    """Run a command in the session of the tests: its status and output."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        status = sbus_spark.run(sbus_spark.parse(arguments))
+    return status, output.getvalue()
+
+
+def plain_environment() -> dict[str, str]:
+    """Return an environment in which Spark starts as it does for a user."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name != "PYSPARK_SUBMIT_ARGS"
+    } | {"SPARK_LOCAL_IP": "127.0.0.1"}

@@ -1,0 +1,29 @@
+"""The Spark session of the tests: a plugin, so that all modules share one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+import sbus_spark
+from pipeline_bed import submit_arguments
+
+
+@pytest.fixture(scope="session")
+def spark(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[SparkSession]:
+    """Start Spark, once for all tests, on two cores."""
+    folder = tmp_path_factory.mktemp("spark")
+    arguments = submit_arguments("local[2]", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
+        patch.setenv("TMPDIR", str(folder))
+        try:
+            session = sbus_spark.session("test")
+        except sbus_spark.JavaError as error:
+            pytest.skip(str(error))
+        yield session
+        session.stop()

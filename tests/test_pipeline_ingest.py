@@ -1,0 +1,186 @@
+"""Tests of captures and tables."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline_paper import capture_line, write_segments
+
+pytest.importorskip("pyspark", reason="it needs Python 3.10")
+
+from pyspark.sql import SparkSession
+
+import sbus_spark.table
+from pipeline_bed import IS_SOAK, PATHS, TIMEOUT, numbers, wait_for_file
+
+pytest_plugins = "pipeline_session"
+pytestmark = TIMEOUT
+
+
+class TestIngest:
+    """Captures to tables."""
+
+    def test_each_line_once_and_bad_ones_aside(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """Segments that come later are added; those before stay."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 2)
+        (capture / ".R-000007.jsonl").write_text(capture_line(900))
+        (capture / "notes.txt").write_text(capture_line(901))
+        good = capture_line(1).strip()
+        foreign = (
+            '{"rec":"R","n":1',
+            '{"hello":1}',
+            "",
+            "null",
+            "[]",
+            f"[{good}]",
+            f"{good} x",
+            f"{good}{good}",
+            f"{good},{good}",
+            f"{good}]{good}",
+            f"{good},0]{good}",
+        )
+        bad = {
+            **dict.fromkeys(foreign, "not a JSON object of ours"),
+            capture_line(1, key=None).strip(): "missing or wrong: key",
+            capture_line(1, n="x").strip(): "missing or wrong: n",
+            capture_line(1, data="?").strip(): "data is not base64",
+            capture_line(1, size=9).strip(): "size is not data's",
+            capture_line(0).strip(): "n is out of range",
+            capture_line(1, n=1 << 60).strip(): "n is out of range",
+            capture_line(1, t=-1).strip(): "t is out of range",
+            capture_line(1, host="").strip(): "host is no name of a host",
+            capture_line(1, host="a\0").strip(): "host is no name of a host",
+            capture_line(
+                1, host="h" * 65
+            ).strip(): "host is no name of a host",
+            capture_line(1, key="\u0100").strip(): "key is not of bytes",
+        }
+        (capture / "bad.jsonl").write_text("\n".join(bad) + "\n")
+        args = (spark, str(capture), str(table))
+        assert sbus_spark.ingest(*args) == (200 + len(bad), len(bad))
+        assert numbers(spark, table) == list(range(1, 201))
+        aside = spark.read.json(str(table / "_quarantine")).collect()
+        assert {row["line"]: row["reason"] for row in aside} == bad
+        assert {Path(row["file"]).name for row in aside} == {"bad.jsonl"}
+        made = [table, *table.glob("[!_.]*"), *table.rglob("*/part-*")]
+        assert len(made) > 3
+        assert not any(path.stat().st_mode & 0o077 for path in made)
+        odd = " " + capture_line(202, key="{} }").replace(",", ",\t")
+        (capture / "late.jsonl").write_text(capture_line(201) + odd)
+        os.utime(capture / "late.jsonl", (1, 1))
+        assert sbus_spark.ingest(*args) == (2, 0)
+        assert numbers(spark, table) == list(range(1, 203))
+
+    def test_small_files_are_compacted(
+        self,
+        spark: SparkSession,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """What a kill leaves of a compaction is removed."""
+        monkeypatch.setattr(sbus_spark.table, "SEGMENTS_PER_BATCH", 1)
+        monkeypatch.setattr(sbus_spark.table, "BATCHES_MAX", 4)
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 6, 10)
+        sbus_spark.ingest(spark, str(capture), str(table))
+        folders = sorted(path.name for path in table.glob("day=*/*/batch=*"))
+        assert folders == ["batch=0-3", "batch=4", "batch=5"]
+        draft = next(table.glob("day=*/*/batch=4"))
+        draft.rename(draft.with_name("batch=2"))
+        (draft.parent / ".compact-0-3").mkdir()
+        sbus_spark.ingest(spark, str(capture), str(table))
+        left = sorted(path.name for path in draft.parent.iterdir())
+        assert left == ["batch=0-3", "batch=5"]
+
+    def test_a_kill_loses_and_repeats_nothing(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """Killed when it writes, when it compacts, and just after that."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 30, 500)
+        for moment in (
+            "_checkpoint/offsets/0",
+            "day=*/*/.compact-*",
+            "day=*/*/batch=*-*",
+        ):
+            with ingestion(capture, table) as process:
+                wait_for_file(table, moment)
+                assert process.poll() is None
+                os.killpg(process.pid, signal.SIGKILL)
+            if moment != "_checkpoint/offsets/0":
+                done = numbers(spark, table)  # before anything is mended
+                assert len(done) == len(set(done))
+        sbus_spark.ingest(spark, str(capture), str(table))
+        assert numbers(spark, table) == list(range(1, 15_001))
+
+    def test_killed_at_any_moment(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """At random ones: once, or 20 times in "make soak"."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 300, 30)
+        chosen = random.Random()
+        for _ in range(20 if IS_SOAK else 1):
+            seen = len(list(table.glob("_checkpoint/offsets/[0-9]*")))
+            with ingestion(capture, table) as process:
+                wait_for_file(table, f"_checkpoint/offsets/{seen}")
+                time.sleep(chosen.uniform(0, 2))
+                os.killpg(process.pid, signal.SIGKILL)
+        sbus_spark.ingest(spark, str(capture), str(table))
+        assert numbers(spark, table) == list(range(1, 9_001))
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_following_ends_at_a_signal(
+        self, number: int, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """With status 0, and what it has brought in is there."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 1)
+        with ingestion(capture, table, "--follow") as process:
+            wait_for_file(table, "_checkpoint/commits/0")
+            write_segments(capture, 2)
+            wait_for_file(table, "_checkpoint/commits/1")
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0 and b"Traceback" not in errors
+        assert output == b"200 messages ingested, 0 lines quarantined\n"
+        assert numbers(spark, table) == list(range(1, 201))
+
+
+INGEST = f"""
+{PATHS}
+from sbus_spark import main, table
+table.SEGMENTS_PER_BATCH, table.BATCHES_MAX = 1, 3
+table.FOLLOW_SECONDS = 0.1
+sys.exit(main(["ingest", *sys.argv[1:]]))
+"""
+
+
+@contextlib.contextmanager
+def ingestion(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Run an ingestion of a segment at a time, until this ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", INGEST, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)

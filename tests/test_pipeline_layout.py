@@ -1,0 +1,78 @@
+"""Tests of how the pipeline is laid out, and of how it is started."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+PIPELINE = Path(__file__).parents[1] / "pipeline"
+PACKAGE = PIPELINE / "sbus_spark"
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the modules that a file imports; those beside it with a dot."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add("." * node.level + str(node.module))
+    return found
+
+
+def test_a_module_imports_only_those_above_it() -> None:
+    """As __init__.py lists them; of the repository, two others."""
+    text = (PACKAGE / "__init__.py").read_text("utf-8")
+    listed = re.findall(r"^    (\w+) {2,}\w", text, re.MULTILINE)
+    modules = {path.stem for path in PACKAGE.glob("[!_]*.py")}
+    assert set(listed) == modules and len(listed) == len(modules)
+    ours = {path.stem for path in PIPELINE.parent.rglob("*.py")} - modules
+    for at, name in enumerate(listed):
+        found = imports_of(PACKAGE / f"{name}.py")
+        allowed = {f".{above}" for above in listed[:at]}
+        assert {one for one in found if one[0] == "."} <= allowed, name
+        assert found & ours <= {"sbus", "sbus_client"}, name
+
+
+def test_the_archive_has_all_that_is_imported(tmp_path: Path) -> None:
+    """And nothing else; it is imported as it is."""
+    pytest.importorskip("pyspark", reason="it needs Python 3.10")
+    from sbus_spark import write_archive
+
+    path = tmp_path / "code.zip"
+    write_archive(path)
+    with zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+    package = {f"sbus_spark/{file.name}" for file in PACKAGE.glob("*.py")}
+    assert names == package | {"sbus.py", "sbus_client.py"}
+    script = "import sbus_spark.launch as l; print(l.code_archive())"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{path}\n", done.stderr
+
+
+@pytest.mark.parametrize("how", [[str(PACKAGE)], ["-m", "sbus_spark"]])
+def test_started_by_its_path_and_by_its_name(
+    how: list[str], tmp_path: Path
+) -> None:
+    """From anywhere; by its path without having been installed."""
+    pytest.importorskip("pyspark", reason="it needs Python 3.10")
+    paths = [] if how[0] != "-m" else [str(PIPELINE), str(PIPELINE.parent)]
+    done = subprocess.run(
+        [sys.executable, *how, "--help"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": ":".join(paths)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith("usage: sbus_spark "), done.stderr
