@@ -173,6 +173,8 @@ class TestFiles:
         "file",
         [
             *sorted(HERE.glob("*.py")),
+            *sorted(HERE.glob("pipeline/**/*.py")),
+            *sorted(HERE.glob("tests/*.py")),
             *sorted(HERE.glob("spec/*.md")),
             HERE / "README.md",
         ],
