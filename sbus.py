@@ -1653,15 +1653,15 @@ class Server:
     ) -> Packet | None:
         """Send packets up to the first that the kernel refuses; return it."""
         send, ticks = client.wire.send, self.ticks
-        observers = self.bus.observers
+        watched = self.bus.observers or ticks  # one test for each packet
         packet = None
         try:
             for packet in packets:
                 send(packet)
-                if observers:
-                    observers.tell("sent", client, packet)
-                if ticks and len(ticks) > 1:
-                    return self._put_off(client, packets)
+                if watched:
+                    self.bus.observers.tell("sent", client, packet)
+                    if len(ticks) > 1:
+                        return self._put_off(client, packets)
         except (OSError, MemoryError) as error:
             self._take_refusal(client, error)
             return packet
