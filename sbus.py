@@ -898,7 +898,7 @@ class Backlog:
         self.ties = "queue"  # [ORDER-4] the last chosen of queue and stack
         self._line: deque[bytes | None] = deque()
         self._count = 0
-        self._sent = 0  # since all places were in use
+        self._sent = 0  # since the line was compact
         self._gone = 0  # places that the line had before its first
         self._ranks: dict[str, list[int]] = {}  # heaps, of each ties in use
 
@@ -930,7 +930,7 @@ class Backlog:
         self._sent += 1
         self.bytes = size
         if not size or self._sent > self._count + PLACES_KEPT:
-            self._close_ranks()
+            self._compact()
 
     def clear(self) -> list[bytes]:
         """Remove all packets and return them."""
@@ -940,8 +940,8 @@ class Backlog:
         self.bytes = self._count = self._sent = 0
         return packets
 
-    def _close_ranks(self) -> None:
-        """Give up the places of packets that have been sent."""
+    def _compact(self) -> None:
+        """Give up the places, and the ranks, of packets that were sent."""
         packets = [packet for packet in self._line if packet is not None]
         self._line = deque(packets)
         self._ranks.clear()
@@ -970,7 +970,7 @@ class Backlog:
     def _largest(self) -> int:
         """Return where in the line the first of the largest packets stands.
 
-        A heap is made once, and kept until the backlog is empty: a client
+        A heap is kept until as many packets were sent as are left: a client
         that changes its order at every packet costs no more than others.
         """
         heap = self._ranks.get(self.ties)
