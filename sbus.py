@@ -1406,14 +1406,14 @@ class Server:
         late = self._late
         if late:
             self._late = {}
-        for client, events in late.items():
-            self._serve(client, events)
+            for client, events in late.items():
+                self._serve(client, events)
         calls = []
-        for key, events in ready:
-            if not isinstance(key.data, Client):
-                calls.append(key.data)
-            elif key.data not in late:
-                self._serve(key.data, events)
+        for (_, _, _, data), events in ready:
+            if not isinstance(data, Client):
+                calls.append(data)
+            elif data not in late:
+                self._serve(data, events)
         for call in calls:  # those who are here go before newcomers
             call()
         if timers:
