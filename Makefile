@@ -8,7 +8,7 @@
 # make trace     write which code, examples and tests each rule has
 # make vectors   write the examples of spec/ for other implementations
 # make requirements   accept the sentences of the rules as reviewed
-# make conformance SERVER='./sbusd -f -a {address}'   try another server
+# make conformance SERVER='./sbusd -f -a {address}'   try any server
 # make install   copy the two programs to $(DESTDIR)$(PREFIX)/bin
 # make uninstall remove them
 # make clean     remove everything that make has made
@@ -43,10 +43,10 @@ attack:
 	$(PYTHON) bench/attack.py $(ARGS)
 
 requirements vectors trace:
-	$(PYTHON) traceability.py $@
+	PYTHONPATH=spec $(PYTHON) traceability.py $@
 
 conformance:
-	@$(PYTHON) conformance.py --server "$$SERVER" $(ARGS)
+	@$(PYTHON) spec/conformance --server "$$SERVER" $(ARGS)
 
 # What spark-submit sends to the hosts of a cluster
 build/sbus_spark.zip: .venv/ready sbus.py sbus_client.py \

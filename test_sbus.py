@@ -30,8 +30,8 @@ from typing import Any, Callable
 
 import pytest
 
-import conformance
 import sbus
+from conformance.examples import MatchCase, read_cases
 from testbed import (
     HERE,
     WHOAMI,
@@ -231,8 +231,8 @@ def imported_by(node: ast.AST) -> list[str]:
 
 def match_examples() -> Iterator[tuple[str, bytes, bytes, bool]]:
     """Return the rows of the `match` blocks of the specification."""
-    for case in conformance.read_cases():
-        if isinstance(case, conformance.MatchCase):
+    for case in read_cases():
+        if isinstance(case, MatchCase):
             yield case.name, case.pattern, case.key, case.selected
 
 

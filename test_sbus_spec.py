@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,27 +21,29 @@ from typing import Any
 
 import pytest
 
-import conformance
 import sbus
 import testbed
 import traceability
 from broken_servers import BROKEN, Broken
-from conformance import (
-    END,
+from conformance.conversation import END, Failure, perform
+from conformance.examples import (
+    PARSERS,
     Block,
     Case,
-    Failure,
-    Kit,
     MatchCase,
     PacketCase,
-    Result,
-    ServerProcess,
-    perform,
+    conversations,
+    read_blocks,
+    read_cases,
 )
+from conformance.kit import Kit, Result, level_of, origin_of
+from conformance.report import count, failure_lines, failures_by_rule
+from conformance.rules import SPEC, Rule, read_rules
+from conformance.server import ServerProcess
 from testbed import HERE, WHOAMI, FakeKernel, FakePeer
 
-BLOCKS = list(conformance.read_blocks())
-CASES = conformance.read_cases()
+BLOCKS = list(read_blocks())
+CASES = read_cases()
 OWNER = 500  # the bus owner on a fake kernel, as whom the kit runs
 OURS = f"{sys.executable} {HERE / 'sbus.py'} -f -a {{address}}"
 
@@ -62,7 +65,7 @@ def crashes_are_failures() -> Iterator[None]:
 
 
 class FakeConnection:
-    """A client on a fake kernel; see conformance.Connection."""
+    """A client on a fake kernel; see Connection."""
 
     def __init__(self, kernel: FakeKernel, peer: FakePeer) -> None:
         self.kernel = kernel
@@ -108,7 +111,7 @@ class FakeConnection:
 
 
 class FakeBus:
-    """A server on a fake kernel; see conformance.Bus."""
+    """A server on a fake kernel; see Bus."""
 
     def __init__(self, options: Sequence[str]) -> None:
         parsed = sbus.parse_options(list(options))
@@ -161,13 +164,13 @@ def explain(results: Sequence[Result]) -> str:
     lines: list[str] = []
     for result in results:
         if result.verdict == "failed":
-            lines += ["", *conformance.failure_lines(result)]
+            lines += ["", *failure_lines(result)]
     return "\n".join(lines)
 
 
 def cases_of(block: Block) -> list[Case]:
     """Return the cases of a block."""
-    return list(conformance.PARSERS[block.kind](block))
+    return list(PARSERS[block.kind](block))
 
 
 each_block = pytest.mark.parametrize(
@@ -187,7 +190,7 @@ class TestExamples:
         with ServerProcess(OURS, testbed.SECONDS_MAX) as server:
             results = Kit(server, ours=True, choices=True).run(CASES)
         assert not explain(results), explain(results)
-        assert conformance.count(results, "passed") > 1150
+        assert count(results, "passed") > 1150
 
     def test_on_the_server_that_is_named(self) -> None:
         """So does any other server, where the original protocol asks it."""
@@ -195,7 +198,7 @@ class TestExamples:
         with ServerProcess(command, testbed.SECONDS_MAX / 2) as server:
             results = Kit(server, ours=False, choices=False).run(CASES)
         assert not explain(results), explain(results)
-        assert conformance.count(results, "passed") > 1000
+        assert count(results, "passed") > 1000
 
 
 # =============================================================================
@@ -263,9 +266,9 @@ class TestVectors:
     def test_of_upstream_ask_for_no_disconnection(self) -> None:
         """The original text lets a server ignore what it does not accept."""
         for case in CASES:
-            if conformance.origin_of(case, RULES) == "ours":
+            if origin_of(case, RULES) == "ours":
                 continue
-            if conformance.level_of(case, RULES) != "choice":
+            if level_of(case, RULES) != "choice":
                 steps = case.conversation().steps
                 assert all(step.argument != "end" for step in steps), case
 
@@ -306,10 +309,10 @@ class TestVectors:
 # The trace check
 # =============================================================================
 
-RULES = conformance.read_rules()
+RULES = read_rules()
 
 
-def is_binding(rule: conformance.Rule) -> bool:
+def is_binding(rule: Rule) -> bool:
     """Return whether somebody must keep a rule, or should."""
     return rule.level != "MAY" and rule.id not in traceability.BY_USERS
 
@@ -346,7 +349,7 @@ class TestTraceability:
 
     def test_choices_are_explained(self) -> None:
         """Chapter 9 tells what we do where a server MAY."""
-        choices = (conformance.SPEC / "9-choices.md").read_text("utf-8")
+        choices = (SPEC / "9-choices.md").read_text("utf-8")
         for rule in RULES.values():
             assert rule.level != "MAY" or f"[{rule.id}]" in choices
 
@@ -463,7 +466,7 @@ class TestBrokenServers:
         cases = [case for case in CASES if broken.rule in case.rules]
         with broken_server(broken):
             results = [run_on_fake_kernel(case) for case in cases]
-        assert broken.rule in conformance.failures_by_rule(results)
+        assert broken.rule in failures_by_rule(results)
 
 
 # =============================================================================
@@ -480,7 +483,7 @@ def naive(path: Path = NAIVE) -> str:
 
 def run_kit(*arguments: str) -> testbed.Result:
     """Run the command."""
-    return testbed.run("conformance.py", *arguments)
+    return testbed.run("spec/conformance", *arguments)
 
 
 def broken_naive(directory: Path, statement: str, start: str = "UNSUB") -> str:
@@ -610,7 +613,7 @@ class TestKit:
         """It is said in one line, with the status 2."""
         done = run_kit("--server", server)
         assert (done.status, done.output) == (2, "")
-        assert done.errors.startswith("conformance.py: ")
+        assert done.errors.startswith("conformance: ")
         assert message in done.errors and done.errors.count("\n") == 1
 
     @pytest.mark.parametrize(
@@ -680,7 +683,7 @@ class TestKit:
         """What is received and not said, or not as said, is a failure."""
         spoken = tuple(lines.split("; "))
         block = Block("conversation", "x", ("SUB-1",), spoken, "x.md")
-        result = run_on_fake_kernel(*conformance.conversations(block))
+        result = run_on_fake_kernel(*conversations(block))
         assert result.what.startswith(wrong), result
         assert bool(wrong) == (result.verdict == "failed"), result
         assert bool(wrong) != ("(the clients close)" in result.dialogue)
@@ -692,18 +695,27 @@ class TestKit:
         """A slip in an example is not passed over."""
         block = Block("conversation", "x", ("SUB-1",), (line,), "x.md")
         with pytest.raises((ValueError, AssertionError)):
-            list(conformance.conversations(block))
+            list(conversations(block))
 
     def test_without_the_specification(self, directory: Path) -> None:
         """Nothing is run, and that is not a success."""
-        copy = directory / "copy.py"
-        copy.write_bytes((HERE / "conformance.py").read_bytes())
+        copy = shutil.copytree(SPEC / "conformance", directory / "conformance")
         done = testbed.run(str(copy), "--server", naive())
         assert done.status == 2 and "no examples" in done.errors, done
 
+    def test_the_folder_alone(self, directory: Path) -> None:
+        """A copy of spec/ is all that an implementer needs."""
+        copy = shutil.copytree(SPEC, directory / "spec")
+        kit = copy / "conformance"
+        arguments = (str(kit), "--server", naive(), "--only", "PUB-1")
+        done = testbed.run(*arguments, cwd="/", env={})
+        assert done.status == 0 and " passed, 0 failed" in done.output, done
+
     def test_only_the_standard_library_is_imported(self) -> None:
-        """Implementers need spec/ and this one file."""
-        source = (HERE / "conformance.py").read_text("utf-8")
-        imported = re.findall(r"^(?:from|import) (\w+)", source, re.M)
-        if sys.version_info >= (3, 10):
-            assert {*imported} <= sys.stdlib_module_names
+        """And the kit itself."""
+        for file in (SPEC / "conformance").glob("*.py"):
+            source = file.read_text("utf-8")
+            imported = re.findall(r"^(?:from|import) (\w+)", source, re.M)
+            if sys.version_info >= (3, 10):
+                known = {*sys.stdlib_module_names, "conformance"}
+                assert {*imported} <= known, file

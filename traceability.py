@@ -25,25 +25,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from conformance import (
+from conformance.examples import (
     CITED,
     EXPECTATIONS,
-    SPEC,
     Case,
     Conversation,
     MatchCase,
     PacketCase,
     Part,
-    Rule,
     Step,
     escape,
-    level_of,
-    obstacle_kinds,
-    origin_of,
     read_blocks,
     read_cases,
-    read_rules,
 )
+from conformance.kit import level_of, obstacle_kinds, origin_of
+from conformance.rules import SPEC, Rule, read_rules
 
 HERE = SPEC.parent
 REQUIREMENTS = SPEC / "requirements.tsv"

@@ -1,0 +1,31 @@
+"""conformance: does a server keep the rules of sbus?
+
+The chapters of spec/ hold examples: blocks of patterns and keys, of packets,
+and of conversations between clients and a server.  This program reads them
+and runs them against any server:
+
+    python3 spec/conformance --server './sbusd -f -a {address}'
+
+It needs the folder that it stands in, CPython 3.9 or later on Linux, and
+nothing else.  The server stays in the foreground, listens at the address,
+serves until SIGTERM, answers !/cred/whoami, and stays up whatever its clients
+do.  If it dies or hangs, that is a finding of the example that caused it, and
+the kit starts it anew.  The exit status is 0 if no example failed, 1 if one
+did, and 2 if none could be run.
+
+    rules           the rules of the chapters
+    examples        their examples
+    conversation    what clients and a server say to each other
+    server          a server that runs as a process
+    kit             which examples are run, and how each ended
+    report          the results, for people and programs
+    cli             the command line
+
+A module imports only those above it.
+
+Names: rule, a sentence of spec/ with an id; block, a fenced example; case,
+what one block or one of its rows says; step, a line of a conversation;
+settle, wait until the server has handled all that a client sent.
+
+Licence: ISC, see LICENSE.
+"""

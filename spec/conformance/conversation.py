@@ -1,0 +1,202 @@
+"""How a conversation is held, with whatever can be talked to."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Protocol
+
+from .examples import Conversation, Part, Step, Text, escape
+
+WHOAMI = b"CMSG !/cred/whoami"
+END = b""  # no server sends an empty packet, so it stands for the end
+
+
+class Failure(Exception):
+    """A server did not do what an example says."""
+
+
+class Connection(Protocol):
+    """A client of the server that is under test."""
+
+    gid: int
+    uid: int
+    pid: int
+
+    def send(self, packet: bytes) -> None:
+        """Send a packet."""
+
+    def settle(self) -> None:
+        """Return once the server has handled all that was sent."""
+
+    def receive(self) -> bytes:
+        """Return the next packet, or END."""
+
+    def pending(self) -> bytes | None:
+        """Return what a settled client has received and not read, if any."""
+
+    def shut(self) -> None:
+        """Say that nothing more will be sent."""
+
+    def deafen(self) -> None:
+        """Say that nothing more will be received."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+    def set_room(self, count: int) -> None:
+        """Let so many packets wait for the client; the kernel refuses more."""
+
+
+class Bus(Protocol):
+    """The server that is under test."""
+
+    def connect(
+        self, is_process: bool, credentials: dict[str, int]
+    ) -> Connection:
+        """Return a new client, in a process of its own if so asked."""
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+
+    def fault(self) -> str:
+        """Return what is wrong with the server if it serves no more."""
+
+
+def perform(bus: Bus, conversation: Conversation) -> tuple[str, list[str]]:
+    """Hold a conversation; return what went wrong, and what was said."""
+    talk = Talk(bus)
+    try:
+        with contextlib.closing(talk):
+            talk.hold(conversation)
+        talk.said.append("(the clients close)")
+        wrong = ""
+    except Failure as failure:
+        wrong = str(failure)
+    fault = bus.fault()
+    return "; ".join(filter(None, (wrong, fault))), talk.said
+
+
+class Talk:
+    """A conversation as it goes on."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.said: list[str] = []
+        self.clients: dict[str, Connection] = {}
+        self.unsettled: Connection | None = None
+
+    def hold(self, conversation: Conversation) -> None:
+        """Take all steps; raise Failure at one that fails."""
+        for step in conversation.steps:
+            self.said.append(str(step))
+            self.take(step)
+        for name in list(self.clients):
+            self.said.append(f"{name} < nothing")
+            self.expect_nothing(name)
+
+    def take(self, step: Step) -> None:
+        """Take one step."""
+        if step.verb == "wait":
+            self.settle()
+            return self.bus.wait(float(step.argument))
+        client = self.clients.get(step.client)
+        if client is None or client is not self.unsettled:
+            self.settle()
+        if client is None:
+            client = self.connect(step)
+        if step.verb in (">", ">>"):
+            self.send(client, step)
+        elif step.verb == "<":
+            self.expect(client, step)
+        elif step.verb == "close":
+            self.settle()
+            self.drop(step.client)
+        elif step.verb == "shut":
+            client.shut()
+        elif step.verb == "deaf":
+            client.deafen()
+        elif step.verb == "room":
+            client.set_room(int(step.argument))
+
+    def connect(self, step: Step) -> Connection:
+        """Connect a client at its first step."""
+        is_process = step.verb == "process"
+        fields = step.argument.split() if is_process else []
+        numbers = dict(field.split("=") for field in fields)
+        credentials = {name: int(text) for name, text in numbers.items()}
+        client = self.bus.connect(is_process, credentials)
+        self.clients[step.client] = client
+        return client
+
+    def settle(self) -> None:
+        """Settle the client whose turn is over."""
+        client, self.unsettled = self.unsettled, None
+        if client:
+            client.settle()
+
+    def send(self, client: Connection, step: Step) -> None:
+        """Send a packet."""
+        client.send(b"".join(map(self.fill, step.text)))
+        if step.verb == ">":
+            self.unsettled = client
+
+    def fill(self, part: Part) -> bytes:
+        """Return the bytes of a part; 'B.pid' is a client's number."""
+        if not part.variable:
+            return part.text * part.times
+        name, _, field = part.variable.partition(".")
+        return b"%d" % getattr(self.clients[name], field)
+
+    def expect(self, client: Connection, step: Step) -> None:
+        """Compare what a client receives with what the example says."""
+        if step.argument in ("nothing", "no packet"):
+            may_end = step.argument == "no packet"
+            return self.expect_nothing(step.client, may_end)
+        got = client.receive()
+        if step.argument == "end":
+            self.unsettled = None  # or it was settled before
+            self.drop(step.client)
+            matches = got == END
+        else:
+            matches = self.matches(step.text, got)
+        if not matches:
+            raise Failure(f"received {describe(got)}")
+
+    def matches(self, text: Text, got: bytes) -> bool:
+        """Return whether a packet is what a text says."""
+        pieces = [b""]  # between one {any} and the next
+        for part in text:
+            if part.variable == "any":
+                pieces.append(b"")
+            else:
+                pieces[-1] += self.fill(part)
+        if len(pieces) == 1:
+            return got == pieces[0]
+        expression = b".*".join(map(re.escape, pieces))
+        return bool(re.fullmatch(expression, got, re.S))
+
+    def expect_nothing(self, name: str, may_end: bool = False) -> None:
+        """Raise Failure if a client has received a packet, or the end."""
+        client = self.clients[name]
+        self.settle()
+        client.settle()
+        got = client.pending()
+        if got == END and may_end:
+            self.drop(name)
+        elif got is not None:
+            raise Failure(f"received {describe(got)}")
+
+    def drop(self, name: str) -> None:
+        """Close a client."""
+        self.clients.pop(name).close()
+
+    def close(self) -> None:
+        """Close what is open."""
+        for client in self.clients.values():
+            client.close()
+
+
+def describe(got: bytes) -> str:
+    """Return what was received, for a report."""
+    return escape(got) if got != END else "the end: the server has closed"

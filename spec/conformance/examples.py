@@ -1,0 +1,324 @@
+"""The examples of the chapters: match tables, packets, conversations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Callable, NamedTuple, Union
+
+from .rules import chapters
+
+
+class Part(NamedTuple):
+    """A piece of a text: bytes, so many times, or a variable."""
+
+    text: bytes
+    times: int = 1
+    variable: str = ""
+
+
+Text = tuple[Part, ...]
+PIECE = re.compile(
+    r'\\x([0-9a-f]{2})|\\([0n\\"])|\{([^{}]+)\}|([^\\{}])', re.S
+)
+ESCAPED = {"0": b"\0", "n": b"\n", "\\": b"\\", '"': b'"'}
+FIELD = re.compile(r'((?:\w+=)?"(?:\\.|[^"\\])*"|\S+)\s*')
+
+
+def parse_text(source: str) -> Text:
+    """Return the parts of a text.
+
+    Raises: ValueError if it is none.
+    """
+    if source.startswith('"') and source.endswith('"') and len(source) > 1:
+        source = source[1:-1]
+    parts: list[Part] = []
+    place = 0
+    while place < len(source):
+        piece = PIECE.match(source, place)
+        if not piece:
+            raise ValueError(f"not a text: {source!r}")
+        parts.append(parse_piece(piece))
+        place = piece.end()
+    return join_plain(parts)
+
+
+def parse_piece(piece: re.Match[str]) -> Part:
+    """Return one part of a text."""
+    code, escaped, braced, plain = piece.groups()
+    if code:
+        return Part(bytes.fromhex(code))
+    if escaped:
+        return Part(ESCAPED[escaped])
+    if plain:
+        return Part(plain.encode("utf-8"))
+    bulk, star, times = braced.rpartition("*")
+    if star:
+        return Part(bulk.encode("utf-8"), int(times))
+    if not re.fullmatch(r"any|\w+\.(gid|uid|pid)", braced):
+        raise ValueError(f"not a variable: {braced!r}")
+    return Part(b"", 1, braced)
+
+
+def join_plain(parts: Iterable[Part]) -> Text:
+    """Return the same parts, neighbours that are plain bytes joined."""
+    joined: list[Part] = []
+    for part in parts:
+        before = joined[-1] if joined else None
+        plain = not part.variable and part.times == 1
+        if plain and before and not before.variable and before.times == 1:
+            joined[-1] = Part(before.text + part.text)
+        else:
+            joined.append(part)
+    return tuple(joined)
+
+
+def parse_bytes(source: str) -> bytes:
+    """Return the bytes of a text without variables."""
+    parts = parse_text(source)
+    assert not any(part.variable for part in parts), source
+    return b"".join(part.text * part.times for part in parts)
+
+
+class Step(NamedTuple):
+    """One line of a conversation."""
+
+    client: str  # empty for a step of no client
+    verb: str
+    argument: str
+    text: Text = ()  # the argument of '>', '>>' and '<'
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, self[:3]))
+
+
+class Conversation(NamedTuple):
+    """What clients and a server say to each other."""
+
+    name: str
+    rules: tuple[str, ...]
+    steps: tuple[Step, ...]
+    options: tuple[str, ...] = ()  # of the server
+
+    def conversation(self) -> Conversation:
+        """Return what shows the rules."""
+        return self
+
+
+class MatchCase(NamedTuple):
+    """A pattern, a key, and whether the one selects the other."""
+
+    name: str
+    rules: tuple[str, ...]
+    pattern: bytes
+    key: bytes
+    selected: bool
+
+    def conversation(self) -> Conversation:
+        """Return what shows the rules: A subscribes, and B publishes."""
+        message = b"MSG " + self.key + b"\0"
+        steps = [send("A", b"SUB " + self.pattern), send("B", message)]
+        if self.selected:
+            steps.append(hear("A", message))
+        return Conversation(self.name, self.rules, tuple(steps))
+
+
+class PacketCase(NamedTuple):
+    """A packet, its kind or 'invalid', its key or pattern, its payload."""
+
+    name: str
+    rules: tuple[str, ...]
+    packet: bytes
+    packet_kind: str
+    key: bytes
+    payload: bytes
+
+    def conversation(self) -> Conversation:
+        """Return what shows the rules: A sends it, and B helps."""
+        message = b"MSG " + self.key + b"\0probe"
+        sent, probe = send("A", self.packet), send("B", message)
+        listen = send("B", b"SUB ")
+        steps = {
+            "subscribe": [sent, probe, hear("A", message)],
+            "unsubscribe": [send("A", b"SUB " + self.key), sent, probe],
+            "publish": [listen, sent, hear("B", self.packet)],
+            "control": [listen, sent, Step("A", "<", "no packet")],
+            "invalid": [listen, sent, Step("A", "<", "end")],
+        }[self.packet_kind]
+        return Conversation(self.name, self.rules, tuple(steps))
+
+
+Case = Union[MatchCase, PacketCase, Conversation]
+
+
+def escape(text: bytes) -> str:
+    """Return bytes as they would stand in a block, cut if they are many."""
+    shown = text[:200].decode("latin-1")
+    shown = shown.encode("unicode_escape").decode("ascii")
+    shown = shown.replace("\\x00", "\\0")
+    if shown != shown.strip() or not shown:
+        shown = f'"{shown}"'
+    return shown + (f"... ({len(text)} bytes)" if len(text) > 200 else "")
+
+
+def send(client: str, packet: bytes) -> Step:
+    """Return the step in which a client sends a packet."""
+    return Step(client, ">", escape(packet), (Part(packet),))
+
+
+def hear(client: str, packet: bytes) -> Step:
+    """Return the step in which a client receives a packet."""
+    return Step(client, "<", escape(packet), (Part(packet),))
+
+
+class Block(NamedTuple):
+    """A fenced example of a chapter."""
+
+    kind: str
+    name: str
+    rules: tuple[str, ...]
+    lines: tuple[str, ...]
+    file: str
+
+
+FENCE = re.compile(
+    r"^```(match|packet|conversation)\b([^\n]*)\n(.*?)^```$", re.M | re.S
+)
+HEAD = re.compile(r" ([a-z0-9-]+)((?: \[[A-Z]+-\d+\])+)")
+CITED = re.compile(r"\[([A-Z]+-\d+)\]")
+
+
+def read_blocks() -> Iterator[Block]:
+    """Return the examples of all chapters.
+
+    Raises: ValueError if the first line of one is malformed.
+    """
+    for chapter in chapters():
+        for found in FENCE.finditer(chapter.read_text("utf-8")):
+            kind, head, body = found.groups()
+            parts = HEAD.fullmatch(head)
+            if not parts:
+                raise ValueError(f"{chapter.name}: ```{kind}{head}")
+            lines = (line for line in body.splitlines() if line.strip())
+            kept = tuple(line for line in lines if line[0] != "#")
+            rules = tuple(CITED.findall(parts[2]))
+            yield Block(kind, parts[1], rules, kept, chapter.name)
+
+
+def read_cases() -> list[Case]:
+    """Return what all examples say.
+
+    Raises: ValueError if one is malformed, or has another's name.
+    """
+    cases: list[Case] = []
+    for block in read_blocks():
+        try:
+            cases += PARSERS[block.kind](block)
+        except (ValueError, KeyError, AssertionError) as error:
+            message = f"{block.file}: {block.name}: {error}"
+            raise ValueError(message) from error
+    names = [case.name for case in cases]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"names that are used twice: {sorted(twice)}")
+    return cases
+
+
+def match_cases(block: Block) -> Iterator[MatchCase]:
+    """Return the cases of a match block: pattern, key, yes or no."""
+    for row, line in enumerate(block.lines, 1):
+        for suffix, plain in each_byte(line):
+            pattern, key, answer = FIELD.findall(plain)
+            selected = {"yes": True, "no": False}[answer]
+            yield MatchCase(
+                f"{block.name}/{row}{suffix}",
+                block.rules,
+                parse_bytes(pattern),
+                parse_bytes(key),
+                selected,
+            )
+
+
+def each_byte(line: str) -> Iterator[tuple[str, str]]:
+    """Return a line once for each byte if it asks for that, and names."""
+    if "{byte}" not in line:
+        yield "", line
+        return
+    for byte in sorted(set(range(1, 256)) - set(b"*")):
+        yield f"/{byte:02x}", line.replace("{byte}", f"\\x{byte:02x}")
+
+
+def packet_cases(block: Block) -> Iterator[PacketCase]:
+    """Return the cases of a packet block.
+
+    A row has a packet, its kind, and key=... and payload=..., or the rule
+    that it breaks.
+    """
+    for row, line in enumerate(block.lines, 1):
+        packet, kind, *more = FIELD.findall(line)
+        rules = tuple(CITED.findall(" ".join(more))) or block.rules
+        fields = dict(text.split("=", 1) for text in more if "=" in text)
+        yield PacketCase(
+            f"{block.name}/{row}",
+            rules,
+            parse_bytes(packet),
+            kind,
+            parse_bytes(fields.get("key", "")),
+            parse_bytes(fields.get("payload", "")),
+        )
+
+
+EXPECTATIONS = ("nothing", "end", "no packet")  # or a packet
+STEP = re.compile(
+    r"(?P<client>[A-Z]) (?P<verb>>>?|<|close|shut|deaf|process|room)"
+    r"(?: (?P<argument>.+))?|(?P<other>server|wait) (?P<value>.+)"
+)
+
+
+def conversations(block: Block) -> Iterator[Conversation]:
+    """Return the one case of a conversation block."""
+    lines = (plain for line in block.lines for plain in each_number(line))
+    steps = [parse_step(line) for line in lines]
+    options = [
+        option
+        for step in steps
+        if step.verb == "server"
+        for option in step.argument.split()
+    ]
+    spoken = tuple(step for step in steps if step.verb != "server")
+    yield Conversation(block.name, block.rules, spoken, tuple(options))
+
+
+def each_number(line: str) -> Iterator[str]:
+    """Return a line once for each number if it asks for that."""
+    numbers = re.search(r"\{(\d+)\.\.(\d+)\}", line)
+    if not numbers:
+        yield line
+        return
+    for number in range(int(numbers[1]), int(numbers[2]) + 1):
+        yield line.replace(numbers[0], str(number))
+
+
+def parse_step(line: str) -> Step:
+    """Return the step that a line stands for.
+
+    Raises: ValueError if it stands for none.
+    """
+    found = STEP.fullmatch(line)
+    if not found:
+        raise ValueError(f"not a step: {line!r}")
+    if found["other"]:
+        return Step("", found["other"], found["value"])
+    verb, argument = found["verb"], found["argument"] or ""
+    if not argument and verb in (">", ">>", "<", "room"):
+        raise ValueError(f"not a step: {line!r}")
+    is_text = verb in (">", ">>", "<") and argument not in EXPECTATIONS
+    text = parse_text(argument) if is_text else ()
+    return Step(found["client"], verb, argument, text)
+
+
+PARSERS: dict[str, Callable[[Block], Iterator[Case]]] = {
+    "match": match_cases,
+    "packet": packet_cases,
+    "conversation": conversations,
+}

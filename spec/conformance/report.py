@@ -1,0 +1,168 @@
+"""The report: for a terminal, for programs, and as Markdown."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Sequence
+
+from .examples import read_cases
+from .kit import Result
+from .rules import chapters, read_rules
+
+
+def results_by_rule(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """Return the results that are about each rule."""
+    by_rule: dict[str, list[Result]] = {rule: [] for rule in read_rules()}
+    for result in results:
+        for rule in result.rules:
+            by_rule[rule].append(result)
+    return by_rule
+
+
+def verdicts(results: Iterable[Result]) -> dict[str, str]:
+    """Return the verdict on each rule: failed if any example of it did."""
+    shown = {rule for case in read_cases() for rule in case.rules}
+    by_rule = {}
+    for rule, about in results_by_rule(results).items():
+        found = {result.verdict for result in about}
+        order = ("failed", "passed", "not applicable")
+        otherwise = "not run" if rule in shown else "no example"
+        by_rule[rule] = next((one for one in order if one in found), otherwise)
+    return by_rule
+
+
+def count(results: Iterable[Result], verdict: str) -> int:
+    """Return how many results have a verdict."""
+    return sum(result.verdict == verdict for result in results)
+
+
+def tell(results: Sequence[Result]) -> str:
+    """Return how many passed, of those that were run."""
+    passed, failed = count(results, "passed"), count(results, "failed")
+    run = passed + failed
+    return f"{passed}/{run} passed" if run else "none was run"
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Return one line on all results."""
+    return ", ".join(
+        f"{count(results, verdict)} {verdict}"
+        for verdict in ("passed", "failed", "not applicable")
+    )
+
+
+def edition() -> str:
+    """Return what changes when a chapter of the specification does."""
+    text = b"".join(chapter.read_bytes() for chapter in chapters())
+    return hashlib.sha256(text).hexdigest()[:8]
+
+
+def text_report(command: str, results: Sequence[Result]) -> str:
+    """Return the report for a terminal: a line a family, then failures.
+
+    Of the failures that are about one rule the first few are shown.
+    """
+    lines = [f"sbus conformance of {command}, specification {edition()}", ""]
+    families: dict[str, list[Result]] = {}
+    for rule, about in results_by_rule(results).items():
+        families.setdefault(rule.partition("-")[0], []).extend(about)
+    for family, about in families.items():
+        once = list({result.case: result for result in about}.values())
+        if once:
+            lines.append(f"{family:6} {tell(once):>16}")
+    rules = read_rules()
+    for name, failed in failures_by_rule(results).items():
+        lines += ["", f"FAILED [{name}] {rules[name].sentence}"]
+        for result in failed[:FAILURES_SHOWN_MAX]:
+            lines += ["", *failure_lines(result)]
+        more = [result.case for result in failed[FAILURES_SHOWN_MAX:]]
+        if more:
+            lines += ["", f"  failed, too, {len(more)}: {', '.join(more)}"]
+    for why, names in reasons(results).items():
+        lines += ["", f"not applicable, {len(names)}: {why}"]
+    return "\n".join([*lines, "", summary(results)])
+
+
+FAILURES_SHOWN_MAX = 3
+STEPS_SHOWN_MAX = 30
+
+
+def failures_by_rule(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """Return the failures by the rule that each is about first of all."""
+    by_rule: dict[str, list[Result]] = {}
+    for result in results:
+        if result.verdict == "failed":
+            by_rule.setdefault(result.rules[0], []).append(result)
+    return by_rule
+
+
+def failure_lines(result: Result) -> list[str]:
+    """Return a failure: the rules, the conversation, what went wrong."""
+    ids = " ".join(f"[{rule}]" for rule in result.rules)
+    said = [f"    {step}" for step in result.dialogue]
+    where = f"  {result.case} {ids}, step {len(said)}:"
+    if len(said) > STEPS_SHOWN_MAX:
+        said = ["    ...", *said[-STEPS_SHOWN_MAX:]]
+    return [where, *said, f"    -> {result.what}"]
+
+
+def reasons(results: Iterable[Result]) -> dict[str, list[str]]:
+    """Return the cases that are not applicable, by the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for result in results:
+        if result.verdict == "not applicable":
+            by_reason.setdefault(result.what, []).append(result.case)
+    return by_reason
+
+
+def markdown_report(command: str, results: Sequence[Result]) -> str:
+    """Return a report that can be published as it is."""
+    today = time.strftime("%Y-%m-%d")
+    lines = [
+        "# sbus conformance report",
+        "",
+        f"Server: `{command}`. Date: {today}. Specification: {edition()}.",
+        f"Examples: {summary(results)}.",
+        "",
+        "A rule failed if any example of it did. Examples are in `spec/` of",
+        "the reference implementation, under the rules that they show; where",
+        "there is no example, clients cannot see whether a rule is kept.",
+        "",
+        "| Rule | Level | Origin | Verdict | Examples | Says |",
+        "|---|---|---|---|---|---|",
+    ]
+    rules, verdict = read_rules(), verdicts(results)
+    for name, about in results_by_rule(results).items():
+        rule = rules[name]
+        says = rule.sentence.rpartition(" (")[0].replace("|", "\\|")
+        cells = (name, rule.level, rule.origin, verdict[name])
+        lines.append(f"| {' | '.join(cells)} | {tell(about)} | {says} |")
+    for name, failed in failures_by_rule(results).items():
+        lines += ["", f"## Failures of {name}"]
+        for result in failed:
+            code = (f"    {line}" for line in failure_lines(result))
+            lines += ["", *code]
+    lines += ["", "## Not applicable", ""]
+    for why, names in reasons(results).items():
+        lines.append(f"- {why}: {', '.join(names)}")
+    return "\n".join(lines) + "\n"
+
+
+def json_report(command: str, results: Sequence[Result]) -> str:
+    """Return the report for programs."""
+    report = {
+        "server": command,
+        "specification": edition(),
+        "rules": verdicts(results),
+        "results": [result._asdict() for result in results],
+    }
+    return json.dumps(report, indent=1)
+
+
+REPORTS = {
+    "text": text_report,
+    "json": json_report,
+    "markdown": markdown_report,
+}

@@ -1,0 +1,58 @@
+"""The rules of the chapters: their sentences, levels and origins."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+SPEC = Path(__file__).resolve().parents[1]
+
+
+class Rule(NamedTuple):
+    """A sentence of the specification."""
+
+    id: str
+    level: str  # MUST, MUST NOT, SHOULD, SHOULD NOT or MAY
+    subject: str  # server or client
+    origin: str  # upstream or ours
+    file: str
+    sentence: str
+
+    @property
+    def family(self) -> str:
+        """The id without its number."""
+        return self.id.partition("-")[0]
+
+
+RULE = re.compile(
+    r"^\*\*\[([A-Z]+-\d+)\]\*\* (.+?)(?=\n\n|\n*\Z)", re.M | re.S
+)
+SENTENCE = re.compile(
+    r"A (server|client) .*?\b(MUST NOT|MUST|SHOULD NOT|SHOULD|MAY)\b"
+    r".+ \((upstream|ours)\)"
+)
+
+
+def chapters() -> list[Path]:
+    """Return the files of the specification, in order."""
+    return sorted(SPEC.glob("[1-9]-*.md"))
+
+
+def read_rules() -> dict[str, Rule]:
+    """Return the rules of all chapters by their ids.
+
+    Raises: ValueError if a rule is not one sentence of the usual form.
+    """
+    rules: dict[str, Rule] = {}
+    for chapter in chapters():
+        for found in RULE.finditer(chapter.read_text("utf-8")):
+            name, sentence = found[1], " ".join(found[2].split())
+            parts = SENTENCE.fullmatch(sentence)
+            if not parts or name in rules:
+                raise ValueError(f"{chapter.name}: [{name}] {sentence}")
+            subject, level, origin = parts.groups()
+            rules[name] = Rule(
+                name, level, subject, origin, chapter.name, sentence
+            )
+    return rules
