@@ -37,13 +37,13 @@ demo: .venv/ready
 	.venv/bin/python pipeline/demo.py
 
 bench:
-	$(PYTHON) bench_sbus.py $(ARGS)
+	$(PYTHON) -m bench.speed $(ARGS)
 
 attack:
 	$(PYTHON) bench/attack.py $(ARGS)
 
 requirements vectors trace:
-	PYTHONPATH=spec $(PYTHON) traceability.py $@
+	PYTHONPATH=spec $(PYTHON) tests/traceability.py $@
 
 conformance:
 	@$(PYTHON) spec/conformance --server "$$SERVER" $(ARGS)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from testbed import Listener, RealBus, scratch_directory
+from real_bus import Listener, RealBus, scratch_directory
 
 CITED = re.compile(r"\[([A-Z]+-\d+)\]")
 LAST = "test_every_rule_has_a_test_that_passed"

@@ -32,19 +32,10 @@ import pytest
 
 import sbus
 from conformance.examples import MatchCase, read_cases
-from testbed import (
-    HERE,
-    WHOAMI,
-    FakeKernel,
-    FakePeer,
-    FakeWire,
-    Peer,
-    RealBus,
-    child_process,
-    publications,
-    publish,
-    wait_for,
-)
+from fake_kernel import FakeKernel, FakePeer, FakeWire
+from packets import WHOAMI, publications, publish
+from programs import ROOT, child_process
+from real_bus import Peer, RealBus, wait_for
 
 OWNER = 500  # the bus owner on a fake kernel
 LARGE_BUFFER = (socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
@@ -95,8 +86,8 @@ def small(backlog_packets: int, payload_bytes: int = 1) -> sbus.Limits:
 class TestFiles:
     """What sbus.py and spec/ promise about themselves."""
 
-    SOURCE = (HERE / "sbus.py").read_text("utf-8")
-    CHAPTERS = sorted((HERE / "spec").glob("[1-9]-*.md"))
+    SOURCE = (ROOT / "sbus.py").read_text("utf-8")
+    CHAPTERS = sorted((ROOT / "spec").glob("[1-9]-*.md"))
     RULE = re.compile(
         r"^\*\*\[([A-Z]+-\d+)\]\*\* (.+?)$(?=\n\n|\n*\Z)", re.M | re.S
     )
@@ -120,9 +111,9 @@ class TestFiles:
         titles = []
         for title, _ in self.sections():
             name, file = title.rsplit(None, 1)
-            heading = (HERE / file).read_text("utf-8").splitlines()[0]
+            heading = (ROOT / file).read_text("utf-8").splitlines()[0]
             assert heading == f"# {name}"
-            titles.append(HERE / file)
+            titles.append(ROOT / file)
         assert titles == self.CHAPTERS[:8]
 
     def test_the_core_does_no_io(self) -> None:
@@ -172,11 +163,11 @@ class TestFiles:
     @pytest.mark.parametrize(
         "file",
         [
-            *sorted(HERE.glob("*.py")),
-            *sorted(HERE.glob("pipeline/**/*.py")),
-            *sorted(HERE.glob("tests/*.py")),
-            *sorted(HERE.glob("spec/*.md")),
-            HERE / "README.md",
+            *sorted(ROOT.glob("*.py")),
+            *sorted(ROOT.glob("pipeline/**/*.py")),
+            *sorted(ROOT.glob("tests/*.py")),
+            *sorted(ROOT.glob("spec/*.md")),
+            ROOT / "README.md",
         ],
         ids=lambda path: path.name,
     )
@@ -188,9 +179,9 @@ class TestFiles:
 
     def test_named_tests_exist(self) -> None:
         """What SECURITY.md says to be tested is tested there."""
-        text = (HERE / "SECURITY.md").read_text("utf-8")
+        text = (ROOT / "SECURITY.md").read_text("utf-8")
         tests = "".join(
-            path.read_text("utf-8") for path in HERE.glob("test_sbus*.py")
+            path.read_text("utf-8") for path in ROOT.glob("test_sbus*.py")
         )
         named = re.findall(r"`([Tt]est_?[A-Z_a-z]+)`", text)
         assert len(named) > 20
@@ -200,9 +191,9 @@ class TestFiles:
     def test_every_server_rule_is_cited_by_the_server_and_a_test(self) -> None:
         """What the specification asks for can be found in code and tests."""
         server = self.SOURCE
-        client = (HERE / "sbus_client.py").read_text("utf-8")
+        client = (ROOT / "sbus_client.py").read_text("utf-8")
         tests = "".join(
-            path.read_text("utf-8") for path in HERE.glob("test_sbus*.py")
+            path.read_text("utf-8") for path in ROOT.glob("test_sbus*.py")
         )
         missing = []
         for rule, sentence in self.rules():
@@ -1133,7 +1124,7 @@ class TestSecretMessages:
 
     def test_examples_of_the_specification(self) -> None:
         """[CRED-4] [CRED-5] [CRED-6] [CRED-7] [CRED-10] Those of chapter 4."""
-        text = (HERE / "spec/4-secret-messages.md").read_text("utf-8")
+        text = (ROOT / "spec/4-secret-messages.md").read_text("utf-8")
         row = r"^\| (`.+`|\(empty\).*) \| (?:`(.+)`)? ?\| (\w+) \|"
         examples = re.findall(row, text, re.M)
         assert len(examples) == 10

@@ -6,16 +6,23 @@ What it measures is no matter of tests.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
 
-from testbed import HERE, Result, run
+from programs import ROOT, Result
 
 
 def bench(*arguments: str) -> Result:
     """Run the benchmark to its end."""
-    return run("bench_sbus.py", *arguments)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.speed", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
 
 
 class TestMeasuring:
@@ -33,7 +40,7 @@ class TestMeasuring:
         """It says what was measured, on what, and whether targets are met."""
         result = bench("--only", "memory", "--rounds", "1")
         assert (result.status, result.errors) == (0, "")
-        server = f"{sys.executable} {HERE.resolve()}/sbus.py"
+        server = f"{sys.executable} {ROOT.resolve()}/sbus.py"
         assert f"server: {server}" in result.output
         lines = result.output.splitlines()
         verdicts = [line.split()[-1] for line in lines if line[:6] == "memory"]
@@ -52,7 +59,7 @@ class TestMeasuring:
 
     def test_another_server(self) -> None:
         """Here the relay itself."""
-        command = f"{sys.executable} {HERE}/bench_sbus.py --relay {{address}}"
+        command = f"{sys.executable} {ROOT}/bench/relay.py {{address}}"
         arguments = ("--only", "pipe-400k", "--rounds", "1")
         result = bench("--server", command, *arguments)
         assert (result.status, result.errors) == (0, "")
@@ -95,8 +102,8 @@ class TestFailing:
 
     def test_server_that_loses_messages(self) -> None:
         """The scenario fails, and is named."""
-        command = f"{sys.executable} {HERE}/sbus.py -a {{address}}"
+        command = f"{sys.executable} {ROOT}/sbus.py -a {{address}}"
         command += " --max-packet 100000"
         result = bench("--server", command, "--only", "pipe-400k")
         assert (result.status, result.errors.count("\n")) == (1, 1)
-        assert result.errors.startswith("bench_sbus: pipe-400k: ")
+        assert result.errors.startswith("bench.speed: pipe-400k: ")

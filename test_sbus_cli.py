@@ -34,33 +34,31 @@ from typing import Any
 import pytest
 
 import sbus_client
-from sbus_client import PACKET_BYTES_MAX, Client, Message, SbusError
-from testbed import (
-    ANSWER,
+from packets import ANSWER, HEAD_BYTES, WHOAMI, publications, publish
+from programs import (
     ENVIRONMENT,
-    HEAD_BYTES,
-    HERE,
+    ROOT,
     SECONDS_MAX,
-    WHOAMI,
+    Result,
+    child_process,
+    gone,
+    has_ended,
+    outcome,
+    run,
+    started,
+)
+from real_bus import (
     Listener,
     Peer,
     RealBus,
-    Result,
-    child_process,
     freeze,
-    gone,
-    has_ended,
     other_user,
-    outcome,
-    publications,
-    publish,
-    run,
     seqpacket,
     seqpacket_pair,
-    started,
     thaw,
     wait_for,
 )
+from sbus_client import PACKET_BYTES_MAX, Client, Message, SbusError
 
 FORBIDDEN = "it may not be used by this user: its server lets others in with"
 FORBIDDEN += " -g or -o"
@@ -117,7 +115,7 @@ class Terminal:
         self.before = termios.tcgetattr(slave)
         self.output = ""
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "sbus_client.py"), *arguments],
+            [sys.executable, str(ROOT / "sbus_client.py"), *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -1412,7 +1410,7 @@ class Sides:
         addresses = [f"/dev/fd/{fd}" for fd in fds]
         options = [f"--pattern={pattern}" for pattern in patterns]
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "sbus_client.py"), "bridge"]
+            [sys.executable, str(ROOT / "sbus_client.py"), "bridge"]
             + [*addresses, *options],
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
@@ -1471,7 +1469,7 @@ class TestBridge:
         count = max(1, len(options)) + 1
         addresses = (bus.path, other.path)
         with subprocess.Popen(
-            [sys.executable, str(HERE / "sbus_client.py"), "bridge"]
+            [sys.executable, str(ROOT / "sbus_client.py"), "bridge"]
             + [*addresses, *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -1766,7 +1764,7 @@ class TestUsage:
         """It is output as any other."""
         what = "sbus: standard output: No space left on device\n"
         with open("/dev/full", "w") as full:
-            command = [sys.executable, str(HERE / "sbus_client.py")]
+            command = [sys.executable, str(ROOT / "sbus_client.py")]
             done = subprocess.run(
                 [*command, *arguments],
                 stdout=full,

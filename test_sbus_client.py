@@ -29,6 +29,19 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import pytest
 
 import sbus_client
+from packets import ANSWER, HEAD_BYTES, WHOAMI, publications, publish
+from programs import ROOT, SECONDS_MAX, gone, has_ended, outcome, run, started
+from real_bus import (
+    Listener,
+    Peer,
+    RealBus,
+    freeze,
+    other_user,
+    seqpacket,
+    seqpacket_pair,
+    thaw,
+    wait_for,
+)
 from sbus_client import (
     PACKET_BYTES_MAX,
     AddressError,
@@ -50,29 +63,6 @@ from sbus_client import (
     reply,
     request,
     verify_identity,
-)
-from testbed import (
-    ANSWER,
-    HEAD_BYTES,
-    HERE,
-    SECONDS_MAX,
-    WHOAMI,
-    Listener,
-    Peer,
-    RealBus,
-    freeze,
-    gone,
-    has_ended,
-    other_user,
-    outcome,
-    publications,
-    publish,
-    run,
-    seqpacket,
-    seqpacket_pair,
-    started,
-    thaw,
-    wait_for,
 )
 
 ABSTRACT = "/dev/unix/abstract/"
@@ -121,7 +111,7 @@ def is_connecting(process: subprocess.Popen[str]) -> bool:
 class TestClientFile:
     """What the file promises of itself: drop it in."""
 
-    PATH = HERE / "sbus_client.py"
+    PATH = ROOT / "sbus_client.py"
     USED = "__future__ argparse asyncio base64 collections concurrent"
     USED += " contextlib dataclasses datetime errno fcntl functools io"
     USED += " itertools json math os pathlib random re select signal socket"

@@ -45,16 +45,15 @@ from typing import Any, Callable, NamedTuple, Union
 import pytest
 
 import sbus
-from testbed import (
-    HERE,
-    WHOAMI,
+from fake_kernel import (
     FakeKernel,
     FakeListener,
     FakePeer,
     FakeSelector,
     FakeWire,
-    publish,
 )
+from packets import WHOAMI, publish
+from programs import ROOT
 
 FACTOR = max(1, int(os.environ.get("SBUS_SOAK", "1")))
 OWNER = 500  # the bus owner
@@ -2684,9 +2683,9 @@ class TestPromises:
 
     def test_the_tests_that_it_names_exist(self) -> None:
         """Under these names, so that they can be found."""
-        text = (HERE / "SECURITY.md").read_text("utf-8")
+        text = (ROOT / "SECURITY.md").read_text("utf-8")
         names = set(re.findall(r"`((?:Test|test_)\w+)`", text))
-        sources = [path.read_text() for path in HERE.glob("test_sbus*.py")]
+        sources = [path.read_text() for path in ROOT.glob("test_sbus*.py")]
         defined = re.findall(
             r"^ *(?:class|def) (\w+)", "\n".join(sources), re.M
         )

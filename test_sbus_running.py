@@ -31,25 +31,20 @@ from typing import IO, Any, Callable, NamedTuple
 import pytest
 
 import sbus
-from testbed import (
-    HERE,
-    SECONDS_MAX,
-    WHOAMI,
-    FakeKernel,
+from fake_kernel import FakeKernel
+from packets import WHOAMI, publications, publish
+from programs import ROOT, SECONDS_MAX, child_process, run
+from real_bus import (
     RealBus,
-    child_process,
     connect,
     freeze,
     other_user,
-    publications,
-    publish,
     read_to_end,
-    run,
     thaw,
     wait_for,
 )
 
-COMMAND = (sys.executable, str(HERE / "sbus.py"))
+COMMAND = (sys.executable, str(ROOT / "sbus.py"))
 ABSTRACT = "/dev/unix/abstract"
 DATAGRAM = socket.SOCK_DGRAM
 
@@ -1126,7 +1121,7 @@ class TestUnits:
     def test_units_are_valid(self, directory: Path) -> None:
         """[ADDR-2] [RUN-5] As far as systemd can tell without running them."""
         units = []
-        for unit in (HERE / "contrib/systemd").iterdir():
+        for unit in (ROOT / "contrib/systemd").iterdir():
             text = unit.read_text().replace("/usr/local/bin/sbusd", "/bin/sh")
             units.append(str(directory / unit.name))
             Path(units[-1]).write_text(text)
@@ -1493,7 +1488,7 @@ class TestSignals:
 
     def test_no_hang_up(self, directory: Path) -> None:
         """[RUN-10] SIGHUP stays ignored, as nohup wants it."""
-        command = ["nohup", sys.executable, str(HERE / "sbus.py"), "-a"]
+        command = ["nohup", sys.executable, str(ROOT / "sbus.py"), "-a"]
         path = f"{directory}/bus"
         with subprocess.Popen(
             [*command, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -40,20 +40,10 @@ from typing import Any, Callable, TypeVar
 import pytest
 
 import sbus
-from testbed import (
-    HERE,
-    SECONDS_MAX,
-    FakeKernel,
-    Peer,
-    RealBus,
-    child_process,
-    connect,
-    publications,
-    publish,
-    read_to_end,
-    seqpacket,
-    wait_for,
-)
+from fake_kernel import FakeKernel
+from packets import publications, publish
+from programs import ROOT, SECONDS_MAX, child_process
+from real_bus import Peer, RealBus, connect, read_to_end, seqpacket, wait_for
 
 IS_SOAK = int(os.environ.get("SBUS_SOAK", "1")) > 1
 IS_ROOT = os.getuid() == 0
@@ -905,7 +895,7 @@ class TestLogSafety:
             name = "/dev/full" if what == "full disk" else directory / "text"
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), writer)
         path = f"{directory}/bus"
-        command = [sys.executable, str(HERE / "sbus.py"), "-va", path]
+        command = [sys.executable, str(ROOT / "sbus.py"), "-va", path]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, **options
         ) as process:

@@ -21,8 +21,9 @@ from typing import Any
 
 import pytest
 
+import fake_kernel
+import programs
 import sbus
-import testbed
 import traceability
 from broken_servers import BROKEN, Broken
 from conformance.conversation import END, Failure, perform
@@ -40,12 +41,14 @@ from conformance.kit import Kit, Result, level_of, origin_of
 from conformance.report import count, failure_lines, failures_by_rule
 from conformance.rules import SPEC, Rule, read_rules
 from conformance.server import ServerProcess
-from testbed import HERE, WHOAMI, FakeKernel, FakePeer
+from fake_kernel import FakeKernel, FakePeer
+from packets import WHOAMI
+from programs import ROOT, SECONDS_MAX, run
 
 BLOCKS = list(read_blocks())
 CASES = read_cases()
 OWNER = 500  # the bus owner on a fake kernel, as whom the kit runs
-OURS = f"{sys.executable} {HERE / 'sbus.py'} -f -a {{address}}"
+OURS = f"{sys.executable} {ROOT / 'sbus.py'} -f -a {{address}}"
 
 
 # =============================================================================
@@ -151,7 +154,7 @@ def run_on_fake_kernel(case: Case) -> Result:
     conversation = case.conversation()
     wrong, said = perform(FakeBus(conversation.options), conversation)
     if isinstance(case, MatchCase) and not wrong:
-        server: Any = vars(testbed)["sbus"]  # or a broken one
+        server: Any = vars(fake_kernel)["sbus"]  # or a broken one
         selected = server.pattern_matches(case.pattern, case.key)
         if selected is not case.selected:
             wrong = "the definition does not agree with the table"
@@ -187,7 +190,7 @@ class TestExamples:
 
     def test_on_real_sockets(self) -> None:
         """So it does as a process of its own."""
-        with ServerProcess(OURS, testbed.SECONDS_MAX) as server:
+        with ServerProcess(OURS, SECONDS_MAX) as server:
             results = Kit(server, ours=True, choices=True).run(CASES)
         assert not explain(results), explain(results)
         assert count(results, "passed") > 1150
@@ -195,7 +198,7 @@ class TestExamples:
     def test_on_the_server_that_is_named(self) -> None:
         """So does any other server, where the original protocol asks it."""
         command = os.environ.get("SBUS_SERVER", naive())
-        with ServerProcess(command, testbed.SECONDS_MAX / 2) as server:
+        with ServerProcess(command, SECONDS_MAX / 2) as server:
             results = Kit(server, ours=False, choices=False).run(CASES)
         assert not explain(results), explain(results)
         assert count(results, "passed") > 1000
@@ -418,7 +421,7 @@ def rules_of_functions_run_by(cases: Sequence[Case]) -> set[str]:
 
 def rules_by_first_line() -> dict[int, set[str]]:
     """Return what each function of the server cites, or its class for it."""
-    places = traceability.citations(HERE / "sbus.py")
+    places = traceability.citations(ROOT / "sbus.py")
     by_name = {place.name: place.rules for place in places}
     return {
         place.first_line: {
@@ -441,14 +444,14 @@ RULES_AT = rules_by_first_line()
 @contextlib.contextmanager
 def broken_server(broken: Broken) -> Iterator[None]:
     """Put a broken server in the place of sbus, on the fake kernel."""
-    source = (HERE / "sbus.py").read_text("utf-8")
+    source = (ROOT / "sbus.py").read_text("utf-8")
     assert source.count(broken.old) == 1, "mend this entry: see its file"
     module = ModuleType("sbus_broken")
     code = source.replace(broken.old, broken.new)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, module.__name__, module)
         exec(compile(code, broken.name, "exec"), module.__dict__)
-        patch.setattr(testbed, "sbus", module)
+        patch.setattr(fake_kernel, "sbus", module)
         yield
 
 
@@ -473,7 +476,7 @@ class TestBrokenServers:
 # The kit
 # =============================================================================
 
-NAIVE = HERE / "naive_server.py"
+NAIVE = ROOT / "tests/naive_server.py"
 
 
 def naive(path: Path = NAIVE) -> str:
@@ -481,9 +484,9 @@ def naive(path: Path = NAIVE) -> str:
     return f"{sys.executable} {path} {{address}}"
 
 
-def run_kit(*arguments: str) -> testbed.Result:
+def run_kit(*arguments: str) -> programs.Result:
     """Run the command."""
-    return testbed.run("spec/conformance", *arguments)
+    return run("spec/conformance", *arguments)
 
 
 def broken_naive(directory: Path, statement: str, start: str = "UNSUB") -> str:
@@ -700,7 +703,7 @@ class TestKit:
     def test_without_the_specification(self, directory: Path) -> None:
         """Nothing is run, and that is not a success."""
         copy = shutil.copytree(SPEC / "conformance", directory / "conformance")
-        done = testbed.run(str(copy), "--server", naive())
+        done = run(str(copy), "--server", naive())
         assert done.status == 2 and "no examples" in done.errors, done
 
     def test_the_folder_alone(self, directory: Path) -> None:
@@ -708,7 +711,7 @@ class TestKit:
         copy = shutil.copytree(SPEC, directory / "spec")
         kit = copy / "conformance"
         arguments = (str(kit), "--server", naive(), "--only", "PUB-1")
-        done = testbed.run(*arguments, cwd="/", env={})
+        done = run(*arguments, cwd="/", env={})
         assert done.status == 0 and " passed, 0 failed" in done.output, done
 
     def test_only_the_standard_library_is_imported(self) -> None:

@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 
 import sbus_spark
 from pipeline_paper import Event
+from real_bus import RealBus, wait_for
 from sbus_client import Client
-from testbed import RealBus, wait_for
 
 TOP = Path(__file__).parents[1]
 PROGRAM = (sys.executable, str(TOP / "pipeline" / "sbus_spark"))

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 import sbus
+from fake_kernel import FakeKernel
+from packets import publish
 from pipeline_paper import Event, PaperBus, write_trace
 from pipeline_plants import PLANTED
-from testbed import FakeKernel, publish
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from pipeline_paper import PaperBus, find, write_segments
+from real_bus import RealBus
 from sbus_client import Client
-from testbed import RealBus
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 

@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""bench_sbus: how fast a server is, beside the least that Python can do.
+"""speed: how fast a server is, beside the least that Python can do.
 
-    python3 bench_sbus.py                            sbus.py, all scenarios
-    python3 bench_sbus.py --server 'CMD {address}'   any other server
-    python3 bench_sbus.py --only pipe-64,churn       some scenarios
-    python3 bench_sbus.py --list                     what there is
+    python3 -m bench.speed                            sbus.py, all scenarios
+    python3 -m bench.speed --server 'CMD {address}'   any other server
+    python3 -m bench.speed --only pipe-64,churn       some scenarios
+    python3 -m bench.speed --list                     what there is
 
-It needs CPython 3.9 or later on Linux, and sbus.py and sbus_client.py beside
-it.
+It is started in the folder that has sbus.py and sbus_client.py, and needs
+CPython 3.9 or later on Linux.
 Each scenario runs in several rounds, each on a fresh server.  What it is
 compared with runs in the same round, after it and before it in turn.  A
 figure is the median of the rounds, and a ratio, the figure divided by the
 one that it is compared with, is the median of the rounds' ratios.
 
-The relay is the baseline: one loop in Python that receives a packet, looks
-its key up in a dictionary and sends it on, without queues, limits or checks.
+The relay is the baseline (relay.py).
 Ratios of one run mean something; figures of two runs are not comparable.
 
 The load is made by processes, one for each publisher and each subscriber,
@@ -51,7 +50,6 @@ import platform
 import random
 import re
 import resource
-import select
 import shlex
 import signal
 import socket
@@ -69,8 +67,9 @@ import sbus
 import sbus_client
 
 HERE = Path(__file__).resolve().parent
-OWN_SERVER = [sys.executable, str(HERE / "sbus.py"), "-f", "-a", "{address}"]
-RELAY = [sys.executable, str(Path(__file__).resolve()), "--relay", "{address}"]
+OWN_SERVER = [sys.executable, str(HERE.parent / "sbus.py")]
+OWN_SERVER += ["-f", "-a", "{address}"]
+RELAY = [sys.executable, str(HERE / "relay.py"), "{address}"]
 WHOAMI = b"CMSG !/cred/whoami"
 SEND_BUFFER_BYTES = 212_992  # asked for; the kernel doubles it
 IDLE_SECONDS_MAX = 10  # that a client of the load waits for a packet
@@ -91,87 +90,6 @@ class LoadError(BenchError):
 
 class ServerError(BenchError):
     """The server did not start, or ended; nothing goes on."""
-
-
-# =============================================================================
-# The relay
-# =============================================================================
-
-
-class Relay:
-    """The least that a relay in one Python thread can do.
-
-    A client has one subscription, its last: to a key, or to all keys that
-    begin with it if it ends in '/'.  Sending waits for slow receivers.
-    """
-
-    def __init__(self, address: str) -> None:
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.listener.bind(address)
-        self.listener.listen(4096)
-        self.clients: dict[int, socket.socket] = {}
-        self.patterns: dict[socket.socket, bytes] = {}
-        self.routes: dict[bytes, list[Callable[[memoryview], int]]] = {}
-        self.buffer = bytearray(409_600)
-
-    def run(self) -> None:
-        """Serve until a signal ends the process."""
-        poll = select.epoll()
-        poll.register(self.listener, select.EPOLLIN)
-        while True:
-            for descriptor, _ in poll.poll():
-                if descriptor in self.clients:
-                    self.turn(self.clients[descriptor])
-                else:
-                    client, _ = self.listener.accept()
-                    set_send_buffer(client)
-                    self.clients[client.fileno()] = client
-                    poll.register(client, select.EPOLLIN)
-
-    def turn(self, client: socket.socket) -> None:
-        """Send on a run of a client's packets."""
-        view, find = memoryview(self.buffer), self.buffer.find
-        try:
-            for _ in range(64):
-                size = client.recv_into(view, 0, socket.MSG_DONTWAIT)
-                end = find(0, 4, size)
-                if end < 0 or view[0] != 0x4D:  # not MSG
-                    if not size:
-                        return self.forget(client)
-                    self.handle(client, view[:size].tobytes())
-                    continue
-                key = view[4:end].tobytes()
-                for send in self.routes.get(key) or self.route(key):
-                    send(view[:size])
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.forget(client)
-
-    def route(self, key: bytes) -> list[Callable[[memoryview], int]]:
-        """Return what sends to the receivers of a key, and remember it."""
-        self.routes[key] = [
-            client.send
-            for client, pattern in self.patterns.items()
-            if pattern == key
-            or (pattern.endswith(b"/") and key.startswith(pattern))
-        ]
-        return self.routes[key]
-
-    def handle(self, client: socket.socket, packet: bytes) -> None:
-        """Do what a packet that is no message asks for."""
-        if packet.startswith(b"SUB "):
-            self.patterns[client] = packet[4:]
-            self.routes.clear()
-        elif packet == WHOAMI:
-            client.send(WHOAMI + b"\0!/cred/0/0/0")
-
-    def forget(self, client: socket.socket) -> None:
-        """Close a client's socket."""
-        self.patterns.pop(client, None)
-        self.routes.clear()
-        del self.clients[client.fileno()]
-        client.close()
 
 
 # =============================================================================
@@ -283,7 +201,7 @@ def on_server(command: Sequence[str], measure: Measure) -> Sample:
 
     Raises: LoadError, ServerError.
     """
-    with tempfile.TemporaryDirectory(prefix="bench_sbus-") as directory:
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         server = Server(command, directory)
         try:
             server.wait_until_it_listens()
@@ -1242,7 +1160,7 @@ class OptionParser(argparse.ArgumentParser):
     """Answers a wrong option with one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"bench_sbus: {message}; --help lists the options\n")
+        self.exit(2, f"bench.speed: {message}; --help lists the options\n")
 
 
 def rounds_number(text: str) -> int:
@@ -1277,12 +1195,12 @@ def scenario_names(text: str) -> list[str]:
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options; exit with status 2 if they are wrong."""
     parser = OptionParser(
-        prog="bench_sbus",
+        prog="bench.speed",
         description="Measure an sbus server beside a bare relay in Python.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    text = "with {address} in it (default: sbus.py beside this file)"
+    text = "with {address} in it (default: sbus.py of this folder)"
     add("--server", metavar="COMMAND", type=server_command, help=text)
     text = "these (default: all; matching and trace not with --server)"
     add("--only", metavar="NAME,...", type=scenario_names, help=text)
@@ -1291,7 +1209,6 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--list", action="store_true", help="list the scenarios and end")
     add("--json", action="store_true", help="print JSON, not a table")
     add("--check", action="store_true", help="status 1 if a target is missed")
-    add("--relay", metavar="ADDRESS", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
@@ -1304,7 +1221,7 @@ def show_progress(text: str) -> None:
 def complain(line: str) -> None:
     """Write a line to standard error."""
     show_progress("")
-    print(f"bench_sbus: {line}", file=sys.stderr, flush=True)
+    print(f"bench.speed: {line}", file=sys.stderr, flush=True)
 
 
 def bench(options: argparse.Namespace) -> int:
@@ -1340,8 +1257,6 @@ def bench(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     options = parse_options(arguments)
-    if options.relay:
-        Relay(options.relay).run()
     if options.list:
         for name, work in WORK.items():
             print(f"{name:<10}  {work}")

@@ -41,7 +41,7 @@ from conformance.examples import (
 from conformance.kit import level_of, obstacle_kinds, origin_of
 from conformance.rules import SPEC, Rule, read_rules
 
-HERE = SPEC.parent
+ROOT = SPEC.parent
 REQUIREMENTS = SPEC / "requirements.tsv"
 TRACEABILITY = SPEC / "traceability.md"
 VECTORS = SPEC / "vectors"
@@ -254,7 +254,7 @@ def code_by_rule() -> dict[str, list[str]]:
     """Return where the server and the client cite each rule."""
     code: dict[str, list[str]] = {rule: [] for rule in read_rules()}
     for file in ("sbus.py", "sbus_client.py"):
-        for place in citations(HERE / file):
+        for place in citations(ROOT / file):
             for rule in place.rules & set(code):
                 code[rule].append(f"{file} {place.name}".strip())
     return code
@@ -272,7 +272,7 @@ def examples_by_rule() -> dict[str, list[str]]:
 def tests_by_rule() -> dict[str, list[str]]:
     """Return the tests whose docstrings cite each rule."""
     tests: dict[str, list[str]] = {rule: [] for rule in read_rules()}
-    for file in sorted(HERE.glob("test_sbus*.py")):
+    for file in sorted(ROOT.glob("test_sbus*.py")):
         for place in citations(file):
             for rule in place.rules & set(tests):
                 if ".test_" in place.name:

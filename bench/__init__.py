@@ -1,0 +1,9 @@
+"""How fast a server is, and what one user's storms do to another.
+
+    speed     make bench: scenarios, each beside the relay in the same run
+    relay     the least that a bus in Python can do
+    attack    make attack: storms, and how long another user waits meanwhile
+
+Of the repository, speed imports sbus and sbus_client; attack and relay
+nothing.
+"""

@@ -1,0 +1,97 @@
+"""Programs of the repository that run beside a test, or to their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS_MAX = 20.0  # nothing that a test waits for takes nearly as long
+
+
+class Result(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    status: int
+    output: str
+    errors: str
+
+
+def run(*command: str, **options: Any) -> Result:
+    """Run one of our files to its end, with Python."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / command[0]), *command[1:]],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        **options,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+@contextlib.contextmanager
+def child_process(work: Callable[[], object]) -> Iterator[int]:
+    """Have a child process do some work; kill it in the end."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    try:
+        yield child
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+# What a user has: output into a pipe is kept back unless it is flushed
+ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": ""}
+
+
+@contextlib.contextmanager
+def started(
+    address: str, *arguments: str, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Run sbus_client.py beside the test, up to its own end."""
+    file = str(ROOT / "sbus_client.py")
+    with subprocess.Popen(
+        [sys.executable, file, "-a", address, *arguments],
+        **{
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "env": ENVIRONMENT,
+            **options,
+        },
+    ) as process:
+        try:
+            yield process
+            process.wait(SECONDS_MAX)
+        finally:
+            process.kill()
+
+
+def outcome(process: subprocess.Popen[str]) -> Result:
+    """Return how a command ends that runs beside the test."""
+    output, errors = process.communicate(timeout=SECONDS_MAX)
+    return Result(process.returncode, output or "", errors)
+
+
+def has_ended(process: subprocess.Popen[str]) -> bool:
+    """Return whether a command has ended."""
+    return process.poll() is not None
+
+
+def gone(address: str) -> str:
+    """Return the line of a command that the server has disconnected."""
+    what = "has closed the connection: it stopped, or it refused what was"
+    what += " sent or this user; its log says why"
+    return f"sbus: the server at {address} {what}\n"
