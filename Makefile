@@ -43,7 +43,7 @@ attack:
 	$(PYTHON) bench/attack.py $(ARGS)
 
 requirements vectors trace:
-	PYTHONPATH=spec $(PYTHON) tests/traceability.py $@
+	PYTHONPATH=spec $(PYTHON) tests/kit/traceability.py $@
 
 conformance:
 	@$(PYTHON) spec/conformance --server "$$SERVER" $(ARGS)

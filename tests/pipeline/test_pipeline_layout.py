@@ -15,7 +15,7 @@ pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
 from sbus_spark import write_archive
 
-PIPELINE = Path(__file__).parents[1] / "pipeline"
+PIPELINE = Path(__file__).parents[2] / "pipeline"
 PACKAGE = PIPELINE / "sbus_spark"
 
 

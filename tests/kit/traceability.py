@@ -272,7 +272,8 @@ def examples_by_rule() -> dict[str, list[str]]:
 def tests_by_rule() -> dict[str, list[str]]:
     """Return the tests whose docstrings cite each rule."""
     tests: dict[str, list[str]] = {rule: [] for rule in read_rules()}
-    for file in sorted(ROOT.glob("test_sbus*.py")):
+    files = sorted(ROOT.glob("tests/**/test_*.py"))
+    for file in [ROOT / "test_sbus.py", *files]:
         for place in citations(file):
             for rule in place.rules & set(tests):
                 if ".test_" in place.name:

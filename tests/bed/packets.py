@@ -17,5 +17,6 @@ def publications(count: int, key: bytes = b"k") -> Sequence[bytes]:
     return [publish(key, b"%d" % number) for number in range(count)]
 
 
-ANSWER = WHOAMI + b"\0!/cred/100/1000/4242"
+ANSWER_HEAD = WHOAMI + b"\0"
+ANSWER = ANSWER_HEAD + b"!/cred/100/1000/4242"
 HEAD_BYTES = len(publish(b"k"))  # of a packet with the key `k`

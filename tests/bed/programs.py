@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+NAIVE = ROOT / "tests/kit/naive_server.py"
 SECONDS_MAX = 20.0  # nothing that a test waits for takes nearly as long
 
 
@@ -95,3 +96,8 @@ def gone(address: str) -> str:
     what = "has closed the connection: it stopped, or it refused what was"
     what += " sent or this user; its log says why"
     return f"sbus: the server at {address} {what}\n"
+
+
+def naive(path: Path = NAIVE) -> str:
+    """Return the command of the naive server, or of a copy of it."""
+    return f"{sys.executable} {path} {{address}}"

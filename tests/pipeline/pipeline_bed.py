@@ -24,7 +24,7 @@ from pipeline_paper import Event
 from real_bus import RealBus, wait_for
 from sbus_client import Client
 
-TOP = Path(__file__).parents[1]
+TOP = Path(__file__).parents[2]
 PROGRAM = (sys.executable, str(TOP / "pipeline" / "sbus_spark"))
 # Begins a script that imports sbus_spark.  PYTHONPATH would be inherited by
 # workers, which are to have the code by its archive

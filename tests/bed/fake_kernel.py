@@ -14,7 +14,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 import sbus
+from packets import publish
+
+OWNER = 500  # the bus owner of a FakeKernel, unless told otherwise
+ROUNDS_MAX = 60  # with something to do, before a test calls it spinning
 
 
 class FakeWire:
@@ -216,7 +222,7 @@ class FakeKernel:
     def __init__(
         self,
         limits: sbus.Limits | None = None,
-        owner_uid: int = 500,
+        owner_uid: int = OWNER,
         **options: Any,
     ) -> None:
         self.now = 0.0
@@ -262,3 +268,21 @@ class FakeKernel:
         """Let time pass."""
         self.now += seconds
         self.run()
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """Return a list that grows with each call of a function of sbus.py."""
+    function, calls = getattr(sbus, name), []
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return function(*arguments)
+
+    monkeypatch.setattr(sbus, name, counted)
+    return calls
+
+
+def small(backlog_packets: int, payload_bytes: int = 1) -> sbus.Limits:
+    """Return limits with room for so many packets with the key `k`."""
+    size = len(publish(b"k")) + payload_bytes + sbus.PACKET_OVERHEAD_BYTES
+    return sbus.Limits(max_backlog=backlog_packets * size)

@@ -18,8 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Callable
 
+import pytest
+
 from packets import WHOAMI
 from programs import ROOT, SECONDS_MAX
+
+needs_root = pytest.mark.skipif(
+    os.getuid() != 0, reason="only root can connect as other users"
+)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,112 @@
+"""The command line of sbus_client.py, beside a test and on a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+from programs import ENVIRONMENT, ROOT, SECONDS_MAX, Result, run
+from real_bus import RealBus, wait_for
+from sbus_client import Client
+
+
+def sbus(address: str, *arguments: str, **options: Any) -> Result:
+    """Run sbus_client.py to its end."""
+    options = {"stdin": subprocess.DEVNULL, "env": ENVIRONMENT, **options}
+    if "input" in options:
+        del options["stdin"]
+    return run("sbus_client.py", "-a", address, *arguments, **options)
+
+
+def patterns_of(bus: RealBus) -> int:
+    """Return how many patterns a server has stored since its start."""
+    trace = Path(bus.path).with_name("trace")
+    return trace.read_text().count('"ev":"sub"')
+
+
+def wait_for_patterns(bus: RealBus, count: int) -> None:
+    """Return once a server has stored so many patterns."""
+    wait_for(lambda: patterns_of(bus) >= count)
+
+
+def publish_all(address: str, *messages: tuple[str | bytes, bytes]) -> None:
+    """Publish messages, and return once they are routed."""
+    with Client(address) as client:
+        for message in messages:
+            client.publish(*message)
+        client.sync(SECONDS_MAX)
+
+
+def handles(pid: int, number: int) -> bool:
+    """Return whether a process catches a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = re.search(r"SigCgt:\t(\w+)", status)
+    assert caught
+    return bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+class Terminal:
+    """A command on a pseudo-terminal."""
+
+    def __init__(
+        self,
+        *arguments: str,
+        columns: int = 60,
+        rows: int = 8,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.master, slave = pty.openpty()
+        size = struct.pack("HHHH", rows, columns, 0, 0)
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, size)
+        self.before = termios.tcgetattr(slave)
+        self.output = ""
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "sbus_client.py"), *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**ENVIRONMENT, **(env or {})},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        self.slave = slave
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        for file in (self.master, self.slave):
+            os.close(file)
+
+    def press(self, text: bytes) -> None:
+        """Type at the terminal."""
+        os.write(self.master, text)
+
+    def read(self) -> bool:
+        """Add what is printed to the output; return whether there is any."""
+        if not select.select([self.master], [], [], 0.01)[0]:
+            return False
+        self.output += os.read(self.master, 65_536).decode("utf-8")
+        return True
+
+    def wait_for(self, text: str) -> None:
+        """Return once the output holds a text, of the pattern."""
+        wait_for(lambda: self.read() and re.search(text, self.output))
+
+    def end(self) -> int:
+        """Return the exit status; all that was printed is in the output."""
+        wait_for(lambda: not self.read() and self.process.poll() is not None)
+        while self.read():
+            pass
+        return self.process.returncode

@@ -1,0 +1,147 @@
+"""The examples of spec/ on a fake kernel: a server in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+import fake_kernel
+import sbus
+from conformance.conversation import END, Failure, perform
+from conformance.examples import (
+    PARSERS,
+    Block,
+    Case,
+    MatchCase,
+    read_blocks,
+    read_cases,
+)
+from conformance.kit import Result
+from conformance.rules import read_rules
+from fake_kernel import OWNER, FakeKernel, FakePeer
+from packets import WHOAMI
+
+BLOCKS = list(read_blocks())
+CASES = read_cases()
+
+
+@contextlib.contextmanager
+def crashes_are_failures() -> Iterator[None]:
+    """Report an exception of the server as what it is: the server's end."""
+    try:
+        yield
+    except Failure:
+        raise
+    except Exception as error:
+        raise Failure(f"the server crashed: {error!r}") from error
+
+
+class FakeConnection:
+    """A client on a fake kernel; see Connection."""
+
+    def __init__(self, kernel: FakeKernel, peer: FakePeer) -> None:
+        self.kernel = kernel
+        self.wire = peer.wire
+        self.gid, self.uid, self.pid = peer.wire.credentials
+
+    def send(self, packet: bytes) -> None:
+        if self.wire.closed:
+            raise Failure("cannot send: the server has closed")
+        self.wire.incoming.append(packet)
+
+    def settle(self) -> None:
+        with crashes_are_failures():
+            self.kernel.run()
+
+    def receive(self) -> bytes:
+        self.settle()
+        packet = self.pending()
+        if packet is None:
+            raise Failure("received nothing")
+        if packet != END:
+            self.wire.taken.popleft()
+            self.settle()
+        return packet
+
+    def pending(self) -> bytes | None:
+        if self.wire.taken:
+            return self.wire.taken[0]
+        return END if self.wire.closed else None
+
+    def shut(self) -> None:
+        self.wire.ended = True
+
+    def deafen(self) -> None:
+        self.wire.deaf = True
+
+    def close(self) -> None:
+        self.wire.reset = bool(self.wire.taken)
+        self.wire.ended = self.wire.deaf = True
+
+    def set_room(self, count: int) -> None:
+        self.wire.room = count
+
+
+class FakeBus:
+    """A server on a fake kernel; see Bus."""
+
+    def __init__(self, options: Sequence[str]) -> None:
+        parsed = sbus.parse_options(list(options))
+        fields = sbus.Limits._fields
+        self.kernel = FakeKernel(
+            sbus.Limits(*(getattr(parsed, field) for field in fields)),
+            OWNER,
+            strict=parsed.strict,
+            cred_prefix=parsed.cred_prefix,
+            allowed_uids={OWNER, *parsed.user} if parsed.user else None,
+        )
+
+    def connect(
+        self, is_process: bool, credentials: dict[str, int]
+    ) -> FakeConnection:
+        with crashes_are_failures():
+            peer = self.kernel.connect(**{"uid": OWNER, **credentials})
+        return FakeConnection(self.kernel, peer)
+
+    def wait(self, seconds: float) -> None:
+        with crashes_are_failures():
+            self.kernel.wait(seconds)
+
+    def fault(self) -> str:
+        try:
+            self.wait(0)
+            client = self.connect(False, {})
+            client.send(WHOAMI)
+            answer = client.receive()
+        except Failure as failure:
+            return str(failure)
+        return "" if answer.startswith(WHOAMI) else f"answered {answer!r}"
+
+
+def run_on_fake_kernel(case: Case) -> Result:
+    """Run one case in this process."""
+    conversation = case.conversation()
+    wrong, said = perform(FakeBus(conversation.options), conversation)
+    if isinstance(case, MatchCase) and not wrong:
+        server: Any = vars(fake_kernel)["sbus"]  # or a broken one
+        selected = server.pattern_matches(case.pattern, case.key)
+        if selected is not case.selected:
+            wrong = "the definition does not agree with the table"
+    verdict = "failed" if wrong else "passed"
+    return Result(case.name, case.rules, verdict, wrong, tuple(said))
+
+
+RULES = read_rules()
+
+
+def cases_of(block: Block) -> list[Case]:
+    """Return the cases of a block."""
+    return list(PARSERS[block.kind](block))
+
+
+each_block = pytest.mark.parametrize(
+    "block", BLOCKS, ids=[block.name for block in BLOCKS]
+)

@@ -1,0 +1,24 @@
+"""How much a test does: a first size, or with SBUS_SOAK=4 the full one."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+FACTOR = max(1, int(os.environ.get("SBUS_SOAK", "1")))
+IS_SOAK = FACTOR > 1
+SOAK = pytest.mark.timeout(900 if IS_SOAK else 120)
+# A proof takes a core for long, and logs what nobody reads
+PROOF = [
+    pytest.mark.timeout(300 * FACTOR**2),
+    pytest.mark.usefixtures("undisturbed"),
+]
+
+
+def either(soak: T, test: T) -> T:
+    """Return the one size in "make soak" and the other in "make test"."""
+    return soak if IS_SOAK else test

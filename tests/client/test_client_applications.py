@@ -1,0 +1,668 @@
+"""Tests of the client in programs: event loops, threads, asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import pytest
+
+import sbus_client
+from client_ends import Ends, fill
+from packets import ANSWER, HEAD_BYTES, WHOAMI, publications
+from programs import SECONDS_MAX
+from real_bus import Listener, Peer, RealBus, seqpacket_pair
+from sbus_client import (
+    PACKET_BYTES_MAX,
+    AsyncClient,
+    Client,
+    Credentials,
+    Disconnected,
+    IdentityError,
+    Message,
+    PacketError,
+    PacketTooLarge,
+    Received,
+    acknowledge,
+    parse_request,
+    prove_identity,
+    reply,
+    request,
+    verify_identity,
+)
+
+Work = Callable[[], object]
+
+
+@contextlib.contextmanager
+def beside(work: Work) -> Iterator[None]:
+    """Do some work in another thread; raise what it raises."""
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        yield
+        done.result(SECONDS_MAX)
+
+
+class TestApplications:
+    """acknowledge, request and reply, proofs of identity."""
+
+    @pytest.fixture
+    def two(self, bus: RealBus) -> Iterator[tuple[Client, Client]]:
+        """Two clients; the second listens to `service`."""
+        with Client(bus.path) as one, Client(bus.path) as other:
+            other.subscribe("service")
+            other.sync()
+            yield one, other
+
+    def test_acknowledge(self, two: tuple[Client, Client]) -> None:
+        """[PUB-6] What was published before arrives before, and is kept."""
+        one, other = two
+        one.subscribe("k")
+        one.publish("k", b"v")
+        one.publish("service", b"v")
+        acknowledge(one, SECONDS_MAX)
+        assert one.receive(0) == (b"k", b"v")
+        assert other.receive(0) == (b"service", b"v")
+        with pytest.raises(TimeoutError):
+            one.receive(0)
+
+    def test_acknowledge_without_an_echo(self, bus: RealBus) -> None:
+        """[ECHO-2] Without echoes nothing comes back; then it is over."""
+        with Client(bus.path) as client:
+            client.control("echo/off")
+            with pytest.raises(TimeoutError):
+                acknowledge(client, 0.05)
+            client.sync(SECONDS_MAX)
+            assert client._patterns == {}
+
+    def test_server_that_goes_away(self, ends: Ends) -> None:
+        """The error is that of the server, not of what comes after it."""
+        ends.server.send(ANSWER)
+        ends.server.wire.shutdown(socket.SHUT_WR)
+        with pytest.raises(Disconnected):
+            acknowledge(ends.client, SECONDS_MAX)
+
+    def test_server_that_goes_away_for_long(self, listener: Listener) -> None:
+        """A client that reconnects does not wait for that in a helper."""
+
+        def serve() -> None:
+            with listener.accept() as server:
+                listener.wire.close()
+                server.receive()
+                server.send(ANSWER)
+                assert server.receive().startswith(b"SUB ")
+                assert server.receive().startswith(b"MSG ")
+
+        with Client(listener.path, reconnect=True) as client:
+            with beside(serve), pytest.raises(Disconnected):
+                acknowledge(client, SECONDS_MAX)
+            assert not list(client._kept)
+
+    def test_request(self, two: tuple[Client, Client]) -> None:
+        """[CRED-10] The answer comes under a private key."""
+        one, other = two
+
+        def serve() -> None:
+            asked = parse_request(other.receive(SECONDS_MAX))
+            path = other.whoami(SECONDS_MAX).path
+            assert asked.reply_key.startswith(path + b"/")  # one process
+            assert asked[:2] == (b"service", b"1\0002")
+            reply(other, asked, b"answer")
+
+        with beside(serve):
+            answer = request(one, "service", b"1\0002", SECONDS_MAX)
+        assert answer == b"answer"
+        assert one._patterns == {}
+
+    def test_request_that_nobody_answers(
+        self, two: tuple[Client, Client]
+    ) -> None:
+        """A late answer is not taken for that to another request."""
+        one, other = two
+        with pytest.raises(TimeoutError):
+            request(one, "service", timeout=0.01)
+        late = parse_request(other.receive(SECONDS_MAX))
+        reply(other, late, b"late")
+        with beside(
+            lambda: reply(
+                other, parse_request(other.receive(SECONDS_MAX)), b"right"
+            )
+        ):
+            assert request(one, "service", timeout=SECONDS_MAX) == b"right"
+
+    @pytest.mark.parametrize(
+        "payload",
+        [
+            b"",
+            b"!/cred/1/2/3/x",
+            b"a\0",
+            b"!/cred/1/2/3\0",
+            b"x/!/cred/1/2/3/y\0",
+        ],
+    )
+    def test_message_that_is_no_request(self, payload: bytes) -> None:
+        """[CRED-10] An answer goes to a secret key and nowhere else."""
+        with pytest.raises(PacketError):
+            parse_request(Message(b"k", payload))
+
+    def test_proof_of_identity(self, two: tuple[Client, Client]) -> None:
+        """[CRED-10] [CRED-11] Each learns who the other is."""
+        one, other = two
+        found = []
+
+        def verify() -> None:
+            message = other.receive(SECONDS_MAX)
+            found.append(verify_identity(other, message, SECONDS_MAX))
+
+        with beside(verify):
+            found.append(prove_identity(one, "service", SECONDS_MAX))
+        assert found == [one.whoami(), other.whoami()]
+
+    def test_liar_who_cannot_read(self, two: tuple[Client, Client]) -> None:
+        """[CRED-11] Who names another's key does not hear the challenge."""
+        one, other = two
+        one.publish("service", b"!/cred/0/0/1/x\0")
+        message = other.receive(SECONDS_MAX)
+        with pytest.raises(TimeoutError):
+            verify_identity(other, message, 0.05)
+
+    @pytest.mark.parametrize("fault", ["challenge", "owner"])
+    def test_liar_who_proves(
+        self, two: tuple[Client, Client], fault: str
+    ) -> None:
+        """[CRED-11] A wrong text, or another's key, is no proof."""
+        one, other = two
+
+        def lie() -> None:
+            own = one.whoami(SECONDS_MAX).path + b"/x"
+            one.subscribe(own)
+            one.publish("service", own + b"\0")
+            key, _, text = one.receive(SECONDS_MAX).payload.partition(b"\0")
+            text = bytes(16) if fault == "challenge" else text
+            own = own if fault == "challenge" else b"!/cred/0/0/1/x"
+            one.publish(key, own + b"\0" + bytes(16) + text)
+
+        with beside(lie), pytest.raises(IdentityError, match="not repeat"):
+            message = other.receive(SECONDS_MAX)
+            verify_identity(other, message, SECONDS_MAX)
+
+    def test_liar_who_verifies(self, two: tuple[Client, Client]) -> None:
+        """[CRED-11] A wrong text is no proof of the one that was asked."""
+        one, other = two
+
+        def lie() -> None:
+            first = parse_request(other.receive(SECONDS_MAX))
+            own = other.whoami(SECONDS_MAX).path + b"/x"
+            other.subscribe(own)
+            reply(other, first, own + b"\0challenge")
+            third = parse_request(other.receive(SECONDS_MAX))
+            reply(other, third, b"wrong")
+
+        with beside(lie), pytest.raises(IdentityError, match="not repeat"):
+            prove_identity(one, "service", SECONDS_MAX)
+
+    def test_receive_where(self, ends: Ends) -> None:
+        """The first that is wanted, kept or new; the others stay in order."""
+        ends.server.send(*publications(3), ANSWER, *publications(2))
+        ends.client.sync(0)
+
+        def is_one(received: Received) -> bool:
+            return received.payload == b"1"
+
+        for _ in range(2):
+            assert ends.client.receive_where(is_one, 0) == (b"k", b"1")
+        with pytest.raises(TimeoutError):
+            ends.client.receive_where(is_one, 0)
+        left = [ends.client.receive(0).payload for _ in range(3)]
+        assert left == [b"0", b"2", b"0"]
+
+
+class AsyncEnds(NamedTuple):
+    """A client for asyncio, and the other end of its socket."""
+
+    client: AsyncClient
+    server: Peer
+
+
+@contextlib.asynccontextmanager
+async def async_ends() -> AsyncIterator[AsyncEnds]:
+    """Connect a client for asyncio with the test."""
+    ours, theirs = seqpacket_pair()
+    with Peer(theirs) as server:
+        async with AsyncClient(fd=ours.detach()) as client:
+            yield AsyncEnds(client, server)
+
+
+async def fill_up(client: AsyncClient) -> int:
+    """Publish until the kernel takes no more; return how many it took."""
+    assert client._client
+    return fill(client._client)
+
+
+async def waiting(work: Coroutine[Any, Any, Done]) -> asyncio.Task[Done]:
+    """Return a task that has begun to wait for its descriptor."""
+    task = asyncio.ensure_future(work)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+Done = TypeVar("Done")
+Test = TypeVar("Test", bound=Callable[..., Coroutine[Any, Any, None]])
+
+
+def in_loop(test: Test) -> Callable[..., None]:
+    """Run a test in an event loop; nothing of it may be left over."""
+
+    @functools.wraps(test)
+    def run_test(*arguments: Any, **names: Any) -> None:
+        async def work() -> None:
+            await asyncio.wait_for(test(*arguments, **names), SECONDS_MAX)
+
+        asyncio.run(work(), debug=True)
+
+    return run_test
+
+
+class TestAsyncClient:
+    """The same for asyncio."""
+
+    @in_loop
+    async def test_calls_send_what_those_of_client_do(self) -> None:
+        """[SUB-1] [UNSUB-1] [PUB-1] [CTL-1] One packet for each call."""
+        async with async_ends() as (client, server):
+            await client.subscribe("é")
+            await client.unsubscribe(b"\xff")
+            await client.publish("k", bytearray(b"v"))
+            await client.control("x", b"v")
+            assert [server.receive() for _ in range(4)] == [
+                b"SUB \xc3\xa9",
+                b"UNSUB \xff",
+                b"MSG k\0v",
+                b"CMSG x\0v",
+            ]
+
+    @in_loop
+    async def test_errors_are_those_of_client(self) -> None:
+        """[KEY-1] [LIMIT-1] What is wrong is not sent."""
+        async with async_ends() as (client, server):
+            with pytest.raises(PacketError):
+                await client.subscribe("a\0b")
+            with pytest.raises(PacketTooLarge):
+                await client.publish("k", bytes(PACKET_BYTES_MAX))
+            with pytest.raises(TypeError):
+                await client.publish("k", "text")  # type: ignore
+            await client.publish("k", bytes(PACKET_BYTES_MAX - HEAD_BYTES))
+            assert len(server.receive()) == PACKET_BYTES_MAX
+
+    @in_loop
+    async def test_receive_waits(self) -> None:
+        """A message that comes later wakes the task."""
+        async with async_ends() as (client, server):
+            task = await waiting(client.receive())
+            server.send(b"MSG k\0v")
+            assert await task == (b"k", b"v")
+
+    @in_loop
+    async def test_timeout(self) -> None:
+        """TimeoutError is Python's own; 0 takes what is there."""
+        async with async_ends() as (client, server):
+            start = time.monotonic()
+            for timeout in (0, 0.01):
+                with pytest.raises(TimeoutError):
+                    await client.receive(timeout)
+            assert time.monotonic() - start >= 0.01
+            server.send(b"MSG k\0v")
+            assert await client.receive(0) == (b"k", b"v")
+
+    @in_loop
+    async def test_cancelled_receive_loses_nothing(self) -> None:
+        """What comes at the moment of the cancellation comes later."""
+        async with async_ends() as (client, server):
+            for number in range(3):
+                task = await waiting(client.receive())
+                server.send(b"MSG k\0%d" % number)
+                for _ in range(number):  # the loop may have seen it
+                    await asyncio.sleep(0)
+                if not task.done():
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                    received = await client.receive(0)
+                else:
+                    received = task.result()
+                assert received == (b"k", b"%d" % number)
+                with pytest.raises(TimeoutError):
+                    await client.receive(0)
+
+    @in_loop
+    async def test_publish_waits_for_room(self) -> None:
+        """Back-pressure: a publish awaits until the kernel takes it."""
+        async with async_ends() as (client, server):
+            count = await fill_up(client)
+            task = await waiting(client.publish("last"))
+            for _ in range(count):
+                assert server.receive() == b"MSG k\0"
+            await task
+            assert server.receive() == b"MSG last\0"
+
+    @in_loop
+    async def test_cancelled_publish_sends_nothing(self) -> None:
+        """What did not fit when it was cancelled is never sent."""
+        async with async_ends() as (client, server):
+            count = await fill_up(client)
+            task = await waiting(client.publish("cancelled"))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            for _ in range(count):
+                server.receive()
+            await client.publish("next")
+            assert server.receive() == b"MSG next\0"
+
+    @in_loop
+    async def test_two_publishers_wait(self) -> None:
+        """One that is cancelled does not take the other's event with it."""
+        async with async_ends() as (client, server):
+            count = await fill_up(client)
+            one = await waiting(client.publish("one"))
+            two = await waiting(client.publish("two"))
+            one.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await one
+            for _ in range(count):
+                server.receive()
+            await two
+            assert server.receive() == b"MSG two\0"
+
+    @in_loop
+    async def test_many_receivers(self) -> None:
+        """Each message goes to one of the tasks that wait."""
+        async with async_ends() as (client, server):
+            tasks = [await waiting(client.receive()) for _ in range(5)]
+            server.send(*publications(5))
+            received = [(await task).payload for task in tasks]
+            assert sorted(received) == [b"0", b"1", b"2", b"3", b"4"]
+
+    @in_loop
+    async def test_timeout_beside_another_receiver(self) -> None:
+        """One that gives up does not take the other's event with it."""
+        async with async_ends() as (client, server):
+            task = await waiting(client.receive())
+            with pytest.raises(TimeoutError):
+                await client.receive(0.001)
+            server.send(b"MSG k\0v")
+            assert await task == (b"k", b"v")
+
+    @in_loop
+    async def test_loop_watches_nothing_that_nobody_waits_for(self) -> None:
+        """A reader that was left behind would keep the loop busy."""
+        loop = asyncio.get_running_loop()
+        async with async_ends() as (client, server):
+            with pytest.raises(TimeoutError):
+                await client.receive(0.001)
+            task = await waiting(client.receive())
+            server.send(b"MSG k\0v")
+            await task
+            assert not loop.remove_reader(client.fileno())
+            await fill_up(client)
+            task = await waiting(client.receive())
+            publishing = await waiting(client.publish("k"))
+            publishing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await publishing
+            assert not loop.remove_writer(client.fileno())
+            fd = client.fileno()
+            client.close()
+            assert not loop.remove_reader(fd)
+            with pytest.raises(Disconnected):
+                await task
+
+    @in_loop
+    async def test_other_tasks_have_their_turn(self) -> None:
+        """A task that never has to wait lets others run."""
+        async with async_ends() as (client, server):
+            turns = 0
+
+            async def other() -> None:
+                nonlocal turns
+                while True:
+                    await asyncio.sleep(0)
+                    turns += 1
+
+            task = asyncio.ensure_future(other())
+            for _ in range(2 * sbus_client.CALLS_PER_TURN):
+                await client.publish("k")
+                server.send(server.receive())
+            assert turns
+            turns = 0
+            for _ in range(2 * sbus_client.CALLS_PER_TURN):
+                await client.receive()
+            assert turns
+            task.cancel()
+
+    @in_loop
+    async def test_iteration_ends_in_disconnected(self) -> None:
+        """[CONN-14] A loop takes every message, and ends in an error."""
+        async with async_ends() as (client, server):
+            await client.publish("k", b"never read")
+            server.send(b"MSG k\0one", b"CMSG x\0two")
+            server.wire.close()
+            received = []
+            with pytest.raises(Disconnected):
+                async for message in client:
+                    received.append(message)
+            assert received == [(b"k", b"one"), (b"x", b"two")]
+            with pytest.raises(Disconnected):
+                await client.publish("k")
+
+    @in_loop
+    async def test_server_goes_while_a_task_waits(self) -> None:
+        """Tasks that wait to receive and to publish are told."""
+        async with async_ends() as (client, server):
+            await fill_up(client)
+            publishing = await waiting(client.publish("k"))
+            receiving = await waiting(client.receive())
+            server.wire.close()
+            for task in (publishing, receiving):
+                with pytest.raises(Disconnected, match="has closed"):
+                    await task
+
+    @in_loop
+    async def test_close_while_tasks_wait(self) -> None:
+        """Tasks that wait are told that the client is closed."""
+        async with async_ends() as (client, _):
+            await fill_up(client)
+            publishing = await waiting(client.publish("k"))
+            receiving = await waiting(client.receive())
+            client.close()
+            for task in (publishing, receiving):
+                with pytest.raises(Disconnected, match="client is closed"):
+                    await task
+            for call in (client.receive, client.whoami, client.sync):
+                with pytest.raises(Disconnected, match="client is closed"):
+                    await call()
+            client.close()
+            assert client.fileno() == -1
+
+    @in_loop
+    async def test_close_while_a_task_asks(self) -> None:
+        """[CRED-12] A task that waits for its answer is told too."""
+        async with async_ends() as (client, _):
+            asking = await waiting(client.whoami())
+            client.close()
+            with pytest.raises(Disconnected, match="client is closed"):
+                await asking
+
+    @in_loop
+    async def test_whoami_keeps_what_arrives(self) -> None:
+        """[CRED-12] Messages before the answer are received later."""
+        async with async_ends() as (client, server):
+            task = await waiting(client.whoami())
+            server.send(b"MSG k\0one", b"CMSG x\0two", ANSWER)
+            assert (await task).pid == 4242
+            received = [await client.receive(0) for _ in range(2)]
+            assert received == [(b"k", b"one"), (b"x", b"two")]
+
+    @pytest.mark.parametrize("receives_first", [False, True])
+    @in_loop
+    async def test_whoami_beside_a_receive(self, receives_first: bool) -> None:
+        """[CRED-12] The task that asks gets the answer, in any order."""
+        async with async_ends() as (client, server):
+            if receives_first:
+                receiving = await waiting(client.receive())
+                asking = await waiting(client.whoami())
+            else:
+                asking = await waiting(client.whoami())
+                receiving = await waiting(client.receive())
+            server.send(ANSWER)
+            assert (await asking).pid == 4242
+            assert not receiving.done()
+            asking = await waiting(client.whoami())
+            server.send(b"MSG k\0v")
+            assert await receiving == (b"k", b"v")
+            server.send(ANSWER)
+            assert (await asking).pid == 4242
+
+    @in_loop
+    async def test_answer_that_a_receive_finds(self) -> None:
+        """[CRED-12] It is passed on to the task that asked."""
+        async with async_ends() as (client, server):
+            asking = await waiting(client.whoami())
+            server.send(ANSWER)  # not told of by the loop yet
+            with pytest.raises(TimeoutError):
+                await client.receive(0)
+            assert (await asking).pid == 4242
+
+    @in_loop
+    async def test_message_that_whoami_finds(self) -> None:
+        """[CRED-12] A task that waits for it gets it."""
+        async with async_ends() as (client, server):
+
+            async def ask() -> Credentials:
+                server.send(b"MSG k\0v")  # which the loop will never see
+                return await client.whoami()
+
+            receiving = await waiting(client.receive())
+            asking = asyncio.ensure_future(ask())
+            assert await receiving == (b"k", b"v")
+            server.send(ANSWER)
+            assert (await asking).pid == 4242
+
+    @in_loop
+    async def test_tasks_that_ask_at_once(self) -> None:
+        """[CRED-12] Each question has its own answer."""
+        async with async_ends() as (client, server):
+            one = await waiting(client.whoami())
+            two = await waiting(client.whoami())
+            server.send(ANSWER)
+            assert (await one).pid == 4242
+            assert not two.done()
+            server.send(WHOAMI + b"\0!/cred/1/2/3")
+            assert (await two).pid == 3
+
+    @in_loop
+    async def test_whoami_timeout(self) -> None:
+        """[CRED-12] A late answer is not taken for that to a new question."""
+        async with async_ends() as (client, server):
+            with pytest.raises(TimeoutError):
+                await client.whoami(0.001)
+            server.send(WHOAMI + b"\0!/cred/1/2/3")
+            task = await waiting(client.whoami())
+            server.send(ANSWER)
+            assert (await task).pid == 4242
+            assert (await client.receive(0)).payload == b"!/cred/1/2/3"
+
+    @in_loop
+    async def test_whoami_with_a_full_buffer(self) -> None:
+        """[CRED-12] The timeout holds for the question too."""
+        async with async_ends() as (client, _):
+            await fill_up(client)
+            with pytest.raises(TimeoutError):
+                await client.whoami(0.001)
+
+    def test_with_a_server(self, bus: RealBus) -> None:
+        """[PKT-5] Two clients on a real bus."""
+
+        @in_loop
+        async def work() -> None:
+            async with (
+                AsyncClient(bus.path) as one,
+                AsyncClient(bus.path, server_uid=os.getuid()) as other,
+            ):
+                await one.subscribe("k")
+                await one.sync()
+                for number in range(1_000):
+                    await other.publish("k", b"%d" % number)
+                for number in range(1_000):
+                    assert (await one.receive()).payload == b"%d" % number
+
+        work()
+
+    def test_full_queue_of_new_connections(self, directory: Path) -> None:
+        """[CONN-17] A client waits while the server's queue is full."""
+        full = Listener(str(directory / "bus"), backlog=0)
+
+        @in_loop
+        async def work() -> None:
+            client = AsyncClient(full.path)
+            with Client(full.path):
+                connecting = await waiting(client.connect())
+                with full.accept():
+                    assert await connecting is client
+                client.close()
+
+        with full.wire:
+            work()
+
+    def test_connecting_that_is_cancelled(self, directory: Path) -> None:
+        """[CONN-17] To cancel it leaves nothing open."""
+        full = Listener(str(directory / "bus"), backlog=0)
+
+        @in_loop
+        async def work() -> None:
+            client = AsyncClient(full.path)
+            with Client(full.path):
+                before = len(os.listdir("/proc/self/fd"))
+                connecting = await waiting(client.connect())
+                connecting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await connecting
+                assert len(os.listdir("/proc/self/fd")) == before
+                assert client.fileno() == -1
+
+        with full.wire:
+            work()
+
+    @in_loop
+    async def test_before_it_is_connected(self) -> None:
+        """It says so; nothing else does harm."""
+        client = AsyncClient("/nowhere")
+        with pytest.raises(Disconnected, match="nothing is there"):
+            await client.connect()
+        for call in (client.receive, client.whoami):
+            with pytest.raises(Disconnected, match="not connected: use"):
+                await call()
+        with pytest.raises(Disconnected, match="not connected: use"):
+            await client.publish("k")
+        assert repr(client) == "<sbus AsyncClient: not connected>"
+        assert client.fileno() == -1
+        client.close()
+
+    @in_loop
+    async def test_what_is_shown(self) -> None:
+        """repr, descriptor and socket are those of the connection."""
+        async with async_ends() as (client, _):
+            fd = client.fileno()
+            name = f"<sbus Client /dev/fd/{fd} open>"
+            assert repr(client) == f"<sbus AsyncClient: {name}>"
+            assert client.socket.fileno() == fd

@@ -1,0 +1,535 @@
+"""Tests of record: what it hears is in files, whatever happens."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import fcntl
+import io
+import json
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sbus_client
+from commands import (
+    Terminal,
+    handles,
+    patterns_of,
+    publish_all,
+    sbus,
+    wait_for_patterns,
+)
+from packets import ANSWER, WHOAMI, publish
+from programs import (
+    ENVIRONMENT,
+    SECONDS_MAX,
+    child_process,
+    gone,
+    outcome,
+    started,
+)
+from real_bus import Listener, RealBus, freeze, thaw, wait_for
+from sbus_client import Client, Message, SbusError
+
+
+def segments(directory: Path, hidden: bool = False) -> list[Path]:
+    """Return the segments of a capture, in order."""
+    return sorted(directory.glob(".*.jsonl" if hidden else "[!.]*.jsonl"))
+
+
+def lines_of(directory: Path) -> list[dict[str, Any]]:
+    """Return the lines of all segments that have their names."""
+    text = b"".join(path.read_bytes() for path in segments(directory))
+    assert not text or text.endswith(b"\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def payloads_of(directory: Path) -> list[bytes]:
+    """Return the payloads of a capture."""
+    return [base64.b64decode(line["data"]) for line in lines_of(directory)]
+
+
+def check_numbers(directory: Path) -> Counter[str]:
+    """Return how many lines each run has; they are numbered without gaps."""
+    counts: Counter[str] = Counter()
+    for line in lines_of(directory):
+        counts[line["rec"]] += 1
+        assert line["n"] == counts[line["rec"]]
+    return counts
+
+
+@pytest.fixture
+def capture(directory: Path) -> Path:
+    return directory / "new" / "capture"
+
+
+@contextlib.contextmanager
+def recorder(
+    bus: RealBus, capture: Path, *options: str, **more: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a recorder; it has subscribed and begun."""
+    former = patterns_of(bus)
+    hidden = segments(capture, hidden=True)
+    command = started(bus.path, "record", str(capture), *options, **more)
+    with command as process:
+        wait_for_patterns(bus, former + 1)
+        wait_for(lambda: {*segments(capture, hidden=True)} - {*hidden})
+        yield process
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Have a recorder end, without a word."""
+    process.terminate()
+    assert outcome(process) == (0, "", "")
+
+
+class TestRecord:
+    """record: a capture."""
+
+    def test_line(self, bus: RealBus, capture: Path) -> None:
+        """A line has the fields that the pipeline expects."""
+        before = time.time_ns()
+        with recorder(bus, capture) as process:
+            publish_all(bus.path, ("k", b"v\0\xff"), (b"a/\xff", b""))
+            stop(process)
+        (segment,) = segments(capture)
+        first, second = lines_of(capture)
+        host = os.uname().nodename
+        assert list(first) == ["rec", "n", "t", "host", "key", "size", "data"]
+        assert segment.name == f"{first['rec']}-000001.jsonl"
+        assert before < first["t"] < second["t"] < time.time_ns()
+        assert (first["n"], first["host"], first["key"]) == (1, host, "k")
+        assert (first["size"], first["data"]) == (3, "dgD/")
+        assert (second["n"], second["key"], second["size"]) == (2, "a/\xff", 0)
+        assert segment.stat().st_mode & 0o137 == 0
+
+    def test_modes_and_patterns(
+        self, listener: Listener, capture: Path
+    ) -> None:
+        """It asks for soft mode block before it subscribes."""
+        options = ("--pattern=a/", "--pattern", "b")
+        command = started(listener.path, "record", str(capture), *options)
+        with command as process, listener.accept() as server:
+            packets = [server.receive() for _ in range(3)]
+            mode = b"CMSG blocking/soft/block"
+            assert packets == [mode, b"SUB a/", b"SUB b"]
+            wait_for(lambda: segments(capture, hidden=True))
+            process.terminate()
+            packets = [server.receive() for _ in range(3)]
+            assert packets == [b"UNSUB a/", b"UNSUB b", WHOAMI]
+            server.send(publish(b"a/1", b"late"), ANSWER)
+            assert outcome(process) == (0, "", "")
+        assert payloads_of(capture) == [b"late"]
+
+    def test_nothing_to_record(self, bus: RealBus, capture: Path) -> None:
+        """No empty file stays."""
+        with recorder(bus, capture) as process:
+            stop(process)
+        assert list(capture.iterdir()) == []
+
+    def test_segment_is_hidden_until_it_is_old(
+        self, bus: RealBus, capture: Path
+    ) -> None:
+        """Its age counts from its first message."""
+        option = "--segment-seconds=0.3"
+        with recorder(bus, capture, option) as process:
+            publish_all(bus.path, ("k", b"one"))
+            start = time.monotonic()
+            wait_for(lambda: segments(capture, hidden=True)[0].stat().st_size)
+            assert not segments(capture)
+            wait_for(lambda: segments(capture))
+            assert time.monotonic() - start > 0.2
+            publish_all(bus.path, ("k", b"two"))
+            wait_for(lambda: len(segments(capture)) == 2)
+            stop(process)
+        assert payloads_of(capture) == [b"one", b"two"]
+        assert len(segments(capture)) == 2
+        check_numbers(capture)
+
+    def test_segment_ends_when_it_is_large(
+        self, bus: RealBus, capture: Path
+    ) -> None:
+        """Large messages fill several segments."""
+        option = "--segment-mib=2"
+        payloads = [os.urandom(400_000) for _ in range(10)]
+        with recorder(bus, capture, option) as process:
+            publish_all(bus.path, *(("k", payload) for payload in payloads))
+            stop(process)
+        assert payloads_of(capture) == payloads
+        sizes = [path.stat().st_size for path in segments(capture)]
+        assert len(sizes) > 1
+        assert all(2**21 <= size < 2**22 for size in sizes[:-1])
+        check_numbers(capture)
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_signal_loses_nothing(
+        self, bus: RealBus, capture: Path, number: int
+    ) -> None:
+        """What waits for it, here and in the server, is recorded."""
+        payloads = [b"%d" % n for n in range(3000)]
+        with recorder(bus, capture) as process:
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            with child_process(
+                lambda: publish_all(
+                    bus.path, *(("k", payload) for payload in payloads)
+                )
+            ):
+                trace = Path(bus.path).with_name("trace")
+                wait_for(lambda: '"m":200,' in trace.read_text())
+                process.send_signal(number)
+                process.send_signal(signal.SIGCONT)
+                assert outcome(process) == (0, "", "")
+        recorded = payloads_of(capture)
+        assert len(recorded) >= 200 and recorded == payloads[: len(recorded)]
+
+    def test_second_signal(self, bus: RealBus, capture: Path) -> None:
+        """A server that hangs does not keep it; its lines are kept."""
+        with recorder(bus, capture) as process:
+            publish_all(bus.path, ("k", b"v"))
+            wait_for(lambda: segments(capture, hidden=True)[0].stat().st_size)
+            freeze(bus)
+            process.send_signal(signal.SIGINT)
+            wait_for(lambda: not handles(process.pid, signal.SIGTERM))
+            process.send_signal(signal.SIGINT)
+            assert outcome(process) == (130, "", "")
+            thaw(bus)
+        assert payloads_of(capture) == [b"v"]
+
+    def test_bus_that_ends(self, bus: RealBus, capture: Path) -> None:
+        """One line, and what it has sent is recorded."""
+        with recorder(bus, capture) as process:
+            publish_all(bus.path, *[("k", b"v")] * 1000)
+            bus.stop()
+            assert outcome(process) == (1, "", gone(bus.path))
+        assert payloads_of(capture) == [b"v"] * 1000
+
+    def test_full_disk(self, bus: RealBus, capture: Path) -> None:
+        """One line, and what could be written is kept."""
+
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+        with recorder(bus, capture, preexec_fn=limit) as process:
+            with Client(bus.path) as client:
+                for _ in range(3):
+                    client.publish("k", bytes(20_000))
+                client.sync()
+                hidden = segments(capture, hidden=True)[0]
+                wait_for(lambda: hidden.stat().st_size > 60_000)
+                for _ in range(2):
+                    client.publish("k", bytes(20_000))
+                client.sync()
+            done = outcome(process)
+        assert done.status == 1 and done.output == ""
+        what = f"sbus: {capture}: File too large: 3 of [45] messages are"
+        assert re.fullmatch(f"{what} recorded\n", done.errors)
+        assert payloads_of(capture) == [bytes(20_000)] * 3
+        assert len(list(capture.iterdir())) == 1
+
+    def test_slow_disk(self, directory: Path, capture: Path) -> None:
+        """[BLOCK-16] It reads on meanwhile, as a server can demand."""
+        fifo = directory / "fifo"
+        os.mkfifo(fifo)
+        (directory / "sitecustomize.py").write_text(
+            "import os\n"
+            "fsync = os.fsync\n"
+            "def slow(fd):\n"
+            f"    open({str(fifo)!r}).close()\n"
+            "    fsync(fd)\n"
+            "os.fsync = slow\n"
+        )
+        env = {**ENVIRONMENT, "PYTHONPATH": str(directory)}
+        messages = [("k", b"%d " % n * 10_000) for n in range(50)]
+        options = ("--trace", str(directory / "trace"), "--block-timeout=0.2")
+        with (
+            RealBus(directory, *options) as bus,
+            recorder(bus, capture, "--segment-mib=0.1", env=env) as process,
+        ):
+            publish_all(bus.path, *messages)
+            wait_for(lambda: len(segments(capture, hidden=True)) == 2)
+            publish_all(bus.path, *messages)
+            assert not segments(capture)
+            assert len(segments(capture, hidden=True)) == 2
+            released = os.open(fifo, os.O_RDWR)
+            wait_for(lambda: segments(capture))
+            stop(process)
+            os.close(released)
+        assert payloads_of(capture) == [text for _, text in messages * 2]
+        check_numbers(capture)
+
+    def test_disk_that_fails_in_the_end(
+        self, capture: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next look tells; what can be kept of both segments is."""
+        failed = threading.Event()
+
+        def fail(_: int) -> None:
+            if threading.current_thread() is threading.main_thread():
+                return
+            assert failed.wait(SECONDS_MAX)
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "fsync", fail)
+        with sbus_client.Recorder(capture, 1, 10) as recorder:
+            for n in range(3):
+                recorder.add(Message(b"k", b"%d" % n))
+                recorder.flush()
+            assert len(segments(capture, hidden=True)) == 2
+            failed.set()
+            wait_for(lambda: recorder.seconds_left() != 0.1)
+            recorder.add(Message(b"k", b"3"))
+            with pytest.raises(
+                SbusError, match="4 of 4 messages are recorded"
+            ):
+                recorder.flush()
+        assert payloads_of(capture) == [b"0", b"1", b"2", b"3"]
+        check_numbers(capture)
+
+    def test_next_segment_that_cannot_be(
+        self, capture: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The one before is kept first, undisturbed."""
+        failed = threading.Event()
+
+        def fail(*_: object) -> int:
+            failed.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        def wait(fd: int) -> None:
+            assert failed.wait(SECONDS_MAX) and os.fstat(fd)
+
+        with sbus_client.Recorder(capture, 1, 10) as recorder:
+            monkeypatch.setattr(os, "fsync", wait)
+            monkeypatch.setattr(sbus_client, "create_segment", fail)
+            recorder.add(Message(b"k", b"v"))
+            with pytest.raises(SbusError, match="files: 1 of 1 messages"):
+                recorder.flush()
+            assert recorder._keeping.exception() is None
+        assert payloads_of(capture) == [b"v"]
+
+    def test_full_disk_behind_a_kept_segment(self, capture: Path) -> None:
+        """What has its name is counted."""
+        with sbus_client.Recorder(capture, 1, 10) as recorder:
+            recorder.add(Message(b"k", b"v"))
+            recorder.flush()
+            wait_for(lambda: segments(capture))
+            recorder._file.close()
+            recorder._file = io.FileIO("/dev/full", "w")
+            recorder.add(Message(b"k", b"v"))
+            with pytest.raises(SbusError, match="1 of 2 messages are rec"):
+                recorder.flush()
+        assert payloads_of(capture) == [b"v"]
+        assert len(list(capture.iterdir())) == 1
+
+    def test_directory_that_cannot_be(
+        self, bus: RealBus, directory: Path
+    ) -> None:
+        """A file is in its place: one line, and nothing is recorded."""
+        done = sbus(bus.path, "record", str(directory / "log"))
+        what = f"sbus: {directory}/log: File exists: nothing is recorded\n"
+        assert done == (1, "", what)
+
+    def test_progress_on_a_terminal(self, bus: RealBus, capture: Path) -> None:
+        """A line tells how far it is; its last state stays."""
+        options = ("--segment-seconds=0.3", "-a", bus.path)
+        with Terminal("record", str(capture), *options) as terminal:
+            wait_for_patterns(bus, 1)
+            publish_all(bus.path, *[("k", b"v")] * 1200)
+            terminal.wait_for("1,200 messages, segment 2\x1b")
+            terminal.press(b"\x03")
+            assert terminal.end() == 0
+        assert terminal.output.endswith("segment 2\x1b[K\r\n")
+        assert len(payloads_of(capture)) == 1200
+
+
+class TestRecovery:
+    """record: what a crash has left."""
+
+    NAME = "{}_20260101T000000Z_01234567-000007.jsonl"
+    ONE = b'{"rec":"r","n":1,"data":""}\n'
+    TWO = b'{"rec":"r","n":2,"data":""}\n'
+
+    def leave(self, capture: Path, text: bytes) -> str:
+        """Make a segment that no recorder writes; return its name."""
+        capture.mkdir(parents=True)
+        name = self.NAME.format(os.uname().nodename)
+        (capture / f".{name}").write_bytes(text)
+        return name
+
+    @pytest.mark.parametrize(
+        "rest",
+        [b"", TWO[:-1], b"{\n" + TWO, b"5\n" + TWO, b"\0" * 9000, b"\xff\n"],
+        ids=["nothing", "cut", "no JSON", "no object", "NUL", "no text"],
+    )
+    def test_whole_lines_are_kept(
+        self, bus: RealBus, capture: Path, rest: bytes
+    ) -> None:
+        """Up to the first that is not whole."""
+        name = self.leave(capture, self.ONE + self.TWO + rest)
+        with recorder(bus, capture) as process:
+            assert (capture / name).read_bytes() == self.ONE + self.TWO
+            process.terminate()
+            line = f"sbus: {name} is recovered: 2 messages\n"
+            assert outcome(process) == (0, "", line)
+        assert [path.name for path in capture.iterdir()] == [name]
+
+    @pytest.mark.parametrize("text", [b"", ONE[:-1]])
+    def test_segment_without_a_whole_line(
+        self, bus: RealBus, capture: Path, text: bytes
+    ) -> None:
+        """It is removed."""
+        self.leave(capture, text)
+        with recorder(bus, capture) as process:
+            stop(process)
+        assert list(capture.iterdir()) == []
+
+    def test_segment_of_another_host(
+        self, bus: RealBus, capture: Path
+    ) -> None:
+        """Its recorder may be alive although no lock tells of it."""
+        name = self.leave(capture, self.ONE)
+        other = capture / f".{name}".replace("_", "-other_", 1)
+        (capture / f".{name}").rename(other)
+        with recorder(bus, capture) as process:
+            stop(process)
+        assert list(capture.iterdir()) == [other]
+
+    def test_segment_that_cannot_be_recovered(
+        self, bus: RealBus, capture: Path
+    ) -> None:
+        """One line tells, and the recorder records."""
+        name = self.leave(capture, b"")
+        (capture / f".{name}").unlink()
+        (capture / f".{name}").mkdir()
+        with recorder(bus, capture) as process:
+            publish_all(bus.path, ("k", b"v"))
+            process.terminate()
+            what = f"sbus: {capture}/.{name} is not recovered: Is a directory"
+            assert outcome(process) == (0, "", f"{what}\n")
+        assert payloads_of(capture) == [b"v"]
+
+    def test_two_recorders(self, bus: RealBus, capture: Path) -> None:
+        """Neither takes the other's segment for one of a dead recorder."""
+        with recorder(bus, capture) as first:
+            publish_all(bus.path, ("k", b"one"))
+            with recorder(bus, capture) as second:
+                assert not segments(capture)
+                publish_all(bus.path, ("k", b"two"))
+                stop(second)
+            stop(first)
+        assert sorted(payloads_of(capture)) == [b"one", b"two", b"two"]
+        assert sorted(check_numbers(capture).values()) == [1, 2]
+
+    def test_segment_that_is_removed_before_it_is_locked(
+        self, capture: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A starting recorder may do that: then there is another file."""
+        lock = fcntl.flock
+        removed: list[Path] = []
+
+        def remove_first(file: Any, operation: int) -> None:
+            if not removed:
+                removed.extend(segments(capture, hidden=True))
+                removed[0].unlink()
+            lock(file, operation)
+
+        monkeypatch.setattr(fcntl, "flock", remove_first)
+        with sbus_client.Recorder(capture, 1 << 20, 10) as recorder:
+            assert segments(capture, hidden=True) == removed
+            recorder.add(Message(b"k", b"v"))
+        assert payloads_of(capture) == [b"v"]
+
+    def test_segment_that_is_no_longer_there(self, capture: Path) -> None:
+        """Another recorder may be quicker."""
+        assert sbus_client.recover(capture / "nothing") == 0
+
+    KILLS = 20
+
+    def test_kill(self, directory: Path, capture: Path) -> None:
+        """At any moment under load: whole lines, without gaps, and all."""
+        seed = random.randrange(1 << 32)
+        print("seed", seed)
+        moments = random.Random(seed)
+        names: list[str] = []
+        left = b""
+        renamed = recovered = 0
+        with RealBus(directory) as bus, child_process(lambda: self.load(bus)):
+            for _ in range(self.KILLS):
+                with self.loaded_recorder(bus, capture) as process:
+                    self.check_recovered(capture, names, left)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(moments.uniform(0, 0.2))
+                    process.kill()
+                    process.wait(SECONDS_MAX)
+                renamed += sum(check_numbers(capture).values())
+                names = [path.name for path in segments(capture)]
+                hidden = segments(capture, hidden=True)
+                lines = {
+                    path.name[1:]: self.whole_lines(path) for path in hidden
+                }
+                left = b"".join(lines.values())
+                names += [name for name, text in lines.items() if text]
+                recovered += left.count(b"\n")
+            with self.loaded_recorder(bus, capture) as process:
+                self.check_recovered(capture, names, left)
+                process.terminate()
+                assert process.wait(SECONDS_MAX) == 0
+        assert not segments(capture, hidden=True)
+        check_numbers(capture)
+        assert renamed and recovered
+
+    def load(self, bus: RealBus) -> None:
+        """Publish without end."""
+        with Client(bus.path) as client:
+            for n in range(1 << 30):
+                client.publish("k", b"%d " % n * (n % 500))
+
+    @contextlib.contextmanager
+    def loaded_recorder(
+        self, bus: RealBus, capture: Path
+    ) -> Iterator[subprocess.Popen[str]]:
+        """Run a recorder; it has recovered what there was."""
+        former = segments(capture, hidden=True)
+        options = ("--segment-mib=0.2", "--segment-seconds=0.1")
+        environment = {  # what is killed cannot tell what it has covered
+            name: value
+            for name, value in ENVIRONMENT.items()
+            if not name.startswith("COVERAGE_")
+        }
+        arguments = ("record", str(capture), *options)
+        command = started(bus.path, *arguments, env=environment)
+        with command as process:
+            wait_for(lambda: {*segments(capture, hidden=True)} - {*former})
+            assert not {*segments(capture, hidden=True)} & {*former}
+            yield process
+
+    def whole_lines(self, path: Path) -> bytes:
+        """Return the whole lines of a segment."""
+        text = path.read_bytes()
+        return text[: text.rfind(b"\n") + 1]
+
+    def check_recovered(
+        self, capture: Path, names: list[str], left: bytes
+    ) -> None:
+        """Find all of a killed recorder in segments; remove them."""
+        text = b"".join((capture / name).read_bytes() for name in names)
+        assert text.endswith(left)
+        lines = text.splitlines()
+        numbers = [json.loads(line)["n"] for line in lines]
+        assert numbers == [*range(1, len(lines) + 1)]
+        for name in names:
+            (capture / name).unlink()

@@ -1,0 +1,47 @@
+"""Tests that the examples find what is wrong in broken servers."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+import fake_kernel
+from broken_servers import BROKEN, Broken
+from conformance.report import failures_by_rule
+from fake_bus import CASES, run_on_fake_kernel
+from programs import ROOT
+
+
+@contextlib.contextmanager
+def broken_server(broken: Broken) -> Iterator[None]:
+    """Put a broken server in the place of sbus, on the fake kernel."""
+    source = (ROOT / "sbus.py").read_text("utf-8")
+    assert source.count(broken.old) == 1, "mend this entry: see its file"
+    module = ModuleType("sbus_broken")
+    code = source.replace(broken.old, broken.new)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module.__name__, module)
+        exec(compile(code, broken.name, "exec"), module.__dict__)
+        patch.setattr(fake_kernel, "sbus", module)
+        yield
+
+
+class TestBrokenServers:
+    def test_every_rule_that_clients_can_see_is_broken(self) -> None:
+        """Some in several ways, each with its own name."""
+        assert len({broken.name for broken in BROKEN}) == len(BROKEN)
+        on_real_sockets = {"CONN-1", "CONN-4"}
+        shown = {rule for case in CASES for rule in case.rules}
+        assert {one.rule for one in BROKEN} == shown - on_real_sockets
+
+    @pytest.mark.parametrize("broken", BROKEN, ids=lambda one: one.name)
+    def test_the_kit_finds_it(self, broken: Broken) -> None:
+        """It names the rule that is broken, and first of all."""
+        cases = [case for case in CASES if broken.rule in case.rules]
+        with broken_server(broken):
+            results = [run_on_fake_kernel(case) for case in cases]
+        assert broken.rule in failures_by_rule(results)

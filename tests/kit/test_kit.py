@@ -1,0 +1,260 @@
+"""Tests of the kit, against sbus.py and other servers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import programs
+from conformance.conversation import Failure
+from conformance.examples import Block, conversations
+from conformance.rules import SPEC
+from conformance.server import ServerProcess
+from fake_bus import RULES, run_on_fake_kernel
+from programs import NAIVE, naive, run
+
+
+def run_kit(*arguments: str) -> programs.Result:
+    """Run the command."""
+    return run("spec/conformance", *arguments)
+
+
+def broken_naive(directory: Path, statement: str, start: str = "UNSUB") -> str:
+    """Return a naive server that does *statement* on packets of a kind."""
+    source = NAIVE.read_text("utf-8")
+    place = '        head, nul, _ = packet.partition(b"\\0")\n'
+    assert source.count(place) == 1
+    when = (
+        f'        if packet.startswith(b"{start}"):\n            {statement}\n'
+    )
+    path = directory / "server.py"
+    path.write_text(source.replace(place, place + when), "utf-8")
+    return naive(path)
+
+
+# A server's beginning; what is wrong with it comes after that
+USELESS = """
+import socket, sys, time
+from socket import SOCK_SEQPACKET as SEQPACKET, SOCK_STREAM as STREAM
+wires = []
+def listen(kind):
+    listener = socket.socket(socket.AF_UNIX, kind)
+    listener.bind(sys.argv[1])
+    listener.listen()
+    return listener
+def serve(welcome):
+    listener = listen(SEQPACKET)
+    while True:
+        welcome(listener.accept()[0])
+def flood(wire):
+    try:
+        while True:
+            wire.send(b"MSG k\\0")
+    except OSError:
+        pass
+"""
+
+
+class TestKit:
+    def test_the_report_can_be_processed(self) -> None:
+        """It is JSON with the verdict on each rule."""
+        only = ("--only", "CRED", "--only", "LIMIT")
+        done = run_kit("--server", naive(), "--json", *only)
+        report = json.loads(done.output)
+        assert done.status == 0 and not done.errors, done
+        assert [*report["rules"]] == [*RULES]
+        assert report["rules"]["CRED-11"] == "passed"
+        assert report["rules"]["LIMIT-4"] == "not applicable"
+        assert report["rules"]["PUB-1"] == "not run"
+        assert report["rules"]["RUN-1"] == "no example"
+        assert re.fullmatch("[0-9a-f]{8}", report["specification"])
+
+    def test_rules_of_ours_are_reported(self) -> None:
+        """Those that a server does not keep are named, and it goes on."""
+        families = ("--only", "ECHO", "--only", "KEY-3", "--only", "CTL-5")
+        command = ("--server", naive(), "--ours", "--seconds", "1")
+        done = run_kit(*command, *families)
+        assert done.status == 1
+        assert "FAILED [ECHO-2] A server MUST NOT send the" in done.output
+        assert "  echo-off [ECHO-2], step " in done.output
+        assert "    A > CMSG echo/off\n" in done.output
+        assert "    -> received MSG k\\0after\n" in done.output
+        assert re.search(r"^CTL +\d/\d passed$", done.output, re.M)
+
+    def test_a_crash_is_a_finding(self, directory: Path) -> None:
+        """[UNSUB-1] The server is started anew, and the rest is run."""
+        command = broken_naive(directory, "os._exit(3)")
+        done = run_kit("--server", command, "--only", "UNSUB", "--only", "SUB")
+        assert done.status == 1
+        assert "  unsubscribe-is-for-oneself [UNSUB-1]" in done.output
+        assert "the server ended with status 3" in done.output
+        assert "FAILED [SUB-3]" not in done.output
+
+    def test_a_hang_is_a_finding(self, directory: Path) -> None:
+        """[UNSUB-1] Nothing is waited for beyond its deadline."""
+        command = broken_naive(directory, "threading.Event().wait()")
+        only = ("--only", "unsubscribe-is-for-oneself", "--only", "SUB-3")
+        done = run_kit("--server", command, "--seconds", "1", *only)
+        assert done.status == 1
+        assert "  unsubscribe-is-for-oneself [UNSUB-1]" in done.output
+        assert "!/cred/whoami is not answered in time; the" in done.output
+        assert "3 passed, 1 failed, 0 not applicable" in done.output
+
+    def test_a_server_that_knows_no_options(self, directory: Path) -> None:
+        """What needs one is not applicable, and told once."""
+        path = directory / "server.py"
+        source = NAIVE.read_text("utf-8")
+        check = 'if len(sys.argv) > 2:\n    sys.exit("usage")\nlock ='
+        path.write_text(source.replace("\nlock =", "\n" + check), "utf-8")
+        only = ("--only", "CRED-9", "--only", "CRED-2", "--ours")
+        done = run_kit("--server", naive(path), *only)
+        assert done.status == 0, done
+        message = "2: with --cred-prefix !/cred/1/2/3: the server ended with"
+        assert f"not applicable, {message} status 1: usage" in done.output
+
+    def test_the_report_can_be_published(self) -> None:
+        """It is Markdown with a row for each rule."""
+        chosen = ("--only", "SUB", "--markdown")
+        done = run_kit("--server", naive(), *chosen)
+        assert done.status == 0
+        assert "| SUB-1 | MUST | upstream | passed | " in done.output
+        assert done.output.startswith("# sbus conformance report\n")
+        assert done.output.count("\n| ") == len(RULES) + 1
+
+    def test_a_server_that_hangs_does_not_take_hours(
+        self, directory: Path
+    ) -> None:
+        """Of many examples that are alike a few are enough."""
+        command = broken_naive(directory, "threading.Event().wait()", "MSG")
+        only = ("--only", "byte-for-itself")
+        done = run_kit("--server", command, "--seconds", "0.2", *only)
+        left_out = "too many like it were not answered in time"
+        assert left_out in done.output, done.output
+
+    @pytest.mark.parametrize(
+        ("server", "message"),
+        [
+            ("sh -c 'echo no; exit 4' {address}", "ended with status 4: no"),
+            ("sh -c 'kill -9 $$' {address}", "was killed: Killed"),
+            ("/no/such/server {address}", "cannot run /no/such/server"),
+            ("yes {address}", "was killed: File size limit exceeded"),
+        ],
+    )
+    def test_a_server_that_does_not_start(
+        self, server: str, message: str
+    ) -> None:
+        """It is said in one line, with the status 2."""
+        done = run_kit("--server", server)
+        assert (done.status, done.output) == (2, "")
+        assert done.errors.startswith("conformance: ")
+        assert message in done.errors and done.errors.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("what", "message"),
+        [
+            ("time.sleep(99)", "No such file"),
+            ("_ = listen(STREAM); time.sleep(99)", "wrong type for socket"),
+            ("_ = listen(SEQPACKET); time.sleep(99)", "is not answered"),
+            ("serve(lambda wire: wire.close())", "it closes each connection"),
+            ("serve(lambda wire: wires.append(wire))", "is not answered"),
+            ("serve(flood)", "receives MSG k\\0 without end"),
+        ],
+    )
+    def test_a_server_that_does_not_serve(
+        self, directory: Path, what: str, message: str
+    ) -> None:
+        """So is this, and nothing is waited for without end."""
+        path = directory / "server.py"
+        path.write_text(f"{USELESS}\n{what}\n", "utf-8")
+        said = ""
+        with ServerProcess(naive(path), 0.2) as server:
+            for server.start_seconds_max in (0.5, 2.0, 8.0):  # if need be
+                with pytest.raises(Failure) as failure:
+                    server.start()
+                said = str(failure.value)
+                if message in said:
+                    break
+        assert message in said
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ("--server", "true"),
+            ("--server", "' {address}"),
+            ("--server", "true {address}", "--seconds", "0"),
+            ("--server", "true {address}", "--seconds", "soon"),
+            ("--server", "true {address}", "--only", "SUBB"),
+        ],
+    )
+    def test_wrong_usage(self, options: Sequence[str]) -> None:
+        """It ends with the status 2, and nothing is run."""
+        done = run_kit(*options)
+        assert (done.status, done.output) == (2, "")
+        assert "Traceback" not in done.errors
+
+    @pytest.mark.parametrize(
+        ("lines", "wrong"),
+        [
+            ("A > SUB k; A < no packet", ""),
+            ("A > HELLO; A < no packet", ""),
+            ("A > SUB k; A > MSG k\\0; A < no packet", "received MSG k\\0"),
+            ("A > SUB k; A < end", "received nothing"),
+            ("A > HELLO; A < nothing", "received the end"),
+            ("A > HELLO", "received the end"),
+            ("A > SUB k; B > MSG k\\0", "received MSG k\\0"),
+            ("A > SUB k; B > MSG k\\0; A < MSG k\\0", ""),
+            ("A > SUB k; B > MSG k\\0; A < MSG k", "received MSG k\\0"),
+            ("A > SUB k; B > MSG k\\0.; A < MSG {any}.", ""),
+            ("A > SUB k; B > MSG k\\0-; A < MSG {any}.", "received MSG k"),
+            ("A > SUB k; B >> MSG k\\0{1..2}; A < MSG k\\0{1..2}", ""),
+            ("A > SUB k; B >> MSG k\\0{1..2}; A < MSG k\\01", "received MSG"),
+        ],
+    )
+    def test_conversation_is_complete_and_exact(
+        self, lines: str, wrong: str
+    ) -> None:
+        """What is received and not said, or not as said, is a failure."""
+        spoken = tuple(lines.split("; "))
+        block = Block("conversation", "x", ("SUB-1",), spoken, "x.md")
+        result = run_on_fake_kernel(*conversations(block))
+        assert result.what.startswith(wrong), result
+        assert bool(wrong) == (result.verdict == "failed"), result
+        assert bool(wrong) != ("(the clients close)" in result.dialogue)
+
+    @pytest.mark.parametrize(
+        "line", ["A", "A > \\q", "A > {b.pid", "a > SUB k", "A room", "go"]
+    )
+    def test_step_that_is_none(self, line: str) -> None:
+        """A slip in an example is not passed over."""
+        block = Block("conversation", "x", ("SUB-1",), (line,), "x.md")
+        with pytest.raises((ValueError, AssertionError)):
+            list(conversations(block))
+
+    def test_without_the_specification(self, directory: Path) -> None:
+        """Nothing is run, and that is not a success."""
+        copy = shutil.copytree(SPEC / "conformance", directory / "conformance")
+        done = run(str(copy), "--server", naive())
+        assert done.status == 2 and "no examples" in done.errors, done
+
+    def test_the_folder_alone(self, directory: Path) -> None:
+        """A copy of spec/ is all that an implementer needs."""
+        copy = shutil.copytree(SPEC, directory / "spec")
+        kit = copy / "conformance"
+        arguments = (str(kit), "--server", naive(), "--only", "PUB-1")
+        done = run(*arguments, cwd="/", env={})
+        assert done.status == 0 and " passed, 0 failed" in done.output, done
+
+    def test_only_the_standard_library_is_imported(self) -> None:
+        """And the kit itself."""
+        for file in (SPEC / "conformance").glob("*.py"):
+            source = file.read_text("utf-8")
+            imported = re.findall(r"^(?:from|import) (\w+)", source, re.M)
+            if sys.version_info >= (3, 10):
+                known = {*sys.stdlib_module_names, "conformance"}
+                assert {*imported} <= known, file
