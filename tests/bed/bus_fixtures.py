@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     items.sort(key=lambda item: item.name == LAST)
-    is_all = all(Path(argument).is_dir() for argument in config.args)
+    is_all = config.args == config.getini("testpaths")
     config.stash[TRACE].is_whole &= is_all
 
 

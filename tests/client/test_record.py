@@ -43,6 +43,7 @@ from programs import (
 )
 from real_bus import Listener, RealBus, freeze, thaw, wait_for
 from sbus_client import Client, Message, SbusError
+from sizes import either
 
 
 def segments(directory: Path, hidden: bool = False) -> list[Path]:
@@ -457,7 +458,7 @@ class TestRecovery:
         """Another recorder may be quicker."""
         assert sbus_client.recover(capture / "nothing") == 0
 
-    KILLS = 20
+    KILLS = either(20, 8)
 
     def test_kill(self, directory: Path, capture: Path) -> None:
         """At any moment under load: whole lines, without gaps, and all."""

@@ -23,6 +23,7 @@ import sbus_spark
 from pipeline_paper import Event
 from real_bus import RealBus, wait_for
 from sbus_client import Client
+from sizes import either
 
 TOP = Path(__file__).parents[2]
 PROGRAM = (sys.executable, str(TOP / "pipeline" / "sbus_spark"))
@@ -34,8 +35,7 @@ sys.path[:0] = {[str(TOP / "pipeline"), str(TOP)]}
 """
 # Compiles less well and sooner: no test runs long enough to gain by the rest
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-IS_SOAK = int(os.environ.get("SBUS_SOAK", "1")) > 1
-TIMEOUT = pytest.mark.timeout(1_200 if IS_SOAK else 600)
+TIMEOUT = pytest.mark.timeout(either(1_200, 600))
 
 
 def submit_arguments(master: str, folder: Path) -> str:

@@ -17,6 +17,7 @@ import pytest
 from pipeline_paper import PaperBus, find, write_segments
 from real_bus import RealBus
 from sbus_client import Client
+from sizes import either
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
@@ -44,7 +45,7 @@ class TestEndToEnd:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         """A second bus hears what the first one did, in order."""
-        events = real_run(tmp_path, 30_000)
+        events = real_run(tmp_path, either(30_000, 3_000))
         reasons = {event.get("reason") for event in events}
         assert "soft/discard" in reasons
         published = [events[at] for at in find(events, ev="msg")]

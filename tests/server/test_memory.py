@@ -15,6 +15,7 @@ import socket
 import time
 import tracemalloc
 from collections import Counter, deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
@@ -29,6 +30,15 @@ from real_bus import Peer, RealBus, connect, needs_root, wait_for
 from sizes import SOAK, either
 
 
+@pytest.fixture
+def small_heap() -> Iterator[None]:
+    """Have garbage collections look at what a test makes, and no more."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("small_heap")
 class TestMemoryBound:
     """What Limits.memory_bytes_max says, term by term, for the worst case."""
 
@@ -244,7 +254,7 @@ class Exhaustion:
 
     def run(self) -> None:
         """Fill the memory up to any point, and ask for some more."""
-        for number in range(either(20, 3)):
+        for number in range(either(20, 2)):
             with self.stack:
                 packets = self.packets
                 if number:
@@ -363,7 +373,7 @@ class TestMemory:
             bound = base + self.SPARE + self.QUOTA * 12 // 10
             for _ in range(2):  # what was freed is used again
                 with attack(run_flood):
-                    self.watch(bus, either(60, 2) / 2, record_property)
+                    self.watch(bus, either(60, 1) / 2, record_property)
                 wait_for(lambda: descriptors(bus) <= before)
             assert kibibytes(pid, "VmHWM") << 10 <= bound
             bus.process.send_signal(signal.SIGUSR1)
@@ -384,22 +394,23 @@ class TestMemory:
         with RealBus(directory, *self.quota()) as bus:
             base = kibibytes(bus.process.pid, "VmRSS") << 10
             with attack(run_publishers):
-                self.watch(bus, either(30, 2), lambda *_: None)
+                self.watch(bus, either(30, 1), lambda *_: None)
             most = kibibytes(bus.process.pid, "VmHWM") << 10
             assert most <= base + self.SPARE + self.QUOTA * 12 // 10
 
     def test_no_memory_is_left(self, directory: Path) -> None:
         """[CONN-12] [RUN-12] Of as much as it can start with, or of more."""
         started = 0
-        for mebibytes in [*range(16, 64, either(1, 2)), 80, 96, 128]:
+        for mebibytes in [*range(16, 64, either(1, 4)), 80, 128]:
             size = mebibytes * MEBIBYTE
             try:
                 started += is_served_in(directory, size)
             except AssertionError as error:
                 what = f"in {mebibytes} MiB: {error}"
                 raise AssertionError(what) from error
-        assert started > 5
+        assert started > 3
 
+    @pytest.mark.usefixtures("small_heap")
     @pytest.mark.parametrize("mode", [*sbus.SOFT_MODES, *sbus.HARD_MODES])
     def test_nothing_is_kept(self, mode: bytes) -> None:
         """[CONN-10] Of clients that have gone, in whatever mode they were."""
@@ -460,7 +471,7 @@ class TestMemory:
             pair.talk(100)
             base = kibibytes(bus.process.pid, "VmRSS")
             with attack(subscribe_all_the_time):
-                end = time.monotonic() + either(60, 2)
+                end = time.monotonic() + either(60, 1)
                 while time.monotonic() < end:
                     pair.talk(1)
             assert kibibytes(bus.process.pid, "VmHWM") <= base + (24 << 10)

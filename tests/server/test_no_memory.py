@@ -24,7 +24,7 @@ from fake_kernel import (
 from model import SECRET
 from packets import WHOAMI, publish
 from simulation import count_holders, place
-from sizes import FACTOR, PROOF
+from sizes import IS_SOAK, PROOF, either
 
 SOURCE = sbus.__file__
 LINES = dict(enumerate(Path(SOURCE).read_text().splitlines(), 1))
@@ -419,14 +419,14 @@ def compare(day: Day, calm: Day) -> None:
 
 
 def some_of_each(places: list[Place]) -> list[int]:
-    """Return when each place comes first and last; more in a soak."""
+    """Return when some places come first and last; when all do in a soak."""
     last = {place: number for number, place in enumerate(places)}
     backwards = reversed(list(enumerate(places)))
     first = {place: number for number, place in backwards}
     chosen = {*first.values(), *last.values()}
-    if FACTOR > 1:
+    if IS_SOAK:
         chosen.update(range(0, len(places), 5))
-    return sorted(chosen)
+    return sorted(chosen)[:: either(1, 10)]
 
 
 def problem_of(number: int, calm: Day) -> str:
@@ -446,7 +446,7 @@ class TestNoMemory:
 
     pytestmark = PROOF
 
-    @pytest.mark.parametrize("is_observed", [False, True][:FACTOR])
+    @pytest.mark.parametrize("is_observed", either([False, True], [False]))
     def test_each_line_fails_in_turn(self, is_observed: bool) -> None:
         """[CONN-12] [PUB-6] The others hear all; nothing is left."""
         calm = Day(-1, is_observed)

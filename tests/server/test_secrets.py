@@ -16,7 +16,7 @@ from model import is_reserved, may_hear, may_use
 from packets import publish
 from patterns import OWN, TOKENS, WIDE_LIMITS, Listener, texts
 from real_bus import Peer, RealBus, needs_root
-from sizes import PROOF, SOAK
+from sizes import PROOF, SOAK, either
 
 STRANGERS = [  # each has all but one number in common with OWN
     sbus.Credentials(101, 1000, 4242),
@@ -124,15 +124,15 @@ class TestSecrets:
     def test_all_token_patterns(self) -> None:
         """[CRED-4] [CRED-5] [CRED-10] [CRED-11] [MATCH-4] No leak.
 
-        There are 597,870 of 1 to 6 parts.
+        There are 597,870 of 1 to 6 parts; one in ten is enough for a look.
         """
-        assert leaks_of_tokens(1) == []
+        assert leaks_of_tokens(either(1, 10)) == []
 
     def test_all_short_texts(self) -> None:
         """[CRED-10] [KEY-4] No leak to the texts of '!', '/', 'c' and '*'."""
         detector = Detector()
         every = list(texts(b"!/c*", 8))
-        for start in range(0, len(every), 8):
+        for start in range(0, len(every), either(8, 40)):
             detector.try_patterns(every[start : start + 8])
         assert detector.leaks == []
 
@@ -221,7 +221,8 @@ class TestSecrets:
             "!/cred/{}/{}/{}/x".format(*some).encode()
             for some in itertools.product(fields, repeat=3)
         ]
-        for numbers in itertools.product((1, 2, 3), repeat=3):
+        clients = [*itertools.product((1, 2, 3), repeat=3)]
+        for numbers in clients[:: either(1, 5)]:
             for key in grid:
                 assert_agreement(key, grid, sbus.Credentials(*numbers))
 
@@ -242,7 +243,7 @@ class TestSecrets:
             for pattern in patterns
         ]
         key = b"!/cred/100/1000/4242/x"
-        for order in itertools.product(acts, repeat=5):
+        for order in itertools.product(acts, repeat=either(5, 4)):
             bus = sbus.Bus(WIDE_LIMITS, OWNER)
             owner, stranger = Listener(bus, OWN), Listener(bus, STRANGERS[0])
             held: Counter[bytes] = Counter()

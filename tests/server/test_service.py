@@ -373,7 +373,7 @@ class TestSignals:
 
     def test_stop_among_questions(self, directory: Path) -> None:
         """[RUN-10] [RUN-17] However many of them come, none hides it."""
-        for _ in range(8):
+        for _ in range(4):
             with RealBus(directory) as bus:
                 server = os.pidfd_open(bus.process.pid)
 

