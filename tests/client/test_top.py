@@ -100,6 +100,8 @@ class TestTop:
         drawn = output[len(self.ENTER) :].split("\x1b[?7h")[0]
         first, *frames = drawn.split("\x1b[H")
         assert first == ""
+        if not frames[-1].endswith("\x1b[J"):
+            frames.pop()  # it was being drawn when a signal came
         rows = [frame.split("\r\n") for frame in frames]
         assert all(frame[-1].endswith("\x1b[K\x1b[J") for frame in rows)
         return [
