@@ -1,0 +1,1 @@
+../../sbus_client.py
