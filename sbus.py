@@ -1204,8 +1204,10 @@ SINGLE_TURNS = 8  # after one that found a single packet
 TURN_SECONDS_MAX = 0.001
 ROUND_SECONDS_MAX = 0.002  # of all clients of a user, before others have turns
 TICK_SECONDS = 0.010  # of processor time; more than one in a turn is long
+DEBT_MAX = 0.010  # seconds that are made up for in rounds, not in time
+SLOW_SECONDS = 1.0  # for which sends to a user are left to its own turns
 BYTES_PER_TURN = 10_000_000  # times receivers
-SEND_COST_BYTES = 2_048  # in the time of a send, so many could be copied
+SEND_COST_BYTES = 4_096  # in the time of a send, so many could be copied
 CROWD_MAX = 64  # clients above a limit that are read out
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
 SELECT_SECONDS_MAX = 3_600.0  # epoll knows no more than 24 days
@@ -1314,7 +1316,9 @@ class Server:
         self.disconnected: Counter[str] = Counter()  # for cause, by rule
         self._spent: dict[User, float] = {}  # seconds, not yet made up for
         self._has_debts = False  # somebody has spent too much
-        self._slow: set[User] = set()  # whose clients are put off
+        self._settled = 0.0  # when debts were, last
+        self._accept_time = 0.0  # when newcomers have their next turn
+        self._slow: dict[User, float] = {}  # put off, until when
         self.ticks: list[int] = []  # one for each TICK_SECONDS of a turn
         self._late: dict[Client, int] = {}  # put off, and for which events
         self._now = clock()  # when the last turn was over
@@ -1398,11 +1402,12 @@ class Server:
             ready = []
         self._now = self.clock()
         if self._slow:
-            self._slow.clear()
+            self._slow = {u: t for u, t in self._slow.items() if t > self._now}
         if self._has_debts:
             self._settle_debts()
         else:
             self._spent.clear()
+            self._settled = self._now
         late = self._late
         if late:
             self._late = {}
@@ -1422,23 +1427,30 @@ class Server:
             self.bus.observers.tell("flush")
 
     def _settle_debts(self) -> None:
-        """Have users who took too much time make up for it [CONN-19]."""
-        self._spent = {
-            user: spent - ROUND_SECONDS_MAX
+        """Have users who took too much time make up for it [CONN-19].
+
+        A small debt ends with the next round, a large one with the time of
+        others: rounds in which nobody has a turn are short.
+        """
+        passed = ROUND_SECONDS_MAX
+        if len(self.bus.users) > 1:
+            passed = min(passed, (self._now - self._settled) / 4)
+        self._settled = self._now
+        paid = {
+            user: spent - (passed if spent > DEBT_MAX else ROUND_SECONDS_MAX)
             for user, spent in self._spent.items()
-            if spent > ROUND_SECONDS_MAX
         }
+        self._spent = {user: left for user, left in paid.items() if left > 0}
         self._has_debts = bool(self._spent)
 
     def _serve(
         self, client: Client, events: int, is_new: bool = False
     ) -> None:
         """Give a client its turn, unless its user had enough [CONN-19]."""
-        spent = self._spent.get(client.user, 0.0)
-        if spent >= ROUND_SECONDS_MAX and not is_new:
+        user, start = client.user, self._now
+        if not is_new and self._owes(user):
             self._late[client] = events
             return
-        start = self._now
         if self.ticks:
             self.ticks.clear()
         self._served = client
@@ -1448,28 +1460,37 @@ class Server:
             self.drain(client)
         self._served = None
         self._now = now = self.clock()
-        self._spent[client.user] = spent = spent + now - start
+        self._spent[user] = spent = self._spent.get(user, 0.0) + now - start
         if spent > ROUND_SECONDS_MAX:
             self._has_debts = True
+
+    def _owes(self, user: User) -> bool:
+        """Return whether a user's clients have to wait [CONN-19]."""
+        return self._spent.get(user, 0.0) >= ROUND_SECONDS_MAX
 
     # ---- On a new connection
 
     def accept(self) -> None:
         """Let in clients that wait, and give each its first turn."""
-        end = self._now + ROUND_SECONDS_MAX
-        while self.clock() < end:
+        start = self._now
+        if start < self._accept_time:
+            return
+        while self.clock() < start + ROUND_SECONDS_MAX:
             try:
                 wire, _ = self.listener.accept()
             except (BlockingIOError, ConnectionError):
-                return
+                break
             except (OSError, MemoryError) as error:
                 # No event tells when there are descriptors or memory again
                 self._causes.write("CONN-3", -1, f"[CONN-3] accept: {error}")
                 self._resting.start(self.listener)
                 with contextlib.suppress(OSError, MemoryError):
                     self.selector.unregister(self.listener)
-                return
+                break
             self._admit(wire)
+        taken = self.clock() - start
+        if taken > 2 * ROUND_SECONDS_MAX:  # what they sent was costly
+            self._accept_time = start + 4 * taken
 
     def _admit(self, wire: socket.socket) -> None:
         """Make a client of a new connection, and give it its first turn.
@@ -1534,7 +1555,7 @@ class Server:
         except ConnectionResetError:
             pass  # [CONN-6] its packets are still to come
         except (ProtocolError, OSError) as error:
-            fault = error
+            fault = error.with_traceback(None)  # which would hold this frame
         self._flush(client)
         if fault:
             self.disconnect(client, fault)
@@ -1660,24 +1681,24 @@ class Server:
                 send(packet)
                 if watched:
                     self.bus.observers.tell("sent", client, packet)
-                    if len(ticks) > 1:
-                        return self._put_off(client, packets)
+                    if ticks and self._is_slow(client):
+                        return next(packets, None)
         except (OSError, MemoryError) as error:
             self._take_refusal(client, error)
             return packet
         return None
 
-    def _put_off(
-        self, client: Client, packets: Iterator[Packet]
-    ) -> Packet | None:
-        """Have the clients of a user wait for their own turns [CONN-20].
+    def _is_slow(self, client: Client) -> bool:
+        """Return whether the clients of a user have to wait [CONN-20].
 
         A filter on a client's socket, or many that watch it, make each send
-        take long.  Return the next packet, as if the kernel had refused it.
+        take long.  Ticks are lost while the kernel takes no interrupts.
         """
-        self._slow.add(client.user)
-        self.ticks.clear()
-        return next(packets, None)
+        now = self.clock()
+        if len(self.ticks) > 1 or now > self._now + 2 * TICK_SECONDS:
+            self._slow[client.user] = now + SLOW_SECONDS
+            self.ticks.clear()
+        return client.user in self._slow
 
     def _take_refusal(self, client: Client, error: Exception) -> None:
         """Do what follows from a refusal [CONN-8] [CONN-9] [CONN-12]."""
@@ -1756,12 +1777,14 @@ class Server:
                 self._holders[client] += taken
         for client in self._starved.due():
             del self._starved[client]
-            self.drain(client)
+            self._serve(client, WRITE)
             self._watch(client)
         for client in self._holders.due():
+            if self._owes(client.user):
+                continue  # it is due until then
             # A reader of few packets may have made room without an event
             self._holders.pop(client, None)
-            self.drain(client)
+            self._serve(client, WRITE)
             if client.holding and client not in self._holders:
                 what = "holds publishers and takes no packet"
                 self.expel(client, ProtocolError("BLOCK-16", what))

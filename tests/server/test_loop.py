@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import itertools
 import socket
 from collections import deque
@@ -45,13 +46,15 @@ def spend_on_sends(kernel: FakeKernel, peer: FakePeer, seconds: float) -> None:
     peer.wire.send = slow  # type: ignore[method-assign]
 
 
-def spend_ticks(kernel: FakeKernel, peer: FakePeer) -> None:
-    """Have each packet for a client take ten milliseconds of processor."""
+def spend_ticks(
+    kernel: FakeKernel, peer: FakePeer, ticks: int = 2, seconds: float = 0.01
+) -> None:
+    """Have each packet for a client take some time of the processor."""
     send = peer.wire.send
 
     def slow(packet: Any) -> int:
-        kernel.server.ticks += [1, 1]
-        kernel.now += 0.01
+        kernel.server.ticks += [1] * ticks
+        kernel.now += seconds
         return send(packet)
 
     peer.wire.send = slow  # type: ignore[method-assign]
@@ -149,6 +152,90 @@ class TestLoop:
         for peer in slow:
             assert peer.read_all() == publications(9)
 
+    @pytest.mark.parametrize("ticks, seconds", [(2, 0.01), (1, 0.1)])
+    def test_sends_that_took_long(
+        self, kernel: FakeKernel, ticks: int, seconds: float
+    ) -> None:
+        """[CONN-20] For a second; also if the kernel took no interrupts."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k")
+        send = reader.wire.send
+        spend_ticks(kernel, reader, ticks, seconds)
+        sender.send(publish(b"k"))
+        reader.wire.send = send  # type: ignore[method-assign]
+        for passed, refused in ((0.5, 1), (0.6, 1), (0.5, 1)):
+            kernel.now += passed
+            sender.send(publish(b"k"))
+            assert reader.client.refused == refused
+        assert len(reader.read()) == 4
+
+    def test_holders_that_are_due_together(self, kernel: FakeKernel) -> None:
+        """[CONN-19] [BLOCK-16] They take turns like others of that user."""
+        readers = [kernel.connect(uid=1) for _ in range(9)]
+        sender, witness = kernel.connect(uid=1), kernel.connect(uid=2)
+        witness.send(b"SUB w")
+        for reader in readers:
+            reader.send(b"SUB k", b"CMSG blocking/soft/block")
+            reader.wire.room = 0
+            reader.wire.is_silent = True
+        sender.send(publish(b"k"))
+        for reader in readers:
+            reader.wire.room = 1
+            spend_on_sends(kernel, reader, 0.003)
+        kernel.now += 5.1
+        witness.wire.incoming.append(publish(b"w"))
+        kernel.server.round(0)
+        assert witness.wire.taken
+        assert sum(len(reader.wire.taken) for reader in readers) == 1
+        for _ in range(50):
+            kernel.wait(0.1)
+        assert all(reader.wire.taken for reader in readers)
+
+    def test_long_turns_are_made_up_for_in_time(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-19] Rounds in which nobody has a turn are short."""
+        busy, _ = kernel.connect(uid=1), kernel.connect(uid=2)
+        busy.send(b"SUB k")
+        spend_on_sends(kernel, busy, 0.060)
+        busy.wire.incoming.extend(publications(2))
+        for _ in range(90):
+            kernel.server.round(0)
+        assert len(busy.wire.taken) == 1
+        for _ in range(30):
+            kernel.now += 0.008
+            kernel.server.round(0)
+        assert len(busy.wire.taken) == 2
+
+    def test_costly_newcomers_wait(self, kernel: FakeKernel) -> None:
+        """[CONN-19] The listener, too, makes up for the time it took."""
+        reader = kernel.connect(uid=2)
+        reader.send(b"SUB k")
+        spend_on_sends(kernel, reader, 0.005)
+        wires = newcomers(kernel, 2, publish(b"k"))
+        kernel.server.round(0)
+        assert [bool(wire.incoming) for wire in wires] == [False, True]
+        kernel.now += 0.014
+        kernel.server.round(0)
+        assert wires[1].incoming
+        kernel.now += 0.002
+        kernel.server.round(0)
+        assert not wires[1].incoming
+
+    def test_mistakes_leave_no_cycles(self, kernel: FakeKernel) -> None:
+        """[CONN-12] They would stay, as old objects are not looked at."""
+        kernel.connect().send(b"BAD")
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(50):
+                kernel.connect().send(b"BAD" + bytes(1_000))
+            kernel.wires = []
+            found = gc.collect()
+        finally:
+            gc.enable()
+        assert found < 50
+
     def test_reading_that_takes_long(self, kernel: FakeKernel) -> None:
         """[CONN-5] [CONN-20] A turn ends although its keys are known."""
         peer = kernel.connect()
@@ -206,7 +293,7 @@ class TestLoop:
         flooder = kernel.connect()
         flooder.wire.incoming.extend([publish(b"k", bytes(16_000))] * 64)
         kernel.server.round(0)
-        assert len(flooder.wire.incoming) == 64 - 6
+        assert len(flooder.wire.incoming) == 64 - 5
 
     def test_users_have_turns(self, kernel: FakeKernel) -> None:
         """[CONN-19] However many busy clients one of them has."""
