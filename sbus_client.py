@@ -1415,21 +1415,21 @@ class Stop:
 
     def __enter__(self) -> Stop:
         self._read_end, self._write_end = os.pipe()
-        self._former = [signal.signal(n, self._note) for n in self.SIGNALS]
+        os.set_blocking(self._write_end, False)
+        # A handler in Python runs when poll is over, which may be never
+        self._former_end = signal.set_wakeup_fd(self._write_end)
+        self._former = [signal.signal(n, self._restore) for n in self.SIGNALS]
         return self
 
     def __exit__(self, *_: object) -> None:
         self._restore()
+        signal.set_wakeup_fd(self._former_end)
         os.close(self._read_end)
         os.close(self._write_end)
 
-    def _restore(self) -> None:
+    def _restore(self, *_: object) -> None:
         for number, handler in zip(self.SIGNALS, self._former):
             signal.signal(number, handler)
-
-    def _note(self, *_: object) -> None:
-        self._restore()
-        os.write(self._write_end, b"\0")
 
     def wait(
         self, events: Mapping[Client, int], seconds: float | None = None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,8 @@ import pytest
 
 import sbus_client
 from commands import sbus, wait_for_patterns
-from programs import ENVIRONMENT, ROOT, run, started
-from real_bus import RealBus, other_user, seqpacket
+from programs import ENVIRONMENT, ROOT, SECONDS_MAX, run, started
+from real_bus import RealBus, other_user, seqpacket, wait_for
 
 FORBIDDEN = "it may not be used by this user: its server lets others in with"
 FORBIDDEN += " -g or -o"
@@ -272,3 +275,24 @@ class TestCompletion:
     def test_offers(self, words: list[str], offers: list[str]) -> None:
         """Commands, then the options of the command; else files."""
         assert self.completed("sbus", *words) == offers
+
+
+class TestStop:
+    def test_signal_that_interrupts_nothing(self) -> None:
+        """It came just before poll(2) did, or to another thread."""
+        place = Path(f"/proc/self/task/{threading.get_native_id()}/wchan")
+
+        def send() -> None:
+            wait_for(lambda: "poll" in place.read_text())
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        before = signal.getsignal(signal.SIGTERM)
+        with sbus_client.Stop() as stop:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            sender = threading.Thread(target=send)
+            sender.start()
+            assert stop.wait({}, SECONDS_MAX)
+            sender.join()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        assert signal.getsignal(signal.SIGTERM) == before
