@@ -78,7 +78,7 @@ class TestCluster:
         self, tmp_path: Path
     ) -> None:
         """What PySpark brings along is enough for a small cluster."""
-        events = list(map(json.loads, PaperBus(500, 50, 20).run(50_000)))
+        events = list(map(json.loads, PaperBus(500, 50, 20).run(5_000)))
         lose(events)
         misdeliver(events)
         write_trace(tmp_path / "trace", events)
