@@ -137,14 +137,8 @@ def with_overshoot(limit: int) -> int:
     return limit + limit // 8 + 1_048_576
 
 
-# There are two kinds of error.  A ProtocolError is a client's fault: the one
-# answer is to disconnect that client.  A StartError is the fault of whoever
-# starts the server: one line, exit status 1.  An assertion that fails is a
-# fault of this file, never of a client.
-
-
 class ProtocolError(Exception):
-    """A client broke a rule; *requirement* is the id of that rule."""
+    """A client broke the rule *requirement*, and is to be disconnected."""
 
     def __init__(self, requirement: str, what: str) -> None:
         super().__init__(f"[{requirement}] {what}")
@@ -152,7 +146,7 @@ class ProtocolError(Exception):
 
 
 class StartError(Exception):
-    """The server cannot start."""
+    """The server cannot start: one line, and exit status 1."""
 
 
 def quote(text: bytes) -> str:
@@ -459,14 +453,8 @@ class Client:
         return f"client={self.number} uid={own.uid} pid={own.pid}"
 
 
-# What the bus does is told to observers, in the order in which it does it: the
-# trace and the verbose log (section 8).  Each has methods for what it wants to
-# know: opened, closed, subscribed, unsubscribed, ignored, controlled,
-# published, sent, queued, discarded, paused, resumed, and flush after a round.
-
-
 class Observers(list[Any]):
-    """Those who are told what the bus does."""
+    """The trace and the verbose log (section 8): told what the bus does."""
 
     def tell(self, event: str, *facts: object) -> None:
         """Call the method for an event, of each observer that has one."""
@@ -515,10 +503,8 @@ class Bus:
         """Let a client in and return it."""
         self._numbered += 1
         uid = credentials.uid
-        user = self.users.get(uid)
-        if user is None:
-            user = User(uid, uid in (0, self.owner_uid))
-            self.users[uid] = user
+        user = User(uid, is_privileged=uid in (0, self.owner_uid))
+        user = self.users.setdefault(uid, user)  # unless there is one
         client = Client(self._numbered, credentials, user, wire)
         self.clients[client.number] = client
         user.clients[client] = None
@@ -716,16 +702,12 @@ class Bus:
 
         Spec: [CTL-1] [CTL-2] [CTL-3] [CTL-4] [BLOCK-2] [ECHO-3].
         """
-        rule = "BLOCK-2"
-        if key in SOFT_MODES:
-            client.soft_mode = SOFT_MODES[key]
-        elif key in HARD_MODES:
-            client.hard_mode = HARD_MODES[key]
-        elif key in ORDERS:
-            client.backlog.reorder(ORDERS[key])
-        elif key in ECHOES:
-            client.echo = ECHOES[key]
-            rule = "ECHO-3" if client.echo else "ECHO-2"
+        if key in CHOICES:
+            what, choice, rule = CHOICES[key]
+            if what == "order":
+                client.backlog.reorder(choice)
+            else:
+                setattr(client, what, choice)
         elif key == WHOAMI:
             rule = "CRED-2"
             self._answer(client, key, whoami(client, self.cred_prefix))
@@ -864,21 +846,19 @@ def resolve(pattern: bytes, own: Credentials, prefix: bytes) -> list[bytes]:
 # - Packets of a backlog are bytes: what arrived as a view is copied here.
 # =============================================================================
 
-SOFT_MODES = {
-    b"blocking/soft/queue": "queue",
-    b"blocking/soft/discard": "discard",
-    b"blocking/soft/block": "block",
-    b"blocking/soft/error": "error",
-}
-HARD_MODES = {
-    b"blocking/hard/discard": "discard",
-    b"blocking/hard/block": "block",
-    b"blocking/hard/error": "error",
-}
-ORDERS = {
-    b"order/queue": "queue",
-    b"order/stack": "stack",
-    b"order/random": "random",
+CHOICES: dict[bytes, tuple[str, Any, str]] = {  # what to set, and the rule
+    b"blocking/soft/queue": ("soft_mode", "queue", "BLOCK-2"),
+    b"blocking/soft/discard": ("soft_mode", "discard", "BLOCK-2"),
+    b"blocking/soft/block": ("soft_mode", "block", "BLOCK-2"),
+    b"blocking/soft/error": ("soft_mode", "error", "BLOCK-2"),
+    b"blocking/hard/discard": ("hard_mode", "discard", "BLOCK-2"),
+    b"blocking/hard/block": ("hard_mode", "block", "BLOCK-2"),
+    b"blocking/hard/error": ("hard_mode", "error", "BLOCK-2"),
+    b"order/queue": ("order", "queue", "BLOCK-2"),
+    b"order/stack": ("order", "stack", "BLOCK-2"),
+    b"order/random": ("order", "random", "BLOCK-2"),
+    b"echo/on": ("echo", True, "ECHO-3"),
+    b"echo/off": ("echo", False, "ECHO-2"),
 }
 PACKET_OVERHEAD_BYTES = 128  # [BLOCK-19]
 RESERVED_PART = 4  # [LIMIT-16] one in so many bytes, and clients
@@ -1169,8 +1149,6 @@ class FloodControl:
 # - A client that subscribes to what it publishes hears itself by default.
 # =============================================================================
 
-ECHOES = {b"echo/on": True, b"echo/off": False}
-
 
 def without_echo(
     receivers: tuple[Client, ...], publisher: Client
@@ -1429,8 +1407,7 @@ class Server:
     def _settle_debts(self) -> None:
         """Have users who took too much time make up for it [CONN-19].
 
-        A small debt ends with the next round, a large one with the time of
-        others: rounds in which nobody has a turn are short.
+        A large debt takes time: rounds in which nobody has a turn are short.
         """
         passed = ROUND_SECONDS_MAX
         if len(self.bus.users) > 1:

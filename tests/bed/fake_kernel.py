@@ -291,3 +291,8 @@ def small(backlog_packets: int, payload_bytes: int = 1) -> sbus.Limits:
     """Return limits with room for so many packets with the key `k`."""
     size = len(publish(b"k")) + payload_bytes + sbus.PACKET_OVERHEAD_BYTES
     return sbus.Limits(max_backlog=backlog_packets * size)
+
+
+def choices(start: bytes) -> list[bytes]:
+    """Return the control packets that begin with a text."""
+    return [key for key in sbus.CHOICES if key.startswith(start)]

@@ -462,9 +462,9 @@ BROKEN = [
     Broken(
         "first-mode-counts",
         "BLOCK-2",
-        "            client.soft_mode = SOFT_MODES[key]\n",
-        '            if client.soft_mode == "queue":\n'
-        "                client.soft_mode = SOFT_MODES[key]\n",
+        "                setattr(client, what, choice)\n",
+        '                if client.soft_mode == "queue":\n'
+        "                    setattr(client, what, choice)\n",
     ),
     Broken(
         "stack-without-a-backlog",
@@ -603,14 +603,14 @@ BROKEN = [
     Broken(
         "queue-is-stack",
         "ORDER-1",
-        '    b"order/queue": "queue",\n',
-        '    b"order/queue": "stack",\n',
+        '    b"order/queue": ("order", "queue", "BLOCK-2"),\n',
+        '    b"order/queue": ("order", "stack", "BLOCK-2"),\n',
     ),
     Broken(
         "stack-is-queue",
         "ORDER-2",
-        '    b"order/stack": "stack",\n',
-        '    b"order/stack": "queue",\n',
+        '    b"order/stack": ("order", "stack", "BLOCK-2"),\n',
+        '    b"order/stack": ("order", "queue", "BLOCK-2"),\n',
     ),
     Broken(
         "smallest-first",
@@ -628,9 +628,9 @@ BROKEN = [
     Broken(
         "new-order-for-new-packets-only",
         "ORDER-5",
-        "            client.backlog.reorder(ORDERS[key])\n",
-        "            if not client.backlog.bytes:\n"
-        "                client.backlog.reorder(ORDERS[key])\n",
+        "                client.backlog.reorder(choice)\n",
+        "                if not client.backlog.bytes:\n"
+        "                    client.backlog.reorder(choice)\n",
     ),
     # 6. Echoes
     Broken(
@@ -648,8 +648,8 @@ BROKEN = [
     Broken(
         "echo-stays-off",
         "ECHO-3",
-        "            client.echo = ECHOES[key]\n",
-        "            client.echo = False\n",
+        '("echo", True, "ECHO-3")',
+        '("echo", False, "ECHO-3")',
     ),
     # 7. Connections
     Broken(

@@ -23,7 +23,7 @@ import pytest
 
 import sbus
 from attackers import IS_ROOT, Pair, attack, descriptors
-from fake_kernel import OWNER, FakeKernel
+from fake_kernel import OWNER, FakeKernel, choices
 from packets import publications, publish
 from programs import SECONDS_MAX, child_process
 from real_bus import Peer, RealBus, connect, needs_root, wait_for
@@ -411,7 +411,7 @@ class TestMemory:
         assert started > 3
 
     @pytest.mark.usefixtures("small_heap")
-    @pytest.mark.parametrize("mode", [*sbus.SOFT_MODES, *sbus.HARD_MODES])
+    @pytest.mark.parametrize("mode", choices(b"blocking/"))
     def test_nothing_is_kept(self, mode: bytes) -> None:
         """[CONN-10] Of clients that have gone, in whatever mode they were."""
         kernel = FakeKernel(sbus.Limits(max_backlog=1_000))
