@@ -127,7 +127,7 @@ class Limits(NamedTuple):
         shapes = min(self.max_patterns, 2 * self.max_shapes) * shape
         patterns = self.max_patterns * 1_800 + self.max_pattern_bytes * 9
         clients = self.max_clients * (2_500 + patterns + shapes)
-        backlog = with_overshoot(self.max_bus_backlog) * 5 // 4
+        backlog = with_overshoot(self.max_bus_backlog) * 3  # in small pieces
         recent = RECENT_KEYS_MAX * 3_200
         return clients + backlog + recent + self.max_packet
 
@@ -436,6 +436,7 @@ class Client:
         self.wire = wire
         self.events = 0  # what the selector watches for
         self.fault = ""  # [CONN-18] why it is disconnected, once all is read
+        self.put_off = False  # [CONN-20] while it has a backlog for that
         self.discard_logged = False
         self.single_turns = 0  # left, in which one packet is read
 
@@ -1015,6 +1016,8 @@ class FloodControl:
             if excess:
                 raise ProtocolError("BLOCK-18", excess)
             return self._queue(receiver, packet)  # [BLOCK-17]
+        if receiver.put_off and not excess:  # it is not the kernel's refusal
+            return self._queue(receiver, packet)
         if receiver.soft_mode == "discard":  # [BLOCK-5]
             return self.discard(receiver, [packet], "soft/discard")
         if receiver.soft_mode == "error":
@@ -1424,7 +1427,7 @@ class Server:
         self, client: Client, events: int, is_new: bool = False
     ) -> None:
         """Give a client its turn, unless its user had enough [CONN-19]."""
-        user, start = client.user, self._now
+        user = client.user
         if not is_new and self._owes(user):
             self._late[client] = events
             return
@@ -1436,8 +1439,12 @@ class Server:
         if events & WRITE and not client.closed:
             self.drain(client)
         self._served = None
-        self._now = now = self.clock()
-        self._spent[user] = spent = self._spent.get(user, 0.0) + now - start
+        self._charge(user, self.clock())
+
+    def _charge(self, user: User, now: float) -> None:
+        """Have a user account for the time since somebody last did."""
+        spent = self._spent.get(user, 0.0) + now - self._now
+        self._spent[user], self._now = spent, now
         if spent > ROUND_SECONDS_MAX:
             self._has_debts = True
 
@@ -1510,7 +1517,7 @@ class Server:
             own, own_most = len(user.clients), limits.max_user_clients
             if own > own_most:  # whoever is late may have left
                 late = sum(one.user is user for one in self._late)
-                own -= min(late, own_most)
+                own -= min(late, CROWD_MAX)
             if own > own_most:
                 rule, count, most = "LIMIT-11", own, own_most
         if count > most:
@@ -1638,6 +1645,8 @@ class Server:
                 break
             stalled = True
             client.delivered -= 1
+            waits = client.put_off and backlog.bytes > 0
+            client.put_off = waits or client.user in self._slow
             try:
                 self.bus.flood.refuse(client, packet, publisher)
             except (ProtocolError, MemoryError) as error:
@@ -1675,6 +1684,7 @@ class Server:
         if len(self.ticks) > 1 or now > self._now + 2 * TICK_SECONDS:
             self._slow[client.user] = now + SLOW_SECONDS
             self.ticks.clear()
+            self._charge(client.user, now)  # and not whoever sent it
         return client.user in self._slow
 
     def _take_refusal(self, client: Client, error: Exception) -> None:
@@ -2231,7 +2241,7 @@ def open_regular(path: str, flags: int, mode: int) -> int:
     Raises: StartError if it is none, is behind a symbolic link, or belongs
     to another user than root and our own.
     """
-    flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags, mode)
     except OSError as error:

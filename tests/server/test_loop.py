@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import sbus
-from fake_kernel import OWNER, FakeKernel, FakePeer, FakeWire
+from fake_kernel import OWNER, FakeKernel, FakePeer, FakeWire, choices
 from packets import WHOAMI, publications, publish
 
 NUMBERS = itertools.count()
@@ -168,6 +168,37 @@ class TestLoop:
             sender.send(publish(b"k"))
             assert reader.client.refused == refused
         assert len(reader.read()) == 4
+
+    @pytest.mark.parametrize("mode", choices(b"blocking/"))
+    def test_what_is_put_off_waits(
+        self, kernel: FakeKernel, mode: bytes
+    ) -> None:
+        """[CONN-20] No mode is asked: it was not the kernel that refused."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k", b"CMSG " + mode)
+        spend_ticks(kernel, reader)
+        sender.send(*publications(3))
+        sender.send(*publications(3))
+        assert reader.read_all() == [*publications(3), *publications(3)]
+        assert reader.client.refused and not reader.client.discarded
+        kernel.wait(1.1)
+        reader.wire.room = 0
+        sender.send(publish(b"k"))
+        is_disconnected = mode == b"blocking/soft/error"
+        assert reader.wire.closed == is_disconnected
+
+    def test_who_accounts_for_a_long_send(self, kernel: FakeKernel) -> None:
+        """[CONN-19] [CONN-20] Its receiver, and not its publisher."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k")
+        spend_ticks(kernel, reader, seconds=0.060)
+        for is_late in (False, False):
+            sender.wire.incoming.append(publish(b"k"))
+            kernel.server.round(0)
+            assert bool(sender.wire.incoming) == is_late
+        reader.wire.incoming.append(publish(b"k"))
+        kernel.server.round(0)
+        assert reader.wire.incoming
 
     def test_holders_that_are_due_together(self, kernel: FakeKernel) -> None:
         """[CONN-19] [BLOCK-16] They take turns like others of that user."""

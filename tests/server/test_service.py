@@ -243,6 +243,16 @@ class TestPidFile:
         assert path.read_text() == text
         assert os.listdir(directory) == ["pid"]
 
+    def test_file_with_a_lease(self, directory: Path) -> None:
+        """[RUN-9] [RUN-2] Nobody waits for whoever has it to let go."""
+        former = signal.signal(signal.SIGIO, signal.SIG_IGN)
+        with (directory / "pid").open("w") as file:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            line = refusal(1, "-a", "bus", "-p", "pid", cwd=directory)
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        signal.signal(signal.SIGIO, former)
+        assert "temporarily unavailable" in line
+
     @pytest.mark.parametrize("what", ["directory", "FIFO", "link to nothing"])
     def test_what_is_kept(self, directory: Path, what: str) -> None:
         """[RUN-9] [RUN-2] What is not a regular file."""
