@@ -169,8 +169,9 @@ class TestLayout:
     def folder_of(self, module: str, beside: Path) -> str | None:
         """Return the part of the repository that a module is in."""
         name = module.partition(".")[0]
-        if not name or (beside.parent / f"{name}.py").exists():
-            return FOLDERS_OF[beside]
+        neighbour = beside.parent / f"{name}.py"
+        if not name or neighbour in FOLDERS_OF:
+            return FOLDERS_OF[neighbour if name else beside]
         for file, folder in FOLDERS_OF.items():
             if name in (file.stem, file.parent.name):
                 return folder
@@ -189,6 +190,7 @@ class TestLayout:
                 for module in imported_by(node):
                     target = self.folder_of(module, file)
                     assert target is None or target in allowed[folder], file
+                    assert not module.startswith("test_"), file
                 if isinstance(node, ast.ImportFrom) and not node.level:
                     private = [n for n in node.names if n.name[0] == "_"]
                     assert not private, file
