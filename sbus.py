@@ -869,7 +869,7 @@ class Backlog:
     """The packets that wait for one client, in the order it chose.
 
     All stand in a line in the order of their arrival.  One that is sent out
-    of turn leaves its place empty.  order/random looks them up by ranks.
+    of turn leaves its place empty.  order/random looks them up in a heap.
     Spec: [ORDER-1] [ORDER-2] [ORDER-3] [ORDER-4] [ORDER-5].
     """
 
@@ -881,7 +881,8 @@ class Backlog:
         self._count = 0
         self._sent = 0  # since the line was compact
         self._gone = 0  # places that the line had before its first
-        self._ranks: dict[str, list[int]] = {}  # heaps, of each ties in use
+        # Of (-size, place), with places negative if the newest goes first
+        self._heaps: dict[int, list[tuple[int, int]]] = {}  # by that sign
 
     def __len__(self) -> int:
         return self._count
@@ -890,8 +891,8 @@ class Backlog:
         """Add a packet, the newest."""
         size = self.bytes + len(packet) + PACKET_OVERHEAD_BYTES
         place = self._gone + len(self._line)
-        for ties, heap in self._ranks.items():
-            heapq.heappush(heap, rank(len(packet), place, ties))
+        for sign, heap in self._heaps.items():
+            heapq.heappush(heap, (-len(packet), sign * place))
         self._line.append(packet)
         self._count += 1
         self.bytes = size
@@ -917,15 +918,15 @@ class Backlog:
         """Remove all packets and return them."""
         packets = [packet for packet in self._line if packet is not None]
         self._line.clear()
-        self._ranks.clear()
+        self._heaps.clear()
         self.bytes = self._count = self._sent = 0
         return packets
 
     def _compact(self) -> None:
-        """Give up the places, and the ranks, of packets that were sent."""
+        """Give up the places of packets that were sent, and the heaps."""
         packets = [packet for packet in self._line if packet is not None]
         self._line = deque(packets)
-        self._ranks.clear()
+        self._heaps.clear()
         self._sent = self._gone = 0
 
     def reorder(self, order: str) -> None:
@@ -954,39 +955,26 @@ class Backlog:
         A heap is kept until as many packets were sent as are left: a client
         that changes its order at every packet costs no more than others.
         """
-        heap = self._ranks.get(self.ties)
+        sign = 1 if self.ties == "queue" else -1  # [ORDER-4]
+        heap = self._heaps.get(sign)
         if heap is None:
-            heap = self._ranks[self.ties] = [
-                rank(len(packet), self._gone + index, self.ties)
+            heap = self._heaps[sign] = [
+                (-len(packet), sign * (self._gone + index))
                 for index, packet in enumerate(self._line)
                 if packet is not None
             ]
             heapq.heapify(heap)
         while True:
-            size, place = unrank(heap[0], self.ties)
-            index = place - self._gone
+            size, place = heap[0]
+            index = sign * place - self._gone
             if 0 <= index < len(self._line):
                 packet = self._line[index]
-                if packet is not None and len(packet) == size:
+                if packet is not None and len(packet) == -size:
                     return index
             heapq.heappop(heap)  # that packet has been sent
 
 
-PLACES = 1 << 48  # more packets than ever stand in a line
 PLACES_KEPT = 1_024  # beside as many as are in use
-
-
-def rank(size: int, place: int, ties: str) -> int:
-    """Return what is smaller, the sooner one is sent [ORDER-3] [ORDER-4]."""
-    return (place if ties == "queue" else -place) - size * PLACES
-
-
-def unrank(number: int, ties: str) -> tuple[int, int]:
-    """Return the size and the place that a rank was made of."""
-    if ties == "queue":
-        size, place = divmod(number, PLACES)
-        return -size, place
-    return divmod(-number, PLACES)
 
 
 class FloodControl:

@@ -615,15 +615,14 @@ BROKEN = [
     Broken(
         "smallest-first",
         "ORDER-3",
-        "- size * PLACES\n",
-        "+ size * PLACES\n",
+        "            size, place = heap[0]\n",
+        "            size, place = max(heap)\n",
     ),
     Broken(
         "ties-are-always-oldest-first",
         "ORDER-4",
-        "        heap = self._ranks.get(self.ties)\n",
-        '        self.ties = "queue"\n'
-        "        heap = self._ranks.get(self.ties)\n",
+        "        heap = self._heaps.get(sign)\n",
+        "        sign = 1\n        heap = self._heaps.get(sign)\n",
     ),
     Broken(
         "new-order-for-new-packets-only",
