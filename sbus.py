@@ -164,51 +164,53 @@ def quote(text: bytes) -> str:
 # - A '*' matches up to the next '/' or the end, and the pattern goes on
 #   there: 'a*b' matches nothing.  So matching needs no backtracking.
 # - The empty pattern is treated as one of no segments that ends in '/'.
-# - pattern_matches is the definition, and SubscriptionTable looks up by it.
+# - The shape of a pattern is what its literal bytes do not say.  At most one
+#   pattern of each shape selects a key, and the key tells which: the table
+#   is a dictionary of patterns, in which each shape costs one look-up.
 # =============================================================================
 
 
-# The shape of a pattern is what remains when its literal bytes are taken
-# out: the number of its segments, whether it ends in '/', and which segments
-# have a '*' after how many bytes.  Patterns of one shape differ in literal
-# bytes alone, so one dictionary look-up finds the one that matches a key.
-Form = tuple[int, bool, tuple[tuple[int, int], ...]]
+# What patterns of different literal bytes have in common: the number of their
+# segments, whether they end there or are open, that is, end in '/' [MATCH-3]
+# or are empty [MATCH-4], and which segments have a '*' after how many bytes
+Shape = tuple[int, bool, tuple[tuple[int, int], ...]]
 
 
-def split_pattern(pattern: bytes) -> tuple[Form, bytes] | None:
-    """Return a pattern's shape and its literal bytes.
+def parse_pattern(pattern: bytes) -> tuple[Shape | None, bytes]:
+    """Return a pattern's shape, and the pattern with '**' as '*'.
 
-    None stands for a pattern that matches nothing: after a '*' the segment
-    is over, and more literal bytes fail [MATCH-6].
+    The shape is None if it matches nothing: after a '*' the segment is over,
+    and more literal bytes fail [MATCH-6].
     """
-    segments = pattern.split(b"/")
-    is_open = not segments[-1]  # [MATCH-3] a final '/', or [MATCH-4] nothing
-    if is_open:
-        del segments[-1]
+    is_open = pattern[-1:] in (b"", b"/")
     stars = []
-    for index, segment in enumerate(segments):
-        literal, star, more = segment.partition(b"*")
-        if star:
-            if more.strip(b"*"):
-                return None
-            stars.append((index, len(literal)))
-            segments[index] = literal
-    form = (len(segments), is_open, tuple(stars))
-    return form, b"/".join(segments) if is_open or stars else pattern
+    if b"*" in pattern:
+        while b"**" in pattern:
+            pattern = pattern.replace(b"**", b"*")
+        for index, segment in enumerate(pattern.split(b"/")):
+            literal, star, more = segment.partition(b"*")
+            if more:
+                return None, pattern
+            if star:
+                stars.append((index, len(literal)))
+    size = pattern.count(b"/") + (not is_open)
+    return (size, is_open, tuple(stars)), pattern
 
 
-def literals_of(segments: Sequence[bytes], form: Form) -> bytes | None:
-    """Return what a key has where patterns of a shape have literal bytes.
+def pattern_for(segments: Sequence[bytes], shape: Shape) -> bytes | None:
+    """Return the pattern of a shape that selects a key, given by segments.
 
     None stands for a key with too few segments, or too many [MATCH-5].
     Spec: [MATCH-1] [MATCH-2] [MATCH-3] [KEY-3].
     """
-    count, is_open, stars = form
-    if len(segments) <= count if is_open else len(segments) != count:
+    size, is_open, stars = shape
+    if len(segments) <= size if is_open else len(segments) != size:
         return None
-    literals = [*segments[:count]]
-    for index, size in stars:
-        literals[index] = literals[index][:size]
+    literals = [*segments[:size]]
+    for index, length in stars:
+        literals[index] = literals[index][:length] + b"*"
+    if is_open:
+        literals.append(b"")
     return b"/".join(literals)
 
 
@@ -219,29 +221,10 @@ def pattern_matches(pattern: bytes, key: bytes) -> bool:
     selects is another question, of chapter 4 if the key is a secret one.
     Cost: linear in len(pattern) + len(key).
     """
-    parts = split_pattern(pattern)
-    return parts is not None and parts[1] == literals_of(
-        key.split(b"/"), parts[0]
+    shape, pattern = parse_pattern(pattern)
+    return shape is not None and (
+        pattern_for(key.split(b"/"), shape) == pattern
     )
-
-
-class Shape:
-    """All patterns of one shape, and who holds them."""
-
-    __slots__ = ("form", "holders", "pairs")
-
-    def __init__(self, form: Form) -> None:
-        self.form = form
-        self.holders: dict[bytes, list[Client]] = {}  # by literal bytes
-        self.pairs: Counter[int] = Counter()  # of each user id
-
-
-class Subscription(NamedTuple):
-    """How often a client holds a pattern, and where the table has it."""
-
-    times: int  # [SUB-2]
-    shape: Shape | None  # None if it matches nothing [MATCH-6]
-    literals: Sequence[bytes]  # of the pattern, or of all it stands for
 
 
 class SubscriptionTable:
@@ -249,55 +232,40 @@ class SubscriptionTable:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._shapes: dict[Form, Shape] = {}
-        self._users: Counter[int] = Counter()  # shapes of each user id
+        self._holders: dict[bytes, list[Client]] = {}  # by pattern
+        self._shapes: dict[Shape, int] = {}  # of how many pairs each
+        self._users: dict[int, dict[Shape, int]] = {}  # and by user id
 
-    def place(self, patterns: Sequence[bytes], uid: int) -> Subscription:
-        """Return where patterns of one shape have their place.
+    def add(self, pattern: bytes, client: Client) -> None:
+        """Add a pair that is not in the table.
 
-        Raises: ProtocolError if their user has too many shapes [LIMIT-10].
+        Raises: ProtocolError if its user has too many shapes [LIMIT-10].
         """
-        parts = [split_pattern(pattern) for pattern in patterns]
-        if parts[0] is None:
-            return Subscription(1, None, ())
-        form = parts[0][0]
-        shape = self._shapes.get(form)
-        if shape is None or uid not in shape.pairs:
-            self._limits.check("max_shapes", self._users[uid] + 1)
-        if shape is None:
-            shape = self._shapes[form] = Shape(form)
-        return Subscription(1, shape, [part[1] for part in parts if part])
-
-    def add(self, subscription: Subscription, client: Client) -> None:
-        """Add pairs that are not in the table."""
-        _, shape, literals = subscription
+        shape, pattern = parse_pattern(pattern)
         if shape:
-            uid = client.credentials.uid
-            if uid not in shape.pairs:
-                self._users[uid] += 1
-            for one in literals:
-                shape.pairs[uid] += 1
-                shape.holders.setdefault(one, []).append(client)
+            own = self._users.setdefault(client.credentials.uid, {})
+            if shape not in own:
+                self._limits.check("max_shapes", len(own) + 1)
+            for counts in (own, self._shapes):
+                counts[shape] = counts.get(shape, 0) + 1
+            self._holders.setdefault(pattern, []).append(client)
 
-    def remove(self, subscription: Subscription, client: Client) -> None:
-        """Remove pairs, those that are in the table."""
-        _, shape, literals = subscription
-        if shape:
+    def remove(self, pattern: bytes, client: Client) -> None:
+        """Remove a pair if it is in the table."""
+        shape, pattern = parse_pattern(pattern)
+        holders = self._holders.get(pattern, [])
+        if shape and client in holders:
+            holders.remove(client)
+            if not holders:
+                del self._holders[pattern]
             uid = client.credentials.uid
-            for one in literals:
-                holders = shape.holders.get(one, [])
-                if client in holders:
-                    holders.remove(client)
-                    shape.pairs[uid] -= 1
-                if not holders:
-                    shape.holders.pop(one, None)
-            if not shape.pairs[uid]:
-                del shape.pairs[uid]
-                self._users[uid] -= 1
-                if not self._users[uid]:
-                    del self._users[uid]
-            if not shape.holders:
-                self._shapes.pop(shape.form, None)
+            for counts in (self._users[uid], self._shapes):
+                if counts[shape] > 1:
+                    counts[shape] -= 1
+                else:
+                    del counts[shape]
+            if not self._users[uid]:
+                del self._users[uid]
 
     def find(self, key: bytes) -> dict[Client, None]:
         """Return the clients with a pattern that selects *key*, each once.
@@ -307,10 +275,10 @@ class SubscriptionTable:
         """
         found: dict[Client, None] = {}
         segments = key.split(b"/")
-        for form, shape in self._shapes.items():
-            literals = literals_of(segments, form)
-            if literals is not None and literals in shape.holders:
-                holders = shape.holders[literals]
+        for shape in self._shapes:
+            pattern = pattern_for(segments, shape)
+            if pattern in self._holders:
+                holders = self._holders[pattern]
                 found.update(dict.fromkeys(holders))  # [PUB-2] each once
         return found
 
@@ -416,7 +384,7 @@ class Client:
         self.number = number  # from 1, never used again
         self.credentials = own
         self.user = user
-        self.patterns: dict[bytes, Subscription] = {}
+        self.patterns: dict[bytes, int] = {}  # [SUB-2] how often each
         self.pattern_bytes = 0
         self.outbox: list[Packet] = []
         self.backlog = Backlog()
@@ -607,9 +575,8 @@ class Bus:
         the limits [SUB-1] [SUB-2] [KEY-4].
         """
         self._check_pattern(client, pattern)
-        held = client.patterns.get(pattern)
-        if held:
-            client.patterns[pattern] = held._replace(times=held.times + 1)
+        if pattern in client.patterns:
+            client.patterns[pattern] += 1
         else:
             self._check_room(client, pattern)
             self._hold(client, pattern)
@@ -622,7 +589,7 @@ class Bus:
         the server is strict and the client does not hold it [UNSUB-1] [KEY-4].
         """
         self._check_pattern(client, pattern)
-        held = client.patterns.get(pattern)
+        held = client.patterns.get(pattern, 0)
         if not held:
             if self.strict:  # [UNSUB-2] MAY
                 raise ProtocolError("UNSUB-2", f"{quote(pattern)} is not held")
@@ -630,8 +597,8 @@ class Bus:
                 "ignored", client, f"UNSUB {quote(pattern)}", "UNSUB-2"
             )
             return
-        if held.times > 1:
-            client.patterns[pattern] = held._replace(times=held.times - 1)
+        if held > 1:
+            client.patterns[pattern] = held - 1
         else:
             self._drop(client, pattern)
         self.observers.tell("unsubscribed", client, pattern)
@@ -659,26 +626,25 @@ class Bus:
 
     def _hold(self, client: Client, pattern: bytes) -> None:
         """Give a pattern to a client, and then its place."""
-        own = client.credentials
-        if pattern.startswith(SECRET):
-            table = self._secret
-            patterns = resolve(pattern, own, self.cred_prefix)
-        else:
-            table = self._public
-            patterns = [pattern]
-            self._forget_recent(pattern)
-        subscription = table.place(patterns, own.uid)
-        client.patterns[pattern] = subscription
+        client.patterns[pattern] = 1
         self._count_pattern(client, 1, len(pattern))
-        table.add(subscription, client)
+        if pattern.startswith(SECRET):
+            own = client.credentials
+            for one in resolve(pattern, own, self.cred_prefix):
+                self._secret.add(one, client)
+        else:
+            self._forget_recent(pattern)
+            self._public.add(pattern, client)
 
     def _drop(self, client: Client, pattern: bytes) -> None:
         """Take a pattern from its place, and then from its client."""
         if pattern.startswith(SECRET):
-            self._secret.remove(client.patterns[pattern], client)
+            own = client.credentials
+            for one in resolve(pattern, own, self.cred_prefix):
+                self._secret.remove(one, client)
         else:
             self._forget_recent(pattern)
-            self._public.remove(client.patterns[pattern], client)
+            self._public.remove(pattern, client)
         del client.patterns[pattern]
         self._count_pattern(client, -1, -len(pattern))
 
@@ -2295,14 +2261,13 @@ class Narrator:
         log.debug("close %s %s", client, reason)
 
     def subscribed(self, client: Client, pattern: bytes) -> None:
-        count = client.patterns[pattern].times
+        count = client.patterns[pattern]
         rule = "SUB-1" if count == 1 else "SUB-2"
         what = quote(pattern)
         log.debug("%s SUB %s: its count is %d [%s]", client, what, count, rule)
 
     def unsubscribed(self, client: Client, pattern: bytes) -> None:
-        held = client.patterns.get(pattern)
-        count = held.times if held else 0
+        count = client.patterns.get(pattern, 0)
         line = "%s UNSUB %s: its count is %d [UNSUB-1]"
         log.debug(line, client, quote(pattern), count)
 

@@ -75,7 +75,7 @@ class TestFiles:
             for node in ast.walk(ast.parse(core))
             if isinstance(node, ast.Name)
         }
-        assert "literals_of" in named
+        assert "pattern_for" in named
         assert not named & {"socket", "selectors", "os", "time", "select"}
 
     def test_only_the_standard_library_is_imported(self) -> None:

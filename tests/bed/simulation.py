@@ -611,9 +611,7 @@ class World:
         """Check the subscriptions, and what is remembered of them."""
         for client in self.bus.clients.values():
             wire: Any = client.wire
-            held = client.patterns.items()
-            times = {pattern: one.times for pattern, one in held}
-            assert times == wire.party.patterns
+            assert client.patterns == wire.party.patterns
         check_subscriptions(self.bus)
 
     # ---- The end
@@ -684,14 +682,12 @@ def check_sums(bus: sbus.Bus) -> None:
 
 def check_subscriptions(bus: sbus.Bus) -> None:
     """Check that the tables and recent keys hold what clients hold."""
-    pairs: dict[bool, list[tuple[bytes, sbus.Client]]]
-    pairs = {True: [], False: []}
     for client in bus.clients.values():
         assert client.pattern_bytes == sum(map(len, client.patterns))
-        for pattern in client.patterns:
-            pairs[pattern.startswith(SECRET)].append((pattern, client))
-    check_table(bus._public, pairs[False], bus.cred_prefix)
-    check_table(bus._secret, pairs[True], bus.cred_prefix)
+    for table, fresh in zip((bus._public, bus._secret), tables_for(bus)):
+        assert holders_in(table) == holders_in(fresh)
+        assert table._shapes == fresh._shapes
+        assert table._users == fresh._users
     heads = set()
     for start, some in bus._recent_heads.items():
         assert some and all(is_in_group(head, start) for head in some)
@@ -705,48 +701,26 @@ def is_in_group(head: bytes, start: bytes) -> bool:
     return head[4:].split(b"/")[0] == start
 
 
-def check_table(
-    table: sbus.SubscriptionTable,
-    pairs: list[tuple[bytes, sbus.Client]],
-    prefix: bytes,
-) -> None:
-    """Check that a table holds these pairs and nothing else."""
-    fresh = sbus.SubscriptionTable(WIDE_LIMITS)
-    for pattern, client in pairs:
-        fresh.add(place(fresh, pattern, client.credentials, prefix), client)
-        held = client.patterns[pattern]
-        again = place(table, pattern, client.credentials, prefix)
-        assert held == again._replace(times=held.times), "another place"
-    assert unordered(table) == unordered(fresh)
-    assert table._users == fresh._users
+def tables_for(bus: sbus.Bus) -> list[sbus.SubscriptionTable]:
+    """Return new tables, public and secret, of what the clients hold."""
+    tables = [sbus.SubscriptionTable(WIDE_LIMITS) for _ in range(2)]
+    for client in bus.clients.values():
+        for pattern in client.patterns:
+            own, prefix = client.credentials, bus.cred_prefix
+            is_secret = pattern.startswith(SECRET)
+            some = (
+                sbus.resolve(pattern, own, prefix) if is_secret else [pattern]
+            )
+            for one in some:
+                tables[is_secret].add(one, client)
+    return tables
 
 
-def place(
-    table: sbus.SubscriptionTable,
-    pattern: bytes,
-    own: sbus.Credentials,
-    prefix: bytes,
-) -> sbus.Subscription:
-    """Return where a client's pattern has its place in a table."""
-    patterns = [pattern]
-    if pattern.startswith(SECRET):
-        patterns = sbus.resolve(pattern, own, prefix)
-    return table.place(patterns, own.uid)
-
-
-def unordered(table: sbus.SubscriptionTable) -> object:
-    """Return what a table holds, whatever the order of clients."""
+def holders_in(table: sbus.SubscriptionTable) -> object:
+    """Return which clients hold which patterns, and how often each."""
     return {
-        form: (dict(shape.pairs), count_holders(shape))
-        for form, shape in table._shapes.items()
-    }
-
-
-def count_holders(shape: sbus.Shape) -> object:
-    """Return which clients hold which patterns of a shape."""
-    return {
-        literals: Counter(client.number for client in clients)
-        for literals, clients in shape.holders.items()
+        pattern: Counter(client.number for client in clients)
+        for pattern, clients in table._holders.items()
     }
 
 

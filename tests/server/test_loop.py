@@ -85,16 +85,26 @@ class TestLoop:
         assert [len(packet) for packet in peer.read()] == [30_013, 18_008]
         assert [len(packet) for packet in other.read()] == [18_008]
 
-    def test_parting_takes_no_memory(
-        self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("name", ["parse_pattern", "resolve"])
+    def test_parting_that_wants_for_memory_is_done_again(
+        self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
-        """[CONN-12] What a pattern became is kept from its subscription on."""
-        peer = kernel.connect()
+        """[CONN-12] With what was kept in reserve for it."""
+        peer, other = kernel.connect(), kernel.connect()
         peer.send(b"SUB a/*/b/", b"SUB !/cred////x", b"SUB a*b", b"SUB k")
-        for name in ("split_pattern", "resolve"):
-            monkeypatch.setattr(sbus, name, no_room)
+        function, failures = getattr(sbus, name), [MemoryError()]
+
+        def fail_once(*arguments: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return function(*arguments)
+
+        monkeypatch.setattr(sbus, name, fail_once)
         peer.close()
-        assert peer.wire.closed and not kernel.bus.clients
+        assert not failures
+        assert peer.wire.closed and len(kernel.bus.clients) == 1
+        other.send(b"SUB k", publish(b"k"))
+        assert other.read() == [publish(b"k")]
 
     def test_send_buffer_is_raised(self, kernel: FakeKernel) -> None:
         """[CONN-4] Twice the option, less 32, is the largest packet."""

@@ -16,15 +16,6 @@ from patterns import OWN, WIDE_LIMITS, mutate, texts
 from sizes import PROOF, either
 
 
-def hold(
-    table: sbus.SubscriptionTable, pattern: bytes, client: sbus.Client
-) -> sbus.Subscription:
-    """Add a pattern to a table."""
-    subscription = table.place([pattern], client.credentials.uid)
-    table.add(subscription, client)
-    return subscription
-
-
 class TestSubscriptionTable:
     TOKENS = (b"", b"", b"a", b"b", b"ab", b"*", b"a*", b"ab*", b"**", b"a*b")
 
@@ -40,13 +31,15 @@ class TestSubscriptionTable:
         kernel = FakeKernel()
         clients = [kernel.connect().client for _ in range(6)]
         table = sbus.SubscriptionTable(sbus.Limits(max_shapes=1000))
-        held: dict[tuple[bytes, sbus.Client], sbus.Subscription] = {}
+        held: set[tuple[bytes, sbus.Client]] = set()
         for _ in range(400):
             pair = self.random_text(chance), chance.choice(clients)
             if pair in held:
-                table.remove(held.pop(pair), pair[1])
+                held.remove(pair)
+                table.remove(*pair)
             else:
-                held[pair] = hold(table, *pair)
+                held.add(pair)
+                table.add(*pair)
             key = self.random_text(chance)
             found = set(table.find(key))
             assert found == {
@@ -54,9 +47,9 @@ class TestSubscriptionTable:
                 for pattern, client in held
                 if sbus.pattern_matches(pattern, key)
             }
-        for pair, subscription in held.items():
-            table.remove(subscription, pair[1])
-        assert not table._shapes and not table._users
+        for pair in held:
+            table.remove(*pair)
+        assert not table._holders and not table._shapes and not table._users
 
     def test_recent_keys_do_not_outlive_a_change(
         self, kernel: FakeKernel
@@ -132,7 +125,7 @@ class TestMatching:
         wire: Any = None
         clients = {text: bus.open(OWN, wire) for text in every}
         for pattern, client in clients.items():
-            table.add(table.place([pattern], OWN.uid), client)
+            table.add(pattern, client)
         for key in every:
             found = table.find(key)
             for pattern, client in clients.items():

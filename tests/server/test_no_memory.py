@@ -21,9 +21,8 @@ from fake_kernel import (
     FakeSelector,
     FakeWire,
 )
-from model import SECRET
 from packets import WHOAMI, publish
-from simulation import count_holders, place
+from simulation import holders_in, tables_for
 from sizes import IS_SOAK, PROOF, either
 
 SOURCE = sbus.__file__
@@ -292,25 +291,11 @@ def check_routes(bus: sbus.Bus) -> None:
 
     Where memory ran out between two statements, a count may be off by one.
     """
-    fresh = sbus.Bus(bus.limits, OWNER)
-    for client in bus.clients.values():
-        for pattern in client.patterns:
-            table = fresh._public
-            if pattern.startswith(SECRET):
-                table = fresh._secret
-            own = client.credentials
-            table.add(place(table, pattern, own, bus.cred_prefix), client)
-    assert holders_in(bus._public) == holders_in(fresh._public)
-    assert holders_in(bus._secret) == holders_in(fresh._secret)
+    public, secret = tables_for(bus)
+    assert holders_in(bus._public) == holders_in(public)
+    assert holders_in(bus._secret) == holders_in(secret)
     for head, receivers in bus._recent.items():
-        assert set(receivers) == set(fresh._public.find(head[4:]))
-
-
-def holders_in(table: sbus.SubscriptionTable) -> object:
-    """Return which clients hold which patterns."""
-    shapes = table._shapes.items()
-    found = {form: count_holders(shape) for form, shape in shapes}
-    return {form: holders for form, holders in found.items() if holders}
+        assert set(receivers) == set(public.find(head[4:]))
 
 
 class Day:
