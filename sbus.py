@@ -255,8 +255,9 @@ class SubscriptionTable:
         shape, pattern = parse_pattern(pattern)
         holders = self._holders.get(pattern, [])
         if shape and client in holders:
-            holders.remove(client)
-            if not holders:
+            if len(holders) > 1:
+                holders.remove(client)
+            else:
                 del self._holders[pattern]
             uid = client.credentials.uid
             for counts in (self._users[uid], self._shapes):
@@ -466,7 +467,7 @@ class Bus:
         # The receivers of recent heads (b"MSG " + key), secret ones never,
         # and these heads by the first segment of their keys
         self._recent: dict[bytes, tuple[Client, ...]] = {}
-        self._recent_heads: dict[bytes, set[bytes]] = {}
+        self._recent_heads: dict[bytes, list[bytes]] = {}
 
     def open(self, credentials: Credentials, wire: Any) -> Client:
         """Let a client in and return it."""
@@ -547,19 +548,12 @@ class Bus:
         receivers = tuple(self._public.find(key))
         is_short = len(key) <= RECENT_KEY_BYTES_MAX
         if is_short and len(receivers) <= RECENT_RECEIVERS_MAX:
-            self._remember_recent(head, key, receivers)
+            if len(self._recent) >= RECENT_KEYS_MAX:
+                self._forget_recent(b"")
+            start = key.partition(b"/")[0]
+            self._recent_heads.setdefault(start, []).append(head)
+            self._recent[head] = receivers
         return receivers
-
-    def _remember_recent(
-        self, head: bytes, key: bytes, receivers: tuple[Client, ...]
-    ) -> None:
-        """Remember the receivers of a key."""
-        if len(self._recent) >= RECENT_KEYS_MAX:
-            self._recent.clear()
-            self._recent_heads.clear()
-        start = key.partition(b"/")[0]
-        self._recent_heads.setdefault(start, set()).add(head)
-        self._recent[head] = receivers
 
     def _give_number(self, packet: Packet) -> NumberedPacket:
         """Return a copy of a packet with its message number."""
@@ -650,19 +644,13 @@ class Bus:
 
     def _forget_recent(self, pattern: bytes) -> None:
         """Forget the receivers of the keys that a pattern may select."""
-        start, _, rest = pattern.partition(b"/")
+        start = pattern.partition(b"/")[0]
         if b"*" in start or not pattern:  # it may select any key
             self._recent.clear()
             self._recent_heads.clear()
-        elif b"*" in rest or pattern.endswith(b"/"):
-            for head in self._recent_heads.get(start, ()):
-                self._recent.pop(head, None)
-            self._recent_heads.pop(start, None)
-        elif self._recent.pop(b"MSG " + pattern, None) is not None:
-            heads = self._recent_heads[start]
-            heads.remove(b"MSG " + pattern)
-            if not heads:
-                del self._recent_heads[start]
+        for head in self._recent_heads.get(start, ()):
+            self._recent.pop(head, None)
+        self._recent_heads.pop(start, None)
 
     def control(self, client: Client, key: bytes) -> None:
         """Do what a control packet asks for; its payload does not matter.
