@@ -56,7 +56,7 @@ import stat
 import struct
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, Callable, NamedTuple, NoReturn, Union
 
@@ -822,8 +822,9 @@ RESERVED_PART = 4  # [LIMIT-16] one in so many bytes, and clients
 class Backlog:
     """The packets that wait for one client, in the order it chose.
 
-    All stand in a line in the order of their arrival.  One that is sent out
-    of turn leaves its place empty.  order/random looks them up in a heap.
+    A heap of sizes is made when order/random first needs it, and kept for
+    as long as most of what it names still waits: a client that changes its
+    order at every packet costs no more than others.
     Spec: [ORDER-1] [ORDER-2] [ORDER-3] [ORDER-4] [ORDER-5].
     """
 
@@ -831,57 +832,42 @@ class Backlog:
         self.bytes = 0  # [BLOCK-19]
         self.order = "queue"
         self.ties = "queue"  # [ORDER-4] the last chosen of queue and stack
-        self._line: deque[bytes | None] = deque()
-        self._count = 0
-        self._sent = 0  # since the line was compact
-        self._gone = 0  # places that the line had before its first
-        # Of (-size, place), with places negative if the newest goes first
-        self._heaps: dict[int, list[tuple[int, int]]] = {}  # by that sign
+        self._packets: OrderedDict[int, bytes] = OrderedDict()  # by arrival
+        self._arrivals = 0
+        self._heaps: dict[str, list[tuple[int, int]]] = {}  # by ties
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._packets)
 
     def push(self, packet: bytes) -> None:
         """Add a packet, the newest."""
         size = self.bytes + len(packet) + PACKET_OVERHEAD_BYTES
-        place = self._gone + len(self._line)
-        for sign, heap in self._heaps.items():
-            heapq.heappush(heap, (-len(packet), sign * place))
-        self._line.append(packet)
-        self._count += 1
+        self._arrivals += 1
+        for ties, heap in self._heaps.items():
+            heapq.heappush(heap, rank(packet, self._arrivals, ties))
+        self._packets[self._arrivals] = packet
         self.bytes = size
 
     def first(self) -> bytes:
         """Return the packet that is to be sent next, without removing it."""
-        packet = self._line[self._next()]
-        assert packet is not None
-        return packet
+        return self._packets[self._next()]
 
     def pop(self) -> None:
         """Remove the packet that first returns."""
-        index = self._next()
-        size = self.bytes - len(self.first()) - PACKET_OVERHEAD_BYTES
-        self._line[index] = None
-        self._count -= 1
-        self._sent += 1
-        self.bytes = size
-        if not size or self._sent > self._count + PLACES_KEPT:
-            self._compact()
+        packet = self._packets.pop(self._next())
+        self.bytes -= len(packet) + PACKET_OVERHEAD_BYTES
+        if self._heaps:
+            most = 2 * len(self._packets) + HEAP_SLACK
+            kept = {t: h for t, h in self._heaps.items() if len(h) <= most}
+            self._heaps = kept
 
     def clear(self) -> list[bytes]:
         """Remove all packets and return them."""
-        packets = [packet for packet in self._line if packet is not None]
-        self._line.clear()
+        packets = [*self._packets.values()]
+        self._packets.clear()
         self._heaps.clear()
-        self.bytes = self._count = self._sent = 0
+        self.bytes = 0
         return packets
-
-    def _compact(self) -> None:
-        """Give up the places of packets that were sent, and the heaps."""
-        packets = [packet for packet in self._line if packet is not None]
-        self._line = deque(packets)
-        self._heaps.clear()
-        self._sent = self._gone = 0
 
     def reorder(self, order: str) -> None:
         """Send packets, those that wait included, in an order [ORDER-5]."""
@@ -890,45 +876,30 @@ class Backlog:
             self.ties = order
 
     def _next(self) -> int:
-        """Return where in the line the next packet stands."""
-        line = self._line
-        if self.order == "random":
-            return self._largest()
+        """Return which packet is to be sent next."""
+        if self.order == "queue":
+            return next(iter(self._packets))
         if self.order == "stack":
-            while line[-1] is None:
-                line.pop()
-            return len(line) - 1
-        while line[0] is None:
-            line.popleft()
-            self._gone += 1
-        return 0
-
-    def _largest(self) -> int:
-        """Return where in the line the first of the largest packets stands.
-
-        A heap is kept until as many packets were sent as are left: a client
-        that changes its order at every packet costs no more than others.
-        """
-        sign = 1 if self.ties == "queue" else -1  # [ORDER-4]
-        heap = self._heaps.get(sign)
+            return next(reversed(self._packets))
+        heap = self._heaps.get(self.ties)
         if heap is None:
-            heap = self._heaps[sign] = [
-                (-len(packet), sign * (self._gone + index))
-                for index, packet in enumerate(self._line)
-                if packet is not None
+            waiting = self._packets.items()
+            heap = [
+                rank(packet, number, self.ties) for number, packet in waiting
             ]
             heapq.heapify(heap)
-        while True:
-            size, place = heap[0]
-            index = sign * place - self._gone
-            if 0 <= index < len(self._line):
-                packet = self._line[index]
-                if packet is not None and len(packet) == -size:
-                    return index
-            heapq.heappop(heap)  # that packet has been sent
+            self._heaps[self.ties] = heap
+        while abs(heap[0][1]) not in self._packets:
+            heapq.heappop(heap)
+        return abs(heap[0][1])
 
 
-PLACES_KEPT = 1_024  # beside as many as are in use
+HEAP_SLACK = 1_024  # entries
+
+
+def rank(packet: bytes, number: int, ties: str) -> tuple[int, int]:
+    """Return what is smaller, the sooner one is sent [ORDER-3] [ORDER-4]."""
+    return -len(packet), number if ties == "queue" else -number
 
 
 class FloodControl:

@@ -114,7 +114,6 @@ class TestBacklog:
             backlog.push(bytes(number % 7))
             backlog.pop()
         assert len(backlog) == 2
-        assert len(backlog._line) < 3_000
         assert all(len(heap) < 3_000 for heap in backlog._heaps.values())
 
     @pytest.mark.parametrize("seed", range(20))
