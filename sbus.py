@@ -171,8 +171,8 @@ def quote(text: bytes) -> str:
 
 
 # What patterns of different literal bytes have in common: the number of their
-# segments, whether they end there or are open, that is, end in '/' [MATCH-3]
-# or are empty [MATCH-4], and which segments have a '*' after how many bytes
+# segments, whether they are open, that is, more may follow, and which segments
+# have a '*' after how many bytes
 Shape = tuple[int, bool, tuple[tuple[int, int], ...]]
 
 
@@ -182,7 +182,7 @@ def parse_pattern(pattern: bytes) -> tuple[Shape | None, bytes]:
     The shape is None if it matches nothing: after a '*' the segment is over,
     and more literal bytes fail [MATCH-6].
     """
-    is_open = pattern[-1:] in (b"", b"/")
+    is_open = pattern[-1:] in (b"", b"/")  # [MATCH-4] [MATCH-3]
     stars = []
     if b"*" in pattern:
         while b"**" in pattern:
