@@ -56,8 +56,9 @@ import stat
 import struct
 import sys
 import time
+import types
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, Callable, NamedTuple, NoReturn, Union
 
 __version__ = "0.1.0"
@@ -74,48 +75,35 @@ SPEC_VERSION = "1"
 # =============================================================================
 
 
-LIMITS = {  # of each limit: the rule for it, and what it counts
-    "max_packet": ("LIMIT-1", "bytes of a packet"),
-    "max_key": ("LIMIT-4", "bytes of a key or pattern"),
-    "max_segments": ("LIMIT-17", "segments of a key or pattern"),
-    "max_patterns": ("LIMIT-5", "patterns of a client"),
-    "max_pattern_bytes": ("LIMIT-6", "bytes of patterns of a client"),
-    "max_backlog": ("BLOCK-19", "bytes of backlog of a client"),
-    "max_clients": ("LIMIT-7", "clients"),
-    "block_timeout": ("BLOCK-16", "seconds"),
-    "max_shapes": ("LIMIT-10", "shapes of patterns of a user"),
-    "max_user_clients": ("LIMIT-11", "clients of a user"),
-    "max_user_patterns": ("LIMIT-12", "patterns of a user"),
-    "max_user_pattern_bytes": ("LIMIT-13", "bytes of patterns of a user"),
-    "max_user_backlog": ("LIMIT-14", "bytes of backlog of a user"),
-    "max_bus_backlog": ("LIMIT-15", "bytes of backlog of the bus"),
+LIMITS = {  # by option: what is the default, what rule has it, what it counts
+    "max_packet": (409_600, "LIMIT-1", "bytes of a packet"),
+    "max_key": (4_096, "LIMIT-4", "bytes of a key or pattern"),
+    "max_segments": (64, "LIMIT-17", "segments of a key or pattern"),
+    "max_patterns": (1_024, "LIMIT-5", "patterns of a client"),
+    "max_pattern_bytes": (1 << 18, "LIMIT-6", "pattern bytes of a client"),
+    "max_backlog": (1 << 24, "BLOCK-19", "bytes of backlog of a client"),
+    "max_clients": (16_384, "LIMIT-7", "clients"),
+    "block_timeout": (5.0, "BLOCK-16", "seconds"),
+    "max_shapes": (256, "LIMIT-10", "shapes of patterns of a user"),
+    "max_user_clients": (512, "LIMIT-11", "clients of a user"),
+    "max_user_patterns": (16_384, "LIMIT-12", "patterns of a user"),
+    "max_user_pattern_bytes": (1 << 22, "LIMIT-13", "pattern bytes of a user"),
+    "max_user_backlog": (1 << 26, "LIMIT-14", "bytes of backlog of a user"),
+    "max_bus_backlog": (1 << 30, "LIMIT-15", "bytes of backlog of the bus"),
 }
 
 
-class Limits(NamedTuple):
+class Limits(types.SimpleNamespace):
     """What a client, the clients of a user, and all together may use."""
 
-    max_packet: int = 409_600
-    max_key: int = 4_096
-    max_segments: int = 64
-    max_patterns: int = 1_024
-    max_pattern_bytes: int = 262_144
-    max_backlog: int = 16_777_216
-    max_clients: int = 16_384
-    block_timeout: float = 5.0
-    max_shapes: int = 256
-    max_user_clients: int = 512
-    max_user_patterns: int = 16_384
-    max_user_pattern_bytes: int = 4_194_304
-    max_user_backlog: int = 67_108_864
-    max_bus_backlog: int = 1_073_741_824
+    def __init__(self, **other: float) -> None:
+        defaults = {name: default for name, (default, *_) in LIMITS.items()}
+        super().__init__(**{**defaults, **other})
 
     def check(self, name: str, used: int) -> None:
         """Raise ProtocolError if more is used than a limit allows."""
-        most = getattr(self, name)
-        if used > most:
-            rule, what = LIMITS[name]
-            raise ProtocolError(rule, f"{used} {what}, over {most}")
+        if used > getattr(self, name):
+            raise over(name, getattr(self, name))
 
     def memory_bytes_max(self) -> int:
         """Return about how much memory clients can make the server use.
@@ -129,7 +117,7 @@ class Limits(NamedTuple):
         clients = self.max_clients * (2_500 + patterns + shapes)
         backlog = with_overshoot(self.max_bus_backlog) * 3  # in small pieces
         recent = RECENT_KEYS_MAX * 3_200
-        return clients + backlog + recent + self.max_packet
+        return int(clients + backlog + recent + self.max_packet)
 
 
 def with_overshoot(limit: int) -> int:
@@ -143,6 +131,13 @@ class ProtocolError(Exception):
     def __init__(self, requirement: str, what: str) -> None:
         super().__init__(f"[{requirement}] {what}")
         self.requirement = requirement
+        self.what = what
+
+
+def over(limit: str, most: float) -> ProtocolError:
+    """Return what to say of a client that has reached a limit."""
+    _, rule, what = LIMITS[limit]
+    return ProtocolError(rule, f"over {most} {what}")
 
 
 class StartError(Exception):
@@ -333,8 +328,69 @@ def parse_packet(
     return kind, key, payload
 
 
+USE_LIMITS = {  # of what is used: the limits for a client, a user, the bus
+    "clients": ("", "max_user_clients", "max_clients"),
+    "patterns": ("max_patterns", "max_user_patterns", ""),
+    "pattern_bytes": ("max_pattern_bytes", "max_user_pattern_bytes", ""),
+    "backlog_bytes": ("max_backlog", "max_user_backlog", "max_bus_backlog"),
+}
+RESERVED_PART = 4  # [LIMIT-16] one in so many of what the bus has
+
+
+class Accounts:
+    """What clients, their users, and all together use of what is limited."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.used = dict.fromkeys(USE_LIMITS, 0)
+
+    def use(self, client: Client, what: str, amount: int) -> None:
+        """Count what a client uses more, or less if negative."""
+        for used in (client.used, client.user.used, self.used):
+            used[what] += amount
+
+    def excess(
+        self, client: Client, what: str, more: int, is_far: bool = False
+    ) -> ProtocolError | None:
+        """Return which limit so much more breaks, or breaks by far.
+
+        Spec: [LIMIT-5] [LIMIT-6] [LIMIT-7] [LIMIT-11] [LIMIT-12] [LIMIT-13]
+        [LIMIT-14] [LIMIT-15] [BLOCK-19].
+        """
+        user = client.user
+        for name, used in zip(
+            USE_LIMITS[what], (client.used, user.used, self.used)
+        ):
+            if not name or (user.is_privileged and used is user.used):
+                continue
+            most = getattr(self.limits, name)
+            if used is self.used and not user.is_privileged:
+                most -= most // RESERVED_PART  # [LIMIT-16]
+            if used[what] + more > (with_overshoot(most) if is_far else most):
+                return over(name, most)
+        return None
+
+    def add_up(self, users: Iterable[User]) -> None:
+        """Count anew what may be half counted, as memory has run out."""
+        self.used = dict.fromkeys(USE_LIMITS, 0)
+        for user in users:
+            user.used = dict.fromkeys(USE_LIMITS, 0)
+            for client in user.clients:
+                own, client.used = client.used, dict.fromkeys(USE_LIMITS, 0)
+                own["clients"], own["patterns"] = 1, len(client.patterns)
+                own["pattern_bytes"] = sum(map(len, client.patterns))
+                own["backlog_bytes"] = sum(map(cost, client.backlog))
+                for what, amount in own.items():
+                    self.use(client, what, amount)
+
+
+def text_of(text: bytes) -> str:
+    """Return a key or pattern as text: each byte is a code point."""
+    return text.decode("latin-1")
+
+
 class NumberedPacket(bytes):
-    """A publish packet that knows its message number, for observers."""
+    """A publish packet that knows its message number, for the journal."""
 
     number: int
 
@@ -349,16 +405,8 @@ class User:
         self.uid = uid
         self.is_privileged = is_privileged
         self.clients: dict[Client, None] = {}
-        self.patterns = 0
-        self.pattern_bytes = 0
-        self.backlog_bytes = 0
+        self.used = dict.fromkeys(USE_LIMITS, 0)
         self.past: Counter[str] = Counter()  # of clients that have gone
-
-    def add_up(self) -> None:
-        """Count anew what the user's clients use."""
-        self.patterns = sum(len(one.patterns) for one in self.clients)
-        self.pattern_bytes = sum(one.pattern_bytes for one in self.clients)
-        self.backlog_bytes = sum(one.backlog.bytes for one in self.clients)
 
     def stats(self) -> dict[str, int]:
         """Return what the user's clients use and have done."""
@@ -366,13 +414,12 @@ class User:
         for client in self.clients:
             counts.update(client.counts())
         return {
-            "clients": len(self.clients),
-            "patterns": self.patterns,
-            "backlog_bytes": self.backlog_bytes,
+            **{name: self.used[name] for name in USED},
             **{name: counts[name] for name in COUNTED},
         }
 
 
+USED = ("clients", "patterns", "backlog_bytes")  # and told
 COUNTED = ("published", "delivered", "refused", "discarded", "paused")
 
 
@@ -386,7 +433,7 @@ class Client:
         self.credentials = own
         self.user = user
         self.patterns: dict[bytes, int] = {}  # [SUB-2] how often each
-        self.pattern_bytes = 0
+        self.used = dict.fromkeys(USE_LIMITS, 0)
         self.outbox: list[Packet] = []
         self.backlog = Backlog()
         self.soft_mode = "queue"
@@ -415,23 +462,13 @@ class Client:
 
     def weight(self) -> tuple[bool, int, int]:
         """Return what is larger for whom to part with first for memory."""
-        own = self.backlog.bytes + self.pattern_bytes
-        return not self.user.is_privileged, self.user.backlog_bytes, own
+        own = self.used["backlog_bytes"] + self.used["pattern_bytes"]
+        of_user = self.user.used["backlog_bytes"]
+        return not self.user.is_privileged, of_user, own
 
     def __str__(self) -> str:
         own = self.credentials
         return f"client={self.number} uid={own.uid} pid={own.pid}"
-
-
-class Observers(list[Any]):
-    """The trace and the verbose log (section 8): told what the bus does."""
-
-    def tell(self, event: str, *facts: object) -> None:
-        """Call the method for an event, of each observer that has one."""
-        for observer in self:
-            method = getattr(observer, event, None)
-            if method:
-                method(*facts)
 
 
 STATS = b"stats"
@@ -454,20 +491,26 @@ class Bus:
         self.limits = limits
         self.cred_prefix = cred_prefix
         self.strict = strict
-        self.observers = Observers()
+        self.journal: Journal | None = None
         self.owner_uid = owner_uid
-        self.flood = FloodControl(limits, self.observers)
+        self.accounts = Accounts(limits)
+        self.flood = FloodControl(self.accounts, self.tell)
         self.clients: dict[int, Client] = {}
         self.users: dict[int, User] = {}  # those who have clients
         self.touched: list[Client] = []  # those with something in the outbox
         self._numbered = 0  # clients so far
-        self._published = 0  # messages so far that an observer was told of
+        self._messages = 0  # so far, that the journal was told of
         self._public = SubscriptionTable(limits)
         self._secret = SubscriptionTable(limits)
         # The receivers of recent heads (b"MSG " + key), secret ones never,
         # and these heads by the first segment of their keys
         self._recent: dict[bytes, tuple[Client, ...]] = {}
         self._recent_heads: dict[bytes, list[bytes]] = {}
+
+    def tell(self, *event: Any, **facts: Any) -> None:
+        """Have the journal, if there is one, note what happens."""
+        if self.journal:
+            self.journal.note(*event, **facts)
 
     def open(self, credentials: Credentials, wire: Any) -> Client:
         """Let a client in and return it."""
@@ -478,14 +521,17 @@ class Bus:
         client = Client(self._numbered, credentials, user, wire)
         self.clients[client.number] = client
         user.clients[client] = None
-        self.observers.tell("opened", client)
+        self.accounts.use(client, "clients", 1)
+        self.tell("open", client, **credentials._asdict())
         return client
 
     def close(self, client: Client, reason: str) -> list[Client]:
         """Forget a client; return the publishers that are resumed by it."""
         for pattern in [*client.patterns]:
             self._drop(client, pattern)
-        self.observers.tell("closed", client, reason)
+        for what, amount in client.used.items():
+            self.accounts.use(client, what, -amount)
+        self.tell("close", client, reason)
         resumed = self.flood.forget(client)
         user = client.user
         user.past.update(client.counts())
@@ -519,9 +565,9 @@ class Bus:
                 return True
         if not client.echo:
             receivers = without_echo(receivers, client)
-        if self.observers:
-            packet, tell = self._give_number(packet), self.observers.tell
-            tell("published", client, head[4:], packet, receivers)
+        if self.journal:
+            packet, text = self._give_number(packet), text_of(head[4:])
+            self.tell("msg", client, text, packet, receivers=len(receivers))
         client.published += 1
         for receiver in receivers:
             if not receiver.outbox:
@@ -558,8 +604,8 @@ class Bus:
     def _give_number(self, packet: Packet) -> NumberedPacket:
         """Return a copy of a packet with its message number."""
         numbered = NumberedPacket(packet)
-        self._published += 1
-        numbered.number = self._published
+        self._messages += 1
+        numbered.number = self._messages
         return numbered
 
     def subscribe(self, client: Client, pattern: bytes) -> None:
@@ -572,9 +618,15 @@ class Bus:
         if pattern in client.patterns:
             client.patterns[pattern] += 1
         else:
-            self._check_room(client, pattern)
+            amounts = {"patterns": 1, "pattern_bytes": len(pattern)}
+            for what, amount in amounts.items():
+                error = self.accounts.excess(client, what, amount)
+                if error:
+                    raise error
+                self.accounts.use(client, what, amount)
             self._hold(client, pattern)
-        self.observers.tell("subscribed", client, pattern)
+        count = client.patterns[pattern]
+        self.tell("sub", client, text_of(pattern), count=count)
 
     def unsubscribe(self, client: Client, pattern: bytes) -> None:
         """Remove one of a client's identical patterns.
@@ -587,30 +639,15 @@ class Bus:
         if not held:
             if self.strict:  # [UNSUB-2] MAY
                 raise ProtocolError("UNSUB-2", f"{quote(pattern)} is not held")
-            self.observers.tell(
-                "ignored", client, f"UNSUB {quote(pattern)}", "UNSUB-2"
-            )
+            self.tell("ignore", client, text_of(pattern))
             return
         if held > 1:
             client.patterns[pattern] = held - 1
         else:
             self._drop(client, pattern)
-        self.observers.tell("unsubscribed", client, pattern)
-
-    def _check_room(self, client: Client, pattern: bytes) -> None:
-        """Raise ProtocolError if there is no room for one more pattern."""
-        check, user, size = self.limits.check, client.user, len(pattern)
-        check("max_patterns", len(client.patterns) + 1)  # [LIMIT-5]
-        check("max_pattern_bytes", client.pattern_bytes + size)  # [LIMIT-6]
-        if not user.is_privileged:  # [LIMIT-12] [LIMIT-13]
-            check("max_user_patterns", user.patterns + 1)
-            check("max_user_pattern_bytes", user.pattern_bytes + size)
-
-    def _count_pattern(self, client: Client, count: int, size: int) -> None:
-        """Count a pattern that was stored, or removed if negative."""
-        client.pattern_bytes += size
-        client.user.patterns += count
-        client.user.pattern_bytes += size
+            self.accounts.use(client, "patterns", -1)
+            self.accounts.use(client, "pattern_bytes", -len(pattern))
+        self.tell("unsub", client, text_of(pattern), count=held - 1)
 
     def _check_pattern(self, client: Client, pattern: bytes) -> None:
         """Raise ProtocolError if it is forbidden [KEY-4] [CRED-4] [CRED-5]."""
@@ -621,7 +658,6 @@ class Bus:
     def _hold(self, client: Client, pattern: bytes) -> None:
         """Give a pattern to a client, and then its place."""
         client.patterns[pattern] = 1
-        self._count_pattern(client, 1, len(pattern))
         if pattern.startswith(SECRET):
             own = client.credentials
             for one in resolve(pattern, own, self.cred_prefix):
@@ -640,7 +676,6 @@ class Bus:
             self._forget_recent(pattern)
             self._public.remove(pattern, client)
         del client.patterns[pattern]
-        self._count_pattern(client, -1, -len(pattern))
 
     def _forget_recent(self, pattern: bytes) -> None:
         """Forget the receivers of the keys that a pattern may select."""
@@ -671,13 +706,13 @@ class Bus:
             self._answer(client, key, self._stats(client))
         else:
             rule = "CTL-2"
-        self.observers.tell("controlled", client, key, rule)
+        self.tell("ctl", client, text_of(key), rule=rule)
 
     def _stats(self, client: Client) -> bytes:
         """Return what `stats` is answered with: a JSON object [CTL-5]."""
         stats: dict[str, Any] = {"client": client.number, **client.counts()}
         stats["patterns"] = len(client.patterns)
-        stats["backlog_bytes"] = client.backlog.bytes
+        stats["backlog_bytes"] = client.used["backlog_bytes"]
         if client.user.is_privileged:
             some = itertools.islice(self.users.values(), STATS_USERS_MAX)
             stats["users"] = {user.uid: user.stats() for user in some}
@@ -815,8 +850,12 @@ CHOICES: dict[bytes, tuple[str, Any, str]] = {  # what to set, and the rule
     b"echo/on": ("echo", True, "ECHO-3"),
     b"echo/off": ("echo", False, "ECHO-2"),
 }
-PACKET_OVERHEAD_BYTES = 128  # [BLOCK-19]
-RESERVED_PART = 4  # [LIMIT-16] one in so many bytes, and clients
+PACKET_OVERHEAD_BYTES = 128
+
+
+def cost(packet: Packet) -> int:
+    """Return the bytes that a packet counts for in a backlog [BLOCK-19]."""
+    return len(packet) + PACKET_OVERHEAD_BYTES
 
 
 class Backlog:
@@ -829,7 +868,6 @@ class Backlog:
     """
 
     def __init__(self) -> None:
-        self.bytes = 0  # [BLOCK-19]
         self.order = "queue"
         self.ties = "queue"  # [ORDER-4] the last chosen of queue and stack
         self._packets: OrderedDict[int, bytes] = OrderedDict()  # by arrival
@@ -839,14 +877,15 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._packets)
 
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._packets.values())
+
     def push(self, packet: bytes) -> None:
         """Add a packet, the newest."""
-        size = self.bytes + len(packet) + PACKET_OVERHEAD_BYTES
         self._arrivals += 1
         for ties, heap in self._heaps.items():
             heapq.heappush(heap, rank(packet, self._arrivals, ties))
         self._packets[self._arrivals] = packet
-        self.bytes = size
 
     def first(self) -> bytes:
         """Return the packet that is to be sent next, without removing it."""
@@ -854,8 +893,7 @@ class Backlog:
 
     def pop(self) -> None:
         """Remove the packet that first returns."""
-        packet = self._packets.pop(self._next())
-        self.bytes -= len(packet) + PACKET_OVERHEAD_BYTES
+        del self._packets[self._next()]
         if self._heaps:
             most = 2 * len(self._packets) + HEAP_SLACK
             kept = {t: h for t, h in self._heaps.items() if len(h) <= most}
@@ -863,10 +901,9 @@ class Backlog:
 
     def clear(self) -> list[bytes]:
         """Remove all packets and return them."""
-        packets = [*self._packets.values()]
+        packets = [*self]
         self._packets.clear()
         self._heaps.clear()
-        self.bytes = 0
         return packets
 
     def reorder(self, order: str) -> None:
@@ -905,10 +942,9 @@ def rank(packet: bytes, number: int, ties: str) -> tuple[int, int]:
 class FloodControl:
     """The decisions on packets that the kernel refused."""
 
-    def __init__(self, limits: Limits, observers: Observers) -> None:
-        self.limits = limits
-        self.observers = observers
-        self.backlog_bytes = 0  # of all clients
+    def __init__(self, accounts: Accounts, tell: Callable[..., None]) -> None:
+        self.accounts = accounts
+        self.tell = tell
         self.discarded: Counter[str] = Counter()  # [BLOCK-20] by reason
 
     def refuse(
@@ -924,7 +960,8 @@ class FloodControl:
         receiver.refused += 1
         if receiver.deaf:
             return self.discard(receiver, [packet], "deaf")
-        excess = self._excess(receiver, len(packet) + PACKET_OVERHEAD_BYTES)
+        error = self.accounts.excess(receiver, "backlog_bytes", cost(packet))
+        excess = error.what if error else ""
         if packet[:5] == b"CMSG ":
             if excess:
                 raise ProtocolError("BLOCK-18", excess)
@@ -942,43 +979,15 @@ class FloodControl:
                 raise ProtocolError("BLOCK-11", excess)
             if not self.may_pause(publisher, receiver):
                 raise ProtocolError("BLOCK-15", excess)
-            if self._is_far_above(receiver):
+            if self.accounts.excess(receiver, "backlog_bytes", 0, is_far=True):
                 raise ProtocolError("BLOCK-21", f"far {excess}")
-            most = min(receiver.backlog.bytes, self.limits.max_backlog)
-            self._pause(publisher, receiver, most // 2, "BLOCK-10")
+            most = self.accounts.limits.max_backlog
+            level = min(receiver.used["backlog_bytes"], most) // 2
+            self._pause(publisher, receiver, level, "BLOCK-10")
         is_soft = receiver.soft_mode == "block"
         if is_soft and self.may_pause(publisher, receiver):
             self._pause(publisher, receiver, 0, "BLOCK-7")
         self._queue(receiver, packet)  # [BLOCK-4] [BLOCK-14]
-
-    def _excess(self, receiver: Client, size: int) -> str:
-        """Return which limit *size* more bytes of backlog would break.
-
-        Spec: [LIMIT-14] [LIMIT-15] [LIMIT-16] [BLOCK-19].
-        """
-        limits, user = self.limits, receiver.user
-        bus_bytes_max = limits.max_bus_backlog
-        if not user.is_privileged:
-            bus_bytes_max -= bus_bytes_max // RESERVED_PART
-            if user.backlog_bytes + size > limits.max_user_backlog:
-                most = limits.max_user_backlog
-                return f"over {most} bytes of backlog of the user"
-        if receiver.backlog.bytes + size > limits.max_backlog:
-            return f"over {limits.max_backlog} bytes of backlog"
-        if self.backlog_bytes + size > bus_bytes_max:
-            return f"over {bus_bytes_max} bytes of backlog of the bus"
-        return ""
-
-    def _is_far_above(self, receiver: Client) -> bool:
-        """Return whether more waits than pausing explains [BLOCK-21]."""
-        limits, user = self.limits, receiver.user
-        pairs = [
-            (receiver.backlog.bytes, limits.max_backlog),
-            (self.backlog_bytes, limits.max_bus_backlog),
-        ]
-        if not user.is_privileged:
-            pairs.append((user.backlog_bytes, limits.max_user_backlog))
-        return any(size > with_overshoot(most) for size, most in pairs)
 
     def may_pause(self, publisher: Client, receiver: Client) -> bool:
         """Return whether a receiver may hold a publisher up [BLOCK-13]."""
@@ -993,19 +1002,14 @@ class FloodControl:
         """Add a packet to a backlog."""
         kept = packet if isinstance(packet, bytes) else bytes(packet)
         receiver.backlog.push(kept)
-        self._count_bytes(receiver, len(kept) + PACKET_OVERHEAD_BYTES)
-        self.observers.tell("queued", receiver, kept)
+        self.accounts.use(receiver, "backlog_bytes", cost(kept))
+        size = receiver.used["backlog_bytes"]
+        self.tell("queue", receiver, packet=kept, backlog=size)
 
-    def _count_bytes(self, receiver: Client, size: int) -> None:
-        """Count bytes that were added to a backlog, or removed if negative."""
-        receiver.user.backlog_bytes += size
-        self.backlog_bytes += size
-
-    def take(self, receiver: Client) -> None:
+    def take(self, receiver: Client, packet: bytes) -> None:
         """Remove the first packet of a backlog."""
-        before = receiver.backlog.bytes
         receiver.backlog.pop()
-        self._count_bytes(receiver, receiver.backlog.bytes - before)
+        self.accounts.use(receiver, "backlog_bytes", -cost(packet))
 
     def discard(
         self, receiver: Client, packets: Sequence[Packet], reason: str
@@ -1013,9 +1017,8 @@ class FloodControl:
         """Count packets that nobody will get [BLOCK-20]."""
         self.discarded[reason] += len(packets)
         receiver.discarded += len(packets)
-        for observer in self.observers:
-            for packet in packets:
-                observer.discarded(receiver, packet, reason)
+        for packet in packets:
+            self.tell("drop", receiver, reason, packet)
 
     def _pause(
         self, publisher: Client, receiver: Client, level: int, rule: str
@@ -1024,7 +1027,7 @@ class FloodControl:
         known = receiver.holding.get(publisher)
         if known is None:
             publisher.paused += 1
-            self.observers.tell("paused", publisher, receiver, rule)
+            self.tell("pause", publisher, holder=receiver.number, rule=rule)
         if known is None or level < known:
             receiver.holding[publisher] = level
             publisher.held_by[receiver] = None
@@ -1032,25 +1035,25 @@ class FloodControl:
     def release(self, receiver: Client) -> list[Client]:
         """Return those that a backlog pauses no more [BLOCK-7] [BLOCK-10]."""
         held = receiver.holding.items()
-        size = receiver.backlog.bytes
+        size = receiver.used["backlog_bytes"]
         free = [publisher for publisher, level in held if size <= level]
         for publisher in free:
             publisher.held_by.pop(receiver, None)
             del receiver.holding[publisher]
         resumed = [publisher for publisher in free if not publisher.held_by]
         for publisher in resumed:
-            self.observers.tell("resumed", publisher)
+            self.tell("resume", publisher)
         return resumed
 
     def deafen(self, client: Client) -> None:
         """Discard what waits for one that receives no more [CONN-8]."""
         client.deaf = True
-        self._count_bytes(client, -client.backlog.bytes)
+        used = client.used["backlog_bytes"]
+        self.accounts.use(client, "backlog_bytes", -used)
         self.discard(client, client.backlog.clear(), "deaf")
 
     def forget(self, client: Client) -> list[Client]:
         """Drop a client's backlog; return the publishers that it paused."""
-        self._count_bytes(client, -client.backlog.bytes)
         client.backlog.clear()
         for holder in client.held_by:
             holder.holding.pop(client, None)
@@ -1267,10 +1270,7 @@ class Server:
             if client.closed:
                 self._part_with(client, "no memory")
             self._watch(client)
-        users = self.bus.users.values()
-        for user in users:
-            user.add_up()
-        self.bus.flood.backlog_bytes = sum(one.backlog_bytes for one in users)
+        self.bus.accounts.add_up(self.bus.users.values())
 
     def _save_up(self) -> None:
         """Have the reserve again, at the cost of who uses most memory."""
@@ -1317,8 +1317,8 @@ class Server:
             call()
         if timers:
             self._on_time(self.clock() - start, seconds_max or 0.0)
-        if self.bus.observers:
-            self.bus.observers.tell("flush")
+        if self.bus.journal:
+            self.bus.journal.flush()
 
     def _settle_debts(self) -> None:
         """Have users who took too much time make up for it [CONN-19].
@@ -1422,21 +1422,14 @@ class Server:
 
         What it sent is read first, unless many wait for that [LIMIT-18].
         """
-        limits, user = self.bus.limits, client.user
-        rule, count = "LIMIT-7", len(self.bus.clients)
-        most = limits.max_clients
-        if not user.is_privileged:
-            most -= most // RESERVED_PART  # [LIMIT-16]
-            own, own_most = len(user.clients), limits.max_user_clients
-            if own > own_most:  # whoever is late may have left
-                late = sum(one.user is user for one in self._late)
-                own -= min(late, CROWD_MAX)
-            if own > own_most:
-                rule, count, most = "LIMIT-11", own, own_most
-        if count > most:
-            fault = ProtocolError(rule, f"over {most} clients")
-            is_lost = count > most + CROWD_MAX or client.held_by
-            (self.disconnect if is_lost else self.expel)(client, fault)
+        late = sum(one.user is client.user for one in self._late)
+        late = min(late, CROWD_MAX)  # they may have left
+        excess = self.bus.accounts.excess
+        error = excess(client, "clients", -late)
+        if error:
+            is_crowd = excess(client, "clients", -late - CROWD_MAX)
+            is_lost = is_crowd or client.held_by
+            (self.disconnect if is_lost else self.expel)(client, error)
 
     # ---- When reading
 
@@ -1547,10 +1540,14 @@ class Server:
         packets = iter(client.outbox)
         client.delivered += len(client.outbox)
         client.outbox = []
-        backlog = client.backlog
+        used = client.used
         stalled = False
         while True:
-            if backlog.bytes or client.deaf or client.user in self._slow:
+            if (
+                used["backlog_bytes"]
+                or client.deaf
+                or client.user in self._slow
+            ):
                 packet = next(packets, None)
             else:
                 packet = self._offer(client, packets)
@@ -1558,7 +1555,7 @@ class Server:
                 break
             stalled = True
             client.delivered -= 1
-            waits = client.put_off and backlog.bytes > 0
+            waits = client.put_off and used["backlog_bytes"] > 0
             client.put_off = waits or client.user in self._slow
             try:
                 self.bus.flood.refuse(client, packet, publisher)
@@ -1573,13 +1570,13 @@ class Server:
     ) -> Packet | None:
         """Send packets up to the first that the kernel refuses; return it."""
         send, ticks = client.wire.send, self.ticks
-        watched = self.bus.observers or ticks  # one test for each packet
+        watched = self.bus.journal or ticks  # one test for each packet
         packet = None
         try:
             for packet in packets:
                 send(packet)
                 if watched:
-                    self.bus.observers.tell("sent", client, packet)
+                    self.bus.tell("send", client, packet=packet)
                     if ticks and self._is_slow(client):
                         return next(packets, None)
         except (OSError, MemoryError) as error:
@@ -1619,8 +1616,9 @@ class Server:
         is_told = client.discard_logged or client.fault
         if client.discarded and not is_told:
             client.discard_logged = True
+            size = client.used["backlog_bytes"]
             why = f"soft={client.soft_mode} hard={client.hard_mode}"
-            why += f" deaf={client.deaf} backlog={client.backlog.bytes}"
+            why += f" deaf={client.deaf} backlog={size}"
             line = f"discard {client} [BLOCK-20] {why}"
             self._causes.write("BLOCK-20", client.credentials.uid, line)
 
@@ -1628,17 +1626,15 @@ class Server:
         """Offer a backlog; return how many were taken [CONN-5]."""
         backlog = client.backlog
         flood = self.bus.flood
-        observers = self.bus.observers
         send = client.wire.send
         taken = 0
         try:
-            while backlog.bytes and not (taken and self._is_time_up()):
+            while backlog and not (taken and self._is_time_up()):
                 packet = backlog.first()
                 send(packet)
-                flood.take(client)
+                flood.take(client, packet)
                 taken += 1
-                if observers:
-                    observers.tell("sent", client, packet)
+                self.bus.tell("send", client, packet=packet)
         except OSError as error:
             self._take_refusal(client, error)
         if taken:
@@ -1708,7 +1704,7 @@ class Server:
 
         A backlog may take several turns; the end is reported again [CONN-10].
         """
-        if not (self.drain(client) and client.backlog.bytes):
+        if not (self.drain(client) and client.backlog):
             self.disconnect(client, client.fault or "end of input")
 
     def expel(self, client: Client, error: Exception) -> None:
@@ -1767,7 +1763,7 @@ class Server:
         rule = cause.requirement
         self.disconnected[rule] += 1
         line = f"disconnect {client} {cause}"
-        if client.backlog.bytes:
+        if client.backlog:
             line += f", backlog of {len(client.backlog)} packets lost"
         self._causes.write(rule, client.credentials.uid, line)
 
@@ -1776,7 +1772,7 @@ class Server:
         events = 0
         if not client.held_by and not self.stopping:
             events |= READ
-        if client.backlog.bytes and client not in self._starved:
+        if client.backlog and client not in self._starved:
             events |= WRITE
         if client.closed or events == client.events:
             return
@@ -1802,7 +1798,7 @@ class Server:
         for client in list(clients.values()):
             self._watch(client)
         end = self.clock() + STOP_SECONDS_MAX
-        while any(client.backlog.bytes for client in clients.values()):
+        while any(client.backlog for client in clients.values()):
             left = end - self.clock()
             if left <= 0:
                 break
@@ -2203,179 +2199,114 @@ class LogHandler(logging.Handler):
                 os.write(2, line)
 
 
-DISCARD_RULES = {
-    "soft/discard": "BLOCK-5",
-    "hard/discard": "BLOCK-9",
-    "deaf": "CONN-8",
+# ---- The journal
+
+EVENTS = {  # what the trace has of each, and what the log says with -v
+    "open": (
+        ',"c":%(c)d,"gid":%(gid)d,"uid":%(uid)d,"pid":%(pid)d',
+        "open %(who)s [CRED-1]",
+    ),
+    "close": (',"c":%(c)d,"reason":%(text)s', "close %(who)s %(text)s"),
+    "sub": (
+        ',"c":%(c)d,"pattern":%(text)s',
+        "%(who)s SUB %(text)s: its count is %(count)d [SUB-1]",
+    ),
+    "unsub": (
+        ',"c":%(c)d,"pattern":%(text)s',
+        "%(who)s UNSUB %(text)s: its count is %(count)d [UNSUB-1]",
+    ),
+    "ignore": ("", "%(who)s UNSUB %(text)s: ignored [UNSUB-2]"),
+    "ctl": (',"c":%(c)d,"key":%(text)s', "%(who)s CMSG %(text)s [%(rule)s]"),
+    "msg": (
+        ',"c":%(c)d,"m":%(m)d,"key":%(text)s,"size":%(size)d',
+        "%(who)s MSG %(text)s %(size)d bytes, message %(m)d: "
+        "for %(receivers)d clients [PUB-1]",
+    ),
+    "send": (',"m":%(m)d,"c":%(c)d', "%(who)s: sent message %(m)d [PUB-1]"),
+    "queue": (
+        "",
+        "%(who)s: stalled, queued message %(m)d, "
+        "backlog %(backlog)d bytes [BLOCK-4]",
+    ),
+    "drop": (
+        ',"m":%(m)d,"c":%(c)d,"reason":%(text)s',
+        "%(who)s: discarded message %(m)d %(text)s [BLOCK-20]",
+    ),
+    "pause": ("", "%(who)s: paused for client=%(holder)d [%(rule)s]"),
+    "resume": ("", "%(who)s: resumed [BLOCK-12]"),
 }
 
 
-class Narrator:
-    """Logs every decision with its rule, for teaching and debugging."""
-
-    def opened(self, client: Client) -> None:
-        log.debug("open %s [CRED-1]", client)
-
-    def closed(self, client: Client, reason: str) -> None:
-        log.debug("close %s %s", client, reason)
-
-    def subscribed(self, client: Client, pattern: bytes) -> None:
-        count = client.patterns[pattern]
-        rule = "SUB-1" if count == 1 else "SUB-2"
-        what = quote(pattern)
-        log.debug("%s SUB %s: its count is %d [%s]", client, what, count, rule)
-
-    def unsubscribed(self, client: Client, pattern: bytes) -> None:
-        count = client.patterns.get(pattern, 0)
-        line = "%s UNSUB %s: its count is %d [UNSUB-1]"
-        log.debug(line, client, quote(pattern), count)
-
-    def ignored(self, client: Client, what: str, rule: str) -> None:
-        log.debug("%s %s: ignored [%s]", client, what, rule)
-
-    def controlled(self, client: Client, key: bytes, rule: str) -> None:
-        verb = "ignored" if rule == "CTL-2" else "done"
-        log.debug("%s CMSG %s: %s [%s]", client, quote(key), verb, rule)
-
-    def published(
-        self, client: Client, key: bytes, packet: NumberedPacket, to: Any
-    ) -> None:
-        numbers = " ".join(str(receiver.number) for receiver in to[:20])
-        if len(to) > 20:
-            numbers += f" and {len(to) - 20} more"
-        size = len(packet) - len(b"MSG ") - len(key) - 1
-        rule = "CRED-10" if key.startswith(SECRET) else "PUB-1"
-        line = "%s MSG %s %d bytes, message %d: for client %s [%s]"
-        what, number = quote(key), packet.number
-        log.debug(line, client, what, size, number, numbers or "none", rule)
-
-    def sent(self, client: Client, packet: Packet) -> None:
-        log.debug("%s: sent %s", client, describe(packet))
-
-    def queued(self, client: Client, packet: Packet) -> None:
-        rule = "BLOCK-4" if isinstance(packet, NumberedPacket) else "BLOCK-17"
-        line = "%s: stalled, queued %s, backlog %d bytes [%s]"
-        log.debug(line, client, describe(packet), client.backlog.bytes, rule)
-
-    def discarded(self, client: Client, packet: Packet, reason: str) -> None:
-        rule = DISCARD_RULES[reason]
-        log.debug("%s: discarded %s [%s]", client, describe(packet), rule)
-
-    def paused(self, publisher: Client, holder: Client, rule: str) -> None:
-        line = "%s: paused for client=%d [%s]"
-        log.debug(line, publisher, holder.number, rule)
-
-    def resumed(self, publisher: Client) -> None:
-        log.debug("%s: resumed [BLOCK-12]", publisher)
-
-
-def describe(packet: Packet) -> str:
-    """Return what to call a packet in the verbose log."""
-    if isinstance(packet, NumberedPacket):
-        return f"message {packet.number}"
-    return "a control packet"
-
-
-# ---- The trace
-
-
-class Trace:
-    """Writes what the server does to a file of JSON lines.
+class Journal:
+    """Writes what the bus does to a trace of JSON lines, and to the log.
 
     Spec: [TRACE-1] [TRACE-2] [TRACE-3] [TRACE-4] [TRACE-5] [TRACE-6].
     """
 
     def __init__(
-        self, path: str, payloads: bool, about: dict[str, str]
+        self, trace: int, about: dict[str, str], payloads: bool, verbose: bool
     ) -> None:
-        self._descriptor = open_regular(path, os.O_APPEND, 0o600)
+        self._trace = trace  # its descriptor, or -1
+        self._about = f",{json.dumps(about)[1:-1]}"
         self._payloads = payloads
-        self._about = "".join(
-            f',"{name}":{json.dumps(text)}' for name, text in about.items()
-        )
+        self._verbose = verbose
         self._events = 0
         self._lines: list[str] = []
-        self._finish_last_line()
+        if trace >= 0:
+            size = os.fstat(trace).st_size
+            if size and os.pread(trace, 1, size - 1) != b"\n":
+                self._lines.append("\n")  # the last server was killed
         self._write("start", self._about)
         self.flush()
 
-    def _finish_last_line(self) -> None:
-        """End a line that a killed server left unfinished."""
-        size = os.fstat(self._descriptor).st_size
-        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            self._lines.append("\n")
+    def note(
+        self,
+        event: str,
+        client: Client,
+        text: str = "",
+        packet: Packet = b"",
+        **facts: Any,
+    ) -> None:
+        """Write an event wherever it belongs; message 0 is an answer."""
+        fields, words = EVENTS[event]
+        number = getattr(packet, "number", 0)
+        start = len(text) + len(b"MSG \0")
+        facts["c"], facts["m"] = client.number, number
+        facts["size"] = len(packet) - start
+        facts["text"] = json.dumps(text) if text else '""'
+        if fields and (number or not packet):
+            line = fields % facts
+            if self._payloads and event == "msg" and text[:7] != "!/cred/":
+                data = base64.b64encode(packet[start:]).decode("ascii")
+                line += f',"data":"{data}"'  # [TRACE-4]
+            self._write(event, line)
+        if self._verbose:
+            facts["text"] = facts["text"][:80]
+            log.debug(words, {"who": client, **facts})
 
     def _write(self, event: str, fields: str) -> None:
         self._events += 1
         head = f'{{"n":{self._events},"t":{time.time_ns()},"ev":"{event}"'
         self._lines.append(f"{head}{fields}}}\n")
 
-    def opened(self, client: Client) -> None:
-        own = client.credentials
-        names = f'"gid":{own.gid},"uid":{own.uid},"pid":{own.pid}'
-        self._write("open", f',"c":{client.number},{names}')
-
-    def closed(self, client: Client, reason: str) -> None:
-        reason = json.dumps(reason)
-        self._write("close", f',"c":{client.number},"reason":{reason}')
-
-    def subscribed(self, client: Client, pattern: bytes) -> None:
-        fields = f',"c":{client.number},"pattern":{json_text(pattern)}'
-        self._write("sub", fields)
-
-    def unsubscribed(self, client: Client, pattern: bytes) -> None:
-        fields = f',"c":{client.number},"pattern":{json_text(pattern)}'
-        self._write("unsub", fields)
-
-    def controlled(self, client: Client, key: bytes, rule: str) -> None:
-        self._write("ctl", f',"c":{client.number},"key":{json_text(key)}')
-
-    def published(
-        self, client: Client, key: bytes, packet: NumberedPacket, *_: Any
-    ) -> None:
-        start = len(b"MSG ") + len(key) + 1
-        size = len(packet) - start
-        fields = f',"c":{client.number},"m":{packet.number}'
-        fields += f',"key":{json_text(key)},"size":{size}'
-        if self._payloads and not key.startswith(SECRET):  # [TRACE-4]
-            data = base64.b64encode(packet[start:]).decode("ascii")
-            fields += f',"data":"{data}"'
-        self._write("msg", fields)
-
-    def sent(self, client: Client, packet: Packet) -> None:
-        if isinstance(packet, NumberedPacket):
-            fields = f',"m":{packet.number},"c":{client.number}'
-            self._write("send", fields)
-
-    def discarded(self, client: Client, packet: Packet, reason: str) -> None:
-        if isinstance(packet, NumberedPacket):
-            fields = f',"m":{packet.number},"c":{client.number}'
-            self._write("drop", f'{fields},"reason":"{reason}"')
-
     def flush(self) -> None:
         """Hand the events of a round to the kernel."""
-        if self._lines and self._descriptor >= 0:
-            text = "".join(self._lines).encode("ascii")
-            try:
-                while text:
-                    text = text[os.write(self._descriptor, text) :]
-            except OSError as error:
-                log.error("[TRACE-6] no trace from now on: %s", error)
-                os.close(self._descriptor)
-                self._descriptor = -1
+        text = "".join(self._lines).encode("ascii")
         self._lines.clear()
+        try:
+            while text and self._trace >= 0:
+                text = text[os.write(self._trace, text) :]
+        except OSError as error:
+            log.error("[TRACE-6] no trace from now on: %s", error)
+            os.close(self._trace)
+            self._trace = -1
 
     def close(self) -> None:
         """Write the last event."""
         self._write("stop", self._about)
         self.flush()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-
-
-def json_text(text: bytes) -> str:
-    """Return bytes as a JSON string: each is the code point of its value."""
-    return json.dumps(text.decode("latin-1"))
+        if self._trace >= 0:
+            os.close(self._trace)
 
 
 # ---- The command line
@@ -2470,13 +2401,13 @@ def option_parser() -> OptionParser:
     )
     add("--trace", metavar="FILE", help="append every event to FILE")
     add("--version", action="version", version=f"sbusd {__version__}")
-    for name, (_, unit) in LIMITS.items():
+    for name, (default, _, what) in LIMITS.items():
         add(
             option_of(name),
             metavar="N",
-            type=seconds if unit == "seconds" else positive,
-            default=getattr(Limits(), name),
-            help=f"{unit} (default %(default)s)",
+            type=seconds if what == "seconds" else positive,
+            default=default,
+            help=f"{what} (default %(default)s)",
         )
     return parser
 
@@ -2520,7 +2451,7 @@ def within_descriptors(limits: Limits) -> Limits:
         needed = f"more than {DESCRIPTORS_KEPT} are needed"
         raise StartError(f"ulimit -n is {most}; {needed}")
     max_clients = min(limits.max_clients, most - DESCRIPTORS_KEPT)
-    return limits._replace(max_clients=max_clients)
+    return Limits(**{**vars(limits), "max_clients": max_clients})
 
 
 def check_packet_size(max_packet: int) -> None:
@@ -2630,8 +2561,8 @@ def announce(
     """
     about = "".join(
         f" {option_of(name)[2:]}={value}"
-        for name, value in limits._asdict().items()
-        if value != getattr(Limits(), name)
+        for name, value in vars(limits).items()
+        if value != LIMITS[name][0]
     )
     about += f" memory<={describe_bytes(limits.memory_bytes_max())}"
     if not endpoint.is_guarded:
@@ -2673,7 +2604,7 @@ def log_stats(server: Server) -> None:
     totals = {
         "users": len(users),
         "clients": len(bus.clients),
-        "backlog_bytes": bus.flood.backlog_bytes,
+        "backlog_bytes": bus.accounts.used["backlog_bytes"],
         **bus.flood.discarded,
         **server.disconnected,
     }
@@ -2687,15 +2618,18 @@ def describe_counts(counts: dict[str, int]) -> str:
     return " ".join(f"{name}={count}" for name, count in counts.items())
 
 
-def open_trace(options: argparse.Namespace, address: str) -> Trace:
-    """Begin the trace that the options ask for."""
+def open_journal(options: argparse.Namespace, address: str) -> Journal:
+    """Begin the trace that the options ask for, and the words of -v."""
     about = {
         "version": __version__,
         "address": address,
         "host": socket.gethostname(),
         "cred_prefix": options.cred_prefix.decode("ascii"),
     }
-    return Trace(options.trace, options.trace_payload, about)
+    trace = -1
+    if options.trace is not None:
+        trace = open_regular(options.trace, os.O_APPEND, 0o600)
+    return Journal(trace, about, options.trace_payload, options.verbose)
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -2704,7 +2638,7 @@ def serve(options: argparse.Namespace) -> None:
     Raises: StartError or OSError if it cannot start.
     """
     signals, caught = catch_signals(options.daemon)
-    limits = Limits(*(getattr(options, field) for field in Limits._fields))
+    limits = Limits(**{name: getattr(options, name) for name in LIMITS})
     check_packet_size(limits.max_packet)
     limits = within_descriptors(limits)
     gc.set_threshold(700, 10, 1 << 30)  # to look at all takes long
@@ -2712,12 +2646,9 @@ def serve(options: argparse.Namespace) -> None:
     with contextlib.ExitStack() as cleanup:
         endpoint = open_endpoint(options)
         cleanup.callback(endpoint.close)
-        if options.trace is not None:
-            trace = open_trace(options, endpoint.address)
-            cleanup.callback(trace.close)
-            bus.observers.append(trace)
-        if options.verbose:
-            bus.observers.append(Narrator())
+        if options.trace is not None or options.verbose:
+            bus.journal = open_journal(options, endpoint.address)
+            cleanup.callback(bus.journal.close)
         pid_file = None
         if options.pid_file is not None:
             pid_file = open_pid_file(options.pid_file)

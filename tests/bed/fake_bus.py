@@ -90,9 +90,10 @@ class FakeBus:
 
     def __init__(self, options: Sequence[str]) -> None:
         parsed = sbus.parse_options(list(options))
-        fields = sbus.Limits._fields
         self.kernel = FakeKernel(
-            sbus.Limits(*(getattr(parsed, field) for field in fields)),
+            sbus.Limits(
+                **{name: getattr(parsed, name) for name in sbus.LIMITS}
+            ),
             OWNER,
             strict=parsed.strict,
             cred_prefix=parsed.cred_prefix,

@@ -7,11 +7,13 @@ how many packets a receiver has room for and what the clock shows.
 from __future__ import annotations
 
 import errno
+import os
 import selectors
 import socket
 import struct
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -285,6 +287,23 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
 
     monkeypatch.setattr(sbus, name, counted)
     return calls
+
+
+def start_journal(
+    kernel: FakeKernel,
+    path: Path,
+    about: dict[str, str],
+    payloads: bool = False,
+) -> sbus.Journal:
+    """Have a server write a trace; return what is to be closed in the end."""
+    trace = sbus.open_regular(str(path), os.O_APPEND, 0o600)
+    kernel.bus.journal = sbus.Journal(trace, about, payloads, False)
+    return kernel.bus.journal
+
+
+def but(limits: sbus.Limits, **other: float) -> sbus.Limits:
+    """Return limits of which some are others."""
+    return sbus.Limits(**{**vars(limits), **other})
 
 
 def small(backlog_packets: int, payload_bytes: int = 1) -> sbus.Limits:

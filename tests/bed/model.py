@@ -12,7 +12,7 @@ from collections import Counter
 from typing import NamedTuple
 
 import sbus
-from fake_kernel import OWNER
+from fake_kernel import OWNER, but
 from packets import WHOAMI
 
 FORMS = {
@@ -224,7 +224,7 @@ class Model:
             users = self.of_user(party.own.uid)
             if len(users) > self.limits.max_user_clients:
                 return True
-        return len(self.parties) > most
+        return bool(len(self.parties) > most)
 
     def stay(self, party: Party) -> None:
         """Note that a client is connected, although it may be at its end."""
@@ -344,7 +344,8 @@ LIMITS = sbus.Limits(
     max_backlog=2_500,
     max_clients=5,
 )
-USER_LIMITS = LIMITS._replace(
+USER_LIMITS = but(
+    LIMITS,
     max_shapes=5,
     max_user_patterns=8,
     max_user_pattern_bytes=40,

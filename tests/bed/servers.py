@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import sbus
+from fake_kernel import but
 from programs import ROOT, SECONDS_MAX, run
 from real_bus import connect, wait_for
 
@@ -142,9 +143,9 @@ def told_of(**changes: int) -> str:
     limits = sbus.Limits(**changes)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     max_clients = min(limits.max_clients, hard - sbus.DESCRIPTORS_KEPT)
-    limits = limits._replace(max_clients=max_clients)
+    limits = but(limits, max_clients=max_clients)
     told = ""
-    for name, value in limits._asdict().items():
+    for name, value in vars(limits).items():
         if value != getattr(sbus.Limits(), name):
             told += f" {sbus.option_of(name)[2:]}={value}"
     told += f" memory<={sbus.describe_bytes(limits.memory_bytes_max())}"

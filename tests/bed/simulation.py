@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import sbus
-from fake_kernel import OWNER, FakeListener, FakeSelector, FakeWire
+from fake_kernel import OWNER, FakeListener, FakeSelector, FakeWire, but
 from model import MODES, PREFIX, SECRET, USER_LIMITS, Model, Party, Setup
 from packets import WHOAMI, publish
 from patterns import WIDE_LIMITS
@@ -49,7 +49,7 @@ SETUPS = [
     Setup(USER_LIMITS),
     Setup(USER_LIMITS, is_strict=True, is_observed=True),
     Setup(cred_prefix=PREFIX, is_strict=True),
-    Setup(USER_LIMITS._replace(max_user_clients=1), PREFIX),
+    Setup(but(USER_LIMITS, max_user_clients=1), PREFIX),
     Setup(allowed_uids=frozenset({0, 1000, 65534})),
     Setup(USER_LIMITS, packet_seconds=1 / 256),
 ]
@@ -232,26 +232,43 @@ class SimSelector(FakeSelector):
         return ready[first:] + ready[: first if self.salt & 2 else 0]
 
 
-class Witness:
+class Witness(sbus.Journal):
     """Sees what only the moment shows: limits, and what is left at the end."""
 
     def __init__(self, world: World) -> None:
+        super().__init__(-1, {}, False, False)
         self.world = world
 
-    def closed(self, client: sbus.Client, reason: str) -> None:
+    def note(
+        self,
+        event: str,
+        client: sbus.Client,
+        text: str = "",
+        packet: sbus.Packet = b"",
+        **facts: Any,
+    ) -> None:
+        super().note(event, client, text, packet, **facts)
+        if event == "close":
+            self.on_close(client, text)
+        elif event == "pause":
+            self.on_pause(client)
+        elif event == "queue":
+            self.on_queue(client, packet)
+        elif event == "drop":
+            self.on_drop(client, packet, text)
+
+    def on_close(self, client: sbus.Client, reason: str) -> None:
         wire: Any = client.wire
         if reason == "end of input":  # [CONN-10]
-            assert not client.backlog.bytes or not wire.has_room(), (
+            assert not client.used["backlog_bytes"] or not wire.has_room(), (
                 "the kernel would have taken more"
             )
 
-    def paused(
-        self, publisher: sbus.Client, holder: sbus.Client, rule: str
-    ) -> None:
+    def on_pause(self, publisher: sbus.Client) -> None:
         wire: Any = publisher.wire
         wire.party.counts["paused"] += 1
 
-    def queued(self, client: sbus.Client, packet: sbus.Packet) -> None:
+    def on_queue(self, client: sbus.Client, packet: sbus.Packet) -> None:
         if self.world.limits_broken(client, 0):  # [BLOCK-10] [BLOCK-18]
             wire: Any = client.wire
             held: list[Any] = [publisher.wire for publisher in client.holding]
@@ -259,7 +276,7 @@ class Witness:
             assert wire.party.hard == "block", "queued beyond a limit"
             assert publisher in [one.party for one in held], "not paused"
 
-    def discarded(
+    def on_drop(
         self, client: sbus.Client, packet: sbus.Packet, reason: str
     ) -> None:
         wire: Any = client.wire
@@ -288,7 +305,7 @@ class World:
             setup.limits, OWNER, setup.cred_prefix, setup.is_strict
         )
         if setup.is_observed:
-            self.bus.observers.append(Witness(self))
+            self.bus.journal = Witness(self)
         listener: Any = self.listener
         self.server = sbus.Server(
             self.bus,
@@ -379,7 +396,7 @@ class World:
         party = wire.party
         party.counts["delivered"] += 1
         assert wire.client
-        if wire.client.backlog.bytes:
+        if wire.client.used["backlog_bytes"]:
             self.account(wire)
             index = party.next_index()
             assert party.pending[index] == packet, "not the next packet"
@@ -421,7 +438,7 @@ class World:
         is_full = bool(self.limits_broken(client, size + 128))
         waited = self.now - wire.taken_time
         is_idle = client.holding and waited >= self.limits.block_timeout
-        is_stalled = wire.refused or client.backlog.bytes
+        is_stalled = wire.refused or client.used["backlog_bytes"]
         assert wire.is_broken or (
             is_stalled and (wire.party.soft == "error" or is_full or is_idle)
         ), "expelled for nothing"
@@ -430,13 +447,16 @@ class World:
         """Return which limits that many more bytes of backlog would break."""
         limits = self.limits
         bus_max = limits.max_bus_backlog
-        uses = {"client": (client.backlog.bytes, limits.max_backlog)}
+        uses = {"client": (client.used["backlog_bytes"], limits.max_backlog)}
         wire: Any = client.wire
         if not wire.party.is_privileged:
             bus_max -= bus_max // 4  # [LIMIT-16]
-            used = client.user.backlog_bytes
+            used = client.user.used["backlog_bytes"]
             uses["user"] = (used, limits.max_user_backlog)  # [LIMIT-14]
-        uses["bus"] = (self.bus.flood.backlog_bytes, bus_max)  # [LIMIT-15]
+        uses["bus"] = (
+            self.bus.accounts.used["backlog_bytes"],
+            bus_max,
+        )  # [LIMIT-15]
         return [
             name for name, (used, most) in uses.items() if used + size > most
         ]
@@ -503,7 +523,7 @@ class World:
         assert client.discarded == party.counts["discarded"], "not counted"
         self.check_counts(client, party)
         bytes_ = sum(map(len, party.pending)) + 128 * len(party.pending)
-        assert client.backlog.bytes == bytes_, "wrong count of bytes"
+        assert client.used["backlog_bytes"] == bytes_, "wrong count of bytes"
         self.check_holding(client)
         self.check_modes(client, wire)
         is_starved = client in self.server._starved
@@ -550,7 +570,7 @@ class World:
         for publisher, level in client.holding.items():
             assert client in publisher.held_by
             assert not publisher.closed, "a client that left is held"
-            assert client.backlog.bytes > level, "held for nothing"
+            assert client.used["backlog_bytes"] > level, "held for nothing"
             uid = client.credentials.uid  # [BLOCK-13]
             is_same = uid == publisher.credentials.uid and uid != 65534
             assert is_same or uid in (0, OWNER), "held by another user"
@@ -577,7 +597,7 @@ class World:
         held = [wire.party for wire in wires]
         packets = [one for one in party.pending if one[:4] == b"MSG "]
         expected = []
-        is_over = client.backlog.bytes > self.limits.max_backlog
+        is_over = client.used["backlog_bytes"] > self.limits.max_backlog
         is_new = len(packets) > party.waited and not wire.took
         if is_over and is_new:  # [BLOCK-10]
             expected = packets[-1:]
@@ -644,7 +664,7 @@ class World:
 
 def by_arrival(backlog: sbus.Backlog) -> list[bytes]:
     """Return the packets of a backlog, oldest first."""
-    return list(backlog._packets.values())
+    return list(backlog)
 
 
 def difference(owed: list[bytes], waiting: list[bytes]) -> list[bytes]:
@@ -664,25 +684,31 @@ def check_sums(bus: sbus.Bus) -> None:
     """Check what the clients of each user use together."""
     users = bus.users.values()
     assert sum(len(user.clients) for user in users) == len(bus.clients)
-    total = 0
+    total: Counter[str] = Counter()
     for uid, user in bus.users.items():
         assert user.clients, "a user without clients is remembered"
-        used = [0, 0, 0]
+        used: Counter[str] = Counter()
         for client in user.clients:
             assert client.credentials.uid == uid and not client.closed
-            used[0] += client.backlog.bytes
-            used[1] += len(client.patterns)
-            used[2] += client.pattern_bytes
-        counts = [user.backlog_bytes, user.patterns, user.pattern_bytes]
-        assert counts == used, "wrong sums of a user"
-        total += used[0]
-    assert bus.flood.backlog_bytes == total, "wrong sum of the bus"
+            check_use(client)
+            used.update(client.used)
+        assert user.used == used, "wrong sums of a user"
+        total.update(used)
+    assert bus.accounts.used == (total or dict.fromkeys(bus.accounts.used, 0))
+
+
+def check_use(client: sbus.Client) -> None:
+    """Check what a client uses of what is limited."""
+    assert client.used == {
+        "clients": 1,
+        "patterns": len(client.patterns),
+        "pattern_bytes": sum(map(len, client.patterns)),
+        "backlog_bytes": sum(map(sbus.cost, client.backlog)),
+    }
 
 
 def check_subscriptions(bus: sbus.Bus) -> None:
     """Check that the tables and recent keys hold what clients hold."""
-    for client in bus.clients.values():
-        assert client.pattern_bytes == sum(map(len, client.patterns))
     for table, fresh in zip((bus._public, bus._secret), tables_for(bus)):
         assert holders_in(table) == holders_in(fresh)
         assert table._shapes == fresh._shapes

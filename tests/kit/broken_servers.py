@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
+from fake_kernel import but
 from sbus import CHOICES, SECRET, STATS, WHOAMI, pattern_matches
 
 Mistake = Callable[..., Any]
@@ -71,7 +72,7 @@ def allow(
     @broken(rule, "Bus.__init__", name)
     def init(init, bus, limits, *options):
         most = getattr(limits, limit) + excess
-        init(bus, limits._replace(**{limit: most}), *options)
+        init(bus, but(limits, **{limit: most}), *options)
 
 
 def confuse(name: str, rule: str, choice: bytes, other: bytes) -> None:
@@ -457,13 +458,15 @@ def secrets_are_for_all_who_have_secrets(route, bus, head, key):
 
 def queue(refuse: Mistake, flood: Any, *args: Any) -> None:
     """Have a packet queued, however much waits."""
-    limits = flood.limits
+    accounts = flood.accounts
+    limits = accounts.limits
     try:
-        unlimited = dict.fromkeys(limits._fields, sys.maxsize)
-        flood.limits = limits._replace(**unlimited)
+        accounts.limits = but(
+            limits, **dict.fromkeys(vars(limits), sys.maxsize)
+        )
         refuse(flood, *args)
     finally:
-        flood.limits = limits
+        accounts.limits = limits
 
 
 def queue_instead(rule: str, refuse: Mistake, *args: Any) -> None:
@@ -524,7 +527,7 @@ def hard_discard_queues(refuse, flood, receiver, *args):
 
 @broken("BLOCK-10", "FloodControl.release")
 def paused_until_all_is_read(release, flood, receiver):
-    return [] if receiver.backlog.bytes else release(flood, receiver)
+    return [] if receiver.backlog else release(flood, receiver)
 
 
 confuse("hard-error-discards", "BLOCK-11", b"hard/error", b"hard/discard")
@@ -607,7 +610,7 @@ def ties_are_always_oldest_first(reorder, backlog, order):
 
 @broken("ORDER-5", "Backlog.reorder")
 def new_order_for_new_packets_only(reorder, backlog, order):
-    if not backlog.bytes:
+    if not backlog:
         reorder(backlog, order)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import sbus
-from fake_kernel import FakeKernel
+from fake_kernel import FakeKernel, start_journal
 from packets import publish
 from pipeline_paper import Event, PaperBus, write_trace
 from pipeline_plants import PLANTED
@@ -35,10 +35,8 @@ pytestmark = TIMEOUT
 def kernel_trace(path: Path) -> list[Event]:
     """Return the trace of a server with clients of every kind."""
     kernel = FakeKernel(sbus.Limits(max_backlog=2_000))
-    trace = sbus.Trace(
-        str(path), False, {"version": "1", "address": "", "cred_prefix": ""}
-    )
-    kernel.bus.observers.append(trace)
+    about = {"version": "1", "address": "", "cred_prefix": ""}
+    trace = start_journal(kernel, path, about)
     controls = {
         "plain": (),
         "secret": (),

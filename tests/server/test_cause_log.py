@@ -55,7 +55,7 @@ class TestCauseLog:
         self, limit: str, line: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         """[CONN-13] What was broken, and what would have been right."""
-        kernel = FakeKernel(sbus.Limits()._replace(**{limit: 60}))
+        kernel = FakeKernel(sbus.Limits(**{limit: 60}))
         peer = kernel.connect(uid=7, pid=9)
         if line.startswith(("[LIMIT-1]", "[LIMIT-4]")):
             peer.send(publish(bytes(65).replace(b"\0", b"k")))
@@ -81,7 +81,7 @@ class TestCauseLog:
         self, limit: str, line: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         """[CONN-13] The one that was reached first."""
-        kernel = FakeKernel(sbus.Limits()._replace(**{limit: 1_000}))
+        kernel = FakeKernel(sbus.Limits(**{limit: 1_000}))
         peer = kernel.connect(uid=7, pid=9)
         peer.wire.room = 0
         peer.send(b"SUB k", b"CMSG blocking/hard/error")

@@ -429,7 +429,7 @@ class TestLoop:
     def test_one_shot_above_the_limit(self) -> None:
         """[LIMIT-7] [LIMIT-11] [CONN-6] It never was beside the others."""
         for name in ("max_user_clients", "max_clients"):
-            kernel = FakeKernel(sbus.Limits()._replace(**{name: 3}))
+            kernel = FakeKernel(sbus.Limits(**{name: 3}))
             reader = kernel.connect(uid=0)
             reader.send(b"SUB k")
             uid = 1 if name == "max_user_clients" else 0

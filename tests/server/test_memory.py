@@ -23,7 +23,7 @@ import pytest
 
 import sbus
 from attackers import IS_ROOT, Pair, attack, descriptors
-from fake_kernel import OWNER, FakeKernel, choices
+from fake_kernel import OWNER, FakeKernel, but, choices
 from packets import publications, publish
 from programs import SECONDS_MAX, child_process
 from real_bus import Peer, RealBus, connect, needs_root, wait_for
@@ -54,9 +54,9 @@ class TestMemoryBound:
 
     def term(self, **limits: int) -> int:
         """Return what some limits add to the bound."""
-        least = self.NOTHING._replace(max_clients="max_clients" in limits)
-        bound = least._replace(**limits).memory_bytes_max()
-        return bound - least._replace(max_clients=0).memory_bytes_max()
+        least = but(self.NOTHING, max_clients="max_clients" in limits)
+        bound = but(least, **limits).memory_bytes_max()
+        return bound - but(least, max_clients=0).memory_bytes_max()
 
     def used(self, work: Callable[[], object]) -> int:
         """Return how much memory is used after some work."""
@@ -138,7 +138,8 @@ class TestMemoryBound:
                 backlog.first()
 
         used = self.used(work)
-        assert used <= self.term(max_bus_backlog=backlog.bytes)
+        counted = sum(map(sbus.cost, backlog))
+        assert used <= self.term(max_bus_backlog=counted)
 
     def test_recent_keys(self) -> None:
         """[LIMIT-4] Long ones, with many receivers."""
@@ -449,7 +450,7 @@ class TestMemory:
             sender.wire.incoming.extend([packet] * 20)
             sender.close()
             size = most * 9 // 8 + MEBIBYTE + len(packet) + 128
-            assert kernel.bus.flood.backlog_bytes <= size
+            assert kernel.bus.accounts.used["backlog_bytes"] <= size
         assert reader.wire.closed
         assert kernel.server.disconnected == {"BLOCK-21": 1}
 
