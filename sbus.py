@@ -103,7 +103,7 @@ class Limits(types.SimpleNamespace):
     def check(self, name: str, used: int) -> None:
         """Raise ProtocolError if more is used than a limit allows."""
         if used > getattr(self, name):
-            raise over(name, getattr(self, name))
+            raise over(name, used, getattr(self, name))
 
     def memory_bytes_max(self) -> int:
         """Return about how much memory clients can make the server use.
@@ -134,10 +134,10 @@ class ProtocolError(Exception):
         self.what = what
 
 
-def over(limit: str, most: float) -> ProtocolError:
-    """Return what to say of a client that has reached a limit."""
+def over(limit: str, used: int, most: float) -> ProtocolError:
+    """Return what to say of a client that is above a limit."""
     _, rule, what = LIMITS[limit]
-    return ProtocolError(rule, f"over {most} {what}")
+    return ProtocolError(rule, f"{used} {what}, over {most}")
 
 
 class StartError(Exception):
@@ -366,8 +366,9 @@ class Accounts:
             most = getattr(self.limits, name)
             if used is self.used and not user.is_privileged:
                 most -= most // RESERVED_PART  # [LIMIT-16]
-            if used[what] + more > (with_overshoot(most) if is_far else most):
-                return over(name, most)
+            size = used[what] + more
+            if size > (with_overshoot(most) if is_far else most):
+                return over(name, size, most)
         return None
 
     def add_up(self, users: Iterable[User]) -> None:

@@ -35,7 +35,7 @@ class TestCauseLog:
             ("max_patterns", "[LIMIT-5] 61 patterns of a client, over 60"),
             (
                 "max_pattern_bytes",
-                "[LIMIT-6] 66 bytes of patterns of a client, over 60",
+                "[LIMIT-6] 66 pattern bytes of a client, over 60",
             ),
             (
                 "max_user_patterns",
@@ -43,7 +43,7 @@ class TestCauseLog:
             ),
             (
                 "max_user_pattern_bytes",
-                "[LIMIT-13] 66 bytes of patterns of a user, over 60",
+                "[LIMIT-13] 66 pattern bytes of a user, over 60",
             ),
             (
                 "max_shapes",
@@ -66,14 +66,14 @@ class TestCauseLog:
     @pytest.mark.parametrize(
         ("limit", "line"),
         [
-            ("max_backlog", "over 1000 bytes of backlog"),
+            ("max_backlog", "1080 bytes of backlog of a client, over 1000"),
             (
                 "max_user_backlog",
-                "over 1000 bytes of backlog of the user",
+                "1080 bytes of backlog of a user, over 1000",
             ),
             (
                 "max_bus_backlog",
-                "over 750 bytes of backlog of the bus",
+                "810 bytes of backlog of the bus, over 750",
             ),
         ],
     )
