@@ -408,6 +408,7 @@ class User:
         self.clients: dict[Client, None] = {}
         self.used = dict.fromkeys(USE_LIMITS, 0)
         self.past: Counter[str] = Counter()  # of clients that have gone
+        self.slow_until = 0.0  # [CONN-20]
 
     def stats(self) -> dict[str, int]:
         """Return what the user's clients use and have done."""
@@ -454,6 +455,7 @@ class Client:
         self.events = 0  # what the selector watches for
         self.fault = ""  # [CONN-18] why it is disconnected, once all is read
         self.put_off = False  # [CONN-20] while it has a backlog for that
+        self.starved = False  # [CONN-9]
         self.discard_logged = False
         self.single_turns = 0  # left, in which one packet is read
 
@@ -1122,29 +1124,6 @@ RESERVE_BYTES = 4_194_304  # more than a round needs to part with a client
 log = logging.getLogger("sbus")
 
 
-class Countdown(dict[Any, float]):
-    """When the time of each is up: the first that started is due first."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        super().__init__()
-        self._seconds = seconds
-        self._clock = clock
-
-    def start(self, whose: Any) -> None:
-        """Start the time of one unless it is running."""
-        if whose not in self:
-            self[whose] = self._clock() + self._seconds
-
-    def due(self) -> list[Any]:
-        """Return those whose time is up."""
-        now = self._clock()
-        return list(itertools.takewhile(lambda one: self[one] <= now, self))
-
-    def seconds_left(self) -> float:
-        """Return the seconds until one is due; there is one."""
-        return max(0.0, next(iter(self.values())) - self._clock())
-
-
 class CauseLog:
     """Logs a line a second for a rule and user, ten for a rule [CONN-13]."""
 
@@ -1207,49 +1186,46 @@ class Server:
         self._view = memoryview(bytearray(bus.limits.max_packet))
         self._copied_bytes_max = min(COPY_BYTES_MAX, len(self._view))
         self._head_bytes_max = bus.limits.max_key + len(b"UNSUB \0")
-        self._holders = Countdown(bus.limits.block_timeout, clock)
-        self._starved = Countdown(MEMORY_PAUSE_SECONDS, clock)
-        self._resting = Countdown(ACCEPT_PAUSE_SECONDS, clock)  # the listener
+        # What is to be done, to whom, and when
+        self._alarms: dict[tuple[Callable[[Any], None], Any], float] = {}
         self._causes = CauseLog(clock)
         self.disconnected: Counter[str] = Counter()  # for cause, by rule
         self._spent: dict[User, float] = {}  # seconds, not yet made up for
         self._has_debts = False  # somebody has spent too much
         self._settled = 0.0  # when debts were, last
         self._accept_time = 0.0  # when newcomers have their next turn
-        self._slow: dict[User, float] = {}  # put off, until when
         self.ticks: list[int] = []  # one for each TICK_SECONDS of a turn
         self._late: dict[Client, int] = {}  # put off, and for which events
         self._now = clock()  # when the last turn was over
         self._reserve = b""  # set free when memory has run out
+        self._want: MemoryError | None = None  # that is to be mended
         self._served: Client | None = None  # whose turn it is
         selector.register(listener, READ, self.accept)
 
     def run(self) -> None:
         """Serve until stop is called, then deliver what was read."""
-        self._reserve = bytes(RESERVE_BYTES)
         while not self.stopping:
-            try:
-                if self.round() and not self._reserve:
-                    self._save_up()
-            except MemoryError:
-                self._reserve = b""
+            self.round()
         self._finish()
 
     def stop(self) -> None:
         """Have run return soon."""
         self.stopping = True
 
-    def round(self, seconds_max: float | None = None) -> bool:
+    def round(self, seconds_max: float | None = None) -> None:
         """Wait for events, and give each client that is ready its turn.
 
-        Return whether there was memory for it.
+        Memory may be wanting at any statement of it, of the mending, too.
         """
         try:
+            if self._want:
+                self._mend(self._want)
+            if not self._reserve:
+                self._save_up()
             self._serve_ready(seconds_max)
-            return True
         except MemoryError as error:
-            self._mend(error)
-            return False
+            self._reserve = b""
+            self._want = error.with_traceback(None)
 
     def _mend(self, error: MemoryError) -> None:
         """Part with the client whose turn took all memory [CONN-12].
@@ -1257,21 +1233,24 @@ class Server:
         Anything may be half done, so all are parted with that are closed,
         and watched that are not.
         """
-        self._reserve = b""
+        served, self._served = self._served, None
         try:
-            if self._served:
-                self._flush(self._served)
-                self.disconnect(self._served, error)
+            if served:
+                self._flush(served)
+                self.disconnect(served, error)
         finally:  # what is left may be a view of the receive buffer
             for client in self.bus.touched:
                 client.outbox.clear()
             self.bus.touched.clear()
-            self._served = None
         for client in [*self.bus.clients.values()]:
             if client.closed:
                 self._part_with(client, "no memory")
+            client.starved = False
+            self._limit_holding(client)
             self._watch(client)
+        self._listen(self.listener)
         self.bus.accounts.add_up(self.bus.users.values())
+        self._want = None
 
     def _save_up(self) -> None:
         """Have the reserve again, at the cost of who uses most memory."""
@@ -1284,11 +1263,13 @@ class Server:
                 self.disconnect(largest, error)
 
     def _serve_ready(self, seconds_max: float | None) -> None:
-        """Do what a round is for; it may want for memory anywhere."""
-        timers = self._holders or self._starved or self._resting
-        if timers:
-            seconds_max = self._seconds_max(seconds_max)
+        """Do what a round is for."""
+        is_timed = bool(self._alarms)
+        if is_timed:
             self._now = self.clock()
+            left = max(0.0, min(self._alarms.values()) - self._now)
+            most = SELECT_SECONDS_MAX if seconds_max is None else seconds_max
+            seconds_max = min(left, most)
         start = self._now
         try:
             ready = self.selector.select(seconds_max)
@@ -1296,8 +1277,6 @@ class Server:
             self._causes.write("CONN-12", -1, f"[CONN-12] select: {error}")
             ready = []
         self._now = self.clock()
-        if self._slow:
-            self._slow = {u: t for u, t in self._slow.items() if t > self._now}
         if self._has_debts:
             self._settle_debts()
         else:
@@ -1316,10 +1295,57 @@ class Server:
                 self._serve(data, events)
         for call in calls:  # those who are here go before newcomers
             call()
-        if timers:
-            self._on_time(self.clock() - start, seconds_max or 0.0)
+        if is_timed:
+            self._ring(self.clock() - start - (seconds_max or 0.0))
         if self.bus.journal:
             self.bus.journal.flush()
+
+    # ---- When time is up
+
+    def _set_alarm(
+        self, call: Callable[[Any], None], client: Any, seconds: float
+    ) -> None:
+        """Have something done after some time, unless it is to be already."""
+        self._alarms.setdefault((call, client), self.clock() + seconds)
+
+    def _ring(self, too_long: float) -> None:
+        """Do what no event asks for, but time."""
+        if too_long > STOPPED_SECONDS_MIN:  # nobody could be served meanwhile
+            for alarm in self._alarms:
+                self._alarms[alarm] += too_long
+        now = self.clock()
+        for alarm in [*self._alarms]:
+            if self._alarms.get(alarm, math.inf) <= now:
+                del self._alarms[alarm]
+                call, client = alarm
+                call(client)
+
+    def _feed(self, client: Client) -> None:
+        """Send to a client for which the kernel had no memory [CONN-9]."""
+        client.starved = False
+        self._serve(client, WRITE)
+        self._watch(client)
+
+    def _check_holder(self, client: Client) -> None:
+        """Disconnect who holds publishers and takes no packet [BLOCK-16]."""
+        if self._owes(client.user):
+            return self._set_alarm(self._check_holder, client, 0.0)
+        # A reader of few packets may have made room without an event
+        self._serve(client, WRITE)
+        if client.holding and (self._check_holder, client) not in self._alarms:
+            what = "holds publishers and takes no packet"
+            self.expel(client, ProtocolError("BLOCK-16", what))
+
+    def _listen(self, listener: socket.socket) -> None:
+        """Watch the listening socket again [CONN-3]."""
+        self._alarms.pop((self._listen, listener), None)
+        try:
+            with contextlib.suppress(KeyError):  # it was not unregistered
+                self.selector.register(listener, READ, self.accept)
+        except (OSError, MemoryError):
+            self._set_alarm(self._listen, listener, ACCEPT_PAUSE_SECONDS)
+
+    # ---- When a user has had enough
 
     def _settle_debts(self) -> None:
         """Have users who took too much time make up for it [CONN-19].
@@ -1381,7 +1407,9 @@ class Server:
             except (OSError, MemoryError) as error:
                 # No event tells when there are descriptors or memory again
                 self._causes.write("CONN-3", -1, f"[CONN-3] accept: {error}")
-                self._resting.start(self.listener)
+                self._set_alarm(
+                    self._listen, self.listener, ACCEPT_PAUSE_SECONDS
+                )
                 with contextlib.suppress(OSError, MemoryError):
                     self.selector.unregister(self.listener)
                 break
@@ -1460,16 +1488,16 @@ class Server:
 
         recv_into takes no descriptors, so the kernel closes any [CONN-7].
         After a turn that found one packet, the next few look for one only.
+        A large packet is routed straight from the buffer, which its flush
+        sets free [LIMIT-1] [LIMIT-2] [LIMIT-3].
         """
         bus, touched, ticks = self.bus, self.bus.touched, self.ticks
         recv_into = client.wire.recv_into
-        view = self._view
-        copied_max = self._copied_bytes_max
+        view, copied_max = self._view, self._copied_bytes_max
+        packets_max = PACKETS_PER_TURN
         if client.single_turns:
             client.single_turns -= 1
             packets_max = 1
-        else:
-            packets_max = PACKETS_PER_TURN
         for count in range(1, packets_max + 1):
             try:
                 size = recv_into(view, 0, MSG_TRUNC)
@@ -1483,16 +1511,17 @@ class Server:
             elif size == 0:
                 return self._is_end(client)
             else:
-                self._receive_large(client, size)
-                is_new = True
+                bus.limits.check("max_packet", size)
+                head = view[: min(size, self._head_bytes_max)].tobytes()
+                is_new = bus.handle(client, view[:size], head) or True
+                self._flush(client)
                 if client.held_by or client.closed:
                     break
             if (is_new or ticks) and self._is_time_up():
                 break
             wide = len(touched)
-            if wide > 3 and count * wide * (size + SEND_COST_BYTES) > (
-                BYTES_PER_TURN
-            ):
+            cost = wide * (size + SEND_COST_BYTES)
+            if wide > 3 and count * cost > BYTES_PER_TURN:
                 break
         return False
 
@@ -1500,29 +1529,12 @@ class Server:
         """Return whether a turn has been long enough [CONN-5]."""
         return self.clock() >= self._now + TURN_SECONDS_MAX
 
-    def _receive_large(self, client: Client, size: int) -> None:
-        """Route a packet straight from the receive buffer.
-
-        Raises: ProtocolError if the packet is above the limit [LIMIT-1].
-        Spec: [LIMIT-2] [LIMIT-3].
-        """
-        self.bus.limits.check("max_packet", size)
-        start = self._view[: self._head_bytes_max].tobytes()
-        self.bus.handle(client, self._view[:size], start[:size])
-        self._flush(client)
-
     def _is_end(self, client: Client) -> bool:
-        """Return that the input has ended, or raise for an empty packet.
-
-        Raises: ProtocolError [PKT-4].
-        """
-        try:
-            size = client.wire.recv_into(self._view, 0, MSG_TRUNC)
-        except OSError:
-            size = -1
-        if size:  # after the end there would be nothing but the end
-            raise ProtocolError("PKT-4", "empty packet")
-        return True
+        """Return that the input has ended, or raise ProtocolError [PKT-4]."""
+        with contextlib.suppress(OSError):
+            if client.wire.recv_into(self._view, 0, MSG_TRUNC) == 0:
+                return True  # after the end there is nothing but the end
+        raise ProtocolError("PKT-4", "empty packet")
 
     # ---- When sending
 
@@ -1544,11 +1556,8 @@ class Server:
         used = client.used
         stalled = False
         while True:
-            if (
-                used["backlog_bytes"]
-                or client.deaf
-                or client.user in self._slow
-            ):
+            is_slow = client.user.slow_until > self._now
+            if used["backlog_bytes"] or client.deaf or is_slow:
                 packet = next(packets, None)
             else:
                 packet = self._offer(client, packets)
@@ -1557,7 +1566,7 @@ class Server:
             stalled = True
             client.delivered -= 1
             waits = client.put_off and used["backlog_bytes"] > 0
-            client.put_off = waits or client.user in self._slow
+            client.put_off = waits or client.user.slow_until > self._now
             try:
                 self.bus.flood.refuse(client, packet, publisher)
             except (ProtocolError, MemoryError) as error:
@@ -1593,16 +1602,17 @@ class Server:
         """
         now = self.clock()
         if len(self.ticks) > 1 or now > self._now + 2 * TICK_SECONDS:
-            self._slow[client.user] = now + SLOW_SECONDS
+            client.user.slow_until = now + SLOW_SECONDS
             self.ticks.clear()
             self._charge(client.user, now)  # and not whoever sent it
-        return client.user in self._slow
+        return client.user.slow_until > now
 
     def _take_refusal(self, client: Client, error: Exception) -> None:
         """Do what follows from a refusal [CONN-8] [CONN-9] [CONN-12]."""
         number = getattr(error, "errno", None)
         if number in (errno.ENOBUFS, errno.ENOMEM):
-            self._starved.start(client)
+            client.starved = True
+            self._set_alarm(self._feed, client, MEMORY_PAUSE_SECONDS)
             self._watch(client)
         elif number in (errno.EPIPE, errno.ECONNRESET):
             self._deafen(client)
@@ -1612,8 +1622,7 @@ class Server:
     def _after_refusal(self, client: Client) -> None:
         """Wait for a stalled client, and not for ever."""
         self._watch(client)
-        if client.holding:
-            self._holders.start(client)
+        self._limit_holding(client)
         is_told = client.discard_logged or client.fault
         if client.discarded and not is_told:
             client.discard_logged = True
@@ -1647,56 +1656,20 @@ class Server:
         """Resume publishers that need not wait for a client any longer."""
         for publisher in self.bus.flood.release(client):
             self._watch(publisher)
-        self._holders.pop(client, None)
-        if client.holding:
-            self._holders.start(client)
+        self._alarms.pop((self._check_holder, client), None)
+        self._limit_holding(client)
         self._watch(client)
+
+    def _limit_holding(self, client: Client) -> None:
+        """Have a client hold publishers for some time only [BLOCK-16]."""
+        if client.holding:
+            seconds = self.bus.limits.block_timeout
+            self._set_alarm(self._check_holder, client, seconds)
 
     def _deafen(self, client: Client) -> None:
         """Give up on sending to a client [CONN-8] [CONN-18]."""
         self.bus.flood.deafen(client)
         self._after_progress(client)
-
-    # ---- When time is up
-
-    def _seconds_max(self, seconds_max: float | None) -> float:
-        """Return for how long to wait for events, *seconds_max* at most."""
-        timers = (self._holders, self._starved, self._resting)
-        left = [timer.seconds_left() for timer in timers if timer]
-        if seconds_max is not None:
-            left.append(seconds_max)
-        return min(SELECT_SECONDS_MAX, *left)
-
-    def _on_time(self, taken: float, expected: float) -> None:
-        """Do what no event asks for [BLOCK-16] [CONN-3] [CONN-9]."""
-        if taken > expected + STOPPED_SECONDS_MIN:
-            for client in self._holders:  # they could not be served meanwhile
-                self._holders[client] += taken
-        for client in self._starved.due():
-            del self._starved[client]
-            self._serve(client, WRITE)
-            self._watch(client)
-        for client in self._holders.due():
-            if self._owes(client.user):
-                continue  # it is due until then
-            # A reader of few packets may have made room without an event
-            self._holders.pop(client, None)
-            self._serve(client, WRITE)
-            if client.holding and client not in self._holders:
-                what = "holds publishers and takes no packet"
-                self.expel(client, ProtocolError("BLOCK-16", what))
-        if self._resting.due():
-            self._listen()
-
-    def _listen(self) -> None:
-        """Watch the listening socket again [CONN-3]."""
-        try:
-            with contextlib.suppress(KeyError):  # it was not unregistered
-                self.selector.register(self.listener, READ, self.accept)
-            self._resting.clear()
-        except (OSError, MemoryError):
-            self._resting.clear()
-            self._resting.start(self.listener)
 
     # ---- When a client leaves
 
@@ -1712,9 +1685,7 @@ class Server:
         """Disconnect a client once all that it sent is read [CONN-18]."""
         if client.closed or client.fault:
             return
-        fault = self._blame(error)
-        client.fault = str(fault)
-        self._log_disconnection(client, fault)
+        client.fault = self._blame(client, error)
         with contextlib.suppress(OSError, MemoryError):
             client.wire.shutdown(socket.SHUT_RDWR)  # it can send no more
         self._deafen(client)
@@ -1724,10 +1695,8 @@ class Server:
         if client.closed:
             return
         if isinstance(cause, Exception):
-            cause = self._blame(cause)
-            if not client.fault:
-                self._log_disconnection(client, cause)
-        self._part_with(client, str(cause))
+            cause = client.fault or self._blame(client, cause)
+        self._part_with(client, cause)
 
     def _part_with(self, client: Client, reason: str) -> None:
         """Forget a client; without memory, what is half done is done again."""
@@ -1741,39 +1710,36 @@ class Server:
         resumed = self.bus.close(client, reason)
         for holder in (client, *holders):
             if not holder.holding:
-                self._holders.pop(holder, None)
-        self._starved.pop(client, None)
+                self._alarms.pop((self._check_holder, holder), None)
+        self._alarms.pop((self._feed, client), None)
         for publisher in resumed:
             self._watch(publisher)
-        if self._resting:  # there are descriptors again
-            self._listen()
+        if (self._listen, self.listener) in self._alarms:
+            self._listen(self.listener)  # there are descriptors again
         if self.close_after_last and not self.bus.clients:
             self.stop()  # [RUN-11]
 
-    def _blame(self, error: Exception) -> ProtocolError:
-        """Return an error with its rule; without memory, set some free."""
+    def _blame(self, client: Client, error: Exception) -> str:
+        """Log who is disconnected, and return why [CONN-13]."""
         if isinstance(error, MemoryError):
-            self._reserve = b""
-            return ProtocolError("CONN-12", "there is no memory for it")
-        if isinstance(error, ProtocolError):
-            return error
-        return ProtocolError("CONN-12", str(error))
-
-    def _log_disconnection(self, client: Client, cause: ProtocolError) -> None:
-        """Count and say who is disconnected, and why [CONN-13]."""
-        rule = cause.requirement
+            self._reserve = b""  # to go on
+            error = ProtocolError("CONN-12", "there is no memory for it")
+        elif not isinstance(error, ProtocolError):
+            error = ProtocolError("CONN-12", str(error))
+        rule = error.requirement
         self.disconnected[rule] += 1
-        line = f"disconnect {client} {cause}"
+        line = f"disconnect {client} {error}"
         if client.backlog:
             line += f", backlog of {len(client.backlog)} packets lost"
         self._causes.write(rule, client.credentials.uid, line)
+        return str(error)
 
     def _watch(self, client: Client) -> None:
         """Have the selector watch for what it can do [BLOCK-12] [CONN-9]."""
         events = 0
         if not client.held_by and not self.stopping:
             events |= READ
-        if client.backlog and client not in self._starved:
+        if client.backlog and not client.starved:
             events |= WRITE
         if client.closed or events == client.events:
             return
@@ -1792,7 +1758,7 @@ class Server:
         """Deliver what was read, for a second at most, and close [RUN-12]."""
         with contextlib.suppress(KeyError, OSError, MemoryError):
             self.selector.unregister(self.listener)  # if it is not resting
-        self._resting.clear()
+        self._alarms.pop((self._listen, self.listener), None)
         self._late.clear()
         self.listener.close()
         clients = self.bus.clients

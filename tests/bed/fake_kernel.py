@@ -142,7 +142,9 @@ class FakeSelector(selectors.BaseSelector):
     def register(
         self, fileobj: Any, events: int, data: Any = None
     ) -> selectors.SelectorKey:
-        assert fileobj not in self.keys and events
+        assert events
+        if fileobj in self.keys:
+            raise KeyError(fileobj)
         key = selectors.SelectorKey(fileobj, fileobj.fileno(), events, data)
         self.keys[fileobj] = key
         return key
@@ -265,7 +267,7 @@ class FakeKernel:
         """
         for count in range(10_000):
             self.server.round(0)
-            if not self.selector.select():
+            if not self.selector.select() and not self.server._want:
                 return
             if count > 100:
                 self.now += 0.001

@@ -501,7 +501,7 @@ class World:
         assert len(bus.clients) == len(self.model.parties)
         assert sum(bus.flood.discarded.values()) == discarded + self.discarded
         assert sum(self.server.disconnected.values()) == self.model.faults
-        resting = self.listener in self.server._resting
+        resting = self.has_alarm(sbus.Server._listen)
         assert (self.listener in self.selector.keys) != resting
         assert len(self.selector.keys) == watched + (not resting), (
             "somebody is watched who is closed"
@@ -526,7 +526,8 @@ class World:
         assert client.used["backlog_bytes"] == bytes_, "wrong count of bytes"
         self.check_holding(client)
         self.check_modes(client, wire)
-        is_starved = client in self.server._starved
+        is_starved = client.starved
+        assert is_starved == self.has_alarm(sbus.Server._feed, client)
         events = 0 if client.held_by else sbus.READ
         events |= sbus.WRITE if bytes_ and not is_starved else 0
         key = self.selector.keys.get(wire)
@@ -578,7 +579,8 @@ class World:
             assert not holder.closed and client in holder.holding, (
                 "paused by nobody"
             )
-        assert (client in self.server._holders) == bool(client.holding)
+        is_holder = self.has_alarm(sbus.Server._check_holder, client)
+        assert is_holder == bool(client.holding)
         wire: Any = client.wire
         held = set(client.holding)
         if wire.took or not held & wire.held:
@@ -633,6 +635,13 @@ class World:
             assert client.patterns == wire.party.patterns
         check_subscriptions(self.bus)
 
+    def has_alarm(self, call: Callable[..., None], whose: Any = None) -> bool:
+        """Return whether something is to be done later."""
+        return any(
+            method.__func__ is call and whose in (None, one)  # type: ignore
+            for method, one in self.server._alarms
+        )
+
     # ---- The end
 
     def settle(self) -> None:
@@ -642,8 +651,7 @@ class World:
             self.serve(2)
             for wire in self.wires:
                 wire.read(1_000)
-            timers = self.server._starved or self.server._resting
-            if not timers and not self.selector.select():
+            if not self.server._alarms and not self.selector.select():
                 break
         else:
             raise AssertionError("the server spins")

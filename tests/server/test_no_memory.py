@@ -42,8 +42,6 @@ GUARDS = {
     for function in (
         sbus.Server.run,
         sbus.Server.round,
-        sbus.Server._mend,
-        sbus.Server._save_up,
     )
 }
 
@@ -349,7 +347,7 @@ class Day:
             assert not client.backlog
             assert kernel.selector.keys[wire].events == sbus.READ
             assert client.events == sbus.READ
-        assert not (server._holders or server._starved or server._resting)
+        assert not server._alarms
         check_routes(bus)
 
     def check_newcomers(self) -> None:
