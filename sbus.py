@@ -1827,92 +1827,17 @@ def default_address() -> str:
     return os.path.join(directory, "sbus.socket")
 
 
-class Endpoint:
-    """A listening socket, and what is to be removed when it is closed.
+class Endpoint(NamedTuple):
+    """A listening socket, and what is to be removed when it is closed."""
 
-    Attributes: socket; address, as a client of any directory can use it.
-    """
-
-    def __init__(self, listener: socket.socket, address: str) -> None:
-        self.socket = listener
-        self.address = address
-        self.file = -1  # what we created at the path, kept open
-        self.is_guarded = refuse_descriptors(listener)
-
-    @classmethod
-    def open(cls, address: str, mode: int, replace: bool) -> Endpoint:
-        """Listen at an address.
-
-        Raises: StartError if the address is malformed or taken.
-        Spec: [ADDR-3] [ADDR-4] [ADDR-5].
-        """
-        if address.startswith("/dev/fd/"):
-            return cls.inherit(address[len("/dev/fd/") :])
-        if address == ABSTRACT or address.startswith(ABSTRACT + "/"):
-            name = abstract_name(address)
-            listener = new_socket()
-            bind(listener, name, address)
-            listener.listen(LISTEN_BACKLOG)
-            return cls(listener, f"{ABSTRACT}/{name.hex()}")
-        return cls.open_path(address, mode, replace)
-
-    @classmethod
-    def inherit(cls, number: str) -> Endpoint:
-        """Listen on a socket that the parent process opened.
-
-        Raises: StartError if it is none that a bus can use.
-        Spec: [ADDR-2] [ADDR-3].
-        """
-        if not re.fullmatch("[0-9]{1,9}", number):
-            raise StartError(f"/dev/fd/{number}: not a descriptor's number")
-        address = f"/dev/fd/{number}"
-        descriptor = int(number)
-        try:
-            if descriptor < 3:  # [RUN-7] those have other uses
-                descriptor = os.dup(descriptor)
-            listener = socket.socket(fileno=descriptor)
-            if (listener.family, listener.type) != SOCKET_KIND:
-                what = "not a Unix-domain SEQPACKET socket"
-                raise StartError(f"{address}: {what}")
-            endpoint = cls(listener, address)
-            if not listener.getsockopt(
-                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-            ):
-                listener.listen(LISTEN_BACKLOG)
-        except OSError as error:
-            raise StartError(f"{address}: {error.strerror}") from None
-        return endpoint
-
-    @classmethod
-    def open_path(cls, path: str, mode: int, replace: bool) -> Endpoint:
-        """Listen at a path.
-
-        Raises: StartError if that cannot be done.
-        Spec: [ADDR-6] [ADDR-7] [ADDR-8] [ADDR-9].
-        """
-        encoded = os.fsencode(path)
-        if not encoded or b"\0" in encoded or len(encoded) > PATH_BYTES_MAX:
-            raise StartError(
-                f"a path has 1 to {PATH_BYTES_MAX} bytes, none NUL: {path!r}"
-            )
-        address = absolute(path)
-        with directory_lock(os.path.dirname(address)):
-            if replace:
-                remove_stale(path)
-            listener = new_socket()
-            before = os.umask(0o777 & ~mode)  # [ADDR-6]
-            try:
-                bind(listener, encoded, path)
-            finally:
-                os.umask(before)
-            listener.listen(LISTEN_BACKLOG)
-            endpoint = cls(listener, address)
-            endpoint.file = os.open(address, os.O_PATH | os.O_NOFOLLOW)
-        return endpoint
+    listener: socket.socket
+    address: str  # as a client of any directory can use it
+    is_guarded: bool  # against descriptors of clients
+    file: int = -1  # what we created at a path, kept open
 
     def close(self) -> None:
         """Close the socket, and remove it if it is still ours."""
-        self.socket.close()
+        self.listener.close()
         if self.file >= 0:
             with (
                 contextlib.suppress(StartError),
@@ -1921,11 +1846,84 @@ class Endpoint:
                 remove(self.file, self.address)
 
 
-def new_socket() -> socket.socket:
-    """Return a socket of the bus's kind."""
+def open_endpoint(address: str, mode: int, replace: bool) -> Endpoint:
+    """Listen at an address [ADDR-3].
+
+    Raises: StartError if it is malformed or taken.
+    """
+    if address.startswith("/dev/fd/"):
+        return inherit(address)
+    if address == ABSTRACT or address.startswith(ABSTRACT + "/"):
+        name = abstract_name(address)
+        return listen(name, address)._replace(
+            address=f"{ABSTRACT}/{name.hex()}"
+        )
+    return open_path(address, mode, replace)
+
+
+def inherit(address: str) -> Endpoint:
+    """Listen on a socket that the parent process opened [ADDR-2].
+
+    Raises: StartError if it is none that a bus can use.
+    """
+    number = address[len("/dev/fd/") :]
+    if not re.fullmatch("[0-9]{1,9}", number):
+        raise StartError(f"{address}: not a descriptor's number")
+    try:
+        descriptor = int(number)
+        if descriptor < 3:  # [RUN-7] those have other uses
+            descriptor = os.dup(descriptor)
+        listener = socket.socket(fileno=descriptor)
+        if (listener.family, listener.type) != SOCKET_KIND:
+            what = "not a Unix-domain SEQPACKET socket"
+            raise StartError(f"{address}: {what}")
+        endpoint = Endpoint(listener, address, refuse_descriptors(listener))
+        if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            listener.listen(LISTEN_BACKLOG)
+    except OSError as error:
+        raise StartError(f"{address}: {error.strerror}") from None
+    return endpoint
+
+
+def open_path(path: str, mode: int, replace: bool) -> Endpoint:
+    """Listen at a path [ADDR-8] [ADDR-9].
+
+    Raises: StartError if that cannot be done.
+    """
+    name = os.fsencode(path)
+    if not name or b"\0" in name or len(name) > PATH_BYTES_MAX:
+        what = f"a path has 1 to {PATH_BYTES_MAX} bytes, none NUL"
+        raise StartError(f"{what}: {path!r}")
+    address = absolute(path)
+    with directory_lock(os.path.dirname(address)):
+        if replace:
+            remove_stale(path)
+        before = os.umask(0o777 & ~mode)  # [ADDR-6]
+        try:
+            endpoint = listen(name, path)
+        finally:
+            os.umask(before)
+        file = os.open(address, os.O_PATH | os.O_NOFOLLOW)
+        return endpoint._replace(address=address, file=file)
+
+
+def listen(name: bytes, address: str) -> Endpoint:
+    """Listen on a new socket.
+
+    Raises: StartError if that cannot be done [ADDR-7].
+    """
     listener = socket.socket(*SOCKET_KIND)
-    refuse_descriptors(listener)
-    return listener
+    is_guarded = refuse_descriptors(listener)
+    try:
+        listener.bind(name)
+        listener.listen(LISTEN_BACKLOG)
+    except OSError as error:
+        listener.close()
+        what = error.strerror
+        if error.errno == errno.EADDRINUSE:
+            what = describe_occupant(address)
+        raise StartError(f"{address}: {what}") from None
+    return Endpoint(listener, address, is_guarded)
 
 
 def refuse_descriptors(listener: socket.socket) -> bool:
@@ -1975,21 +1973,6 @@ def abstract_name(address: str) -> bytes:
             f" number, that begin with 00: {digits!r}"
         )
     return bytes.fromhex(digits).ljust(ABSTRACT_BYTES, b"\0")
-
-
-def bind(listener: socket.socket, name: bytes, address: str) -> None:
-    """Bind a socket.
-
-    Raises: StartError if that cannot be done [ADDR-7].
-    """
-    try:
-        listener.bind(name)
-    except OSError as error:
-        listener.close()
-        what = error.strerror
-        if error.errno == errno.EADDRINUSE:
-            what = describe_occupant(address)
-        raise StartError(f"{address}: {what}") from None
 
 
 def describe_occupant(address: str) -> str:
@@ -2505,17 +2488,6 @@ def catch_signals(is_daemon: bool) -> tuple[socket.socket, set[int]]:
     return reader, caught
 
 
-def open_endpoint(options: argparse.Namespace) -> Endpoint:
-    """Listen where the options say [ADDR-1] [ADDR-2] [ADDR-6]."""
-    mode = 0o700 | options.group * 0o070 | options.others * 0o007
-    address = options.address
-    if address is None:
-        address = inherited_address() or default_address()
-    endpoint = Endpoint.open(address, mode, options.replace)
-    endpoint.socket.setblocking(False)
-    return endpoint
-
-
 def announce(
     options: argparse.Namespace,
     endpoint: Endpoint,
@@ -2611,8 +2583,13 @@ def serve(options: argparse.Namespace) -> None:
     gc.set_threshold(700, 10, 1 << 30)  # to look at all takes long
     bus = Bus(limits, os.getuid(), options.cred_prefix, options.strict)
     with contextlib.ExitStack() as cleanup:
-        endpoint = open_endpoint(options)
+        mode = 0o700 | options.group * 0o070 | options.others * 0o007
+        address = options.address
+        if address is None:
+            address = inherited_address() or default_address()
+        endpoint = open_endpoint(address, mode, options.replace)
         cleanup.callback(endpoint.close)
+        endpoint.listener.setblocking(False)
         if options.trace is not None or options.verbose:
             bus.journal = open_journal(options, endpoint.address)
             cleanup.callback(bus.journal.close)
@@ -2625,7 +2602,7 @@ def serve(options: argparse.Namespace) -> None:
             write_pid(pid_file)
         server = Server(
             bus,
-            endpoint.socket,
+            endpoint.listener,
             selectors.DefaultSelector(),
             time.monotonic,
             {os.getuid(), *options.user} if options.user else None,

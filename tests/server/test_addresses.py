@@ -127,7 +127,7 @@ class TestPath:
     def test_nul_byte(self, directory: Path) -> None:
         """[RUN-2] The kernel would cut the path there."""
         with pytest.raises(sbus.StartError, match="none NUL"):
-            sbus.Endpoint.open(f"{directory}/a\0b", 0o700, False)
+            sbus.open_endpoint(f"{directory}/a\0b", 0o700, False)
         assert os.listdir(directory) == []
 
     def test_missing_directory(self, directory: Path) -> None:
@@ -369,17 +369,18 @@ class TestMode:
         self, directory: Path, monkeypatch: pytest.MonkeyPatch, mode: int
     ) -> None:
         """[ADDR-6] The mode is right before anybody could connect."""
-        bind, modes = sbus.bind, []
+        listen, modes = sbus.listen, []
 
-        def watched(wire: socket.socket, name: bytes, address: str) -> None:
-            bind(wire, name, address)
+        def watched(name: bytes, address: str) -> sbus.Endpoint:
+            endpoint = listen(name, address)
             modes.append(mode_of(directory / "bus"))
+            return endpoint
 
-        monkeypatch.setattr(sbus, "bind", watched)
+        monkeypatch.setattr(sbus, "listen", watched)
         before = os.umask(0o027)
         try:
             path = str(directory / "bus")
-            sbus.Endpoint.open(path, mode, False).close()
+            sbus.open_endpoint(path, mode, False).close()
             assert os.umask(0o027) == 0o027
         finally:
             os.umask(before)
@@ -492,7 +493,7 @@ class TestOccupiedPath:
         with other_user():
             with pytest.raises(PermissionError):
                 os.listdir(directory)
-            endpoint = sbus.Endpoint.open(f"{directory}/bus", 0o700, False)
+            endpoint = sbus.open_endpoint(f"{directory}/bus", 0o700, False)
             connect(endpoint.address).wire.close()
             endpoint.close()
         directory.chmod(0o755)
@@ -512,7 +513,7 @@ class TestOccupiedPath:
             fcntl.flock(lock, fcntl.LOCK_UN)
 
         monkeypatch.setattr(time, "sleep", sleep)
-        sbus.Endpoint.open(f"{directory}/bus", 0o700, False).close()
+        sbus.open_endpoint(f"{directory}/bus", 0o700, False).close()
         os.close(lock)
         assert len(naps) == 1
 
@@ -523,7 +524,7 @@ class TestOccupiedPath:
         monkeypatch.setattr(sbus, "LOCK_SECONDS_MAX", 0.0)
         lock = os.open(directory, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        endpoint = sbus.Endpoint.open(f"{directory}/bus", 0o700, False)
+        endpoint = sbus.open_endpoint(f"{directory}/bus", 0o700, False)
         endpoint.close()
         os.close(lock)
         assert os.listdir(directory) == []

@@ -153,7 +153,7 @@ class TestStarts:
         def start_again_and_again() -> None:
             os.umask(umask)
             for _ in range(count):
-                sbus.Endpoint.open(path, 0o770, False).close()
+                sbus.open_endpoint(path, 0o770, False).close()
             os.rename(directory / "there", directory / "done")
 
         (directory / "there").touch()
