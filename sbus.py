@@ -115,7 +115,7 @@ class Limits(types.SimpleNamespace):
         shapes = min(self.max_patterns, 2 * self.max_shapes) * shape
         patterns = self.max_patterns * 1_800 + self.max_pattern_bytes * 9
         clients = self.max_clients * (2_500 + patterns + shapes)
-        backlog = with_overshoot(self.max_bus_backlog) * 3  # in small pieces
+        backlog = with_overshoot(self.max_bus_backlog) * 4  # in small pieces
         recent = RECENT_KEYS_MAX * 3_200
         return int(clients + backlog + recent + self.max_packet)
 
@@ -454,6 +454,7 @@ class Client:
         self.wire = wire
         self.events = 0  # what the selector watches for
         self.fault = ""  # [CONN-18] why it is disconnected, once all is read
+        self.ignored = False  # whatever is still to be read of it
         self.put_off = False  # [CONN-20] while it has a backlog for that
         self.starved = False  # [CONN-9]
         self.discard_logged = False
@@ -621,12 +622,6 @@ class Bus:
         if pattern in client.patterns:
             client.patterns[pattern] += 1
         else:
-            amounts = {"patterns": 1, "pattern_bytes": len(pattern)}
-            for what, amount in amounts.items():
-                error = self.accounts.excess(client, what, amount)
-                if error:
-                    raise error
-                self.accounts.use(client, what, amount)
             self._hold(client, pattern)
         count = client.patterns[pattern]
         self.tell("sub", client, text_of(pattern), count=count)
@@ -648,8 +643,6 @@ class Bus:
             client.patterns[pattern] = held - 1
         else:
             self._drop(client, pattern)
-            self.accounts.use(client, "patterns", -1)
-            self.accounts.use(client, "pattern_bytes", -len(pattern))
         self.tell("unsub", client, text_of(pattern), count=held - 1)
 
     def _check_pattern(self, client: Client, pattern: bytes) -> None:
@@ -659,26 +652,44 @@ class Bus:
         check_reserved(pattern)
 
     def _hold(self, client: Client, pattern: bytes) -> None:
-        """Give a pattern to a client, and then its place."""
+        """Give a pattern to a client, and its places in a table.
+
+        Raises: ProtocolError if a limit of its user, or its own, forbids it.
+        """
+        amounts = {"patterns": 1, "pattern_bytes": len(pattern)}
+        for what, amount in amounts.items():
+            error = self.accounts.excess(client, what, amount)
+            if error:
+                raise error
+        table, places = self._places(client, pattern)
         client.patterns[pattern] = 1
-        if pattern.startswith(SECRET):
-            own = client.credentials
-            for one in resolve(pattern, own, self.cred_prefix):
-                self._secret.add(one, client)
-        else:
-            self._forget_recent(pattern)
-            self._public.add(pattern, client)
+        try:
+            for place in places:
+                table.add(place, client)
+        except ProtocolError:  # [LIMIT-10] at the first
+            del client.patterns[pattern]
+            raise
+        for what, amount in amounts.items():
+            self.accounts.use(client, what, amount)
 
     def _drop(self, client: Client, pattern: bytes) -> None:
-        """Take a pattern from its place, and then from its client."""
+        """Take a pattern from its places, and then from its client."""
+        table, places = self._places(client, pattern)
+        for place in places:
+            table.remove(place, client)
+        del client.patterns[pattern]
+        self.accounts.use(client, "patterns", -1)
+        self.accounts.use(client, "pattern_bytes", -len(pattern))
+
+    def _places(
+        self, client: Client, pattern: bytes
+    ) -> tuple[SubscriptionTable, list[bytes]]:
+        """Return in which table a pattern stands, as which patterns."""
         if pattern.startswith(SECRET):
             own = client.credentials
-            for one in resolve(pattern, own, self.cred_prefix):
-                self._secret.remove(one, client)
-        else:
-            self._forget_recent(pattern)
-            self._public.remove(pattern, client)
-        del client.patterns[pattern]
+            return self._secret, resolve(pattern, own, self.cred_prefix)
+        self._forget_recent(pattern)
+        return self._public, [pattern]
 
     def _forget_recent(self, pattern: bytes) -> None:
         """Forget the receivers of the keys that a pattern may select."""
@@ -875,7 +886,7 @@ class Backlog:
         self.ties = "queue"  # [ORDER-4] the last chosen of queue and stack
         self._packets: OrderedDict[int, bytes] = OrderedDict()  # by arrival
         self._arrivals = 0
-        self._heaps: dict[str, list[tuple[int, int]]] = {}  # by ties
+        self._heaps: dict[str, list[int]] = {}  # of ranks, by ties
 
     def __len__(self) -> int:
         return len(self._packets)
@@ -929,17 +940,22 @@ class Backlog:
             ]
             heapq.heapify(heap)
             self._heaps[self.ties] = heap
-        while abs(heap[0][1]) not in self._packets:
+        while True:
+            first = heap[0] if self.ties == "queue" else -heap[0]
+            number = first % ARRIVALS_MAX
+            if number in self._packets:
+                return number
             heapq.heappop(heap)
-        return abs(heap[0][1])
 
 
 HEAP_SLACK = 1_024  # entries
+ARRIVALS_MAX = 1 << 48
 
 
-def rank(packet: bytes, number: int, ties: str) -> tuple[int, int]:
+def rank(packet: bytes, number: int, ties: str) -> int:
     """Return what is smaller, the sooner one is sent [ORDER-3] [ORDER-4]."""
-    return -len(packet), number if ties == "queue" else -number
+    arrival = number if ties == "queue" else -number
+    return arrival - len(packet) * ARRIVALS_MAX
 
 
 class FloodControl:
@@ -1058,9 +1074,6 @@ class FloodControl:
     def forget(self, client: Client) -> list[Client]:
         """Drop a client's backlog; return the publishers that it paused."""
         client.backlog.clear()
-        for holder in client.held_by:
-            holder.holding.pop(client, None)
-        client.held_by.clear()
         return self.release(client)
 
 
@@ -1296,7 +1309,7 @@ class Server:
         for call in calls:  # those who are here go before newcomers
             call()
         if is_timed:
-            self._ring(self.clock() - start - (seconds_max or 0.0))
+            self._ring(self.clock() - start, seconds_max or 0.0)
         if self.bus.journal:
             self.bus.journal.flush()
 
@@ -1308,11 +1321,11 @@ class Server:
         """Have something done after some time, unless it is to be already."""
         self._alarms.setdefault((call, client), self.clock() + seconds)
 
-    def _ring(self, too_long: float) -> None:
+    def _ring(self, taken: float, expected: float) -> None:
         """Do what no event asks for, but time."""
-        if too_long > STOPPED_SECONDS_MIN:  # nobody could be served meanwhile
-            for alarm in self._alarms:
-                self._alarms[alarm] += too_long
+        if taken > expected + STOPPED_SECONDS_MIN:
+            for alarm in self._alarms:  # nobody could be served meanwhile
+                self._alarms[alarm] += taken
         now = self.clock()
         for alarm in [*self._alarms]:
             if self._alarms.get(alarm, math.inf) <= now:
@@ -1456,9 +1469,10 @@ class Server:
         excess = self.bus.accounts.excess
         error = excess(client, "clients", -late)
         if error:
-            is_crowd = excess(client, "clients", -late - CROWD_MAX)
-            is_lost = is_crowd or client.held_by
-            (self.disconnect if is_lost else self.expel)(client, error)
+            if excess(client, "clients", -late - CROWD_MAX):
+                self.disconnect(client, error)
+            else:
+                self.expel(client, error, ignored=bool(client.held_by))
 
     # ---- When reading
 
@@ -1476,7 +1490,9 @@ class Server:
         except (ProtocolError, OSError) as error:
             fault = error.with_traceback(None)  # which would hold this frame
         self._flush(client)
-        if fault:
+        if isinstance(fault, ProtocolError):
+            self.expel(client, fault, ignored=True)
+        elif fault:
             self.disconnect(client, fault)
         elif ended:
             self._depart(client)
@@ -1493,6 +1509,7 @@ class Server:
         """
         bus, touched, ticks = self.bus, self.bus.touched, self.ticks
         recv_into = client.wire.recv_into
+        handle = ignore if client.ignored else bus.handle
         view, copied_max = self._view, self._copied_bytes_max
         packets_max = PACKETS_PER_TURN
         if client.single_turns:
@@ -1507,13 +1524,13 @@ class Server:
                 return False
             if 0 < size <= copied_max:
                 packet = view[:size].tobytes()
-                is_new = bus.handle(client, packet, packet)
+                is_new = handle(client, packet, packet)
             elif size == 0:
                 return self._is_end(client)
             else:
                 bus.limits.check("max_packet", size)
                 head = view[: min(size, self._head_bytes_max)].tobytes()
-                is_new = bus.handle(client, view[:size], head) or True
+                is_new = handle(client, view[:size], head) or True
                 self._flush(client)
                 if client.held_by or client.closed:
                     break
@@ -1530,10 +1547,17 @@ class Server:
         return self.clock() >= self._now + TURN_SECONDS_MAX
 
     def _is_end(self, client: Client) -> bool:
-        """Return that the input has ended, or raise ProtocolError [PKT-4]."""
+        """Return that the input has ended, or raise ProtocolError [PKT-4].
+
+        After the end there is nothing but the end, and a packet, even an
+        empty one, would come with credentials.
+        """
         with contextlib.suppress(OSError):
-            if client.wire.recv_into(self._view, 0, MSG_TRUNC) == 0:
-                return True  # after the end there is nothing but the end
+            wire = client.wire
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            _, credentials, *_ = wire.recvmsg(0, socket.CMSG_SPACE(12))
+            if not credentials:
+                return True
         raise ProtocolError("PKT-4", "empty packet")
 
     # ---- When sending
@@ -1681,8 +1705,17 @@ class Server:
         if not (self.drain(client) and client.backlog):
             self.disconnect(client, client.fault or "end of input")
 
-    def expel(self, client: Client, error: Exception) -> None:
-        """Disconnect a client once all that it sent is read [CONN-18]."""
+    def expel(
+        self, client: Client, error: Exception, ignored: bool = False
+    ) -> None:
+        """Disconnect a client once all that it sent is read [CONN-18].
+
+        To close a socket with much unread can take long, so what need not
+        be handled is read as well, in turns.
+        """
+        if ignored:
+            client.ignored = True
+            self._free(client)
         if client.closed or client.fault:
             return
         client.fault = self._blame(client, error)
@@ -1702,15 +1735,13 @@ class Server:
         """Forget a client; without memory, what is half done is done again."""
         with contextlib.suppress(KeyError, ValueError, OSError):
             self.selector.unregister(client.wire)  # if it is watched
-        holders = list(client.held_by)
         if not client.closed:
             client.closed = True
             with contextlib.suppress(OSError):
                 client.wire.close()
+        self._free(client)
         resumed = self.bus.close(client, reason)
-        for holder in (client, *holders):
-            if not holder.holding:
-                self._alarms.pop((self._check_holder, holder), None)
+        self._alarms.pop((self._check_holder, client), None)
         self._alarms.pop((self._feed, client), None)
         for publisher in resumed:
             self._watch(publisher)
@@ -1718,6 +1749,15 @@ class Server:
             self._listen(self.listener)  # there are descriptors again
         if self.close_after_last and not self.bus.clients:
             self.stop()  # [RUN-11]
+
+    def _free(self, publisher: Client) -> None:
+        """Have nobody hold a publisher any longer."""
+        for holder in publisher.held_by:
+            holder.holding.pop(publisher, None)
+            if not holder.holding:
+                self._alarms.pop((self._check_holder, holder), None)
+        publisher.held_by.clear()
+        self._watch(publisher)
 
     def _blame(self, client: Client, error: Exception) -> str:
         """Log who is disconnected, and return why [CONN-13]."""
@@ -1773,6 +1813,11 @@ class Server:
         for client in list(clients.values()):
             self.disconnect(client, "stop")
         self._causes.close()
+
+
+def ignore(client: Client, packet: Packet, start: bytes) -> bool:
+    """Do nothing in place of Bus.handle."""
+    return True
 
 
 def send_buffer_bytes(max_packet: int) -> int:

@@ -61,6 +61,11 @@ class FakeWire:
             return 0
         raise BlockingIOError(errno.EAGAIN, "nothing to read")
 
+    def recvmsg(self, size: int, room: int, /) -> tuple[bytes, list[str]]:
+        had = len(self.incoming)
+        self.recv_into(bytearray(size), 0, socket.MSG_TRUNC)
+        return b"", ["credentials"] if len(self.incoming) < had else []
+
     def send(self, packet: Any, /) -> int:
         assert not self.closed
         if self.failures:

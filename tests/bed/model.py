@@ -232,7 +232,7 @@ class Model:
         self.sums[party.own.uid] = party.sum
 
     def leave(self, party: Party) -> None:
-        """Note that all is read of a client that leaves, or is wrong."""
+        """Note that all is read of a client."""
         self.parties.pop(party, None)
         if not self.of_user(party.own.uid):
             self.sums.pop(party.own.uid, None)
@@ -242,13 +242,14 @@ class Model:
         return [one for one in self.parties if one.own.uid == uid]
 
     def handle(self, sender: Party, packet: bytes) -> None:
-        """Note what a packet of *sender* means."""
+        """Note what a packet of *sender* means, unless it was wrong before."""
+        if sender.is_wrong:
+            return
         kind, key = read_form(packet)
         if len(packet) > self.limits.max_packet or self.is_wrong(
             sender, kind, key
         ):  # [LIMIT-1]
-            sender.is_wrong = True
-            self.leave(sender)
+            sender.is_wrong = sender.may_discard = True
         elif kind == "subscribe":
             sender.patterns[key] += 1  # [SUB-2]
         elif kind == "unsubscribe":

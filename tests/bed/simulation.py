@@ -102,7 +102,8 @@ class SimWire:
         return struct.pack("iII", pid, uid, gid)
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None:
-        self.send_buffer_bytes = 2 * value
+        if option == socket.SO_SNDBUF:
+            self.send_buffer_bytes = 2 * value
 
     def setblocking(self, flag: bool, /) -> None:
         pass
@@ -121,6 +122,13 @@ class SimWire:
             self.world.model.leave(self.party)  # [CONN-10]
             return 0
         raise BlockingIOError(errno.EAGAIN, "nothing to read")
+
+    def recvmsg(self, size: int, room: int, /) -> tuple[bytes, list[str]]:
+        if self.incoming:
+            self.incoming.popleft()
+            return b"", ["credentials"]
+        self.recv_into(bytearray(size), 0, socket.MSG_TRUNC)
+        return b"", []
 
     def send(self, packet: Any, /) -> int:
         self._check_call()
@@ -379,8 +387,8 @@ class World:
         """Note that the server has read a packet."""
         party = wire.party
         self.now += self.setup.packet_seconds
-        if party.is_wrong:  # it may look once for what follows a mistake
-            assert wire.client, "read on after a mistake"
+        if party.is_wrong:
+            assert wire.client and wire.client.ignored, "read after a mistake"
             return
         self.log.append((wire.slot, "sent", packet[:40]))
         if wire.ended and not (packet or wire.incoming or wire.reset):
@@ -431,6 +439,9 @@ class World:
         self.model.faults += not wire.party.is_wrong
         client = wire.client
         assert client
+        if wire.party.is_wrong:
+            return
+        wire.party.is_wrong = client.ignored
         if wire is self.newcomer and self.model.is_crowded(wire.party):
             assert wire.had_turn, "judged before it was read"
             return
@@ -471,21 +482,12 @@ class World:
             self.check_counts(wire.client, wire.party)
             wire.party.sum.update(wire.client.counts())
         is_here = wire.party in self.model.parties
-        is_lost = is_here and self.is_lost(wire)
-        self.model.faults += is_lost
-        is_over = self.is_stopping or is_lost
-        assert is_over or not is_here, "closed before its end"
+        assert self.is_stopping or not is_here, "closed before its end"
         self.model.leave(wire.party)
         self.is_table_new = True
-        if wire.client and not wire.party.is_wrong and not is_over:
+        if wire.client and not wire.party.is_wrong and not self.is_stopping:
             assert wire.ended, "disconnected for nothing"
             assert not wire.incoming, "not heard out"  # [CONN-6] [CONN-18]
-
-    def is_lost(self, wire: SimWire) -> bool:
-        """Return whether a newcomer is one too many and held [LIMIT-18]."""
-        is_held = bool(wire.client and wire.client.held_by)
-        is_new = wire is self.newcomer
-        return is_held and is_new and self.model.is_crowded(wire.party)
 
     # ---- What must be so after each round
 
@@ -515,7 +517,8 @@ class World:
         """Check one client; return whether it is watched."""
         assert not client.closed and not wire.closed
         assert not client.outbox
-        assert not wire.party.is_wrong, "a mistake without consequence"
+        is_over = client.ignored
+        assert is_over or not wire.party.is_wrong, "a mistake without end"
         assert wire.client is client
         party = wire.party
         assert party in self.model.parties
@@ -614,6 +617,7 @@ class World:
                 uids[0] == uids[1] and uids[0] != 65534
             )
             is_here = publisher in self.model.parties
+            is_here &= not publisher.is_wrong
             assert publisher in held or not (may_hold and is_here), (
                 "not paused"
             )

@@ -144,9 +144,11 @@ class KnowingServer(sbus.Server):
         super().__init__(*arguments)
         self.victims: set[object] = set()  # wires
 
-    def expel(self, client: sbus.Client, error: Exception) -> None:
+    def expel(
+        self, client: sbus.Client, error: Exception, ignored: bool = False
+    ) -> None:
         self.note(client, error)
-        super().expel(client, error)
+        super().expel(client, error, ignored)
 
     def disconnect(self, client: sbus.Client, cause: Any) -> None:
         self.note(client, cause)

@@ -9,7 +9,7 @@ import pytest
 import sbus
 from fake_kernel import OWNER, FakeKernel
 from model import MODES, is_reserved, may_use, read_form
-from packets import publish
+from packets import publications, publish
 from patterns import OWN, TOKENS, Listener, mutate
 from sizes import PROOF, either
 
@@ -84,6 +84,28 @@ class TestPackets:
         witness.send(b"SUB ")
         sender.send(publish(b"1"), publish(b"2"), b"HELLO", publish(b"3"))
         assert witness.read() == [publish(b"1"), publish(b"2")]
+
+    @pytest.mark.parametrize("mistake", [[b"BAD"], [b"", b""], [b"", b"BAD"]])
+    def test_what_follows_a_mistake_is_read_out_in_turns(
+        self,
+        kernel: FakeKernel,
+        caplog: pytest.LogCaptureFixture,
+        mistake: list[bytes],
+    ) -> None:
+        """[CONN-5] [CONN-11] [PKT-4] To close what is unread may take long."""
+        peer, other = kernel.connect(uid=1, pid=2), kernel.connect()
+        other.send(b"SUB k")
+        peer.wire.incoming.extend([*mistake, *publications(200)])
+        kernel.server.round(0)
+        assert peer.wire.ended, "it could send more"
+        left = len(peer.wire.incoming)
+        while not peer.wire.closed:
+            kernel.server.round(0)
+            assert len(peer.wire.incoming) >= left - sbus.PACKETS_PER_TURN
+            left = len(peer.wire.incoming)
+        assert not left and not other.read()
+        assert len(caplog.messages) == 1
+        assert "disconnect client=1 uid=1 pid=2 [PKT-" in caplog.text
 
     def test_all_before_an_empty_packet_is_handled(
         self, kernel: FakeKernel
