@@ -292,16 +292,39 @@ def attach_filter(wire: socket.socket, start: int) -> None:
 
 def storm_watchers(address: str) -> None:
     """A reader whose socket is watched 400,000 times over."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     wire = subscribers(address, 1, b"w")[0]
-    copies = [os.dup(wire.fileno()) for _ in range(400)]
-    watchers = [select.epoll() for _ in range(1_000)]
-    for watcher in watchers:
-        for copy in copies:
-            watcher.register(copy, select.EPOLLIN)
+    watch(wire, 1_000, 400)
     in_background(lambda: read_all([wire]))
     over_and_over(address, [b"MSG w\0x"])
+
+
+def watch(wire: socket.socket, watchers: int, copies: int) -> list[object]:
+    """Have a socket watched that many times over, until all is closed."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    dups = [socket.socket(fileno=os.dup(wire.fileno())) for _ in range(copies)]
+    polls = [select.epoll() for _ in range(watchers)]
+    for poll in polls:
+        for dup in dups:
+            poll.register(dup, select.EPOLLIN | select.EPOLLOUT)
+    return [*polls, *dups]
+
+
+def storm_unread(address: str) -> None:
+    """A mistake and 4 MiB behind it, of a socket watched 10,000 times."""
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as wire:
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+            watched = watch(wire, 1_000, 10)
+            wire.connect(address)
+            wire.setblocking(False)
+            with contextlib.suppress(OSError):
+                while True:
+                    wire.send(b"HELLO")
+            end = select.poll()
+            end.register(wire, select.POLLHUP)
+            end.poll(1_000)
+            del watched
 
 
 def storm_one_shots(address: str) -> None:
