@@ -674,8 +674,8 @@ def mistake_loses_what_was_before(receive, server, client):
         raise
 
 
-@broken("CONN-12", "Server.disconnect")
-def mistake_stops_the_server(disconnect, server, client, cause):
-    if isinstance(cause, Exception):
-        raise cause
-    disconnect(server, client, cause)
+@broken("CONN-12", "Server.expel")
+def mistake_stops_the_server(expel, server, client, error, ignored=False):
+    if ignored:
+        raise error
+    expel(server, client, error)
