@@ -1246,15 +1246,10 @@ class Server:
         Anything may be half done, so all are parted with that are closed,
         and watched that are not.
         """
-        served, self._served = self._served, None
-        try:
-            if served:
-                self._flush(served)
-                self.disconnect(served, error)
-        finally:  # what is left may be a view of the receive buffer
-            for client in self.bus.touched:
-                client.outbox.clear()
-            self.bus.touched.clear()
+        if self._served:
+            self._flush(self._served)
+            self.disconnect(self._served, error)
+            self._served = None
         for client in [*self.bus.clients.values()]:
             if client.closed:
                 self._part_with(client, "no memory")
