@@ -1210,13 +1210,14 @@ class Server:
         self.ticks: list[int] = []  # one for each TICK_SECONDS of a turn
         self._late: dict[Client, int] = {}  # put off, and for which events
         self._now = clock()  # when the last turn was over
-        self._reserve = b""  # set free when memory has run out
+        self._reserve: bytes | None = None  # empty once memory has run out
         self._want: MemoryError | None = None  # that is to be mended
         self._served: Client | None = None  # whose turn it is
         selector.register(listener, READ, self.accept)
 
     def run(self) -> None:
         """Serve until stop is called, then deliver what was read."""
+        self._reserve = bytes(RESERVE_BYTES)
         while not self.stopping:
             self.round()
         self._finish()
@@ -1233,7 +1234,7 @@ class Server:
         try:
             if self._want:
                 self._mend(self._want)
-            if not self._reserve:
+            if self._reserve == b"":
                 self._save_up()
             self._serve_ready(seconds_max)
         except MemoryError as error:
