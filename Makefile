@@ -18,20 +18,32 @@ PYTHON = python3
 PREFIX = /usr/local
 DESTDIR =
 BIN = $(DESTDIR)$(PREFIX)/bin
-TEST = .venv/bin/python -m pytest -q
 
-# Spark keeps one core waiting, so the other tests run beside its own
+# Most tests wait most of the time, so they run in processes side by side
+TOGETHER = $(MAKE) --no-print-directory --keep-going --output-sync=target -j
+
 test: .venv/ready
 ifdef ARGS
 	.venv/bin/python -m pytest -q $(ARGS)
 else
-	@mkdir -p build; $(TEST) --ignore tests/pipeline >build/tests.txt 2>&1 & \
-	    others=$$!; $(TEST) tests/pipeline; status=$$?; \
-	    wait $$others || status=$$?; cat build/tests.txt; exit $$status
+	@$(TOGETHER) PYTHON=.venv/bin/python pipeline-tests server-tests other-tests
 endif
 
 check:
+ifdef ARGS
 	$(PYTHON) -m pytest -q --ignore tests/pipeline $(ARGS)
+else
+	@$(TOGETHER) server-tests other-tests
+endif
+
+pipeline-tests:
+	$(PYTHON) -m pytest -q tests/pipeline
+
+server-tests:
+	$(PYTHON) -m pytest -q tests/server
+
+other-tests:
+	$(PYTHON) -m pytest -q --ignore tests/pipeline --ignore tests/server
 
 coverage: .venv/ready
 	rm -f .coverage .coverage.*
@@ -90,4 +102,5 @@ clean:
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: requirements vectors trace conformance
+.PHONY: pipeline-tests server-tests other-tests
 .PHONY: test check coverage soak demo bench attack install uninstall clean

@@ -47,13 +47,13 @@ def spend_on_sends(kernel: FakeKernel, peer: FakePeer, seconds: float) -> None:
 
 
 def spend_ticks(
-    kernel: FakeKernel, peer: FakePeer, ticks: int = 2, seconds: float = 0.01
+    kernel: FakeKernel, peer: FakePeer, ticks: int = 2, seconds: float = 0.02
 ) -> None:
     """Have each packet for a client take some time of the processor."""
     send = peer.wire.send
 
     def slow(packet: Any) -> int:
-        kernel.server.ticks += [1] * ticks
+        kernel.server.ticks += [seconds / ticks] * ticks
         kernel.now += seconds
         return send(packet)
 
@@ -162,7 +162,7 @@ class TestLoop:
         for peer in slow:
             assert peer.read_all() == publications(9)
 
-    @pytest.mark.parametrize("ticks, seconds", [(2, 0.01), (1, 0.1)])
+    @pytest.mark.parametrize("ticks, seconds", [(2, 0.02), (1, 0.1)])
     def test_sends_that_took_long(
         self, kernel: FakeKernel, ticks: int, seconds: float
     ) -> None:
@@ -283,7 +283,7 @@ class TestLoop:
         recv_into = peer.wire.recv_into
 
         def slow(*arguments: Any) -> int:
-            kernel.server.ticks.append(1)
+            kernel.server.ticks.append(0.01)
             kernel.now += 0.005
             return recv_into(*arguments)
 

@@ -458,7 +458,10 @@ class TestSignals:
         """[BLOCK-16] Time in which the server stood still does not count."""
         packets = publications(2_000)
         with (
-            RealBus(directory, "-v", "--block-timeout", "1") as bus,
+            RealBus(
+                directory,
+                *("-v", "--block-timeout", "1", "--max-backlog", "20000"),
+            ) as bus,
             bus.clients(3) as (reader, sender, other),
         ):
             reader.send(b"SUB k", b"CMSG blocking/soft/block")
