@@ -47,7 +47,6 @@ import os
 import pwd
 import re
 import resource
-import secrets
 import select
 import selectors
 import signal
@@ -2016,7 +2015,7 @@ def abstract_name(address: str) -> bytes:
     Spec: [ADDR-4] [ADDR-5].
     """
     if address == ABSTRACT:
-        return b"\0" + secrets.token_bytes(ABSTRACT_BYTES - 1)
+        return b"\0" + os.urandom(ABSTRACT_BYTES - 1)
     digits = address[len(ABSTRACT) + 1 :]
     if not re.fullmatch("00([0-9a-fA-F]{2}){0,107}", digits):
         raise StartError(

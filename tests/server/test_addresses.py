@@ -209,9 +209,6 @@ class TestAbstractAddress:
     ) -> None:
         """[ADDR-5] The operating system, for all 107 bytes."""
         monkeypatch.setattr(os, "urandom", lambda count: b"r" * count)
-        monkeypatch.setattr(
-            secrets, "token_bytes", lambda count: os.urandom(count)
-        )
         assert sbus.abstract_name(ABSTRACT) == b"\0" + b"r" * 107
 
     def test_warning(self, directory: Path) -> None:
