@@ -13,8 +13,10 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,14 +49,37 @@ def run_audit(options: argparse.Namespace) -> int:
     scratch = options.scratch or tempfile.gettempdir()
     folder = f"{scratch}/sbus-audit-{secrets.token_hex(8)}"
     folders = Folders(spark, folder)
-    try:
+
+    def work() -> int:
         found = audit(read_trace(spark, options.trace), folder)
         return show_breaches(found, options)
-    except KeyboardInterrupt:
-        spark.stop()  # lest it goes on writing
-        raise
+
+    try:
+        return run_or_end(spark, work)
     finally:
         folders.remove(folder)
+
+
+def run_or_end(spark: SparkSession, work: Callable[[], int]) -> int:
+    """Return what *work* returns; when interrupted, once nothing runs.
+
+    Java goes on with a call after Python was interrupted in it, and so do
+    the tasks of a job after it was cancelled, for a while.
+    """
+    context = spark.sparkContext
+    tracker = context._jsc.sc().statusTracker()
+    with ThreadPoolExecutor(1) as pool:
+        doing = pool.submit(work)
+        try:
+            return doing.result()
+        except KeyboardInterrupt:
+            while wait([doing], 0.1).not_done:
+                context.cancelAllJobs()
+            while any(
+                one.numRunningTasks() for one in tracker.getExecutorInfos()
+            ):
+                time.sleep(0.1)
+            raise
 
 
 def show_breaches(found: DataFrame, options: argparse.Namespace) -> int:
