@@ -12,9 +12,14 @@ its docstring lists the columns that it returns.
 
     common      errors, columns, and text for people
     launch      Java, the session, and the archive of code for workers
-    trace       read_trace, and what the events say of runs and clients
-    deliveries  which were owed, which were made, where the two differ
-    breaches    what is wrong, a row each
+    events      the text of a trace to arrays
+    history     what clients hold and have asked for, event by event
+    matching    which patterns select which keys
+    owed        to whom each message was to be sent
+    accounts    which messages did not reach just these
+    breaches    what is wrong, one by one
+    blocks      the files of traces, cut at the ends of lines
+    book        what the driver puts together of all blocks
     verdict     audit: a trace through all of that
     capture     read_capture: which lines are messages
     table       ingest, read_table
@@ -44,7 +49,6 @@ from .playback import in_order, replay
 from .render import page
 from .report import summarize
 from .table import ingest, read_table
-from .trace import read_trace
 from .verdict import audit
 
 __version__ = "0.1.0"
@@ -61,7 +65,6 @@ __all__ = [
     "parse",
     "read_capture",
     "read_table",
-    "read_trace",
     "replay",
     "run",
     "session",

@@ -1,10 +1,9 @@
-"""Breaches: what is wrong, a row each.
+"""Breaches: what is wrong, one by one.
 
 See spec/3-protocol.md to spec/8-running.md.  Facts:
 
-- Only the messages whose account is not empty are looked at client by
-  client, and only the clients that were ever sent a lower message number
-  after a higher one are looked at publisher by publisher.
+- Only suspects are looked at here, and what is found once more to be in
+  order is no breach.
 - At the end of a client or of a run, what waited in a backlog is lost.  In
   order/queue that is what comes after all that was sent to it; in another
   order it may be anything.
@@ -12,13 +11,18 @@ See spec/3-protocol.md to spec/8-running.md.  Facts:
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+import numpy as np
 
-from .common import is_there, null
-from .trace import is_secret, settings
+import sbus
+
+from .accounts import NEVER, Ranges, Setting, dense, mixed
+from .common import LONG, TEXT, schema
+from .events import DROP, MSG, RARE, SEND, Array, Piece
+from .history import DROPPING, Story
+from .owed import Owed, intervals_of
 
 BREACHES = (
     "missing",  # owed, and neither sent nor dropped
@@ -29,32 +33,6 @@ BREACHES = (
     "bad-drop",  # dropped for no reason that the client had asked for
     "bad-trace",  # what no server in order can have written
 )
-BREACH_FIELDS = ("n", "m", "publisher", "c", "key")
-
-
-def as_breaches(rows: DataFrame, breach: Column, detail: Column) -> DataFrame:
-    """Return what is wrong, a row a breach.
-
-    | column | type | meaning |
-    |---|---|---|
-    | breach | string | one of BREACHES |
-    | run | long | the run, null if it is in none |
-    | n, m, publisher, c | long | event, message, clients, null for none |
-    | key | string | routing key or pattern, null for none |
-    | detail | string | what is wrong |
-    """
-    kinds = dict.fromkeys(BREACH_FIELDS, "long") | {"key": "string"}
-    return rows.select(
-        breach.alias("breach"),
-        F.col("run") if "run" in rows.columns else null("long").alias("run"),
-        *(
-            F.col(name) if name in rows.columns else null(kind).alias(name)
-            for name, kind in kinds.items()
-        ),
-        detail.alias("detail"),
-    )
-
-
 DETAILS = {
     "missing": "owed, and neither sent nor dropped, but a later message was",
     "unowed": "sent to a client to which it was not owed",
@@ -64,261 +42,348 @@ DETAILS = {
 }
 
 
-def delivery_breaches(
-    messages: DataFrame, owed: DataFrame, reached: DataFrame, lives: DataFrame
-) -> DataFrame:
-    """Return what is wrong with the deliveries of messages.
+class Breach(NamedTuple):
+    """Something that is wrong; what it is not about is None."""
 
-    The columns are those of as_breaches; n is the number of the last send
-    or drop, or of the msg event where there is neither.
+    breach: str  # one of BREACHES
+    run: int | None = None
+    n: int | None = None
+    m: int | None = None
+    publisher: int | None = None
+    c: int | None = None
+    key: str | None = None
+    detail: str = ""
+    file: str | None = None
+
+
+BREACH_SCHEMA = schema(
+    breach=TEXT,
+    run=LONG,
+    n=LONG,
+    m=LONG,
+    publisher=LONG,
+    c=LONG,
+    key=TEXT,
+    detail=TEXT,
+    file=TEXT,
+)
+
+
+class Run(NamedTuple):
+    """What there is to know of a run to judge its suspects.
+
+    *latest* has for each of *clients*, in order, the highest number of a
+    message that was sent to it.
     """
-    due = owed.select(
-        "run", "m", "c", null("long").alias("at"), null("boolean")
-    )
-    done = reached.select("run", "m", "c", "n", "is_sent")
-    pairs = [text for pair in DETAILS.items() for text in pair]
-    detail = F.create_map(*map(F.lit, pairs))[F.col("breach")]
-    return (
-        done.withColumnRenamed("n", "at")
-        .unionAll(due)
-        .groupBy("run", "m", "c")
-        .agg(
-            F.count_if(F.col("at").isNull()).alias("owed"),
-            F.count_if("is_sent").alias("sends"),
-            F.count_if(~F.col("is_sent")).alias("drops"),
-            F.max("at").alias("at"),
+
+    file: str
+    clients: Array
+    latest: Array
+    reordered: frozenset[int]
+
+    def waits(self, c: int, m: int) -> bool:
+        """Return whether a message may have waited for a client to the end.
+
+        What waits at the end of a client comes after all that it was sent.
+        """
+        place = int(np.searchsorted(self.clients, c))
+        is_known = place < len(self.clients) and self.clients[place] == c
+        return (
+            c in self.reordered or not is_known or m > int(self.latest[place])
         )
-        .join(messages, ["run", "m"], how="inner")
-        .join(
-            lives.select("run", "c", "last_m", "is_reordered"),
-            ["run", "c"],
-            how="left",
+
+
+class Published(NamedTuple):
+    """A msg event."""
+
+    at: int
+    n: int
+    publisher: int
+    key: str
+    receivers: list[int]  # to whom it was owed
+
+
+class Reached(NamedTuple):
+    """A send or a drop."""
+
+    at: int
+    n: int
+    c: int
+    is_sent: bool
+    is_mixed: bool
+
+
+# ---- What is wrong in a piece by itself
+
+
+def jumps(piece: Piece) -> list[int]:
+    """Return the events in a piece, but the first, with a wrong number."""
+    if isinstance(piece.n, range) and not piece.bad:
+        return []
+    n = np.asarray(piece.n)
+    bad = np.array([one.at for one in piece.bad], np.int64)
+    lost = np.bincount(bad, minlength=len(n) + 1)[1 : len(n)]
+    gap = np.diff(n) - 1
+    found: list[int] = (
+        1 + np.flatnonzero((gap < 0) | (gap > lost) | (n[1:] == 1))
+    ).tolist()
+    return found
+
+
+def early_stops(piece: Piece) -> list[int]:
+    """Return the stops in a piece after which it goes on."""
+    last = len(piece.ev) - 1
+    return [o.at for o in piece.rare if o.ev == "stop" and o.at < last]
+
+
+def line_breaches(piece: Piece, file: str, run: int) -> Iterator[Breach]:
+    """Yield what is wrong with the lines of a piece."""
+    n = piece.n
+    for bad in piece.bad:
+        what = f"{file} holds what is no event: {bad.text}"
+        yield Breach("bad-trace", n=bad.n or None, detail=what)
+    for at in jumps(piece):
+        yield jump(file, run, int(n[at - 1]), int(n[at]))
+    for at in early_stops(piece):
+        yield early_stop(file, run, int(n[at]))
+
+
+def jump(file: str, run: int, before: int, n: int) -> Breach:
+    """Return that an event has not the number that it should have."""
+    what = f"{file}: event {n} comes after event {before}"
+    return bad_trace(file, run, n, what)
+
+
+def early_stop(file: str, run: int, n: int) -> Breach:
+    """Return that a run goes on after its stop."""
+    what = f"{file}: event {n} stops, but is not the last"
+    return bad_trace(file, run, n, what)
+
+
+def bad_trace(file: str, run: int, n: int | None, what: str) -> Breach:
+    """Return that a trace is wrong; run 0 is none."""
+    known = {"run": run, "file": file} if run else {}
+    return Breach("bad-trace", n=n, detail=what, **known)  # type: ignore
+
+
+def bad_drops(piece: Piece, setting: Setting, story: Story) -> list[int]:
+    """Return the drops for which there was no reason."""
+    found: list[int] = []
+    for place, reason in enumerate(piece.reasons):
+        at = np.flatnonzero(piece.ev == DROP + place)
+        if not len(at):
+            continue
+        c = piece.c[at].astype(np.int64)
+        is_bad = np.ones(len(at), bool)
+        if reason in DROPPING:
+            asked = intervals_of(story.spans, DROPPING[reason])
+            is_bad = ~asked.hold(c, at)
+        elif reason == "deaf":
+            sends = np.flatnonzero(piece.ev == SEND)
+            heard = dict(zip(piece.c[sends].tolist(), sends.tolist()))
+            later = setting.clients[setting.after < NEVER]
+            last = np.array([heard.get(one, -1) for one in c.tolist()])
+            is_bad = np.isin(c, later) | (last > at)
+        found += at[is_bad].tolist()
+    return found
+
+
+def piece_breaches(
+    piece: Piece, file: str, setting: Setting, story: Story
+) -> Iterator[Breach]:
+    """Yield the drops and the ends of subscriptions that are wrong."""
+    run = setting.run
+    for at in bad_drops(piece, setting, story):
+        reason = piece.reasons[piece.ev[at] - DROP]
+        what = f"{reason}, which was not asked for"
+        if reason == "deaf":
+            what = "dropped as for a deaf client, which heard more later"
+        n, m, c = int(piece.n[at]), int(piece.m[at]), int(piece.c[at])
+        yield Breach("bad-drop", run, n, m, None, c, None, what, file)
+    for event in story.unheld:
+        n, what = int(piece.n[event.at]), "unsub of what is not held"
+        yield Breach(
+            "bad-trace", run, n, None, None, event.c, event.text, what, file
         )
-        .withColumn("breach", F.explode(F.array_compact(breaches_of_one())))
-        .withColumn("n", F.coalesce("at", "n"))
-        .transform(as_breaches, F.col("breach"), detail)
-    )
 
 
-def breaches_of_one() -> Column:
-    """Return the breaches in what one client got of one message."""
-    sends, drops = F.col("sends"), F.col("drops")
-    is_owed = F.col("owed") > 0
-    # What waits at the end of a client comes after all that it was sent
-    waited = F.col("is_reordered") | (F.col("m") > F.col("last_m"))
-    is_lost = (sends + drops == 0) & ~F.coalesce(waited, F.lit(True))
-    leak = F.when(is_secret("key"), "secret-leak").otherwise("unowed")
-    is_odd = (drops > 0) & (~is_owed | (sends + drops > 1))
-    return F.array(
-        F.when(is_owed & is_lost, "missing"),
-        F.when(~is_owed & (sends > 0), leak),
-        F.when(sends > 1, "duplicate"),
-        F.when(is_odd, "bad-drop"),
-    )
+# ---- Clients
 
 
-def mixed(reached: DataFrame, lives: DataFrame) -> DataFrame:
-    """Return who was sent a message after one that was published later.
+def odd_clients(piece: Piece, story: Story) -> set[int]:
+    """Return the clients with an event that may be out of their lives."""
+    at = np.flatnonzero(piece.ev != RARE)
+    clients, places = dense(piece.c[at].astype(np.int64))
+    first = np.full(len(clients), NEVER)
+    last = np.full(len(clients), -1)
+    np.minimum.at(first, places, at)
+    np.maximum.at(last, places, at)
+    never = (NEVER - 1, -1)
+    lives = [story.lives.get(c, never) for c in clients.tolist()]
+    since, until = np.array(lives, np.int64).reshape(-1, 2).T
+    is_odd = (first < since) | (last > until)
+    return story.odd.union(clients[is_odd].tolist())
 
-    | column | type | meaning |
-    |---|---|---|
-    | run, c | long | a client that never asked for that |
+
+class Lived(NamedTuple):
+    """An event of a client: its place in the run, its number, its kind."""
+
+    at: int
+    n: int
+    ev: str  # "open", "close", or empty
+
+
+def lives_of(
+    piece: Piece, setting: Setting, odd: Ranges
+) -> Iterator[tuple[int, Lived]]:
+    """Yield (c, event) of odd clients in a piece.
+
+    Of the events that are neither open nor close, only the first and the
+    last count.
     """
-    in_order = lives.filter(~F.col("is_reordered")).select("run", "c")
-    of_client = Window.partitionBy("c", "run").orderBy("n")
-    return (
-        reached.filter("is_sent")
-        .join(F.broadcast(in_order), ["run", "c"], how="left_semi")
-        .withColumn("previous", F.lag("m").over(of_client))
-        .filter(F.col("m") < F.col("previous"))
-        .select("run", "c")
-        .distinct()
-    )
+    clients = piece.c.astype(np.int64)
+    at = np.flatnonzero(odd.have(clients) & (clients > 0))
+    own = clients[at].tolist()
+    kinds = {o.at: o.ev for o in piece.rare if o.ev in ("open", "close")}
+    last = dict(zip(own, at.tolist()))
+    first = dict(zip(own[::-1], at[::-1].tolist()))
+    for c, place in zip(own, at.tolist()):
+        if place in kinds or place in (first[c], last[c]):
+            where, n = place + setting.base, int(piece.n[place])
+            yield c, Lived(where, n, kinds.get(place, ""))
 
 
-def first_sends(reached: DataFrame, mixed: DataFrame) -> DataFrame:
-    """Return the first sends of each message to some clients.
-
-    | column | type | meaning |
-    |---|---|---|
-    | run, m, c | long | the message, and the client |
-    | n | long | event number |
-    """
-    return (
-        reached.filter("is_sent")
-        .join(mixed, ["run", "c"], how="left_semi")
-        .groupBy("run", "m", "c")
-        .agg(F.min("n").alias("n"))
-    )
-
-
-def order_breaches(owed: DataFrame, firsts: DataFrame) -> DataFrame:
-    """Return the sends that came after a later message of the publisher.
-
-    *firsts* are the first sends of messages to clients: run, m, c, at.  What
-    was not owed does not count.  The columns are those of as_breaches.
-    """
-    of_pair = Window.partitionBy("run", "c", "publisher").orderBy("n")
-    before = of_pair.rowsBetween(Window.unboundedPreceding, -1)
-    detail = F.format_string("sent after message %d", "latest")
-    return (
-        firsts.join(owed.drop("n"), ["run", "m", "c"], how="inner")
-        .withColumn("latest", F.max("m").over(before))
-        .filter(F.col("m") < F.col("latest"))
-        .transform(as_breaches, F.lit("out-of-order"), detail)
-    )
+def life_breaches(
+    run: int, c: int, events: Iterable[Lived], about: Run
+) -> Iterator[Breach]:
+    """Yield what is wrong with the life of a client."""
+    told = sorted(events)
+    opens = [one for one in told if one.ev == "open"]
+    closes = [one for one in told if one.ev == "close"]
+    if len(opens) != 1:
+        what = "a client is opened other than once"
+    elif told[0] != opens[0]:
+        what = "an event before its open"
+    elif len(closes) > 1:
+        what = "a client is closed more than once"
+    elif closes and told[-1] != closes[0]:
+        what = "an event after its close"
+    else:
+        return
+    n = told[0].n
+    yield Breach("bad-trace", run, n, None, None, c, None, what, about.file)
 
 
-DISCARDS = {
-    "soft/discard": ("queue", "discard", "block", "error"),
-    "hard/discard": ("discard", "block", "error"),
-}
+# ---- Messages
 
 
-def permissions(events: DataFrame) -> DataFrame:
-    """Return which drops clients had asked for, and when.
+def suspects_of(
+    piece: Piece, setting: Setting, suspects: Ranges
+) -> Iterator[tuple[int, Published | Reached]]:
+    """Yield (m, event) for the events of suspects in a piece."""
+    is_one = suspects.have(piece.m.astype(np.int64)) & (piece.ev != RARE)
+    at = np.flatnonzero(is_one)
+    unsure = set(mixed(piece, setting).tolist())
+    for place in at[piece.ev[at] != MSG].tolist():
+        where, n, c = place + setting.base, int(piece.n[place]), piece.c[place]
+        is_sent = bool(piece.ev[place] == SEND)
+        reached = Reached(where, n, int(c), is_sent, place in unsure)
+        yield int(piece.m[place]), reached
+    at = at[piece.ev[at] == MSG]
+    if not len(at):
+        return
+    owed = Owed(piece, Story(setting.state, piece.rare, len(piece.ev)))
+    rows = np.searchsorted(owed.at, at).tolist()
+    for place, row in zip(at.tolist(), rows):
+        where, n, c = place + setting.base, int(piece.n[place]), piece.c[place]
+        key, receivers = piece.keys[piece.key[row]], owed.receivers(row)
+        message = Published(where, n, int(c), key, receivers)
+        yield int(piece.m[place]), message
 
-    | column | type | meaning |
-    |---|---|---|
-    | run, c | long | the client |
-    | reason | string | the reason of the drops |
-    | since, until | long | event numbers |
-    """
-    asked = []
-    for reason, modes in DISCARDS.items():
-        side = f"blocking/{reason.partition('/')[0]}/"
-        asked.append(
-            settings(events, [side + mode for mode in modes])
-            .filter(F.col("key") == f"blocking/{reason}")
-            .withColumn("key", F.lit(reason))
+
+def message_breaches(
+    run: int, m: int, events: Iterable[Published | Reached], about: Run
+) -> Iterator[Breach]:
+    """Yield what is wrong with a message: these are all of its events."""
+    ordered = sorted(events, key=lambda one: one.at)
+    messages = [one for one in ordered if isinstance(one, Published)]
+    reached = [one for one in ordered if isinstance(one, Reached)]
+    if len(messages) != 1:
+        what = f"{len(messages)} msg events of one message"
+        n = (messages[0] if messages else reached[0]).n
+        yield Breach("bad-trace", run, n, m, detail=what, file=about.file)
+        return
+    message = messages[0]
+    if reached and reached[0].at < message.at:
+        what = "sent or dropped before it was published"
+        yield Breach(
+            "bad-trace", run, message.n, m, detail=what, file=about.file
         )
-    return reduce(DataFrame.unionAll, asked).select(
-        "run", "c", F.col("key").alias("reason"), "since", "until"
-    )
+    got: dict[int, list[Reached]] = {c: [] for c in message.receivers}
+    for one in reached:
+        got.setdefault(one.c, []).append(one)
+    for c, own in got.items():
+        is_owed = c in message.receivers
+        waits = about.waits(c, m)
+        for breach in breaches_of_one(is_owed, own, waits, message.key):
+            yield Breach(
+                breach,
+                run,
+                own[-1].n if own else message.n,
+                m,
+                message.publisher,
+                c,
+                message.key,
+                DETAILS[breach],
+                about.file,
+            )
 
 
-def drop_breaches(rare: DataFrame, lives: DataFrame) -> DataFrame:
-    """Return the drops for which there was no reason.
+def breaches_of_one(
+    is_owed: bool, reached: list[Reached], waits: bool, key: str
+) -> Iterator[str]:
+    """Yield the breaches in what one client got of one message."""
+    sends = sum(one.is_sent for one in reached)
+    drops = len(reached) - sends
+    if is_owed and not reached and not waits:
+        yield "missing"
+    if sends and not is_owed:
+        is_secret = key.startswith(sbus.SECRET.decode())
+        yield "secret-leak" if is_secret else "unowed"
+    if sends > 1:
+        yield "duplicate"
+    if drops and (not is_owed or sends + drops > 1):
+        yield "bad-drop"
 
-    *rare* are the events other than msg and send.  The columns are those of
-    as_breaches, publisher and key being null.
+
+def first_sends(
+    m: int, events: Iterable[Published | Reached]
+) -> Iterator[tuple[int, int, tuple[int, int, int, str]]]:
+    """Yield (c, publisher, (at, n, m, key)), where order is unsure.
+
+    Those are the first sends to clients to which the message was owed.
     """
-    asked = permissions(rare).withColumnsRenamed({"run": "of", "c": "who"})
-    is_asked = (
-        (F.col("run") == F.col("of"))
-        & (F.col("c") == F.col("who"))
-        & (F.col("text") == F.col("reason"))
-        & (F.col("since") < F.col("n"))
-        & (F.col("n") < F.col("until"))
-    )
-    is_deaf = F.col("text") == "deaf"
-    heard_later = F.coalesce(F.col("last_heard") > F.col("n"), F.lit(False))
-    detail = F.when(
-        is_deaf, "dropped as for a deaf client, which heard more later"
-    ).otherwise(F.format_string("%s, which was not asked for", "text"))
-    return (
-        rare.filter(F.col("ev") == "drop")
-        .join(F.broadcast(asked), is_asked, how="left_anti")
-        .join(lives.select("run", "c", "last_heard"), ["run", "c"], how="left")
-        .filter(~is_deaf | heard_later)
-        .transform(as_breaches, F.lit("bad-drop"), detail)
-    )
+    ordered = sorted(events, key=lambda one: one.at)
+    firsts: dict[int, Reached] = {}
+    for one in ordered:
+        if isinstance(one, Reached) and one.is_mixed:
+            firsts.setdefault(one.c, one)
+    for message in ordered:
+        if isinstance(message, Published):
+            for c in firsts.keys() & set(message.receivers):
+                send = (firsts[c].at, firsts[c].n, m, message.key)
+                yield c, message.publisher, send
 
 
-def bad_trace(rows: DataFrame, what: Column) -> DataFrame:
-    """Return a bad-trace breach for each row where *what* is not null."""
-    return as_breaches(
-        rows.withColumn("what", what).filter(F.col("what").isNotNull()),
-        F.lit("bad-trace"),
-        F.col("what"),
-    )
-
-
-def line_breaches(lines: DataFrame) -> DataFrame:
-    """Return the lines that are no events; columns as of as_breaches."""
-    text = F.coalesce(F.substring("text", 1, 80), F.lit(""))
-    what = F.format_string("%s holds what is no event: %s", "file", text)
-    rows = lines.filter(F.col("ev").isNull()).select("file", "text", "n")
-    return bad_trace(rows, what)
-
-
-def number_breaches(stretches: DataFrame) -> DataFrame:
-    """Return where event numbers do not go on; columns as of as_breaches."""
-    in_file = Window.partitionBy("file").orderBy("block", "line")
-    is_first, is_last = F.col("n") == 1, F.col("following") == 1
-    goes_on = F.col("n") == F.col("previous") + 1
-    is_started = is_first & F.col("start").isNotNull()
-    is_end = is_last & (F.col("stop") == F.col("last"))
-
-    def told(condition: Column, n: str, text: str, *names: str) -> Column:
-        said = F.format_string(text, "file", *names).alias("said")
-        return F.when(condition, F.struct(F.col(n).alias("n"), said))
-
-    what = F.array(
-        told(
-            ~is_started & ~(goes_on & ~is_first),
-            "n",
-            "%s: event %d comes after event %d",
-            "n",
-            "previous",
-        ),
-        told(
-            is_last & ~is_there("stop"),
-            "last",
-            "%s: no stop after event %d",
-            "last",
-        ),
-        told(
-            is_there("stop") & ~is_end,
-            "stop",
-            "%s: event %d stops, but is not the last",
-            "stop",
-        ),
-    )
-    return bad_trace(
-        stretches.withColumn("previous", F.lag("last", 1, 0).over(in_file))
-        .withColumn("following", F.lead("n", 1, 1).over(in_file))
-        .select("run", F.inline(F.array_compact(what))),
-        F.col("said"),
-    )
-
-
-def absence_breaches(stretches: DataFrame) -> DataFrame:
-    """Return that there is no event at all, as as_breaches."""
-    count = stretches.agg(F.count(F.lit(1)).alias("count"))
-    what = F.when(F.col("count") == 0, F.lit("there is no event"))
-    return bad_trace(count, what)
-
-
-def life_breaches(lives: DataFrame) -> DataFrame:
-    """Return clients with events outside of their lives, as as_breaches."""
-    last, closed = F.col("last"), F.col("closed")
-    what = (
-        F.when(
-            F.col("opens") != 1, F.lit("a client is opened other than once")
-        )
-        .when(F.col("first") != F.col("opened"), "an event before its open")
-        .when(F.col("closes") > 1, "a client is closed more than once")
-        .when(last > closed, "an event after its close")
-    )
-    return bad_trace(lives.withColumn("n", F.col("first")), what)
-
-
-def message_breaches(suspects: DataFrame) -> DataFrame:
-    """Return sends without a message before, columns as of as_breaches."""
-    what = F.when(
-        F.col("msgs") != 1,
-        F.format_string("%d msg events of one message", "msgs"),
-    ).when(
-        F.col("first") < F.col("n"), "sent or dropped before it was published"
-    )
-    return bad_trace(suspects.withColumn("n", F.coalesce("n", "first")), what)
-
-
-def subscription_breaches(subscriptions: DataFrame) -> DataFrame:
-    """Return unsubs of what is not held, columns as of as_breaches."""
-    rows = subscriptions.withColumns(
-        {"n": F.col("since"), "key": F.col("pattern")}
-    )
-    what = F.when(F.col("count") < 0, F.lit("unsub of what is not held"))
-    return bad_trace(rows, what)
+def order_breaches(
+    of: tuple[int, int, int], sends: Iterable[Any], file: str
+) -> Iterator[Breach]:
+    """Yield which first sends came after a later message."""
+    run, c, publisher = of
+    latest = -NEVER
+    for _, n, m, key in sorted(sends):
+        if m < latest:
+            what = f"sent after message {latest}"
+            about = (run, n, m, publisher, c, key, what, file)
+            yield Breach("out-of-order", *about)
+        latest = max(latest, m)

@@ -8,34 +8,30 @@ import json
 import logging
 import os
 import re
-import secrets
 import signal
 import sys
-import tempfile
 import threading
-import time
 import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException as SparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from sbus_client import Client
 from sbus_client import SbusError as ClientError
 
-from .breaches import BREACHES
-from .common import InputError, PipelineError, check_there, printable, rows_of
+from .blocks import check_traces
+from .breaches import Breach
+from .common import InputError, PipelineError, check_there, printable
 from .launch import session
 from .playback import in_order, replay
 from .render import page
 from .report import summarize
-from .table import NO_TABLE, Folders, ingest, read_table
-from .trace import check_traces, read_trace
-from .verdict import audit
+from .table import NO_TABLE, ingest, read_table
+from .verdict import Audit
 
 SHOWN_MAX = 1_000  # breaches; -o writes all
 
@@ -46,55 +42,16 @@ def run_audit(options: argparse.Namespace) -> int:
     if options.output and os.path.exists(options.output):
         raise InputError(f"{options.output}: it is there already")
     spark = session()
-    scratch = options.scratch or tempfile.gettempdir()
-    folder = f"{scratch}/sbus-audit-{secrets.token_hex(8)}"
-    folders = Folders(spark, folder)
-
-    def work() -> int:
-        found = audit(read_trace(spark, options.trace), folder)
-        return show_breaches(found, options)
-
-    try:
-        return run_or_end(spark, work)
-    finally:
-        folders.remove(folder)
-
-
-def run_or_end(spark: SparkSession, work: Callable[[], int]) -> int:
-    """Return what *work* returns; when interrupted, once nothing runs.
-
-    Java goes on with a call after Python was interrupted in it, and so do
-    the tasks of a job after it was cancelled, for a while.
-    """
-    context = spark.sparkContext
-    tracker = context._jsc.sc().statusTracker()
-    with ThreadPoolExecutor(1) as pool:
-        doing = pool.submit(work)
-        try:
-            return doing.result()
-        except KeyboardInterrupt:
-            while wait([doing], 0.1).not_done:
-                context.cancelAllJobs()
-            while any(
-                one.numRunningTasks() for one in tracker.getExecutorInfos()
-            ):
-                time.sleep(0.1)
-            raise
-
-
-def show_breaches(found: DataFrame, options: argparse.Namespace) -> int:
-    """Print and write breaches; return 1 if there are any."""
+    found = Audit(spark, options.trace, is_running=options.running)
+    counts, shown = found.summary(SHOWN_MAX)
     if options.output:
-        found.write.json(options.output)
-    counts = dict.fromkeys(BREACHES, 0)
-    for each in found.groupBy("breach").count().collect():
-        counts[each["breach"]] = each["count"]
-    shown = rows_of(found.orderBy("run", "n").limit(SHOWN_MAX))
+        found.rows(spark).write.json(options.output)
     if options.json:
-        print(json.dumps({"counts": counts, "breaches": shown}))
+        rows = [breach._asdict() for breach in shown]
+        print(json.dumps({"counts": counts, "breaches": rows}))
     else:
-        for row in shown:
-            print(describe(row))
+        for breach in shown:
+            print(describe(breach))
         total = sum(counts.values())
         if total > len(shown):
             print(f"and {total - len(shown)} more; -o DIR writes all")
@@ -103,15 +60,17 @@ def show_breaches(found: DataFrame, options: argparse.Namespace) -> int:
     return 1 if any(counts.values()) else 0
 
 
-def describe(row: dict[str, Any]) -> str:
+def describe(breach: Breach) -> str:
     """Return a breach as a line of text."""
     known = ("n", "m", "publisher", "c", "key")
     about = " ".join(
-        f"{name}={row[name]!r}" for name in known if row[name] is not None
+        f"{name}={value!r}"
+        for name, value in breach._asdict().items()
+        if name in known and value is not None
     )
-    is_told = not row["file"] or row["file"] in row["detail"]
-    where = "" if is_told else f" ({row['file']})"
-    return printable(f"{row['breach']} {about}: {row['detail']}{where}")
+    is_told = not breach.file or breach.file in breach.detail
+    where = "" if is_told else f" ({breach.file})"
+    return printable(f"{breach.breach} {about}: {breach.detail}{where}")
 
 
 def run_ingest(options: argparse.Namespace) -> int:
@@ -198,8 +157,8 @@ def option_parser() -> OptionParser:
     help_text = "write all breaches there, as JSON; it must not be there yet"
     add("-o", "--output", metavar="DIR", type=path, help=help_text)
     add("--json", action="store_true", help="print JSON")
-    help_text = "for what is found on the way; all workers must share it"
-    add("--scratch", metavar="DIR", type=path, help=help_text)
+    help_text = "the bus still runs: that no stop is there is no breach"
+    add("--running", action="store_true", help=help_text)
     add = command(run_ingest, "bring the segments of a capture into a table")
     help_text = "the directory that sbus_client.py record writes to"
     add("capture", metavar="CAPTURE", type=path, help=help_text)

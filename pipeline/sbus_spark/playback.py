@@ -7,11 +7,19 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
+import sbus
 from sbus_client import Client
 
 from .common import SECOND, progress
-from .deliveries import selects
+
+
+@F.udf(returnType=T.BooleanType(), useArrow=False)
+def selects(pattern: str, key: str) -> bool:
+    """Return whether a pattern selects a key, secret or not."""
+    texts = (pattern.encode("latin-1"), key.encode("latin-1"))
+    return sbus.pattern_matches(*texts)
 
 
 def in_order(table: DataFrame, patterns: Sequence[str] = ()) -> DataFrame:
@@ -27,7 +35,7 @@ def in_order(table: DataFrame, patterns: Sequence[str] = ()) -> DataFrame:
         keys = table.select("key").distinct()
         wanted = F.array(*(F.lit(text) for text in patterns))
         chosen = keys.withColumn("pattern", F.explode(wanted)).filter(
-            selects("pattern", "key", F.lit(""))
+            selects("pattern", "key")
         )
         table = table.join(chosen.select("key"), "key", how="left_semi")
     return table.orderBy("t", "host", "rec", "n").select("t", "key", "data")

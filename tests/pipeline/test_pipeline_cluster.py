@@ -48,7 +48,7 @@ def executors():
     ]
 
 def kill_one():
-    while not os.path.exists(folder + "/scratch/5"):
+    while not list(Path(folder).glob("*/*/*/*/rdd_*")):
         time.sleep(0.05)
     os.kill(executors()[0], signal.SIGKILL)
 
@@ -61,7 +61,7 @@ for row in spark.range(10).select(origins("id")).collect():
     assert row[0].count("/sbus_spark-session.zip/") == 3, row
 assert len(executors()) == 2
 threading.Thread(target=kill_one).start()
-found = S.audit(S.read_trace(spark, [trace]), folder + "/scratch").collect()
+found = S.audit(spark, [trace], 20_000).collect()
 counts = S.ingest(spark, capture, folder + "/table")
 table = S.read_table(spark, folder + "/table")
 totals = S.summarize(table)["totals"]
