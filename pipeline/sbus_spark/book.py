@@ -18,15 +18,16 @@ from .breaches import (
     jump,
     jumps,
 )
-from .events import MSG, SEND, Array, Piece, shrink
+from .events import MSG, RARE, SEND, Array, Piece, shrink
 from .history import REORDERING, State, changes
 
 
 class Facts(NamedTuple):
     """What the driver gets of a piece.
 
-    *low* and *high* have for each of *clients*, in order, the lowest and the
-    highest message number that was sent to it.
+    *low* and *high* have for each of *clients*, which are those that it was
+    sent or dropped something for, the lowest and the highest message number
+    that was sent to it; NEVER and -NEVER stand for none.
     """
 
     file: str
@@ -50,14 +51,16 @@ class Facts(NamedTuple):
 def facts_of(piece: Piece, file: str) -> Facts:
     """Return what the driver has to know of a piece."""
     count = len(piece.ev)
-    sends = np.flatnonzero(piece.ev == SEND)
-    found, places = dense(piece.c[sends].astype(np.int64))
+    reached = np.flatnonzero((piece.ev != MSG) & (piece.ev != RARE))
+    found, places = dense(piece.c[reached].astype(np.int64))
+    is_sent = piece.ev[reached] == SEND
+    sends, to = reached[is_sent], places[is_sent]
     low = np.full(len(found), NEVER)
     high = np.full(len(found), -NEVER)
     m = piece.m.astype(np.int64)
-    np.minimum.at(low, places, m[sends])
-    np.maximum.at(high, places, m[sends])
-    is_there = low < NEVER
+    np.minimum.at(low, to, m[sends])
+    np.maximum.at(high, to, m[sends])
+    is_there = np.bincount(places, minlength=len(found)) > 0
     stops = [one.at for one in piece.rare if one.ev == "stop"]
     before = [one.at for one in piece.bad]
     asked = {
