@@ -121,7 +121,7 @@ def spoil(path: Path, chosen: random.Random) -> None:
     events: list[Event] = list(map(json.loads, filter(None, lines)))
     for _ in range(chosen.choice([1, 1, 2, 5])):
         spoil_once(events, chosen)
-    if chosen.random() < 0.8:
+    if chosen.random() < 0.6:
         n = 0
         for event in events:
             n = 1 if event["ev"] == "start" else n + 1
@@ -139,45 +139,54 @@ def spoil(path: Path, chosen: random.Random) -> None:
 
 
 def spoil_once(events: list[Event], chosen: random.Random) -> None:
-    """Change, move, remove or repeat an event."""
+    """Change, move, remove, repeat or add an event."""
     at = chosen.randrange(len(events))
-    rare = [
-        place
-        for place, event in enumerate(events)
-        if event["ev"] not in ("send", "msg")
-    ]
-    if rare and chosen.random() < 0.4:
-        at = chosen.choice(rare)
-    event = events[at]
-    other = chosen.choice(events)
-    kinds = ["remove", "repeat", "move", "swap", "c", "m", "other"]
-    kind = chosen.choice(kinds)
-    if kind == "remove":
+    kinds = chosen.choice([("send",), ("msg",), ("drop",), RARE, RARE])
+    some = [i for i, event in enumerate(events) if event["ev"] in kinds]
+    if some:
+        at = chosen.choice(some)
+    event, other = events[at], chosen.choice(events)
+    acts = ["remove", "repeat", "move", "swap", "give", "add", "c", "m", ""]
+    act = chosen.choice(acts)
+    if act == "remove":
         del events[at]
-    elif kind == "repeat":
+    elif act == "repeat":
         events.insert(chosen.randint(0, len(events)), dict(event))
-    elif kind == "move":
-        place = at + chosen.choice([-20, -3, -1, 1, 2, 10, 100])
+    elif act == "move":
+        place = at + chosen.choice([-100, -20, -3, -1, 1, 2, 10, 100])
         events.insert(max(0, place), events.pop(at))
-    elif kind == "swap" and event["ev"] == "send":
+    elif act == "swap" and event["ev"] == "send":
         same = [one for one in events if one["ev"] == "send"]
         same = [one for one in same if one["c"] == event["c"]]
         other = chosen.choice(same)
         event["m"], other["m"] = other["m"], event["m"]
-    elif kind in ("c", "m"):
-        if kind in event:
-            least = 0 if chosen.random() < 0.2 else 1
-            event[kind] = chosen.choice(
-                [other.get(kind, 1), max(least, event[kind] - 1), 10**15]
-            )
+    elif act == "give" and event["ev"] == "msg":
+        c = chosen.choice([event["c"], other.get("c", 1)])
+        extra = {"n": 1, "t": 1, "ev": "send", "m": event["m"], "c": c}
+        events.insert(at + chosen.choice([1, 3, 30]), extra)
+    elif act == "add":
+        extra = {"n": 1, "t": 1, "c": other.get("c", 1)}
+        events.insert(at, extra | chosen.choice(EXTRAS))
+    elif act in ("c", "m"):
+        if act in event:
+            values = [other.get(act, 1), event[act] - 1, 0, 10**15]
+            event[act] = chosen.choice(values)
     elif event["ev"] == "send":
         reason = chosen.choice(["soft/discard", "hard/discard", "deaf", "x"])
         events[at] = {**event, "ev": "drop", "reason": reason}
     elif event["ev"] == "msg":
-        event.update(
-            chosen.choice([{"size": -1}, {"key": "a/1"}, {"key": "\u1234"}])
-        )
+        values = [{"size": -1}, {"key": "a/1"}, {"key": "\u1234"}]
+        event.update(chosen.choice(values))
     elif event["ev"] == "drop":
         events[at] = {**event, "ev": "send"}
     else:
         event.update(chosen.choice([{"pattern": "a/"}, {"key": "echo/off"}]))
+
+
+EXTRAS: tuple[Event, ...] = (
+    {"ev": "ctl", "key": "echo/off"},
+    {"ev": "sub", "pattern": "a/"},
+    {"ev": "open", "gid": 100, "uid": 1000, "pid": 1},
+    {"ev": "close"},
+)
+RARE = ("open", "close", "sub", "unsub", "ctl", "start", "stop")
