@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException as SparkException
-from pyspark.sql import SparkSession
 
 from sbus_client import Client
 from sbus_client import SbusError as ClientError
@@ -26,7 +25,7 @@ from sbus_client import SbusError as ClientError
 from .blocks import check_traces
 from .breaches import Breach
 from .common import InputError, PipelineError, check_there, printable
-from .launch import session
+from .launch import context, session, stop
 from .playback import in_order, replay
 from .render import page
 from .report import summarize
@@ -41,11 +40,10 @@ def run_audit(options: argparse.Namespace) -> int:
     check_traces(options.trace)
     if options.output and os.path.exists(options.output):
         raise InputError(f"{options.output}: it is there already")
-    spark = session()
-    found = Audit(spark, options.trace, is_running=options.running)
+    found = Audit(context(), options.trace, is_running=options.running)
     counts, shown = found.summary(SHOWN_MAX)
     if options.output:
-        found.rows(spark).write.json(options.output)
+        found.rows(session()).write.json(options.output)
     if options.json:
         rows = [breach._asdict() for breach in shown]
         print(json.dumps({"counts": counts, "breaches": rows}))
@@ -232,6 +230,4 @@ def run_and_stop(options: argparse.Namespace) -> int:
     try:
         return run(options)
     finally:
-        spark = SparkSession.getActiveSession()
-        if spark is not None:
-            spark.stop()
+        stop()

@@ -142,26 +142,40 @@ def code_archive() -> Path:
     return made
 
 
-def session(name: str = "sbus") -> SparkSession:
-    """Return the Spark session; where nothing is set, on all cores here.
+def context(name: str = "sbus") -> SparkContext:
+    """Return the Spark context; where nothing is set, on all cores here.
 
+    To have no session as well, which an audit does not need, saves seconds.
     Raises: JavaError.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not by spark-submit
         prepare_java()
     SparkContext._ensure_initialized()  # else no setting is seen as given
-    given = SparkConf()
+    settings = SparkConf().setAppName(name)
     is_watched = str(sys.stderr.isatty()).lower()
-    builder = SparkSession.builder.appName(name).config(
-        "spark.ui.showConsoleProgress", is_watched
-    )
+    settings.setIfMissing("spark.ui.showConsoleProgress", is_watched)
     for option, value in SETTINGS.items():
-        if not given.contains(option):
-            builder = builder.config(option, value)
+        settings.setIfMissing(option, value)
     handler = signal.getsignal(signal.SIGINT)
-    spark = builder.getOrCreate()
+    made = SparkContext.getOrCreate(settings)
     if threading.current_thread() is threading.main_thread():
         # That of Spark calls Java, maybe in the middle of another call
         signal.signal(signal.SIGINT, handler)
-    spark.sparkContext.addPyFile(str(code_archive()))
-    return spark
+    made.addPyFile(str(code_archive()))
+    return made
+
+
+def session(name: str = "sbus") -> SparkSession:
+    """Return the Spark session; where nothing is set, on all cores here.
+
+    Raises: JavaError.
+    """
+    context(name)
+    return SparkSession.builder.getOrCreate()
+
+
+def stop() -> None:
+    """Stop Spark, if it runs."""
+    running = SparkContext._active_spark_context
+    if running is not None:
+        running.stop()

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pyspark import StorageLevel
+from pyspark import SparkContext, StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from .accounts import (
@@ -178,12 +178,12 @@ class Audit:
 
     def __init__(
         self,
-        spark: SparkSession,
+        context: SparkContext,
         paths: Sequence[str],
         block_bytes: int | None = None,
         is_running: bool = False,
     ) -> None:
-        self._context = spark.sparkContext
+        self._context = context
         pieces = texts(self._context, paths, block_bytes).flatMap(read_all)
         self._pieces = pieces.persist(StorageLevel.DISK_ONLY)
         facts = self._pieces.glom().map(
@@ -305,7 +305,8 @@ def audit(
     Raises: InputError if there is no such file, or nothing in it.
     """
     check_traces(paths)
-    return Audit(spark, paths, block_bytes, is_running).rows(spark)
+    made = Audit(spark.sparkContext, paths, block_bytes, is_running)
+    return made.rows(spark)
 
 
 def lines_of(

@@ -81,4 +81,4 @@ class Context:
         return Rows(itertools.chain(*(rows.parts for rows in parts)))
 
 
-SESSION: Any = SimpleNamespace(sparkContext=Context())
+CONTEXT: Any = Context()

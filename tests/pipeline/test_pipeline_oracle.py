@@ -21,7 +21,7 @@ pytest.importorskip("pyspark", reason="it needs Python 3.10")
 from pyspark.sql import SparkSession
 
 from pipeline_bed import TIMEOUT
-from pipeline_inline import SESSION
+from pipeline_inline import CONTEXT
 from sbus_spark.verdict import Audit
 
 pytest_plugins = "pipeline_session"
@@ -43,7 +43,7 @@ def by_oracle(path: Path) -> list[tuple[Any, ...]]:
 
 
 def by_audit(path: Path, block_bytes: int) -> list[tuple[Any, ...]]:
-    audit = Audit(SESSION, [str(path)], block_bytes)
+    audit = Audit(CONTEXT, [str(path)], block_bytes)
     rows = [*audit.few, *(audit.many.collect() if audit.many else [])]
     assert all(str(path) in (row.file or row.detail) for row in rows)
     return named(
@@ -81,7 +81,7 @@ class TestOracle:
             random_trace(path, chosen)
             spoil(path, chosen)
             wanted += by_oracle(path)
-        audit = Audit(spark, [str(tmp_path)], 50_000)
+        audit = Audit(spark.sparkContext, [str(tmp_path)], 50_000)
         found = [*audit.few, *audit.many.collect()]
         assert named(wanted) == named(
             (row.breach, row.n, row.m, row.publisher, row.c, row.key)
