@@ -16,7 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import (  # type: ignore[import-untyped]
+    Py4JError,
+    Py4JJavaError,
+)
 from pyspark.errors import PySparkException as SparkException
 
 from sbus_client import Client
@@ -199,7 +202,18 @@ def run(options: argparse.Namespace) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except Py4JError as error:
+        if is_interruption(error):
+            return 130
+        raise
     return status
+
+
+def is_interruption(error: BaseException | None) -> bool:
+    """Return whether an error came of an interruption of a call of Java."""
+    while error and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def reason_of(error: Exception) -> str:

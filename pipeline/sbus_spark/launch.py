@@ -22,6 +22,7 @@ import threading
 import zipfile
 from pathlib import Path
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
@@ -153,7 +154,7 @@ def context(name: str = "sbus") -> SparkContext:
     SparkContext._ensure_initialized()  # else no setting is seen as given
     settings = SparkConf().setAppName(name)
     is_watched = str(sys.stderr.isatty()).lower()
-    settings.setIfMissing("spark.ui.showConsoleProgress", is_watched)
+    settings.set("spark.ui.showConsoleProgress", is_watched)
     for option, value in SETTINGS.items():
         settings.setIfMissing(option, value)
     handler = signal.getsignal(signal.SIGINT)
@@ -178,4 +179,5 @@ def stop() -> None:
     """Stop Spark, if it runs."""
     running = SparkContext._active_spark_context
     if running is not None:
-        running.stop()
+        with contextlib.suppress(Py4JError):  # Java may have gone before
+            running.stop()

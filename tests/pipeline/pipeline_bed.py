@@ -26,7 +26,6 @@ from sbus_client import Client
 from sizes import either
 
 TOP = Path(__file__).parents[2]
-PROGRAM = (sys.executable, str(TOP / "pipeline" / "sbus_spark"))
 # Begins a script that imports sbus_spark.  PYTHONPATH would be inherited by
 # workers, which are to have the code by its archive
 PATHS = f"""

@@ -1,4 +1,7 @@
-"""The Spark session of the tests: a plugin, so that all modules share one."""
+"""The Spark session of the tests, and the process in which commands run.
+
+This is a plugin, so that all modules share one of each.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pyspark.sql import SparkSession
 
 import sbus_spark
 from pipeline_bed import submit_arguments
+from pipeline_console import Console
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +31,11 @@ def spark(
             pytest.skip(str(error))
         yield session
         session.stop()
+
+
+@pytest.fixture(scope="session")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    """Return where to run commands in a process of their own."""
+    made = Console(tmp_path_factory.mktemp("console"))
+    yield made
+    made.close()

@@ -22,14 +22,13 @@ from pipeline_plants import PLANTED
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
-from pyspark.sql import DataFrame, SparkSession
-
-import sbus_spark
 from pipeline_bed import TIMEOUT, real_run
+from pipeline_inline import CONTEXT
+from sbus_spark.breaches import Breach
 from sbus_spark.history import Group
 from sbus_spark.matching import selections
+from sbus_spark.verdict import Audit
 
-pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
 
 
@@ -88,12 +87,18 @@ def paper_trace() -> list[Event]:
     return list(map(json.loads, PaperBus(500, 50, 20).run(4_000)))
 
 
-def breaches_by_file(rows: DataFrame) -> dict[str, list[str]]:
+def audited(path: Path) -> list[Breach]:
+    """Return what is wrong with traces, found without Spark."""
+    audit = Audit(CONTEXT, [str(path)])
+    return [*audit.few, *(audit.many.collect() if audit.many else [])]
+
+
+def breaches_by_file(rows: list[Breach]) -> dict[str, list[str]]:
     """Return the names of breaches, by the name of the trace."""
     found: dict[str, list[str]] = {}
-    for row in rows.collect():
-        name = Path(row["file"] or row["detail"].split(" ")[0]).name
-        found.setdefault(name.rstrip(":"), []).append(row["breach"])
+    for row in rows:
+        name = Path(row.file or row.detail.split(" ")[0]).name
+        found.setdefault(name.rstrip(":"), []).append(row.breach)
     return {name: sorted(breaches) for name, breaches in found.items()}
 
 
@@ -101,7 +106,7 @@ class TestAudit:
     """Was each delivery owed, and each owed delivery made?"""
 
     def test_planted_breaches_are_found_and_nothing_else(
-        self, spark: SparkSession, tmp_path: Path
+        self, tmp_path: Path
     ) -> None:
         """Each in a trace of its own; a trace without is in order."""
         traces = tmp_path / "traces"
@@ -109,7 +114,7 @@ class TestAudit:
         sources = {
             "kernel": kernel_trace(tmp_path / "kernel"),
             "paper": paper_trace(),
-            "real": real_run(tmp_path, 1_500),
+            "real": real_run(tmp_path, 500),
         }
         kinds = {event.get("reason") for event in sources["kernel"]}
         assert {"soft/discard", "hard/discard", "deaf", "stop"} <= kinds
@@ -132,8 +137,7 @@ class TestAudit:
             (traces / name).write_text("".join(text))
             expected[name] = ["bad-trace"]
         (traces / "twice").write_text("".join(lines + lines))
-        found = sbus_spark.audit(spark, [str(traces)])
-        assert breaches_by_file(found) == expected
+        assert breaches_by_file(audited(traces)) == expected
 
     def test_matcher_is_that_of_the_server(self) -> None:
         """Patterns that no server stores select nothing."""

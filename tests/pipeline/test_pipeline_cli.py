@@ -25,14 +25,15 @@ from pyspark.sql import SparkSession
 
 import sbus_spark
 from pipeline_bed import (
-    PROGRAM,
     TIMEOUT,
+    TOP,
     command_line,
     numbers,
     plain_environment,
     real_run,
     wait_for_file,
 )
+from pipeline_console import Console
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
@@ -149,7 +150,7 @@ class TestRunning:
             assert len(lines) == 1 and told in lines[0], (command, lines)
 
     def test_an_error_of_spark_is_one_line(
-        self, spark: SparkSession, tmp_path: Path
+        self, spark: SparkSession, console: Console, tmp_path: Path
     ) -> None:
         """Nothing else is said, and the next run makes it good."""
         capture, table = tmp_path / "capture", tmp_path / "table"
@@ -157,28 +158,25 @@ class TestRunning:
         (capture / "bad.jsonl").write_text("no JSON\n")
         table.mkdir()
         (table / "_quarantine").write_text("in the way\n")
-        done = subprocess.run(
-            [*PROGRAM, "ingest", str(capture), str(table)],
-            env=plain_environment(),
-            capture_output=True,
-            text=True,
-        )
-        assert (done.returncode, done.stdout) == (1, "")
-        assert len(done.stderr.splitlines()) == 1, done.stderr
-        assert f"{table}/_quarantine" in done.stderr
+        console.start("ingest", capture, table)
+        status, output, errors = console.finish()
+        assert (status, output) == (1, "")
+        assert len(errors.splitlines()) == 1, errors
+        assert f"{table}/_quarantine" in errors
         (table / "_quarantine").unlink()
-        assert sbus_spark.ingest(spark, str(capture), str(table)) == (101, 1)
+        assert sbus_spark.ingest(spark, str(capture), str(table))[1] == 1
         assert numbers(spark, table) == list(range(1, 101))
 
     def test_an_audit_that_is_interrupted_ends_quietly(
-        self, spark: SparkSession, tmp_path: Path
+        self, tmp_path: Path
     ) -> None:
         """With status 130, and without what it keeps on the way."""
         trace, scratch = tmp_path / "trace", tmp_path / "scratch"
         trace.write_text("".join(PaperBus(500, 50, 20).run(50_000)))
         scratch.mkdir()
         with subprocess.Popen(
-            [*PROGRAM, "audit", str(trace)],
+            [sys.executable, str(TOP / "pipeline" / "sbus_spark")]
+            + ["audit", str(trace)],
             env=plain_environment() | {"SPARK_LOCAL_DIRS": str(scratch)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

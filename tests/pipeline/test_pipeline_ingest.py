@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +17,8 @@ pytest.importorskip("pyspark", reason="it needs Python 3.10")
 from pyspark.sql import SparkSession
 
 import sbus_spark.table
-from pipeline_bed import PATHS, TIMEOUT, numbers, wait_for_file
+from pipeline_bed import TIMEOUT, numbers, wait_for_file
+from pipeline_console import Console
 from sizes import IS_SOAK, either
 
 pytest_plugins = "pipeline_session"
@@ -106,8 +103,30 @@ class TestIngest:
         left = sorted(path.name for path in draft.parent.iterdir())
         assert left == ["batch=0-3", "batch=5"]
 
+    @pytest.mark.parametrize(
+        "number", either([signal.SIGINT, signal.SIGTERM], [signal.SIGTERM])
+    )
+    def test_following_ends_at_a_signal(
+        self,
+        number: int,
+        spark: SparkSession,
+        console: Console,
+        tmp_path: Path,
+    ) -> None:
+        """With status 0, and what it has brought in is there."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 1)
+        console.start("ingest", capture, table, "--follow")
+        wait_for_file(table, "_checkpoint/commits/0")
+        write_segments(capture, 2)
+        wait_for_file(table, "_checkpoint/commits/1")
+        console.signal(number)
+        told = "200 messages ingested, 0 lines quarantined\n"
+        assert console.finish() == (0, told, "")
+        assert numbers(spark, table) == list(range(1, 201))
+
     def test_a_kill_loses_and_repeats_nothing(
-        self, spark: SparkSession, tmp_path: Path
+        self, spark: SparkSession, console: Console, tmp_path: Path
     ) -> None:
         """Killed when it writes, when it compacts, and just after that."""
         capture, table = tmp_path / "capture", tmp_path / "table"
@@ -115,10 +134,9 @@ class TestIngest:
         first, compacting = "_checkpoint/offsets/0", "day=*/*/.compact-*"
         every = [first, compacting, "day=*/*/batch=*-*"]
         for moment in either(every, [compacting]):
-            with ingestion(capture, table) as process:
-                wait_for_file(table, moment)
-                assert process.poll() is None
-                os.killpg(process.pid, signal.SIGKILL)
+            console.start("ingest", capture, table)
+            wait_for_file(table, moment)
+            console.kill()
             if moment != first:
                 done = numbers(spark, table)  # before anything is mended
                 assert len(done) == len(set(done))
@@ -128,7 +146,7 @@ class TestIngest:
     if IS_SOAK:  # each start of Spark takes long
 
         def test_killed_at_any_moment(
-            self, spark: SparkSession, tmp_path: Path
+            self, spark: SparkSession, console: Console, tmp_path: Path
         ) -> None:
             """At random ones."""
             capture, table = tmp_path / "capture", tmp_path / "table"
@@ -136,54 +154,9 @@ class TestIngest:
             chosen = random.Random()
             for _ in range(20):
                 seen = len(list(table.glob("_checkpoint/offsets/[0-9]*")))
-                with ingestion(capture, table) as process:
-                    wait_for_file(table, f"_checkpoint/offsets/{seen}")
-                    time.sleep(chosen.uniform(0, 2))
-                    os.killpg(process.pid, signal.SIGKILL)
+                console.start("ingest", capture, table)
+                wait_for_file(table, f"_checkpoint/offsets/{seen}")
+                time.sleep(chosen.uniform(0, 2))
+                console.kill()
             sbus_spark.ingest(spark, str(capture), str(table))
             assert numbers(spark, table) == list(range(1, 9_001))
-
-    @pytest.mark.parametrize(
-        "number", either([signal.SIGINT, signal.SIGTERM], [signal.SIGTERM])
-    )
-    def test_following_ends_at_a_signal(
-        self, number: int, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """With status 0, and what it has brought in is there."""
-        capture, table = tmp_path / "capture", tmp_path / "table"
-        write_segments(capture, 1)
-        with ingestion(capture, table, "--follow") as process:
-            wait_for_file(table, "_checkpoint/commits/0")
-            write_segments(capture, 2)
-            wait_for_file(table, "_checkpoint/commits/1")
-            process.send_signal(number)
-            output, errors = process.communicate(timeout=60)
-        assert process.returncode == 0 and b"Traceback" not in errors
-        assert output == b"200 messages ingested, 0 lines quarantined\n"
-        assert numbers(spark, table) == list(range(1, 201))
-
-
-INGEST = f"""
-{PATHS}
-from sbus_spark import main, table
-table.SEGMENTS_PER_BATCH, table.BATCHES_MAX = 1, 3
-table.FOLLOW_SECONDS = 0.1
-sys.exit(main(["ingest", *sys.argv[1:]]))
-"""
-
-
-@contextlib.contextmanager
-def ingestion(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an ingestion of a segment at a time, until this ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", INGEST, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
