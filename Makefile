@@ -5,6 +5,7 @@
 # make demo      show the pipeline: bus, traffic, recording, audit, report
 # make build/sbus_spark.zip   the code that spark-submit sends to a cluster
 # make bench     measure how fast the server is, in about 80 seconds
+# make bench-pipeline   measure audits, beside DuckDB and plain Python
 # make attack    measure what one user's storms do to another (root only)
 # make trace     write which code, examples and tests each rule has
 # make vectors   write the examples of spec/ for other implementations
@@ -60,6 +61,11 @@ demo: .venv/ready
 bench:
 	$(PYTHON) -m bench.speed $(ARGS)
 
+bench-pipeline: .venv/ready
+	.venv/bin/python -m pip install -q --disable-pip-version-check \
+	    -e '.[bench]'
+	.venv/bin/python -m bench.pipeline $(ARGS)
+
 attack:
 	$(PYTHON) bench/attack.py $(ARGS)
 
@@ -103,4 +109,5 @@ clean:
 
 .PHONY: requirements vectors trace conformance
 .PHONY: pipeline-tests server-tests other-tests
-.PHONY: test check coverage soak demo bench attack install uninstall clean
+.PHONY: test check coverage soak demo bench bench-pipeline attack
+.PHONY: install uninstall clean

@@ -7,6 +7,7 @@ events.  Each has breaches planted into it.
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import time
@@ -138,6 +139,46 @@ class TestAudit:
             expected[name] = ["bad-trace"]
         (traces / "twice").write_text("".join(lines + lines))
         assert breaches_by_file(audited(traces)) == expected
+
+    def test_compressed_and_unfinished_traces(self, tmp_path: Path) -> None:
+        """A bus that still runs has not stopped, nor ended its last line."""
+        text = "".join(PaperBus(500, 50, 20).run(2_000)).encode()
+        unfinished = text[: text.rindex(b"{")] + b'{"n":20'
+        zstd = pytest.importorskip("backports.zstd", reason="it is missing")
+        for name, content in {
+            "a.gz": gzip.compress(text),
+            "b.zst": zstd.compress(text),
+            "torn": text + b'{"n":20',
+        }.items():
+            (tmp_path / name).write_bytes(content)
+        assert audited(tmp_path) == []
+        (tmp_path / "c.gz").write_bytes(gzip.compress(unfinished)[:-9])
+        (tmp_path / "unfinished").write_bytes(unfinished)
+        found = {
+            one.detail.partition(": ")[2][:8] for one in audited(tmp_path)
+        }
+        assert found == {"no stop "}
+        context = Audit(CONTEXT, [str(tmp_path)], is_running=True)
+        assert context.few == []
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            '"ev":"close","c":0',
+            '"ev":"msg","c":1,"m":9999,"key":"k","size":-1',
+            '"ev":"send","m":1,"c":0',
+        ],
+    )
+    def test_client_0_and_negative_sizes_are_no_events(
+        self, line: str, tmp_path: Path
+    ) -> None:
+        """No server writes them."""
+        lines = list(PaperBus(500, 50, 20).run(500))
+        lines.insert(-1, f'{{"n":{len(lines)},"t":1,{line}}}\n')
+        (tmp_path / "trace").write_text("".join(lines))
+        found = audited(tmp_path / "trace")
+        assert [one.breach for one in found] == ["bad-trace"]
+        assert line in found[0].detail
 
     def test_matcher_is_that_of_the_server(self) -> None:
         """Patterns that no server stores select nothing."""

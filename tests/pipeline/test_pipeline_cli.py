@@ -53,6 +53,8 @@ class TestEndToEnd:
         public = [one for one in published if one["key"][0] != "!"]
         status, output = command_line("audit", str(tmp_path / "trace"))
         assert (status, output) == (0, "every delivery was owed and made\n")
+        address = f"file://{tmp_path}/trace"  # which Spark reads itself
+        assert command_line("audit", address) == (status, output)
         capture, table = str(tmp_path / "capture"), str(tmp_path / "table")
         status, output = command_line("ingest", capture, table)
         count = f"{len(public)} messages ingested, 0 lines quarantined\n"
