@@ -40,12 +40,12 @@ def selections(
             pattern = group.pattern.encode("latin-1")
             holder: Any = Holder(place, credentials_of(group))
             if not pattern.startswith(sbus.SECRET):
-                public.add(public.place([pattern], 0), holder)
+                public.add(pattern, holder)
                 continue
             own = holder.credentials
             sbus.check_secret(pattern, own, start)
-            some = sbus.resolve(pattern, own, start)
-            secret.add(secret.place(some, own.uid), holder)
+            for one in sbus.resolve(pattern, own, start):
+                secret.add(one, holder)
         except (ValueError, sbus.ProtocolError):
             continue
     return [select(public, secret, key, start) for key in keys]

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import sbus
-from fake_kernel import FakeKernel, FakePeer
+from fake_kernel import FakeKernel, FakePeer, start_journal
 from packets import publish
 from pipeline_paper import Event
 
@@ -34,8 +34,8 @@ class RandomBus:
             sbus.Limits(max_backlog=2_000), cred_prefix=self.prefix.encode()
         )
         about = {"version": "1", "address": "", "cred_prefix": self.prefix}
-        self.trace = sbus.Trace(str(path), chosen.random() < 0.5, about)
-        self.kernel.bus.observers.append(self.trace)
+        has_payloads = chosen.random() < 0.5
+        self.trace = start_journal(self.kernel, path, about, has_payloads)
         self.peers: list[FakePeer] = []
 
     def run(self, steps: int) -> None:
