@@ -20,31 +20,40 @@ PREFIX = /usr/local
 DESTDIR =
 BIN = $(DESTDIR)$(PREFIX)/bin
 
-# Most tests wait most of the time, so they run in processes side by side
-TOGETHER = $(MAKE) --no-print-directory --keep-going --output-sync=target -j
+# Most tests wait most of the time, so they run in processes side by side.
+# The trace check comes last: each rule has a test that has just passed.
+RULES = build/rules
+LAST = test_every_rule_has_a_test_that_passed
+define run_side_by_side
+	@rm -rf $(RULES) && mkdir -p $(RULES)
+	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j \
+	    PYTEST="SBUS_RULES=$(RULES) $(1) -m pytest -q" $(2)
+	@SBUS_RULES=$(RULES) $(1) -m pytest -q tests/kit -k $(LAST)
+endef
 
 test: .venv/ready
 ifdef ARGS
 	.venv/bin/python -m pytest -q $(ARGS)
 else
-	@$(TOGETHER) PYTHON=.venv/bin/python pipeline-tests server-tests other-tests
+	$(call run_side_by_side,.venv/bin/python,pipeline-tests server-tests \
+	    other-tests)
 endif
 
 check:
 ifdef ARGS
 	$(PYTHON) -m pytest -q --ignore tests/pipeline $(ARGS)
 else
-	@$(TOGETHER) server-tests other-tests
+	$(call run_side_by_side,$(PYTHON),server-tests other-tests)
 endif
 
 pipeline-tests:
-	$(PYTHON) -m pytest -q tests/pipeline
+	@$(PYTEST) tests/pipeline
 
 server-tests:
-	$(PYTHON) -m pytest -q tests/server
+	@$(PYTEST) tests/server
 
 other-tests:
-	$(PYTHON) -m pytest -q --ignore tests/pipeline --ignore tests/server
+	@$(PYTEST) --ignore tests/pipeline --ignore tests/server -k "not $(LAST)"
 
 coverage: .venv/ready
 	rm -f .coverage .coverage.*

@@ -1,12 +1,15 @@
 """Fixtures, and which rules the tests that passed cite, for the trace check.
 
 A test cites the rules in its docstring; a test of an example, those of its
-block.  The trace check itself is moved to the end of the run.
+block.  The trace check itself is moved to the end of the run.  Runs side by
+side leave the rules in files of the folder that SBUS_RULES names, and a last
+run reads them.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import sys
@@ -21,6 +24,7 @@ from real_bus import Listener, RealBus, scratch_directory
 
 CITED = re.compile(r"\[([A-Z]+-\d+)\]")
 LAST = "test_every_rule_has_a_test_that_passed"
+FOLDER = os.environ.get("SBUS_RULES")
 
 
 class Trace:
@@ -76,10 +80,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
         trace.passed |= set(block.rules) if block else set()
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if FOLDER:
+        rules = " ".join(session.config.stash[TRACE].passed)
+        Path(FOLDER, str(os.getpid())).write_text(rules, "ascii")
+
+
 @pytest.fixture
 def rules_that_passed(request: pytest.FixtureRequest) -> set[str]:
-    """The rules that tests of this run cite, if all were run."""
+    """The rules that tests of this run cite, or of all, if all were run."""
     trace = request.config.stash[TRACE]
+    if FOLDER:
+        texts = [path.read_text("ascii") for path in Path(FOLDER).iterdir()]
+        return {rule for text in texts for rule in text.split()}
     if not trace.is_whole:
         pytest.skip("only some of the tests were run")
     return trace.passed

@@ -78,8 +78,7 @@ class TestDefaultAddress:
 
         path = directory / "sbus.socket"
         with child_process(serve):
-            wait_for(path.is_socket)
-            assert is_served(path)
+            wait_for(lambda: path.is_socket() and is_served(path))
 
 
 class TestPath:
