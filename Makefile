@@ -22,6 +22,7 @@ BIN = $(DESTDIR)$(PREFIX)/bin
 
 # Most tests wait most of the time, so they run in processes side by side.
 # The trace check comes last: each rule has a test that has just passed.
+TESTS = first-server-tests more-server-tests other-tests
 RULES = build/rules
 LAST = test_every_rule_has_a_test_that_passed
 define run_side_by_side
@@ -35,22 +36,24 @@ test: .venv/ready
 ifdef ARGS
 	.venv/bin/python -m pytest -q $(ARGS)
 else
-	$(call run_side_by_side,.venv/bin/python,pipeline-tests server-tests \
-	    other-tests)
+	$(call run_side_by_side,.venv/bin/python,pipeline-tests $(TESTS))
 endif
 
 check:
 ifdef ARGS
 	$(PYTHON) -m pytest -q --ignore tests/pipeline $(ARGS)
 else
-	$(call run_side_by_side,$(PYTHON),server-tests other-tests)
+	$(call run_side_by_side,$(PYTHON),$(TESTS))
 endif
 
 pipeline-tests:
 	@$(PYTEST) tests/pipeline
 
-server-tests:
-	@$(PYTEST) tests/server
+first-server-tests:
+	@$(PYTEST) tests/server/test_[a-m]*.py
+
+more-server-tests:
+	@$(PYTEST) tests/server/test_[n-z]*.py
 
 other-tests:
 	@$(PYTEST) --ignore tests/pipeline --ignore tests/server -k "not $(LAST)"
@@ -117,6 +120,6 @@ clean:
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: requirements vectors trace conformance
-.PHONY: pipeline-tests server-tests other-tests
+.PHONY: pipeline-tests $(TESTS)
 .PHONY: test check coverage soak demo bench bench-pipeline attack
 .PHONY: install uninstall clean
