@@ -497,7 +497,7 @@ class Bus:
         self.journal: Journal | None = None
         self.owner_uid = owner_uid
         self.accounts = Accounts(limits)
-        self.flood = FloodControl(self.accounts, self.tell)
+        self.flood = FloodControl(self)
         self.clients: dict[int, Client] = {}
         self.users: dict[int, User] = {}  # those who have clients
         self.touched: list[Client] = []  # those with something in the outbox
@@ -531,7 +531,7 @@ class Bus:
     def close(self, client: Client, reason: str) -> list[Client]:
         """Forget a client; return the publishers that are resumed by it."""
         for pattern in [*client.patterns]:
-            self._drop(client, pattern)
+            self.drop(client, pattern)
         for what, amount in client.used.items():
             self.accounts.use(client, what, -amount)
         self.tell("close", client, reason)
@@ -641,7 +641,7 @@ class Bus:
         if held > 1:
             client.patterns[pattern] = held - 1
         else:
-            self._drop(client, pattern)
+            self.drop(client, pattern)
         self.tell("unsub", client, text_of(pattern), count=held - 1)
 
     def _check_pattern(self, client: Client, pattern: bytes) -> None:
@@ -671,7 +671,7 @@ class Bus:
         for what, amount in amounts.items():
             self.accounts.use(client, what, amount)
 
-    def _drop(self, client: Client, pattern: bytes) -> None:
+    def drop(self, client: Client, pattern: bytes) -> None:
         """Take a pattern from its places, and then from its client."""
         table, places = self._places(client, pattern)
         for place in places:
@@ -960,9 +960,9 @@ def rank(packet: bytes, number: int, ties: str) -> int:
 class FloodControl:
     """The decisions on packets that the kernel refused."""
 
-    def __init__(self, accounts: Accounts, tell: Callable[..., None]) -> None:
-        self.accounts = accounts
-        self.tell = tell
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.accounts = bus.accounts
         self.discarded: Counter[str] = Counter()  # [BLOCK-20] by reason
 
     def refuse(
@@ -1022,7 +1022,7 @@ class FloodControl:
         receiver.backlog.push(kept)
         self.accounts.use(receiver, "backlog_bytes", cost(kept))
         size = receiver.used["backlog_bytes"]
-        self.tell("queue", receiver, packet=kept, backlog=size)
+        self.bus.tell("queue", receiver, packet=kept, backlog=size)
 
     def take(self, receiver: Client, packet: bytes) -> None:
         """Remove the first packet of a backlog."""
@@ -1035,8 +1035,9 @@ class FloodControl:
         """Count packets that nobody will get [BLOCK-20]."""
         self.discarded[reason] += len(packets)
         receiver.discarded += len(packets)
-        for packet in packets:
-            self.tell("drop", receiver, reason, packet)
+        if self.bus.journal:
+            for packet in packets:
+                self.bus.tell("drop", receiver, reason, packet)
 
     def _pause(
         self, publisher: Client, receiver: Client, level: int, rule: str
@@ -1045,7 +1046,9 @@ class FloodControl:
         known = receiver.holding.get(publisher)
         if known is None:
             publisher.paused += 1
-            self.tell("pause", publisher, holder=receiver.number, rule=rule)
+            self.bus.tell(
+                "pause", publisher, holder=receiver.number, rule=rule
+            )
         if known is None or level < known:
             receiver.holding[publisher] = level
             publisher.held_by[receiver] = None
@@ -1053,14 +1056,14 @@ class FloodControl:
     def release(self, receiver: Client) -> list[Client]:
         """Return those that a backlog pauses no more [BLOCK-7] [BLOCK-10]."""
         held = receiver.holding.items()
-        size = receiver.used["backlog_bytes"]
+        size = 0 if receiver.deaf else receiver.used["backlog_bytes"]
         free = [publisher for publisher, level in held if size <= level]
         for publisher in free:
             publisher.held_by.pop(receiver, None)
             del receiver.holding[publisher]
         resumed = [publisher for publisher in free if not publisher.held_by]
         for publisher in resumed:
-            self.tell("resume", publisher)
+            self.bus.tell("resume", publisher)
         return resumed
 
     def deafen(self, client: Client) -> None:
@@ -1202,7 +1205,7 @@ class Server:
         self._alarms: dict[tuple[Callable[[Any], None], Any], float] = {}
         self._causes = CauseLog(clock)
         self.disconnected: Counter[str] = Counter()  # for cause, by rule
-        self._spent: dict[User, float] = {}  # seconds, not yet made up for
+        self._spent: dict[int, float] = {}  # seconds, not made up for, by uid
         self._has_debts = False  # somebody has spent too much
         self._settled = 0.0  # when debts were, last
         self._accept_time = 0.0  # when newcomers have their next turn
@@ -1247,6 +1250,7 @@ class Server:
         Anything may be half done, so all are parted with that are closed,
         and watched that are not.
         """
+        self._now = self.clock()
         if self._served:
             self._flush(self._served)
             self.disconnect(self._served, error)
@@ -1366,10 +1370,10 @@ class Server:
             passed = min(passed, (self._now - self._settled) / 4)
         self._settled = self._now
         paid = {
-            user: spent - (passed if spent > DEBT_MAX else ROUND_SECONDS_MAX)
-            for user, spent in self._spent.items()
+            uid: spent - (passed if spent > DEBT_MAX else ROUND_SECONDS_MAX)
+            for uid, spent in self._spent.items()
         }
-        self._spent = {user: left for user, left in paid.items() if left > 0}
+        self._spent = {uid: left for uid, left in paid.items() if left > 0}
         self._has_debts = bool(self._spent)
 
     def _serve(
@@ -1392,14 +1396,14 @@ class Server:
 
     def _charge(self, user: User, now: float) -> None:
         """Have a user account for the time since somebody last did."""
-        spent = self._spent.get(user, 0.0) + now - self._now
-        self._spent[user], self._now = spent, now
+        spent = self._spent.get(user.uid, 0.0) + now - self._now
+        self._spent[user.uid], self._now = spent, now
         if spent > ROUND_SECONDS_MAX:
             self._has_debts = True
 
     def _owes(self, user: User) -> bool:
         """Return whether a user's clients have to wait [CONN-19]."""
-        return self._spent.get(user, 0.0) >= ROUND_SECONDS_MAX
+        return self._spent.get(user.uid, 0.0) >= ROUND_SECONDS_MAX
 
     # ---- On a new connection
 
@@ -1705,10 +1709,18 @@ class Server:
     def _depart(self, client: Client) -> None:
         """Hand to the kernel what it takes of a backlog, and close.
 
-        A backlog may take several turns; the end is reported again [CONN-10].
+        That may take several turns; the end is reported again [CONN-10].
         """
-        if not (self.drain(client) and client.backlog):
-            self.disconnect(client, client.fault or "end of input")
+        if client.deaf:
+            self.bus.flood.deafen(client)
+        if self.drain(client) and client.backlog:
+            return
+        start = self.clock()
+        for pattern in [*client.patterns]:
+            self.bus.drop(client, pattern)
+            if self.clock() >= start + TURN_SECONDS_MAX:
+                return
+        self.disconnect(client, client.fault or "end of input")
 
     def expel(
         self, client: Client, error: Exception, ignored: bool = False
@@ -1726,7 +1738,9 @@ class Server:
         client.fault = self._blame(client, error)
         with contextlib.suppress(OSError, MemoryError):
             client.wire.shutdown(socket.SHUT_RDWR)  # it can send no more
-        self._deafen(client)
+        client.deaf = True
+        self._after_progress(client)
+        self._charge(client.user, self.clock())  # and not whoever sent to it
 
     def disconnect(self, client: Client, cause: str | Exception) -> None:
         """Forget a client and close its socket [CONN-12]."""
@@ -1784,7 +1798,7 @@ class Server:
         events = 0
         if not client.held_by and not self.stopping:
             events |= READ
-        if client.backlog and not client.starved:
+        if client.backlog and not (client.starved or client.deaf):
             events |= WRITE
         if client.closed or events == client.events:
             return

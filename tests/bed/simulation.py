@@ -532,7 +532,8 @@ class World:
         is_starved = client.starved
         assert is_starved == self.has_alarm(sbus.Server._feed, client)
         events = 0 if client.held_by else sbus.READ
-        events |= sbus.WRITE if bytes_ and not is_starved else 0
+        if bytes_ and not (is_starved or client.deaf):
+            events |= sbus.WRITE
         key = self.selector.keys.get(wire)
         assert client.events == events == (key.events if key else 0), (
             "watched for the wrong events"
@@ -610,7 +611,7 @@ class World:
             expected = packets
         if party.same_soft in ("discard", "error"):  # [BLOCK-5] [BLOCK-8]
             assert not packets, "queued in spite of the soft mode"
-        for packet in expected:
+        for packet in [] if client.deaf else expected:
             publisher = self.model.publishers[packet]
             uids = (party.own.uid, publisher.own.uid)
             may_hold = uids[0] in (0, OWNER) or (

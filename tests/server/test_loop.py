@@ -210,6 +210,79 @@ class TestLoop:
         kernel.server.round(0)
         assert reader.wire.incoming
 
+    def test_who_accounts_for_an_expulsion(self, kernel: FakeKernel) -> None:
+        """[CONN-18] [CONN-19] Who is expelled, and its backlog goes later."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        other = kernel.connect(uid=1)
+        reader.wire.room = 0
+        reader.send(b"SUB k")
+        sender.send(*publications(9))
+        reader.send(b"CMSG blocking/soft/error")
+        client, shutdown = reader.client, reader.wire.shutdown
+
+        def slow(how: int) -> None:
+            kernel.now += 0.060
+            shutdown(how)
+
+        reader.wire.shutdown = slow  # type: ignore[method-assign]
+        sender.wire.incoming.append(publish(b"k"))
+        kernel.server.round(0)
+        assert client.fault and len(client.backlog) == 9
+        for wire in (sender.wire, other.wire):
+            wire.incoming.append(publish(b"x"))
+        kernel.server.round(0)
+        assert other.wire.incoming and not sender.wire.incoming
+        kernel.run()
+        assert reader.wire.closed and not client.backlog
+
+    def test_debts_outlive_the_last_client(self, kernel: FakeKernel) -> None:
+        """[CONN-19] Whoever leaves and comes again has the same to pay."""
+        other = kernel.connect(uid=2)
+        other.send(b"SUB k")
+        peer = kernel.connect(uid=1)
+        peer.wire.incoming.append(b"SUB x")
+        peer.wire.ended = True
+        close = peer.wire.close
+
+        def slow() -> None:
+            kernel.now += 0.060
+            close()
+
+        peer.wire.close = slow  # type: ignore[method-assign]
+        kernel.server.round(0)
+        kernel.server.round(0)
+        assert peer.wire.closed
+        (wire,) = newcomers(kernel, 1, uid=1)
+        kernel.server.round(0)
+        wire.incoming.append(publish(b"k"))
+        kernel.server.round(0)
+        assert wire.incoming
+        kernel.run()
+        assert not wire.incoming and other.read() == [publish(b"k")]
+
+    def test_departure_with_many_patterns(
+        self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """[CONN-5] [CONN-10] Their places are given up in turns."""
+        peer, other = kernel.connect(), kernel.connect(uid=2)
+        peer.send(*(b"SUB %d/*" % number for number in range(100)))
+        client, drop = peer.client, kernel.bus.drop
+
+        def slow(client: sbus.Client, pattern: bytes) -> None:
+            kernel.now += 0.0003
+            drop(client, pattern)
+
+        monkeypatch.setattr(kernel.bus, "drop", slow)
+        peer.wire.ended = True
+        left = 100
+        while not peer.wire.closed:
+            kernel.server.round(0)
+            assert left - len(client.patterns) <= 4
+            left = len(client.patterns)
+            kernel.now += 0.01
+        other.send(WHOAMI)
+        assert len(other.read()) == 1
+
     def test_holders_that_are_due_together(self, kernel: FakeKernel) -> None:
         """[CONN-19] [BLOCK-16] They take turns like others of that user."""
         readers = [kernel.connect(uid=1) for _ in range(9)]
