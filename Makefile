@@ -22,7 +22,7 @@ BIN = $(DESTDIR)$(PREFIX)/bin
 
 # Most tests wait most of the time, so they run in processes side by side.
 # The trace check comes last: each rule has a test that has just passed.
-TESTS = first-server-tests more-server-tests other-tests
+TESTS = first-server-tests more-server-tests client-tests other-tests
 RULES = build/rules
 LAST = test_every_rule_has_a_test_that_passed
 define run_side_by_side
@@ -55,8 +55,11 @@ first-server-tests:
 more-server-tests:
 	@$(PYTEST) tests/server/test_[n-z]*.py
 
+client-tests:
+	@$(PYTEST) tests/client
+
 other-tests:
-	@$(PYTEST) --ignore tests/pipeline --ignore tests/server -k "not $(LAST)"
+	@$(PYTEST) test_sbus.py tests/test_*.py tests/kit -k "not $(LAST)"
 
 coverage: .venv/ready
 	rm -f .coverage .coverage.*
