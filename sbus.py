@@ -255,8 +255,9 @@ class SubscriptionTable:
                 del self._holders[pattern]
             uid = client.credentials.uid
             for counts in (self._users[uid], self._shapes):
-                if counts[shape] > 1:
-                    counts[shape] -= 1
+                left = counts[shape] - 1
+                if left:
+                    counts[shape] = left
                 else:
                     del counts[shape]
             if not self._users[uid]:
@@ -336,17 +337,36 @@ USE_LIMITS = {  # of what is used: the limits for a client, a user, the bus
 RESERVED_PART = 4  # [LIMIT-16] one in so many of what the bus has
 
 
+def limits_of(
+    what: str, limits: Limits, is_privileged: bool
+) -> list[tuple[int, str, int]]:
+    """Return 0 for a client, 1 for a user, 2 for the bus; name; and most."""
+    mosts = []
+    for index, name in enumerate(USE_LIMITS[what]):
+        if name and not (is_privileged and index == 1):
+            most = getattr(limits, name)
+            if index == 2 and not is_privileged:
+                most -= most // RESERVED_PART  # [LIMIT-16]
+            mosts.append((index, name, most))
+    return mosts
+
+
 class Accounts:
     """What clients, their users, and all together use of what is limited."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
         self.used = dict.fromkeys(USE_LIMITS, 0)
+        # By is_privileged and what is used: whose limits, and how much
+        self._limits = [
+            {what: limits_of(what, limits, one) for what in USE_LIMITS}
+            for one in (False, True)
+        ]
 
-    def use(self, client: Client, what: str, amount: int) -> None:
+    def use(self, client: Client, **amounts: int) -> None:
         """Count what a client uses more, or less if negative."""
         for used in (client.used, client.user.used, self.used):
-            used[what] += amount
+            for what, amount in amounts.items():
+                used[what] += amount
 
     def excess(
         self, client: Client, what: str, more: int, is_far: bool = False
@@ -357,15 +377,9 @@ class Accounts:
         [LIMIT-14] [LIMIT-15] [BLOCK-19].
         """
         user = client.user
-        for name, used in zip(
-            USE_LIMITS[what], (client.used, user.used, self.used)
-        ):
-            if not name or (user.is_privileged and used is user.used):
-                continue
-            most = getattr(self.limits, name)
-            if used is self.used and not user.is_privileged:
-                most -= most // RESERVED_PART  # [LIMIT-16]
-            size = used[what] + more
+        scopes = (client.used, user.used, self.used)
+        for index, name, most in self._limits[user.is_privileged][what]:
+            size = scopes[index][what] + more
             if size > (with_overshoot(most) if is_far else most):
                 return over(name, size, most)
         return None
@@ -380,8 +394,7 @@ class Accounts:
                 own["clients"], own["patterns"] = 1, len(client.patterns)
                 own["pattern_bytes"] = sum(map(len, client.patterns))
                 own["backlog_bytes"] = sum(map(cost, client.backlog))
-                for what, amount in own.items():
-                    self.use(client, what, amount)
+                self.use(client, **own)
 
 
 def text_of(text: bytes) -> str:
@@ -524,7 +537,7 @@ class Bus:
         client = Client(self._numbered, credentials, user, wire)
         self.clients[client.number] = client
         user.clients[client] = None
-        self.accounts.use(client, "clients", 1)
+        self.accounts.use(client, clients=1)
         self.tell("open", client, **credentials._asdict())
         return client
 
@@ -532,8 +545,8 @@ class Bus:
         """Forget a client; return the publishers that are resumed by it."""
         for pattern in [*client.patterns]:
             self.drop(client, pattern)
-        for what, amount in client.used.items():
-            self.accounts.use(client, what, -amount)
+        used = {what: -amount for what, amount in client.used.items()}
+        self.accounts.use(client, **used)
         self.tell("close", client, reason)
         resumed = self.flood.forget(client)
         user = client.user
@@ -655,11 +668,11 @@ class Bus:
 
         Raises: ProtocolError if a limit of its user, or its own, forbids it.
         """
-        amounts = {"patterns": 1, "pattern_bytes": len(pattern)}
-        for what, amount in amounts.items():
-            error = self.accounts.excess(client, what, amount)
-            if error:
-                raise error
+        excess, size = self.accounts.excess, len(pattern)
+        error = excess(client, "patterns", 1)
+        error = error or excess(client, "pattern_bytes", size)
+        if error:
+            raise error
         table, places = self._places(client, pattern)
         client.patterns[pattern] = 1
         try:
@@ -668,8 +681,7 @@ class Bus:
         except ProtocolError:  # [LIMIT-10] at the first
             del client.patterns[pattern]
             raise
-        for what, amount in amounts.items():
-            self.accounts.use(client, what, amount)
+        self.accounts.use(client, patterns=1, pattern_bytes=size)
 
     def drop(self, client: Client, pattern: bytes) -> None:
         """Take a pattern from its places, and then from its client."""
@@ -677,8 +689,7 @@ class Bus:
         for place in places:
             table.remove(place, client)
         del client.patterns[pattern]
-        self.accounts.use(client, "patterns", -1)
-        self.accounts.use(client, "pattern_bytes", -len(pattern))
+        self.accounts.use(client, patterns=-1, pattern_bytes=-len(pattern))
 
     def _places(
         self, client: Client, pattern: bytes
@@ -999,7 +1010,7 @@ class FloodControl:
                 raise ProtocolError("BLOCK-15", excess)
             if self.accounts.excess(receiver, "backlog_bytes", 0, is_far=True):
                 raise ProtocolError("BLOCK-21", f"far {excess}")
-            most = self.accounts.limits.max_backlog
+            most = self.bus.limits.max_backlog
             level = min(receiver.used["backlog_bytes"], most) // 2
             self._pause(publisher, receiver, level, "BLOCK-10")
         is_soft = receiver.soft_mode == "block"
@@ -1020,14 +1031,14 @@ class FloodControl:
         """Add a packet to a backlog."""
         kept = packet if isinstance(packet, bytes) else bytes(packet)
         receiver.backlog.push(kept)
-        self.accounts.use(receiver, "backlog_bytes", cost(kept))
+        self.accounts.use(receiver, backlog_bytes=cost(kept))
         size = receiver.used["backlog_bytes"]
         self.bus.tell("queue", receiver, packet=kept, backlog=size)
 
     def take(self, receiver: Client, packet: bytes) -> None:
         """Remove the first packet of a backlog."""
         receiver.backlog.pop()
-        self.accounts.use(receiver, "backlog_bytes", -cost(packet))
+        self.accounts.use(receiver, backlog_bytes=-cost(packet))
 
     def discard(
         self, receiver: Client, packets: Sequence[Packet], reason: str
@@ -1070,7 +1081,7 @@ class FloodControl:
         """Discard what waits for one that receives no more [CONN-8]."""
         client.deaf = True
         used = client.used["backlog_bytes"]
-        self.accounts.use(client, "backlog_bytes", -used)
+        self.accounts.use(client, backlog_bytes=-used)
         self.discard(client, client.backlog.clear(), "deaf")
 
     def forget(self, client: Client) -> list[Client]:

@@ -458,15 +458,11 @@ def secrets_are_for_all_who_have_secrets(route, bus, head, key):
 
 def queue(refuse: Mistake, flood: Any, *args: Any) -> None:
     """Have a packet queued, however much waits."""
-    accounts = flood.accounts
-    limits = accounts.limits
+    flood.accounts.excess = lambda *_, **__: None
     try:
-        accounts.limits = but(
-            limits, **dict.fromkeys(vars(limits), sys.maxsize)
-        )
         refuse(flood, *args)
     finally:
-        accounts.limits = limits
+        del flood.accounts.excess
 
 
 def queue_instead(rule: str, refuse: Mistake, *args: Any) -> None:
