@@ -1835,7 +1835,7 @@ class Server:
         for client in list(clients.values()):
             self._watch(client)
         end = self.clock() + STOP_SECONDS_MAX
-        while any(client.backlog for client in clients.values()):
+        while any(one.backlog and not one.deaf for one in clients.values()):
             left = end - self.clock()
             if left <= 0:
                 break

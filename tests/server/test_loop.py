@@ -235,6 +235,21 @@ class TestLoop:
         kernel.run()
         assert reader.wire.closed and not client.backlog
 
+    def test_stop_does_not_wait_for_who_is_expelled(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[RUN-12] [CONN-18] Its backlog is for nobody."""
+        reader, sender = kernel.connect(), kernel.connect()
+        reader.wire.room = 0
+        reader.send(b"SUB k")
+        sender.send(publish(b"k"))
+        kernel.server.expel(reader.client, sbus.ProtocolError("PKT-2", "x"))
+        assert reader.client.backlog
+        kernel.server.stop()
+        before = len(kernel.selector.timeouts)
+        kernel.server.run()
+        assert len(kernel.selector.timeouts) == before
+
     def test_debts_outlive_the_last_client(self, kernel: FakeKernel) -> None:
         """[CONN-19] Whoever leaves and comes again has the same to pay."""
         other = kernel.connect(uid=2)
