@@ -162,6 +162,24 @@ class TestLoop:
         for peer in slow:
             assert peer.read_all() == publications(9)
 
+    @pytest.mark.parametrize("ticks, seconds", [([0.1], 0.01), ([0.01], 0.1)])
+    def test_sends_beside_much_else(
+        self, kernel: FakeKernel, ticks: list[float], seconds: float
+    ) -> None:
+        """[CONN-20] A late tick, or a wait for the processor, is no sign."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k")
+        send = reader.wire.send
+
+        def slow(packet: Any) -> int:
+            kernel.server.ticks += ticks
+            kernel.now += seconds
+            return send(packet)
+
+        reader.wire.send = slow  # type: ignore[method-assign]
+        sender.send(publish(b"k"), publish(b"k"))
+        assert not reader.client.refused and len(reader.read()) == 2
+
     @pytest.mark.parametrize("ticks, seconds", [(2, 0.02), (1, 0.1)])
     def test_sends_that_took_long(
         self, kernel: FakeKernel, ticks: int, seconds: float
