@@ -85,27 +85,6 @@ class TestLoop:
         assert [len(packet) for packet in peer.read()] == [30_013, 18_008]
         assert [len(packet) for packet in other.read()] == [18_008]
 
-    @pytest.mark.parametrize("name", ["parse_pattern", "resolve"])
-    def test_parting_that_wants_for_memory_is_done_again(
-        self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, name: str
-    ) -> None:
-        """[CONN-12] With what was kept in reserve for it."""
-        peer, other = kernel.connect(), kernel.connect()
-        peer.send(b"SUB a/*/b/", b"SUB !/cred////x", b"SUB a*b", b"SUB k")
-        function, failures = getattr(sbus, name), [MemoryError()]
-
-        def fail_once(*arguments: Any) -> Any:
-            if failures:
-                raise failures.pop()
-            return function(*arguments)
-
-        monkeypatch.setattr(sbus, name, fail_once)
-        peer.close()
-        assert not failures
-        assert peer.wire.closed and len(kernel.bus.clients) == 1
-        other.send(b"SUB k", publish(b"k"))
-        assert other.read() == [publish(b"k")]
-
     def test_send_buffer_is_raised(self, kernel: FakeKernel) -> None:
         """[CONN-4] Twice the option, less 32, is the largest packet."""
         wire = kernel.connect().wire
@@ -228,46 +207,6 @@ class TestLoop:
         kernel.server.round(0)
         assert reader.wire.incoming
 
-    def test_who_accounts_for_an_expulsion(self, kernel: FakeKernel) -> None:
-        """[CONN-18] [CONN-19] Who is expelled, and its backlog goes later."""
-        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
-        other = kernel.connect(uid=1)
-        reader.wire.room = 0
-        reader.send(b"SUB k")
-        sender.send(*publications(9))
-        reader.send(b"CMSG blocking/soft/error")
-        client, shutdown = reader.client, reader.wire.shutdown
-
-        def slow(how: int) -> None:
-            kernel.now += 0.060
-            shutdown(how)
-
-        reader.wire.shutdown = slow  # type: ignore[method-assign]
-        sender.wire.incoming.append(publish(b"k"))
-        kernel.server.round(0)
-        assert client.fault and len(client.backlog) == 9
-        for wire in (sender.wire, other.wire):
-            wire.incoming.append(publish(b"x"))
-        kernel.server.round(0)
-        assert other.wire.incoming and not sender.wire.incoming
-        kernel.run()
-        assert reader.wire.closed and not client.backlog
-
-    def test_stop_does_not_wait_for_who_is_expelled(
-        self, kernel: FakeKernel
-    ) -> None:
-        """[RUN-12] [CONN-18] Its backlog is for nobody."""
-        reader, sender = kernel.connect(), kernel.connect()
-        reader.wire.room = 0
-        reader.send(b"SUB k")
-        sender.send(publish(b"k"))
-        kernel.server.expel(reader.client, sbus.ProtocolError("PKT-2", "x"))
-        assert reader.client.backlog
-        kernel.server.stop()
-        before = len(kernel.selector.timeouts)
-        kernel.server.run()
-        assert len(kernel.selector.timeouts) == before
-
     def test_debts_outlive_the_last_client(self, kernel: FakeKernel) -> None:
         """[CONN-19] Whoever leaves and comes again has the same to pay."""
         other = kernel.connect(uid=2)
@@ -292,29 +231,6 @@ class TestLoop:
         assert wire.incoming
         kernel.run()
         assert not wire.incoming and other.read() == [publish(b"k")]
-
-    def test_departure_with_many_patterns(
-        self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """[CONN-5] [CONN-10] Their places are given up in turns."""
-        peer, other = kernel.connect(), kernel.connect(uid=2)
-        peer.send(*(b"SUB %d/*" % number for number in range(100)))
-        client, drop = peer.client, kernel.bus.drop
-
-        def slow(client: sbus.Client, pattern: bytes) -> None:
-            kernel.now += 0.0003
-            drop(client, pattern)
-
-        monkeypatch.setattr(kernel.bus, "drop", slow)
-        peer.wire.ended = True
-        left = 100
-        while not peer.wire.closed:
-            kernel.server.round(0)
-            assert left - len(client.patterns) <= 4
-            left = len(client.patterns)
-            kernel.now += 0.01
-        other.send(WHOAMI)
-        assert len(other.read()) == 1
 
     def test_holders_that_are_due_together(self, kernel: FakeKernel) -> None:
         """[CONN-19] [BLOCK-16] They take turns like others of that user."""
