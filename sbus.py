@@ -328,73 +328,72 @@ def parse_packet(
     return kind, key, payload
 
 
-USE_LIMITS = {  # of what is used: the limits for a client, a user, the bus
-    "clients": ("", "max_user_clients", "max_clients"),
-    "patterns": ("max_patterns", "max_user_patterns", ""),
-    "pattern_bytes": ("max_pattern_bytes", "max_user_pattern_bytes", ""),
-    "backlog_bytes": ("max_backlog", "max_user_backlog", "max_bus_backlog"),
-}
+# What is used, and for each the limits for a client, a user, the bus
+CLIENTS, PATTERNS, PATTERN_BYTES, BACKLOG_BYTES = range(4)
+USE_LIMITS = (
+    ("", "max_user_clients", "max_clients"),
+    ("max_patterns", "max_user_patterns", ""),
+    ("max_pattern_bytes", "max_user_pattern_bytes", ""),
+    ("max_backlog", "max_user_backlog", "max_bus_backlog"),
+)
 RESERVED_PART = 4  # [LIMIT-16] one in so many of what the bus has
 
 
-def limits_of(
-    what: str, limits: Limits, is_privileged: bool
-) -> list[tuple[int, str, int]]:
-    """Return 0 for a client, 1 for a user, 2 for the bus; name; and most."""
-    mosts = []
-    for index, name in enumerate(USE_LIMITS[what]):
-        if name and not (is_privileged and index == 1):
-            most = getattr(limits, name)
-            if index == 2 and not is_privileged:
-                most -= most // RESERVED_PART  # [LIMIT-16]
-            mosts.append((index, name, most))
-    return mosts
+def most_of(
+    names: Sequence[str], limits: Limits, is_privileged: bool
+) -> tuple[int, int, int]:
+    """Return what a client, its user, and the bus may use of something."""
+    own, shared, total = (getattr(limits, one, sys.maxsize) for one in names)
+    if is_privileged:
+        return own, sys.maxsize, total
+    return own, shared, total - total // RESERVED_PART  # [LIMIT-16]
 
 
 class Accounts:
     """What clients, their users, and all together use of what is limited."""
 
     def __init__(self, limits: Limits) -> None:
-        self.used = dict.fromkeys(USE_LIMITS, 0)
-        # By is_privileged and what is used: whose limits, and how much
-        self._limits = [
-            {what: limits_of(what, limits, one) for what in USE_LIMITS}
-            for one in (False, True)
+        self.used = [0] * len(USE_LIMITS)
+        self.most = [
+            [most_of(names, limits, one) for names in USE_LIMITS]
+            for one in (False, True)  # is_privileged
         ]
 
-    def use(self, client: Client, **amounts: int) -> None:
+    def use(self, client: Client, what: int, amount: int) -> None:
         """Count what a client uses more, or less if negative."""
-        for used in (client.used, client.user.used, self.used):
-            for what, amount in amounts.items():
-                used[what] += amount
+        client.used[what] += amount
+        client.user.used[what] += amount
+        self.used[what] += amount
 
     def excess(
-        self, client: Client, what: str, more: int, is_far: bool = False
+        self, client: Client, what: int, more: int
     ) -> ProtocolError | None:
-        """Return which limit so much more breaks, or breaks by far.
+        """Return which limit so much more would break.
 
         Spec: [LIMIT-5] [LIMIT-6] [LIMIT-7] [LIMIT-11] [LIMIT-12] [LIMIT-13]
         [LIMIT-14] [LIMIT-15] [BLOCK-19].
         """
         user = client.user
-        scopes = (client.used, user.used, self.used)
-        for index, name, most in self._limits[user.is_privileged][what]:
-            size = scopes[index][what] + more
-            if size > (with_overshoot(most) if is_far else most):
-                return over(name, size, most)
+        own, shared, total = self.most[user.is_privileged][what]
+        if client.used[what] + more > own:
+            return over(USE_LIMITS[what][0], client.used[what] + more, own)
+        if user.used[what] + more > shared:
+            return over(USE_LIMITS[what][1], user.used[what] + more, shared)
+        if self.used[what] + more > total:
+            return over(USE_LIMITS[what][2], self.used[what] + more, total)
         return None
 
     def add_up(self, users: Iterable[User]) -> None:
         """Count anew what may be half counted, as memory has run out."""
-        self.used = dict.fromkeys(USE_LIMITS, 0)
+        self.used = [0] * len(USE_LIMITS)
         for user in users:
-            user.used = dict.fromkeys(USE_LIMITS, 0)
+            user.used = [0] * len(USE_LIMITS)
             for client in user.clients:
-                own, client.used = client.used, dict.fromkeys(USE_LIMITS, 0)
-                own["clients"], own["patterns"] = 1, len(client.patterns)
-                own["pattern_bytes"] = sum(map(len, client.patterns))
-                own["backlog_bytes"] = sum(map(cost, client.backlog))
-                self.use(client, **own)
+                client.used = [0] * len(USE_LIMITS)
+                self.use(client, CLIENTS, 1)
+                self.use(client, PATTERNS, len(client.patterns))
+                self.use(client, PATTERN_BYTES, sum(map(len, client.patterns)))
+                self.use(client, BACKLOG_BYTES, sum(map(cost, client.backlog)))
 
 
 def text_of(text: bytes) -> str:
@@ -418,7 +417,7 @@ class User:
         self.uid = uid
         self.is_privileged = is_privileged
         self.clients: dict[Client, None] = {}
-        self.used = dict.fromkeys(USE_LIMITS, 0)
+        self.used = [0] * len(USE_LIMITS)
         self.past: Counter[str] = Counter()  # of clients that have gone
         self.slow_until = 0.0  # [CONN-20]
 
@@ -428,12 +427,13 @@ class User:
         for client in self.clients:
             counts.update(client.counts())
         return {
-            **{name: self.used[name] for name in USED},
+            "clients": self.used[CLIENTS],
+            "patterns": self.used[PATTERNS],
+            "backlog_bytes": self.used[BACKLOG_BYTES],
             **{name: counts[name] for name in COUNTED},
         }
 
 
-USED = ("clients", "patterns", "backlog_bytes")  # and told
 COUNTED = ("published", "delivered", "refused", "discarded", "paused")
 
 
@@ -447,7 +447,7 @@ class Client:
         self.credentials = own
         self.user = user
         self.patterns: dict[bytes, int] = {}  # [SUB-2] how often each
-        self.used = dict.fromkeys(USE_LIMITS, 0)
+        self.used = [0] * len(USE_LIMITS)
         self.outbox: list[Packet] = []
         self.backlog = Backlog()
         self.soft_mode = "queue"
@@ -478,8 +478,8 @@ class Client:
 
     def weight(self) -> tuple[bool, int, int]:
         """Return what is larger for whom to part with first for memory."""
-        own = self.used["backlog_bytes"] + self.used["pattern_bytes"]
-        of_user = self.user.used["backlog_bytes"]
+        own = self.used[BACKLOG_BYTES] + self.used[PATTERN_BYTES]
+        of_user = self.user.used[BACKLOG_BYTES]
         return not self.user.is_privileged, of_user, own
 
     def __str__(self) -> str:
@@ -487,6 +487,7 @@ class Client:
         return f"client={self.number} uid={own.uid} pid={own.pid}"
 
 
+WIDE_MIN = 3  # receivers, from which on it counts how large a packet is
 STATS = b"stats"
 STATS_USERS_MAX = 1_000  # so that the answer stays a packet
 RECENT_KEYS_MAX = 4_096
@@ -537,7 +538,7 @@ class Bus:
         client = Client(self._numbered, credentials, user, wire)
         self.clients[client.number] = client
         user.clients[client] = None
-        self.accounts.use(client, clients=1)
+        self.accounts.use(client, CLIENTS, 1)
         self.tell("open", client, **credentials._asdict())
         return client
 
@@ -545,8 +546,8 @@ class Bus:
         """Forget a client; return the publishers that are resumed by it."""
         for pattern in [*client.patterns]:
             self.drop(client, pattern)
-        used = {what: -amount for what, amount in client.used.items()}
-        self.accounts.use(client, **used)
+        for what, amount in enumerate(client.used):
+            self.accounts.use(client, what, -amount)
         self.tell("close", client, reason)
         resumed = self.flood.forget(client)
         user = client.user
@@ -568,7 +569,7 @@ class Bus:
         end = start.find(b"\0")  # -1 is for parse_packet to judge
         head = start[:end]
         receivers = self._recent.get(head) if end > 0 else None
-        is_new = receivers is None
+        took_long = receivers is None
         if receivers is None:
             kind, key, _ = parse_packet(start, self.limits.max_key)
             segments = key.count(b"/") + 1
@@ -582,14 +583,13 @@ class Bus:
         if not client.echo:
             receivers = without_echo(receivers, client)
         if self.journal:
-            packet, text = self._give_number(packet), text_of(head[4:])
-            self.tell("msg", client, text, packet, receivers=len(receivers))
+            packet = self._number(client, head[4:], packet, len(receivers))
         client.published += 1
         for receiver in receivers:
             if not receiver.outbox:
                 self.touched.append(receiver)
             receiver.outbox.append(packet)
-        return is_new
+        return took_long or len(self.touched) > WIDE_MIN
 
     def _route(self, head: bytes, key: bytes) -> tuple[Client, ...]:
         """Return the receivers of a key, and remember them.
@@ -617,11 +617,16 @@ class Bus:
             self._recent[head] = receivers
         return receivers
 
-    def _give_number(self, packet: Packet) -> NumberedPacket:
-        """Return a copy of a packet with its message number."""
+    def _number(
+        self, client: Client, key: bytes, packet: Packet, receivers: int
+    ) -> NumberedPacket:
+        """Return a copy of a packet with a number, for the journal."""
         numbered = NumberedPacket(packet)
         self._messages += 1
         numbered.number = self._messages
+        rule = "CRED-10" if key.startswith(SECRET) else "PUB-1"
+        text, count = text_of(key), receivers
+        self.tell("msg", client, text, numbered, receivers=count, rule=rule)
         return numbered
 
     def subscribe(self, client: Client, pattern: bytes) -> None:
@@ -636,7 +641,8 @@ class Bus:
         else:
             self._hold(client, pattern)
         count = client.patterns[pattern]
-        self.tell("sub", client, text_of(pattern), count=count)
+        rule = "SUB-1" if count == 1 else "SUB-2"
+        self.tell("sub", client, text_of(pattern), count=count, rule=rule)
 
     def unsubscribe(self, client: Client, pattern: bytes) -> None:
         """Remove one of a client's identical patterns.
@@ -669,8 +675,8 @@ class Bus:
         Raises: ProtocolError if a limit of its user, or its own, forbids it.
         """
         excess, size = self.accounts.excess, len(pattern)
-        error = excess(client, "patterns", 1)
-        error = error or excess(client, "pattern_bytes", size)
+        error = excess(client, PATTERNS, 1)
+        error = error or excess(client, PATTERN_BYTES, size)
         if error:
             raise error
         table, places = self._places(client, pattern)
@@ -681,7 +687,8 @@ class Bus:
         except ProtocolError:  # [LIMIT-10] at the first
             del client.patterns[pattern]
             raise
-        self.accounts.use(client, patterns=1, pattern_bytes=size)
+        self.accounts.use(client, PATTERNS, 1)
+        self.accounts.use(client, PATTERN_BYTES, size)
 
     def drop(self, client: Client, pattern: bytes) -> None:
         """Take a pattern from its places, and then from its client."""
@@ -689,7 +696,8 @@ class Bus:
         for place in places:
             table.remove(place, client)
         del client.patterns[pattern]
-        self.accounts.use(client, patterns=-1, pattern_bytes=-len(pattern))
+        self.accounts.use(client, PATTERNS, -1)
+        self.accounts.use(client, PATTERN_BYTES, -len(pattern))
 
     def _places(
         self, client: Client, pattern: bytes
@@ -736,7 +744,7 @@ class Bus:
         """Return what `stats` is answered with: a JSON object [CTL-5]."""
         stats: dict[str, Any] = {"client": client.number, **client.counts()}
         stats["patterns"] = len(client.patterns)
-        stats["backlog_bytes"] = client.used["backlog_bytes"]
+        stats["backlog_bytes"] = client.used[BACKLOG_BYTES]
         if client.user.is_privileged:
             some = itertools.islice(self.users.values(), STATS_USERS_MAX)
             stats["users"] = {user.uid: user.stats() for user in some}
@@ -874,6 +882,11 @@ CHOICES: dict[bytes, tuple[str, Any, str]] = {  # what to set, and the rule
     b"echo/on": ("echo", True, "ECHO-3"),
     b"echo/off": ("echo", False, "ECHO-2"),
 }
+DISCARDED = {  # by reason: which rule
+    "deaf": "CONN-8",
+    "soft/discard": "BLOCK-5",
+    "hard/discard": "BLOCK-9",
+}
 PACKET_OVERHEAD_BYTES = 128
 
 
@@ -896,6 +909,7 @@ class Backlog:
         self.ties = "queue"  # [ORDER-4] the last chosen of queue and stack
         self._packets: OrderedDict[int, bytes] = OrderedDict()  # by arrival
         self._arrivals = 0
+        self._first = 0  # the arrival of what first returned
         self._heaps: dict[str, list[int]] = {}  # of ranks, by ties
 
     def __len__(self) -> int:
@@ -907,17 +921,19 @@ class Backlog:
     def push(self, packet: bytes) -> None:
         """Add a packet, the newest."""
         self._arrivals += 1
-        for ties, heap in self._heaps.items():
-            heapq.heappush(heap, rank(packet, self._arrivals, ties))
+        if self._heaps:
+            for ties, heap in self._heaps.items():
+                heapq.heappush(heap, rank(packet, self._arrivals, ties))
         self._packets[self._arrivals] = packet
 
     def first(self) -> bytes:
         """Return the packet that is to be sent next, without removing it."""
-        return self._packets[self._next()]
+        self._first = self._next()
+        return self._packets[self._first]
 
     def pop(self) -> None:
-        """Remove the packet that first returns."""
-        del self._packets[self._next()]
+        """Remove the packet that first has returned."""
+        del self._packets[self._first]
         if self._heaps:
             most = 2 * len(self._packets) + HEAP_SLACK
             kept = {t: h for t, h in self._heaps.items() if len(h) <= most}
@@ -982,41 +998,61 @@ class FloodControl:
         """Queue or discard a packet, pause its publisher, or give up.
 
         Raises: ProtocolError if the receiver is to be disconnected.
-        Spec: [BLOCK-4] [BLOCK-5] [BLOCK-7] [BLOCK-8] [BLOCK-9] [BLOCK-10]
-        [BLOCK-11] [BLOCK-14] [BLOCK-15] [BLOCK-17] [BLOCK-18] [BLOCK-19]
-        [BLOCK-21].
+        Spec: [BLOCK-4] [BLOCK-5] [BLOCK-8] [BLOCK-17] [BLOCK-18] [BLOCK-19].
         """
         receiver.refused += 1
-        if receiver.deaf:
-            return self.discard(receiver, [packet], "deaf")
-        error = self.accounts.excess(receiver, "backlog_bytes", cost(packet))
+        size = cost(packet)
+        error = self.accounts.excess(receiver, BACKLOG_BYTES, size)
         excess = error.what if error else ""
-        if packet[:5] == b"CMSG ":
+        mode = receiver.soft_mode
+        if receiver.deaf:
+            self.discard(receiver, [packet], "deaf")
+        elif packet[:5] == b"CMSG ":
             if excess:
                 raise ProtocolError("BLOCK-18", excess)
-            return self._queue(receiver, packet)  # [BLOCK-17]
-        if receiver.put_off and not excess:  # it is not the kernel's refusal
-            return self._queue(receiver, packet)
-        if receiver.soft_mode == "discard":  # [BLOCK-5]
-            return self.discard(receiver, [packet], "soft/discard")
-        if receiver.soft_mode == "error":
+            self._queue(receiver, packet, size, "BLOCK-17")
+        elif receiver.put_off and not excess:  # not refused by the kernel
+            self._queue(receiver, packet, size, "CONN-20")
+        elif mode == "discard":
+            self.discard(receiver, [packet], "soft/discard")
+        elif mode == "error":
             raise ProtocolError("BLOCK-8", "stalled in soft mode error")
-        if excess:
-            if receiver.hard_mode == "discard":  # [BLOCK-9]
-                return self.discard(receiver, [packet], "hard/discard")
-            if receiver.hard_mode == "error":
-                raise ProtocolError("BLOCK-11", excess)
-            if not self.may_pause(publisher, receiver):
-                raise ProtocolError("BLOCK-15", excess)
-            if self.accounts.excess(receiver, "backlog_bytes", 0, is_far=True):
-                raise ProtocolError("BLOCK-21", f"far {excess}")
-            most = self.bus.limits.max_backlog
-            level = min(receiver.used["backlog_bytes"], most) // 2
-            self._pause(publisher, receiver, level, "BLOCK-10")
-        is_soft = receiver.soft_mode == "block"
-        if is_soft and self.may_pause(publisher, receiver):
-            self._pause(publisher, receiver, 0, "BLOCK-7")
-        self._queue(receiver, packet)  # [BLOCK-4] [BLOCK-14]
+        elif excess and receiver.hard_mode == "discard":  # [BLOCK-9]
+            self.discard(receiver, [packet], "hard/discard")
+        else:
+            if excess:
+                self._hold_back(publisher, receiver, excess)
+            if mode == "block" and self.may_pause(publisher, receiver):
+                self._pause(publisher, receiver, 0, "BLOCK-7")
+            self._queue(receiver, packet, size, "BLOCK-4")
+
+    def _hold_back(
+        self, publisher: Client, receiver: Client, excess: str
+    ) -> None:
+        """Pause who fills a backlog above its limit.
+
+        Raises: ProtocolError if that cannot or must not be, and the receiver
+        is to be disconnected.
+        Spec: [BLOCK-10] [BLOCK-11] [BLOCK-14] [BLOCK-15] [BLOCK-21].
+        """
+        if receiver.hard_mode == "error":
+            raise ProtocolError("BLOCK-11", excess)
+        if not self.may_pause(publisher, receiver):
+            raise ProtocolError("BLOCK-15", excess)
+        if self._is_far_above(receiver):
+            raise ProtocolError("BLOCK-21", f"far {excess}")
+        most = self.bus.limits.max_backlog
+        level = min(receiver.used[BACKLOG_BYTES], most) // 2
+        self._pause(publisher, receiver, level, "BLOCK-10")
+
+    def _is_far_above(self, receiver: Client) -> bool:
+        """Return whether pausing does not explain what waits [BLOCK-21]."""
+        most = self.accounts.most[receiver.user.is_privileged][BACKLOG_BYTES]
+        sizes = (receiver.used, receiver.user.used, self.accounts.used)
+        return any(
+            used[BACKLOG_BYTES] > with_overshoot(limit)
+            for used, limit in zip(sizes, most)
+        )
 
     def may_pause(self, publisher: Client, receiver: Client) -> bool:
         """Return whether a receiver may hold a publisher up [BLOCK-13]."""
@@ -1027,18 +1063,18 @@ class FloodControl:
         uid = receiver.user.uid
         return uid == publisher.user.uid and uid != OVERFLOW_ID
 
-    def _queue(self, receiver: Client, packet: Packet) -> None:
-        """Add a packet to a backlog."""
+    def _queue(
+        self, receiver: Client, packet: Packet, size: int, rule: str
+    ) -> None:
+        """Add a packet to a backlog [BLOCK-14]."""
         kept = packet if isinstance(packet, bytes) else bytes(packet)
         receiver.backlog.push(kept)
-        self.accounts.use(receiver, backlog_bytes=cost(kept))
-        size = receiver.used["backlog_bytes"]
-        self.bus.tell("queue", receiver, packet=kept, backlog=size)
-
-    def take(self, receiver: Client, packet: bytes) -> None:
-        """Remove the first packet of a backlog."""
-        receiver.backlog.pop()
-        self.accounts.use(receiver, backlog_bytes=-cost(packet))
+        self.accounts.use(receiver, BACKLOG_BYTES, size)
+        if self.bus.journal:
+            size = receiver.used[BACKLOG_BYTES]
+            self.bus.tell(
+                "queue", receiver, packet=kept, backlog=size, rule=rule
+            )
 
     def discard(
         self, receiver: Client, packets: Sequence[Packet], reason: str
@@ -1047,8 +1083,9 @@ class FloodControl:
         self.discarded[reason] += len(packets)
         receiver.discarded += len(packets)
         if self.bus.journal:
+            rule = DISCARDED[reason]
             for packet in packets:
-                self.bus.tell("drop", receiver, reason, packet)
+                self.bus.tell("drop", receiver, reason, packet, rule=rule)
 
     def _pause(
         self, publisher: Client, receiver: Client, level: int, rule: str
@@ -1067,7 +1104,7 @@ class FloodControl:
     def release(self, receiver: Client) -> list[Client]:
         """Return those that a backlog pauses no more [BLOCK-7] [BLOCK-10]."""
         held = receiver.holding.items()
-        size = 0 if receiver.deaf else receiver.used["backlog_bytes"]
+        size = 0 if receiver.deaf else receiver.used[BACKLOG_BYTES]
         free = [publisher for publisher, level in held if size <= level]
         for publisher in free:
             publisher.held_by.pop(receiver, None)
@@ -1080,8 +1117,8 @@ class FloodControl:
     def deafen(self, client: Client) -> None:
         """Discard what waits for one that receives no more [CONN-8]."""
         client.deaf = True
-        used = client.used["backlog_bytes"]
-        self.accounts.use(client, backlog_bytes=-used)
+        used = client.used[BACKLOG_BYTES]
+        self.accounts.use(client, BACKLOG_BYTES, -used)
         self.discard(client, client.backlog.clear(), "deaf")
 
     def forget(self, client: Client) -> list[Client]:
@@ -1129,7 +1166,8 @@ PACKETS_PER_TURN = 64
 SINGLE_TURNS = 8  # after one that found a single packet
 TURN_SECONDS_MAX = 0.001
 ROUND_SECONDS_MAX = 0.002  # of all clients of a user, before others have turns
-TICK_SECONDS = 0.010  # of processor time; twice as much in a turn is long
+TICK_SECONDS = 0.010  # of processor time
+LONG_SECONDS = 0.020  # for a turn
 DEBT_MAX = 0.010  # seconds that are made up for in rounds, not in time
 SLOW_SECONDS = 1.0  # for which sends to a user are left to its own turns
 BYTES_PER_TURN = 10_000_000  # times receivers
@@ -1220,7 +1258,8 @@ class Server:
         self._has_debts = False  # somebody has spent too much
         self._settled = 0.0  # when debts were, last
         self._accept_time = 0.0  # when newcomers have their next turn
-        self.ticks: list[float] = []  # seconds of the processor, of a turn
+        self._ticks: list[float] = []  # seconds of the processor, of a turn
+        self._overdue: list[float] = []  # not empty if these are many
         self._last_tick = time.process_time()
         self._late: dict[Client, int] = {}  # put off, and for which events
         self._now = clock()  # when the last turn was over
@@ -1246,14 +1285,23 @@ class Server:
         Memory may be wanting at any statement of it, of the mending, too.
         """
         try:
-            if self._want:
-                self._mend(self._want)
             if self._reserve == b"":
-                self._save_up()
-            self._serve_ready(seconds_max)
+                self._recover()
+            if not self._alarms:
+                self._serve_ready(seconds_max)
+            else:
+                self._serve_on_time(seconds_max)
+            if self.bus.journal:
+                self.bus.journal.flush()
         except MemoryError as error:
             self._reserve = b""
             self._want = error.with_traceback(None)
+
+    def _recover(self) -> None:
+        """Go on after memory has run out."""
+        if self._want:
+            self._mend(self._want)
+        self._save_up()
 
     def _mend(self, error: MemoryError) -> None:
         """Part with the client whose turn took all memory [CONN-12].
@@ -1287,14 +1335,7 @@ class Server:
                 self.disconnect(largest, error)
 
     def _serve_ready(self, seconds_max: float | None) -> None:
-        """Do what a round is for."""
-        is_timed = bool(self._alarms)
-        if is_timed:
-            self._now = self.clock()
-            left = max(0.0, min(self._alarms.values()) - self._now)
-            most = SELECT_SECONDS_MAX if seconds_max is None else seconds_max
-            seconds_max = min(left, most)
-        start = self._now
+        """Wait, and serve who was put off before who is ready."""
         try:
             ready = self.selector.select(seconds_max)
         except (OSError, MemoryError) as error:
@@ -1305,24 +1346,17 @@ class Server:
             self._settle_debts()
         else:
             self._spent.clear()
-            self._settled = self._now
-        late = self._late
-        if late:
-            self._late = {}
-            for client, events in late.items():
-                self._serve(client, events)
-        calls = []
+        late, self._late = self._late, {}
+        for client, events in late.items():
+            self._serve(client, events)
+        others = []
         for (_, _, _, data), events in ready:
             if not isinstance(data, Client):
-                calls.append(data)
+                others.append(data)
             elif data not in late:
                 self._serve(data, events)
-        for call in calls:  # those who are here go before newcomers
+        for call in others:  # those who are here go before newcomers
             call()
-        if is_timed:
-            self._ring(self.clock() - start, seconds_max or 0.0)
-        if self.bus.journal:
-            self.bus.journal.flush()
 
     # ---- When time is up
 
@@ -1332,8 +1366,14 @@ class Server:
         """Have something done after some time, unless it is to be already."""
         self._alarms.setdefault((call, client), self.clock() + seconds)
 
-    def _ring(self, taken: float, expected: float) -> None:
-        """Do what no event asks for, but time."""
+    def _serve_on_time(self, seconds_max: float | None) -> None:
+        """Serve who is ready until an alarm, and do what no event asks for."""
+        start = self.clock()
+        left = max(0.0, min(self._alarms.values()) - start)
+        most = SELECT_SECONDS_MAX if seconds_max is None else seconds_max
+        expected = min(left, most)
+        self._serve_ready(expected)
+        taken = self.clock() - start
         if taken > expected + STOPPED_SECONDS_MIN:
             for alarm in self._alarms:  # nobody could be served meanwhile
                 self._alarms[alarm] += taken
@@ -1352,7 +1392,7 @@ class Server:
 
     def _check_holder(self, client: Client) -> None:
         """Disconnect who holds publishers and takes no packet [BLOCK-16]."""
-        if self._owes(client.user):
+        if self._owes(client):
             return self._set_alarm(self._check_holder, client, 0.0)
         # A reader of few packets may have made room without an event
         self._serve(client, WRITE)
@@ -1363,6 +1403,8 @@ class Server:
     def _listen(self, listener: socket.socket) -> None:
         """Watch the listening socket again [CONN-3]."""
         self._alarms.pop((self._listen, listener), None)
+        if self.stopping:
+            return
         try:
             with contextlib.suppress(KeyError):  # it was not unregistered
                 self.selector.register(listener, READ, self.accept)
@@ -1391,30 +1433,31 @@ class Server:
         self, client: Client, events: int, is_new: bool = False
     ) -> None:
         """Give a client its turn, unless its user had enough [CONN-19]."""
-        user = client.user
-        if not is_new and self._owes(user):
+        if not is_new and self._owes(client):
             self._late[client] = events
             return
-        if self.ticks:
-            self.ticks.clear()
         self._served = client
+        if self._ticks:
+            self._ticks.clear()
+            self._overdue.clear()
         if events & READ and not client.closed:
             self.turn(client)
         if events & WRITE and not client.closed:
             self.drain(client)
         self._served = None
-        self._charge(user, self.clock())
+        self._charge(client)
 
-    def _charge(self, user: User, now: float) -> None:
-        """Have a user account for the time since somebody last did."""
-        spent = self._spent.get(user.uid, 0.0) + now - self._now
-        self._spent[user.uid], self._now = spent, now
-        if spent > ROUND_SECONDS_MAX:
-            self._has_debts = True
+    def _charge(self, client: Client) -> None:
+        """Have its user account for the time since somebody last did."""
+        now, uid = self.clock(), client.user.uid
+        spent = self._spent.get(uid, 0.0) + now - self._now
+        if spent > ROUND_SECONDS_MAX and not self._has_debts:
+            self._has_debts, self._settled = True, self._now
+        self._spent[uid], self._now = spent, now
 
-    def _owes(self, user: User) -> bool:
-        """Return whether a user's clients have to wait [CONN-19]."""
-        return self._spent.get(user.uid, 0.0) >= ROUND_SECONDS_MAX
+    def _owes(self, client: Client) -> bool:
+        """Return whether a client's user has had enough [CONN-19]."""
+        return self._spent.get(client.user.uid, 0.0) >= ROUND_SECONDS_MAX
 
     # ---- On a new connection
 
@@ -1478,9 +1521,9 @@ class Server:
         late = sum(one.user is client.user for one in self._late)
         late = min(late, CROWD_MAX)  # they may have left
         excess = self.bus.accounts.excess
-        error = excess(client, "clients", -late)
+        error = excess(client, CLIENTS, -late)
         if error:
-            if excess(client, "clients", -late - CROWD_MAX):
+            if excess(client, CLIENTS, -late - CROWD_MAX):
                 self.disconnect(client, error)
             else:
                 self.expel(client, error, ignored=bool(client.held_by))
@@ -1518,10 +1561,10 @@ class Server:
         A large packet is routed straight from the buffer, which its flush
         sets free [LIMIT-1] [LIMIT-2] [LIMIT-3].
         """
-        bus, touched, ticks = self.bus, self.bus.touched, self.ticks
-        recv_into = client.wire.recv_into
+        bus, recv_into = self.bus, client.wire.recv_into
         handle = ignore if client.ignored else bus.handle
         view, copied_max = self._view, self._copied_bytes_max
+        end = self._now + TURN_SECONDS_MAX
         packets_max = PACKETS_PER_TURN
         if client.single_turns:
             client.single_turns -= 1
@@ -1535,27 +1578,21 @@ class Server:
                 return False
             if 0 < size <= copied_max:
                 packet = view[:size].tobytes()
-                is_new = handle(client, packet, packet)
+                took_long = handle(client, packet, packet)
             elif size == 0:
                 return self._is_end(client)
             else:
                 bus.limits.check("max_packet", size)
                 head = view[: min(size, self._head_bytes_max)].tobytes()
-                is_new = handle(client, view[:size], head) or True
+                took_long = handle(client, view[:size], head) or True
                 self._flush(client)
                 if client.held_by or client.closed:
                     break
-            if (is_new or ticks) and self._is_time_up():
-                break
-            wide = len(touched)
-            cost = wide * (size + SEND_COST_BYTES)
-            if wide > 3 and count * cost > BYTES_PER_TURN:
-                break
+            if took_long or self._ticks:
+                sent = count * len(bus.touched) * (size + SEND_COST_BYTES)
+                if sent > BYTES_PER_TURN or self.clock() >= end:
+                    break
         return False
-
-    def _is_time_up(self) -> bool:
-        """Return whether a turn has been long enough [CONN-5]."""
-        return self.clock() >= self._now + TURN_SECONDS_MAX
 
     def _is_end(self, client: Client) -> bool:
         """Return that the input has ended, or raise ProtocolError [PKT-4].
@@ -1589,10 +1626,12 @@ class Server:
         client.delivered += len(client.outbox)
         client.outbox = []
         used = client.used
+        is_slow = client.user.slow_until > self._now
+        if client.put_off or is_slow:
+            client.put_off = is_slow or used[BACKLOG_BYTES] > 0
         stalled = False
         while True:
-            is_slow = client.user.slow_until > self._now
-            if used["backlog_bytes"] or client.deaf or is_slow:
+            if used[BACKLOG_BYTES] or client.deaf or client.put_off:
                 packet = next(packets, None)
             else:
                 packet = self._offer(client, packets)
@@ -1600,8 +1639,6 @@ class Server:
                 break
             stalled = True
             client.delivered -= 1
-            waits = client.put_off and used["backlog_bytes"] > 0
-            client.put_off = waits or client.user.slow_until > self._now
             try:
                 self.bus.flood.refuse(client, packet, publisher)
             except (ProtocolError, MemoryError) as error:
@@ -1613,16 +1650,16 @@ class Server:
     def _offer(
         self, client: Client, packets: Iterator[Packet]
     ) -> Packet | None:
-        """Send packets up to the first that the kernel refuses; return it."""
-        send, ticks = client.wire.send, self.ticks
-        watched = self.bus.journal or ticks  # one test for each packet
+        """Send packets up to the first that is refused; return that one."""
+        send = client.wire.send
+        watched = self.bus.journal or self._overdue  # one test for a packet
         packet = None
         try:
             for packet in packets:
                 send(packet)
                 if watched:
                     self.bus.tell("send", client, packet=packet)
-                    if ticks and self._is_slow(client):
+                    if self._is_slow(client):
                         return next(packets, None)
         except (OSError, MemoryError) as error:
             self._take_refusal(client, error)
@@ -1637,11 +1674,14 @@ class Server:
         be for many short turns.
         """
         now = self.clock()
-        if min(sum(self.ticks), now - self._now) >= 2 * TICK_SECONDS:
-            client.user.slow_until = now + SLOW_SECONDS
-            self.ticks.clear()
-            self._charge(client.user, now)  # and not whoever sent it
-        return client.user.slow_until > now
+        if not self._overdue or now - self._now < LONG_SECONDS:
+            return False
+        client.user.slow_until = now + SLOW_SECONDS
+        client.put_off = True
+        self._ticks.clear()
+        self._overdue.clear()
+        self._charge(client)  # and not whoever sent it
+        return True
 
     def tick(self, *_: object) -> None:
         """Note the processor time since the last tick.
@@ -1649,8 +1689,10 @@ class Server:
         They are late while the kernel takes no interrupts.
         """
         now = time.process_time()
-        self.ticks.append(now - self._last_tick)
+        self._ticks.append(now - self._last_tick)
         self._last_tick = now
+        if sum(self._ticks) >= LONG_SECONDS:
+            self._overdue.append(now)
 
     def _take_refusal(self, client: Client, error: Exception) -> None:
         """Do what follows from a refusal [CONN-8] [CONN-9] [CONN-12]."""
@@ -1671,7 +1713,7 @@ class Server:
         is_told = client.discard_logged or client.fault
         if client.discarded and not is_told:
             client.discard_logged = True
-            size = client.used["backlog_bytes"]
+            size = client.used[BACKLOG_BYTES]
             why = f"soft={client.soft_mode} hard={client.hard_mode}"
             why += f" deaf={client.deaf} backlog={size}"
             line = f"discard {client} [BLOCK-20] {why}"
@@ -1679,22 +1721,29 @@ class Server:
 
     def drain(self, client: Client) -> int:
         """Offer a backlog; return how many were taken [CONN-5]."""
-        backlog = client.backlog
-        flood = self.bus.flood
-        send = client.wire.send
-        taken = 0
+        backlog, send = client.backlog, client.wire.send
+        end = self._now + TURN_SECONDS_MAX
+        taken = taken_bytes = 0
+        refusal = None
         try:
-            while backlog and not (taken and self._is_time_up()):
+            for _ in range(len(backlog)):
                 packet = backlog.first()
                 send(packet)
-                flood.take(client, packet)
+                backlog.pop()
                 taken += 1
-                self.bus.tell("send", client, packet=packet)
+                taken_bytes += len(packet) + PACKET_OVERHEAD_BYTES
+                if self.bus.journal:
+                    self.bus.tell("send", client, packet=packet)
+                if self.clock() >= end:
+                    break
         except OSError as error:
-            self._take_refusal(client, error)
+            refusal = error
         if taken:
+            self.bus.accounts.use(client, BACKLOG_BYTES, -taken_bytes)
             client.delivered += taken
             self._after_progress(client)
+        if refusal:
+            self._take_refusal(client, refusal)
         return taken
 
     def _after_progress(self, client: Client) -> None:
@@ -1752,7 +1801,7 @@ class Server:
             client.wire.shutdown(socket.SHUT_RDWR)  # it can send no more
         client.deaf = True
         self._after_progress(client)
-        self._charge(client.user, self.clock())  # and not whoever sent to it
+        self._charge(client)  # and not whoever sent to it
 
     def disconnect(self, client: Client, cause: str | Exception) -> None:
         """Forget a client and close its socket [CONN-12]."""
@@ -2235,7 +2284,7 @@ EVENTS = {  # what the trace has of each, and what the log says with -v
     "close": (',"c":%(c)d,"reason":%(text)s', "close %(who)s %(text)s"),
     "sub": (
         ',"c":%(c)d,"pattern":%(text)s',
-        "%(who)s SUB %(text)s: its count is %(count)d [SUB-1]",
+        "%(who)s SUB %(text)s: its count is %(count)d [%(rule)s]",
     ),
     "unsub": (
         ',"c":%(c)d,"pattern":%(text)s',
@@ -2246,17 +2295,17 @@ EVENTS = {  # what the trace has of each, and what the log says with -v
     "msg": (
         ',"c":%(c)d,"m":%(m)d,"key":%(text)s,"size":%(size)d',
         "%(who)s MSG %(text)s %(size)d bytes, message %(m)d: "
-        "for %(receivers)d clients [PUB-1]",
+        "receivers: %(receivers)d [%(rule)s]",
     ),
-    "send": (',"m":%(m)d,"c":%(c)d', "%(who)s: sent message %(m)d [PUB-1]"),
+    "send": (',"m":%(m)d,"c":%(c)d', "%(who)s: sent %(what)s [%(rule)s]"),
     "queue": (
         "",
-        "%(who)s: stalled, queued message %(m)d, "
-        "backlog %(backlog)d bytes [BLOCK-4]",
+        "%(who)s: stalled, queued %(what)s, "
+        "backlog %(backlog)d bytes [%(rule)s]",
     ),
     "drop": (
         ',"m":%(m)d,"c":%(c)d,"reason":%(text)s',
-        "%(who)s: discarded message %(m)d %(text)s [BLOCK-20]",
+        "%(who)s: discarded %(what)s %(text)s [%(rule)s]",
     ),
     "pause": ("", "%(who)s: paused for client=%(holder)d [%(rule)s]"),
     "resume": ("", "%(who)s: resumed [BLOCK-12]"),
@@ -2293,12 +2342,14 @@ class Journal:
         packet: Packet = b"",
         **facts: Any,
     ) -> None:
-        """Write an event wherever it belongs; message 0 is an answer."""
+        """Write an event wherever it belongs."""
         fields, words = EVENTS[event]
         number = getattr(packet, "number", 0)
         start = len(text) + len(b"MSG \0")
         facts["c"], facts["m"] = client.number, number
         facts["size"] = len(packet) - start
+        facts["what"] = f"message {number}" if number else "an answer"
+        facts.setdefault("rule", "PUB-1" if number else "CTL-3")
         facts["text"] = json.dumps(text) if text else '""'
         if fields and (number or not packet):
             line = fields % facts
@@ -2619,7 +2670,7 @@ def log_stats(server: Server) -> None:
     totals = {
         "users": len(users),
         "clients": len(bus.clients),
-        "backlog_bytes": bus.accounts.used["backlog_bytes"],
+        "backlog_bytes": bus.accounts.used[BACKLOG_BYTES],
         **bus.flood.discarded,
         **server.disconnected,
     }

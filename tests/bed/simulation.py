@@ -33,6 +33,7 @@ from fake_kernel import OWNER, FakeListener, FakeSelector, FakeWire, but
 from model import MODES, PREFIX, SECRET, USER_LIMITS, Model, Party, Setup
 from packets import WHOAMI, publish
 from patterns import WIDE_LIMITS
+from sbus import BACKLOG_BYTES
 
 SLOTS = [  # who connects, and connects again after leaving
     sbus.Credentials(100, 1000, 11),
@@ -268,7 +269,7 @@ class Witness(sbus.Journal):
     def on_close(self, client: sbus.Client, reason: str) -> None:
         wire: Any = client.wire
         if reason == "end of input":  # [CONN-10]
-            assert not client.used["backlog_bytes"] or not wire.has_room(), (
+            assert not client.used[BACKLOG_BYTES] or not wire.has_room(), (
                 "the kernel would have taken more"
             )
 
@@ -404,7 +405,7 @@ class World:
         party = wire.party
         party.counts["delivered"] += 1
         assert wire.client
-        if wire.client.used["backlog_bytes"]:
+        if wire.client.used[BACKLOG_BYTES]:
             self.account(wire)
             index = party.next_index()
             assert party.pending[index] == packet, "not the next packet"
@@ -449,7 +450,7 @@ class World:
         is_full = bool(self.limits_broken(client, size + 128))
         waited = self.now - wire.taken_time
         is_idle = client.holding and waited >= self.limits.block_timeout
-        is_stalled = wire.refused or client.used["backlog_bytes"]
+        is_stalled = wire.refused or client.used[BACKLOG_BYTES]
         assert wire.is_broken or (
             is_stalled and (wire.party.soft == "error" or is_full or is_idle)
         ), "expelled for nothing"
@@ -458,14 +459,14 @@ class World:
         """Return which limits that many more bytes of backlog would break."""
         limits = self.limits
         bus_max = limits.max_bus_backlog
-        uses = {"client": (client.used["backlog_bytes"], limits.max_backlog)}
+        uses = {"client": (client.used[BACKLOG_BYTES], limits.max_backlog)}
         wire: Any = client.wire
         if not wire.party.is_privileged:
             bus_max -= bus_max // 4  # [LIMIT-16]
-            used = client.user.used["backlog_bytes"]
+            used = client.user.used[BACKLOG_BYTES]
             uses["user"] = (used, limits.max_user_backlog)  # [LIMIT-14]
         uses["bus"] = (
-            self.bus.accounts.used["backlog_bytes"],
+            self.bus.accounts.used[BACKLOG_BYTES],
             bus_max,
         )  # [LIMIT-15]
         return [
@@ -526,7 +527,7 @@ class World:
         assert client.discarded == party.counts["discarded"], "not counted"
         self.check_counts(client, party)
         bytes_ = sum(map(len, party.pending)) + 128 * len(party.pending)
-        assert client.used["backlog_bytes"] == bytes_, "wrong count of bytes"
+        assert client.used[BACKLOG_BYTES] == bytes_, "wrong count of bytes"
         self.check_holding(client)
         self.check_modes(client, wire)
         is_starved = client.starved
@@ -575,7 +576,7 @@ class World:
         for publisher, level in client.holding.items():
             assert client in publisher.held_by
             assert not publisher.closed, "a client that left is held"
-            assert client.used["backlog_bytes"] > level, "held for nothing"
+            assert client.used[BACKLOG_BYTES] > level, "held for nothing"
             uid = client.credentials.uid  # [BLOCK-13]
             is_same = uid == publisher.credentials.uid and uid != 65534
             assert is_same or uid in (0, OWNER), "held by another user"
@@ -592,7 +593,7 @@ class World:
         wire.held = held
         seconds = self.now - wire.held_time
         is_due = held and seconds >= self.limits.block_timeout
-        assert not is_due or self.server._owes(client.user), (  # [CONN-19]
+        assert not is_due or self.server._owes(client), (  # [CONN-19]
             "holds publishers for too long"
         )  # [BLOCK-16]
 
@@ -603,7 +604,7 @@ class World:
         held = [wire.party for wire in wires]
         packets = [one for one in party.pending if one[:4] == b"MSG "]
         expected = []
-        is_over = client.used["backlog_bytes"] > self.limits.max_backlog
+        is_over = client.used[BACKLOG_BYTES] > self.limits.max_backlog
         is_new = len(packets) > party.waited and not wire.took
         if is_over and is_new:  # [BLOCK-10]
             expected = packets[-1:]
@@ -697,27 +698,27 @@ def check_sums(bus: sbus.Bus) -> None:
     """Check what the clients of each user use together."""
     users = bus.users.values()
     assert sum(len(user.clients) for user in users) == len(bus.clients)
-    total: Counter[str] = Counter()
+    total = [0] * len(sbus.USE_LIMITS)
     for uid, user in bus.users.items():
         assert user.clients, "a user without clients is remembered"
-        used: Counter[str] = Counter()
+        used = [0] * len(sbus.USE_LIMITS)
         for client in user.clients:
             assert client.credentials.uid == uid and not client.closed
             check_use(client)
-            used.update(client.used)
+            used = [*map(sum, zip(used, client.used))]
         assert user.used == used, "wrong sums of a user"
-        total.update(used)
-    assert bus.accounts.used == (total or dict.fromkeys(bus.accounts.used, 0))
+        total = [*map(sum, zip(total, used))]
+    assert bus.accounts.used == total
 
 
 def check_use(client: sbus.Client) -> None:
     """Check what a client uses of what is limited."""
-    assert client.used == {
-        "clients": 1,
-        "patterns": len(client.patterns),
-        "pattern_bytes": sum(map(len, client.patterns)),
-        "backlog_bytes": sum(map(sbus.cost, client.backlog)),
-    }
+    assert client.used == [
+        1,
+        len(client.patterns),
+        sum(map(len, client.patterns)),
+        sum(map(sbus.cost, client.backlog)),
+    ]
 
 
 def check_subscriptions(bus: sbus.Bus) -> None:

@@ -79,6 +79,7 @@ class TestBacklog:
         backlog = self.backlog("queue", b"a", b"ccc", b"bb")
         backlog.reorder("random")
         backlog.push(b"dddd")
+        assert backlog.first() == b"dddd"
         backlog.pop()
         backlog.reorder("stack")
         backlog.reorder("random")
@@ -112,6 +113,7 @@ class TestBacklog:
         backlog.reorder(order)
         for number in range(10_000):
             backlog.push(bytes(number % 7))
+            backlog.first()
             backlog.pop()
         assert len(backlog) == 2
         assert all(len(heap) < 3_000 for heap in backlog._heaps.values())
@@ -211,12 +213,12 @@ class TestHardModes:
         kernel.connect().send(*publications(4))
         waiting = [len(peer.client.backlog) for peer in peers]
         assert waiting[0] + waiting[1] == waiting[2] == 3
-        assert kernel.bus.users[1].used["backlog_bytes"] == 3 * size
+        assert kernel.bus.users[1].used[sbus.BACKLOG_BYTES] == 3 * size
         peers[0].close()
         peers[1].wire.room = None
         kernel.run()
-        assert kernel.bus.users[1].used["backlog_bytes"] == 0
-        assert kernel.bus.accounts.used["backlog_bytes"] == 3 * size
+        assert kernel.bus.users[1].used[sbus.BACKLOG_BYTES] == 0
+        assert kernel.bus.accounts.used[sbus.BACKLOG_BYTES] == 3 * size
 
     @pytest.mark.parametrize("uid, count", [(1, 6), (0, 8), (OWNER, 8)])
     def test_backlog_of_the_bus(self, uid: int, count: int) -> None:

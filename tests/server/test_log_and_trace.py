@@ -94,13 +94,13 @@ class TestLog:
         own = f"!/cred/{os.getgid()}/{os.getuid()}/{os.getpid()}"
         steps = {
             b"SUB k": 'SUB "k": its count is 1 [SUB-1]',
-            b"SUB k\0": 'SUB "k": its count is 2 [SUB-1]',
+            b"SUB k\0": 'SUB "k": its count is 2 [SUB-2]',
             b"UNSUB k": 'UNSUB "k": its count is 1 [UNSUB-1]',
             b"UNSUB l": 'UNSUB "l": ignored [UNSUB-2]',
-            publish(b"k", b"123"): 'MSG "k" 3 bytes, message 1: for 1 clients'
+            publish(b"k", b"123"): 'MSG "k" 3 bytes, message 1: receivers: 1'
             " [PUB-1]",
             publish(own.encode() + b"/x"): f'MSG "{own}/x" 0 bytes, message 2'
-            ": for 0 clients [PUB-1]",
+            ": receivers: 0 [CRED-10]",
             b"CMSG echo/off": 'CMSG "echo/off" [ECHO-2]',
             b"CMSG echo/on": 'CMSG "echo/on" [ECHO-3]',
             b"CMSG order/stack": 'CMSG "order/stack" [BLOCK-2]',
@@ -121,7 +121,7 @@ class TestLog:
         for line in steps.values():
             assert f"sbusd: {who} {line}\n" in log
         assert f"sbusd: {who}: sent message 1 [PUB-1]\n" in log
-        assert f"sbusd: {who}: sent message 0 [PUB-1]\n" in log  # the answer
+        assert f"sbusd: {who}: sent an answer [CTL-3]\n" in log
         assert f'sbusd: close {who} "end of input"\n' in log
         assert "sbusd: close client=2" in log
         positions = [log.index(line) for line in steps.values()]
@@ -159,17 +159,17 @@ class TestLog:
             f"{to} sent message 1 [PUB-1]",
             f"{to} stalled, queued message 2, backlog {size + 1} bytes"
             " [BLOCK-4]",
-            f'{to} discarded message 3 "hard/discard" [BLOCK-20]',
+            f'{to} discarded message 3 "hard/discard" [BLOCK-9]',
             f"{to} sent message 2 [PUB-1]",
-            f'{to} discarded message 4 "soft/discard" [BLOCK-20]',
+            f'{to} discarded message 4 "soft/discard" [BLOCK-5]',
             f"{by} paused for client=1 [BLOCK-7]",
             f"{to} stalled, queued message 5, backlog {size} bytes [BLOCK-4]",
             f"{to} sent message 5 [PUB-1]",
             f"{by} resumed [BLOCK-12]",
-            f"{to} stalled, queued message 0, backlog {answer} bytes"
-            " [BLOCK-4]",
-            f"{to} sent message 0 [PUB-1]",
-            f'{to} discarded message 6 "deaf" [BLOCK-20]',
+            f"{to} stalled, queued an answer, backlog {answer} bytes"
+            " [BLOCK-17]",
+            f"{to} sent an answer [CTL-3]",
+            f'{to} discarded message 6 "deaf" [CONN-8]',
         ]
 
 

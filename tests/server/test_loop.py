@@ -6,6 +6,7 @@ import errno
 import gc
 import itertools
 import socket
+import time
 from collections import deque
 from typing import Any
 
@@ -46,6 +47,12 @@ def spend_on_sends(kernel: FakeKernel, peer: FakePeer, seconds: float) -> None:
     peer.wire.send = slow  # type: ignore[method-assign]
 
 
+def tick(kernel: FakeKernel, seconds: float) -> None:
+    """Have so much time of the processor pass, and the server told."""
+    kernel.server._last_tick = time.process_time() - seconds
+    kernel.server.tick()
+
+
 def spend_ticks(
     kernel: FakeKernel, peer: FakePeer, ticks: int = 2, seconds: float = 0.02
 ) -> None:
@@ -53,7 +60,8 @@ def spend_ticks(
     send = peer.wire.send
 
     def slow(packet: Any) -> int:
-        kernel.server.ticks += [seconds / ticks] * ticks
+        for _ in range(ticks):
+            tick(kernel, 0.0001 + seconds / ticks)
         kernel.now += seconds
         return send(packet)
 
@@ -151,7 +159,8 @@ class TestLoop:
         send = reader.wire.send
 
         def slow(packet: Any) -> int:
-            kernel.server.ticks += ticks
+            for each in ticks:
+                tick(kernel, each)
             kernel.now += seconds
             return send(packet)
 
@@ -305,7 +314,7 @@ class TestLoop:
         recv_into = peer.wire.recv_into
 
         def slow(*arguments: Any) -> int:
-            kernel.server.ticks.append(0.01)
+            tick(kernel, 0.01)
             kernel.now += 0.005
             return recv_into(*arguments)
 
