@@ -640,9 +640,10 @@ class Bus:
             client.patterns[pattern] += 1
         else:
             self._hold(client, pattern)
-        count = client.patterns[pattern]
-        rule = "SUB-1" if count == 1 else "SUB-2"
-        self.tell("sub", client, text_of(pattern), count=count, rule=rule)
+        if self.journal:
+            count = client.patterns[pattern]
+            rule = "SUB-1" if count == 1 else "SUB-2"
+            self.tell("sub", client, text_of(pattern), count=count, rule=rule)
 
     def unsubscribe(self, client: Client, pattern: bytes) -> None:
         """Remove one of a client's identical patterns.
@@ -661,7 +662,8 @@ class Bus:
             client.patterns[pattern] = held - 1
         else:
             self.drop(client, pattern)
-        self.tell("unsub", client, text_of(pattern), count=held - 1)
+        if self.journal:
+            self.tell("unsub", client, text_of(pattern), count=held - 1)
 
     def _check_pattern(self, client: Client, pattern: bytes) -> None:
         """Raise ProtocolError if it is forbidden [KEY-4] [CRED-4] [CRED-5]."""
@@ -674,9 +676,9 @@ class Bus:
 
         Raises: ProtocolError if a limit of its user, or its own, forbids it.
         """
-        excess, size = self.accounts.excess, len(pattern)
-        error = excess(client, PATTERNS, 1)
-        error = error or excess(client, PATTERN_BYTES, size)
+        accounts, size = self.accounts, len(pattern)
+        error = accounts.excess(client, PATTERNS, 1)
+        error = error or accounts.excess(client, PATTERN_BYTES, size)
         if error:
             raise error
         table, places = self._places(client, pattern)
@@ -687,8 +689,8 @@ class Bus:
         except ProtocolError:  # [LIMIT-10] at the first
             del client.patterns[pattern]
             raise
-        self.accounts.use(client, PATTERNS, 1)
-        self.accounts.use(client, PATTERN_BYTES, size)
+        accounts.use(client, PATTERNS, 1)
+        accounts.use(client, PATTERN_BYTES, size)
 
     def drop(self, client: Client, pattern: bytes) -> None:
         """Take a pattern from its places, and then from its client."""
