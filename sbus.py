@@ -6,17 +6,18 @@ and nothing else: copy it, run it.  Its sections are the chapters of the
 specification in spec/, and a bracketed id, as in [PUB-2], names the rule
 that a passage keeps.
 
-    1  Overview          limits, errors                      no I/O
+    1  Overview          errors                              no I/O
     2  Routing keys      matching, the subscription table    no I/O
     3  Protocol          packets, clients, the bus           no I/O
     4  Secret messages   credentials, secret keys            no I/O
     5  Flood control     backlogs, modes, orders             no I/O
     6  Echoes                                                no I/O
-    7  Connections       the loop: accept, read, send, close
-    8  Running           addresses, command line, log, trace
+    7  Limits            what clients may use                no I/O
+    8  Connections       the loop: accept, read, send, close
+    9  Running           addresses, command line, log, trace
 
-A packet's way: Server.turn (7) reads it, Bus.handle (3) finds its receivers
-in a SubscriptionTable (2) and puts it in their outboxes, Server.deliver (7)
+A packet's way: Server.turn (8) reads it, Bus.handle (3) finds its receivers
+in a SubscriptionTable (2) and puts it in their outboxes, Server.deliver (8)
 offers them to the kernel, and FloodControl.refuse (5) decides on what the
 kernel refuses.
 
@@ -68,60 +69,9 @@ SPEC_VERSION = "1"
 # 1. Overview                                               spec/1-overview.md
 #
 # Facts
-# - Whatever a client can make grow has a limit, and a limit has a unit.
 # - The answer to a client's mistake is the end of its connection.  Nobody
 #   else notices, and the log names the client and the rule.
 # =============================================================================
-
-
-LIMITS = {  # by option: what is the default, what rule has it, what it counts
-    "max_packet": (409_600, "LIMIT-1", "bytes of a packet"),
-    "max_key": (4_096, "LIMIT-4", "bytes of a key or pattern"),
-    "max_segments": (64, "LIMIT-17", "segments of a key or pattern"),
-    "max_patterns": (1_024, "LIMIT-5", "patterns of a client"),
-    "max_pattern_bytes": (1 << 18, "LIMIT-6", "pattern bytes of a client"),
-    "max_backlog": (1 << 24, "BLOCK-19", "bytes of backlog of a client"),
-    "max_clients": (16_384, "LIMIT-7", "clients"),
-    "block_timeout": (5.0, "BLOCK-16", "seconds"),
-    "max_shapes": (256, "LIMIT-10", "shapes of patterns of a user"),
-    "max_user_clients": (512, "LIMIT-11", "clients of a user"),
-    "max_user_patterns": (16_384, "LIMIT-12", "patterns of a user"),
-    "max_user_pattern_bytes": (1 << 22, "LIMIT-13", "pattern bytes of a user"),
-    "max_user_backlog": (1 << 26, "LIMIT-14", "bytes of backlog of a user"),
-    "max_bus_backlog": (1 << 30, "LIMIT-15", "bytes of backlog of the bus"),
-}
-
-
-class Limits(types.SimpleNamespace):
-    """What a client, the clients of a user, and all together may use."""
-
-    def __init__(self, **other: float) -> None:
-        defaults = {name: default for name, (default, *_) in LIMITS.items()}
-        super().__init__(**{**defaults, **other})
-
-    def check(self, name: str, used: int) -> None:
-        """Raise ProtocolError if more is used than a limit allows."""
-        if used > getattr(self, name):
-            raise over(name, used, getattr(self, name))
-
-    def memory_bytes_max(self) -> int:
-        """Return about how much memory clients can make the server use.
-
-        Measured, for the worst that each may be; a test does so again.  The
-        kernel's buffers are not in it.
-        """
-        shape = 1_500 + 64 * self.max_segments
-        shapes = min(self.max_patterns, 2 * self.max_shapes) * shape
-        patterns = self.max_patterns * 1_800 + self.max_pattern_bytes * 9
-        clients = self.max_clients * (2_500 + patterns + shapes)
-        backlog = with_overshoot(self.max_bus_backlog) * 4  # in small pieces
-        recent = RECENT_KEYS_MAX * 3_200
-        return int(clients + backlog + recent + self.max_packet)
-
-
-def with_overshoot(limit: int) -> int:
-    """Return what backlogs may come to that pause publishers [BLOCK-21]."""
-    return limit + limit // 8 + 1_048_576
 
 
 class ProtocolError(Exception):
@@ -131,12 +81,6 @@ class ProtocolError(Exception):
         super().__init__(f"[{requirement}] {what}")
         self.requirement = requirement
         self.what = what
-
-
-def over(limit: str, used: int, most: float) -> ProtocolError:
-    """Return what to say of a client that is above a limit."""
-    _, rule, what = LIMITS[limit]
-    return ProtocolError(rule, f"{used} {what}, over {most}")
 
 
 class StartError(Exception):
@@ -286,7 +230,7 @@ class SubscriptionTable:
 # - One packet is one message.  Its head, all before the first NUL byte, is
 #   a word, a space, and a key or pattern.
 # - The bus decides and does no I/O.  It leaves packets in outboxes and their
-#   owners in Bus.touched; section 7 empties both.
+#   owners in Bus.touched; section 8 empties both.
 # - A packet is routed as it came.  Large ones come as a view of the receive
 #   buffer, and only what the kernel refuses is ever copied.
 # =============================================================================
@@ -326,74 +270,6 @@ def parse_packet(
     if kind in ("subscribe", "unsubscribe"):
         payload = b""
     return kind, key, payload
-
-
-# What is used, and for each the limits for a client, a user, the bus
-CLIENTS, PATTERNS, PATTERN_BYTES, BACKLOG_BYTES = range(4)
-USE_LIMITS = (
-    ("", "max_user_clients", "max_clients"),
-    ("max_patterns", "max_user_patterns", ""),
-    ("max_pattern_bytes", "max_user_pattern_bytes", ""),
-    ("max_backlog", "max_user_backlog", "max_bus_backlog"),
-)
-RESERVED_PART = 4  # [LIMIT-16] one in so many of what the bus has
-
-
-def most_of(
-    names: Sequence[str], limits: Limits, is_privileged: bool
-) -> tuple[int, int, int]:
-    """Return what a client, its user, and the bus may use of something."""
-    own, shared, total = (getattr(limits, one, sys.maxsize) for one in names)
-    if is_privileged:
-        return own, sys.maxsize, total
-    return own, shared, total - total // RESERVED_PART  # [LIMIT-16]
-
-
-class Accounts:
-    """What clients, their users, and all together use of what is limited."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.used = [0] * len(USE_LIMITS)
-        self.most = [
-            [most_of(names, limits, one) for names in USE_LIMITS]
-            for one in (False, True)  # is_privileged
-        ]
-
-    def use(self, client: Client, what: int, amount: int) -> None:
-        """Count what a client uses more, or less if negative."""
-        client.used[what] += amount
-        client.user.used[what] += amount
-        self.used[what] += amount
-
-    def excess(
-        self, client: Client, what: int, more: int
-    ) -> ProtocolError | None:
-        """Return which limit so much more would break.
-
-        Spec: [LIMIT-5] [LIMIT-6] [LIMIT-7] [LIMIT-11] [LIMIT-12] [LIMIT-13]
-        [LIMIT-14] [LIMIT-15] [BLOCK-19].
-        """
-        user = client.user
-        own, shared, total = self.most[user.is_privileged][what]
-        if client.used[what] + more > own:
-            return over(USE_LIMITS[what][0], client.used[what] + more, own)
-        if user.used[what] + more > shared:
-            return over(USE_LIMITS[what][1], user.used[what] + more, shared)
-        if self.used[what] + more > total:
-            return over(USE_LIMITS[what][2], self.used[what] + more, total)
-        return None
-
-    def add_up(self, users: Iterable[User]) -> None:
-        """Count anew what may be half counted, as memory has run out."""
-        self.used = [0] * len(USE_LIMITS)
-        for user in users:
-            user.used = [0] * len(USE_LIMITS)
-            for client in user.clients:
-                client.used = [0] * len(USE_LIMITS)
-                self.use(client, CLIENTS, 1)
-                self.use(client, PATTERNS, len(client.patterns))
-                self.use(client, PATTERN_BYTES, sum(map(len, client.patterns)))
-                self.use(client, BACKLOG_BYTES, sum(map(cost, client.backlog)))
 
 
 def text_of(text: bytes) -> str:
@@ -462,7 +338,7 @@ class Client:
         self.echo = True
         self.deaf = False  # [CONN-8] whatever is for it is discarded
         self.closed = False
-        # Section 7's:
+        # Section 8's:
         self.wire = wire
         self.events = 0  # what the selector watches for
         self.fault = ""  # [CONN-18] why it is disconnected, once all is read
@@ -1145,7 +1021,140 @@ def without_echo(
 
 
 # =============================================================================
-# 7. Connections                                         spec/7-connections.md
+# 7. Limits                                                   spec/7-limits.md
+#
+# Facts
+# - Whatever a client can make grow has a limit, and a limit has a unit.
+# - What is used is counted for the client, for its user, and for the bus.
+# =============================================================================
+
+
+LIMITS = {  # by option: what is the default, what rule has it, what it counts
+    "max_packet": (409_600, "LIMIT-1", "bytes of a packet"),
+    "max_key": (4_096, "LIMIT-4", "bytes of a key or pattern"),
+    "max_segments": (64, "LIMIT-17", "segments of a key or pattern"),
+    "max_patterns": (1_024, "LIMIT-5", "patterns of a client"),
+    "max_pattern_bytes": (1 << 18, "LIMIT-6", "pattern bytes of a client"),
+    "max_backlog": (1 << 24, "BLOCK-19", "bytes of backlog of a client"),
+    "max_clients": (16_384, "LIMIT-7", "clients"),
+    "block_timeout": (5.0, "BLOCK-16", "seconds"),
+    "max_shapes": (256, "LIMIT-10", "shapes of patterns of a user"),
+    "max_user_clients": (512, "LIMIT-11", "clients of a user"),
+    "max_user_patterns": (16_384, "LIMIT-12", "patterns of a user"),
+    "max_user_pattern_bytes": (1 << 22, "LIMIT-13", "pattern bytes of a user"),
+    "max_user_backlog": (1 << 26, "LIMIT-14", "bytes of backlog of a user"),
+    "max_bus_backlog": (1 << 30, "LIMIT-15", "bytes of backlog of the bus"),
+}
+
+
+class Limits(types.SimpleNamespace):
+    """What a client, the clients of a user, and all together may use."""
+
+    def __init__(self, **other: float) -> None:
+        defaults = {name: default for name, (default, *_) in LIMITS.items()}
+        super().__init__(**{**defaults, **other})
+
+    def check(self, name: str, used: int) -> None:
+        """Raise ProtocolError if more is used than a limit allows."""
+        if used > getattr(self, name):
+            raise over(name, used, getattr(self, name))
+
+    def memory_bytes_max(self) -> int:
+        """Return about how much memory clients can make the server use.
+
+        Measured, for the worst that each may be; a test does so again.  The
+        kernel's buffers are not in it.
+        """
+        shape = 1_500 + 64 * self.max_segments
+        shapes = min(self.max_patterns, 2 * self.max_shapes) * shape
+        patterns = self.max_patterns * 1_800 + self.max_pattern_bytes * 9
+        clients = self.max_clients * (2_500 + patterns + shapes)
+        backlog = with_overshoot(self.max_bus_backlog) * 4  # in small pieces
+        recent = RECENT_KEYS_MAX * 3_200
+        return int(clients + backlog + recent + self.max_packet)
+
+
+def with_overshoot(limit: int) -> int:
+    """Return what backlogs may come to that pause publishers [BLOCK-21]."""
+    return limit + limit // 8 + 1_048_576
+
+
+def over(limit: str, used: int, most: float) -> ProtocolError:
+    """Return what to say of a client that is above a limit."""
+    _, rule, what = LIMITS[limit]
+    return ProtocolError(rule, f"{used} {what}, over {most}")
+
+
+# What is used, and for each the limits for a client, a user, the bus
+CLIENTS, PATTERNS, PATTERN_BYTES, BACKLOG_BYTES = range(4)
+USE_LIMITS = (
+    ("", "max_user_clients", "max_clients"),
+    ("max_patterns", "max_user_patterns", ""),
+    ("max_pattern_bytes", "max_user_pattern_bytes", ""),
+    ("max_backlog", "max_user_backlog", "max_bus_backlog"),
+)
+RESERVED_PART = 4  # [LIMIT-16] one in so many of what the bus has
+
+
+def most_of(
+    names: Sequence[str], limits: Limits, is_privileged: bool
+) -> tuple[int, int, int]:
+    """Return what a client, its user, and the bus may use of something."""
+    own, shared, total = (getattr(limits, one, sys.maxsize) for one in names)
+    if is_privileged:
+        return own, sys.maxsize, total
+    return own, shared, total - total // RESERVED_PART  # [LIMIT-16]
+
+
+class Accounts:
+    """What clients, their users, and all together use of what is limited."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.used = [0] * len(USE_LIMITS)
+        self.most = [
+            [most_of(names, limits, one) for names in USE_LIMITS]
+            for one in (False, True)  # is_privileged
+        ]
+
+    def use(self, client: Client, what: int, amount: int) -> None:
+        """Count what a client uses more, or less if negative."""
+        client.used[what] += amount
+        client.user.used[what] += amount
+        self.used[what] += amount
+
+    def excess(
+        self, client: Client, what: int, more: int
+    ) -> ProtocolError | None:
+        """Return which limit so much more would break.
+
+        Spec: [LIMIT-5] [LIMIT-6] [LIMIT-7] [LIMIT-11] [LIMIT-12] [LIMIT-13]
+        [LIMIT-14] [LIMIT-15] [BLOCK-19].
+        """
+        user = client.user
+        own, shared, total = self.most[user.is_privileged][what]
+        if client.used[what] + more > own:
+            return over(USE_LIMITS[what][0], client.used[what] + more, own)
+        if user.used[what] + more > shared:
+            return over(USE_LIMITS[what][1], user.used[what] + more, shared)
+        if self.used[what] + more > total:
+            return over(USE_LIMITS[what][2], self.used[what] + more, total)
+        return None
+
+    def add_up(self, users: Iterable[User]) -> None:
+        """Count anew what may be half counted, as memory has run out."""
+        self.used = [0] * len(USE_LIMITS)
+        for user in users:
+            user.used = [0] * len(USE_LIMITS)
+            for client in user.clients:
+                client.used = [0] * len(USE_LIMITS)
+                self.use(client, CLIENTS, 1)
+                self.use(client, PATTERNS, len(client.patterns))
+                self.use(client, PATTERN_BYTES, sum(map(len, client.patterns)))
+                self.use(client, BACKLOG_BYTES, sum(map(cost, client.backlog)))
+
+
+# =============================================================================
+# 8. Connections                                         spec/8-connections.md
 #
 # Facts
 # - The selector is level-triggered: what is not read now is reported again.
@@ -1912,7 +1921,7 @@ def send_buffer_bytes(max_packet: int) -> int:
 
 
 # =============================================================================
-# 8. Running                                                 spec/8-running.md
+# 9. Running                                                 spec/9-running.md
 #
 # Facts
 # - The kernel says whether anybody is bound to a path without a visit: to

@@ -65,11 +65,11 @@ class TestFiles:
             heading = (ROOT / file).read_text("utf-8").splitlines()[0]
             assert heading == f"# {name}"
             titles.append(ROOT / file)
-        assert titles == self.CHAPTERS[:8]
+        assert titles == self.CHAPTERS
 
     def test_the_core_does_no_io(self) -> None:
-        """Sections 1 to 6 name none of the modules that do I/O."""
-        core = "\n".join(text for _, text in self.sections()[:6])
+        """Sections 1 to 7 name none of the modules that do I/O."""
+        core = "\n".join(text for _, text in self.sections()[:7])
         named = {
             node.id
             for node in ast.walk(ast.parse(core))

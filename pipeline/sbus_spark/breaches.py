@@ -1,6 +1,6 @@
 """Breaches: what is wrong, one by one.
 
-See spec/3-protocol.md to spec/8-running.md.  Facts:
+See spec/3-protocol.md to spec/9-running.md.  Facts:
 
 - Only suspects are looked at here, and what is found once more to be in
   order is no breach.

@@ -1,6 +1,6 @@
 """Events: the text of a trace to arrays.
 
-See spec/8-running.md.  Facts:
+See spec/9-running.md.  Facts:
 
 - Most events are sends, then messages and drops.  Where their lines are as
   sbus.py writes them, which is looked at, they are parsed all at once; any

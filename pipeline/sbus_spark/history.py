@@ -1,6 +1,6 @@
 """History: what clients hold and have asked for, event by event.
 
-See spec/3-protocol.md to spec/8-running.md.  Facts:
+See spec/3-protocol.md to spec/9-running.md.  Facts:
 
 - What a piece changes is told in full only within its task.  To others goes
   what is left of it at its end: the state of clients that are open then, and

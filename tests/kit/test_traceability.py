@@ -52,7 +52,7 @@ class TestTraceability:
 
     def test_choices_are_explained(self) -> None:
         """Chapter 9 tells what we do where a server MAY."""
-        choices = (SPEC / "9-choices.md").read_text("utf-8")
+        choices = (SPEC / "choices.md").read_text("utf-8")
         for rule in RULES.values():
             assert rule.level != "MAY" or f"[{rule.id}]" in choices
 
