@@ -38,6 +38,7 @@ import base64
 import contextlib
 import errno
 import fcntl
+import functools
 import gc
 import heapq
 import itertools
@@ -1982,6 +1983,20 @@ class Endpoint(NamedTuple):
                 remove(self.file, self.address)
 
 
+def endpoint_of(options: argparse.Namespace) -> Endpoint:
+    """Listen where the options say, or else the service manager [ADDR-1].
+
+    Raises: StartError if that cannot be done.
+    """
+    mode = 0o700 | options.group * 0o070 | options.others * 0o007
+    address = options.address
+    if address is None:
+        address = inherited_address() or default_address()
+    endpoint = open_endpoint(address, mode, options.replace)
+    endpoint.listener.setblocking(False)
+    return endpoint
+
+
 def open_endpoint(address: str, mode: int, replace: bool) -> Endpoint:
     """Listen at an address [ADDR-3].
 
@@ -2626,16 +2641,10 @@ def catch_signals(is_daemon: bool) -> tuple[socket.socket, set[int]]:
     return reader, caught
 
 
-def announce(
-    options: argparse.Namespace,
-    endpoint: Endpoint,
-    limits: Limits,
-    ready: int | None,
-) -> None:
-    """Tell everybody who waits for it that the server listens.
-
-    Spec: [RUN-3] [RUN-4] [RUN-5] [RUN-8] [RUN-14].
-    """
+def describe_start(
+    options: argparse.Namespace, endpoint: Endpoint, limits: Limits
+) -> str:
+    """Return what the start line says beside the address [RUN-14]."""
     about = "".join(
         f" {option_of(name)[2:]}={value}"
         for name, value in vars(limits).items()
@@ -2646,20 +2655,31 @@ def announce(
         about += "; a client may make the bus wait for its descriptors"
     if endpoint.address.startswith(ABSTRACT) and not options.user:
         about += "; any user may connect"
-    is_foreign = os.isatty(2) and os.get_blocking(2)
-    if is_foreign:  # [RUN-16]
+    if is_foreign_terminal():
         about += "; no log from now on, as this terminal is another user's"
     is_private = not (options.group or options.others)
     if endpoint.file >= 0 and options.user and is_private:
         about += "; -u lets nobody in without -g or -o"
-    log.info("start %s pid=%d%s", endpoint.address, os.getpid(), about)
-    if options.address == ABSTRACT:
+    return about
+
+
+def is_foreign_terminal() -> bool:
+    """Return whether the log would wait for its terminal [RUN-16]."""
+    return os.isatty(2) and os.get_blocking(2)
+
+
+def announce(address: str, is_new: bool, ready: int | None) -> None:
+    """Tell everybody who waits for it that the server listens.
+
+    Spec: [RUN-3] [RUN-4] [RUN-5] [RUN-8].
+    """
+    if is_new:  # nobody knows it
         with contextlib.suppress(OSError):
-            os.write(1, f"{endpoint.address}\n".encode("ascii"))
+            os.write(1, f"{address}\n".encode("ascii"))
     silence(1)  # [RUN-4] whoever waits for the end of it goes on now
     notify_ready()
     is_file = stat.S_ISREG(os.fstat(2).st_mode)
-    if is_foreign or (ready is not None and not is_file):
+    if is_foreign_terminal() or (ready is not None and not is_file):
         silence(2)
     if ready is not None:
         silence(0)
@@ -2709,6 +2729,36 @@ def open_journal(options: argparse.Namespace, address: str) -> Journal:
     return Journal(trace, about, options.trace_payload, options.verbose)
 
 
+def obey_signals(
+    server: Server, signals: socket.socket, caught: set[int]
+) -> None:
+    """Stop the server, or log what it does [RUN-10] [RUN-17]."""
+    signals.recv(4096)
+    if caught.intersection(STOP_SIGNALS):
+        server.stop()
+    elif signal.SIGUSR1 in caught:
+        caught.discard(signal.SIGUSR1)
+        log_stats(server)
+
+
+def go_to_background(
+    options: argparse.Namespace, cleanup: contextlib.ExitStack
+) -> int | None:
+    """Detach if that is asked for, and write the pid file.
+
+    Return a descriptor to write to once the server is ready.
+    Raises: StartError if the pid file is not ours to write.
+    """
+    path = options.pid_file
+    if path is None:
+        return detach() if options.daemon else None
+    pid_file = open_pid_file(path)
+    cleanup.callback(remove, pid_file, absolute(path))
+    ready = detach()
+    write_pid(pid_file)
+    return ready
+
+
 def serve(options: argparse.Namespace) -> None:
     """Run a server until it is stopped.
 
@@ -2718,26 +2768,14 @@ def serve(options: argparse.Namespace) -> None:
     limits = Limits(**{name: getattr(options, name) for name in LIMITS})
     check_packet_size(limits.max_packet)
     limits = within_descriptors(limits)
-    gc.set_threshold(700, 10, 1 << 30)  # to look at all takes long
     bus = Bus(limits, os.getuid(), options.cred_prefix, options.strict)
     with contextlib.ExitStack() as cleanup:
-        mode = 0o700 | options.group * 0o070 | options.others * 0o007
-        address = options.address
-        if address is None:
-            address = inherited_address() or default_address()
-        endpoint = open_endpoint(address, mode, options.replace)
+        endpoint = endpoint_of(options)
         cleanup.callback(endpoint.close)
-        endpoint.listener.setblocking(False)
         if options.trace is not None or options.verbose:
             bus.journal = open_journal(options, endpoint.address)
             cleanup.callback(bus.journal.close)
-        pid_file = None
-        if options.pid_file is not None:
-            pid_file = open_pid_file(options.pid_file)
-            cleanup.callback(remove, pid_file, absolute(options.pid_file))
-        ready = detach() if options.daemon else None
-        if pid_file is not None:
-            write_pid(pid_file)
+        ready = go_to_background(options, cleanup)
         server = Server(
             bus,
             endpoint.listener,
@@ -2746,21 +2784,16 @@ def serve(options: argparse.Namespace) -> None:
             {os.getuid(), *options.user} if options.user else None,
             options.close,
         )
-
-        def on_signal() -> None:
-            signals.recv(4096)
-            if caught.intersection(STOP_SIGNALS):
-                server.stop()
-            elif signal.SIGUSR1 in caught:
-                caught.discard(signal.SIGUSR1)
-                log_stats(server)
-
+        on_signal = functools.partial(obey_signals, server, signals, caught)
         server.selector.register(signals, READ, on_signal)
         signal.signal(signal.SIGPROF, server.tick)
         signal.setitimer(signal.ITIMER_PROF, TICK_SECONDS, TICK_SECONDS)
         cleanup.callback(signal.setitimer, signal.ITIMER_PROF, 0)
         bytes(2 * RESERVE_BYTES)  # without so much it is no use to begin
-        announce(options, endpoint, limits, ready)
+        gc.set_threshold(700, 10, 1 << 30)  # to look at all takes long
+        about = describe_start(options, endpoint, limits)
+        log.info("start %s pid=%d%s", endpoint.address, os.getpid(), about)
+        announce(endpoint.address, options.address == ABSTRACT, ready)
         server.run()
     for number in (*STOP_SIGNALS, signal.SIGUSR1):  # it ends without ours
         signal.signal(number, signal.SIG_IGN)
