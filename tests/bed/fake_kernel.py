@@ -250,6 +250,7 @@ class FakeKernel:
             self.listener,
             self.selector,
             lambda: self.now,
+            processor_clock=lambda: self.now,
             **options,
         )
 

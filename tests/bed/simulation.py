@@ -322,6 +322,7 @@ class World:
             self.selector,
             lambda: self.now,
             setup.allowed_uids,
+            processor_clock=lambda: self.now,
         )
         self.slots: list[SimWire | None] = [None] * len(SLOTS)
         self.wires: dict[SimWire, None] = {}  # those that are not closed

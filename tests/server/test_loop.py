@@ -6,7 +6,6 @@ import errno
 import gc
 import itertools
 import socket
-import time
 from collections import deque
 from typing import Any
 
@@ -49,7 +48,7 @@ def spend_on_sends(kernel: FakeKernel, peer: FakePeer, seconds: float) -> None:
 
 def tick(kernel: FakeKernel, seconds: float) -> None:
     """Have so much time of the processor pass, and the server told."""
-    kernel.server._last_tick = time.process_time() - seconds
+    kernel.server._processed = kernel.now - seconds
     kernel.server.tick()
 
 
@@ -414,6 +413,20 @@ class TestLoop:
         kernel.bus.handle = handle  # type: ignore[method-assign]
         kernel.server.round(0)
         assert len(late.wire.incoming) == 200 - 64
+
+    def test_waiting_for_the_processor(self, kernel: FakeKernel) -> None:
+        """[CONN-19] It is nobody's fault that others have it, too."""
+        user, _ = kernel.connect(uid=1), kernel.connect(uid=2)
+        handle = slow_down(kernel, 0.1)
+        kernel.server.processor_clock = lambda: 0.0
+        user.wire.incoming.append(WHOAMI)
+        wires = newcomers(kernel, 2, WHOAMI, uid=3)
+        kernel.server.round(0)
+        kernel.bus.handle = handle  # type: ignore[method-assign]
+        user.wire.incoming.append(WHOAMI)
+        kernel.server.round(0)
+        assert len(user.wire.taken) == 2
+        assert all(wire.taken for wire in wires)
 
     def test_time_is_made_up_for(self, kernel: FakeKernel) -> None:
         """[CONN-19] Whoever took longer than a share has fewer turns."""
