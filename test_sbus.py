@@ -23,7 +23,7 @@ from conformance.server import ServerProcess
 from fake_bus import CASES, cases_of, each_block, run_on_fake_kernel
 from fake_kernel import OWNER, FakeKernel, FakePeer, count_calls
 from packets import ANSWER_HEAD, WHOAMI, publications, publish
-from programs import ROOT, SECONDS_MAX, naive
+from processes import ROOT, SECONDS_MAX, naive
 
 OURS = f"{sys.executable} {ROOT / 'sbus.py'} -f -a {{address}}"
 

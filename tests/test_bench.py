@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from programs import ROOT, Result
+from processes import ROOT, Result
 
 
 def bench(*arguments: str) -> Result:

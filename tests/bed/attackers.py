@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Callable
 
 from packets import publish
-from programs import child_process
+from processes import child_process
 from real_bus import RealBus
 
 IS_ROOT = os.getuid() == 0

@@ -14,7 +14,7 @@ import termios
 from pathlib import Path
 from typing import Any
 
-from programs import ENVIRONMENT, ROOT, SECONDS_MAX, Result, run
+from processes import ENVIRONMENT, ROOT, SECONDS_MAX, Result, run
 from real_bus import RealBus, wait_for
 from sbus_client import Client
 

@@ -21,7 +21,7 @@ from typing import IO, Any, Callable
 import pytest
 
 from packets import WHOAMI
-from programs import ROOT, SECONDS_MAX
+from processes import ROOT, SECONDS_MAX
 
 needs_root = pytest.mark.skipif(
     os.getuid() != 0, reason="only root can connect as other users"

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 
 import sbus
 from fake_kernel import but
-from programs import ROOT, SECONDS_MAX, run
+from processes import ROOT, SECONDS_MAX, run
 from real_bus import connect, wait_for
 
 COMMAND = (sys.executable, str(ROOT / "sbus.py"))

@@ -30,10 +30,10 @@ from typing import Any, Callable
 
 import sbus
 from fake_kernel import OWNER, FakeListener, FakeSelector, FakeWire, but
-from model import MODES, PREFIX, SECRET, USER_LIMITS, Model, Party, Setup
 from packets import WHOAMI, publish
 from patterns import WIDE_LIMITS
 from sbus import BACKLOG_BYTES
+from spec_model import MODES, PREFIX, SECRET, USER_LIMITS, Model, Party, Setup
 
 SLOTS = [  # who connects, and connects again after leaving
     sbus.Credentials(100, 1000, 11),

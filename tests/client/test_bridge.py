@@ -15,7 +15,7 @@ import pytest
 
 from commands import handles, patterns_of, publish_all, sbus, wait_for_patterns
 from packets import ANSWER, WHOAMI, publish
-from programs import ROOT, SECONDS_MAX, child_process, gone, outcome, run
+from processes import ROOT, SECONDS_MAX, child_process, gone, outcome, run
 from real_bus import Peer, RealBus, seqpacket_pair, wait_for
 from sbus_client import Client
 

@@ -19,7 +19,7 @@ import pytest
 import sbus_client
 from client_ends import Ends, fill
 from packets import ANSWER, HEAD_BYTES, WHOAMI, publications, publish
-from programs import ROOT, SECONDS_MAX, gone, run
+from processes import ROOT, SECONDS_MAX, gone, run
 from real_bus import Peer, RealBus, freeze, seqpacket_pair, thaw
 from sbus_client import (
     PACKET_BYTES_MAX,

@@ -18,7 +18,7 @@ import pytest
 import sbus_client
 from client_ends import Ends, fill
 from packets import ANSWER, HEAD_BYTES, WHOAMI, publications
-from programs import SECONDS_MAX
+from processes import SECONDS_MAX
 from real_bus import Listener, Peer, RealBus, seqpacket_pair
 from sbus_client import (
     PACKET_BYTES_MAX,

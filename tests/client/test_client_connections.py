@@ -15,7 +15,7 @@ import pytest
 import sbus_client
 from client_ends import Ends
 from packets import ANSWER, WHOAMI
-from programs import SECONDS_MAX, has_ended, outcome, started
+from processes import SECONDS_MAX, has_ended, outcome, started
 from real_bus import (
     Listener,
     RealBus,

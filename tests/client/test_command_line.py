@@ -16,7 +16,7 @@ import pytest
 
 import sbus_client
 from commands import sbus, wait_for_patterns
-from programs import ENVIRONMENT, ROOT, SECONDS_MAX, run, started
+from processes import ENVIRONMENT, ROOT, SECONDS_MAX, run, started
 from real_bus import RealBus, other_user, seqpacket, wait_for
 
 FORBIDDEN = "it may not be used by this user: its server lets others in with"

@@ -16,7 +16,7 @@ import pytest
 import sbus_client
 from commands import Terminal, publish_all, sbus, wait_for_patterns
 from packets import ANSWER, HEAD_BYTES, WHOAMI, publications, publish
-from programs import (
+from processes import (
     ENVIRONMENT,
     SECONDS_MAX,
     Result,

@@ -33,7 +33,7 @@ from commands import (
     wait_for_patterns,
 )
 from packets import ANSWER, WHOAMI, publish
-from programs import (
+from processes import (
     ENVIRONMENT,
     SECONDS_MAX,
     child_process,

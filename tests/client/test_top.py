@@ -12,7 +12,7 @@ import pytest
 
 import sbus_client
 from commands import Terminal, publish_all, wait_for_patterns
-from programs import gone, outcome, started
+from processes import gone, outcome, started
 from real_bus import Listener, RealBus
 from sbus_client import Message
 

@@ -14,7 +14,7 @@ import fake_kernel
 from broken_servers import BROKEN, Broken
 from conformance.report import failures_by_rule
 from fake_bus import CASES, run_on_fake_kernel
-from programs import ROOT
+from processes import ROOT
 
 SBUS = compile((ROOT / "sbus.py").read_bytes(), "sbus.py", "exec")
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-import programs
+import processes
 from conformance.conversation import Failure
 from conformance.examples import Block, conversations
 from conformance.rules import SPEC
 from conformance.server import ServerProcess
 from fake_bus import RULES, run_on_fake_kernel
-from programs import NAIVE, naive, run
+from processes import NAIVE, naive, run
 
 
-def run_kit(*arguments: str) -> programs.Result:
+def run_kit(*arguments: str) -> processes.Result:
     """Run the command."""
     return run("spec/conformance", *arguments)
 

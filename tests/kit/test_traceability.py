@@ -12,7 +12,7 @@ import traceability
 from conformance.examples import Block, Case, MatchCase
 from conformance.rules import SPEC, Rule
 from fake_bus import CASES, RULES, cases_of, each_block, run_on_fake_kernel
-from programs import ROOT
+from processes import ROOT
 
 
 def is_binding(rule: Rule) -> bool:

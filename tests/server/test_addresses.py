@@ -17,7 +17,7 @@ from typing import Callable
 import pytest
 
 import sbus
-from programs import SECONDS_MAX, child_process
+from processes import SECONDS_MAX, child_process
 from real_bus import (
     RealBus,
     connect,

@@ -25,7 +25,7 @@ import sbus
 from attackers import Pair, attack, descriptors, descriptors_allowed
 from fake_kernel import FakeKernel
 from packets import publications, publish
-from programs import ROOT, SECONDS_MAX, child_process
+from processes import ROOT, SECONDS_MAX, child_process
 from real_bus import (
     Peer,
     RealBus,

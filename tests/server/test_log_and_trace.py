@@ -21,7 +21,7 @@ import pytest
 import sbus
 from fake_kernel import FakeKernel, start_journal
 from packets import WHOAMI, publications, publish
-from programs import SECONDS_MAX
+from processes import SECONDS_MAX
 from real_bus import RealBus, connect, needs_root, read_to_end
 from servers import (
     COMMAND,

@@ -10,10 +10,10 @@ import pytest
 
 import sbus
 from fake_kernel import OWNER, FakeKernel, FakePeer
-from model import selects
 from packets import publish
 from patterns import OWN, WIDE_LIMITS, mutate, texts
 from sizes import PROOF, either
+from spec_model import selects
 
 
 class TestSubscriptionTable:

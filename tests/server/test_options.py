@@ -16,7 +16,7 @@ import pytest
 import sbus
 from fake_kernel import but
 from packets import publish
-from programs import SECONDS_MAX, run
+from processes import SECONDS_MAX, run
 from real_bus import RealBus, connect, needs_root, read_to_end
 from servers import (
     COMMAND,

@@ -8,10 +8,10 @@ import pytest
 
 import sbus
 from fake_kernel import OWNER, FakeKernel
-from model import MODES, is_reserved, may_use, read_form
 from packets import publications, publish
 from patterns import OWN, TOKENS, Listener, mutate
 from sizes import PROOF, either
+from spec_model import MODES, is_reserved, may_use, read_form
 
 
 class TestPackets:

@@ -20,7 +20,7 @@ import pytest
 import sbus
 from attackers import Pair, attack, descriptors, descriptors_allowed
 from packets import WHOAMI, publications, publish
-from programs import child_process
+from processes import child_process
 from real_bus import Peer, RealBus, connect, needs_root, wait_for
 from sizes import SOAK, either
 

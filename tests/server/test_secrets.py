@@ -12,11 +12,11 @@ import pytest
 
 import sbus
 from fake_kernel import OWNER
-from model import is_reserved, may_hear, may_use
 from packets import publish
 from patterns import OWN, TOKENS, WIDE_LIMITS, Listener, texts
 from real_bus import Peer, RealBus, needs_root
 from sizes import PROOF, SOAK, either
+from spec_model import is_reserved, may_hear, may_use
 
 STRANGERS = [  # each has all but one number in common with OWN
     sbus.Credentials(101, 1000, 4242),

@@ -20,7 +20,7 @@ import pytest
 import sbus
 from fake_kernel import FakeKernel
 from packets import publications, publish
-from programs import ROOT, SECONDS_MAX, child_process, run
+from processes import ROOT, SECONDS_MAX, child_process, run
 from real_bus import (
     RealBus,
     connect,

@@ -18,7 +18,7 @@ import pytest
 import sbus
 from attackers import attack
 from packets import publish
-from programs import child_process
+from processes import child_process
 from real_bus import RealBus, connect, read_to_end, wait_for
 from sizes import SOAK, either
 

@@ -25,7 +25,7 @@ import sbus
 from attackers import IS_ROOT, Pair, attack, descriptors
 from fake_kernel import OWNER, FakeKernel, but, choices
 from packets import publications, publish
-from programs import SECONDS_MAX, child_process
+from processes import SECONDS_MAX, child_process
 from real_bus import Peer, RealBus, connect, needs_root, wait_for
 from sizes import SOAK, either
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import ROOT
+from processes import ROOT
 
 TESTS = [ROOT / "test_sbus.py", *ROOT.glob("tests/**/test_*.py")]
 FOLDERS = [  # the parts of the repository, as tests/README.md lists them
