@@ -7,6 +7,7 @@
 # make bench     measure how fast the server is, in about 80 seconds
 # make bench-pipeline   measure audits, beside DuckDB and plain Python
 # make attack    measure what one user's storms do to another (root only)
+# make measure   say how long sbus.py is, and how long a packet's way in it
 # make trace     write which code, examples and tests each rule has
 # make vectors   write the examples of spec/ for other implementations
 # make requirements   accept the sentences of the rules as reviewed
@@ -73,6 +74,9 @@ soak: .venv/ready
 demo: .venv/ready
 	.venv/bin/python pipeline/demo.py
 
+measure: .venv/ready
+	PYTHONPATH=.:spec:tests/bed .venv/bin/python tests/kit/measure.py
+
 bench:
 	$(PYTHON) -m bench.speed $(ARGS)
 
@@ -124,5 +128,5 @@ clean:
 
 .PHONY: requirements vectors trace conformance
 .PHONY: pipeline-tests $(TESTS)
-.PHONY: test check coverage soak demo bench bench-pipeline attack
+.PHONY: test check coverage soak demo measure bench bench-pipeline attack
 .PHONY: install uninstall clean
