@@ -148,6 +148,8 @@ class FakeSelector(selectors.BaseSelector):
         self, fileobj: Any, events: int, data: Any = None
     ) -> selectors.SelectorKey:
         assert events
+        if fileobj.closed:
+            raise ValueError("it has no descriptor")
         if fileobj in self.keys:
             raise KeyError(fileobj)
         key = selectors.SelectorKey(fileobj, fileobj.fileno(), events, data)

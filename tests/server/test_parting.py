@@ -75,6 +75,21 @@ class TestParting:
         kernel.server.run()
         assert len(kernel.selector.timeouts) == before
 
+    def test_memory_runs_out_at_the_stop(self, kernel: FakeKernel) -> None:
+        """[RUN-12] [CONN-12] Others have what was read for them."""
+        sender, *readers = (kernel.connect() for _ in range(3))
+        for reader in readers:
+            reader.send(b"SUB k")
+            reader.wire.room = 0
+        sender.send(publish(b"k"))
+        for reader in readers:
+            reader.wire.room = None
+        readers[0].wire.failures.append(MemoryError())
+        kernel.server.stop()
+        kernel.server.run()
+        assert list(readers[1].wire.taken) == [publish(b"k")]
+        assert not readers[0].wire.taken and not kernel.bus.clients
+
     @pytest.mark.parametrize("name", ["parse_pattern", "resolve"])
     def test_parting_that_wants_for_memory_is_done_again(
         self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, name: str
