@@ -813,10 +813,16 @@ class Backlog:
     def pop(self) -> None:
         """Remove the packet that first has returned."""
         del self._packets[self._first]
+
+    def trim(self) -> None:
+        """Give back the memory of packets that are gone."""
+        count = len(self._packets)
         if self._heaps:
-            most = 2 * len(self._packets) + HEAP_SLACK
+            most = 2 * count + HEAP_SLACK
             kept = {t: h for t, h in self._heaps.items() if len(h) <= most}
             self._heaps = kept
+        if sys.getsizeof(self._packets) > IDLE_BYTES + count * ENTRY_BYTES:
+            self._packets = OrderedDict(self._packets)
 
     def clear(self) -> list[bytes]:
         """Remove all packets and return them."""
@@ -854,6 +860,8 @@ class Backlog:
 
 
 HEAP_SLACK = 1_024  # entries
+IDLE_BYTES = 4_096
+ENTRY_BYTES = 512  # five times what a packet's place takes
 ARRIVALS_MAX = 1 << 48
 
 
@@ -870,6 +878,7 @@ class FloodControl:
         self.bus = bus
         self.accounts = bus.accounts
         self.discarded: Counter[str] = Counter()  # [BLOCK-20] by reason
+        self._copied = (memoryview(b""), b"")  # the last, and from where
 
     def refuse(
         self, receiver: Client, packet: Packet, publisher: Client
@@ -946,7 +955,7 @@ class FloodControl:
         self, receiver: Client, packet: Packet, size: int, rule: str
     ) -> None:
         """Add a packet to a backlog [BLOCK-14]."""
-        kept = packet if isinstance(packet, bytes) else bytes(packet)
+        kept = packet if isinstance(packet, bytes) else self._copy(packet)
         receiver.backlog.push(kept)
         self.accounts.use(receiver, BACKLOG_BYTES, size)
         if self.bus.journal:
@@ -954,6 +963,12 @@ class FloodControl:
             self.bus.tell(
                 "queue", receiver, packet=kept, backlog=size, rule=rule
             )
+
+    def _copy(self, packet: memoryview) -> bytes:
+        """Return a packet that lasts, one for all who are to have it."""
+        if packet is not self._copied[0]:
+            self._copied = (packet, bytes(packet))
+        return self._copied[1]
 
     def discard(
         self, receiver: Client, packets: Sequence[Packet], reason: str
@@ -1273,9 +1288,10 @@ class Server:
         self._has_debts = False  # somebody has spent too much
         self._settled = 0.0  # when debts were, last
         self._accept_time = 0.0  # when newcomers have their next turn
-        self._ticks: list[float] = []  # seconds of the processor, of a turn
+        self._ticked = 0.0  # seconds of the processor, in a turn
         self._overdue: list[float] = []  # not empty if these are many
-        self._processed = processor_clock()  # when that was looked at
+        self._last_tick = processor_clock()
+        self._started = 0.0  # when the last delivery was
         self._late: dict[Client, int] = {}  # put off, and for which events
         self._now = clock()  # when the last turn was over
         self._reserve: bytes | None = None  # empty once memory has run out
@@ -1452,31 +1468,30 @@ class Server:
             self._late[client] = events
             return
         self._served = client
-        if self._ticks:
-            self._ticks.clear()
+        if self._ticked:
+            self._ticked = 0.0
             self._overdue.clear()
         if events & READ and not client.closed:
             self.turn(client)
         if events & WRITE and not client.closed:
             self.drain(client)
         self._served = None
-        self._charge(client)
+        self._charge(client.user, self.clock() - self._now)
 
-    def _charge(self, client: Client) -> None:
-        """Have its user account for the time since somebody last did."""
-        now, uid = self.clock(), client.user.uid
-        taken = now - self._now
-        if taken > ROUND_SECONDS_MAX:  # to wait for the processor is no fault
-            taken = min(taken, self._processor_seconds())
-        spent = self._spent.get(uid, 0.0) + taken
+    def _charge(self, user: User, seconds: float) -> None:
+        """Have a user account for what follows the time accounted for."""
+        start = self._now
+        self._now += seconds
+        if seconds > ROUND_SECONDS_MAX:  # to wait for others is no fault
+            seconds = min(seconds, self._processor_seconds())
+        spent = self._spent.get(user.uid, 0.0) + seconds
         if spent > ROUND_SECONDS_MAX and not self._has_debts:
-            self._has_debts, self._settled = True, self._now
-        self._spent[uid], self._now = spent, now
+            self._has_debts, self._settled = True, start
+        self._spent[user.uid] = spent
 
     def _processor_seconds(self) -> float:
-        """Return the processor's time since the last call of this."""
-        before, self._processed = self._processed, self.processor_clock()
-        return self._processed - before
+        """Return the processor's time of this turn, or up to a tick more."""
+        return self._ticked + self.processor_clock() - self._last_tick
 
     def _owes(self, client: Client) -> bool:
         """Return whether a client's user has had enough [CONN-19]."""
@@ -1611,7 +1626,7 @@ class Server:
                 self._flush(client)
                 if client.held_by or client.closed:
                     break
-            if took_long or self._ticks:
+            if took_long or self._ticked:
                 sent = count * len(bus.touched) * (size + SEND_COST_BYTES)
                 if sent > BYTES_PER_TURN or self.clock() >= end:
                     break
@@ -1634,11 +1649,27 @@ class Server:
     # ---- When sending
 
     def _flush(self, publisher: Client) -> None:
-        """Offer to the kernel what a publisher's turn has routed."""
-        for client in self.bus.touched:
+        """Offer to the kernel what a publisher's turn has routed.
+
+        What it costs is the publisher's to account for, but not if it is for
+        many clients of another user and takes long.
+        """
+        touched = self.bus.touched
+        is_wide = len(touched) > WIDE_MIN
+        shares: dict[User, float] = {}
+        for client in touched:
             if not client.closed:
+                self._started = self.clock()
                 self.deliver(client, publisher)
-        self.bus.touched.clear()
+                if is_wide:
+                    share = shares.get(client.user, 0.0)
+                    share += self.clock() - self._started
+                    shares[client.user] = share
+        touched.clear()
+        for user, seconds in shares.items():
+            is_long = min(seconds, self._processor_seconds()) > DEBT_MAX
+            if is_long and user is not publisher.user:
+                self._leave_to_itself(user, seconds)
 
     def deliver(self, client: Client, publisher: Client) -> None:
         """Empty a client's outbox into the kernel, or into its backlog.
@@ -1658,7 +1689,7 @@ class Server:
                 packet = next(packets, None)
             else:
                 packet = self._offer(client, packets)
-            if packet is None:
+            if packet is None or client.closed:
                 break
             stalled = True
             client.delivered -= 1
@@ -1690,30 +1721,34 @@ class Server:
         return None
 
     def _is_slow(self, client: Client) -> bool:
-        """Return whether the clients of a user have to wait [CONN-20].
+        """Return whether the delivery to a client takes long."""
+        seconds = self.clock() - self._started
+        if not self._overdue or seconds < LONG_SECONDS:
+            return False
+        self._leave_to_itself(client.user, seconds)
+        client.put_off = True
+        return True
+
+    def _leave_to_itself(self, user: User, seconds: float) -> None:
+        """Leave sends to a user's clients to its own turns for a while.
 
         A filter on a client's socket, or many that watch it, make each send
-        take long.  To wait for the processor is nobody's fault, and a tick may
-        be for many short turns.
+        take long.  The user accounts for what they have taken [CONN-20].
         """
-        now = self.clock()
-        if not self._overdue or now - self._now < LONG_SECONDS:
-            return False
-        client.user.slow_until = now + SLOW_SECONDS
-        client.put_off = True
-        self._ticks.clear()
-        self._overdue.clear()
-        self._charge(client)  # and not whoever sent it
-        return True
+        self._charge(user, seconds)
+        self._started = self.clock()
+        user.slow_until = self._started + SLOW_SECONDS
 
     def tick(self, *_: object) -> None:
         """Note the processor time since the last tick.
 
         They are late while the kernel takes no interrupts.
         """
-        self._ticks.append(self._processor_seconds())
-        if sum(self._ticks) >= LONG_SECONDS:
-            self._overdue.append(self._processed)
+        now = self.processor_clock()
+        self._ticked += now - self._last_tick
+        self._last_tick = now
+        if self._ticked >= LONG_SECONDS and not self._overdue:
+            self._overdue.append(self._ticked)
 
     def _take_refusal(self, client: Client, error: Exception) -> None:
         """Do what follows from a refusal [CONN-8] [CONN-9] [CONN-12]."""
@@ -1760,6 +1795,7 @@ class Server:
         except OSError as error:
             refusal = error
         if taken:
+            backlog.trim()
             self.bus.accounts.use(client, BACKLOG_BYTES, -taken_bytes)
             client.delivered += taken
             self._after_progress(client)
@@ -1822,7 +1858,8 @@ class Server:
             client.wire.shutdown(socket.SHUT_RDWR)  # it can send no more
         client.deaf = True
         self._after_progress(client)
-        self._charge(client)  # and not whoever sent to it
+        seconds = self.clock() - max(self._started, self._now)
+        self._charge(client.user, seconds)  # and not who sent to it
 
     def disconnect(self, client: Client, cause: str | Exception) -> None:
         """Forget a client and close its socket [CONN-12]."""

@@ -33,9 +33,7 @@ class FakeWire:
         self.incoming: deque[bytes] = deque()  # sent, not read by the server
         self.taken: deque[bytes] = deque()  # for the client, not read by it
         self.room: int | None = None  # packets that may wait in taken
-        self.failures: deque[OSError | MemoryError] = (
-            deque()
-        )  # of the next sends
+        self.failures: deque[Exception] = deque()  # of the next sends
         self.ended = False  # the client has closed, or will send no more
         self.reset = False  # the next call fails with ECONNRESET
         self.is_silent = False  # no event tells of room
@@ -118,9 +116,7 @@ class FakeListener:
 
     def __init__(self) -> None:
         self.waiting: deque[FakeWire] = deque()
-        self.failures: deque[OSError | MemoryError] = (
-            deque()
-        )  # of the next accepts
+        self.failures: deque[Exception] = deque()  # of the next accepts
         self.closed = False
 
     def fileno(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -115,8 +116,38 @@ class TestBacklog:
             backlog.push(bytes(number % 7))
             backlog.first()
             backlog.pop()
+            backlog.trim()
         assert len(backlog) == 2
         assert all(len(heap) < 3_000 for heap in backlog._heaps.values())
+
+    @pytest.mark.parametrize("left", [0, 1])
+    def test_backlog_that_was_large(
+        self, kernel: FakeKernel, left: int
+    ) -> None:
+        """[BLOCK-19] Its memory is given back when its packets are gone."""
+        reader, sender = kernel.connect(), kernel.connect()
+        reader.send(b"SUB k")
+        reader.wire.room = 0
+        sender.send(*publications(10_000))
+        assert sys.getsizeof(reader.client.backlog._packets) > 500_000
+        reader.wire.room = 10_000 - left
+        kernel.wait(1)
+        assert len(reader.client.backlog) == left
+        assert sys.getsizeof(reader.client.backlog._packets) < 5_000
+
+    def test_large_packet_that_many_are_to_have(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[BLOCK-4] It is copied once, and the next one anew."""
+        first, second, sender = (kernel.connect() for _ in range(3))
+        for reader in (first, second):
+            reader.send(b"SUB k")
+            reader.wire.room = 0
+        packets = [publish(b"k", byte * 50_000) for byte in (b"a", b"b")]
+        sender.send(*packets)
+        assert [*first.client.backlog] == packets
+        pairs = zip(first.client.backlog, second.client.backlog)
+        assert all(one is other for one, other in pairs)
 
     @pytest.mark.parametrize("seed", range(20))
     def test_orders_that_change(self, seed: int) -> None:

@@ -6,14 +6,14 @@ import errno
 import gc
 import itertools
 import socket
-from collections import deque
 from typing import Any
 
 import pytest
 
 import sbus
-from fake_kernel import OWNER, FakeKernel, FakePeer, FakeWire, choices
+from fake_kernel import OWNER, FakeKernel, FakePeer, FakeWire
 from packets import WHOAMI, publications, publish
+from slowness import slow_down, spend_on_sends, tick
 
 NUMBERS = itertools.count()
 
@@ -21,50 +21,6 @@ NUMBERS = itertools.count()
 def new_keys(count: int) -> list[bytes]:
     """Return publish packets with keys that were never used before."""
     return [publish(b"%d" % next(NUMBERS)) for _ in range(count)]
-
-
-def slow_down(kernel: FakeKernel, seconds: float) -> Any:
-    """Have each packet take some time; return what handled them before."""
-    handle = kernel.bus.handle
-
-    def slow(*arguments: Any) -> bool:
-        kernel.now += seconds
-        return handle(*arguments)
-
-    kernel.bus.handle = slow  # type: ignore
-    return handle
-
-
-def spend_on_sends(kernel: FakeKernel, peer: FakePeer, seconds: float) -> None:
-    """Have each packet for a client take some time."""
-    send = peer.wire.send
-
-    def slow(packet: Any) -> int:
-        kernel.now += seconds
-        return send(packet)
-
-    peer.wire.send = slow  # type: ignore[method-assign]
-
-
-def tick(kernel: FakeKernel, seconds: float) -> None:
-    """Have so much time of the processor pass, and the server told."""
-    kernel.server._processed = kernel.now - seconds
-    kernel.server.tick()
-
-
-def spend_ticks(
-    kernel: FakeKernel, peer: FakePeer, ticks: int = 2, seconds: float = 0.02
-) -> None:
-    """Have each packet for a client take some time of the processor."""
-    send = peer.wire.send
-
-    def slow(packet: Any) -> int:
-        for _ in range(ticks):
-            tick(kernel, 0.0001 + seconds / ticks)
-        kernel.now += seconds
-        return send(packet)
-
-    peer.wire.send = slow  # type: ignore[method-assign]
 
 
 def newcomers(
@@ -131,89 +87,6 @@ class TestLoop:
         peer.wire.incoming.extend([publish(b"k", bytes(20_000))] * 64)
         kernel.server.round(0)
         assert len(peer.wire.incoming) == 64 - 2
-
-    def test_sends_that_take_long(self, kernel: FakeKernel) -> None:
-        """[CONN-20] The other clients of that user wait for their turns."""
-        slow = [kernel.connect(uid=1) for _ in range(5)]
-        quick, sender = kernel.connect(uid=2), kernel.connect(uid=3)
-        for peer in [*slow, quick]:
-            peer.send(b"SUB k")
-        for peer in slow:
-            spend_ticks(kernel, peer)
-        sender.wire.incoming.extend(publications(9))
-        kernel.server.round(0)
-        assert [len(peer.wire.taken) for peer in slow] == [1, 0, 0, 0, 0]
-        assert quick.wire.taken == deque(publications(9))
-        kernel.run()
-        for peer in slow:
-            assert peer.read_all() == publications(9)
-
-    @pytest.mark.parametrize("ticks, seconds", [([0.1], 0.01), ([0.01], 0.1)])
-    def test_sends_beside_much_else(
-        self, kernel: FakeKernel, ticks: list[float], seconds: float
-    ) -> None:
-        """[CONN-20] A late tick, or a wait for the processor, is no sign."""
-        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
-        reader.send(b"SUB k")
-        send = reader.wire.send
-
-        def slow(packet: Any) -> int:
-            for each in ticks:
-                tick(kernel, each)
-            kernel.now += seconds
-            return send(packet)
-
-        reader.wire.send = slow  # type: ignore[method-assign]
-        sender.send(publish(b"k"), publish(b"k"))
-        assert not reader.client.refused and len(reader.read()) == 2
-
-    @pytest.mark.parametrize("ticks, seconds", [(2, 0.02), (1, 0.1)])
-    def test_sends_that_took_long(
-        self, kernel: FakeKernel, ticks: int, seconds: float
-    ) -> None:
-        """[CONN-20] For a second; also if the kernel took no interrupts."""
-        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
-        reader.send(b"SUB k")
-        send = reader.wire.send
-        spend_ticks(kernel, reader, ticks, seconds)
-        sender.send(publish(b"k"))
-        reader.wire.send = send  # type: ignore[method-assign]
-        for passed, refused in ((0.5, 1), (0.6, 1), (0.5, 1)):
-            kernel.now += passed
-            sender.send(publish(b"k"))
-            assert reader.client.refused == refused
-        assert len(reader.read()) == 4
-
-    @pytest.mark.parametrize("mode", choices(b"blocking/"))
-    def test_what_is_put_off_waits(
-        self, kernel: FakeKernel, mode: bytes
-    ) -> None:
-        """[CONN-20] No mode is asked: it was not the kernel that refused."""
-        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
-        reader.send(b"SUB k", b"CMSG " + mode)
-        spend_ticks(kernel, reader)
-        sender.send(*publications(3))
-        sender.send(*publications(3))
-        assert reader.read_all() == [*publications(3), *publications(3)]
-        assert reader.client.refused and not reader.client.discarded
-        kernel.wait(1.1)
-        reader.wire.room = 0
-        sender.send(publish(b"k"))
-        is_disconnected = mode == b"blocking/soft/error"
-        assert reader.wire.closed == is_disconnected
-
-    def test_who_accounts_for_a_long_send(self, kernel: FakeKernel) -> None:
-        """[CONN-19] [CONN-20] Its receiver, and not its publisher."""
-        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
-        reader.send(b"SUB k")
-        spend_ticks(kernel, reader, seconds=0.060)
-        for is_late in (False, False):
-            sender.wire.incoming.append(publish(b"k"))
-            kernel.server.round(0)
-            assert bool(sender.wire.incoming) == is_late
-        reader.wire.incoming.append(publish(b"k"))
-        kernel.server.round(0)
-        assert reader.wire.incoming
 
     def test_debts_outlive_the_last_client(self, kernel: FakeKernel) -> None:
         """[CONN-19] Whoever leaves and comes again has the same to pay."""

@@ -1,0 +1,160 @@
+"""Tests of sends that take long: who waits, and who accounts for them."""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from typing import Any
+
+import pytest
+
+from fake_kernel import FakeKernel, choices
+from packets import publications, publish
+from slowness import spend_on_sends, spend_ticks, tick
+
+
+class TestSlowSends:
+    """A client can make each packet for it take long."""
+
+    def test_sends_that_take_long(self, kernel: FakeKernel) -> None:
+        """[CONN-20] The other clients of that user wait for their turns."""
+        slow = [kernel.connect(uid=1) for _ in range(5)]
+        quick, sender = kernel.connect(uid=2), kernel.connect(uid=3)
+        for peer in [*slow, quick]:
+            peer.send(b"SUB k")
+        for peer in slow:
+            spend_ticks(kernel, peer)
+        sender.wire.incoming.extend(publications(9))
+        kernel.server.round(0)
+        assert [len(peer.wire.taken) for peer in slow] == [1, 0, 0, 0, 0]
+        assert quick.wire.taken == deque(publications(9))
+        kernel.run()
+        for peer in slow:
+            assert peer.read_all() == publications(9)
+
+    @pytest.mark.parametrize("ticks, seconds", [([0.1], 0.01), ([0.01], 0.1)])
+    def test_sends_beside_much_else(
+        self, kernel: FakeKernel, ticks: list[float], seconds: float
+    ) -> None:
+        """[CONN-20] A late tick, or a wait for the processor, is no sign."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k")
+        send = reader.wire.send
+
+        def slow(packet: Any) -> int:
+            for each in ticks:
+                tick(kernel, each)
+            kernel.now += seconds
+            return send(packet)
+
+        reader.wire.send = slow  # type: ignore[method-assign]
+        sender.send(publish(b"k"), publish(b"k"))
+        assert not reader.client.refused and len(reader.read()) == 2
+
+    @pytest.mark.parametrize("ticks, seconds", [(2, 0.02), (1, 0.1)])
+    def test_sends_that_took_long(
+        self, kernel: FakeKernel, ticks: int, seconds: float
+    ) -> None:
+        """[CONN-20] For a second; also if the kernel took no interrupts."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k")
+        send = reader.wire.send
+        spend_ticks(kernel, reader, ticks, seconds)
+        sender.send(publish(b"k"))
+        reader.wire.send = send  # type: ignore[method-assign]
+        for passed, refused in ((0.5, 1), (0.6, 1), (0.5, 1)):
+            kernel.now += passed
+            sender.send(publish(b"k"))
+            assert reader.client.refused == refused
+        assert len(reader.read()) == 4
+
+    def test_long_refusals_beside_a_quick_reader(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-20] What is for others is not taken for its sends."""
+        stuck, quick = kernel.connect(uid=1), kernel.connect(uid=2)
+        sender = kernel.connect(uid=3)
+        for peer in (stuck, quick):
+            peer.send(b"SUB k")
+        stuck.wire.room = 0
+        refuse = kernel.bus.flood.refuse
+
+        def slow(*arguments: Any) -> None:
+            tick(kernel, 0.1)
+            kernel.now += 0.1
+            refuse(*arguments)
+
+        kernel.bus.flood.refuse = slow  # type: ignore
+        sender.send(*publications(3))
+        assert quick.read() == publications(3)
+        assert not quick.client.refused
+
+    def test_many_slow_readers_of_another(self, kernel: FakeKernel) -> None:
+        """[CONN-20] Their user accounts for them, and not who writes."""
+        readers = [kernel.connect(uid=1) for _ in range(10)]
+        sender = kernel.connect(uid=2)
+        for reader in readers:
+            reader.send(b"SUB k")
+            spend_on_sends(kernel, reader, 0.0015)
+        sender.wire.incoming.append(publish(b"k"))
+        kernel.server.round(0)
+        sender.wire.incoming.append(publish(b"k"))
+        kernel.server.round(0)
+        assert not sender.wire.incoming
+        assert [reader.client.refused for reader in readers] == [1] * 10
+        kernel.run()
+        assert all(len(reader.wire.taken) == 2 for reader in readers)
+
+    def test_ticks_while_nobody_is_served(self, kernel: FakeKernel) -> None:
+        """[CONN-20] They take neither memory nor time."""
+        for _ in range(100):
+            tick(kernel, 0.01)
+        assert len(kernel.server._overdue) == 1
+
+    def test_delivery_to_one_that_cannot_be_watched(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-9] [CONN-12] It is disconnected, and nothing is left of it."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k")
+        reader.wire.failures.append(OSError(errno.ENOBUFS, "no buffers"))
+        reader.client.events = 0  # so that it is to be watched anew
+
+        def fail(*_: Any) -> None:
+            raise OSError(errno.ENOMEM, "no memory")
+
+        kernel.selector.register = fail  # type: ignore
+        sender.send(*publications(2))
+        assert reader.wire.closed
+        assert kernel.bus.accounts.used == [1, 0, 0, 0]
+
+    @pytest.mark.parametrize("mode", choices(b"blocking/"))
+    def test_what_is_put_off_waits(
+        self, kernel: FakeKernel, mode: bytes
+    ) -> None:
+        """[CONN-20] No mode is asked: it was not the kernel that refused."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k", b"CMSG " + mode)
+        spend_ticks(kernel, reader)
+        sender.send(*publications(3))
+        sender.send(*publications(3))
+        assert reader.read_all() == [*publications(3), *publications(3)]
+        assert reader.client.refused and not reader.client.discarded
+        kernel.wait(1.1)
+        reader.wire.room = 0
+        sender.send(publish(b"k"))
+        is_disconnected = mode == b"blocking/soft/error"
+        assert reader.wire.closed == is_disconnected
+
+    def test_who_accounts_for_a_long_send(self, kernel: FakeKernel) -> None:
+        """[CONN-19] [CONN-20] Its receiver, and not its publisher."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k")
+        spend_ticks(kernel, reader, seconds=0.060)
+        for is_late in (False, False):
+            sender.wire.incoming.append(publish(b"k"))
+            kernel.server.round(0)
+            assert bool(sender.wire.incoming) == is_late
+        reader.wire.incoming.append(publish(b"k"))
+        kernel.server.round(0)
+        assert reader.wire.incoming
