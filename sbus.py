@@ -60,6 +60,7 @@ import time
 import types
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
+from json.encoder import encode_basestring_ascii
 from typing import Any, Callable, NamedTuple, NoReturn, Union
 
 __version__ = "0.1.0"
@@ -460,7 +461,8 @@ class Bus:
         if not client.echo:
             receivers = without_echo(receivers, client)
         if self.journal:
-            packet = self._number(client, head[4:], packet, len(receivers))
+            count = len(receivers)
+            packet = self._note_message(client, head[4:], packet, count)
         client.published += 1
         for receiver in receivers:
             if not receiver.outbox:
@@ -494,7 +496,7 @@ class Bus:
             self._recent[head] = receivers
         return receivers
 
-    def _number(
+    def _note_message(
         self, client: Client, key: bytes, packet: Packet, receivers: int
     ) -> NumberedPacket:
         """Return a copy of a packet with a number, for the journal."""
@@ -502,8 +504,15 @@ class Bus:
         self._messages += 1
         numbered.number = self._messages
         rule = "CRED-10" if key.startswith(SECRET) else "PUB-1"
-        text, count = text_of(key), receivers
-        self.tell("msg", client, text, numbered, receivers=count, rule=rule)
+        if self.journal:
+            self.journal.note(
+                "msg",
+                client,
+                text_of(key),
+                numbered,
+                receivers=receivers,
+                rule=rule,
+            )
         return numbered
 
     def subscribe(self, client: Client, pattern: bytes) -> None:
@@ -1706,14 +1715,16 @@ class Server:
     ) -> Packet | None:
         """Send packets up to the first that is refused; return that one."""
         send = client.wire.send
-        watched = self.bus.journal or self._overdue  # one test for a packet
+        journal = self.bus.journal
+        watched = journal or self._overdue  # one test for each packet
         packet = None
         try:
             for packet in packets:
                 send(packet)
                 if watched:
-                    self.bus.tell("send", client, packet=packet)
-                    if self._is_slow(client):
+                    if journal:
+                        journal.note("send", client, packet=packet)
+                    if self._overdue and self._is_slow(client):
                         return next(packets, None)
         except (OSError, MemoryError) as error:
             self._take_refusal(client, error)
@@ -1723,7 +1734,7 @@ class Server:
     def _is_slow(self, client: Client) -> bool:
         """Return whether the delivery to a client takes long."""
         seconds = self.clock() - self._started
-        if not self._overdue or seconds < LONG_SECONDS:
+        if seconds < LONG_SECONDS:
             return False
         self._leave_to_itself(client.user, seconds)
         client.put_off = True
@@ -2348,39 +2359,57 @@ class LogHandler(logging.Handler):
 
 # ---- The journal
 
-EVENTS = {  # what the trace has of each, and what the log says with -v
+# What the trace has of each event, and what the log says of it with -v
+Describe = Callable[[Client, int, str, int], str]
+EVENTS: dict[str, tuple[Describe | None, str]] = {
     "open": (
-        ',"c":%(c)d,"gid":%(gid)d,"uid":%(uid)d,"pid":%(pid)d',
+        lambda client, m, text, size: (
+            f',"c":{client.number},"gid":{client.credentials.gid}'
+            f',"uid":{client.credentials.uid},"pid":{client.credentials.pid}'
+        ),
         "open %(who)s [CRED-1]",
     ),
-    "close": (',"c":%(c)d,"reason":%(text)s', "close %(who)s %(text)s"),
+    "close": (
+        lambda client, m, text, size: f',"c":{client.number},"reason":{text}',
+        "close %(who)s %(text)s",
+    ),
     "sub": (
-        ',"c":%(c)d,"pattern":%(text)s',
+        lambda client, m, text, size: f',"c":{client.number},"pattern":{text}',
         "%(who)s SUB %(text)s: its count is %(count)d [%(rule)s]",
     ),
     "unsub": (
-        ',"c":%(c)d,"pattern":%(text)s',
+        lambda client, m, text, size: f',"c":{client.number},"pattern":{text}',
         "%(who)s UNSUB %(text)s: its count is %(count)d [UNSUB-1]",
     ),
-    "ignore": ("", "%(who)s UNSUB %(text)s: ignored [UNSUB-2]"),
-    "ctl": (',"c":%(c)d,"key":%(text)s', "%(who)s CMSG %(text)s [%(rule)s]"),
+    "ignore": (None, "%(who)s UNSUB %(text)s: ignored [UNSUB-2]"),
+    "ctl": (
+        lambda client, m, text, size: f',"c":{client.number},"key":{text}',
+        "%(who)s CMSG %(text)s [%(rule)s]",
+    ),
     "msg": (
-        ',"c":%(c)d,"m":%(m)d,"key":%(text)s,"size":%(size)d',
+        lambda client, m, text, size: (
+            f',"c":{client.number},"m":{m},"key":{text},"size":{size}'
+        ),
         "%(who)s MSG %(text)s %(size)d bytes, message %(m)d: "
         "receivers: %(receivers)d [%(rule)s]",
     ),
-    "send": (',"m":%(m)d,"c":%(c)d', "%(who)s: sent %(what)s [%(rule)s]"),
+    "send": (
+        lambda client, m, text, size: f',"m":{m},"c":{client.number}',
+        "%(who)s: sent %(what)s [%(rule)s]",
+    ),
     "queue": (
-        "",
+        None,
         "%(who)s: stalled, queued %(what)s, "
         "backlog %(backlog)d bytes [%(rule)s]",
     ),
     "drop": (
-        ',"m":%(m)d,"c":%(c)d,"reason":%(text)s',
+        lambda client, m, text, size: (
+            f',"m":{m},"c":{client.number},"reason":{text}'
+        ),
         "%(who)s: discarded %(what)s %(text)s [%(rule)s]",
     ),
-    "pause": ("", "%(who)s: paused for client=%(holder)d [%(rule)s]"),
-    "resume": ("", "%(who)s: resumed [BLOCK-12]"),
+    "pause": (None, "%(who)s: paused for client=%(holder)d [%(rule)s]"),
+    "resume": (None, "%(who)s: resumed [BLOCK-12]"),
 }
 
 
@@ -2415,23 +2444,22 @@ class Journal:
         **facts: Any,
     ) -> None:
         """Write an event wherever it belongs."""
-        fields, words = EVENTS[event]
+        describe, words = EVENTS[event]
         number = getattr(packet, "number", 0)
-        start = len(text) + len(b"MSG \0")
-        facts["c"], facts["m"] = client.number, number
-        facts["size"] = len(packet) - start
-        facts["what"] = f"message {number}" if number else "an answer"
-        facts.setdefault("rule", "PUB-1" if number else "CTL-3")
-        facts["text"] = json.dumps(text) if text else '""'
-        if fields and (number or not packet):
-            line = fields % facts
+        quoted = encode_basestring_ascii(text)
+        size = len(packet) - len(text) - len(b"MSG \0")
+        if describe and (number or not packet):
+            line = describe(client, number, quoted, size)
             if self._payloads and event == "msg" and text[:7] != "!/cred/":
-                data = base64.b64encode(packet[start:]).decode("ascii")
+                payload = packet[len(packet) - size :]
+                data = base64.b64encode(payload).decode("ascii")
                 line += f',"data":"{data}"'  # [TRACE-4]
             self._write(event, line)
         if self._verbose:
-            facts["text"] = facts["text"][:80]
-            log.debug(words, {"who": client, **facts})
+            facts["what"] = f"message {number}" if number else "an answer"
+            facts.setdefault("rule", "PUB-1" if number else "CTL-3")
+            facts.update(who=client, m=number, text=quoted[:80], size=size)
+            log.debug(words, facts)
 
     def _write(self, event: str, fields: str) -> None:
         self._events += 1
