@@ -137,7 +137,7 @@ def parse_pattern(pattern: bytes) -> tuple[Shape | None, bytes]:
     return (size, is_open, tuple(stars)), pattern
 
 
-def pattern_for(segments: Sequence[bytes], shape: Shape) -> bytes | None:
+def pattern_for(segments: list[bytes], shape: Shape) -> bytes | None:
     """Return the pattern of a shape that selects a key, given by segments.
 
     None stands for a key with too few segments, or too many [MATCH-5].
@@ -146,7 +146,7 @@ def pattern_for(segments: Sequence[bytes], shape: Shape) -> bytes | None:
     size, is_open, stars = shape
     if len(segments) <= size if is_open else len(segments) != size:
         return None
-    literals = [*segments[:size]]
+    literals = segments[:size]
     for index, length in stars:
         literals[index] = literals[index][:length] + b"*"
     if is_open:
@@ -451,7 +451,8 @@ class Bus:
         if receivers is None:
             kind, key, _ = parse_packet(start, self.limits.max_key)
             segments = key.count(b"/") + 1
-            self.limits.check("max_segments", segments)  # [LIMIT-17]
+            if segments > self.limits.max_segments:  # [LIMIT-17]
+                raise over("max_segments", segments, self.limits.max_segments)
             if kind == "publish":
                 receivers = self._route(head, key)
             else:
