@@ -22,6 +22,7 @@ DESTDIR =
 BIN = $(DESTDIR)$(PREFIX)/bin
 
 # Most tests wait most of the time, so they run in processes side by side.
+# Those of the pipeline take longest, and go first where others are nice.
 # The trace check comes last: each rule has a test that has just passed.
 TESTS = first-server-tests more-server-tests client-tests other-tests
 RULES = build/rules
@@ -29,7 +30,7 @@ LAST = test_every_rule_has_a_test_that_passed
 define run_side_by_side
 	@rm -rf $(RULES) && mkdir -p $(RULES)
 	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j \
-	    PYTEST="SBUS_RULES=$(RULES) $(1) -m pytest -q" $(2)
+	    PYTEST="env SBUS_RULES=$(RULES) $(1) -m pytest -q" $(2)
 	@SBUS_RULES=$(RULES) $(1) -m pytest -q tests/kit -k $(LAST)
 endef
 
@@ -51,16 +52,16 @@ pipeline-tests:
 	@$(PYTEST) tests/pipeline
 
 first-server-tests:
-	@$(PYTEST) tests/server/test_[a-m]*.py
+	@nice $(PYTEST) tests/server/test_[a-m]*.py
 
 more-server-tests:
-	@$(PYTEST) tests/server/test_[n-z]*.py
+	@nice $(PYTEST) tests/server/test_[n-z]*.py
 
 client-tests:
-	@$(PYTEST) tests/client
+	@nice $(PYTEST) tests/client
 
 other-tests:
-	@$(PYTEST) test_sbus.py tests/test_*.py tests/kit -k "not $(LAST)"
+	@nice $(PYTEST) test_sbus.py tests/test_*.py tests/kit -k "not $(LAST)"
 
 coverage: .venv/ready
 	rm -f .coverage .coverage.*

@@ -1872,6 +1872,7 @@ class Server:
         self._after_progress(client)
         seconds = self.clock() - max(self._started, self._now)
         self._charge(client.user, seconds)  # and not who sent to it
+        self._started = self._now
 
     def disconnect(self, client: Client, cause: str | Exception) -> None:
         """Forget a client and close its socket [CONN-12]."""

@@ -135,7 +135,11 @@ class ShakyKernel(FakeKernel):
             shaken.gremlin = self.gremlin
         self.bus = sbus.Bus(self.bus.limits, OWNER)
         self.server = sbus.Server(
-            self.bus, self.listener, self.selector, self.clock
+            self.bus,
+            self.listener,
+            self.selector,
+            self.clock,
+            processor_clock=lambda: self.now,
         )
 
     def clock(self) -> float:
