@@ -184,8 +184,9 @@ class SubscriptionTable:
         shape, pattern = parse_pattern(pattern)
         if shape:
             own = self._users.setdefault(client.credentials.uid, {})
-            if shape not in own:
-                self._limits.check("max_shapes", len(own) + 1)
+            most = self._limits.max_shapes
+            if shape not in own and len(own) >= most:
+                raise over("max_shapes", len(own) + 1, most)
             for counts in (own, self._shapes):
                 counts[shape] = counts.get(shape, 0) + 1
             self._holders.setdefault(pattern, []).append(client)
@@ -506,14 +507,8 @@ class Bus:
         numbered.number = self._messages
         rule = "CRED-10" if key.startswith(SECRET) else "PUB-1"
         if self.journal:
-            self.journal.note(
-                "msg",
-                client,
-                text_of(key),
-                numbered,
-                receivers=receivers,
-                rule=rule,
-            )
+            facts = {"receivers": receivers, "rule": rule}
+            self.journal.note("msg", client, text_of(key), numbered, **facts)
         return numbered
 
     def subscribe(self, client: Client, pattern: bytes) -> None:
@@ -1080,11 +1075,6 @@ class Limits(types.SimpleNamespace):
         defaults = {name: default for name, (default, *_) in LIMITS.items()}
         super().__init__(**{**defaults, **other})
 
-    def check(self, name: str, used: int) -> None:
-        """Raise ProtocolError if more is used than a limit allows."""
-        if used > getattr(self, name):
-            raise over(name, used, getattr(self, name))
-
     def memory_bytes_max(self) -> int:
         """Return about how much memory clients can make the server use.
 
@@ -1212,7 +1202,7 @@ SEND_COST_BYTES = 4_096  # in the time of a send, so many could be copied
 CROWD_MAX = 64  # clients above a limit that are read out
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
 SELECT_SECONDS_MAX = 3_600.0  # epoll knows no more than 24 days
-ACCEPT_PAUSE_SECONDS = 0.1
+REST_SECONDS = 0.1
 MEMORY_PAUSE_SECONDS = 0.05
 STOP_SECONDS_MAX = 1.0
 STOPPED_SECONDS_MIN = 1.0  # a round so much too long had the process stopped
@@ -1450,7 +1440,7 @@ class Server:
             with contextlib.suppress(KeyError):  # it was not unregistered
                 self.selector.register(listener, READ, self.accept)
         except (OSError, MemoryError):
-            self._set_alarm(self._listen, listener, ACCEPT_PAUSE_SECONDS)
+            self._set_alarm(self._listen, listener, REST_SECONDS)
 
     # ---- When a user has had enough
 
@@ -1522,14 +1512,12 @@ class Server:
             except (OSError, MemoryError) as error:
                 # No event tells when there are descriptors or memory again
                 self._causes.write("CONN-3", -1, f"[CONN-3] accept: {error}")
-                self._set_alarm(
-                    self._listen, self.listener, ACCEPT_PAUSE_SECONDS
-                )
+                self._set_alarm(self._listen, self.listener, REST_SECONDS)
                 with contextlib.suppress(OSError, MemoryError):
                     self.selector.unregister(self.listener)
                 break
             self._admit(wire)
-        taken = min(self.clock() - start, self.processor_clock() - processed)
+        taken = self.processor_clock() - processed
         if taken > 2 * ROUND_SECONDS_MAX:  # what they sent was costly
             self._accept_time = start + 4 * taken
 
@@ -1610,7 +1598,7 @@ class Server:
         sets free [LIMIT-1] [LIMIT-2] [LIMIT-3].
         """
         bus, recv_into = self.bus, client.wire.recv_into
-        handle = ignore if client.ignored else bus.handle
+        handle = (lambda *_: True) if client.ignored else bus.handle
         view, copied_max = self._view, self._copied_bytes_max
         end = self._now + TURN_SECONDS_MAX
         packets_max = PACKETS_PER_TURN
@@ -1630,7 +1618,8 @@ class Server:
             elif size == 0:
                 return self._is_end(client)
             else:
-                bus.limits.check("max_packet", size)
+                if size > bus.limits.max_packet:
+                    raise over("max_packet", size, bus.limits.max_packet)
                 head = view[: min(size, self._head_bytes_max)].tobytes()
                 took_long = handle(client, view[:size], head) or True
                 self._flush(client)
@@ -1966,11 +1955,6 @@ class Server:
         self._causes.close()
 
 
-def ignore(client: Client, packet: Packet, start: bytes) -> bool:
-    """Do nothing in place of Bus.handle."""
-    return True
-
-
 def send_buffer_bytes(max_packet: int) -> int:
     """Return what to ask of the kernel for a packet of that size to fit.
 
@@ -2277,12 +2261,6 @@ def open_pid_file(path: str) -> int:
     return descriptor
 
 
-def write_pid(descriptor: int) -> None:
-    """Write the number of this process to a pid file [RUN-9]."""
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
-
-
 def remove(descriptor: int, path: str) -> None:
     """Close a file, and remove it if it is still in its place.
 
@@ -2361,57 +2339,37 @@ class LogHandler(logging.Handler):
 
 # ---- The journal
 
-# What the trace has of each event, and what the log says of it with -v
-Describe = Callable[[Client, int, str, int], str]
-EVENTS: dict[str, tuple[Describe | None, str]] = {
-    "open": (
-        lambda client, m, text, size: (
-            f',"c":{client.number},"gid":{client.credentials.gid}'
-            f',"uid":{client.credentials.uid},"pid":{client.credentials.pid}'
-        ),
-        "open %(who)s [CRED-1]",
+# What a line of the trace says of an event, by its name
+TRACED: dict[str, Callable[[Client, int, str, int], str]] = {
+    "open": lambda c, m, text, size: (
+        f',"c":{c.number},"gid":{c.credentials.gid}'
+        f',"uid":{c.credentials.uid},"pid":{c.credentials.pid}'
     ),
-    "close": (
-        lambda client, m, text, size: f',"c":{client.number},"reason":{text}',
-        "close %(who)s %(text)s",
+    "close": lambda c, m, text, _: f',"c":{c.number},"reason":{text}',
+    "sub": lambda c, m, text, _: f',"c":{c.number},"pattern":{text}',
+    "unsub": lambda c, m, text, _: f',"c":{c.number},"pattern":{text}',
+    "ctl": lambda c, m, text, _: f',"c":{c.number},"key":{text}',
+    "msg": lambda c, m, text, size: (
+        f',"c":{c.number},"m":{m},"key":{text},"size":{size}'
     ),
-    "sub": (
-        lambda client, m, text, size: f',"c":{client.number},"pattern":{text}',
-        "%(who)s SUB %(text)s: its count is %(count)d [%(rule)s]",
-    ),
-    "unsub": (
-        lambda client, m, text, size: f',"c":{client.number},"pattern":{text}',
-        "%(who)s UNSUB %(text)s: its count is %(count)d [UNSUB-1]",
-    ),
-    "ignore": (None, "%(who)s UNSUB %(text)s: ignored [UNSUB-2]"),
-    "ctl": (
-        lambda client, m, text, size: f',"c":{client.number},"key":{text}',
-        "%(who)s CMSG %(text)s [%(rule)s]",
-    ),
-    "msg": (
-        lambda client, m, text, size: (
-            f',"c":{client.number},"m":{m},"key":{text},"size":{size}'
-        ),
-        "%(who)s MSG %(text)s %(size)d bytes, message %(m)d: "
-        "receivers: %(receivers)d [%(rule)s]",
-    ),
-    "send": (
-        lambda client, m, text, size: f',"m":{m},"c":{client.number}',
-        "%(who)s: sent %(what)s [%(rule)s]",
-    ),
-    "queue": (
-        None,
-        "%(who)s: stalled, queued %(what)s, "
-        "backlog %(backlog)d bytes [%(rule)s]",
-    ),
-    "drop": (
-        lambda client, m, text, size: (
-            f',"m":{m},"c":{client.number},"reason":{text}'
-        ),
-        "%(who)s: discarded %(what)s %(text)s [%(rule)s]",
-    ),
-    "pause": (None, "%(who)s: paused for client=%(holder)d [%(rule)s]"),
-    "resume": (None, "%(who)s: resumed [BLOCK-12]"),
+    "send": lambda c, m, text, size: f',"m":{m},"c":{c.number}',
+    "drop": lambda c, m, text, _: f',"m":{m},"c":{c.number},"reason":{text}',
+}
+LOGGED = {  # what the log says of it with -v
+    "open": "open %(who)s [CRED-1]",
+    "close": "close %(who)s %(text)s",
+    "sub": "%(who)s SUB %(text)s: its count is %(count)d [%(rule)s]",
+    "unsub": "%(who)s UNSUB %(text)s: its count is %(count)d [UNSUB-1]",
+    "ignore": "%(who)s UNSUB %(text)s: ignored [UNSUB-2]",
+    "ctl": "%(who)s CMSG %(text)s [%(rule)s]",
+    "msg": "%(who)s MSG %(text)s %(size)d bytes, message %(m)d: "
+    "receivers: %(receivers)d [%(rule)s]",
+    "send": "%(who)s: sent %(what)s [%(rule)s]",
+    "queue": "%(who)s: stalled, queued %(what)s, "
+    "backlog %(backlog)d bytes [%(rule)s]",
+    "drop": "%(who)s: discarded %(what)s %(text)s [%(rule)s]",
+    "pause": "%(who)s: paused for client=%(holder)d [%(rule)s]",
+    "resume": "%(who)s: resumed [BLOCK-12]",
 }
 
 
@@ -2446,7 +2404,7 @@ class Journal:
         **facts: Any,
     ) -> None:
         """Write an event wherever it belongs."""
-        describe, words = EVENTS[event]
+        describe = TRACED.get(event)
         number = getattr(packet, "number", 0)
         quoted = encode_basestring_ascii(text)
         size = len(packet) - len(text) - len(b"MSG \0")
@@ -2461,7 +2419,7 @@ class Journal:
             facts["what"] = f"message {number}" if number else "an answer"
             facts.setdefault("rule", "PUB-1" if number else "CTL-3")
             facts.update(who=client, m=number, text=quoted[:80], size=size)
-            log.debug(words, facts)
+            log.debug(LOGGED[event], facts)
 
     def _write(self, event: str, fields: str) -> None:
         self._events += 1
@@ -2529,7 +2487,7 @@ def user_id(text: str) -> int:
         raise argparse.ArgumentTypeError(f"no such user: {text!r}") from None
 
 
-def cred_prefix(text: str) -> bytes:
+def prefix(text: str) -> bytes:
     """Return a credential prefix [CRED-9]."""
     encoded = os.fsencode(text)
     if not re.fullmatch(rb"(?:!/cred/\d+/\d+/\d+(?:/(?!\Z)|\Z))+", encoded):
@@ -2571,13 +2529,7 @@ def option_parser() -> OptionParser:
     what = "let only these users and your own connect (with -g or -o)"
     add("-u", "--user", action="append", type=user_id, help=what)
     what = "!/cred/GID/UID/PID of this bus on the bus above it"
-    add(
-        "--cred-prefix",
-        metavar="PREFIX",
-        type=cred_prefix,
-        default=b"",
-        help=what,
-    )
+    add("--cred-prefix", metavar="PREFIX", type=prefix, default=b"", help=what)
     add("--trace", metavar="FILE", help="append every event to FILE")
     add("--version", action="version", version=f"sbusd {__version__}")
     for name, (default, _, what) in LIMITS.items():
@@ -2831,7 +2783,8 @@ def go_to_background(
     pid_file = open_pid_file(path)
     cleanup.callback(remove, pid_file, absolute(path))
     ready = detach()
-    write_pid(pid_file)
+    os.ftruncate(pid_file, 0)
+    os.pwrite(pid_file, b"%d\n" % os.getpid(), 0)
     return ready
 
 
