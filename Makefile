@@ -52,16 +52,16 @@ pipeline-tests:
 	@$(PYTEST) tests/pipeline
 
 first-server-tests:
-	@nice $(PYTEST) tests/server/test_[a-m]*.py
+	@nice -n 3 $(PYTEST) tests/server/test_[a-m]*.py
 
 more-server-tests:
-	@nice $(PYTEST) tests/server/test_[n-z]*.py
+	@nice -n 3 $(PYTEST) tests/server/test_[n-z]*.py
 
 client-tests:
-	@nice $(PYTEST) tests/client
+	@nice -n 3 $(PYTEST) tests/client
 
 other-tests:
-	@nice $(PYTEST) test_sbus.py tests/test_*.py tests/kit -k "not $(LAST)"
+	@nice -n 3 $(PYTEST) test_sbus.py tests/test_*.py tests/kit -k "not $(LAST)"
 
 coverage: .venv/ready
 	rm -f .coverage .coverage.*
