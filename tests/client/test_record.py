@@ -458,7 +458,7 @@ class TestRecovery:
         """Another recorder may be quicker."""
         assert sbus_client.recover(capture / "nothing") == 0
 
-    KILLS = either(20, 8)
+    KILLS = either(20, 6)
 
     def test_kill(self, directory: Path, capture: Path) -> None:
         """At any moment under load: whole lines, without gaps, and all."""
