@@ -1517,7 +1517,7 @@ class Server:
                     self.selector.unregister(self.listener)
                 break
             self._admit(wire)
-        taken = self.processor_clock() - processed
+        taken = min(self.clock() - start, self.processor_clock() - processed)
         if taken > 2 * ROUND_SECONDS_MAX:  # what they sent was costly
             self._accept_time = start + 4 * taken
 
