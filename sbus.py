@@ -2407,12 +2407,12 @@ class Journal:
         describe = TRACED.get(event)
         number = getattr(packet, "number", 0)
         quoted = encode_basestring_ascii(text)
-        size = len(packet) - len(text) - len(b"MSG \0")
+        start = len(text) + len(b"MSG \0")
+        size = len(packet) - start
         if describe and (number or not packet):
             line = describe(client, number, quoted, size)
             if self._payloads and event == "msg" and text[:7] != "!/cred/":
-                payload = packet[len(packet) - size :]
-                data = base64.b64encode(payload).decode("ascii")
+                data = base64.b64encode(packet[start:]).decode("ascii")
                 line += f',"data":"{data}"'  # [TRACE-4]
             self._write(event, line)
         if self._verbose:
@@ -2696,12 +2696,12 @@ def is_foreign_terminal() -> bool:
     return os.isatty(2) and os.get_blocking(2)
 
 
-def announce(address: str, is_new: bool, ready: int | None) -> None:
+def announce(address: str, is_random: bool, ready: int | None) -> None:
     """Tell everybody who waits for it that the server listens.
 
     Spec: [RUN-3] [RUN-4] [RUN-5] [RUN-8].
     """
-    if is_new:  # nobody knows it
+    if is_random:  # nobody knows it yet
         with contextlib.suppress(OSError):
             os.write(1, f"{address}\n".encode("ascii"))
     silence(1)  # [RUN-4] whoever waits for the end of it goes on now

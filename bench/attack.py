@@ -274,6 +274,14 @@ def storm_filter(address: str) -> None:
     over_and_over(address, [message])
 
 
+def storm_listeners(address: str) -> None:
+    """500 readers with such a filter hear all that others say."""
+    wires = subscribers(address, 500, b"ping/")
+    for wire in wires:
+        attach_filter(wire, 0)
+    read_all(wires)
+
+
 def attach_filter(wire: socket.socket, start: int) -> None:
     """Have the kernel look for what is not there, over and over.
 
