@@ -58,7 +58,7 @@ import struct
 import sys
 import time
 import types
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from json.encoder import encode_basestring_ascii
 from typing import Any, Callable, NamedTuple, NoReturn, Union
@@ -1220,35 +1220,33 @@ class CauseLog:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # (rule, uid): when the next line may be written, lines left out
-        self._causes: dict[tuple[str, int], tuple[float, int]] = {}
-        self._times: dict[str, deque[float]] = {}  # of a rule's last lines
+        self._lines: dict[str, dict[int, float]] = {}  # rule: uid: when
+        self._left_out: Counter[tuple[str, int]] = Counter()
 
     def write(self, rule: str, uid: int, line: str) -> None:
         """Log a line, or count it."""
         now = self._clock()
-        next_time, left_out = self._causes.get((rule, uid), (0.0, 0))
-        times = self._times.setdefault(rule, deque(maxlen=CAUSE_LINES_MAX))
-        is_busy = len(times) == CAUSE_LINES_MAX and now < times[0] + 1.0
-        if now < next_time or is_busy:
-            self._causes[rule, uid] = (next_time, left_out + 1)
+        lines = self._lines.get(rule, {})
+        lines = {one: at for one, at in lines.items() if now < at + 1.0}
+        self._lines[rule] = lines  # of the last second
+        if uid in lines or len(lines) == CAUSE_LINES_MAX:
+            self._left_out[rule, uid] += 1
         else:
-            times.append(now)
-            self._causes[rule, uid] = (now + 1.0, 0)
+            lines[uid] = now
+            left_out = self._left_out.pop((rule, uid), 0)
             more = f" ({left_out} more)" if left_out else ""
             log.warning("%s%s", line, more)
-        if len(self._causes) > CAUSES_MAX:
+        if len(self._left_out) > CAUSES_MAX:
             self.close()
 
     def close(self) -> None:
         """Log how many lines were left out and not reported since."""
         totals: Counter[str] = Counter()
-        for (rule, _), (_, left_out) in self._causes.items():
+        for (rule, _), left_out in self._left_out.items():
             totals[rule] += left_out
         for rule, left_out in totals.items():
-            if left_out:
-                log.warning("[%s] (%d more)", rule, left_out)
-        self._causes.clear()
+            log.warning("[%s] (%d more)", rule, left_out)
+        self._left_out.clear()
 
 
 class Server:
@@ -1287,6 +1285,8 @@ class Server:
         self._spent: dict[int, float] = {}  # seconds, not made up for, by uid
         self._has_debts = False  # somebody has spent too much
         self._settled = 0.0  # when debts were, last
+        self._slept = 0.0  # since when the loop waits for an alarm,
+        self._wake_time = math.inf  # and for how long
         self._accept_time = 0.0  # when newcomers have their next turn
         self._ticked = 0.0  # seconds of the processor, in a turn
         self._overdue: list[float] = []  # not empty if these are many
@@ -1318,12 +1318,31 @@ class Server:
         try:
             if self._reserve == b"":
                 self._recover()
-            if not self._alarms:
-                self._serve_ready(seconds_max)
+            if self._alarms:
+                seconds_max = self._until_alarm(seconds_max)
+            ready = self.selector.select(seconds_max)
+            self._now = self.clock()
+            if self._has_debts:
+                self._settle_debts()
             else:
-                self._serve_on_time(seconds_max)
+                self._spent.clear()
+            late, self._late = self._late, {}
+            for client, events in late.items():
+                self._serve(client, events)
+            others = []
+            for (_, _, _, data), events in ready:
+                if not isinstance(data, Client):
+                    others.append(data)
+                elif data not in late:
+                    self._serve(data, events)
+            for call in others:  # those who are here go before newcomers
+                call()
+            if self._alarms:
+                self._ring()
             if self.bus.journal:
                 self.bus.journal.flush()
+        except OSError as error:
+            self._causes.write("CONN-12", -1, f"[CONN-12] select: {error}")
         except MemoryError as error:
             self._reserve = b""
             self._want = error.with_traceback(None)
@@ -1332,7 +1351,13 @@ class Server:
         """Go on after memory has run out."""
         if self._want:
             self._mend(self._want)
-        self._save_up()
+        try:
+            self._reserve = bytes(RESERVE_BYTES)
+        except MemoryError as error:  # at the cost of who uses most
+            clients = self.bus.clients.values()
+            largest = max(clients, key=Client.weight, default=None)
+            if largest:
+                self.disconnect(largest, error)
 
     def _mend(self, error: MemoryError) -> None:
         """Part with the client whose turn took all memory [CONN-12].
@@ -1355,60 +1380,30 @@ class Server:
         self.bus.accounts.add_up(self.bus.users.values())
         self._want = None
 
-    def _save_up(self) -> None:
-        """Have the reserve again, at the cost of who uses most memory."""
-        try:
-            self._reserve = bytes(RESERVE_BYTES)
-        except MemoryError as error:
-            clients = self.bus.clients.values()
-            largest = max(clients, key=Client.weight, default=None)
-            if largest:
-                self.disconnect(largest, error)
-
-    def _serve_ready(self, seconds_max: float | None) -> None:
-        """Wait, and serve who was put off before who is ready."""
-        try:
-            ready = self.selector.select(seconds_max)
-        except (OSError, MemoryError) as error:
-            self._causes.write("CONN-12", -1, f"[CONN-12] select: {error}")
-            ready = []
-        self._now = self.clock()
-        if self._has_debts:
-            self._settle_debts()
-        else:
-            self._spent.clear()
-        late, self._late = self._late, {}
-        for client, events in late.items():
-            self._serve(client, events)
-        others = []
-        for (_, _, _, data), events in ready:
-            if not isinstance(data, Client):
-                others.append(data)
-            elif data not in late:
-                self._serve(data, events)
-        for call in others:  # those who are here go before newcomers
-            call()
-
     # ---- When time is up
 
     def _set_alarm(
         self, call: Callable[[Any], None], client: Any, seconds: float
     ) -> None:
         """Have something done after some time, unless it is to be already."""
+        if not self._alarms:
+            self._wake_time = math.inf
         self._alarms.setdefault((call, client), self.clock() + seconds)
 
-    def _serve_on_time(self, seconds_max: float | None) -> None:
-        """Serve who is ready until an alarm, and do what no event asks for."""
-        start = self.clock()
-        left = max(0.0, min(self._alarms.values()) - start)
+    def _until_alarm(self, seconds_max: float | None) -> float:
+        """Return for how long to wait for events, at most."""
+        self._slept = self.clock()
+        left = max(0.0, min(self._alarms.values()) - self._slept)
         most = SELECT_SECONDS_MAX if seconds_max is None else seconds_max
-        expected = min(left, most)
-        self._serve_ready(expected)
-        taken = self.clock() - start
-        if taken > expected + STOPPED_SECONDS_MIN:
-            for alarm in self._alarms:  # nobody could be served meanwhile
-                self._alarms[alarm] += taken
+        self._wake_time = self._slept + min(left, most)
+        return min(left, most)
+
+    def _ring(self) -> None:
+        """Do what is due and no event asks for."""
         now = self.clock()
+        if now > self._wake_time + STOPPED_SECONDS_MIN:
+            for alarm in self._alarms:  # nobody could be served meanwhile
+                self._alarms[alarm] += now - self._slept
         for alarm in [*self._alarms]:
             if self._alarms.get(alarm, math.inf) <= now:
                 del self._alarms[alarm]
@@ -1464,7 +1459,7 @@ class Server:
         self, client: Client, events: int, is_new: bool = False
     ) -> None:
         """Give a client its turn, unless its user had enough [CONN-19]."""
-        if not is_new and self._owes(client):
+        if self._has_debts and not is_new and self._owes(client):
             self._late[client] = events
             return
         self._served = client
@@ -1485,7 +1480,7 @@ class Server:
         if seconds > ROUND_SECONDS_MAX:  # to wait for others is no fault
             seconds = min(seconds, self._processor_seconds())
         spent = self._spent.get(user.uid, 0.0) + seconds
-        if spent > ROUND_SECONDS_MAX and not self._has_debts:
+        if spent >= ROUND_SECONDS_MAX and not self._has_debts:
             self._has_debts, self._settled = True, start
         self._spent[user.uid] = spent
 
@@ -1675,60 +1670,46 @@ class Server:
 
         Spec: [PUB-6] [BLOCK-3] [BLOCK-6] [BLOCK-20] [CONN-8].
         """
-        packets = iter(client.outbox)
-        client.delivered += len(client.outbox)
-        client.outbox = []
-        used = client.used
-        is_slow = client.user.slow_until > self._now
-        if client.put_off or is_slow:
-            client.put_off = is_slow or used[BACKLOG_BYTES] > 0
-        stalled = False
-        while True:
-            if used[BACKLOG_BYTES] or client.deaf or client.put_off:
-                packet = next(packets, None)
-            else:
-                packet = self._offer(client, packets)
-            if packet is None or client.closed:
+        packets, client.outbox = client.outbox, []
+        send, used, refused = client.wire.send, client.used, client.refused
+        watched = self.bus.journal or self._overdue
+        client.put_off = client.user.slow_until > self._now or (
+            client.put_off and used[BACKLOG_BYTES] > 0
+        )
+        for packet in packets:
+            if not (used[BACKLOG_BYTES] or client.deaf or client.put_off):
+                try:
+                    send(packet)
+                    if watched:
+                        self._after_send(client, packet)
+                    continue
+                except BlockingIOError:
+                    pass
+                except (OSError, MemoryError) as error:
+                    self._take_error(client, error)
+            if client.closed:
                 break
-            stalled = True
-            client.delivered -= 1
             try:
                 self.bus.flood.refuse(client, packet, publisher)
             except (ProtocolError, MemoryError) as error:
                 self.expel(client, error)
                 self.bus.flood.discard(client, [packet], "deaf")
-        if stalled:
+        refused = client.refused - refused
+        client.delivered += len(packets) - refused
+        if refused:
             self._after_refusal(client)
 
-    def _offer(
-        self, client: Client, packets: Iterator[Packet]
-    ) -> Packet | None:
-        """Send packets up to the first that is refused; return that one."""
-        send = client.wire.send
-        journal = self.bus.journal
-        watched = journal or self._overdue  # one test for each packet
-        packet = None
-        try:
-            for packet in packets:
-                send(packet)
-                if watched:
-                    if journal:
-                        journal.note("send", client, packet=packet)
-                    if self._overdue and self._is_slow(client):
-                        return next(packets, None)
-        except (OSError, MemoryError) as error:
-            self._take_refusal(client, error)
-            return packet
-        return None
+    def _after_send(self, client: Client, packet: Packet) -> None:
+        """Note what was sent, and whether it takes long to send to a client.
 
-    def _is_slow(self, client: Client) -> bool:
-        """Return whether the delivery to a client takes long."""
-        seconds = self.clock() - self._started
-        if seconds < LONG_SECONDS:
-            return False
-        self._leave_to_itself(client.user, seconds)
-        client.put_off = True
-        return True
+        Spec: [CONN-20].
+        """
+        self.bus.tell("send", client, packet=packet)
+        if self._overdue:
+            seconds = self.clock() - self._started
+            if seconds >= LONG_SECONDS:
+                self._leave_to_itself(client.user, seconds)
+                client.put_off = True
 
     def _leave_to_itself(self, user: User, seconds: float) -> None:
         """Leave sends to a user's clients to its own turns for a while.
@@ -1751,8 +1732,8 @@ class Server:
         if self._ticked >= LONG_SECONDS and not self._overdue:
             self._overdue.append(self._ticked)
 
-    def _take_refusal(self, client: Client, error: Exception) -> None:
-        """Do what follows from a refusal [CONN-8] [CONN-9] [CONN-12]."""
+    def _take_error(self, client: Client, error: Exception) -> None:
+        """Do what an error of send asks for [CONN-8] [CONN-9] [CONN-12]."""
         number = getattr(error, "errno", None)
         if number in (errno.ENOBUFS, errno.ENOMEM):
             client.starved = True
@@ -1760,13 +1741,14 @@ class Server:
             self._watch(client)
         elif number in (errno.EPIPE, errno.ECONNRESET):
             self._deafen(client)
-        elif not isinstance(error, BlockingIOError):
+        else:
             self.expel(client, error)
 
     def _after_refusal(self, client: Client) -> None:
         """Wait for a stalled client, and not for ever."""
         self._watch(client)
-        self._limit_holding(client)
+        if client.holding:
+            self._limit_holding(client)
         is_told = client.discard_logged or client.fault
         if client.discarded and not is_told:
             client.discard_logged = True
@@ -1781,27 +1763,29 @@ class Server:
         backlog, send = client.backlog, client.wire.send
         end = self._now + TURN_SECONDS_MAX
         taken = taken_bytes = 0
-        refusal = None
+        error: OSError | None = None
         try:
             for _ in range(len(backlog)):
                 packet = backlog.first()
                 send(packet)
                 backlog.pop()
                 taken += 1
-                taken_bytes += len(packet) + PACKET_OVERHEAD_BYTES
+                taken_bytes += cost(packet)
                 if self.bus.journal:
                     self.bus.tell("send", client, packet=packet)
                 if self.clock() >= end:
                     break
-        except OSError as error:
-            refusal = error
+        except BlockingIOError:
+            pass
+        except OSError as other:
+            error = other
         if taken:
             backlog.trim()
             self.bus.accounts.use(client, BACKLOG_BYTES, -taken_bytes)
             client.delivered += taken
             self._after_progress(client)
-        if refusal:
-            self._take_refusal(client, refusal)
+        if error:
+            self._take_error(client, error)
         return taken
 
     def _after_progress(self, client: Client) -> None:

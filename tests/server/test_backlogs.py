@@ -480,6 +480,17 @@ class TestBlockTimeout:
         kernel.wait(100)
         assert not reader.wire.closed
 
+    def test_time_after_a_quiet_hour(self) -> None:
+        """[BLOCK-16] In which it waited for nothing, and was not stopped."""
+        kernel, reader, sender = self.held()
+        reader.read_all()
+        kernel.server.round()
+        kernel.now += 3600
+        sender.send(*publications(20))
+        assert sender.paused
+        kernel.wait(5.1)
+        assert reader.wire.closed
+
     def test_stalled_client_that_holds_nobody(
         self, kernel: FakeKernel
     ) -> None:

