@@ -38,7 +38,6 @@ import base64
 import contextlib
 import errno
 import fcntl
-import functools
 import gc
 import heapq
 import itertools
@@ -253,13 +252,14 @@ KINDS = {
 
 
 def parse_packet(
-    packet: bytes, max_key: int = sys.maxsize
+    packet: bytes, max_key: int = sys.maxsize, max_segments: int = sys.maxsize
 ) -> tuple[str, bytes, bytes]:
     """Return a packet's kind, its key or pattern, and its payload.
 
     The payload of a subscribe or unsubscribe packet is empty.
     Raises: ProtocolError if the packet is none of the four kinds [PKT-2], or
-    its key is too long [LIMIT-4] [PKT-1] [KEY-1] [SUB-3] [UNSUB-3].
+    its key is too long [LIMIT-4] [LIMIT-17].
+    Spec: [PKT-1] [KEY-1] [SUB-3] [UNSUB-3].
     """
     head, nul, payload = packet.partition(b"\0")
     word, space, key = head.partition(b" ")
@@ -270,9 +270,10 @@ def parse_packet(
         raise ProtocolError("LIMIT-4", f"{kind} key over {max_key} bytes")
     if kind == "publish" and not nul:
         raise ProtocolError("PKT-2", f"no NUL byte after the key {quote(key)}")
-    if kind in ("subscribe", "unsubscribe"):
-        payload = b""
-    return kind, key, payload
+    segments = key.count(b"/") + 1
+    if segments > max_segments:
+        raise over("max_segments", segments, max_segments)
+    return kind, key, b"" if kind.endswith("subscribe") else payload
 
 
 def text_of(text: bytes) -> str:
@@ -385,6 +386,7 @@ class Bus:
         strict: bool = False,
     ) -> None:
         self.limits = limits
+        self._head_limits = (limits.max_key, limits.max_segments)
         self.cred_prefix = cred_prefix
         self.strict = strict
         self.journal: Journal | None = None
@@ -450,16 +452,11 @@ class Bus:
         receivers = self._recent.get(head) if end > 0 else None
         took_long = receivers is None
         if receivers is None:
-            kind, key, _ = parse_packet(start, self.limits.max_key)
-            segments = key.count(b"/") + 1
-            if segments > self.limits.max_segments:  # [LIMIT-17]
-                raise over("max_segments", segments, self.limits.max_segments)
-            if kind == "publish":
-                receivers = self._route(head, key)
-            else:
-                act = getattr(self, kind)  # subscribe, unsubscribe, control
-                act(client, key)
+            kind, key, _ = parse_packet(start, *self._head_limits)
+            if kind != "publish":
+                getattr(self, kind)(client, key)
                 return True
+            receivers = self._route(head, key)
         if not client.echo:
             receivers = without_echo(receivers, client)
         if self.journal:
@@ -478,7 +475,8 @@ class Bus:
         Raises: ProtocolError if the key holds a reserved segment [KEY-4].
         Spec: [PUB-1] [PUB-2] [PUB-3] [CRED-10] [CRED-11].
         """
-        check_reserved(key)
+        if b"!" in key:
+            check_reserved(key)
         if key.startswith(SECRET):
             # [CRED-10] public patterns are not even looked at
             found = self._secret.find(key)
@@ -506,9 +504,8 @@ class Bus:
         self._messages += 1
         numbered.number = self._messages
         rule = "CRED-10" if key.startswith(SECRET) else "PUB-1"
-        if self.journal:
-            facts = {"receivers": receivers, "rule": rule}
-            self.journal.note("msg", client, text_of(key), numbered, **facts)
+        facts = {"receivers": receivers, "rule": rule}
+        self.tell("msg", client, text_of(key), numbered, **facts)
         return numbered
 
     def subscribe(self, client: Client, pattern: bytes) -> None:
@@ -681,11 +678,10 @@ def whoami(client: Client, prefix: bytes) -> bytes:
 
 def check_reserved(text: bytes) -> None:
     """Raise ProtocolError if a text misuses the segment '!' [KEY-5]."""
-    if b"!" in text:
-        match = SECRET_HEAD.match(text)
-        rest = text[match.end() :] if match else text
-        if b"!" in rest.split(b"/"):
-            raise ProtocolError("KEY-4", f"reserved '!' in {quote(text)}")
+    match = SECRET_HEAD.match(text)
+    rest = text[match.end() :] if match else text
+    if b"!" in rest.split(b"/"):
+        raise ProtocolError("KEY-4", f"reserved '!' in {quote(text)}")
 
 
 def match_fields(text: bytes, prefix: bytes) -> re.Match[bytes] | None:
@@ -891,33 +887,31 @@ class FloodControl:
         """Queue or discard a packet, pause its publisher, or give up.
 
         Raises: ProtocolError if the receiver is to be disconnected.
-        Spec: [BLOCK-4] [BLOCK-5] [BLOCK-8] [BLOCK-17] [BLOCK-18] [BLOCK-19].
+        Spec: [BLOCK-4] [BLOCK-5] [BLOCK-9] [BLOCK-14] [BLOCK-19].
         """
         receiver.refused += 1
-        size = cost(packet)
-        error = self.accounts.excess(receiver, BACKLOG_BYTES, size)
-        excess = error.what if error else ""
-        mode = receiver.soft_mode
+        soft, hard = receiver.soft_mode, receiver.hard_mode
+        excess = self.accounts.excess(receiver, BACKLOG_BYTES, cost(packet))
         if receiver.deaf:
             self.discard(receiver, [packet], "deaf")
         elif packet[:5] == b"CMSG ":
             if excess:
-                raise ProtocolError("BLOCK-18", excess)
-            self._queue(receiver, packet, size, "BLOCK-17")
+                raise ProtocolError("BLOCK-18", excess.what)
+            self._queue(receiver, packet, "BLOCK-17")
         elif receiver.put_off and not excess:  # not refused by the kernel
-            self._queue(receiver, packet, size, "CONN-20")
-        elif mode == "discard":
+            self._queue(receiver, packet, "CONN-20")
+        elif soft == "discard":
             self.discard(receiver, [packet], "soft/discard")
-        elif mode == "error":
+        elif soft == "error":
             raise ProtocolError("BLOCK-8", "stalled in soft mode error")
-        elif excess and receiver.hard_mode == "discard":  # [BLOCK-9]
+        elif excess and hard == "discard":
             self.discard(receiver, [packet], "hard/discard")
         else:
             if excess:
-                self._hold_back(publisher, receiver, excess)
-            if mode == "block" and self.may_pause(publisher, receiver):
+                self._hold_back(publisher, receiver, excess.what)
+            elif soft == "block" and self.may_pause(publisher, receiver):
                 self._pause(publisher, receiver, 0, "BLOCK-7")
-            self._queue(receiver, packet, size, "BLOCK-4")
+            self._queue(receiver, packet, "BLOCK-4")
 
     def _hold_back(
         self, publisher: Client, receiver: Client, excess: str
@@ -934,8 +928,10 @@ class FloodControl:
             raise ProtocolError("BLOCK-15", excess)
         if self._is_far_above(receiver):
             raise ProtocolError("BLOCK-21", f"far {excess}")
-        most = self.bus.limits.max_backlog
-        level = min(receiver.used[BACKLOG_BYTES], most) // 2
+        level = 0
+        if receiver.soft_mode != "block":
+            most = self.bus.limits.max_backlog
+            level = min(receiver.used[BACKLOG_BYTES], most) // 2
         self._pause(publisher, receiver, level, "BLOCK-10")
 
     def _is_far_above(self, receiver: Client) -> bool:
@@ -956,24 +952,18 @@ class FloodControl:
         uid = receiver.user.uid
         return uid == publisher.user.uid and uid != OVERFLOW_ID
 
-    def _queue(
-        self, receiver: Client, packet: Packet, size: int, rule: str
-    ) -> None:
+    def _queue(self, receiver: Client, packet: Packet, rule: str) -> None:
         """Add a packet to a backlog [BLOCK-14]."""
-        kept = packet if isinstance(packet, bytes) else self._copy(packet)
-        receiver.backlog.push(kept)
-        self.accounts.use(receiver, BACKLOG_BYTES, size)
+        if isinstance(packet, memoryview):
+            if packet is not self._copied[0]:  # one for all who are to have it
+                self._copied = (packet, bytes(packet))
+            packet = self._copied[1]
+        receiver.backlog.push(packet)
+        self.accounts.use(receiver, BACKLOG_BYTES, cost(packet))
         if self.bus.journal:
-            size = receiver.used[BACKLOG_BYTES]
-            self.bus.tell(
-                "queue", receiver, packet=kept, backlog=size, rule=rule
-            )
-
-    def _copy(self, packet: memoryview) -> bytes:
-        """Return a packet that lasts, one for all who are to have it."""
-        if packet is not self._copied[0]:
-            self._copied = (packet, bytes(packet))
-        return self._copied[1]
+            used = receiver.used[BACKLOG_BYTES]
+            facts = {"backlog": used, "rule": rule}
+            self.bus.tell("queue", receiver, packet=packet, **facts)
 
     def discard(
         self, receiver: Client, packets: Sequence[Packet], reason: str
@@ -990,15 +980,12 @@ class FloodControl:
         self, publisher: Client, receiver: Client, level: int, rule: str
     ) -> None:
         """Pause a publisher until a backlog is down to *level* bytes."""
-        known = receiver.holding.get(publisher)
-        if known is None:
-            publisher.paused += 1
-            self.bus.tell(
-                "pause", publisher, holder=receiver.number, rule=rule
-            )
-        if known is None or level < known:
+        if publisher not in receiver.holding:
             receiver.holding[publisher] = level
             publisher.held_by[receiver] = None
+            publisher.paused += 1
+            facts = {"holder": receiver.number, "rule": rule}
+            self.bus.tell("pause", publisher, **facts)
 
     def release(self, receiver: Client) -> list[Client]:
         """Return those that a backlog pauses no more [BLOCK-7] [BLOCK-10]."""
@@ -1295,7 +1282,7 @@ class Server:
         self._late: dict[Client, int] = {}  # put off, and for which events
         self._now = clock()  # when the last turn was over
         self._reserve: bytes | None = None  # empty once memory has run out
-        self._want: MemoryError | None = None  # that is to be mended
+        self._want: Exception | None = None  # that is to be mended
         self._served: Client | None = None  # whose turn it is
         selector.register(listener, READ, self.accept)
 
@@ -1311,10 +1298,7 @@ class Server:
         self.stopping = True
 
     def round(self, seconds_max: float | None = None) -> None:
-        """Wait for events, and give each client that is ready its turn.
-
-        Memory may be wanting at any statement of it, of the mending, too.
-        """
+        """Wait for events, and give each client that is ready its turn."""
         try:
             if self._reserve == b"":
                 self._recover()
@@ -1341,14 +1325,12 @@ class Server:
                 self._ring()
             if self.bus.journal:
                 self.bus.journal.flush()
-        except OSError as error:
-            self._causes.write("CONN-12", -1, f"[CONN-12] select: {error}")
-        except MemoryError as error:
+        except (OSError, MemoryError) as error:
             self._reserve = b""
             self._want = error.with_traceback(None)
 
     def _recover(self) -> None:
-        """Go on after memory has run out."""
+        """Go on after memory has run out, which may happen here as well."""
         if self._want:
             self._mend(self._want)
         try:
@@ -1359,8 +1341,8 @@ class Server:
             if largest:
                 self.disconnect(largest, error)
 
-    def _mend(self, error: MemoryError) -> None:
-        """Part with the client whose turn took all memory [CONN-12].
+    def _mend(self, error: Exception) -> None:
+        """Part with the client whose turn it was [CONN-12].
 
         Anything may be half done, so all are parted with that are closed,
         and watched that are not.
@@ -1370,6 +1352,8 @@ class Server:
             self._flush(self._served)
             self.disconnect(self._served, error)
             self._served = None
+        else:
+            self._causes.write("CONN-12", -1, f"[CONN-12] {error!r}")
         for client in [*self.bus.clients.values()]:
             if client.closed:
                 self._part_with(client, "no memory")
@@ -1589,17 +1573,14 @@ class Server:
 
         recv_into takes no descriptors, so the kernel closes any [CONN-7].
         After a turn that found one packet, the next few look for one only.
-        A large packet is routed straight from the buffer, which its flush
-        sets free [LIMIT-1] [LIMIT-2] [LIMIT-3].
+        Spec: [LIMIT-1] [LIMIT-2] [LIMIT-3].
         """
-        bus, recv_into = self.bus, client.wire.recv_into
-        handle = (lambda *_: True) if client.ignored else bus.handle
+        touched, recv_into = self.bus.touched, client.wire.recv_into
+        handle = (lambda *_: True) if client.ignored else self.bus.handle
         view, copied_max = self._view, self._copied_bytes_max
         end = self._now + TURN_SECONDS_MAX
-        packets_max = PACKETS_PER_TURN
-        if client.single_turns:
-            client.single_turns -= 1
-            packets_max = 1
+        packets_max = 1 if client.single_turns else PACKETS_PER_TURN
+        client.single_turns = max(0, client.single_turns - 1)
         for count in range(1, packets_max + 1):
             try:
                 size = recv_into(view, 0, MSG_TRUNC)
@@ -1613,18 +1594,26 @@ class Server:
             elif size == 0:
                 return self._is_end(client)
             else:
-                if size > bus.limits.max_packet:
-                    raise over("max_packet", size, bus.limits.max_packet)
-                head = view[: min(size, self._head_bytes_max)].tobytes()
-                took_long = handle(client, view[:size], head) or True
-                self._flush(client)
+                took_long = self._handle_large(client, size, handle)
                 if client.held_by or client.closed:
                     break
             if took_long or self._ticked:
-                sent = count * len(bus.touched) * (size + SEND_COST_BYTES)
+                sent = count * len(touched) * (size + SEND_COST_BYTES)
                 if sent > BYTES_PER_TURN or self.clock() >= end:
                     break
         return False
+
+    def _handle_large(
+        self, client: Client, size: int, handle: Callable[..., bool]
+    ) -> bool:
+        """Route a packet from the buffer, which the flush sets free."""
+        most = self.bus.limits.max_packet
+        if size > most:
+            raise over("max_packet", size, most)
+        head = self._view[: min(size, self._head_bytes_max)].tobytes()
+        handle(client, self._view[:size], head)
+        self._flush(client)
+        return True
 
     def _is_end(self, client: Client) -> bool:
         """Return that the input has ended, or raise ProtocolError [PKT-4].
@@ -1971,6 +1960,7 @@ ABSTRACT = "/dev/unix/abstract"
 LISTEN_BACKLOG = 4_096
 LOCK_SECONDS_MAX = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNALS = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGPROF)
 STATS_LINES_MAX = 100
 LOG_LINE_BYTES_MAX = 300  # no pipe that has room makes such a line wait
 
@@ -2552,12 +2542,14 @@ def guard_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
 
 
-def within_descriptors(limits: Limits) -> Limits:
-    """Return the limits with no more clients than there are descriptors.
+def limits_of(options: argparse.Namespace) -> Limits:
+    """Return the limits, with no more clients than there are descriptors.
 
-    Raises: StartError if there are none.
+    Raises: StartError if there are none, or packets are to be too large.
     Spec: [RUN-6].
     """
+    limits = Limits(**{name: getattr(options, name) for name in LIMITS})
+    check_packet_size(limits.max_packet)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -2565,8 +2557,8 @@ def within_descriptors(limits: Limits) -> Limits:
     if most <= DESCRIPTORS_KEPT:
         needed = f"more than {DESCRIPTORS_KEPT} are needed"
         raise StartError(f"ulimit -n is {most}; {needed}")
-    max_clients = min(limits.max_clients, most - DESCRIPTORS_KEPT)
-    return Limits(**{**vars(limits), "max_clients": max_clients})
+    limits.max_clients = min(limits.max_clients, most - DESCRIPTORS_KEPT)
+    return limits
 
 
 def check_packet_size(max_packet: int) -> None:
@@ -2634,23 +2626,30 @@ def notify_ready() -> None:
             notifier.sendto(message.encode("ascii"), name)
 
 
-def catch_signals(is_daemon: bool) -> tuple[socket.socket, set[int]]:
-    """Return a socket that wakes the loop up, and what was caught so far.
+def obey_signals(server: Server, is_daemon: bool) -> None:
+    """Have signals stop the server, or log what it does [RUN-10] [RUN-17].
 
-    The socket may be too full for a signal's number; the set never is.
-    Spec: [RUN-10] [RUN-17].
+    They wake it up.  A timer of the processor's time lets it tick.
     """
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+
+    def wake_up() -> None:
+        if signal.SIGUSR1 in reader.recv(4096):
+            log_stats(server)
+
+    server.selector.register(reader, READ, wake_up)
     ignores_hang_up = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    caught: set[int] = set()
-    for number in (*STOP_SIGNALS, signal.SIGUSR1):
-        signal.signal(number, lambda number, _: caught.add(number))
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: server.stop())
     if is_daemon or ignores_hang_up:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    return reader, caught
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.signal(signal.SIGPROF, server.tick)
+    signal.setitimer(signal.ITIMER_PROF, TICK_SECONDS, TICK_SECONDS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def describe_start(
@@ -2741,18 +2740,6 @@ def open_journal(options: argparse.Namespace, address: str) -> Journal:
     return Journal(trace, about, options.trace_payload, options.verbose)
 
 
-def obey_signals(
-    server: Server, signals: socket.socket, caught: set[int]
-) -> None:
-    """Stop the server, or log what it does [RUN-10] [RUN-17]."""
-    signals.recv(4096)
-    if caught.intersection(STOP_SIGNALS):
-        server.stop()
-    elif signal.SIGUSR1 in caught:
-        caught.discard(signal.SIGUSR1)
-        log_stats(server)
-
-
 def go_to_background(
     options: argparse.Namespace, cleanup: contextlib.ExitStack
 ) -> int | None:
@@ -2777,10 +2764,8 @@ def serve(options: argparse.Namespace) -> None:
 
     Raises: StartError or OSError if it cannot start.
     """
-    signals, caught = catch_signals(options.daemon)
-    limits = Limits(**{name: getattr(options, name) for name in LIMITS})
-    check_packet_size(limits.max_packet)
-    limits = within_descriptors(limits)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until it can obey
+    limits = limits_of(options)
     bus = Bus(limits, os.getuid(), options.cred_prefix, options.strict)
     with contextlib.ExitStack() as cleanup:
         endpoint = endpoint_of(options)
@@ -2789,27 +2774,20 @@ def serve(options: argparse.Namespace) -> None:
             bus.journal = open_journal(options, endpoint.address)
             cleanup.callback(bus.journal.close)
         ready = go_to_background(options, cleanup)
+        users = {os.getuid(), *options.user} if options.user else None
+        selector = selectors.DefaultSelector()
+        clock = time.monotonic
         server = Server(
-            bus,
-            endpoint.listener,
-            selectors.DefaultSelector(),
-            time.monotonic,
-            {os.getuid(), *options.user} if options.user else None,
-            options.close,
+            bus, endpoint.listener, selector, clock, users, options.close
         )
-        on_signal = functools.partial(obey_signals, server, signals, caught)
-        server.selector.register(signals, READ, on_signal)
-        signal.signal(signal.SIGPROF, server.tick)
-        signal.setitimer(signal.ITIMER_PROF, TICK_SECONDS, TICK_SECONDS)
-        cleanup.callback(signal.setitimer, signal.ITIMER_PROF, 0)
+        obey_signals(server, options.daemon)
         bytes(2 * RESERVE_BYTES)  # without so much it is no use to begin
         gc.set_threshold(700, 10, 1 << 30)  # to look at all takes long
         about = describe_start(options, endpoint, limits)
         log.info("start %s pid=%d%s", endpoint.address, os.getpid(), about)
         announce(endpoint.address, options.address == ABSTRACT, ready)
         server.run()
-    for number in (*STOP_SIGNALS, signal.SIGUSR1):  # it ends without ours
-        signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     log.info("stop")
 
 

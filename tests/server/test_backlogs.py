@@ -302,18 +302,6 @@ class TestHardModes:
         _, reader, sender = self.full(b"blocking/hard/error")
         assert not reader.wire.closed
 
-    def test_hard_and_then_soft_block(self) -> None:
-        """[BLOCK-2] [BLOCK-7] The mode that holds longer counts."""
-        _, reader, sender = self.full()
-        sender.send(publish(b"k", b"5"))
-        reader.send(b"CMSG blocking/soft/block")
-        sender.kernel.bus.flood.refuse(reader.client, b"x", sender.client)
-        while len(reader.client.backlog) > 1:
-            reader.read(1)
-            assert sender.paused
-        reader.read_all()
-        assert not sender.paused
-
     def test_soft_and_hard_block(self) -> None:
         """[BLOCK-7] [BLOCK-10] The backlog has to be empty then."""
         kernel = FakeKernel(small(backlog_packets=4))
