@@ -616,12 +616,12 @@ class Bus:
             self._answer(client, key, whoami(client, self.cred_prefix))
         elif key == STATS:
             rule = "CTL-5"
-            self._answer(client, key, self._stats(client))
+            self._answer(client, key, self.stats(client))
         else:
             rule = "CTL-2"
         self.tell("ctl", client, text_of(key), rule=rule)
 
-    def _stats(self, client: Client) -> bytes:
+    def stats(self, client: Client) -> bytes:
         """Return what `stats` is answered with: a JSON object [CTL-5]."""
         stats: dict[str, Any] = {"client": client.number, **client.counts()}
         stats["patterns"] = len(client.patterns)
@@ -887,9 +887,8 @@ class FloodControl:
         """Queue or discard a packet, pause its publisher, or give up.
 
         Raises: ProtocolError if the receiver is to be disconnected.
-        Spec: [BLOCK-4] [BLOCK-5] [BLOCK-9] [BLOCK-14] [BLOCK-19].
         """
-        receiver.refused += 1
+        receiver.refused += 1  # [BLOCK-20]
         soft, hard = receiver.soft_mode, receiver.hard_mode
         excess = self.accounts.excess(receiver, BACKLOG_BYTES, cost(packet))
         if receiver.deaf:
@@ -900,11 +899,11 @@ class FloodControl:
             self._queue(receiver, packet, "BLOCK-17")
         elif receiver.put_off and not excess:  # not refused by the kernel
             self._queue(receiver, packet, "CONN-20")
-        elif soft == "discard":
+        elif soft == "discard":  # [BLOCK-5]
             self.discard(receiver, [packet], "soft/discard")
         elif soft == "error":
             raise ProtocolError("BLOCK-8", "stalled in soft mode error")
-        elif excess and hard == "discard":
+        elif excess and hard == "discard":  # [BLOCK-9]
             self.discard(receiver, [packet], "hard/discard")
         else:
             if excess:
@@ -1573,7 +1572,6 @@ class Server:
 
         recv_into takes no descriptors, so the kernel closes any [CONN-7].
         After a turn that found one packet, the next few look for one only.
-        Spec: [LIMIT-1] [LIMIT-2] [LIMIT-3].
         """
         touched, recv_into = self.bus.touched, client.wire.recv_into
         handle = (lambda *_: True) if client.ignored else self.bus.handle
@@ -1606,7 +1604,10 @@ class Server:
     def _handle_large(
         self, client: Client, size: int, handle: Callable[..., bool]
     ) -> bool:
-        """Route a packet from the buffer, which the flush sets free."""
+        """Route a packet from the buffer, which the flush sets free.
+
+        Spec: [LIMIT-1] [LIMIT-2] [LIMIT-3].
+        """
         most = self.bus.limits.max_packet
         if size > most:
             raise over("max_packet", size, most)
@@ -1655,20 +1656,16 @@ class Server:
                 self._leave_to_itself(user, seconds)
 
     def deliver(self, client: Client, publisher: Client) -> None:
-        """Empty a client's outbox into the kernel, or into its backlog.
-
-        Spec: [PUB-6] [BLOCK-3] [BLOCK-6] [BLOCK-20] [CONN-8].
-        """
+        """Empty a client's outbox into the kernel, or its backlog [PUB-6]."""
         packets, client.outbox = client.outbox, []
         send, used, refused = client.wire.send, client.used, client.refused
         watched = self.bus.journal or self._overdue
-        client.put_off = client.user.slow_until > self._now or (
-            client.put_off and used[BACKLOG_BYTES] > 0
-        )
+        is_slow = client.user.slow_until > self._now
+        client.put_off = is_slow or client.put_off and used[BACKLOG_BYTES] > 0
         for packet in packets:
             if not (used[BACKLOG_BYTES] or client.deaf or client.put_off):
                 try:
-                    send(packet)
+                    send(packet)  # [BLOCK-3] [BLOCK-6]
                     if watched:
                         self._after_send(client, packet)
                     continue
@@ -1892,7 +1889,8 @@ class Server:
         events = 0
         if not client.held_by and not self.stopping:
             events |= READ
-        if client.backlog and not (client.starved or client.deaf):
+        is_ready = not (client.starved or client.deaf)
+        if client.used[BACKLOG_BYTES] and is_ready:
             events |= WRITE
         if client.closed or events == client.events:
             return

@@ -720,7 +720,7 @@ class TestSoftModes:
         reader = self.stalled(kernel, b"CMSG blocking/soft/discard")
         sender = kernel.connect()
         sender.send(*publications(5))
-        assert reader.client.discarded == 3
+        assert reader.stats["discarded"] == 3
         assert kernel.bus.flood.discarded == {"soft/discard": 3}
         assert reader.read_all() == publications(2)
 

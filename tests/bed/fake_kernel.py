@@ -7,6 +7,7 @@ how many packets a receiver has room for and what the clock shows.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import selectors
 import socket
@@ -219,6 +220,11 @@ class FakePeer:
         """What the bus knows of this client."""
         clients = self.kernel.bus.clients.values()
         return next(client for client in clients if client.wire is self.wire)
+
+    @property
+    def stats(self) -> Any:
+        """What the bus would answer if this client asked for `stats`."""
+        return json.loads(self.kernel.bus.stats(self.client))
 
     @property
     def paused(self) -> bool:

@@ -64,7 +64,7 @@ class TestControl:
             "discarded": 1,
             "paused": 0,
         }
-        assert reader.client.used[sbus.BACKLOG_BYTES] == 2 * size
+        assert reader.stats["backlog_bytes"] == 2 * size
         reader.read_all()
         reader.wire.room = None
         reader.send(b"CMSG stats")
