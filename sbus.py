@@ -781,7 +781,7 @@ def cost(packet: Packet) -> int:
 class Backlog:
     """The packets that wait for one client, in the order it chose.
 
-    A heap of sizes is made when order/random first needs it, and kept for
+    An order by size has a heap, made when it is first needed, and kept for
     as long as most of what it names still waits: a client that changes its
     order at every packet costs no more than others.
     Spec: [ORDER-1] [ORDER-2] [ORDER-3] [ORDER-4] [ORDER-5].
@@ -793,7 +793,8 @@ class Backlog:
         self._packets: OrderedDict[int, bytes] = OrderedDict()  # by arrival
         self._arrivals = 0
         self._first = 0  # the arrival of what first returned
-        self._heaps: dict[str, list[int]] = {}  # of ranks, by ties
+        # Of ranks, by order and ties
+        self._heaps: dict[tuple[str, str], list[int]] = {}
 
     def __len__(self) -> int:
         return len(self._packets)
@@ -805,8 +806,8 @@ class Backlog:
         """Add a packet, the newest."""
         self._arrivals += 1
         if self._heaps:
-            for ties, heap in self._heaps.items():
-                heapq.heappush(heap, rank(packet, self._arrivals, ties))
+            for way, heap in self._heaps.items():
+                heapq.heappush(heap, rank(packet, self._arrivals, *way))
         self._packets[self._arrivals] = packet
 
     def first(self) -> bytes:
@@ -823,7 +824,7 @@ class Backlog:
         count = len(self._packets)
         if self._heaps:
             most = 2 * count + HEAP_SLACK
-            kept = {t: h for t, h in self._heaps.items() if len(h) <= most}
+            kept = {way: h for way, h in self._heaps.items() if len(h) <= most}
             self._heaps = kept
         if sys.getsizeof(self._packets) > IDLE_BYTES + count * ENTRY_BYTES:
             self._packets = OrderedDict(self._packets)
@@ -838,7 +839,7 @@ class Backlog:
     def reorder(self, order: str) -> None:
         """Send packets, those that wait included, in an order [ORDER-5]."""
         self.order = order
-        if order != "random":
+        if order in ("queue", "stack"):
             self.ties = order
 
     def _next(self) -> int:
@@ -847,14 +848,13 @@ class Backlog:
             return next(iter(self._packets))
         if self.order == "stack":
             return next(reversed(self._packets))
-        heap = self._heaps.get(self.ties)
+        way = (self.order, self.ties)
+        heap = self._heaps.get(way)
         if heap is None:
             waiting = self._packets.items()
-            heap = [
-                rank(packet, number, self.ties) for number, packet in waiting
-            ]
+            heap = [rank(packet, number, *way) for number, packet in waiting]
             heapq.heapify(heap)
-            self._heaps[self.ties] = heap
+            self._heaps[way] = heap
         while True:
             first = heap[0] if self.ties == "queue" else -heap[0]
             number = first % ARRIVALS_MAX
@@ -869,10 +869,11 @@ ENTRY_BYTES = 512  # five times what a packet's place takes
 ARRIVALS_MAX = 1 << 48
 
 
-def rank(packet: bytes, number: int, ties: str) -> int:
+def rank(packet: bytes, number: int, order: str, ties: str) -> int:
     """Return what is smaller, the sooner one is sent [ORDER-3] [ORDER-4]."""
+    size = -len(packet) if order == "random" else len(packet)
     arrival = number if ties == "queue" else -number
-    return arrival - len(packet) * ARRIVALS_MAX
+    return arrival + size * ARRIVALS_MAX
 
 
 class FloodControl:
