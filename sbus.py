@@ -1189,7 +1189,8 @@ LONG_SECONDS = 0.020  # for a turn
 DEBT_MAX = 0.010  # seconds that are made up for in rounds, not in time
 SLOW_SECONDS = 1.0  # for which sends to a user are left to its own turns
 BYTES_PER_TURN = 10_000_000  # times receivers
-SEND_COST_BYTES = 4_096  # in the time of a send, so many could be copied
+SEND_COST_BYTES = 16_384  # in the time of a send, so many could be copied
+COPIED_PER_SECOND = 1e9  # bytes of large packets, by a slow machine
 CROWD_MAX = 64  # clients above a limit that are read out
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
 SELECT_SECONDS_MAX = 3_600.0  # epoll knows no more than 24 days
@@ -1256,7 +1257,7 @@ class Server:
         clock: Callable[[], float],
         allowed_uids: Set[int] | None = None,
         close_after_last: bool = False,
-        processor_clock: Callable[[], float] = time.process_time,
+        processor_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.bus = bus
         self.listener = listener
@@ -1618,7 +1619,7 @@ class Server:
             raise over("max_packet", size, most)
         head = self._view[: min(size, self._head_bytes_max)].tobytes()
         handle(client, self._view[:size], head)
-        self._flush(client)
+        self._flush(client, size)
         return True
 
     def _is_end(self, client: Client) -> bool:
@@ -1637,36 +1638,42 @@ class Server:
 
     # ---- When sending
 
-    def _flush(self, publisher: Client) -> None:
-        """Offer to the kernel what a publisher's turn has routed."""
+    def _flush(self, publisher: Client, large: int = 0) -> None:
+        """Offer to the kernel what a publisher's turn has routed.
+
+        *large* is the size of a packet that is routed by itself.
+        """
         touched = self.bus.touched
         are_many = len(touched) > 1
-        self._started = start = self.clock()
-        spans = []
+        spans: list[float] = []
+        self._started = judged = self.clock()
         for client in touched:
             if not client.closed:
                 self.deliver(client, publisher)
-            if are_many:
+            if are_many or self._ticked:
                 now = self.clock()
                 spans.append(now - self._started)
                 self._started = now
-        if self._started - start > DEBT_MAX:
-            self._share_out(publisher, spans)
+                if now > judged + DEBT_MAX:
+                    judged = now
+                    self._judge_sends(spans, large / COPIED_PER_SECOND)
         touched.clear()
 
-    def _share_out(self, publisher: Client, spans: list[float]) -> None:
-        """Leave users to themselves to whose clients all sends took long.
+    def _judge_sends(self, spans: list[float], normal: float) -> None:
+        """Leave users to themselves to whose clients sends took long.
 
-        What a flush costs is the publisher's to account for, but not if it
-        is for many clients of another user and takes long [CONN-20].
+        What a flush costs is its publisher's to account for, but not what
+        the receivers have made it cost.  So far it took *spans*, in seconds,
+        by receiver, *normal* of them to copy the packet [CONN-20].
         """
         shares: dict[User, float] = {}
         for client, seconds in zip(self.bus.touched, spans):
-            shares[client.user] = shares.get(client.user, 0.0) + seconds
+            share = shares.get(client.user, 0.0)
+            shares[client.user] = share + max(0.0, seconds - normal)
         for user, seconds in shares.items():
-            is_long = min(seconds, self._processor_seconds()) > DEBT_MAX
-            if is_long and user is not publisher.user:
+            if min(seconds, self._processor_seconds()) > DEBT_MAX:
                 self._leave_to_itself(user, seconds)
+                spans[:] = [0.0] * len(spans)
 
     def deliver(self, client: Client, publisher: Client) -> None:
         """Empty a client's outbox into the kernel, or its backlog [PUB-6]."""
@@ -1777,7 +1784,7 @@ class Server:
         except BlockingIOError:
             pass
         except OSError as other:
-            error = other
+            error = other.with_traceback(None)  # which would hold this frame
         if taken:
             backlog.trim()
             self.bus.accounts.use(client, BACKLOG_BYTES, -taken_bytes)
@@ -1844,7 +1851,7 @@ class Server:
         self._after_progress(client)
         seconds = self.clock() - max(self._started, self._now)
         self._charge(client.user, seconds)  # and not who sent to it
-        self._started = self._now
+        self._started = self.clock()
 
     def disconnect(self, client: Client, cause: str | Exception) -> None:
         """Forget a client and close its socket [CONN-12]."""

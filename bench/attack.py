@@ -282,15 +282,36 @@ def storm_listeners(address: str) -> None:
     read_all(wires)
 
 
-def attach_filter(wire: socket.socket, start: int) -> None:
+def storm_tuned(address: str) -> None:
+    """500 readers with a filter that takes half as long."""
+    wires = subscribers(address, 500, b"f")
+    message = b"MSG f\0xx" + struct.pack("HH", 4, 1) * 4_000
+    for wire in wires:
+        attach_filter(wire, len(b"MSG f\0xx"), 850)
+    in_background(lambda: read_all(wires))
+    with dial(address) as publisher:
+        while True:
+            publisher.send(message)
+            ask(publisher)
+
+
+def storm_pair(address: str) -> None:
+    """Two readers of everything, watched 50,000 times over each."""
+    wires = subscribers(address, 2, b"")
+    watched = [watch(wire, 500, 100, 0) for wire in wires]
+    read_all(wires)
+    del watched
+
+
+def attach_filter(wire: socket.socket, start: int, pairs: int = 2_047) -> None:
     """Have the kernel look for what is not there, over and over.
 
-    A packet filter of 4,096 instructions: those in the middle, in pairs,
-    look at *start* for an attribute of a type that no packet has, and go
-    past all attributes in it.  The last one refuses the packet.
+    A packet filter of up to 4,096 instructions: those in the middle, in
+    pairs, look at *start* for an attribute of a type that no packet has, and
+    go past all attributes in it.  The last one refuses the packet.
     """
     load, find, give_up = (0, start), (0x20, 0xFFFF_F000 + 12), (0x06, 0)
-    steps = [(0x01, 0x1234), *[load, find] * 2_047, give_up]
+    steps = [(0x01, 0x1234), *[load, find] * pairs, give_up]
     program = ctypes.create_string_buffer(
         b"".join(struct.pack("HBBI", code, 0, 0, k) for code, k in steps)
     )
@@ -306,7 +327,12 @@ def storm_watchers(address: str) -> None:
     over_and_over(address, [b"MSG w\0x"])
 
 
-def watch(wire: socket.socket, watchers: int, copies: int) -> list[object]:
+def watch(
+    wire: socket.socket,
+    watchers: int,
+    copies: int,
+    events: int = select.EPOLLIN | select.EPOLLOUT,
+) -> list[object]:
     """Have a socket watched that many times over, until all is closed."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -314,7 +340,7 @@ def watch(wire: socket.socket, watchers: int, copies: int) -> list[object]:
     polls = [select.epoll() for _ in range(watchers)]
     for poll in polls:
         for dup in dups:
-            poll.register(dup, select.EPOLLIN | select.EPOLLOUT)
+            poll.register(dup, events)
     return [*polls, *dups]
 
 

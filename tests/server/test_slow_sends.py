@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 from collections import deque
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from fake_kernel import FakeKernel, choices
 from packets import publications, publish
-from slowness import spend_on_sends, spend_ticks, tick
+from slowness import slow_down, spend_on_sends, spend_ticks, tick
 
 
 class TestSlowSends:
@@ -101,9 +102,84 @@ class TestSlowSends:
         sender.wire.incoming.append(publish(b"k"))
         kernel.server.round(0)
         assert not sender.wire.incoming
-        assert [reader.stats["refused"] for reader in readers] == [1] * 10
+        refused = [reader.stats["refused"] for reader in readers]
+        assert refused == [1] * 7 + [2] * 3
         kernel.run()
         assert all(len(reader.wire.taken) == 2 for reader in readers)
+
+    def test_readers_that_are_slow_together(self, kernel: FakeKernel) -> None:
+        """[CONN-5] [CONN-20] Their own user's turn ends in time, too."""
+        readers = [kernel.connect(uid=1) for _ in range(50)]
+        for reader in readers:
+            reader.send(b"SUB k")
+            spend_ticks(kernel, reader, 1, 0.012)
+        sender = kernel.connect(uid=1)
+        start = kernel.now
+        sender.wire.incoming.append(publish(b"k"))
+        kernel.server.round(0)
+        assert kernel.now - start < 0.03
+        kernel.run()
+        assert all(reader.read_all() == [publish(b"k")] for reader in readers)
+
+    def test_two_slow_readers(self, kernel: FakeKernel) -> None:
+        """[CONN-20] It is what a user's clients take together that counts."""
+        readers = [kernel.connect(uid=1) for _ in range(2)]
+        sender = kernel.connect(uid=2)
+        for reader in readers:
+            reader.send(b"SUB k")
+            spend_on_sends(kernel, reader, 0.006)
+        for refused in (0, 1):
+            sender.wire.incoming.append(publish(b"k"))
+            kernel.server.round(0)
+            for reader in readers:
+                assert reader.stats["refused"] == refused
+
+    def test_large_packets_to_many(self, kernel: FakeKernel) -> None:
+        """[CONN-20] What it takes to copy them is no sign."""
+        readers = [kernel.connect(uid=1) for _ in range(100)]
+        for reader in readers:
+            reader.send(b"SUB k")
+            spend_on_sends(kernel, reader, 0.0004)
+        sender = kernel.connect(uid=2)
+        sender.send(publish(b"k", bytes(400_000)))
+        assert not any(reader.stats["refused"] for reader in readers)
+        sender.send(publish(b"k", bytes(10_000)))
+        assert any(reader.stats["refused"] for reader in readers)
+
+    def test_readers_that_are_expelled(self, kernel: FakeKernel) -> None:
+        """[CONN-19] [CONN-20] No time is accounted for that is to come."""
+        sender = kernel.connect(uid=2)
+        for _ in range(10):
+            reader = kernel.connect(uid=1)
+            reader.send(b"SUB k", b"CMSG blocking/soft/error")
+            reader.wire.room = 0
+            shutdown = reader.wire.shutdown
+
+            def slow(how: int, shutdown: Any = shutdown) -> None:
+                kernel.now += 0.005
+                shutdown(how)
+
+            reader.wire.shutdown = slow  # type: ignore[method-assign]
+        slow_down(kernel, 0.020)
+        tick(kernel, 0.020)
+        sender.wire.incoming.append(publish(b"k"))
+        kernel.server.round(0)
+        assert min(kernel.server._spent.values()) >= 0
+
+    def test_refusals_leave_no_garbage(self, kernel: FakeKernel) -> None:
+        """[BLOCK-19] Cycles would keep packets that are sent long since."""
+        reader, sender = kernel.connect(), kernel.connect()
+        reader.wire.room = 1
+        reader.send(b"SUB k")
+        gc.collect()
+        gc.disable()
+        try:
+            sender.send(*publications(5))
+            kernel.server.drain(reader.client)
+            kinds = [type(one) for one in gc.get_objects()]
+        finally:
+            gc.enable()
+        assert BlockingIOError not in kinds
 
     def test_ticks_while_nobody_is_served(self, kernel: FakeKernel) -> None:
         """[CONN-20] They take neither memory nor time."""
