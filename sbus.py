@@ -1190,7 +1190,7 @@ DEBT_MAX = 0.010  # seconds that are made up for in rounds, not in time
 SLOW_SECONDS = 1.0  # for which sends to a user are left to its own turns
 BYTES_PER_TURN = 10_000_000  # times receivers
 SEND_COST_BYTES = 16_384  # in the time of a send, so many could be copied
-COPIED_PER_SECOND = 1e9  # bytes of large packets, by a slow machine
+COPIED_PER_SECOND = 1e9  # bytes, by a slow machine
 CROWD_MAX = 64  # clients above a limit that are read out
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
 SELECT_SECONDS_MAX = 3_600.0  # epoll knows no more than 24 days
@@ -1284,6 +1284,7 @@ class Server:
         self._overdue: list[float] = []  # not empty if these are many
         self._last_tick = processor_clock()
         self._started = 0.0  # when the last delivery was
+        self._sent: list[Packet] = []  # in it
         self._late: dict[Client, int] = {}  # put off, and for which events
         self._now = clock()  # when the last turn was over
         self._reserve: bytes | None = None  # empty once memory has run out
@@ -1619,7 +1620,7 @@ class Server:
             raise over("max_packet", size, most)
         head = self._view[: min(size, self._head_bytes_max)].tobytes()
         handle(client, self._view[:size], head)
-        self._flush(client, size)
+        self._flush(client)
         return True
 
     def _is_end(self, client: Client) -> bool:
@@ -1638,11 +1639,8 @@ class Server:
 
     # ---- When sending
 
-    def _flush(self, publisher: Client, large: int = 0) -> None:
-        """Offer to the kernel what a publisher's turn has routed.
-
-        *large* is the size of a packet that is routed by itself.
-        """
+    def _flush(self, publisher: Client) -> None:
+        """Offer to the kernel what a publisher's turn has routed."""
         touched = self.bus.touched
         are_many = len(touched) > 1
         spans: list[float] = []
@@ -1656,16 +1654,17 @@ class Server:
                 self._started = now
                 if now > judged + DEBT_MAX:
                     judged = now
-                    self._judge_sends(spans, large / COPIED_PER_SECOND)
+                    self._judge_sends(spans)
         touched.clear()
 
-    def _judge_sends(self, spans: list[float], normal: float) -> None:
+    def _judge_sends(self, spans: list[float]) -> None:
         """Leave users to themselves to whose clients sends took long.
 
         What a flush costs is its publisher's to account for, but not what
-        the receivers have made it cost.  So far it took *spans*, in seconds,
-        by receiver, *normal* of them to copy the packet [CONN-20].
+        the receivers have made it cost.  So far it took *spans*, in seconds
+        by receiver; most have been sent what the last one was [CONN-20].
         """
+        normal = sum(map(len, self._sent)) / COPIED_PER_SECOND
         shares: dict[User, float] = {}
         for client, seconds in zip(self.bus.touched, spans):
             share = shares.get(client.user, 0.0)
@@ -1677,7 +1676,8 @@ class Server:
 
     def deliver(self, client: Client, publisher: Client) -> None:
         """Empty a client's outbox into the kernel, or its backlog [PUB-6]."""
-        packets, client.outbox = client.outbox, []
+        self._sent = packets = client.outbox
+        client.outbox = []
         send, used, refused = client.wire.send, client.used, client.refused
         watched = self.bus.journal or self._overdue
         is_slow = client.user.slow_until > self._now
