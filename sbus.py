@@ -110,8 +110,8 @@ def quote(text: bytes) -> str:
 
 
 # What patterns of different literal bytes have in common: the number of their
-# segments, whether they are open, that is, more may follow, and which segments
-# have a '*' after how many bytes
+# segments, whether they are open, that is, more may follow what then is not
+# counted, and which segments have a '*' after how many bytes
 Shape = tuple[int, bool, tuple[tuple[int, int], ...]]
 
 
@@ -139,6 +139,7 @@ def parse_pattern(pattern: bytes) -> tuple[Shape | None, bytes]:
 def pattern_for(segments: list[bytes], shape: Shape) -> bytes | None:
     """Return the pattern of a shape that selects a key, given by segments.
 
+    It may turn out to be of another shape, and selects the key all the same.
     None stands for a key with too few segments, or too many [MATCH-5].
     Spec: [MATCH-1] [MATCH-2] [MATCH-3] [KEY-3].
     """
@@ -167,7 +168,7 @@ def pattern_matches(pattern: bytes, key: bytes) -> bool:
 
 
 class SubscriptionTable:
-    """Which clients hold which patterns: each pair once, without counts."""
+    """Which clients hold which patterns; once for each way to write one."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -176,7 +177,7 @@ class SubscriptionTable:
         self._users: dict[int, dict[Shape, int]] = {}  # and by user id
 
     def add(self, pattern: bytes, client: Client) -> None:
-        """Add a pair that is not in the table.
+        """Add a pair.
 
         Raises: ProtocolError if its user has too many shapes [LIMIT-10].
         """
@@ -369,7 +370,7 @@ class Client:
         return f"client={self.number} uid={own.uid} pid={own.pid}"
 
 
-WIDE_MIN = 3  # receivers, from which on it counts how large a packet is
+WIDE_MIN = 3  # receivers; with more, a turn is limited by bytes, too
 STATS = b"stats"
 STATS_USERS_MAX = 1_000  # so that the answer stays a packet
 RECENT_KEYS_MAX = 4_096
@@ -432,7 +433,7 @@ class Bus:
         for what, amount in enumerate(client.used):
             self.accounts.use(client, what, -amount)
         self.tell("close", client, reason)
-        resumed = self.flood.forget(client)
+        resumed = self.flood.forget(client)  # as it uses nothing any more
         user = client.user
         user.past.update(client.counts())
         user.clients.pop(client, None)
@@ -442,20 +443,20 @@ class Bus:
         return resumed
 
     def handle(self, client: Client, packet: Packet, start: bytes) -> bool:
-        """Do what a client's packet asks for; return whether it took long.
+        """Do what a client's packet asks for; return whether to ask the clock.
 
         *start* is the packet, or as much of its beginning as holds the
-        longest head.  The packet is only good until the caller flushes.
+        longest head.  The packet is only good until the outboxes are emptied.
         Raises: ProtocolError if the client is to be disconnected.
         Spec: [PKT-1] [PKT-3] [PUB-1] [PUB-4] [PUB-5].
         """
-        end = start.find(b"\0")  # -1 is for parse_packet to judge
+        end = start.find(b"\0")  # without one the head is for parse_packet
         head = start[:end]
         receivers = self._recent.get(head) if end > 0 else None
         took_long = receivers is None
         if receivers is None:
             kind, key, _ = parse_packet(start, *self._head_limits)
-            if kind != "publish":
+            if kind != "publish":  # subscribe, unsubscribe, control
                 getattr(self, kind)(client, key)
                 return True
             receivers = self._route(head, key)
@@ -563,12 +564,13 @@ class Bus:
         error = error or accounts.excess(client, PATTERN_BYTES, size)
         if error:
             raise error
+        self._forget_recent(pattern)
         table, places = self._places(client, pattern)
-        client.patterns[pattern] = 1
+        client.patterns[pattern] = 1  # first, for drop to find if memory ends
         try:
             for place in places:
                 table.add(place, client)
-        except ProtocolError:  # [LIMIT-10] at the first
+        except ProtocolError:  # [LIMIT-10] at the first: all have one shape
             del client.patterns[pattern]
             raise
         accounts.use(client, PATTERNS, 1)
@@ -576,6 +578,7 @@ class Bus:
 
     def drop(self, client: Client, pattern: bytes) -> None:
         """Take a pattern from its places, and then from its client."""
+        self._forget_recent(pattern)
         table, places = self._places(client, pattern)
         for place in places:
             table.remove(place, client)
@@ -590,7 +593,6 @@ class Bus:
         if pattern.startswith(SECRET):
             own = client.credentials
             return self._secret, resolve(pattern, own, self.cred_prefix)
-        self._forget_recent(pattern)
         return self._public, [pattern]
 
     def _forget_recent(self, pattern: bytes) -> None:
@@ -647,7 +649,7 @@ class Bus:
 # Facts
 # - Anybody may publish under a secret key.  Reading is what is restricted.
 # - Two checks guard it: check_secret when a client subscribes, fields_fit
-#   at every delivery.  Each alone would do.
+#   at every delivery.
 # - Secret patterns have a table of their own.  No public pattern, however
 #   wide, is ever compared with a secret key.
 # - The kernel gives pid 0 and the id 65534 to whatever it cannot name.
@@ -744,8 +746,8 @@ def resolve(pattern: bytes, own: Credentials, prefix: bytes) -> list[bytes]:
 # Facts
 # - Modes belong to the receiver.  They say nothing until the kernel has
 #   refused a packet for it.
-# - A client with a backlog is stalled; a client without one is not.  In
-#   soft mode discard nothing is queued, so each packet is tried anew.
+# - A client with a backlog is stalled: packets wait behind those of it.
+#   Without one, each packet is tried anew.
 # - Only publishers are ever paused, one by one, and only by receivers of
 #   their own user, of root, or of the bus owner.
 # - Packets of a backlog are bytes: what arrived as a view is copied here.
@@ -867,11 +869,12 @@ HEAP_SLACK = 1_024  # entries
 IDLE_BYTES = 4_096
 ENTRY_BYTES = 512  # five times what a packet's place takes
 ARRIVALS_MAX = 1 << 48
+SIZE_SIGNS = {"random": -1}  # the largest first
 
 
 def rank(packet: bytes, number: int, order: str, ties: str) -> int:
     """Return what is smaller, the sooner one is sent [ORDER-3] [ORDER-4]."""
-    size = -len(packet) if order == "random" else len(packet)
+    size = len(packet) * SIZE_SIGNS[order]
     arrival = number if ties == "queue" else -number
     return arrival + size * ARRIVALS_MAX
 
@@ -902,7 +905,7 @@ class FloodControl:
             if excess:
                 raise ProtocolError("BLOCK-18", excess.what)
             self._queue(receiver, packet, "BLOCK-17")
-        elif receiver.put_off and not excess:  # not refused by the kernel
+        elif receiver.put_off and not excess:  # it was not even offered
             self._queue(receiver, packet, "CONN-20")
         elif soft == "discard":
             self.discard(receiver, [packet], "soft/discard")
@@ -918,7 +921,7 @@ class FloodControl:
             self._queue(receiver, packet, "BLOCK-4")
 
     def _hold_back(
-        self, publisher: Client, receiver: Client, excess: str
+        self, publisher: Client, receiver: Client, why: str
     ) -> None:
         """Pause who fills a backlog above its limit.
 
@@ -927,11 +930,11 @@ class FloodControl:
         Spec: [BLOCK-10] [BLOCK-11] [BLOCK-14] [BLOCK-15] [BLOCK-21].
         """
         if receiver.hard_mode == "error":
-            raise ProtocolError("BLOCK-11", excess)
+            raise ProtocolError("BLOCK-11", why)
         if not self.may_pause(publisher, receiver):
-            raise ProtocolError("BLOCK-15", excess)
+            raise ProtocolError("BLOCK-15", why)
         if self._is_far_above(receiver):
-            raise ProtocolError("BLOCK-21", f"far {excess}")
+            raise ProtocolError("BLOCK-21", f"far {why}")
         level = 0
         if receiver.soft_mode != "block":
             most = self.bus.limits.max_backlog
@@ -949,7 +952,7 @@ class FloodControl:
 
     def may_pause(self, publisher: Client, receiver: Client) -> bool:
         """Return whether a receiver may hold a publisher up [BLOCK-13]."""
-        if publisher.closed:
+        if publisher.closed:  # while its packets were delivered
             return False
         if receiver.user.is_privileged:
             return True
@@ -1092,7 +1095,7 @@ def over(limit: str, used: int, most: float) -> ProtocolError:
     return ProtocolError(rule, f"{used} {what}, over {most}")
 
 
-# What is used, and for each the limits for a client, a user, the bus
+# What is used, and for each the limits for a client, a user, the bus, if any
 CLIENTS, PATTERNS, PATTERN_BYTES, BACKLOG_BYTES = range(4)
 USE_LIMITS = (
     ("", "max_user_clients", "max_clients"),
