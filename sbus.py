@@ -1587,8 +1587,10 @@ class Server:
         handle = (lambda *_: True) if client.ignored else self.bus.handle
         view, copied_max = self._view, self._copied_bytes_max
         end = self._now + TURN_SECONDS_MAX
-        packets_max = 1 if client.single_turns else PACKETS_PER_TURN
-        client.single_turns = max(0, client.single_turns - 1)
+        packets_max = PACKETS_PER_TURN
+        if client.single_turns:
+            client.single_turns -= 1
+            packets_max = 1
         for count in range(1, packets_max + 1):
             try:
                 size = recv_into(view, 0, MSG_TRUNC)
@@ -1684,7 +1686,8 @@ class Server:
         send, used, refused = client.wire.send, client.used, client.refused
         watched = self.bus.journal or self._overdue
         is_slow = client.user.slow_until > self._now
-        client.put_off = is_slow or client.put_off and used[BACKLOG_BYTES] > 0
+        if is_slow or client.put_off:
+            client.put_off = is_slow or used[BACKLOG_BYTES] > 0
         for packet in packets:
             if not (used[BACKLOG_BYTES] or client.deaf or client.put_off):
                 try:
