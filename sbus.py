@@ -1190,10 +1190,11 @@ ROUND_SECONDS_MAX = 0.002  # of all clients of a user, before others have turns
 TICK_SECONDS = 0.010  # of processor time
 LONG_SECONDS = 0.020  # for a turn
 DEBT_MAX = 0.010  # seconds that are made up for in rounds, not in time
+SLOW_SENDS_MIN = 0.005  # seconds, of one flush to all of a user's clients
 SLOW_SECONDS = 1.0  # for which sends to a user are left to its own turns
 BYTES_PER_TURN = 10_000_000  # times receivers
-SEND_COST_BYTES = 16_384  # in the time of a send, so many could be copied
-COPIED_PER_SECOND = 1e9  # bytes, by a slow machine
+SEND_COST_BYTES = 4_096  # in the time of a send, so many could be copied
+COPIED_PER_SECOND = 5e8  # bytes, by a slow machine
 CROWD_MAX = 64  # clients above a limit that are read out
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
 SELECT_SECONDS_MAX = 3_600.0  # epoll knows no more than 24 days
@@ -1286,7 +1287,7 @@ class Server:
         self._ticked = 0.0  # seconds of the processor, in a turn
         self._overdue: list[float] = []  # not empty if these are many
         self._last_tick = processor_clock()
-        self._started = 0.0  # when the last delivery was
+        self._started = 0.0  # when the last delivery was, or the first
         self._sent: list[Packet] = []  # in it
         self._late: dict[Client, int] = {}  # put off, and for which events
         self._now = clock()  # when the last turn was over
@@ -1647,17 +1648,17 @@ class Server:
     def _flush(self, publisher: Client) -> None:
         """Offer to the kernel what a publisher's turn has routed."""
         touched = self.bus.touched
-        are_many = len(touched) > 1
         spans: list[float] = []
         self._started = judged = self.clock()
         for client in touched:
             if not client.closed:
                 self.deliver(client, publisher)
-            if are_many or self._ticked:
+            if self._ticked:  # till then, all are taken for equally slow
                 now = self.clock()
-                spans.append(now - self._started)
+                count = 1 if spans else touched.index(client) + 1
+                spans += [(now - self._started) / count] * count
                 self._started = now
-                if now > judged + DEBT_MAX:
+                if now > judged + SLOW_SENDS_MIN:
                     judged = now
                     self._judge_sends(spans)
         touched.clear()
@@ -1669,13 +1670,14 @@ class Server:
         the receivers have made it cost.  So far it took *spans*, in seconds
         by receiver; most have been sent what the last one was [CONN-20].
         """
-        normal = sum(map(len, self._sent)) / COPIED_PER_SECOND
+        size = sum(map(len, self._sent)) + len(self._sent) * SEND_COST_BYTES
+        normal = size / COPIED_PER_SECOND
         shares: dict[User, float] = {}
         for client, seconds in zip(self.bus.touched, spans):
             share = shares.get(client.user, 0.0)
-            shares[client.user] = share + max(0.0, seconds - normal)
+            shares[client.user] = share + seconds - normal
         for user, seconds in shares.items():
-            if min(seconds, self._processor_seconds()) > DEBT_MAX:
+            if min(seconds, self._processor_seconds()) > SLOW_SENDS_MIN:
                 self._leave_to_itself(user, seconds)
                 spans[:] = [0.0] * len(spans)
 
@@ -1683,11 +1685,13 @@ class Server:
         """Empty a client's outbox into the kernel, or its backlog [PUB-6]."""
         self._sent = packets = client.outbox
         client.outbox = []
-        send, used, refused = client.wire.send, client.used, client.refused
+        client.delivered += len(packets)
+        send, used = client.wire.send, client.used
         watched = self.bus.journal or self._overdue
         is_slow = client.user.slow_until > self._now
         if is_slow or client.put_off:
             client.put_off = is_slow or used[BACKLOG_BYTES] > 0
+        is_stalled = False
         for packet in packets:
             if not (used[BACKLOG_BYTES] or client.deaf or client.put_off):
                 try:
@@ -1701,14 +1705,14 @@ class Server:
                     self._take_error(client, error)
             if client.closed:
                 break
+            is_stalled = True
+            client.delivered -= 1
             try:
                 self.bus.flood.refuse(client, packet, publisher)
             except (ProtocolError, MemoryError) as error:
                 self.expel(client, error)
                 self.bus.flood.discard(client, [packet], "deaf")
-        refused = client.refused - refused
-        client.delivered += len(packets) - refused
-        if refused:
+        if is_stalled:
             self._after_refusal(client)
 
     def _after_send(self, client: Client, packet: Packet) -> None:
@@ -1850,14 +1854,14 @@ class Server:
             self._free(client)
         if client.closed or client.fault:
             return
+        start = self.clock()
         client.fault = self._blame(client, error)
         with contextlib.suppress(OSError, MemoryError):
             client.wire.shutdown(socket.SHUT_RDWR)  # it can send no more
         client.deaf = True
         self._after_progress(client)
-        seconds = self.clock() - max(self._started, self._now)
-        self._charge(client.user, seconds)  # and not who sent to it
         self._started = self.clock()
+        self._charge(client.user, self._started - start)  # not who sent to it
 
     def disconnect(self, client: Client, cause: str | Exception) -> None:
         """Forget a client and close its socket [CONN-12]."""

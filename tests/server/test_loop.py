@@ -236,7 +236,7 @@ class TestLoop:
         flooder = kernel.connect()
         flooder.wire.incoming.extend([publish(b"k", bytes(16_000))] * 64)
         kernel.server.round(0)
-        assert len(flooder.wire.incoming) == 64 - 4
+        assert len(flooder.wire.incoming) == 64 - 5
 
     def test_users_have_turns(self, kernel: FakeKernel) -> None:
         """[CONN-19] However many busy clients one of them has."""

@@ -11,7 +11,7 @@ import pytest
 
 from fake_kernel import FakeKernel, choices
 from packets import publications, publish
-from slowness import slow_down, spend_on_sends, spend_ticks, tick
+from slowness import slow_down, spend_ticks, tick
 
 
 def count_errors() -> int:
@@ -101,14 +101,14 @@ class TestSlowSends:
         sender = kernel.connect(uid=2)
         for reader in readers:
             reader.send(b"SUB k")
-            spend_on_sends(kernel, reader, 0.0015)
+            spend_ticks(kernel, reader, 1, 0.0015)
         sender.wire.incoming.append(publish(b"k"))
         kernel.server.round(0)
         sender.wire.incoming.append(publish(b"k"))
         kernel.server.round(0)
         assert not sender.wire.incoming
         refused = [reader.stats["refused"] for reader in readers]
-        assert refused == [1] * 7 + [2] * 3
+        assert refused == [1] * 4 + [2] * 6
         kernel.run()
         assert all(len(reader.wire.taken) == 2 for reader in readers)
 
@@ -132,7 +132,7 @@ class TestSlowSends:
         sender = kernel.connect(uid=2)
         for reader in readers:
             reader.send(b"SUB k")
-            spend_on_sends(kernel, reader, 0.006)
+            spend_ticks(kernel, reader, 1, 0.004)
         for refused in (0, 1):
             sender.wire.incoming.append(publish(b"k"))
             kernel.server.round(0)
@@ -144,7 +144,7 @@ class TestSlowSends:
         readers = [kernel.connect(uid=1) for _ in range(100)]
         for reader in readers:
             reader.send(b"SUB k")
-            spend_on_sends(kernel, reader, 0.0004)
+            spend_ticks(kernel, reader, 1, 0.0004)
         sender = kernel.connect(uid=2)
         sender.send(publish(b"k", bytes(400_000)))
         assert not any(reader.stats["refused"] for reader in readers)
