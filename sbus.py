@@ -1285,7 +1285,6 @@ class Server:
         self._wake_time = math.inf  # and for how long
         self._accept_time = 0.0  # when newcomers have their next turn
         self._ticked = 0.0  # seconds of the processor, in a turn
-        self._overdue: list[float] = []  # not empty if these are many
         self._last_tick = processor_clock()
         self._started = 0.0  # when the last delivery was, or the first
         self._sent: list[Packet] = []  # in it
@@ -1457,9 +1456,7 @@ class Server:
             self._late[client] = events
             return
         self._served = client
-        if self._ticked:
-            self._ticked = 0.0
-            self._overdue.clear()
+        self._ticked = 0.0
         if events & READ and not client.closed:
             self.turn(client)
         if events & WRITE and not client.closed:
@@ -1687,7 +1684,7 @@ class Server:
         client.outbox = []
         client.delivered += len(packets)
         send, used = client.wire.send, client.used
-        watched = self.bus.journal or self._overdue
+        journal = self.bus.journal
         is_slow = client.user.slow_until > self._now
         if is_slow or client.put_off:
             client.put_off = is_slow or used[BACKLOG_BYTES] > 0
@@ -1696,7 +1693,7 @@ class Server:
             if not (used[BACKLOG_BYTES] or client.deaf or client.put_off):
                 try:
                     send(packet)  # [BLOCK-3] [BLOCK-6]
-                    if watched:
+                    if journal or self._ticked:
                         self._after_send(client, packet)
                     continue
                 except BlockingIOError:
@@ -1721,9 +1718,9 @@ class Server:
         Spec: [CONN-20].
         """
         self.bus.tell("send", client, packet=packet)
-        if self._overdue:
+        if self._ticked:
             seconds = self.clock() - self._started
-            if seconds >= LONG_SECONDS:
+            if min(seconds, self._processor_seconds()) >= LONG_SECONDS:
                 self._leave_to_itself(client.user, seconds)
                 client.put_off = True
 
@@ -1745,8 +1742,6 @@ class Server:
         now = self.processor_clock()
         self._ticked += now - self._last_tick
         self._last_tick = now
-        if self._ticked >= LONG_SECONDS and not self._overdue:
-            self._overdue.append(self._ticked)
 
     def _take_error(self, client: Client, error: Exception) -> None:
         """Do what an error of send asks for [CONN-8] [CONN-9] [CONN-12]."""

@@ -36,6 +36,12 @@ def tick(kernel: FakeKernel, seconds: float) -> None:
     kernel.server.tick()
 
 
+def wait_for_processor(kernel: FakeKernel, seconds: float) -> None:
+    """Have time pass in which the server has no processor."""
+    kernel.now += seconds
+    kernel.server._last_tick += seconds
+
+
 def spend_ticks(
     kernel: FakeKernel, peer: FakePeer, ticks: int = 2, seconds: float = 0.02
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from fake_kernel import FakeKernel, choices
 from packets import publications, publish
-from slowness import slow_down, spend_ticks, tick
+from slowness import slow_down, spend_ticks, tick, wait_for_processor
 
 
 def count_errors() -> int:
@@ -50,7 +50,7 @@ class TestSlowSends:
         def slow(packet: Any) -> int:
             for each in ticks:
                 tick(kernel, each)
-            kernel.now += seconds
+            wait_for_processor(kernel, seconds)
             return send(packet)
 
         reader.wire.send = slow  # type: ignore[method-assign]
@@ -187,12 +187,6 @@ class TestSlowSends:
             assert count_errors() == before
         finally:
             gc.enable()
-
-    def test_ticks_while_nobody_is_served(self, kernel: FakeKernel) -> None:
-        """[CONN-20] They take neither memory nor time."""
-        for _ in range(100):
-            tick(kernel, 0.01)
-        assert len(kernel.server._overdue) == 1
 
     def test_delivery_to_one_that_cannot_be_watched(
         self, kernel: FakeKernel
