@@ -1274,25 +1274,28 @@ class Server:
         self._view = memoryview(bytearray(bus.limits.max_packet))
         self._copied_bytes_max = min(COPY_BYTES_MAX, len(self._view))
         self._head_bytes_max = bus.limits.max_key + len(b"UNSUB \0")
-        # What is to be done, to whom, and when
-        self._alarms: dict[tuple[Callable[[Any], None], Any], float] = {}
         self._causes = CauseLog(clock)
         self.disconnected: Counter[str] = Counter()  # for cause, by rule
+        # What is to be done, to whom, and when
+        self._alarms: dict[tuple[Callable[[Any], None], Any], float] = {}
+        self._slept = 0.0  # since when the loop waits for an alarm,
+        self._wake_time = math.inf  # and for how long
+        # [CONN-19] Who has had how much time
+        self._now = clock()  # when the last turn was over
         self._spent: dict[int, float] = {}  # seconds, not made up for, by uid
         self._has_debts = False  # somebody has spent too much
         self._settled = 0.0  # when debts were, last
-        self._slept = 0.0  # since when the loop waits for an alarm,
-        self._wake_time = math.inf  # and for how long
-        self._accept_time = 0.0  # when newcomers have their next turn
-        self._ticked = 0.0  # seconds of the processor, in a turn
-        self._last_tick = processor_clock()
-        self._started = 0.0  # when the last delivery was, or the first
-        self._sent: list[Packet] = []  # in it
         self._late: dict[Client, int] = {}  # put off, and for which events
-        self._now = clock()  # when the last turn was over
-        self._reserve: bytes | None = None  # empty once memory has run out
-        self._want: Exception | None = None  # that is to be mended
+        self._accept_time = 0.0  # when newcomers have their next turn
+        # [CONN-20] What sends have taken
+        self._sent: list[Packet] = []  # by the last delivery
+        self._started = 0.0  # when that began, or others before it
+        self._ticked = 0.0  # seconds of the processor, in this turn
+        self._last_tick = processor_clock()
+        # [CONN-12] What to do when memory runs out
         self._served: Client | None = None  # whose turn it is
+        self._want: Exception | None = None  # that is to be mended
+        self._reserve: bytes | None = None  # empty once memory has run out
         selector.register(listener, READ, self.accept)
 
     def run(self) -> None:
