@@ -560,9 +560,9 @@ class Bus:
         Raises: ProtocolError if a limit of its user, or its own, forbids it.
         """
         accounts, size = self.accounts, len(pattern)
-        error = accounts.excess(client, PATTERNS, 1)
+        error = accounts.excess(client, PATTERNS, 1)  # [LIMIT-5] [LIMIT-12]
         error = error or accounts.excess(client, PATTERN_BYTES, size)
-        if error:
+        if error:  # [LIMIT-6] [LIMIT-13]
             raise error
         self._forget_recent(pattern)
         table, places = self._places(client, pattern)
@@ -606,11 +606,8 @@ class Bus:
         self._recent_heads.pop(start, None)
 
     def control(self, client: Client, key: bytes) -> None:
-        """Do what a control packet asks for; its payload does not matter.
-
-        Spec: [CTL-1] [CTL-2] [CTL-3] [CTL-4] [BLOCK-2] [ECHO-3].
-        """
-        if key in CHOICES:
+        """Do what a control packet asks for [CTL-1] [CTL-4]."""
+        if key in CHOICES:  # [BLOCK-2] [ECHO-3]
             what, choice, rule = CHOICES[key]
             if what == "order":
                 client.backlog.reorder(choice)
@@ -709,10 +706,7 @@ def fields_fit(text: bytes, own: Credentials, prefix: bytes) -> bool:
 
 
 def check_secret(pattern: bytes, own: Credentials, prefix: bytes) -> None:
-    """Raise ProtocolError if a secret pattern is not the client's own.
-
-    Spec: [CRED-4] [CRED-5] [CRED-8] [CRED-9].
-    """
+    """Raise ProtocolError if a secret pattern is not the client's own."""
     if match_fields(pattern, prefix) is None:
         raise ProtocolError("CRED-5", f"not a secret: {quote(pattern)}")
     if not fields_fit(pattern, own, prefix):
@@ -894,7 +888,6 @@ class FloodControl:
         """Queue or discard a packet, pause its publisher, or give up.
 
         Raises: ProtocolError if the receiver is to be disconnected.
-        Spec: [BLOCK-4] [BLOCK-5] [BLOCK-8] [BLOCK-9] [BLOCK-17] [BLOCK-18].
         """
         receiver.refused += 1  # [BLOCK-20]
         soft, hard = receiver.soft_mode, receiver.hard_mode
@@ -907,14 +900,14 @@ class FloodControl:
             self._queue(receiver, packet, "BLOCK-17")
         elif receiver.put_off and not excess:  # it was not even offered
             self._queue(receiver, packet, "CONN-20")
-        elif soft == "discard":
+        elif soft == "discard":  # [BLOCK-5]
             self.discard(receiver, [packet], "soft/discard")
         elif soft == "error":
             raise ProtocolError("BLOCK-8", "stalled in soft mode error")
-        elif excess and hard == "discard":
+        elif excess and hard == "discard":  # [BLOCK-9]
             self.discard(receiver, [packet], "hard/discard")
         else:
-            if excess:
+            if excess:  # [LIMIT-14] [LIMIT-15]
                 self._hold_back(publisher, receiver, excess.what)
             elif soft == "block" and self.may_pause(publisher, receiver):
                 self._pause(publisher, receiver, 0, "BLOCK-7")
@@ -927,7 +920,6 @@ class FloodControl:
 
         Raises: ProtocolError if that cannot or must not be, and the receiver
         is to be disconnected.
-        Spec: [BLOCK-10] [BLOCK-11] [BLOCK-14] [BLOCK-15] [BLOCK-21].
         """
         if receiver.hard_mode == "error":
             raise ProtocolError("BLOCK-11", why)
@@ -1135,11 +1127,7 @@ class Accounts:
     def excess(
         self, client: Client, what: int, more: int
     ) -> ProtocolError | None:
-        """Return which limit so much more would break.
-
-        Spec: [LIMIT-5] [LIMIT-6] [LIMIT-7] [LIMIT-11] [LIMIT-12] [LIMIT-13]
-        [LIMIT-14] [LIMIT-15] [BLOCK-19].
-        """
+        """Return which limit so much more would break [BLOCK-19]."""
         user = client.user
         own, shared, total = self.most[user.is_privileged][what]
         if client.used[what] + more > own:
@@ -1514,11 +1502,10 @@ class Server:
         """Make a client of a new connection, and give it its first turn.
 
         One that has said all and left is gone then, and never one too many.
-        Spec: [CONN-2] [CONN-4] [CRED-1] [LIMIT-7] [LIMIT-11].
         """
         try:
             packed = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            pid, uid, gid = struct.unpack("iII", packed)
+            pid, uid, gid = struct.unpack("iII", packed)  # [CRED-1]
             if self.allowed_uids is not None and uid not in self.allowed_uids:
                 refused = f"refuse uid={uid} pid={pid} [CONN-2] not a user"
                 self._causes.write("CONN-2", uid, f"{refused} of this bus")
@@ -1532,7 +1519,7 @@ class Server:
         except (OSError, MemoryError):
             wire.close()
             return
-        client = self.bus.open(Credentials(gid, uid, pid), wire)
+        client = self.bus.open(Credentials(gid, uid, pid), wire)  # [CONN-4]
         self._serve(client, READ, is_new=True)
         if not client.closed:
             self._judge(client)
@@ -1547,7 +1534,7 @@ class Server:
         late = min(late, CROWD_MAX)  # they may have left
         excess = self.bus.accounts.excess
         error = excess(client, CLIENTS, -late)
-        if error:
+        if error:  # [LIMIT-7] [LIMIT-11]
             if excess(client, CLIENTS, -late - CROWD_MAX):
                 self.disconnect(client, error)
             else:
@@ -1556,10 +1543,7 @@ class Server:
     # ---- When reading
 
     def turn(self, client: Client) -> None:
-        """Read a run of a client's packets, route them, and flush.
-
-        Spec: [CONN-5] [CONN-6] [CONN-11] [PKT-5].
-        """
+        """Read a run of a client's packets, route them, and flush [CONN-5]."""
         ended = False
         fault: Exception | None = None
         try:
@@ -1568,7 +1552,7 @@ class Server:
             pass  # [CONN-6] its packets are still to come
         except (ProtocolError, OSError) as error:
             fault = error.with_traceback(None)  # which would hold this frame
-        self._flush(client)
+        self._flush(client)  # [CONN-11]
         if isinstance(fault, ProtocolError):
             self.expel(client, fault, ignored=True)
         elif fault:
@@ -1579,7 +1563,7 @@ class Server:
             self._watch(client)
 
     def _receive(self, client: Client) -> bool:
-        """Route a run of packets; return whether the input has ended.
+        """Route a run of packets [PKT-5]; return whether the input has ended.
 
         recv_into takes no descriptors, so the kernel closes any [CONN-7].
         After a turn that found one packet, the next few look for one only.
@@ -1617,12 +1601,9 @@ class Server:
     def _handle_large(
         self, client: Client, size: int, handle: Callable[..., bool]
     ) -> bool:
-        """Route a packet from the buffer, which the flush sets free.
-
-        Spec: [LIMIT-1] [LIMIT-2] [LIMIT-3].
-        """
+        """Route a packet from the buffer, which the flush sets free."""
         most = self.bus.limits.max_packet
-        if size > most:
+        if size > most:  # [LIMIT-1] [LIMIT-2] [LIMIT-3]
             raise over("max_packet", size, most)
         head = self._view[: min(size, self._head_bytes_max)].tobytes()
         handle(client, self._view[:size], head)
@@ -1716,10 +1697,7 @@ class Server:
             self._after_refusal(client)
 
     def _after_send(self, client: Client, packet: Packet) -> None:
-        """Note what was sent, and whether it takes long to send to a client.
-
-        Spec: [CONN-20].
-        """
+        """Note what was sent, and if sends to a client take long [CONN-20]."""
         self.bus.tell("send", client, packet=packet)
         if self._ticked:
             seconds = self.clock() - self._started
@@ -2191,10 +2169,7 @@ def is_stale(path: str) -> bool:
 
 
 def remove_stale(path: str) -> None:
-    """Remove a stale socket or an empty regular file, and nothing else.
-
-    Spec: [ADDR-8].
-    """
+    """Remove a stale socket or an empty file, and nothing else [ADDR-8]."""
     with contextlib.suppress(FileNotFoundError):
         status = os.lstat(path)
         if (stat.S_ISREG(status.st_mode) and status.st_size == 0) or (
@@ -2569,10 +2544,9 @@ def guard_standard_streams() -> None:
 
 
 def limits_of(options: argparse.Namespace) -> Limits:
-    """Return the limits, with no more clients than there are descriptors.
+    """Return the limits, with no more clients than descriptors [RUN-6].
 
     Raises: StartError if there are none, or packets are to be too large.
-    Spec: [RUN-6].
     """
     limits = Limits(**{name: getattr(options, name) for name in LIMITS})
     check_packet_size(limits.max_packet)
@@ -2706,11 +2680,8 @@ def is_foreign_terminal() -> bool:
 
 
 def announce(address: str, is_random: bool, ready: int | None) -> None:
-    """Tell everybody who waits for it that the server listens.
-
-    Spec: [RUN-3] [RUN-4] [RUN-5] [RUN-8].
-    """
-    if is_random:  # nobody knows it yet
+    """Tell everybody who waits for it that the server listens."""
+    if is_random:  # [RUN-3] nobody knows it yet
         with contextlib.suppress(OSError):
             os.write(1, f"{address}\n".encode("ascii"))
     silence(1)  # [RUN-4] whoever waits for the end of it goes on now
