@@ -460,7 +460,7 @@ class TestSignals:
         with (
             RealBus(
                 directory,
-                *("-v", "--block-timeout", "1", "--max-backlog", "20000"),
+                *("-v", "--block-timeout", "4", "--max-backlog", "20000"),
             ) as bus,
             bus.clients(3) as (reader, sender, other),
         ):
@@ -469,7 +469,7 @@ class TestSignals:
             with child_process(lambda: sender.send(*packets)):
                 bus.wait_for_log("paused for client=1 ")
                 freeze(bus)  # while we, the reader, stand still as well
-                time.sleep(2.2)
+                time.sleep(5.2)
                 thaw(bus)
                 assert other.fence() == []
                 assert [reader.receive() for _ in packets] == packets
