@@ -2777,6 +2777,7 @@ def serve(options: argparse.Namespace) -> None:
         server = Server(
             bus, endpoint.listener, selector, clock, users, options.close
         )
+        cleanup.callback(signal.pthread_sigmask, signal.SIG_BLOCK, SIGNALS)
         obey_signals(server, options.daemon)
         bytes(2 * RESERVE_BYTES)  # without so much it is no use to begin
         gc.set_threshold(700, 10, 1 << 30)  # to look at all takes long
@@ -2784,7 +2785,6 @@ def serve(options: argparse.Namespace) -> None:
         log.info("start %s pid=%d%s", endpoint.address, os.getpid(), about)
         announce(endpoint.address, options.address == ABSTRACT, ready)
         server.run()
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     log.info("stop")
 
 

@@ -114,8 +114,8 @@ def start_recorder(address: str, capture: Path) -> subprocess.Popen[bytes]:
 
 
 def publish_all(clients: dict[str, Client], count: int) -> None:
-    """Publish through three clients in turn; most others never read."""
-    publishers = [clients[name] for name in ("plain", "silent", "soft")]
+    """Publish through three clients in turn; the others never read."""
+    publishers = [clients[name] for name in ("plain", "silent", "reader")]
     own = clients["plain"].whoami()
     secret = b"!/cred/%d//%d/x" % (own.gid, own.pid)
     for n in range(count):
