@@ -475,6 +475,26 @@ class TestSignals:
                 assert [reader.receive() for _ in packets] == packets
             assert reader.fence() == []
 
+    def test_signals_at_the_end(self, directory: Path) -> None:
+        """[RUN-2] None ends a server that ends by itself."""
+        program = (
+            "import signal, sys, sbus\n"
+            "def announce(*_): raise MemoryError\n"
+            "sbus.announce = announce\n"
+            "status = sbus.main(['-a', sys.argv[1]])\n"
+            "blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
+            "print(status, set(sbus.SIGNALS) <= blocked)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(directory / "bus")],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+        )
+        assert done.stdout == "1 True\n"
+        assert os.listdir(directory) == []
+
     def test_other_signals(self, directory: Path) -> None:
         """[RUN-10] A pause, and signals that are none of its business."""
         with RealBus(directory) as bus:
