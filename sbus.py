@@ -1176,6 +1176,7 @@ SINGLE_TURNS = 8  # after one that found a single packet
 TURN_SECONDS_MAX = 0.001
 ROUND_SECONDS_MAX = 0.002  # of all clients of a user, before others have turns
 TICK_SECONDS = 0.010  # of processor time
+TICK_SECONDS_MAX = 0.015  # as the kernel looks at timers now and then
 LONG_SECONDS = 0.020  # of a turn, and of sends to one client in it
 DEBT_MAX = 0.010  # seconds that are made up for in rounds, not in time
 SLOW_SENDS_MIN = 0.005  # seconds, of one flush to all of a user's clients
@@ -1657,8 +1658,9 @@ class Server:
         for client, seconds in zip(self.bus.touched, spans):
             share = shares.get(client.user, 0.0)
             shares[client.user] = share + seconds - normal
+        worked = self._processor_seconds() - TICK_SECONDS_MAX  # for sure
         for user, seconds in shares.items():
-            if min(seconds, self._processor_seconds()) > SLOW_SENDS_MIN:
+            if min(seconds, worked) > SLOW_SENDS_MIN:
                 self._leave_to_itself(user, seconds)
                 spans[:] = [0.0] * len(spans)
 
@@ -1710,10 +1712,12 @@ class Server:
 
         A filter on a client's socket, or many that watch it, make each send
         take long.  The user accounts for what they have taken [CONN-20].
+        Whose own turn it is waits for that, so the end of it is enough.
         """
         self._charge(user, seconds)
-        self._started = self.clock()
-        user.slow_until = self._started + SLOW_SECONDS
+        self._started = user.slow_until = self.clock()
+        if not (self._served and self._served.user is user):
+            user.slow_until += SLOW_SECONDS
 
     def tick(self, *_: object) -> None:
         """Note the processor time since the last tick.

@@ -101,14 +101,14 @@ class TestSlowSends:
         sender = kernel.connect(uid=2)
         for reader in readers:
             reader.send(b"SUB k")
-            spend_ticks(kernel, reader, 1, 0.0015)
+            spend_ticks(kernel, reader, 1, 0.003)
         sender.wire.incoming.append(publish(b"k"))
         kernel.server.round(0)
         sender.wire.incoming.append(publish(b"k"))
         kernel.server.round(0)
         assert not sender.wire.incoming
         refused = [reader.stats["refused"] for reader in readers]
-        assert refused == [1] * 4 + [2] * 6
+        assert refused == [1] * 6 + [2] * 4
         kernel.run()
         assert all(len(reader.wire.taken) == 2 for reader in readers)
 
@@ -126,18 +126,33 @@ class TestSlowSends:
         kernel.run()
         assert all(reader.read_all() == [publish(b"k")] for reader in readers)
 
-    def test_two_slow_readers(self, kernel: FakeKernel) -> None:
+    def test_three_slow_readers(self, kernel: FakeKernel) -> None:
         """[CONN-20] It is what a user's clients take together that counts."""
-        readers = [kernel.connect(uid=1) for _ in range(2)]
+        readers = [kernel.connect(uid=1) for _ in range(3)]
         sender = kernel.connect(uid=2)
         for reader in readers:
             reader.send(b"SUB k")
-            spend_ticks(kernel, reader, 1, 0.004)
-        for refused in (0, 1):
+            spend_ticks(kernel, reader, 1, 0.007)
+        for refused in ([0, 0, 1], [1, 1, 2]):
             sender.wire.incoming.append(publish(b"k"))
             kernel.server.round(0)
-            for reader in readers:
-                assert reader.stats["refused"] == refused
+            found = [reader.stats["refused"] for reader in readers]
+            assert found == refused
+
+    def test_sends_to_oneself(self, kernel: FakeKernel) -> None:
+        """[CONN-20] They are left to turns for as long as the flush lasts."""
+        readers = [kernel.connect(uid=1) for _ in range(9)]
+        for reader in readers:
+            reader.send(b"SUB k")
+            spend_ticks(kernel, reader, 1, 0.012)
+        sender = kernel.connect(uid=1)
+        sender.wire.incoming.append(publish(b"k"))
+        kernel.server.round(0)
+        assert readers[-1].stats["refused"] == 1
+        kernel.run()
+        sender.send(publish(b"k"))
+        assert readers[0].stats["refused"] == 0
+        assert readers[-1].stats["refused"] == 2
 
     def test_large_packets_to_many(self, kernel: FakeKernel) -> None:
         """[CONN-20] What it takes to copy them is no sign."""
