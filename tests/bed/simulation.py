@@ -24,7 +24,7 @@ import selectors
 import socket
 import struct
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
@@ -758,10 +758,11 @@ def tables_for(bus: sbus.Bus) -> list[sbus.SubscriptionTable]:
 
 def holders_in(table: sbus.SubscriptionTable) -> object:
     """Return which clients hold which patterns, and how often each."""
-    return {
-        pattern: Counter(client.number for client in clients)
-        for pattern, clients in table._holders.items()
-    }
+    found = {}
+    for pattern, holders in table._holders.items():
+        counts = holders if isinstance(holders, dict) else {holders: 1}
+        found[pattern] = {one.number: count for one, count in counts.items()}
+    return found
 
 
 WEIGHTS = {
