@@ -24,6 +24,29 @@ class TestSubscriptionTable:
         count = chance.randrange(1, 5)
         return b"/".join(chance.choice(self.TOKENS) for _ in range(count))
 
+    def test_giving_up_a_pattern_of_many(
+        self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """[UNSUB-1] It looks at no other holder, however it is spelled."""
+        peers = [kernel.connect() for _ in range(50)]
+        for peer in peers:
+            peer.send(b"SUB k*", b"SUB k**", b"SUB k***")
+        compared = []
+
+        def compare(one: object, other: object) -> bool:
+            compared.append(other)
+            return one is other
+
+        monkeypatch.setattr(sbus.Client, "__eq__", compare)
+        peers[-1].send(b"UNSUB k**", b"UNSUB k*")
+        peers[-2].send(b"UNSUB k***", b"UNSUB k**", b"UNSUB k*")
+        peers[0].close()
+        monkeypatch.undo()
+        assert not compared
+        peers[1].send(publish(b"k1"))
+        assert peers[-1].read() == [publish(b"k1")]
+        assert peers[-2].read() == []
+
     @pytest.mark.parametrize("seed", range(20))
     def test_agrees_with_the_definition(self, seed: int) -> None:
         """[PUB-1] [PUB-3] The table finds what pattern_matches selects."""

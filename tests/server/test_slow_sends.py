@@ -154,6 +154,19 @@ class TestSlowSends:
         assert readers[0].stats["refused"] == 0
         assert readers[-1].stats["refused"] == 2
 
+    def test_quick_readers_before_a_slow_one(self, kernel: FakeKernel) -> None:
+        """[CONN-20] They do not account for it, if they are another user's."""
+        quick = [kernel.connect(uid=2) for _ in range(10)]
+        slow, sender = kernel.connect(uid=1), kernel.connect(uid=1)
+        for peer in [*quick, slow]:
+            peer.send(b"SUB k")
+        spend_ticks(kernel, slow, 1, 0.013)
+        for _ in range(3):
+            sender.wire.incoming.append(publish(b"k"))
+            kernel.server.round(0)
+            assert kernel.server._spent.get(2, 0.0) < 0.001
+        assert not any(peer.stats["refused"] for peer in quick)
+
     def test_large_packets_to_many(self, kernel: FakeKernel) -> None:
         """[CONN-20] What it takes to copy them is no sign."""
         readers = [kernel.connect(uid=1) for _ in range(100)]
