@@ -1652,8 +1652,9 @@ class Server:
         self._started = judged = self.clock()
         for place, client in enumerate(self.bus.touched):
             if client.user is not user:
+                if user:
+                    self._measure_sends(spans, place)
                 user = client.user
-                self._measure_sends(spans, place)
             if not client.closed:
                 self.deliver(client, publisher)
             if self._ticked:
