@@ -145,7 +145,7 @@ class TestFiles:
         for rule, sentence in self.rules():
             code = client if sentence.startswith("A client") else server
             by_users = {"KEY-2", "KEY-6", "CRED-12"}  # of any client
-            is_cited = re.search(rf'[["]{rule}["\]]', code)
+            is_cited = re.search(rf'[\["]{rule}["\]]', code)
             if not is_cited and rule not in by_users:
                 missing.append(f"{rule} in code")
             if f"[{rule}]" not in tests and rule not in by_users:
