@@ -193,11 +193,9 @@ class SubscriptionTable:
             holders = self._holders.get(pattern)
             if holders is None:
                 self._holders[pattern] = client
-            elif isinstance(holders, Client):
-                both = {holders: 1}
-                both[client] = both.get(client, 0) + 1
-                self._holders[pattern] = both
             else:
+                if not isinstance(holders, dict):
+                    holders = self._holders[pattern] = {holders: 1}
                 holders[client] = holders.get(client, 0) + 1
 
     def remove(self, pattern: bytes, client: Client) -> None:
@@ -236,10 +234,10 @@ class SubscriptionTable:
             pattern = pattern_for(segments, shape)
             if pattern in self._holders:
                 holders = self._holders[pattern]
-                if isinstance(holders, Client):
-                    found[holders] = 1
-                else:
+                if isinstance(holders, dict):
                     found.update(holders)  # [PUB-2] each once
+                else:
+                    found[holders] = 1
         return found
 
 
