@@ -223,7 +223,7 @@ class SubscriptionTable:
                 del self._users[uid]
 
     def find(self, key: bytes) -> dict[Client, int]:
-        """Return the clients with a pattern that selects *key*, each once.
+        """Return the clients with a pattern that selects *key*, as keys.
 
         They are in no particular order.  Cost: one look-up for each shape,
         whatever the number of patterns [PUB-1] [PUB-3].
@@ -1193,8 +1193,8 @@ ROUND_SECONDS_MAX = 0.002  # of all clients of a user, before others have turns
 TICK_SECONDS = 0.010  # of processor time
 TICK_SECONDS_MAX = 0.015  # as the kernel looks at timers now and then
 LONG_SECONDS = 0.020  # of a turn, and of sends to one client in it
-DEBT_MAX = 0.010  # seconds that are made up for in rounds, not in time
-DEBT_SECONDS_MAX = 1.0
+SMALL_DEBT_MAX = 0.010  # seconds that are made up for in rounds, not in time
+DEBT_MAX = 1.0  # seconds; what is more is forgiven
 SLOW_SENDS_MIN = 0.005  # seconds, of one flush to all of a user's clients
 SLOW_SECONDS = 1.0  # for which sends to a user are left to its own turns
 BYTES_PER_TURN = 10_000_000  # times receivers
@@ -1450,7 +1450,8 @@ class Server:
             passed = min(passed, (self._now - self._settled) / 4)
         self._settled = self._now
         paid = {
-            uid: spent - (passed if spent > DEBT_MAX else ROUND_SECONDS_MAX)
+            uid: spent
+            - (passed if spent > SMALL_DEBT_MAX else ROUND_SECONDS_MAX)
             for uid, spent in self._spent.items()
         }
         self._spent = {uid: left for uid, left in paid.items() if left > 0}
@@ -1481,7 +1482,7 @@ class Server:
         spent = self._spent.get(user.uid, 0.0) + seconds
         if spent >= ROUND_SECONDS_MAX and not self._has_debts:
             self._has_debts, self._settled = True, start
-        self._spent[user.uid] = min(spent, DEBT_SECONDS_MAX)
+        self._spent[user.uid] = min(spent, DEBT_MAX)
 
     def _processor_seconds(self) -> float:
         """Return the processor's time of this turn, or up to a tick more."""

@@ -298,10 +298,9 @@ def storm_tuned(address: str) -> None:
 
 def storm_pair(address: str) -> None:
     """Two readers of everything, watched 50,000 times over each."""
-    wires = subscribers(address, 2, b"")
-    watched = [watch(wire, 500, 100, 0) for wire in wires]
-    read_all(wires)
-    del watched
+    one, other = wires = subscribers(address, 2, b"")
+    with watched(one, 500, 100, 0), watched(other, 500, 100, 0):
+        read_all(wires)
 
 
 def attach_filter(wire: socket.socket, start: int, pairs: int = 2_047) -> None:
@@ -323,18 +322,19 @@ def attach_filter(wire: socket.socket, start: int, pairs: int = 2_047) -> None:
 def storm_watchers(address: str) -> None:
     """A reader whose socket is watched 400,000 times over."""
     wire = subscribers(address, 1, b"w")[0]
-    watch(wire, 1_000, 400)
-    in_background(lambda: read_all([wire]))
-    over_and_over(address, [b"MSG w\0x"])
+    with watched(wire, 1_000, 400):
+        in_background(lambda: read_all([wire]))
+        over_and_over(address, [b"MSG w\0x"])
 
 
-def watch(
+@contextlib.contextmanager
+def watched(
     wire: socket.socket,
     watchers: int,
     copies: int,
     events: int = select.EPOLLIN | select.EPOLLOUT,
-) -> list[object]:
-    """Have a socket watched that many times over, until all is closed."""
+) -> Iterator[None]:
+    """Have a socket watched that many times over."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     dups = [socket.socket(fileno=os.dup(wire.fileno())) for _ in range(copies)]
@@ -342,7 +342,11 @@ def watch(
     for poll in polls:
         for dup in dups:
             poll.register(dup, events)
-    return [*polls, *dups]
+    yield
+    for poll in polls:
+        poll.close()
+    for dup in dups:
+        dup.close()
 
 
 def storm_unread(address: str) -> None:
@@ -350,16 +354,15 @@ def storm_unread(address: str) -> None:
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as wire:
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-            watched = watch(wire, 1_000, 10)
-            wire.connect(address)
-            wire.setblocking(False)
-            with contextlib.suppress(OSError):
-                while True:
-                    wire.send(b"HELLO")
-            end = select.poll()
-            end.register(wire, select.POLLHUP)
-            end.poll(1_000)
-            del watched
+            with watched(wire, 1_000, 10):
+                wire.connect(address)
+                wire.setblocking(False)
+                with contextlib.suppress(OSError):
+                    while True:
+                        wire.send(b"HELLO")
+                end = select.poll()
+                end.register(wire, select.POLLHUP)
+                end.poll(1_000)
 
 
 def storm_one_shots(address: str) -> None:

@@ -238,6 +238,14 @@ class TestLoop:
         kernel.server.round(0)
         assert len(flooder.wire.incoming) == 64 - 5
 
+    def test_debts_have_a_limit(self, kernel: FakeKernel) -> None:
+        """[CONN-19] A mistake in accounting keeps nobody waiting for long."""
+        flooder, _ = kernel.connect(uid=1), kernel.connect(uid=2)
+        slow_down(kernel, 60.0)
+        flooder.wire.incoming.extend(new_keys(1))
+        kernel.server.round(0)
+        assert kernel.server._spent == {1: sbus.DEBT_MAX}
+
     def test_users_have_turns(self, kernel: FakeKernel) -> None:
         """[CONN-19] However many busy clients one of them has."""
         flooders = [kernel.connect(uid=1) for _ in range(20)]

@@ -9,9 +9,20 @@ from typing import Any
 
 import pytest
 
-from fake_kernel import FakeKernel, choices
+from fake_kernel import FakeKernel, FakePeer, choices
 from packets import publications, publish
 from slowness import slow_down, spend_ticks, tick, wait_for_processor
+
+
+def slow_readers(
+    kernel: FakeKernel, count: int, seconds: float
+) -> list[FakePeer]:
+    """Connect readers of user 1, each packet to whom takes some time."""
+    readers = [kernel.connect(uid=1) for _ in range(count)]
+    for reader in readers:
+        reader.send(b"SUB k")
+        spend_ticks(kernel, reader, 1, seconds)
+    return readers
 
 
 def count_errors() -> int:
@@ -97,11 +108,8 @@ class TestSlowSends:
 
     def test_many_slow_readers_of_another(self, kernel: FakeKernel) -> None:
         """[CONN-20] Their user accounts for them, and not who writes."""
-        readers = [kernel.connect(uid=1) for _ in range(10)]
+        readers = slow_readers(kernel, 10, 0.003)
         sender = kernel.connect(uid=2)
-        for reader in readers:
-            reader.send(b"SUB k")
-            spend_ticks(kernel, reader, 1, 0.003)
         sender.wire.incoming.append(publish(b"k"))
         kernel.server.round(0)
         sender.wire.incoming.append(publish(b"k"))
@@ -114,10 +122,7 @@ class TestSlowSends:
 
     def test_readers_that_are_slow_together(self, kernel: FakeKernel) -> None:
         """[CONN-5] [CONN-20] Their own user's turn ends in time, too."""
-        readers = [kernel.connect(uid=1) for _ in range(50)]
-        for reader in readers:
-            reader.send(b"SUB k")
-            spend_ticks(kernel, reader, 1, 0.012)
+        readers = slow_readers(kernel, 50, 0.012)
         sender = kernel.connect(uid=1)
         start = kernel.now
         sender.wire.incoming.append(publish(b"k"))
@@ -128,11 +133,8 @@ class TestSlowSends:
 
     def test_three_slow_readers(self, kernel: FakeKernel) -> None:
         """[CONN-20] It is what a user's clients take together that counts."""
-        readers = [kernel.connect(uid=1) for _ in range(3)]
+        readers = slow_readers(kernel, 3, 0.007)
         sender = kernel.connect(uid=2)
-        for reader in readers:
-            reader.send(b"SUB k")
-            spend_ticks(kernel, reader, 1, 0.007)
         for refused in ([0, 0, 1], [1, 1, 2]):
             sender.wire.incoming.append(publish(b"k"))
             kernel.server.round(0)
@@ -141,10 +143,7 @@ class TestSlowSends:
 
     def test_sends_to_oneself(self, kernel: FakeKernel) -> None:
         """[CONN-20] They are left to turns for as long as the flush lasts."""
-        readers = [kernel.connect(uid=1) for _ in range(9)]
-        for reader in readers:
-            reader.send(b"SUB k")
-            spend_ticks(kernel, reader, 1, 0.012)
+        readers = slow_readers(kernel, 9, 0.012)
         sender = kernel.connect(uid=1)
         sender.wire.incoming.append(publish(b"k"))
         kernel.server.round(0)
@@ -169,10 +168,7 @@ class TestSlowSends:
 
     def test_large_packets_to_many(self, kernel: FakeKernel) -> None:
         """[CONN-20] What it takes to copy them is no sign."""
-        readers = [kernel.connect(uid=1) for _ in range(100)]
-        for reader in readers:
-            reader.send(b"SUB k")
-            spend_ticks(kernel, reader, 1, 0.0004)
+        readers = slow_readers(kernel, 100, 0.0004)
         sender = kernel.connect(uid=2)
         sender.send(publish(b"k", bytes(400_000)))
         assert not any(reader.stats["refused"] for reader in readers)
