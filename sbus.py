@@ -365,7 +365,7 @@ class Client:
         self.events = 0  # what the selector watches for
         self.fault = ""  # [CONN-18] why it is disconnected, once all is read
         self.ignored = False  # whatever is still to be read of it
-        self.put_off = False  # [CONN-20] while it has a backlog for that
+        self.put_off = True  # [CONN-20] if its user is slow, or has been
         self.starved = False  # [CONN-9]
         self.discard_logged = False
         self.single_turns = 0  # left, in which one packet is read
@@ -1192,10 +1192,9 @@ TURN_SECONDS_MAX = 0.001
 ROUND_SECONDS_MAX = 0.002  # of all clients of a user, before others have turns
 TICK_SECONDS = 0.010  # of processor time
 TICK_SECONDS_MAX = 0.015  # as the kernel looks at timers now and then
-LONG_SECONDS = 0.020  # of a turn, and of sends to one client in it
 SMALL_DEBT_MAX = 0.010  # seconds that are made up for in rounds, not in time
 DEBT_MAX = 1.0  # seconds; what is more is forgiven
-SLOW_SENDS_MIN = 0.005  # seconds, of one flush to all of a user's clients
+SLOW_SENDS_MIN = 0.005  # seconds, of one turn to all of a user's clients
 SLOW_SECONDS = 1.0  # for which sends to a user are left to its own turns
 BYTES_PER_TURN = 10_000_000  # times receivers
 SEND_COST_BYTES = 4_096  # in the time of a send, so many could be copied
@@ -1294,8 +1293,10 @@ class Server:
         self._accept_time = 0.0  # when newcomers have their next turn
         # [CONN-20] What sends have taken
         self._sent: list[Packet] = []  # by the last delivery
-        self._started = 0.0  # when that began, or others before it
         self._ticked = 0.0  # seconds of the processor, in this turn
+        self._started = 0.0  # when sending did
+        self._measured = 0.0  # up to when it is known who took them, if so
+        self._shares: dict[User, float] = {}  # seconds more than is normal
         self._last_tick = processor_clock()
         # [CONN-12] What to do when memory runs out
         self._served: Client | None = None  # whose turn it is
@@ -1465,7 +1466,9 @@ class Server:
             self._late[client] = events
             return
         self._served = client
-        self._ticked = 0.0
+        if self._ticked:
+            self._ticked = self._measured = 0.0
+            self._shares.clear()
         if events & READ and not client.closed:
             self.turn(client)
         if events & WRITE and not client.closed:
@@ -1646,77 +1649,69 @@ class Server:
 
     def _flush(self, publisher: Client) -> None:
         """Offer to the kernel what a publisher's turn has routed."""
-        user: User | None = None
-        spans: list[float] = []
-        self._started = judged = self.clock()
-        for place, client in enumerate(self.bus.touched):
-            if client.user is not user:
-                if user:
-                    self._measure_sends(spans, place)
-                user = client.user
+        self._started = self.clock()
+        for client in self.bus.touched:
             if not client.closed:
                 self.deliver(client, publisher)
             if self._ticked:
-                self._measure_sends(spans, place + 1)
-                if self._started > judged + SLOW_SENDS_MIN:
-                    judged = self._started
-                    self._judge_sends(spans)
+                self._judge_sends(client)
         self.bus.touched.clear()
 
-    def _measure_sends(self, spans: list[float], count: int) -> None:
-        """Note how long each of the first *count* deliveries took.
-
-        Those since the last measurement are of one user, and are taken for
-        equally long: to ask the clock each time costs more than to send.
-        """
-        count -= len(spans)
-        if count:
-            now = self.clock()
-            spans += [(now - self._started) / count] * count
-            self._started = now
-
-    def _judge_sends(self, spans: list[float]) -> None:
-        """Leave users to themselves to whose clients sends took long.
+    def _judge_sends(self, client: Client) -> None:
+        """Leave a client's user to itself if sends to it have taken long.
 
         What a flush costs is its publisher's to account for, but not what
-        the receivers have made it cost.  So far it took *spans*, in seconds
-        by receiver; most have been sent what the last one was [CONN-20].
+        the receivers have made it cost.  To ask the clock after each send
+        would cost more than to send, so that begins with the first tick of
+        a turn.  What was slow till then is what the tick came to [CONN-20].
         """
+        user, now = client.user, self.clock()
         size = sum(map(len, self._sent)) + len(self._sent) * SEND_COST_BYTES
         normal = size / COPIED_PER_SECOND
-        shares: dict[User, float] = {}
-        for client, seconds in zip(self.bus.touched, spans):
-            share = shares.get(client.user, 0.0)
-            shares[client.user] = share + seconds - normal
+        if self._measured:
+            extra = now - self._measured - normal
+        else:
+            count = self.bus.touched.index(client) + 1
+            extra = max(0.0, now - self._started - count * normal)
+        self._measured = now
+        share = self._shares[user] = self._shares.get(user, 0.0) + extra
         worked = self._processor_seconds() - TICK_SECONDS_MAX  # for sure
-        for user, seconds in shares.items():
-            if min(seconds, worked) > SLOW_SENDS_MIN:
-                self._leave_to_itself(user, seconds)
-                spans[:] = [0.0] * len(spans)
+        if min(share, worked) > SLOW_SENDS_MIN:
+            self._leave_to_itself(user, share)
+            self._shares.clear()
 
     def deliver(self, client: Client, publisher: Client) -> None:
         """Empty a client's outbox into the kernel, or its backlog [PUB-6]."""
-        self._sent = packets = client.outbox
+        self._sent = client.outbox
+        packets = iter(self._sent)
         client.outbox = []
-        client.delivered += len(packets)
+        client.delivered += len(self._sent)
         send, used = client.wire.send, client.used
-        journal = self.bus.journal
-        is_slow = client.user.slow_until > self._now
-        if is_slow or client.put_off:
-            client.put_off = is_slow or used[BACKLOG_BYTES] > 0
+        journal, ticked = self.bus.journal, self._ticked
+        if client.put_off and not used[BACKLOG_BYTES]:
+            client.put_off = client.user.slow_until > self._now
         is_stalled = False
-        for packet in packets:
-            if not (used[BACKLOG_BYTES] or client.deaf or client.put_off):
-                try:
-                    send(packet)  # [BLOCK-3] [BLOCK-6]
-                    if journal or self._ticked:
-                        self._after_send(client, packet)
-                    continue
-                except BlockingIOError:
-                    pass
-                except (OSError, MemoryError) as error:
-                    self._take_error(client, error)
-            if client.closed:
+        while True:
+            packet = None
+            try:
+                if not (used[BACKLOG_BYTES] or client.deaf or client.put_off):
+                    for packet in packets:
+                        send(packet)  # [BLOCK-3] [BLOCK-6]
+                        if journal:
+                            journal.note("send", client, packet=packet)
+                        if self._ticked != ticked:
+                            ticked = self._ticked
+                            self._judge_sends(client)
+                            if client.put_off:
+                                break
+                    else:
+                        break
+                packet = next(packets, None)
+            except BlockingIOError:
+                pass
+            except (OSError, MemoryError) as error:
+                self._take_error(client, error)
+            if packet is None or client.closed:
                 break
             is_stalled = True
             client.delivered -= 1
@@ -1728,15 +1723,6 @@ class Server:
         if is_stalled:
             self._after_refusal(client)
 
-    def _after_send(self, client: Client, packet: Packet) -> None:
-        """Note what was sent, and if sends to a client take long [CONN-20]."""
-        self.bus.tell("send", client, packet=packet)
-        if self._ticked:
-            seconds = self.clock() - self._started
-            if min(seconds, self._processor_seconds()) >= LONG_SECONDS:
-                self._leave_to_itself(client.user, seconds)
-                client.put_off = True
-
     def _leave_to_itself(self, user: User, seconds: float) -> None:
         """Leave sends to a user's clients to its own turns for a while.
 
@@ -1745,9 +1731,11 @@ class Server:
         Whose own turn it is waits for that, so the end of it is enough.
         """
         self._charge(user, seconds)
-        self._started = user.slow_until = self.clock()
+        user.slow_until = self.clock()
         if not (self._served and self._served.user is user):
             user.slow_until += SLOW_SECONDS
+        for client in user.clients:
+            client.put_off = True
 
     def tick(self, *_: object) -> None:
         """Note the processor time since the last tick.
@@ -1870,8 +1858,10 @@ class Server:
             client.wire.shutdown(socket.SHUT_RDWR)  # it can send no more
         client.deaf = True
         self._after_progress(client)
-        self._started = self.clock()
-        self._charge(client.user, self._started - start)  # not who sent to it
+        now = self.clock()
+        self._charge(client.user, now - start)  # not who sent to it
+        if self._ticked:
+            self._measured = now
 
     def disconnect(self, client: Client, cause: str | Exception) -> None:
         """Forget a client and close its socket [CONN-12]."""

@@ -11,7 +11,13 @@ import pytest
 
 from fake_kernel import FakeKernel, FakePeer, choices
 from packets import publications, publish
-from slowness import slow_down, spend_ticks, tick, wait_for_processor
+from slowness import (
+    slow_down,
+    spend_on_sends,
+    spend_ticks,
+    tick,
+    wait_for_processor,
+)
 
 
 def slow_readers(
@@ -49,7 +55,7 @@ class TestSlowSends:
         for peer in slow:
             assert peer.read_all() == publications(9)
 
-    @pytest.mark.parametrize("ticks, seconds", [([0.1], 0.009), ([0.01], 0.1)])
+    @pytest.mark.parametrize("ticks, seconds", [([0.1], 0.004), ([0.01], 0.1)])
     def test_sends_beside_much_else(
         self, kernel: FakeKernel, ticks: list[float], seconds: float
     ) -> None:
@@ -259,3 +265,103 @@ class TestSlowSends:
         reader.wire.incoming.append(publish(b"k"))
         kernel.server.round(0)
         assert reader.wire.incoming
+
+    def test_slow_sends_before_those_of_another(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-20] A tick at one's own sends says nothing of theirs."""
+        first, slow, quick = (kernel.connect(uid=uid) for uid in (1, 2, 3))
+        sender = kernel.connect(uid=4)
+        for peer in (first, slow, quick):
+            peer.send(b"SUB k")
+        spend_ticks(kernel, first, 1, 0.016)
+        spend_on_sends(kernel, slow, 0.009)
+        spend_ticks(kernel, quick, 1, 0.0)
+        for _ in range(2):
+            sender.send(publish(b"k"))
+        assert not quick.stats["refused"] and slow.stats["refused"]
+
+    def test_newcomer_of_a_slow_user(self, kernel: FakeKernel) -> None:
+        """[CONN-20] It is left to turns as those are who were there."""
+        slow, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        slow.send(b"SUB k")
+        spend_ticks(kernel, slow)
+        sender.send(publish(b"k"))
+        newcomer = kernel.connect(uid=1)
+        newcomer.send(b"SUB k")
+        sender.send(publish(b"k"))
+        assert newcomer.stats["refused"] == 1
+
+    def test_tick_among_large_packets(self, kernel: FakeKernel) -> None:
+        """[CONN-20] Those before it took no longer than is normal, either."""
+        readers = [kernel.connect(uid=1) for _ in range(100)]
+        sender = kernel.connect(uid=2)
+        for reader in readers:
+            reader.send(b"SUB k")
+            spend_on_sends(kernel, reader, 0.0004)
+        send = readers[50].wire.send
+
+        def ticking(packet: Any) -> int:
+            tick(kernel, 0.1)
+            return send(packet)
+
+        readers[50].wire.send = ticking  # type: ignore[method-assign]
+        sender.send(publish(b"k", bytes(400_000)))
+        assert not any(reader.stats["refused"] for reader in readers)
+
+    def test_quick_sends_before_slow_ones(self, kernel: FakeKernel) -> None:
+        """[CONN-20] They are no credit."""
+        readers = [kernel.connect(uid=1) for _ in range(102)]
+        sender = kernel.connect(uid=2)
+        for reader in readers:
+            reader.send(b"SUB k")
+        for reader in readers[99:]:
+            spend_ticks(kernel, reader, 1, 0.012)
+        sender.send(publish(b"k", bytes(400_000)))
+        assert readers[-1].stats["refused"] == 1
+
+    def test_ticks_of_an_earlier_turn(self, kernel: FakeKernel) -> None:
+        """[CONN-20] They say nothing of sends in the next one."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k")
+        tick(kernel, 0.1)
+        send = reader.wire.send
+
+        def slow(packet: Any) -> int:
+            wait_for_processor(kernel, 0.1)
+            return send(packet)
+
+        reader.wire.send = slow  # type: ignore[method-assign]
+        sender.send(b"UNSUB k", b"UNSUB k")
+        for _ in range(2):
+            sender.send(publish(b"k"))
+        assert not reader.stats["refused"]
+
+    def test_backlog_of_what_was_put_off(self, kernel: FakeKernel) -> None:
+        """[CONN-20] No mode is asked before it is empty."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k", b"CMSG blocking/soft/discard")
+        spend_ticks(kernel, reader)
+        sender.send(publish(b"k"))
+        reader.wire.room = 0
+        for _ in range(2):
+            sender.send(publish(b"k"))
+            kernel.wait(1.1)
+        assert not reader.stats["discarded"]
+
+    def test_expulsion_that_takes_long(self, kernel: FakeKernel) -> None:
+        """[CONN-19] [CONN-20] It is accounted for once."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k", b"CMSG blocking/soft/error")
+        reader.wire.room = 0
+        shutdown = reader.wire.shutdown
+
+        def slow(how: int) -> None:
+            tick(kernel, 0.030)
+            kernel.now += 0.030
+            shutdown(how)
+
+        reader.wire.shutdown = slow  # type: ignore[method-assign]
+        sender.wire.incoming.append(publish(b"k"))
+        kernel.server.round(0)
+        assert min(kernel.server._spent.values()) >= 0
