@@ -43,6 +43,7 @@ ATTACKER, WITNESS = 2001, 2002  # user ids
 SO_ATTACH_FILTER = 26
 SECONDS_ALONE = 1.0
 READERS = 300
+NEWS = b"news/"  # what the readers of the witness hear
 ONE_SHOTS = 10_000
 PROMISED_MS = {"p99": 20.0, "max": 100.0}
 NOT_PROMISED = {"large", "filter", "watchers"}  # what they do, a kernel does
@@ -84,20 +85,22 @@ def ask(wire: socket.socket) -> bytes:
             return packet[len(question) :]
 
 
-def read_all(wires: list[socket.socket]) -> None:
-    """Read whatever comes, for ever."""
+def read_all(wires: list[socket.socket], at_least: int = 0) -> None:
+    """Read whatever comes, for as long as so many are connected."""
+    count = len(wires)
     poll = select.epoll()
     by_number = {wire.fileno(): wire for wire in wires}
     for number in by_number:
         poll.register(number, select.EPOLLIN)
     buffer = bytearray(1 << 19)
-    while True:
+    while count >= at_least:
         for number, _ in poll.poll():
             with contextlib.suppress(BlockingIOError):
                 for _ in range(64):
                     flags = socket.MSG_DONTWAIT
                     if not by_number[number].recv_into(buffer, 0, flags):
                         poll.unregister(number)
+                        count -= 1
                         break
 
 
@@ -296,6 +299,18 @@ def storm_tuned(address: str) -> None:
             ask(publisher)
 
 
+def storm_blame(address: str) -> None:
+    """One reader with such a filter, behind the 300 that the witness has."""
+    message = b"MSG " + NEWS + b"\0xx" + struct.pack("HH", 4, 1) * 4_000
+    (wire,) = subscribers(address, 1, NEWS)
+    attach_filter(wire, len(b"MSG " + NEWS + b"\0xx"), 1_200)
+    in_background(lambda: read_all([wire]))
+    with dial(address) as publisher:
+        while True:
+            publisher.send(message)
+            ask(publisher)
+
+
 def storm_pair(address: str) -> None:
     """Two readers of everything, watched 50,000 times over each."""
     one, other = wires = subscribers(address, 2, b"")
@@ -437,6 +452,12 @@ def round_trips(address: str, seconds: float) -> Times:
     return time_of(send_and_receive, seconds)
 
 
+def read_news(address: str) -> None:
+    """Read what comes for many readers, until one is disconnected."""
+    wires = subscribers(address, READERS, NEWS)
+    read_all(wires, at_least=len(wires))
+
+
 def connect_times(address: str, seconds: float) -> Times:
     """Return how long it takes to connect and be answered."""
 
@@ -479,6 +500,11 @@ def as_user(uid: int, work: Callable[[], object]) -> int:
         finally:
             os._exit(status)
     return pid
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; it must not be killed then."""
+    return os.waitpid(pid, os.WNOHANG) != (0, 0)
 
 
 def kill(pid: int) -> None:
@@ -539,20 +565,26 @@ def server(command: list[str], directory: str) -> Iterator[str]:
 def run(name: str, command: list[str], seconds: float, where: str) -> bool:
     """Run one storm, print what came of it, and return if all was well."""
     with server(command, where) as address:
+        readers = as_user(WITNESS, lambda: read_news(address))
         before = witnessed(address, SECONDS_ALONE, round_trips)
-        pid = as_user(ATTACKER, lambda: STORMS[name](address))
+        storm = as_user(ATTACKER, lambda: STORMS[name](address))
         time.sleep(1)  # of storm, for what it prepares
-        is_over = os.waitpid(pid, os.WNOHANG) != (0, 0)
+        is_over = has_ended(storm)
         during = witnessed(address, seconds, round_trips)
+        is_lost = has_ended(readers)
         if not is_over:
-            kill(pid)
+            kill(storm)
+        if not is_lost:
+            kill(readers)
     show(name, before, during)
     if is_over:
         print(f"attack: {name} ended before it was measured", file=sys.stderr)
+    if is_lost:
+        print("attack: the witness has lost a reader", file=sys.stderr)
     is_late = name not in NOT_PROMISED and any(
         getattr(during, figure) > most for figure, most in PROMISED_MS.items()
     )
-    return not (is_late or is_over)
+    return not (is_late or is_over or is_lost)
 
 
 def run_connects(command: list[str], seconds: float, where: str) -> None:
