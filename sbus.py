@@ -1714,14 +1714,20 @@ class Server:
             if packet is None or client.closed:
                 break
             is_stalled = True
-            client.delivered -= 1
-            try:
-                self.bus.flood.refuse(client, packet, publisher)
-            except (ProtocolError, MemoryError) as error:
-                self.expel(client, error)
-                self.bus.flood.discard(client, [packet], "deaf")
+            self._refuse(client, packet, publisher)
         if is_stalled:
             self._after_refusal(client)
+
+    def _refuse(
+        self, client: Client, packet: Packet, publisher: Client
+    ) -> None:
+        """Have it decided what becomes of a packet that was not taken."""
+        client.delivered -= 1
+        try:
+            self.bus.flood.refuse(client, packet, publisher)
+        except (ProtocolError, MemoryError) as error:
+            self.expel(client, error)
+            self.bus.flood.discard(client, [packet], "deaf")
 
     def _leave_to_itself(self, user: User, seconds: float) -> None:
         """Leave sends to a user's clients to its own turns for a while.
