@@ -1294,7 +1294,6 @@ class Server:
         # [CONN-20] What sends have taken
         self._sent: list[Packet] = []  # by the last delivery
         self._ticked = 0.0  # seconds of the processor, in this turn
-        self._started = 0.0  # when sending did
         self._measured = 0.0  # up to when it is known who took them, if so
         self._shares: dict[User, float] = {}  # seconds more than is normal
         self._last_tick = processor_clock()
@@ -1328,9 +1327,11 @@ class Server:
                 self._settle_debts()
             else:
                 self._spent.clear()
-            late, self._late = self._late, {}
-            for client, events in late.items():
-                self._serve(client, events)
+            late = self._late
+            if late:
+                self._late = {}
+                for client, events in late.items():
+                    self._serve(client, events)
             others = []
             for (_, _, _, data), events in ready:
                 if not isinstance(data, Client):
@@ -1483,9 +1484,11 @@ class Server:
         if seconds > ROUND_SECONDS_MAX:  # to wait for others is no fault
             seconds = min(seconds, self._processor_seconds())
         spent = self._spent.get(user.uid, 0.0) + seconds
-        if spent >= ROUND_SECONDS_MAX and not self._has_debts:
-            self._has_debts, self._settled = True, start
-        self._spent[user.uid] = min(spent, DEBT_MAX)
+        if spent >= ROUND_SECONDS_MAX:
+            spent = min(spent, DEBT_MAX)
+            if not self._has_debts:
+                self._has_debts, self._settled = True, start
+        self._spent[user.uid] = spent
 
     def _processor_seconds(self) -> float:
         """Return the processor's time of this turn, or up to a tick more."""
@@ -1649,7 +1652,6 @@ class Server:
 
     def _flush(self, publisher: Client) -> None:
         """Offer to the kernel what a publisher's turn has routed."""
-        self._started = self.clock()
         for client in self.bus.touched:
             if not client.closed:
                 self.deliver(client, publisher)
@@ -1672,7 +1674,7 @@ class Server:
             extra = now - self._measured - normal
         else:
             count = self.bus.touched.index(client) + 1
-            extra = max(0.0, now - self._started - count * normal)
+            extra = max(0.0, now - self._now - count * normal)
         self._measured = now
         share = self._shares[user] = self._shares.get(user, 0.0) + extra
         worked = self._processor_seconds() - TICK_SECONDS_MAX  # for sure
