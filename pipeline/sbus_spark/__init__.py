@@ -26,6 +26,9 @@ its docstring lists the columns that it returns.
     report      the traffic in a table, in numbers
     render      the page of a report
     playback    replay
+    stored      the data source `sbus`: captures and tables
+    live        the same: buses, to hear and to publish to
+    source      register; what its options ask for
     cli         the command line
 
 A module imports only those above it.  Of the repository beside this package,
@@ -48,6 +51,7 @@ from .launch import find_java, session, write_archive
 from .playback import in_order, replay
 from .render import page
 from .report import summarize
+from .source import register
 from .table import ingest, read_table
 from .verdict import audit
 
@@ -65,6 +69,7 @@ __all__ = [
     "parse",
     "read_capture",
     "read_table",
+    "register",
     "replay",
     "run",
     "session",

@@ -63,7 +63,9 @@ found = S.audit(spark, [trace], 100_000).collect()
 counts = S.ingest(spark, capture, folder + "/table")
 table = S.in_order(S.read_table(spark, folder + "/table"))
 times = [row["t"] for row in table.collect()]
-results = [sorted(row["breach"] for row in found), counts, times]
+S.register(spark)
+read = spark.read.format("sbus").load(capture).count()
+results = [sorted(row["breach"] for row in found), counts, times, read]
 Path(folder, "results").write_text(json.dumps(results))
 """
 
@@ -101,11 +103,10 @@ class TestCluster:
             timeout=400,
         )
         assert done.returncode == 0, done.stderr
-        breaches, counts, times = json.loads(
-            (tmp_path / "results").read_text()
-        )
+        results = json.loads((tmp_path / "results").read_text())
+        breaches, counts, times, read = results
         assert breaches == ["missing", "unowed"]
-        assert counts == [300, 0]
+        assert counts == [300, 0] and read == 300
         assert times == sorted(times) and len(times) == 300
 
     def test_submitted_with_the_line_of_the_readme(

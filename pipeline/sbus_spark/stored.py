@@ -1,0 +1,368 @@
+"""The data source `sbus`, stored: the messages of captures and of tables.
+
+Facts:
+
+- What a reader plans in one process of Python, and its tasks read in others:
+  readers and partitions are pickled.
+- The offset of a capture is, for each recorder, in which of its segments the
+  stream is, and how many bytes of that are read.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+import sbus
+
+from .capture import NUMBER_MAX
+from .common import InputError
+from .table import batches_of, is_within
+
+COLUMNS = (
+    "host string, recorder string, n long, time timestamp,"
+    " key string, payload binary"
+)
+SEGMENT = re.compile(r"([^._].*)-([0-9]{6,})\.jsonl")
+FIELDS = {
+    "rec": str,
+    "n": int,
+    "t": int,
+    "host": str,
+    "key": str,
+    "size": int,
+    "data": str,
+}
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+KNOWN_KEYS_MAX = 100_000
+Selects = Callable[[str], bool]
+
+
+class Row(NamedTuple):
+    """A message as a row of COLUMNS."""
+
+    host: str
+    recorder: str
+    n: int
+    time: datetime.datetime
+    key: str
+    payload: bytes
+
+
+def is_any(key: str) -> bool:
+    """Return that a key is wanted, whatever it is."""
+    return True
+
+
+class Selection:
+    """Says whether one of some patterns selects a key, secret or not."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._patterns = [text.encode("latin-1") for text in patterns]
+        self._known: dict[str, bool] = {}
+
+    def __call__(self, key: str) -> bool:
+        found = self._known.get(key)
+        if found is None:
+            text = key.encode("latin-1")
+            found = any(
+                sbus.pattern_matches(one, text) for one in self._patterns
+            )
+            if len(self._known) < KNOWN_KEYS_MAX:
+                self._known[key] = found
+        return found
+
+
+# =============================================================================
+# Captures
+# =============================================================================
+
+
+class Piece(InputPartition):
+    """Some bytes of a segment, at the ends of lines; to its end if None."""
+
+    def __init__(self, path: str, start: int, end: int | None) -> None:
+        self.path = path
+        self.start = start
+        self.end = end
+
+
+def rows_of(piece: Piece, selects: Selects, start: int) -> Iterator[Row]:
+    """Return the messages in a piece of a segment.
+
+    Raises: InputError if a line is none.
+    """
+    with open(piece.path, "rb") as segment:
+        segment.seek(piece.start)
+        place = piece.start
+        for line in segment:
+            place += len(line)
+            try:
+                row, t = message_of(line)
+            except ValueError as error:
+                where = f"{piece.path}, the line up to byte {place}"
+                raise InputError(f"{where}: {error}") from None
+            if t >= start and selects(row.key):
+                yield row
+            if place == piece.end:
+                return
+
+
+def message_of(line: bytes) -> tuple[Row, int]:
+    """Return a line of a capture as a row, and its time in nanoseconds.
+
+    Raises: ValueError with what read_capture has for a reason.
+    """
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("not a JSON object of ours")
+    wrong = [name for name, kind in FIELDS.items() if not has(found, name)]
+    if len(wrong) == len(FIELDS):
+        raise ValueError("not a JSON object of ours")
+    if wrong:
+        raise ValueError(f"missing or wrong: {', '.join(wrong)}")
+    try:
+        payload = base64.b64decode(found["data"], validate=True)
+    except ValueError:
+        raise ValueError("data is not base64") from None
+    n, t, key = found["n"], found["t"], found["key"]
+    if len(payload) != found["size"]:
+        raise ValueError("size is not data's")
+    if not 1 <= n <= NUMBER_MAX:
+        raise ValueError("n is out of range")
+    if t < 0:
+        raise ValueError("t is out of range")
+    if not key.isascii() and re.search("[^\x01-\xff]", key) or "\0" in key:
+        raise ValueError("key is not of bytes")
+    time = EPOCH + datetime.timedelta(microseconds=t // 1_000)
+    return Row(found["host"], found["rec"], n, time, key, payload), t
+
+
+def has(found: dict[str, Any], name: str) -> bool:
+    """Return whether an object has a member of its right type."""
+    return type(found.get(name)) is FIELDS[name]
+
+
+class Capture:
+    """The segments in a folder that programs on other hosts can fill, too."""
+
+    def __init__(self, path: str) -> None:
+        if not os.path.isdir(path):
+            raise InputError(f"{path}: there is no such directory")
+        self.path = path
+
+    def segments(self) -> dict[str, dict[int, str]]:
+        """Return the files of each recorder, by their numbers."""
+        found: dict[str, dict[int, str]] = {}
+        for name in sorted(os.listdir(self.path)):
+            match = SEGMENT.fullmatch(name)
+            if match:
+                path = os.path.join(self.path, name)
+                found.setdefault(match[1], {})[int(match[2])] = path
+        return found
+
+
+class CaptureReader(DataSourceReader):
+    """Reads all segments of a capture, each in a task."""
+
+    def __init__(self, path: str, selects: Selects, start: int) -> None:
+        self._capture = Capture(path)
+        self._selects = selects
+        self._start = start
+
+    def partitions(self) -> list[InputPartition]:
+        return [
+            Piece(path, 0, None)
+            for files in self._capture.segments().values()
+            for path in files.values()
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        assert isinstance(partition, Piece)
+        return rows_of(partition, self._selects, self._start)
+
+
+class CaptureStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads new segments, those of a recorder in the order of their numbers.
+
+    A segment that is missing is waited for: it may be on its way.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        selects: Selects,
+        start: int,
+        most: int | None,
+    ) -> None:
+        self._capture = capture
+        self._selects = selects
+        self._start = start
+        self._most = most
+        self._last: dict[str, dict[int, str]] | None = None  # to be read
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._last = self._capture.segments()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._most) if self._most else ReadAllAvailable()
+
+    def latestOffset(
+        self, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, Any]:
+        left = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        end = dict(start)
+        segments = self._last
+        if segments is None:
+            segments = self._capture.segments()
+        for recorder, files in segments.items():
+            number, offset = place_of(start, recorder, files)
+            while number in files and left != 0:
+                size, count = measure(files[number], offset, left)
+                left = None if left is None else left - count
+                offset += size
+                if offset < os.path.getsize(files[number]):
+                    break
+                number, offset = number + 1, 0
+            end[recorder] = {"segment": number, "bytes": offset}
+        return end
+
+    def partitions(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> list[InputPartition]:
+        pieces: list[InputPartition] = []
+        for recorder, files in self._capture.segments().items():
+            if recorder not in end:
+                continue
+            number, offset = place_of(start, recorder, files)
+            last, last_offset = place_of(end, recorder, files)
+            for each in range(number, last):
+                pieces.append(Piece(files[each], offset, None))
+                offset = 0
+            if last_offset > offset:
+                pieces.append(Piece(files[last], offset, last_offset))
+        return pieces
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        assert isinstance(partition, Piece)
+        return rows_of(partition, self._selects, self._start)
+
+
+def place_of(
+    offsets: dict[str, Any], recorder: str, files: dict[int, str]
+) -> tuple[int, int]:
+    """Return in which segment of a recorder an offset is, and where."""
+    place = offsets.get(recorder)
+    if place is None:
+        return min(files), 0
+    return place["segment"], place["bytes"]
+
+
+def measure(path: str, start: int, most: int | None) -> tuple[int, int]:
+    """Return the bytes and the number of the next lines of a segment."""
+    if most is None:
+        return os.path.getsize(path) - start, 0
+    size = count = 0
+    with open(path, "rb") as segment:
+        segment.seek(start)
+        for line in segment:
+            size += len(line)
+            count += 1
+            if count == most:
+                break
+    return size, count
+
+
+# =============================================================================
+# Tables
+# =============================================================================
+
+
+class Leaf(InputPartition):
+    """A file of a table."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
+class TableReader(DataSourceReader):
+    """Reads the files of a table, each in a task."""
+
+    def __init__(self, path: str, selects: Selects) -> None:
+        self._path = Path(path)
+        self._selects = selects
+
+    def partitions(self) -> list[InputPartition]:
+        """Return the files; those of a compaction go before their parts."""
+        leaves: list[InputPartition] = []
+        for parent in sorted(self._path.glob("day=*/host=*")):
+            folders = [str(one) for one in parent.glob("batch=[0-9]*")]
+            ranges = [batches_of(folder) for folder in folders]
+            for folder, own in sorted(zip(folders, ranges), key=by_range):
+                if not any(is_within(own, other) for other in ranges):
+                    files = sorted(Path(folder).glob("[!._]*.parquet"))
+                    leaves += [Leaf(str(file)) for file in files]
+        return leaves
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.compute as compute  # type: ignore[import-untyped]
+        import pyarrow.parquet  # type: ignore[import-untyped]
+
+        assert isinstance(partition, Leaf)
+        parts = Path(partition.path).parts
+        (name,) = (one[5:] for one in parts[-4:] if one.startswith("host="))
+        host = pyarrow.scalar(unquote(name), pyarrow.string())
+        stamp = pyarrow.timestamp("us", "UTC")
+        file = pyarrow.parquet.ParquetFile(partition.path)
+        for batch in file.iter_batches(
+            columns=["rec", "n", "t", "key", "data"]
+        ):
+            keys = compute.unique(batch["key"]).to_pylist()
+            wanted = pyarrow.array(
+                [key for key in keys if self._selects(key)], pyarrow.string()
+            )
+            if len(wanted) < len(keys):
+                batch = batch.filter(compute.is_in(batch["key"], wanted))
+            time = compute.divide(batch["t"], 1_000).cast(stamp)
+            yield pyarrow.RecordBatch.from_arrays(
+                [
+                    pyarrow.repeat(host, batch.num_rows),
+                    batch["rec"],
+                    batch["n"],
+                    time,
+                    batch["key"],
+                    batch["data"],
+                ],
+                names=list(Row._fields),
+            )
+
+
+def by_range(folder: tuple[str, tuple[int, int]]) -> tuple[int, int]:
+    """Return by what folders of batches are sorted."""
+    return folder[1]
