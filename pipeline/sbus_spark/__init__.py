@@ -2,6 +2,7 @@
 
     python3 pipeline/sbus_spark audit TRACE...
     python3 pipeline/sbus_spark ingest CAPTURE TABLE [--follow]
+    python3 pipeline/sbus_spark expire TABLE --before DATE
     python3 pipeline/sbus_spark report TABLE [-o report.html] [--json]
     python3 pipeline/sbus_spark replay TABLE -a ADDRESS
 
@@ -22,7 +23,7 @@ its docstring lists the columns that it returns.
     book        what the driver puts together of all blocks
     verdict     audit: a trace through all of that
     capture     read_capture: which lines are messages
-    table       ingest, read_table
+    table       ingest, expire, read_table
     report      the traffic in a table, in numbers
     render      the page of a report
     playback    replay
@@ -52,7 +53,7 @@ from .playback import in_order, replay
 from .render import page
 from .report import summarize
 from .source import register
-from .table import ingest, read_table
+from .table import expire, ingest, read_table
 from .verdict import audit
 
 __version__ = "0.1.0"
@@ -61,6 +62,7 @@ __all__ = [
     "JavaError",
     "PipelineError",
     "audit",
+    "expire",
     "find_java",
     "in_order",
     "ingest",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
 import logging
 import os
@@ -32,7 +33,7 @@ from .launch import context, session, stop
 from .playback import in_order, replay
 from .render import page
 from .report import summarize
-from .table import NO_TABLE, ingest, read_table
+from .table import NO_TABLE, expire, ingest, read_table
 from .verdict import Audit
 
 SHOWN_MAX = 1_000  # breaches; -o writes all
@@ -88,6 +89,14 @@ def run_ingest(options: argparse.Namespace) -> int:
     return 0
 
 
+def run_expire(options: argparse.Namespace) -> int:
+    """Drop old days of a table."""
+    check_there([options.table], NO_TABLE)
+    expire(session(), options.table, options.before)
+    print(f"the days before {options.before} are dropped")
+    return 0
+
+
 def run_report(options: argparse.Namespace) -> int:
     """Write a report of a table."""
     check_there([options.table], NO_TABLE)
@@ -129,6 +138,13 @@ def speed(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
 
 
+def day(text: str) -> datetime.date:
+    """Return a day."""
+    with contextlib.suppress(ValueError):
+        return datetime.date.fromisoformat(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no day as 2026-11-22")
+
+
 def path(text: str) -> str:
     """Return where something is, as Spark is to be told."""
     if re.search(r"[][{}*?\\]", text):
@@ -165,6 +181,10 @@ def option_parser() -> OptionParser:
     add("capture", metavar="CAPTURE", type=path, help=help_text)
     add("table", **a_table, help="a directory, made if it is not there")
     add("--follow", action="store_true", help="go on until interrupted")
+    add = command(run_expire, "drop the old days of a table")
+    add("table", **a_table, help="what ingest has made")
+    help_text = "the first day that stays, as 2026-11-22"
+    add("--before", metavar="DATE", type=day, required=True, help=help_text)
     add = command(run_report, "show the traffic in a table")
     add("table", **a_table, help="what ingest has made")
     help_text = "the page to write, else report.html here"

@@ -36,7 +36,7 @@ import sbus
 
 from .capture import NUMBER_MAX
 from .common import InputError
-from .table import batches_of, is_within
+from .table import BATCHES, EXPIRIES, current
 
 COLUMNS = (
     "host string, recorder string, n long, time timestamp,"
@@ -318,16 +318,14 @@ class TableReader(DataSourceReader):
         self._selects = selects
 
     def partitions(self) -> list[InputPartition]:
-        """Return the files; those of a compaction go before their parts."""
-        leaves: list[InputPartition] = []
-        for parent in sorted(self._path.glob("day=*/host=*")):
-            folders = [str(one) for one in parent.glob("batch=[0-9]*")]
-            ranges = [batches_of(folder) for folder in folders]
-            for folder, own in sorted(zip(folders, ranges), key=by_range):
-                if not any(is_within(own, other) for other in ranges):
-                    files = sorted(Path(folder).glob("[!._]*.parquet"))
-                    leaves += [Leaf(str(file)) for file in files]
-        return leaves
+        folders = map(str, self._path.glob(BATCHES))
+        groups = current(folders, map(str, self._path.glob(EXPIRIES)))
+        return [
+            Leaf(str(file))
+            for group in groups.values()
+            for folder in group
+            for file in sorted(Path(folder).glob("[!._]*.parquet"))
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         import pyarrow  # type: ignore[import-untyped]
@@ -361,8 +359,3 @@ class TableReader(DataSourceReader):
                 ],
                 names=list(Row._fields),
             )
-
-
-def by_range(folder: tuple[str, tuple[int, int]]) -> tuple[int, int]:
-    """Return by what folders of batches are sorted."""
-    return folder[1]

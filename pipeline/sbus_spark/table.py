@@ -10,13 +10,20 @@ Facts:
 - Compaction writes batches 3 to 9 anew as batch=3-9, under a hidden name,
   renames that, and removes batch=3 to batch=9.  Whatever a kill leaves of
   those is removed at the next start.
+- A day that has expired is left out by all who begin to read from then on.
+  Its files stay for those who have begun before, and are removed later.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import fcntl
 import itertools
+import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -51,7 +58,10 @@ SEGMENTS_PER_BATCH = 64
 BATCHES_MAX = 8  # small folders of a day and host, that become one
 COMPACT_BYTES_MAX = 64 << 20  # of a small folder, and of its files then
 FOLLOW_SECONDS = 5
+READERS_SECONDS = 3_600  # in which who reads an expired day is to be done
 PARTITIONS = ("day", "host", "batch")
+BATCHES = "day=*/host=*/batch=[0-9]*"
+EXPIRIES = "_expired/before=*"
 
 
 class Folders:
@@ -82,34 +92,30 @@ class Folders:
         return int(summary.getLength())
 
     def batches(self) -> dict[str, list[str]]:
-        """Return the folders of batches, in order, of each day and host.
+        """Return the folders of batches that are to be read, as current."""
+        return current(self.find(BATCHES), self.find(EXPIRIES))
 
-        What a folder of many batches holds is not there a second time.
-        """
-        groups = self._all_batches()
-        for day, folders in groups.items():
-            ranges = list(map(batches_of, folders))
-            groups[day] = [
-                folder
-                for folder, own in zip(folders, ranges)
-                if not any(is_within(own, other) for other in ranges)
-            ]
-        return groups
+    def expire(self, before: str) -> None:
+        """Have all days before one expire."""
+        mark = f"{self._table}/_expired/before={before}_{time.time():.0f}"
+        self._files.create(self._path(mark)).close()
 
-    def _all_batches(self) -> dict[str, list[str]]:
-        groups: dict[str, list[str]] = {}
-        for folder in self.find("day=*/host=*/batch=[0-9]*"):
-            groups.setdefault(folder.rpartition("/")[0], []).append(folder)
-        return {day: sorted(groups[day], key=batches_of) for day in groups}
+    def sweep(self) -> None:
+        """Remove days that expired so long ago that nobody reads them."""
+        first, at = last_expiry(self.find(EXPIRIES))
+        if time.time() >= at + READERS_SECONDS:
+            for folder in self.find("day=*"):
+                if day_of(folder) < first:
+                    self.remove(folder)
 
     def mend(self) -> None:
         """Remove what a kill left of a compaction."""
         for folder in self.find("day=*/host=*/.compact*"):
             self.remove(folder)
-        wanted = self.batches()
-        for day, folders in self._all_batches().items():
-            for folder in set(folders) - set(wanted[day]):
-                self.remove(folder)
+        folders = self.find(BATCHES)
+        wanted = set(itertools.chain(*current(folders, []).values()))
+        for folder in set(folders) - wanted:
+            self.remove(folder)
 
     def compact(self, before: int) -> None:
         """Make one folder of many small ones, all of batches < *before*."""
@@ -144,10 +150,45 @@ class Folders:
             self.remove(folder)
 
 
+def current(
+    folders: Iterable[str], expiries: Iterable[str]
+) -> dict[str, list[str]]:
+    """Return which folders of batches are to be read, of each day and host.
+
+    They are in order.  What a folder of many batches holds is not there a
+    second time, and days that have expired are not there.
+    """
+    first, _ = last_expiry(expiries)
+    groups: dict[str, dict[str, tuple[int, int]]] = {}
+    for folder in sorted(folders, key=batches_of):
+        if day_of(folder) >= first:
+            parent = folder.rpartition("/")[0]
+            groups.setdefault(parent, {})[folder] = batches_of(folder)
+    return {
+        parent: [
+            folder
+            for folder, own in ranges.items()
+            if not any(is_within(own, other) for other in ranges.values())
+        ]
+        for parent, ranges in groups.items()
+    }
+
+
+def last_expiry(expiries: Iterable[str]) -> tuple[str, float]:
+    """Return before which day all have expired, and since when."""
+    marks = [mark.rpartition("=")[2].split("_") for mark in expiries]
+    return max(((day, float(at)) for day, at in marks), default=("", 0.0))
+
+
 def batches_of(folder: str) -> tuple[int, int]:
     """Return the first and the last batch in a folder batch=3 or batch=3-9."""
     first, _, last = folder.rpartition("=")[2].partition("-")
     return int(first), int(last or first)
+
+
+def day_of(folder: str) -> str:
+    """Return the day of a folder below day=2026-11-22, or of that itself."""
+    return folder.rpartition("day=")[2].partition("/")[0]
 
 
 def is_within(one: tuple[int, int], other: tuple[int, int]) -> bool:
@@ -193,7 +234,41 @@ def ingest(
     Where *until* is given, go on with segments that come later, until it is
     set.  Return how many lines were read now, and how many of them are
     quarantined.
+    Raises: PipelineError if another one does so.
     """
+    with sole_ingest(table):
+        return ingest_alone(spark, capture, table, until)
+
+
+@contextlib.contextmanager
+def sole_ingest(table: str) -> Iterator[None]:
+    """Keep others from bringing segments into a table.
+
+    On storage that is no folder of this machine, Spark's checkpoint does so.
+    Raises: PipelineError if another one is at it.
+    """
+    if "://" in table:
+        yield
+        return
+    os.makedirs(table, mode=0o700, exist_ok=True)
+    lock = os.open(f"{table}/_lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        what = "another ingest brings segments into it"
+        raise PipelineError(f"{table}: {what}") from None
+    finally:
+        os.close(lock)
+
+
+def ingest_alone(
+    spark: SparkSession,
+    capture: str,
+    table: str,
+    until: threading.Event | None,
+) -> tuple[int, int]:
+    """Do what ingest does, where no other does."""
     folders = Folders(spark, table)
     folders.mend()
     totals = [0, 0]
@@ -201,6 +276,7 @@ def ingest(
 
     def take(lines: DataFrame, batch: int) -> None:
         try:
+            folders.sweep()
             folders.compact(batch)  # those before are done with
             counts = write_batch(lines, table, batch)
         except Exception as error:
@@ -225,6 +301,21 @@ def ingest(
             raise (errors or [error])[0] from None  # it is wrapped in layers
         if until is None or until.wait(FOLLOW_SECONDS):
             return totals[0], totals[1]
+
+
+def expire(spark: SparkSession, table: str, before: datetime.date) -> None:
+    """Drop the days of a table before one, also what comes of them later.
+
+    Who reads the table by then is not disturbed: the files are removed by
+    the first call of this, or of ingest, that comes READERS_SECONDS later.
+    Raises: InputError if there is no table.
+    """
+    folders = Folders(spark, table)
+    if not folders.find("_checkpoint"):
+        raise InputError(f"{table}: {NO_TABLE}")
+    folders.expire(before.isoformat())
+    with contextlib.suppress(PipelineError), sole_ingest(table):
+        folders.sweep()
 
 
 NO_TABLE = "there is no table; `ingest` makes one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 import sbus_spark.table
 from pipeline_bed import TIMEOUT, numbers, wait_for_file
 from pipeline_console import Console
+from sbus_spark.common import DAY
 from sizes import IS_SOAK, either
 
 pytest_plugins = "pipeline_session"
@@ -103,6 +105,32 @@ class TestIngest:
         left = sorted(path.name for path in draft.parent.iterdir())
         assert left == ["batch=0-3", "batch=5"]
 
+    def test_days_that_expire(
+        self,
+        spark: SparkSession,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """They are not read any more; who reads them already goes on."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        capture.mkdir()
+        days = ["1970-01-01", "1970-01-02", "1970-01-03"]
+        lines = [capture_line(n, t=n * DAY) for n in range(3)]
+        (capture / "R-000001.jsonl").write_text("".join(lines[1:]))
+        args = (spark, str(capture), str(table))
+        sbus_spark.ingest(*args)
+        reader = sbus_spark.read_table(spark, str(table))
+        sbus_spark.expire(spark, str(table), datetime.date(1970, 1, 3))
+        assert numbers(spark, table) == [2] and reader.count() == 2
+        (capture / "R-000002.jsonl").write_text(capture_line(3, t=1))
+        sbus_spark.ingest(*args)
+        assert numbers(spark, table) == [2]
+        assert [path.name[4:] for path in sorted(table.glob("d*"))] == days
+        monkeypatch.setattr(sbus_spark.table, "READERS_SECONDS", 0)
+        sbus_spark.expire(spark, str(table), datetime.date(1970, 1, 2))
+        assert [path.name[4:] for path in table.glob("d*")] == days[2:]
+        assert numbers(spark, table) == [2]
+
     @pytest.mark.parametrize(
         "number", either([signal.SIGINT, signal.SIGTERM], [signal.SIGTERM])
     )
@@ -120,6 +148,8 @@ class TestIngest:
         wait_for_file(table, "_checkpoint/commits/0")
         write_segments(capture, 2)
         wait_for_file(table, "_checkpoint/commits/1")
+        with pytest.raises(sbus_spark.PipelineError, match="another ingest"):
+            sbus_spark.ingest(spark, str(capture), str(table))
         console.signal(number)
         told = "200 messages ingested, 0 lines quarantined\n"
         assert console.finish() == (0, told, "")
