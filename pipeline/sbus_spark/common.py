@@ -84,3 +84,8 @@ def progress(text: str) -> None:
     """Show on a terminal how far we are."""
     if sys.stderr.isatty():
         print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    """Say something on standard error that is no error."""
+    print(f"sbus_spark: {text}", file=sys.stderr, flush=True)

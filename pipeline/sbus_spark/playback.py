@@ -14,6 +14,9 @@ from sbus_client import Client
 
 from .common import SECOND, progress
 
+PART_BYTES_MAX = 16 << 20  # about; many messages of one moment stay together
+ROW_BYTES = 200  # of a message, beside its payload
+
 
 @F.udf(returnType=T.BooleanType(), useArrow=False)
 def selects(pattern: str, key: str) -> bool:
@@ -24,6 +27,9 @@ def selects(pattern: str, key: str) -> bool:
 
 def in_order(table: DataFrame, patterns: Sequence[str] = ()) -> DataFrame:
     """Return the messages that patterns select, in the order recorded.
+
+    Each partition holds what comes after that before it, and about so much
+    that two of them have room in the driver.
 
     | column | type | unit |
     |---|---|---|
@@ -38,7 +44,12 @@ def in_order(table: DataFrame, patterns: Sequence[str] = ()) -> DataFrame:
             selects("pattern", "key")
         )
         table = table.join(chosen.select("key"), "key", how="left_semi")
-    return table.orderBy("t", "host", "rec", "n").select("t", "key", "data")
+    order = ("t", "host", "rec", "n")
+    weight = F.sum(F.col("size") + ROW_BYTES).alias("weight")
+    (row,) = table.agg(weight).collect()
+    parts = (row["weight"] or 0) // PART_BYTES_MAX + 1
+    ranges = table.repartitionByRange(parts, *order)
+    return ranges.sortWithinPartitions(*order).select("t", "key", "data")
 
 
 def replay(rows: DataFrame, bus: Client, speed: float | None) -> int:

@@ -38,6 +38,7 @@ from .common import (
     TEXT,
     InputError,
     PipelineError,
+    note,
     progress,
     schema,
 )
@@ -58,6 +59,7 @@ SEGMENTS_PER_BATCH = 64
 BATCHES_MAX = 8  # small folders of a day and host, that become one
 COMPACT_BYTES_MAX = 64 << 20  # of a small folder, and of its files then
 FOLLOW_SECONDS = 5
+TELL_SECONDS = 60
 READERS_SECONDS = 3_600  # in which who reads an expired day is to be done
 PARTITIONS = ("day", "host", "batch")
 BATCHES = "day=*/host=*/batch=[0-9]*"
@@ -294,6 +296,7 @@ def ingest_alone(
     lines = source.text(capture).select("value", "_metadata")
     writer = lines.writeStream.foreachBatch(take).trigger(availableNow=True)
     writer = writer.option("checkpointLocation", f"{table}/_checkpoint")
+    told = time.monotonic()
     while True:
         try:
             writer.start().awaitTermination()
@@ -301,6 +304,9 @@ def ingest_alone(
             raise (errors or [error])[0] from None  # it is wrapped in layers
         if until is None or until.wait(FOLLOW_SECONDS):
             return totals[0], totals[1]
+        if time.monotonic() >= told + TELL_SECONDS:
+            told = time.monotonic()
+            note(f"{totals[0]} lines read, {totals[1]} of them quarantined")
 
 
 def expire(spark: SparkSession, table: str, before: datetime.date) -> None:

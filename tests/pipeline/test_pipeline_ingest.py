@@ -6,6 +6,7 @@ import datetime
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -104,6 +105,32 @@ class TestIngest:
         sbus_spark.ingest(spark, str(capture), str(table))
         left = sorted(path.name for path in draft.parent.iterdir())
         assert left == ["batch=0-3", "batch=5"]
+
+    def test_following_tells_what_it_did(
+        self,
+        spark: SparkSession,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """Now and then, and nothing in between."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 1)
+
+        class Thrice(threading.Event):
+            """It is set when it is asked for the third time."""
+
+            calls = 0
+
+            def wait(self, timeout: float | None = None) -> bool:
+                self.calls += 1
+                seconds = 0 if self.calls == 2 else 60
+                monkeypatch.setattr(sbus_spark.table, "TELL_SECONDS", seconds)
+                return self.calls == 3
+
+        sbus_spark.ingest(spark, str(capture), str(table), Thrice())
+        told = "sbus_spark: 100 lines read, 0 of them quarantined\n"
+        assert capsys.readouterr().err.count(told) == 1
 
     def test_days_that_expire(
         self,

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import sbus_spark.playback
 from pipeline_bed import TIMEOUT
@@ -54,7 +55,8 @@ class TestReplay:
     def table(self, spark: SparkSession) -> DataFrame:
         """Return a table as read_table does."""
         kinds = "rec string, n long, t long, host string, key string"
-        return spark.createDataFrame(self.ROWS, f"{kinds}, data binary")
+        rows = spark.createDataFrame(self.ROWS, f"{kinds}, data binary")
+        return rows.withColumn("size", F.octet_length("data"))
 
     @pytest.mark.parametrize(
         ("patterns", "keys"),
@@ -73,6 +75,21 @@ class TestReplay:
         """By time, host, recorder and number; secrets are keys like others."""
         rows = sbus_spark.in_order(self.table(spark), patterns).collect()
         assert [row["key"] for row in rows] == keys
+
+    def test_partitions_stay_small(
+        self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However large a table is; one comes after the other."""
+        monkeypatch.setattr(sbus_spark.playback, "PART_BYTES_MAX", 2_000)
+        rows = spark.range(100).selectExpr(
+            *("'r' rec", "id n", "99 - id t", "'h' host", "'k' key"),
+            *("binary('') data", "0 size"),
+        )
+        ordered = sbus_spark.in_order(rows)
+        parts = ordered.rdd.glom().collect()
+        assert len(parts) == 11 and max(map(len, parts)) < 30
+        times = [row["t"] for part in parts for row in part]
+        assert times == [*range(100)]
 
     @pytest.mark.parametrize(
         ("speed", "times"),
