@@ -1,11 +1,13 @@
 """Reports: the traffic in a table, in numbers.
 
 What reaches the driver is a few rows, however large the table: at most
-BUCKETS_MAX of time, KEYS_MAX of keys, GAPS_MAX of gaps.
+BUCKETS_MAX of time, also for each of KEYS_OVER_TIME keys, KEYS_MAX of keys,
+GAPS_MAX of gaps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
@@ -14,7 +16,8 @@ from pyspark.sql import functions as F
 from .common import DAY, SECOND, InputError, rows_of
 
 BUCKETS_MAX = 120
-KEYS_MAX = 20
+KEYS_MAX = 10_000
+KEYS_OVER_TIME = 8  # the busiest
 GAPS_MAX = 100
 BUCKET_SECONDS = (1, 2, 5, 10, 30, 60, 300, 900, 3_600, 21_600, 86_400)
 
@@ -92,6 +95,35 @@ def bucket_seconds(first: int, last: int) -> int:
     return 86_400 * (days // BUCKETS_MAX + 1)
 
 
+def over_time(
+    table: DataFrame, keys: Sequence[str], bucket: Column
+) -> dict[str, list[dict[str, Any]]]:
+    """Return how many messages some keys had, by spans of time."""
+    chosen = table.filter(F.col("key").isin(*keys))
+    counts = chosen.groupBy("key", bucket).agg(
+        F.count(F.lit(1)).alias("messages")
+    )
+    found: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
+    for row in rows_of(counts):
+        found[row["key"]].append(row)
+    return found
+
+
+def sizes(table: DataFrame) -> DataFrame:
+    """Return how many messages are how large, by powers of two.
+
+    | column | type | meaning |
+    |---|---|---|
+    | power | int | 0 for no byte, n for up to 2 to the power of n less one |
+    | messages | long | messages |
+    """
+    digits = F.length(F.conv(F.col("size").cast("string"), 10, 2))
+    power = F.when(F.col("size") == 0, 0).otherwise(digits)
+    return table.groupBy(power.alias("power")).agg(
+        F.count(F.lit(1)).alias("messages")
+    )
+
+
 def summarize(table: DataFrame) -> dict[str, Any]:
     """Return all that a report shows; times in nanoseconds since 1970."""
     totals = rows_of(traffic(table))[0]
@@ -101,10 +133,14 @@ def summarize(table: DataFrame) -> dict[str, Any]:
     width = seconds * SECOND
     bucket = (F.col("t") - F.col("t") % width).alias("t")
     busiest = traffic(table, "key").orderBy(F.desc("messages"), "key")
+    keys = rows_of(busiest.limit(KEYS_MAX))
+    first_keys = [row["key"] for row in keys[:KEYS_OVER_TIME]]
     return {
         "totals": totals,
         "keys_total": table.select("key").distinct().count(),
-        "keys": rows_of(busiest.limit(KEYS_MAX)),
+        "keys": keys,
+        "key_times": over_time(table, first_keys, bucket),
+        "sizes": rows_of(sizes(table)),
         "hosts": rows_of(traffic(table, "host").orderBy("host").limit(1_000)),
         "seconds": seconds,
         "times": rows_of(traffic(table, bucket).orderBy("t")),

@@ -112,10 +112,7 @@ class TestRunning:
         assert len(errors.getvalue().splitlines()) == 1
 
     def test_what_cannot_work_is_one_line(
-        self,
-        spark: SparkSession,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        self, spark: SparkSession, tmp_path: Path
     ) -> None:
         """With status 1, and without a traceback."""
         capture, table = tmp_path / "capture", tmp_path / "table"
@@ -127,7 +124,6 @@ class TestRunning:
         (tmp_path / "bad").mkdir()
         (tmp_path / "bad" / "R.jsonl").write_text("no JSON\n")
         sbus_spark.ingest(spark, f"{tmp_path}/bad", f"{tmp_path}/no")
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
         for command, told in {
             "audit @absent": "absent: there is no such file",
             "audit @nothing": "nothing: the file is empty",
@@ -140,7 +136,6 @@ class TestRunning:
             "report @empty": "empty: there is no table",
             "report @capture": "capture: there is no table",
             "report @no": "no: no message was ingested yet",
-            "report @table": "pip install matplotlib",
             "replay @table -a @absent": "absent",
         }.items():
             with contextlib.redirect_stderr(io.StringIO()) as errors:

@@ -38,7 +38,7 @@ def test_a_module_imports_only_those_above_it() -> None:
     listed = re.findall(r"^    (\w+) {2,}\w", text, re.MULTILINE)
     modules = {path.stem for path in PACKAGE.glob("[!_]*.py")}
     assert set(listed) == modules and len(listed) == len(modules)
-    of_others = {"matplotlib", "numpy", "py4j", "pyarrow", "pyspark"}
+    of_others = {"numpy", "py4j", "pyarrow", "pyspark"}
     of_others |= {"sbus", "sbus_client"}
     for at, name in enumerate(listed):
         allowed = {f".{above}" for above in listed[:at]} | of_others

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 import sbus_spark
 from pipeline_bed import TIMEOUT
 from sbus_spark.common import SECOND
-from sbus_spark.render import chart
-from sbus_spark.report import bucket_seconds
+from sbus_spark.render import keys_as_json, over_time
+from sbus_spark.report import BUCKETS_MAX, bucket_seconds
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
@@ -51,23 +51,30 @@ class TestReport:
         assert sum(row["messages"] for row in summary["times"]) == 104
         json.dumps(summary)
         page = sbus_spark.page(summary, "a table")
-        assert "&lt;b&gt;\\x07" in page and page.count("<svg") == 2
-        for word in ("<script", "<link", 'href="http', "src="):
+        assert "&lt;b&gt;\\x07" in page and "\\u003cb>\\\\x07" in page
+        assert page.count("<svg") == 3 + 8
+        assert "below 2 B: 3 messages" in page
+        for word in ("<link", "http", "src=", "url("):
             assert word not in page
         with pytest.raises(sbus_spark.InputError, match="empty"):
             sbus_spark.summarize(rows.filter("n is null"))
 
-    @pytest.mark.filterwarnings("error")
-    @pytest.mark.parametrize(
-        "seconds",
-        [0, 1, 5, 27, 121, 299, 7_000, 86_000, 172_000, 10**6, 10**8],
-    )
+    @pytest.mark.parametrize("seconds", [0, 1, 121, 86_000, 10**6, 10**8])
     def test_charts_of_any_length(self, seconds: int) -> None:
-        """Where no interval suits it, the plotting library would warn."""
+        """Each span has a bar that tells its rate."""
         width = bucket_seconds(0, seconds * SECOND)
         first = 1_763_717_053 // width * width
-        times = [
-            {"t": t * SECOND, "messages": 1}
-            for t in (first, first + seconds // width * width)
-        ]
-        assert "UTC" in chart(times, width, "messages")
+        last = first + seconds // width * width
+        times = [{"t": t * SECOND, "messages": width} for t in {first, last}]
+        span = (first * SECOND, last * SECOND, width)
+        chart = over_time(times, span, "messages")
+        assert chart.count("<g>") == seconds // width + 1 <= BUCKETS_MAX
+        assert chart.count(": 1.0 messages / s<") == len(times)
+
+    def test_as_many_keys_as_a_page_has_room_for(self) -> None:
+        """The busiest; the page stays below a megabyte."""
+        numbers = {"messages": 1, "bytes": 2, "p50": 3, "p99": 4}
+        keys = [{"key": "k" * 100, **numbers} for _ in range(10_000)]
+        text = keys_as_json(keys)
+        assert 600_000 < len(text) < 700_000
+        assert json.loads(text)[0] == ["k" * 100, 1, 2, 3, 4]
