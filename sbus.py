@@ -1191,10 +1191,11 @@ SINGLE_TURNS = 8  # after one that found a single packet
 TURN_SECONDS_MAX = 0.001
 ROUND_SECONDS_MAX = 0.002  # of all clients of a user, before others have turns
 TICK_SECONDS = 0.010  # of processor time
-TICK_SECONDS_MAX = 0.015  # as the kernel looks at timers now and then
+LOOK_SECONDS = 0.005  # after which to look at the processor's time again
 SMALL_DEBT_MAX = 0.010  # seconds that are made up for in rounds, not in time
 DEBT_MAX = 1.0  # seconds; what is more is forgiven
-SLOW_SENDS_MIN = 0.005  # seconds, of one turn to all of a user's clients
+NOTED_SENDS_MIN = 0.0001  # seconds, for sends to neighbours of one user
+SLOW_SENDS_MIN = 0.005  # seconds, of one flush to all of a user's clients
 SLOW_SECONDS = 1.0  # for which sends to a user are left to its own turns
 BYTES_PER_TURN = 10_000_000  # times receivers
 SEND_COST_BYTES = 4_096  # in the time of a send, so many could be copied
@@ -1293,10 +1294,12 @@ class Server:
         self._accept_time = 0.0  # when newcomers have their next turn
         # [CONN-20] What sends have taken
         self._sent: list[Packet] = []  # by the last delivery
-        self._ticked = 0.0  # seconds of the processor, in this turn
-        self._measured = 0.0  # up to when it is known who took them, if so
+        self._measured = 0.0  # up to when it is known who took the time
+        self._first = 0  # the first delivery after that
         self._shares: dict[User, float] = {}  # seconds more than is normal
-        self._last_tick = processor_clock()
+        self._ticks = 0
+        self._processed = processor_clock()  # when that was looked at last
+        self._look_time = 0.0  # when to look again, at the end of a turn
         # [CONN-12] What to do when memory runs out
         self._served: Client | None = None  # whose turn it is
         self._want: Exception | None = None  # that is to be mended
@@ -1403,7 +1406,7 @@ class Server:
 
     def _ring(self) -> None:
         """Do what is due and no event asks for."""
-        now = self.clock()
+        self._now = now = self.clock()
         if now > self._wake_time + STOPPED_SECONDS_MIN:
             for alarm in self._alarms:  # nobody could be served meanwhile
                 self._alarms[alarm] += now - self._slept
@@ -1467,15 +1470,15 @@ class Server:
             self._late[client] = events
             return
         self._served = client
-        if self._ticked:
-            self._ticked = self._measured = 0.0
-            self._shares.clear()
         if events & READ and not client.closed:
             self.turn(client)
         if events & WRITE and not client.closed:
             self.drain(client)
         self._served = None
         self._charge(client.user, self.clock() - self._now)
+        if self._now > self._look_time:
+            self._look_time = self._now + LOOK_SECONDS
+            self._processed = self.processor_clock()
 
     def _charge(self, user: User, seconds: float) -> None:
         """Have a user account for what follows the time accounted for."""
@@ -1491,8 +1494,8 @@ class Server:
         self._spent[user.uid] = spent
 
     def _processor_seconds(self) -> float:
-        """Return the processor's time of this turn, or up to a tick more."""
-        return self._ticked + self.processor_clock() - self._last_tick
+        """Return that of this turn, and of up to LOOK_SECONDS before it."""
+        return self.processor_clock() - self._processed
 
     def _owes(self, client: Client) -> bool:
         """Return whether a client's user has had enough [CONN-19]."""
@@ -1505,7 +1508,7 @@ class Server:
         start, processed = self._now, self.processor_clock()
         if start < self._accept_time:
             return
-        while self.clock() < start + ROUND_SECONDS_MAX:
+        while self._now < start + ROUND_SECONDS_MAX:
             try:
                 wire, _ = self.listener.accept()
             except (BlockingIOError, ConnectionError):
@@ -1518,7 +1521,8 @@ class Server:
                     self.selector.unregister(self.listener)
                 break
             self._admit(wire)
-        taken = min(self.clock() - start, self.processor_clock() - processed)
+            self._now = self.clock()
+        taken = min(self._now - start, self.processor_clock() - processed)
         if taken > 2 * ROUND_SECONDS_MAX:  # what they sent was costly
             self._accept_time = start + 4 * taken
 
@@ -1595,7 +1599,7 @@ class Server:
         touched, recv_into = self.bus.touched, client.wire.recv_into
         handle = (lambda *_: True) if client.ignored else self.bus.handle
         view, copied_max = self._view, self._copied_bytes_max
-        end = self._now + TURN_SECONDS_MAX
+        end, ticks = self._now + TURN_SECONDS_MAX, self._ticks
         packets_max = PACKETS_PER_TURN
         if client.single_turns:
             client.single_turns -= 1
@@ -1616,7 +1620,7 @@ class Server:
                 took_long = self._handle_large(client, size, handle)
                 if client.held_by or client.closed:
                     break
-            if took_long or self._ticked:
+            if took_long or self._ticks != ticks:
                 sent = count * len(touched) * (size + SEND_COST_BYTES)
                 if sent > BYTES_PER_TURN or self.clock() >= end:
                     break
@@ -1652,35 +1656,45 @@ class Server:
 
     def _flush(self, publisher: Client) -> None:
         """Offer to the kernel what a publisher's turn has routed."""
-        for client in self.bus.touched:
+        touched = self.bus.touched
+        if not touched:
+            return
+        user = touched[0].user
+        self._shares.clear()
+        self._first = 0
+        self._measured = start = self.clock()
+        for place, client in enumerate(touched):
+            if client.user is not user:
+                self._judge_sends(user, place)
+                user = client.user
             if not client.closed:
                 self.deliver(client, publisher)
-            if self._ticked:
-                self._judge_sends(client)
-        self.bus.touched.clear()
+        if self._shares or self.clock() > start + SLOW_SENDS_MIN:
+            self._judge_sends(user, len(touched))
+        touched.clear()
 
-    def _judge_sends(self, client: Client) -> None:
-        """Leave a client's user to itself if sends to it have taken long.
+    def _judge_sends(self, user: User, end: int) -> None:
+        """Leave a user to itself if sends to its clients have taken long.
 
         What a flush costs is its publisher's to account for, but not what
-        the receivers have made it cost.  To ask the clock after each send
-        would cost more than to send, so that begins with the first tick of
-        a turn.  What was slow till then is what the tick came to [CONN-20].
+        the receivers have made it cost.  The deliveries from the last one
+        that was measured up to *end* were the user's, and most sent what the
+        last one did [CONN-20].
         """
-        user, now = client.user, self.clock()
-        size = sum(map(len, self._sent)) + len(self._sent) * SEND_COST_BYTES
-        normal = size / COPIED_PER_SECOND
-        if self._measured:
-            extra = now - self._measured - normal
-        else:
-            count = self.bus.touched.index(client) + 1
-            extra = max(0.0, now - self._now - count * normal)
-        self._measured = now
+        now = self.clock()
+        seconds, count = now - self._measured, end - self._first
+        self._measured, self._first = now, end
+        if seconds < NOTED_SENDS_MIN:
+            return
+        sent = self._sent
+        size = sum(map(len, sent)) + len(sent) * SEND_COST_BYTES
+        extra = max(0.0, seconds - count * size / COPIED_PER_SECOND)
         share = self._shares[user] = self._shares.get(user, 0.0) + extra
-        worked = self._processor_seconds() - TICK_SECONDS_MAX  # for sure
-        if min(share, worked) > SLOW_SENDS_MIN:
-            self._leave_to_itself(user, share)
-            self._shares.clear()
+        if share > SLOW_SENDS_MIN:
+            worked = self._processor_seconds() - LOOK_SECONDS  # for sure
+            if worked > SLOW_SENDS_MIN:
+                self._leave_to_itself(user, share)
+                self._shares.clear()
 
     def deliver(self, client: Client, publisher: Client) -> None:
         """Empty a client's outbox into the kernel, or its backlog [PUB-6]."""
@@ -1689,7 +1703,7 @@ class Server:
         client.outbox = []
         client.delivered += len(self._sent)
         send, used = client.wire.send, client.used
-        journal, ticked = self.bus.journal, self._ticked
+        journal, ticks = self.bus.journal, self._ticks
         if client.put_off and not used[BACKLOG_BYTES]:
             client.put_off = client.user.slow_until > self._now
         is_stalled = False
@@ -1701,9 +1715,10 @@ class Server:
                         send(packet)  # [BLOCK-3] [BLOCK-6]
                         if journal:
                             journal.note("send", client, packet=packet)
-                        if self._ticked != ticked:
-                            ticked = self._ticked
-                            self._judge_sends(client)
+                        if self._ticks != ticks:
+                            ticks = self._ticks
+                            place = self.bus.touched.index(client)
+                            self._judge_sends(client.user, place + 1)
                             if client.put_off:
                                 break
                     else:
@@ -1746,13 +1761,12 @@ class Server:
             client.put_off = True
 
     def tick(self, *_: object) -> None:
-        """Note the processor time since the last tick.
+        """Have the clock asked in the middle of sends to one user.
 
-        They are late while the kernel takes no interrupts.
+        To ask it after each would cost too much.  Ticks come with about each
+        10 ms of the processor's time, if the kernel takes interrupts.
         """
-        now = self.processor_clock()
-        self._ticked += now - self._last_tick
-        self._last_tick = now
+        self._ticks += 1
 
     def _take_error(self, client: Client, error: Exception) -> None:
         """Do what an error of send asks for [CONN-8] [CONN-9] [CONN-12]."""
@@ -1866,10 +1880,9 @@ class Server:
             client.wire.shutdown(socket.SHUT_RDWR)  # it can send no more
         client.deaf = True
         self._after_progress(client)
-        now = self.clock()
-        self._charge(client.user, now - start)  # not who sent to it
-        if self._ticked:
-            self._measured = now
+        seconds = self.clock() - start
+        self._charge(client.user, seconds)  # not who sent to it
+        self._measured += seconds
 
     def disconnect(self, client: Client, cause: str | Exception) -> None:
         """Forget a client and close its socket [CONN-12]."""

@@ -32,14 +32,14 @@ def spend_on_sends(kernel: FakeKernel, peer: FakePeer, seconds: float) -> None:
 
 def tick(kernel: FakeKernel, seconds: float) -> None:
     """Have so much time of the processor pass, and the server told."""
-    kernel.server._last_tick = kernel.now - seconds
+    kernel.server._processed -= seconds
     kernel.server.tick()
 
 
 def wait_for_processor(kernel: FakeKernel, seconds: float) -> None:
     """Have time pass in which the server has no processor."""
     kernel.now += seconds
-    kernel.server._last_tick += seconds
+    kernel.server._processed += seconds
 
 
 def spend_ticks(
@@ -50,8 +50,8 @@ def spend_ticks(
 
     def slow(packet: Any) -> int:
         for _ in range(ticks):
-            tick(kernel, 0.0001 + seconds / ticks)
-        kernel.now += seconds
+            kernel.now += seconds / ticks
+            kernel.server.tick()
         return send(packet)
 
     peer.wire.send = slow  # type: ignore[method-assign]
