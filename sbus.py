@@ -1194,7 +1194,7 @@ TICK_SECONDS = 0.010  # of processor time
 LOOK_SECONDS = 0.005  # after which to look at the processor's time again
 SMALL_DEBT_MAX = 0.010  # seconds that are made up for in rounds, not in time
 DEBT_MAX = 1.0  # seconds; what is more is forgiven
-NOTED_SENDS_MIN = 0.0001  # seconds, for sends to neighbours of one user
+NOTED_SENDS_MIN = 0.00002  # seconds, for sends to neighbours of one user
 SLOW_SENDS_MIN = 0.005  # seconds, of one flush to all of a user's clients
 SLOW_SECONDS = 1.0  # for which sends to a user are left to its own turns
 BYTES_PER_TURN = 10_000_000  # times receivers
@@ -1299,7 +1299,7 @@ class Server:
         self._shares: dict[User, float] = {}  # seconds more than is normal
         self._ticks = 0
         self._processed = processor_clock()  # when that was looked at last
-        self._look_time = 0.0  # when to look again, at the end of a turn
+        self._look_time = 0.0  # when to look again, before a turn
         # [CONN-12] What to do when memory runs out
         self._served: Client | None = None  # whose turn it is
         self._want: Exception | None = None  # that is to be mended
@@ -1406,7 +1406,7 @@ class Server:
 
     def _ring(self) -> None:
         """Do what is due and no event asks for."""
-        self._now = now = self.clock()
+        now = self.clock()
         if now > self._wake_time + STOPPED_SECONDS_MIN:
             for alarm in self._alarms:  # nobody could be served meanwhile
                 self._alarms[alarm] += now - self._slept
@@ -1469,6 +1469,9 @@ class Server:
         if self._has_debts and not is_new and self._owes(client):
             self._late[client] = events
             return
+        if self._now > self._look_time:
+            self._look_time = self._now + LOOK_SECONDS
+            self._processed = self.processor_clock()
         self._served = client
         if events & READ and not client.closed:
             self.turn(client)
@@ -1476,9 +1479,6 @@ class Server:
             self.drain(client)
         self._served = None
         self._charge(client.user, self.clock() - self._now)
-        if self._now > self._look_time:
-            self._look_time = self._now + LOOK_SECONDS
-            self._processed = self.processor_clock()
 
     def _charge(self, user: User, seconds: float) -> None:
         """Have a user account for what follows the time accounted for."""
@@ -1669,7 +1669,7 @@ class Server:
                 user = client.user
             if not client.closed:
                 self.deliver(client, publisher)
-        if self._shares or self.clock() > start + SLOW_SENDS_MIN:
+        if self.clock() > start + SLOW_SENDS_MIN:
             self._judge_sends(user, len(touched))
         touched.clear()
 

@@ -644,6 +644,24 @@ class TestLoop:
         peer.send(WHOAMI)
         assert len(peer.read()) == 1
 
+    def test_time_that_refusals_take(self) -> None:
+        """[CONN-19] They, too, end when a round has lasted long enough."""
+        kernel = FakeKernel(allowed_uids={1})
+        peer = kernel.connect(uid=1)
+        for number in range(100, 200):
+            wire = type(peer.wire)(number, peer.wire.credentials)
+            wire.credentials = wire.credentials._replace(uid=2)
+            kernel.listener.waiting.append(wire)
+        accept = kernel.listener.accept
+
+        def slow() -> Any:
+            kernel.now += 0.0005
+            return accept()
+
+        kernel.listener.accept = slow
+        kernel.server.round(0)
+        assert len(kernel.listener.waiting) > 90
+
     def test_error_while_a_client_is_let_in(self, kernel: FakeKernel) -> None:
         """[CONN-3] [CONN-12] It costs that client alone."""
         other = kernel.connect()

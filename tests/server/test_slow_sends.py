@@ -367,11 +367,14 @@ class TestSlowSends:
         kernel.server.round(0)
         assert min(kernel.server._spent.values()) >= 0
 
-    def test_slow_sends_without_a_tick(self, kernel: FakeKernel) -> None:
+    @pytest.mark.parametrize("order", [1, -1])
+    def test_slow_sends_without_a_tick(
+        self, kernel: FakeKernel, order: int
+    ) -> None:
         """[CONN-20] The kernel takes no interrupts while it wakes many."""
         slow, quick = kernel.connect(uid=1), kernel.connect(uid=2)
         sender = kernel.connect(uid=2)
-        for peer in (slow, quick):
+        for peer in (slow, quick)[::order]:
             peer.send(b"SUB k")
         spend_on_sends(kernel, slow, 0.050)
         sender.wire.incoming.append(publish(b"k"))
@@ -407,3 +410,45 @@ class TestSlowSends:
         sender.send(publish(b"k"), publish(b"k"))
         refused = [reader.stats["refused"] for reader in readers]
         assert not any(refused[::2]) and refused[-1]
+
+    def test_sends_that_take_a_while(self, kernel: FakeKernel) -> None:
+        """[CONN-20] What is bearable in each flush is not added up."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k")
+        slow_down(kernel, 0.008)
+        spend_ticks(kernel, reader, 1, 0.0045)
+        for _ in range(10):
+            sender.send(publish(b"k"))
+            kernel.wait(0.2)
+        assert not reader.stats["refused"]
+
+    def test_slow_user_beside_a_bearable_one(self, kernel: FakeKernel) -> None:
+        """[CONN-20] What one has worked says nothing of another's share."""
+        slow, other = kernel.connect(uid=1), kernel.connect(uid=2)
+        sender = kernel.connect(uid=3)
+        for peer in (other, slow):
+            peer.send(b"SUB k")
+        spend_on_sends(kernel, other, 0.0045)
+        spend_on_sends(kernel, slow, 0.050)
+        for _ in range(2):
+            sender.send(publish(b"k"))
+        assert slow.stats["refused"] and not other.stats["refused"]
+
+    def test_what_was_accounted_for(self, kernel: FakeKernel) -> None:
+        """[CONN-20] It is not once more, when there is more for that user."""
+        peers = [kernel.connect(uid=uid) for uid in (1, 2, 1)]
+        sender = kernel.connect(uid=3)
+        for peer in peers:
+            peer.send(b"SUB k")
+        spend_on_sends(kernel, peers[0], 0.050)
+        refuse = kernel.bus.flood.refuse
+
+        def slow(*arguments: Any) -> None:
+            kernel.now += 0.010
+            refuse(*arguments)
+
+        kernel.bus.flood.refuse = slow  # type: ignore
+        sender.wire.incoming.append(publish(b"k"))
+        kernel.server.round(0)
+        assert peers[2].stats["refused"]
+        assert 0.05 <= kernel.server._spent[1] < 0.061
