@@ -106,7 +106,7 @@ class TestSubscriptionTable:
         peer = kernel.connect()
         for number in range(2 * sbus.RECENT_KEYS_MAX):
             kernel.bus.handle(peer.client, b"", publish(b"%d" % number))
-        assert len(kernel.bus._recent) <= sbus.RECENT_KEYS_MAX
+            assert len(kernel.bus._recent) <= sbus.RECENT_KEYS_MAX
         assert len(kernel.bus._recent_heads) <= sbus.RECENT_KEYS_MAX
 
     def test_what_is_too_large_to_remember(self, kernel: FakeKernel) -> None:
