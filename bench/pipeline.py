@@ -1,10 +1,15 @@
-"""How fast the pipeline audits a trace, beside what else could do it.
+"""How fast the pipeline is, beside what else could do its work.
 
     make bench-pipeline [ARGS=20000000]
+    make bench-pipeline ARGS='20000000 audit'   or: table
 
 It writes traces of that many events and prints a table: the audit, a query
 of DuckDB (pip install '.[bench]') that asks which messages did not reach
 just whom they were owed to, and a second auditor in one pass of Python.
+Then it writes captures of half as many messages, and prints how long it
+takes to make Parquet of them, and to add up what a report shows, beside
+DuckDB's reader of JSON and its same aggregates.  The small ones show what
+Spark's start takes.
 Seconds are medians of three runs, one beside the other, all on two cores.
 Bytes are the most that one process held at a time.
 Licence: ISC, see LICENSE.
@@ -24,6 +29,7 @@ from pathlib import Path
 TOP = Path(__file__).parents[1]
 PATHS = [TOP, TOP / "pipeline", TOP / "tests" / "pipeline"]
 RUNS = 3
+PROGRAM = [str(TOP / "pipeline" / "sbus_spark")]
 ORACLE = (
     "import sys, pipeline_oracle as o; print(len([*o.audit(sys.argv[1])]))"
 )
@@ -106,6 +112,48 @@ select count(*) from (
     group by m having sum(mark) <> 0)
 ''').fetchone()[0])
 """
+CAPTURE = """
+import sys, pathlib, pipeline_paper as p
+count, path = sys.argv[1:]
+p.write_segments(pathlib.Path(path), int(count) // 100_000, 100_000)
+"""
+INGEST = r"""
+import duckdb, sys
+capture, table = sys.argv[1:]
+base = duckdb.connect()
+base.execute("SET threads = 2")
+base.execute(f'''
+copy (
+    select rec, n, t, key, size, from_base64(data) as data,
+        make_timestamp(t // 1000)::date as day, host
+    from read_json('{capture}/*.jsonl', format = 'newline_delimited',
+        columns = {{rec: 'VARCHAR', n: 'BIGINT', t: 'BIGINT', host: 'VARCHAR',
+            key: 'VARCHAR', size: 'BIGINT', data: 'VARCHAR'}})
+) to '{table}' (format parquet, partition_by (day, host));
+''')
+"""
+REPORT = r"""
+import duckdb, sys
+base = duckdb.connect()
+base.execute("SET threads = 2")
+files = f"read_parquet('{sys.argv[1]}/day=*/host=*/*.parquet')"
+base.execute(f"create view m as from {files}")
+sizes = "approx_quantile(size, 0.5), approx_quantile(size, 0.99)"
+numbers = f"count(*), sum(size), {sizes}, max(size), min(t), max(t)"
+(first, last) = base.execute(f"select {numbers} from m").fetchone()[-2:]
+width = max(1, (last - first) // 120)
+for query in (
+    f"select key, {numbers} from m group by key order by 2 desc limit 10000",
+    f"select host, {numbers} from m group by host",
+    f"select t // {width}, {numbers} from m group by 1",
+    f"select key, t // {width}, count(*) from m group by 1, 2",
+    "select ceil(log2(size + 1)), count(*) from m group by 1",
+    "select count(distinct key) from m",
+    "select host, rec, count(*), max(n) - count(distinct n) from m "
+    "group by 1, 2",
+):
+    base.execute(query).fetchall()
+"""
 
 
 def run(*command: str) -> tuple[float, int]:
@@ -147,36 +195,71 @@ def number_of(path: Path) -> int:
     return int(path.name)
 
 
-def main() -> None:
-    """Write the traces, and print the table."""
-    count = int((sys.argv[1:] or ["20000000"])[0])
-    audit = [str(TOP / "pipeline" / "sbus_spark"), "audit"]
-    with tempfile.TemporaryDirectory(prefix="sbus-") as folder:
-        sizes = {
-            f"{count:,} events": (count, 2_000, 500),
-            f"{count // 10:,} events": (count // 10, 2_000, 500),
-            "10,000 events": (10_000, 2_000, 500),
-            "100,000 events": (100_000, 2_000, 500),
-            "the same, 10,000 keys, 1,000 patterns": (100_000, 10_000, 1_000),
+def compare(name: str, programs: dict[str, list[str]]) -> None:
+    """Run programs by turns, and print what each takes."""
+    taken = [
+        {by: run(*command) for by, command in programs.items()}
+        for _ in range(RUNS)
+    ]
+    for by in programs:
+        seconds = statistics.median(one[by][0] for one in taken)
+        size = max(one[by][1] for one in taken) >> 20
+        print(f"| {name} | {by} | {seconds:.1f} | {size:,} |", flush=True)
+
+
+def bench_audit(count: int, folder: str) -> None:
+    """Compare what audits a trace."""
+    path = f"{folder}/trace"
+    sizes = {
+        f"{count:,} events": (count, 2_000, 500),
+        f"{count // 10:,} events": (count // 10, 2_000, 500),
+        "10,000 events": (10_000, 2_000, 500),
+        "100,000 events": (100_000, 2_000, 500),
+        "the same, 10,000 keys, 1,000 patterns": (100_000, 10_000, 1_000),
+    }
+    for name, (events, keys, patterns) in sizes.items():
+        run("-c", WRITE, str(events), str(keys), str(patterns), path)
+        programs = {"audit": [*PROGRAM, "audit", path]}
+        if events == count:
+            programs["DuckDB"] = ["-c", QUERY, path]
+            programs["one pass"] = ["-c", ORACLE, path]
+        compare(name, programs)
+    os.unlink(path)
+
+
+def bench_table(count: int, folder: str) -> None:
+    """Compare what makes a table of a capture, and what reports on one."""
+    for messages in (count // 2, 100_000):
+        capture, table = f"{folder}/capture-{messages}", f"{folder}/table"
+        run("-c", CAPTURE, str(messages), capture)
+        remade = "import shutil, sys; shutil.rmtree(sys.argv[1], True); "
+        ours = remade + "import sbus_spark as s; s.main(sys.argv[2:])"
+        theirs = f"{remade}del sys.argv[1]\n{INGEST}"
+        its = f"{table}-duckdb"
+        programs = {
+            "ingest": ["-c", ours, table, "ingest", capture, table],
+            "DuckDB": ["-c", theirs, its, capture, its],
         }
-        print("| trace | by | seconds | MiB of the largest process |")
-        print("|---|---|---|---|", flush=True)
-        for name, (events, keys, patterns) in sizes.items():
-            path = f"{folder}/trace"
-            run("-c", WRITE, str(events), str(keys), str(patterns), path)
-            programs = {"audit": [*audit, path]}
-            if events == count:
-                programs["DuckDB"] = ["-c", QUERY, path]
-                programs["one pass"] = ["-c", ORACLE, path]
-            taken = [
-                {by: run(*command) for by, command in programs.items()}
-                for _ in range(RUNS)
-            ]
-            for by in programs:
-                seconds = statistics.median(one[by][0] for one in taken)
-                size = max(one[by][1] for one in taken) >> 20
-                row = f"| {name} | {by} | {seconds:.1f} | {size:,} |"
-                print(row, flush=True)
+        compare(f"{messages:,} messages to a table", programs)
+        page = f"{folder}/report.html"
+        programs = {
+            "report": [*PROGRAM, "report", table, "-o", page],
+            "DuckDB": ["-c", REPORT, its],
+        }
+        compare(f"a report on {messages:,} messages", programs)
+
+
+BENCHES = {"audit": bench_audit, "table": bench_table}
+
+
+def main() -> None:
+    """Print the tables that are asked for."""
+    count, *names = sys.argv[1:] or ["20000000"]
+    print("| what | by | seconds | MiB of the largest process |")
+    print("|---|---|---|---|", flush=True)
+    for name in names or BENCHES:
+        with tempfile.TemporaryDirectory(prefix="sbus-") as folder:
+            BENCHES[name](int(count), folder)
 
 
 if __name__ == "__main__":
