@@ -147,12 +147,10 @@ class TestRecord:
         """Its age counts from its first message."""
         option = "--segment-seconds=0.3"
         with recorder(bus, capture, option) as process:
-            publish_all(bus.path, ("k", b"one"))
             start = time.monotonic()
-            wait_for(lambda: segments(capture, hidden=True)[0].stat().st_size)
-            assert not segments(capture)
+            publish_all(bus.path, ("k", b"one"))
             wait_for(lambda: segments(capture))
-            assert time.monotonic() - start > 0.2
+            assert time.monotonic() - start >= 0.3
             publish_all(bus.path, ("k", b"two"))
             wait_for(lambda: len(segments(capture)) == 2)
             stop(process)

@@ -463,11 +463,9 @@ class TestNoDescriptors:
                     pair.publisher.send(packet)
                     for peer in peers:
                         assert peer.receive() == packet
-                start = time.monotonic()
                 assert bus.log().count("[CONN-3]") <= 10
             with bus.connect() as late:
                 assert late.fence() == []
-            assert time.monotonic() - start < 5
 
 
 class TestCrowd:
