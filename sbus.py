@@ -1293,7 +1293,7 @@ class Server:
         self._late: dict[Client, int] = {}  # put off, and for which events
         self._accept_time = 0.0  # when newcomers have their next turn
         # [CONN-20] What sends have taken
-        self._sent: list[Packet] = []  # by the last delivery
+        self._routed = 0  # bytes, since the last flush, and what sends cost
         self._measured = 0.0  # up to when it is known who took the time
         self._first = 0  # the first delivery after that
         self._shares: dict[User, float] = {}  # seconds more than is normal
@@ -1611,6 +1611,7 @@ class Server:
                 if count == 2:
                     client.single_turns = SINGLE_TURNS
                 return False
+            self._routed += size + SEND_COST_BYTES
             if 0 < size <= copied_max:
                 packet = view[:size].tobytes()
                 took_long = handle(client, packet, packet)
@@ -1658,6 +1659,7 @@ class Server:
         """Offer to the kernel what a publisher's turn has routed."""
         touched = self.bus.touched
         if not touched:
+            self._routed = 0
             return
         user = touched[0].user
         self._shares.clear()
@@ -1672,23 +1674,23 @@ class Server:
         if self.clock() > start + SLOW_SENDS_MIN:
             self._judge_sends(user, len(touched))
         touched.clear()
+        self._routed = 0
 
     def _judge_sends(self, user: User, end: int) -> None:
         """Leave a user to itself if sends to its clients have taken long.
 
         What a flush costs is its publisher's to account for, but not what
         the receivers have made it cost.  The deliveries from the last one
-        that was measured up to *end* were the user's, and most sent what the
-        last one did [CONN-20].
+        that was measured up to *end* were the user's, and none of them sent
+        more than what was routed [CONN-20].
         """
         now = self.clock()
         seconds, count = now - self._measured, end - self._first
         self._measured, self._first = now, end
         if seconds < NOTED_SENDS_MIN:
             return
-        sent = self._sent
-        size = sum(map(len, sent)) + len(sent) * SEND_COST_BYTES
-        extra = max(0.0, seconds - count * size / COPIED_PER_SECOND)
+        normal = count * self._routed / COPIED_PER_SECOND
+        extra = max(0.0, seconds - normal)
         share = self._shares[user] = self._shares.get(user, 0.0) + extra
         if share > SLOW_SENDS_MIN:
             worked = self._processor_seconds() - LOOK_SECONDS  # for sure
@@ -1698,14 +1700,13 @@ class Server:
 
     def deliver(self, client: Client, publisher: Client) -> None:
         """Empty a client's outbox into the kernel, or its backlog [PUB-6]."""
-        self._sent = client.outbox
-        packets = iter(self._sent)
+        client.delivered += len(client.outbox)
+        packets = iter(client.outbox)
         client.outbox = []
-        client.delivered += len(self._sent)
         send, used = client.wire.send, client.used
         journal, ticks = self.bus.journal, self._ticks
         if client.put_off and not used[BACKLOG_BYTES]:
-            client.put_off = client.user.slow_until > self._now
+            client.put_off = self._is_slow(client.user)
         is_stalled = False
         while True:
             packet = None
@@ -1745,6 +1746,12 @@ class Server:
         except (ProtocolError, MemoryError) as error:
             self.expel(client, error)
             self.bus.flood.discard(client, [packet], "deaf")
+
+    def _is_slow(self, user: User) -> bool:
+        """Return whether to leave a user to its turns, if there is room."""
+        most = self.bus.limits.max_user_backlog // 4
+        is_full = user.used[BACKLOG_BYTES] >= most
+        return user.slow_until > self._now and not is_full
 
     def _leave_to_itself(self, user: User, seconds: float) -> None:
         """Leave sends to a user's clients to its own turns for a while.

@@ -115,7 +115,7 @@ class TestKit:
         only = ("--only", "CRED-9", "--only", "CRED-2", "--ours")
         done = run_kit("--server", naive(path), *only)
         assert done.status == 0, done
-        message = "2: with --cred-prefix !/cred/1/2/3: the server ended with"
+        message = "3: with --cred-prefix !/cred/1/2/3: the server ended with"
         assert f"not applicable, {message} status 1: usage" in done.output
 
     def test_the_report_can_be_published(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import sbus
 from fake_kernel import FakeKernel, FakePeer, choices
 from packets import publications, publish
 from slowness import (
@@ -452,3 +453,35 @@ class TestSlowSends:
         kernel.server.round(0)
         assert peers[2].stats["refused"]
         assert 0.05 <= kernel.server._spent[1] < 0.061
+
+    def test_run_that_ends_with_a_small_packet(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-20] What is normal for the others is more than for that."""
+        readers = [kernel.connect(uid=1) for _ in range(300)]
+        last, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        for reader in readers:
+            reader.send(b"SUB k")
+            spend_on_sends(kernel, reader, 0.0002)
+        last.send(b"SUB last")
+        large = publish(b"k", bytes(400_000))
+        sender.wire.incoming.extend([publish(b"k"), publish(b"last"), large])
+        kernel.run()
+        sender.send(publish(b"k"))
+        assert not any(reader.stats["refused"] for reader in readers)
+
+    def test_what_is_put_off_has_a_limit(self) -> None:
+        """[CONN-20] [BLOCK-15] No quick reader is expelled for it."""
+        kernel = FakeKernel(sbus.Limits(max_user_backlog=4_000_000))
+        readers = [kernel.connect(uid=1) for _ in range(50)]
+        slow, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        for reader in readers:
+            reader.send(b"SUB k")
+        slow.send(b"SUB slow")
+        spend_ticks(kernel, slow)
+        sender.send(publish(b"slow"))
+        sender.wire.incoming.append(publish(b"k", bytes(400_000)))
+        kernel.server.round(0)
+        assert readers[0].stats["refused"]
+        kernel.run()
+        assert all(len(reader.read()) == 1 for reader in readers)
