@@ -101,7 +101,8 @@ def publish_rows(address: str, rows: Iterable[Any]) -> None:
     bus = Client(address)
     try:
         for number, row in enumerate(rows, 1):
-            key, payload = bytes_of(row, "key"), bytes_of(row, "payload")
+            key = bytes_of(row, number, "key")
+            payload = bytes_of(row, number, "payload")
             waiting.append((number, key, payload))
             try:
                 bus.publish(key, payload)
@@ -115,6 +116,7 @@ def publish_rows(address: str, rows: Iterable[Any]) -> None:
         try:
             bus.sync()
         except Disconnected as error:
+            bus.close()
             bus = one_by_one(address, waiting, error)
     finally:
         bus.close()
@@ -139,14 +141,22 @@ def one_by_one(
     return bus
 
 
-def bytes_of(row: Any, name: str) -> bytes:
-    """Return a column of a row that is to be published."""
+def bytes_of(row: Any, number: int, name: str) -> bytes:
+    """Return a column of a row that is to be published.
+
+    Raises: InputError if there is none, or its text is not of bytes.
+    """
     value = row[name]
-    if isinstance(value, str):
-        return value.encode("latin-1" if name == "key" else "utf-8")
+    where = f"row {number} of a partition"
     if value is None:
-        raise InputError(f"a row has no {name}")
-    return bytes(value)
+        raise InputError(f"{where}: it has no {name}")
+    if not isinstance(value, str):
+        return bytes(value)
+    try:
+        return value.encode("latin-1" if name == "key" else "utf-8")
+    except UnicodeEncodeError:
+        what = "is not of bytes; encode it, and publish binary"
+        raise InputError(f"{where}: {name} {value[:80]!r} {what}") from None
 
 
 class Publisher(DataSourceWriter):

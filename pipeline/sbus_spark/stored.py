@@ -52,6 +52,7 @@ FIELDS = {
     "size": int,
     "data": str,
 }
+NONE = "__HIVE_DEFAULT_PARTITION__"  # stands for no host, in a table
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 KNOWN_KEYS_MAX = 100_000
 Selects = Callable[[str], bool]
@@ -154,15 +155,19 @@ def message_of(line: bytes) -> tuple[Row, int]:
         raise ValueError("n is out of range")
     if t < 0:
         raise ValueError("t is out of range")
-    if not key.isascii() and re.search("[^\x01-\xff]", key) or "\0" in key:
+    if re.search("[^\x01-\xff]", key):
         raise ValueError("key is not of bytes")
+    if not re.fullmatch("[ -~]{1,64}", found["host"]) or found["host"] == NONE:
+        raise ValueError("host is no name of a host")
     time = EPOCH + datetime.timedelta(microseconds=t // 1_000)
     return Row(found["host"], found["rec"], n, time, key, payload), t
 
 
 def has(found: dict[str, Any], name: str) -> bool:
     """Return whether an object has a member of its right type."""
-    return type(found.get(name)) is FIELDS[name]
+    value = found.get(name)
+    is_long = type(value) is not int or -(1 << 63) <= value < 1 << 63
+    return type(value) is FIELDS[name] and is_long
 
 
 class Capture:
@@ -256,16 +261,20 @@ class CaptureStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> list[InputPartition]:
         pieces: list[InputPartition] = []
-        for recorder, files in self._capture.segments().items():
-            if recorder not in end:
-                continue
+        segments = self._capture.segments()
+        for recorder in end:
+            files = segments.get(recorder, {})
             number, offset = place_of(start, recorder, files)
             last, last_offset = place_of(end, recorder, files)
-            for each in range(number, last):
-                pieces.append(Piece(files[each], offset, None))
-                offset = 0
-            if last_offset > offset:
-                pieces.append(Piece(files[last], offset, last_offset))
+            try:
+                for each in range(number, last):
+                    pieces.append(Piece(files[each], offset, None))
+                    offset = 0
+                if last_offset > offset:
+                    pieces.append(Piece(files[last], offset, last_offset))
+            except KeyError as error:
+                what = f"segment {error} of {recorder} is gone, and was unread"
+                raise InputError(f"{self._capture.path}: {what}") from None
         return pieces
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
@@ -279,7 +288,7 @@ def place_of(
     """Return in which segment of a recorder an offset is, and where."""
     place = offsets.get(recorder)
     if place is None:
-        return min(files), 0
+        return min(files, default=1), 0
     return place["segment"], place["bytes"]
 
 

@@ -246,7 +246,7 @@ def ingest(
 def sole_ingest(table: str) -> Iterator[None]:
     """Keep others from bringing segments into a table.
 
-    On storage that is no folder of this machine, Spark's checkpoint does so.
+    A table that a URL names is not kept: its storage may have no locks.
     Raises: PipelineError if another one is at it.
     """
     if "://" in table:
@@ -255,11 +255,12 @@ def sole_ingest(table: str) -> Iterator[None]:
     os.makedirs(table, mode=0o700, exist_ok=True)
     lock = os.open(f"{table}/_lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            what = "another ingest brings segments into it"
+            raise PipelineError(f"{table}: {what}") from None
         yield
-    except BlockingIOError:
-        what = "another ingest brings segments into it"
-        raise PipelineError(f"{table}: {what}") from None
     finally:
         os.close(lock)
 

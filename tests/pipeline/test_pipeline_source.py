@@ -34,6 +34,9 @@ BAD_LINES = [
     '{"rec": "R"}',
     capture_line(1).replace('"n": 1', '"n": "1"'),
     capture_line(1).replace('"n": 1', '"n": 0'),
+    capture_line(1, host="a\0"),
+    capture_line(1, host=""),
+    capture_line(1, t=1 << 63),
     capture_line(1).replace('"data": "', '"data": "!'),
     capture_line(1).replace('"size": ', '"size": 9'),
     capture_line(1).replace('"key": "', '"key": "\\u0100'),
@@ -199,6 +202,22 @@ class TestLive:
             heard = {reader.receive() for _ in range(1_500)}
             texts = (key.encode("ascii") for key in keys[:-1])
             assert heard == {Message(key, "é".encode()) for key in texts}
+
+    @pytest.mark.parametrize(
+        ("row", "told"),
+        [
+            ({"key": "\u0100", "payload": ""}, "key '\u0100' is not of bytes"),
+            ({"key": None, "payload": ""}, "it has no key"),
+        ],
+    )
+    def test_a_row_that_is_none(
+        self, bus: RealBus, row: dict[str, Any], told: str
+    ) -> None:
+        """One line says which, and why."""
+        good = {"key": "k", "payload": ""}
+        with pytest.raises(sbus_spark.InputError) as raised:
+            publish_rows(bus.path, [good, row])
+        assert str(raised.value).startswith(f"row 2 of a partition: {told}")
 
     @pytest.mark.parametrize(
         ("options", "told"),
