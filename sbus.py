@@ -1288,6 +1288,7 @@ class Server:
         # [CONN-19] Who has had how much time
         self._now = clock()  # when the last turn was over
         self._spent: dict[int, float] = {}  # seconds, not made up for, by uid
+        self._turn_kinds = [WRITE, READ]  # which go first, in turns
         self._has_debts = False  # somebody has spent too much
         self._settled = 0.0  # when debts were, last
         self._late: dict[Client, int] = {}  # put off, and for which events
@@ -1330,17 +1331,18 @@ class Server:
                 self._settle_debts()
             else:
                 self._spent.clear()
-            late = self._late
-            if late:
-                self._late = {}
-                for client, events in late.items():
-                    self._serve(client, events)
+            turns, self._late = self._late, {}
             others = []
             for (_, _, _, data), events in ready:
-                if not isinstance(data, Client):
+                if isinstance(data, Client):
+                    turns[data] = turns.get(data, 0) | events
+                else:
                     others.append(data)
-                elif data not in late:
-                    self._serve(data, events)
+            self._turn_kinds.reverse()  # neither keeps the other waiting
+            for kind in self._turn_kinds:
+                for client, events in turns.items():
+                    if events & kind:
+                        self._serve(client, kind)
             for call in others:  # those who are here go before newcomers
                 call()
             if self._alarms:
@@ -1379,6 +1381,8 @@ class Server:
         for client in [*self.bus.clients.values()]:
             if client.closed:
                 self._part_with(client, "no memory")
+            elif client.fault:
+                self._set_alarm(self._shut, client, 0.0)
             client.starved = False
             self._limit_holding(client)
             self._watch(client)
@@ -1411,9 +1415,10 @@ class Server:
             for alarm in self._alarms:  # nobody could be served meanwhile
                 self._alarms[alarm] += now - self._slept
         for alarm in [*self._alarms]:
-            if self._alarms.get(alarm, math.inf) <= now:
+            call, client = alarm
+            must_wait = isinstance(client, Client) and self._owes(client)
+            if self._alarms.get(alarm, math.inf) <= now and not must_wait:
                 del self._alarms[alarm]
-                call, client = alarm
                 call(client)
 
     def _feed(self, client: Client) -> None:
@@ -1424,8 +1429,6 @@ class Server:
 
     def _check_holder(self, client: Client) -> None:
         """Disconnect who holds publishers and takes no packet [BLOCK-16]."""
-        if self._owes(client):
-            return self._set_alarm(self._check_holder, client, 0.0)
         # A reader of few packets may have made room without an event
         self._serve(client, WRITE)
         if client.holding and (self._check_holder, client) not in self._alarms:
@@ -1462,20 +1465,20 @@ class Server:
         self._spent = {uid: left for uid, left in paid.items() if left > 0}
         self._has_debts = bool(self._spent)
 
-    def _serve(
-        self, client: Client, events: int, is_new: bool = False
-    ) -> None:
-        """Give a client its turn, unless its user had enough [CONN-19]."""
+    def _serve(self, client: Client, kind: int, is_new: bool = False) -> None:
+        """Give a client a turn, unless its user had enough [CONN-19]."""
+        if client.closed:
+            return
         if self._has_debts and not is_new and self._owes(client):
-            self._late[client] = events
+            self._late[client] = self._late.get(client, 0) | kind
             return
         if self._now > self._look_time:
             self._look_time = self._now + LOOK_SECONDS
             self._processed = self.processor_clock()
         self._served = client
-        if events & READ and not client.closed:
+        if kind == READ:
             self.turn(client)
-        if events & WRITE and not client.closed:
+        else:
             self.drain(client)
         self._served = None
         self._charge(client.user, self.clock() - self._now)
@@ -1621,7 +1624,7 @@ class Server:
                 took_long = self._handle_large(client, size, handle)
                 if client.held_by or client.closed:
                     break
-            if took_long or self._ticks != ticks:
+            if took_long or self._ticks != ticks or count % 8 == 0:
                 sent = count * len(touched) * (size + SEND_COST_BYTES)
                 if sent > BYTES_PER_TURN or self.clock() >= end:
                     break
@@ -1881,15 +1884,19 @@ class Server:
             self._free(client)
         if client.closed or client.fault:
             return
-        start = self.clock()
         client.fault = self._blame(client, error)
-        with contextlib.suppress(OSError, MemoryError):
-            client.wire.shutdown(socket.SHUT_RDWR)  # it can send no more
         client.deaf = True
+        if self._served in (None, client):
+            self._shut(client)
+        else:
+            self._set_alarm(self._shut, client, 0.0)
         self._after_progress(client)
-        seconds = self.clock() - start
-        self._charge(client.user, seconds)  # not who sent to it
-        self._measured += seconds
+
+    def _shut(self, client: Client) -> None:
+        """Let a client send no more, which may take long if it is watched."""
+        with contextlib.suppress(OSError, MemoryError):
+            client.wire.shutdown(socket.SHUT_RDWR)
+        self._charge(client.user, self.clock() - self._now)
 
     def disconnect(self, client: Client, cause: str | Exception) -> None:
         """Forget a client and close its socket [CONN-12]."""
@@ -1909,8 +1916,8 @@ class Server:
                 client.wire.close()
         self._free(client)
         resumed = self.bus.close(client, reason)
-        self._alarms.pop((self._check_holder, client), None)
-        self._alarms.pop((self._feed, client), None)
+        for call in (self._check_holder, self._feed, self._shut):
+            self._alarms.pop((call, client), None)
         for publisher in resumed:
             self._watch(publisher)
         if (self._listen, self.listener) in self._alarms:
@@ -2609,7 +2616,11 @@ def limits_of(options: argparse.Namespace) -> Limits:
     if most <= DESCRIPTORS_KEPT:
         needed = f"more than {DESCRIPTORS_KEPT} are needed"
         raise StartError(f"ulimit -n is {most}; {needed}")
-    limits.max_clients = min(limits.max_clients, most - DESCRIPTORS_KEPT)
+    most -= DESCRIPTORS_KEPT
+    if limits.max_clients > most:
+        limits.max_clients = most
+        half = (most + 1) // 2  # others need some, too
+        limits.max_user_clients = min(limits.max_user_clients, half)
     return limits
 
 

@@ -246,6 +246,11 @@ def storm_flood(address: str) -> None:
     over_and_over(address, [b"MSG f\0x"])
 
 
+def storm_news(address: str) -> None:
+    """Small messages to the 300 readers of the witness."""
+    over_and_over(address, [b"MSG " + NEWS + b"\0x"])
+
+
 def storm_large(address: str) -> None:
     """Packets of 400 kB to 500 readers."""
     wires = subscribers(address, 500, b"l")

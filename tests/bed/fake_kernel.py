@@ -281,7 +281,9 @@ class FakeKernel:
         """
         for count in range(10_000):
             self.server.round(0)
-            if not self.selector.select() and not self.server._want:
+            is_due = min(self.server._alarms.values(), default=1e9) <= self.now
+            is_idle = not self.selector.select() and not is_due
+            if is_idle and not self.server._want:
                 return
             if count > 100:
                 self.now += 0.001

@@ -171,8 +171,8 @@ class SimWire:
 
     def shutdown(self, how: int, /) -> None:
         assert how == socket.SHUT_RDWR
-        self.world.on_expulsion(self)
-        self.expelled = self.ended = self.deaf = True
+        assert self.expelled, "shut down without a cause"
+        self.ended = self.deaf = True
 
     def close(self) -> None:
         assert not self.closed, "closed twice"
@@ -223,6 +223,18 @@ class SimBus(sbus.Bus):
         wire.client = client
         wire.world.newcomer = wire
         return client
+
+
+class SimServer(sbus.Server):
+    """Tells each wire that its client is to be disconnected."""
+
+    def expel(
+        self, client: sbus.Client, error: Exception, ignored: bool = False
+    ) -> None:
+        wire: Any = client.wire
+        if not (client.closed or client.fault):
+            wire.world.on_expulsion(wire, client.ignored or ignored)
+        super().expel(client, error, ignored)
 
 
 class SimSelector(FakeSelector):
@@ -316,7 +328,7 @@ class World:
         if setup.is_observed:
             self.bus.journal = Witness(self)
         listener: Any = self.listener
-        self.server = sbus.Server(
+        self.server = SimServer(
             self.bus,
             listener,
             self.selector,
@@ -434,16 +446,17 @@ class World:
             is_expelled = wire.expelled or is_behind
             assert is_expelled or not is_crowded, "one too many"
 
-    def on_expulsion(self, wire: SimWire) -> None:
+    def on_expulsion(self, wire: SimWire, is_ignored: bool) -> None:
         """Check that a client is disconnected for a cause."""
         self.log.append((wire.slot, "expelled"))
+        wire.expelled = True
         wire.party.may_discard = True
         self.model.faults += not wire.party.is_wrong
         client = wire.client
         assert client
         if wire.party.is_wrong:
             return
-        wire.party.is_wrong = client.ignored
+        wire.party.is_wrong = is_ignored
         if wire is self.newcomer and self.model.is_crowded(wire.party):
             assert wire.had_turn, "judged before it was read"
             return

@@ -55,3 +55,17 @@ def spend_ticks(
         return send(packet)
 
     peer.wire.send = slow  # type: ignore[method-assign]
+
+
+def slow_down_shutdown(
+    kernel: FakeKernel, peer: FakePeer, seconds: float
+) -> None:
+    """Have it take some time of the processor to shut a client down."""
+    shutdown = peer.wire.shutdown
+
+    def slow(how: int) -> None:
+        tick(kernel, seconds)
+        kernel.now += seconds
+        shutdown(how)
+
+    peer.wire.shutdown = slow  # type: ignore[method-assign]

@@ -283,6 +283,45 @@ class TestLoop:
         kernel.server.run()
         assert [len(flooder.wire.incoming) for flooder in flooders] == left
 
+    def test_turns_to_read_beside_drains(self, kernel: FakeKernel) -> None:
+        """[CONN-19] Whoever has much to receive keeps no other waiting.
+
+        Nor those who read the ones who receive.
+        """
+        readers = [kernel.connect(uid=1) for _ in range(40)]
+        senders = [kernel.connect(uid=1) for _ in range(3)]
+        for reader in readers:
+            reader.send(b"SUB k")
+            reader.wire.room = 0
+        senders[0].send(*publications(20))
+        slow_down(kernel, 0.0011)
+        for reader in readers:
+            reader.wire.room = None
+            spend_on_sends(kernel, reader, 0.0011)
+        for sender in senders:
+            sender.wire.incoming.extend(new_keys(20))
+        for _ in range(20):
+            kernel.server.round(0)
+        read = [20 - len(sender.wire.incoming) for sender in senders]
+        assert min(read) >= 5
+        drained = [len(reader.wire.taken) for reader in readers]
+        assert sum(drained) >= 15
+
+    def test_packets_for_nobody(self, kernel: FakeKernel) -> None:
+        """[CONN-5] To read one may take long if others watch its sender."""
+        peer = kernel.connect(uid=1)
+        receive = peer.wire.recv_into
+        peer.send(*publications(3))
+
+        def slow(buffer: Any, size: int, flags: int) -> int:
+            kernel.now += 0.001
+            return receive(buffer, size, flags)
+
+        peer.wire.recv_into = slow  # type: ignore[method-assign]
+        peer.wire.incoming.extend(publications(64))
+        kernel.server.round(0)
+        assert len(peer.wire.incoming) == 56
+
     def test_one_turn_in_a_round(self, kernel: FakeKernel) -> None:
         """[CONN-5] [CONN-19] Also for whom was put off in the one before."""
         flooder, late = (kernel.connect(uid=1) for _ in "12")

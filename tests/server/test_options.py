@@ -256,19 +256,29 @@ class TestDescriptors:
         monkeypatch.setattr(resource, "setrlimit", refuse)
         monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 100))
         limits = sbus.limits_of(sbus.parse_options([]))
-        assert limits == but(LIMITS, max_clients=64 - sbus.DESCRIPTORS_KEPT)
+        most = 64 - sbus.DESCRIPTORS_KEPT
+        expected = but(LIMITS, max_clients=most, max_user_clients=most // 2)
+        assert limits == expected
 
-    @pytest.mark.parametrize("options, max_clients", [((), 48), ((3,), 3)])
+    @pytest.mark.parametrize(
+        "options, max_clients, named",
+        [((), 48, "max-clients=48 max-user-clients=24"), ((3,), 3, "")],
+    )
     def test_limit_of_clients(
-        self, directory: Path, options: tuple[int, ...], max_clients: int
+        self,
+        directory: Path,
+        options: tuple[int, ...],
+        max_clients: int,
+        named: str,
     ) -> None:
         """[RUN-6] It is lowered, never raised; the start line names it."""
         arguments = [f"--max-clients={option}" for option in options]
+        named = named or f"max-clients={max_clients}"
         with (
             RealBus(directory, *arguments, preexec_fn=allow(64)) as bus,
             bus.clients(max_clients) as peers,
         ):
-            assert f" max-clients={max_clients} memory<=" in bus.log()
+            assert f" {named} memory<=" in bus.log()
             for peer in peers:
                 assert peer.fence() == []
             with bus.connect() as late:

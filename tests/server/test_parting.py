@@ -9,6 +9,7 @@ import pytest
 import sbus
 from fake_kernel import FakeKernel
 from packets import WHOAMI, publications, publish
+from slowness import slow_down_shutdown
 
 
 class TestParting:
@@ -20,13 +21,8 @@ class TestParting:
         reader.send(b"SUB k")
         sender.send(*publications(9))
         reader.send(b"CMSG blocking/soft/error")
-        client, shutdown = reader.client, reader.wire.shutdown
-
-        def slow(how: int) -> None:
-            kernel.now += 0.060
-            shutdown(how)
-
-        reader.wire.shutdown = slow  # type: ignore[method-assign]
+        client = reader.client
+        slow_down_shutdown(kernel, reader, 0.060)
         sender.wire.incoming.append(publish(b"k"))
         kernel.server.round(0)
         assert client.fault and len(client.backlog) == 9
@@ -36,6 +32,25 @@ class TestParting:
         assert other.wire.incoming and not sender.wire.incoming
         kernel.run()
         assert reader.wire.closed and not client.backlog
+
+    def test_expulsion_of_many(self, kernel: FakeKernel) -> None:
+        """[CONN-18] [CONN-19] To shut a socket down may take long as well."""
+        readers = [kernel.connect(uid=1) for _ in range(20)]
+        other, sender = kernel.connect(uid=2), kernel.connect(uid=3)
+        for reader in readers:
+            reader.send(b"SUB k", b"CMSG blocking/soft/error")
+            reader.wire.room = 0
+            slow_down_shutdown(kernel, reader, 0.0011)
+        clients, start = [reader.client for reader in readers], kernel.now
+        sender.wire.incoming.append(publish(b"k"))
+        for _ in range(3):
+            other.wire.incoming.append(publish(b"x"))
+            kernel.server.round(0)
+            assert not other.wire.incoming
+        assert all(client.deaf for client in clients)
+        assert kernel.now - start < 0.010
+        kernel.run()
+        assert all(reader.wire.closed for reader in readers)
 
     def test_departure_with_many_patterns(
         self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch

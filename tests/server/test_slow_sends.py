@@ -14,6 +14,7 @@ from fake_kernel import FakeKernel, FakePeer, choices
 from packets import publications, publish
 from slowness import (
     slow_down,
+    slow_down_shutdown,
     spend_on_sends,
     spend_ticks,
     tick,
@@ -189,13 +190,7 @@ class TestSlowSends:
             reader = kernel.connect(uid=1)
             reader.send(b"SUB k", b"CMSG blocking/soft/error")
             reader.wire.room = 0
-            shutdown = reader.wire.shutdown
-
-            def slow(how: int, shutdown: Any = shutdown) -> None:
-                kernel.now += 0.005
-                shutdown(how)
-
-            reader.wire.shutdown = slow  # type: ignore[method-assign]
+            slow_down_shutdown(kernel, reader, 0.005)
         slow_down(kernel, 0.020)
         tick(kernel, 0.020)
         sender.wire.incoming.append(publish(b"k"))
@@ -251,6 +246,7 @@ class TestSlowSends:
         kernel.wait(1.1)
         reader.wire.room = 0
         sender.send(publish(b"k"))
+        kernel.wait(4.0)  # its user has had enough for so long
         is_disconnected = mode == b"blocking/soft/error"
         assert reader.wire.closed == is_disconnected
 
@@ -356,14 +352,7 @@ class TestSlowSends:
         reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
         reader.send(b"SUB k", b"CMSG blocking/soft/error")
         reader.wire.room = 0
-        shutdown = reader.wire.shutdown
-
-        def slow(how: int) -> None:
-            tick(kernel, 0.030)
-            kernel.now += 0.030
-            shutdown(how)
-
-        reader.wire.shutdown = slow  # type: ignore[method-assign]
+        slow_down_shutdown(kernel, reader, 0.030)
         sender.wire.incoming.append(publish(b"k"))
         kernel.server.round(0)
         assert min(kernel.server._spent.values()) >= 0
