@@ -1335,7 +1335,7 @@ class Server:
             others = []
             for (_, _, _, data), events in ready:
                 if isinstance(data, Client):
-                    turns[data] = turns.get(data, 0) | events
+                    turns[data] = events  # those put off keep their place
                 else:
                     others.append(data)
             self._turn_kinds.reverse()  # neither keeps the other waiting
