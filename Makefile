@@ -12,7 +12,7 @@
 # make vectors   write the examples of spec/ for other implementations
 # make requirements   accept the sentences of the rules as reviewed
 # make conformance SERVER='./sbusd -f -a {address}'   try any server
-# make install   copy the two programs to $(DESTDIR)$(PREFIX)/bin
+# make install   put the two programs into $(DESTDIR)$(PREFIX)/bin
 # make uninstall remove them
 # make clean     remove everything that make has made
 
@@ -20,6 +20,9 @@ PYTHON = python3
 PREFIX = /usr/local
 DESTDIR =
 BIN = $(DESTDIR)$(PREFIX)/bin
+LIB = $(DESTDIR)$(PREFIX)/lib/sbus
+STARTER = '\#!/usr/bin/env python3\nimport sys\n\nsys.path[0] =\
+ "$(PREFIX)/lib/sbus"\nfrom %s import main\n\nsys.exit(main())\n'
 
 # Most tests wait most of the time, so they run in processes side by side.
 # Those of the pipeline take longest, and go first where others are nice.
@@ -115,12 +118,17 @@ build/sbus_spark.zip: .venv/ready sbus.py sbus_client.py \
 	@touch $@
 
 install:
-	install -d $(BIN)
-	install -m 755 sbus.py $(BIN)/sbusd
-	install -m 755 sbus_client.py $(BIN)/sbus
+	install -d $(BIN) $(LIB)/sbus_tools
+	install -m 644 sbus.py sbus_client.py $(LIB)
+	install -m 644 tools/[!_]*.py tools/__init__.py $(LIB)/sbus_tools
+	$(PYTHON) -m compileall -q -d $(PREFIX)/lib/sbus $(LIB)
+	printf $(STARTER) sbus >$(BIN)/sbusd
+	printf $(STARTER) sbus_tools.command_line >$(BIN)/sbus
+	chmod 755 $(BIN)/sbusd $(BIN)/sbus
 
 uninstall:
 	rm -f $(BIN)/sbusd $(BIN)/sbus
+	rm -rf $(LIB)
 
 clean:
 	rm -rf .venv .coverage .coverage.* htmlcov build *.egg-info

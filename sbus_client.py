@@ -13,8 +13,9 @@
     python3 sbus_client.py pub sensors/1/temp 21.5
 
 This file needs CPython 3.9 or later on Linux and nothing else, the server's
-file included: copy it.  A bracketed id, as in [CONN-14], names a rule of
-the specification in spec/.
+file included: copy it.  What records, joins and watches buses is another
+program on top of it, in tools/.  A bracketed id, as in [CONN-14], names a
+rule of the specification in spec/.
 
 Licence: ISC, see LICENSE.
 """
@@ -22,14 +23,10 @@ Licence: ISC, see LICENSE.
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
-import dataclasses
 import datetime
 import errno
-import fcntl
 import functools
-import io
 import itertools
 import json
 import math
@@ -37,14 +34,12 @@ import os
 import random
 import re
 import select
-import signal
 import socket
 import struct
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -59,7 +54,6 @@ from typing import (
 
 if TYPE_CHECKING:  # these take long, and are imported where they are used
     import asyncio
-    from concurrent.futures import Future
 
 __version__ = "0.1.0"
 
@@ -1300,7 +1294,6 @@ Options = argparse.Namespace
 CLEAR_LINE = "\x1b[K"  # from the cursor to the end of the line
 KEY_COLOUR, TIME_COLOUR, NO_COLOUR = "\x1b[36m", "\x1b[2m", "\x1b[m"
 PROGRESS_SECONDS = 0.2
-PACKETS_A_TURN = 64  # read before anything else is looked at
 
 
 class UsageError(SbusError):
@@ -1403,47 +1396,6 @@ class Progress:
     def _print(self, end: str = "") -> None:
         line = f"\r{self._text}{CLEAR_LINE}{end}"
         print(line, end="", file=sys.stderr, flush=True)
-
-
-class Stop:
-    """SIGINT and SIGTERM as something that poll(2) can wait for.
-
-    The first of them asks for a clean end; a second one acts as usual.
-    """
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-    def __enter__(self) -> Stop:
-        self._read_end, self._write_end = os.pipe()
-        os.set_blocking(self._write_end, False)
-        # A handler in Python runs when poll is over, which may be never
-        self._former_end = signal.set_wakeup_fd(self._write_end)
-        self._former = [signal.signal(n, self._restore) for n in self.SIGNALS]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
-        signal.set_wakeup_fd(self._former_end)
-        os.close(self._read_end)
-        os.close(self._write_end)
-
-    def _restore(self, *_: object) -> None:
-        for number, handler in zip(self.SIGNALS, self._former):
-            signal.signal(number, handler)
-
-    def wait(
-        self, events: Mapping[Client, int], seconds: float | None = None
-    ) -> bool:
-        """Wait for events of poll(2), for so long; return True, but once,
-        if the end is asked for.
-        """
-        poll = select.poll()
-        poll.register(self._read_end, select.POLLIN)
-        for bus, event in events.items():
-            poll.register(bus, event)
-        ready = poll.poll(None if seconds is None else 1000 * max(0, seconds))
-        is_asked = self._read_end in dict(ready)
-        return is_asked and bool(os.read(self._read_end, 1))
 
 
 # =============================================================================
@@ -1733,573 +1685,6 @@ def stats(options: Options) -> None:
 
 
 # =============================================================================
-# The command line: recording
-# =============================================================================
-
-# A capture is a directory of segments, files of JSON lines.  A segment is
-# written under a hidden name, `.` before its own, which it gets when it is
-# whole and on disk: what has no dot in front never changes any more.  Its
-# recorder holds a lock on it meanwhile, so that the next one knows what a
-# dead one has left; it looks only at those of its own host, because not all
-# shared file systems pass locks on.
-#
-# A disk may take longer to have a segment than a server waits for a reader.
-# So a helper, the only thread of this file, waits for the disk, one segment
-# at a time so that they get their names in order; the next segment grows
-# meanwhile, however large and old it is.
-
-KEEPING_SECONDS = 0.1  # between two looks at whether the helper is done
-WRITE_BYTES = 1 << 20  # that are collected before they are written
-SEGMENT_MODE = 0o640  # messages may be nobody else's business
-
-
-def sync_directory(directory: Path) -> None:
-    """Return once the names in a directory are on disk."""
-    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def keep(file: BinaryIO, hidden: Path) -> None:
-    """Give a segment of whole lines its name; remove it if it is empty.
-
-    Closes the file.  Raises: OSError.
-    """
-    with file:
-        if not os.fstat(file.fileno()).st_size:
-            hidden.unlink()
-            return
-        os.fsync(file.fileno())
-        hidden.rename(hidden.with_name(hidden.name[1:]))
-        sync_directory(hidden.parent)
-
-
-def is_whole(line: bytes) -> bool:
-    """Return whether a line of a segment is whole.
-
-    A crash of the recorder cuts the last line; one of the machine may leave
-    anything.
-    """
-    try:
-        return line[-1:] == b"\n" and isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
-
-
-def recover(hidden: Path) -> int:
-    """Keep the whole lines of a segment; return how many.
-
-    They are 0 if its recorder lives, or if it is no longer there.
-    Raises: OSError.
-    """
-    lines = size = 0
-    with contextlib.suppress(FileNotFoundError), hidden.open("r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return 0
-        for line in itertools.takewhile(is_whole, file):
-            lines += 1
-            size += len(line)
-        file.truncate(size)
-        keep(file, hidden)
-    return lines
-
-
-class Recorder:
-    """Writes messages to a new capture in a directory."""
-
-    def __init__(self, directory: Path, bytes_max: int, seconds_max: float):
-        from concurrent.futures import Future, ThreadPoolExecutor
-
-        self.directory = directory
-        self.bytes_max = bytes_max
-        self.seconds_max = seconds_max
-        self.host = os.uname().nodename
-        name = re.sub("[^0-9A-Za-z.-]", "-", self.host).lstrip(".")
-        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        self.name_of_host = name
-        self.rec = f"{name}_{moment}_{os.urandom(4).hex()}"
-        self.n = 0  # the number of the last message
-        self.segments = 0
-        self._lines = bytearray()  # not yet written
-        self._helper = ThreadPoolExecutor(1)
-        self._keeping: Future[None] = Future()  # the segment before
-        self._keeping.set_result(None)  # there is none
-        self._ended = 0  # messages up to the end of that
-        self._kept = 0  # messages in segments that have their name
-
-    def __enter__(self) -> Recorder:
-        """Make the directory, recover what is in it, and begin.
-
-        Raises: SbusError.
-        """
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._recover_all()
-            self._begin()
-        except OSError as error:
-            what = f"{self.directory}: {error.strerror}"
-            raise SbusError(f"{what}: nothing is recorded") from None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Keep the last segment.  Raises: SbusError."""
-        if not self._file.closed:
-            self.flush(ends=True)
-        self._helper.shutdown()
-
-    def _recover_all(self) -> None:
-        """Recover what recorders on this host have left."""
-        for hidden in sorted(self.directory.glob(f".{self.name_of_host}_*")):
-            try:
-                lines = recover(hidden)
-            except OSError as error:
-                note(f"{hidden} is not recovered: {error.strerror}")
-            else:
-                if lines:
-                    note(f"{hidden.name[1:]} is recovered: {lines:,} messages")
-
-    def _begin(self) -> None:
-        """Create the next segment."""
-        self.segments += 1
-        name = f".{self.rec}-{self.segments:06}.jsonl"
-        self._hidden = self.directory / name
-        self._size = 0
-        self._end: float | None = None  # there is none before a first line
-        while True:
-            self._file = io.FileIO(self._hidden, "x", opener=create_segment)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            if os.fstat(self._file.fileno()).st_nlink:
-                return
-            self._file.close()  # another recorder was quicker and removed it
-
-    def seconds_left(self) -> float | None:
-        """Return after how many seconds there is something to do."""
-        if not self._keeping.done():
-            return KEEPING_SECONDS
-        return None if self._end is None else self._end - time.monotonic()
-
-    def add(self, message: Message) -> None:
-        """Record a message.  Raises: SbusError."""
-        self.n += 1
-        if self._end is None:
-            self._end = time.monotonic() + self.seconds_max
-        line = {
-            "rec": self.rec,
-            "n": self.n,
-            "t": time.time_ns(),
-            "host": self.host,
-            "key": message.key.decode("latin-1"),
-            "size": len(message.payload),
-            "data": base64.b64encode(message.payload).decode("ascii"),
-        }
-        self._lines += json_line(line)
-        if len(self._lines) >= WRITE_BYTES:
-            self.flush()
-
-    def flush(self, ends: bool = False) -> None:
-        """Write what was added; end the segment if it is to end.
-
-        Raises: SbusError; then the recorder has ended, and has kept all
-        that could be written.
-        """
-        lines, self._lines = memoryview(self._lines), bytearray()
-        self._size += len(lines)
-        try:
-            while lines:
-                lines = lines[self._file.write(lines) :]
-            if ends or self._keeping.done():
-                self._settle()
-                if ends or self._is_over():
-                    self._finish(ends)
-        except OSError as error:
-            raise self._failure(error) from None
-
-    def _is_over(self) -> bool:
-        """Return whether the segment is large or old enough."""
-        left = self.seconds_left()
-        return self._size >= self.bytes_max or (left is not None and left <= 0)
-
-    def _finish(self, ends: bool) -> None:
-        """Have the segment kept, and begin another if this is not the end."""
-        self._keeping = self._helper.submit(keep, self._file, self._hidden)
-        self._ended = self.n
-        if ends:
-            self._settle()
-        else:
-            self._begin()
-
-    def _settle(self) -> None:
-        """Return once the segment before has its name.  Raises: OSError."""
-        self._keeping.result()
-        self._kept = self._ended
-
-    def _failure(self, failed: OSError) -> SbusError:
-        """Keep what can be kept; return the error that tells what."""
-        with contextlib.suppress(OSError):
-            self._settle()  # the helper needs its file until then
-        self._file.close()
-        for hidden in sorted(self.directory.glob(f".{self.rec}-*")):
-            with contextlib.suppress(OSError):  # the next recorder tries again
-                self._kept += recover(hidden)
-        self._helper.shutdown()
-        return SbusError(
-            f"{self.directory}: {failed.strerror}: {self._kept:,} of"
-            f" {self.n:,} messages are recorded"
-        )
-
-
-def create_segment(path: str, flags: int) -> int:
-    """Return the descriptor of a new file that others cannot read."""
-    return os.open(path, flags, SEGMENT_MODE)
-
-
-def arrived(bus: Client) -> Iterator[Received]:
-    """Yield what there is without waiting, up to the packets of a turn."""
-    for _ in range(PACKETS_A_TURN):
-        try:
-            yield bus.receive(flags=socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-
-
-def leave(bus: Client, patterns: Sequence[str]) -> None:
-    """Ask for no more messages, and for an answer behind the last [CRED-3].
-
-    The answer is the only control message that the client then gets.
-    """
-    for pattern in patterns or [""]:
-        bus.unsubscribe(os.fsencode(pattern))
-    bus.control(WHOAMI)
-
-
-def record(options: Options) -> None:
-    """Record what is published until a signal comes."""
-    megabytes = options.segment_mib * (1 << 20)
-    recorder = Recorder(
-        Path(options.directory), int(megabytes), options.segment_seconds
-    )
-    with open_bus(options) as bus, Stop() as stop:
-        bus.control("blocking/soft/block")
-        subscribe(bus, options.pattern)
-        with Progress() as progress, recorder:
-            while True:
-                for received in arrived(bus):
-                    if isinstance(received, ControlMessage):
-                        return
-                    recorder.add(received)
-                recorder.flush()
-                progress.show(
-                    f"{recorder.n:,} messages, segment {recorder.segments:,}"
-                )
-                wanted = {bus: select.POLLIN}
-                if stop.wait(wanted, recorder.seconds_left()):
-                    leave(bus, options.pattern)
-
-
-# =============================================================================
-# The command line: the loudest keys
-# =============================================================================
-
-TOP_KEYS_MAX = 10_000  # beyond, the quieter half is forgotten
-TOP_HEADING = f"{'MESSAGES/S':>12} {'BYTES/S':>14} {'MESSAGES':>12}  KEY"
-# Another screen, without a cursor and without breaks in long lines
-ENTER_SCREEN, LEAVE_SCREEN = (
-    "\x1b[?1049h\x1b[?25l\x1b[?7l",
-    "\x1b[?7h\x1b[?25h\x1b[?1049l",
-)
-HOME, CLEAR_BELOW = "\x1b[H", "\x1b[J"
-
-
-@dataclasses.dataclass
-class Traffic:
-    """The messages of a key: in the last interval, and since the start."""
-
-    messages: int = 0
-    payload_bytes: int = 0
-    messages_total: int = 0
-
-    def line(self, seconds: float, key: str) -> str:
-        """Return a line of the table."""
-        return (
-            f"{self.messages / seconds:12,.1f}"
-            f" {self.payload_bytes / seconds:14,.0f}"
-            f" {self.messages_total:12,}  {key}"
-        )
-
-
-class Top:
-    """The traffic of all keys."""
-
-    def __init__(
-        self, by_bytes: bool = False, slowest_first: bool = False
-    ) -> None:
-        self.by_bytes = by_bytes
-        self.slowest_first = slowest_first
-        self.keys: dict[bytes, Traffic] = {}
-
-    def add(self, message: Message) -> None:
-        """Count a message."""
-        traffic = self.keys.setdefault(message.key, Traffic())
-        traffic.messages += 1
-        traffic.payload_bytes += len(message.payload)
-        traffic.messages_total += 1
-        if len(self.keys) > TOP_KEYS_MAX:
-            self.keys = dict(self.loudest()[: TOP_KEYS_MAX // 2])
-
-    def loudest(self) -> list[tuple[bytes, Traffic]]:
-        """Return all keys, the loudest first."""
-        return sorted(self.keys.items(), key=self._rank)
-
-    def _rank(self, item: tuple[bytes, Traffic]) -> tuple[object, ...]:
-        """Return what keys are ordered by; the smallest is the loudest."""
-        key, traffic = item
-        loudness = [-traffic.messages, -traffic.payload_bytes]
-        if self.by_bytes:
-            loudness.reverse()
-        return *loudness, -traffic.messages_total, key
-
-    def table(self, seconds: float, encoding: str) -> list[str]:
-        """Return the lines for an interval of so many seconds."""
-        everything = Traffic(
-            sum(traffic.messages for traffic in self.keys.values()),
-            sum(traffic.payload_bytes for traffic in self.keys.values()),
-            sum(traffic.messages_total for traffic in self.keys.values()),
-        )
-        lines = [
-            traffic.line(seconds, printable(key, encoding))
-            for key, traffic in self.loudest()
-        ]
-        if self.slowest_first:
-            lines.reverse()
-        count = f"{len(self.keys):,} key{'s' * (len(self.keys) != 1)}"
-        total = everything.line(seconds, f"({count})")
-        return [TOP_HEADING, total, *lines]
-
-    def start_interval(self) -> None:
-        """Count from nothing, but for the totals."""
-        for traffic in self.keys.values():
-            traffic.messages = traffic.payload_bytes = 0
-
-
-@contextlib.contextmanager
-def screen() -> Iterator[None]:
-    """Have the terminal's other screen for a while, and leave no trace.
-
-    Raises: SystemExit on SIGTERM.
-    """
-    status = 128 + signal.SIGTERM
-    former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
-    try:
-        write(ENTER_SCREEN.encode("ascii"))
-        yield
-    finally:
-        write(LEAVE_SCREEN.encode("ascii"))
-        signal.signal(signal.SIGTERM, former)
-
-
-def frame(lines: Sequence[str], columns: int, rows: int) -> str:
-    """Return what draws the lines that fit over those of before."""
-    shown = [line[:columns] + CLEAR_LINE for line in lines[:rows]]
-    return HOME + "\n".join(shown) + CLEAR_BELOW
-
-
-def draw(lines: Sequence[str]) -> None:
-    """Draw a table on a terminal, or print it and an empty line behind it."""
-    output = standard_output()
-    if is_terminal(output):
-        size = os.get_terminal_size(output.fileno())
-        text = frame(lines, size.columns or 80, size.lines or 24)
-    else:
-        text = "".join(f"{line}\n" for line in [*lines, ""])
-    write(text.encode(output.encoding))
-
-
-def top(options: Options) -> None:
-    """Show the loudest keys, again and again."""
-    table = Top(options.bytes, options.slowest)
-    is_live = is_terminal(standard_output())
-    with open_bus(options) as bus:
-        bus.control("blocking/soft/discard")  # looking on holds nobody up
-        subscribe(bus, options.pattern)
-        with screen() if is_live else contextlib.nullcontext():
-            for _ in itertools.islice(itertools.count(), options.count):
-                start = time.monotonic()
-                for message in messages(bus, None, options.interval):
-                    table.add(message)
-                seconds = time.monotonic() - start
-                draw(table.table(seconds, standard_output().encoding))
-                table.start_interval()
-
-
-# =============================================================================
-# The command line: joining two buses
-# =============================================================================
-
-# No message goes round: a bus sends no echo [ECHO-2], so that a bridge never
-# hears what it has published itself.  It would hear what another bridge has,
-# between the same buses or in a ring of them.  So each bridge publishes a
-# probe on its left bus, under a key that all bridges forward; if it hears
-# that on its right bus there is another way, and it ends.  Of two bridges
-# the one that subscribed later finds the other.
-
-PROBES = "sbus/bridge/"
-
-
-class Lane:
-    """One direction of a bridge, which must not hear its own probe."""
-
-    def __init__(self, source: Client, target: Client, probe: bytes) -> None:
-        self.source = source
-        self.target = target
-        self.probe = probe
-        self.has_ended = False
-        self._held: Received | None = None  # received, and not yet published
-
-    def wanted(self) -> tuple[Client, int]:
-        """Return the event of poll(2) without which nothing goes on."""
-        if self._held is None:
-            return self.source, select.POLLIN
-        return self.target, select.POLLOUT
-
-    def forward(self) -> bool:
-        """Publish what is received, up to the packets of a turn.
-
-        Return whether neither side has us wait for more.
-        Raises: Disconnected; SbusError if there is another way.
-        """
-        try:
-            for _ in range(PACKETS_A_TURN):
-                self._step(socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        return True
-
-    def finish(self) -> None:
-        """Publish what a bus that has ended has left, however long it takes.
-
-        There is nothing to do if it is the other bus that has ended.
-        """
-        with contextlib.suppress(BlockingIOError, Disconnected):
-            while True:
-                self._step(0)
-
-    def _step(self, flags: int) -> None:
-        """Publish a message.  Raises: BlockingIOError; SbusError."""
-        if self._held is None:
-            self._held = self.source.receive(flags=socket.MSG_DONTWAIT)
-        if self._held.key == self.probe:
-            raise SbusError(
-                f"{self.target.address} and {self.source.address} are joined"
-                " already: messages would go round for ever"
-            )
-        if isinstance(self._held, Message):
-            self.target.publish(*self._held, flags=flags)
-        self.has_ended |= isinstance(self._held, ControlMessage)
-        self._held = None
-
-
-def join(bus: Client, patterns: Sequence[str]) -> None:
-    """Ask a bus for what is to be forwarded, and to wait for us."""
-    bus.control("echo/off")
-    bus.control("blocking/soft/block")
-    subscribe(bus, patterns)
-
-
-def forward_all(lanes: Sequence[Lane], patterns: Sequence[str]) -> None:
-    """Forward in both directions until a signal comes.
-
-    Neither direction waits for the other one.
-    Raises: Disconnected when a bus ends; SbusError if there is another way.
-    """
-    with Stop() as stop:
-        while True:
-            are_busy = [lane.forward() for lane in lanes]
-            if all(lane.has_ended for lane in lanes):
-                return
-            wanted: dict[Client, int] = {}
-            for lane in lanes:
-                bus, event = lane.wanted()
-                wanted[bus] = wanted.get(bus, 0) | event
-            if stop.wait(wanted, 0 if any(are_busy) else None):
-                for lane in lanes:
-                    leave(lane.source, patterns)
-
-
-def bridge(options: Options) -> None:
-    """Join two buses: what is published on one is heard on both."""
-    if hasattr(options, "address"):
-        raise UsageError("bridge takes two addresses and no -a")
-    one, other = options.addresses
-    with Client(one) as left, Client(other) as right:
-        name = left.socket.getpeername()
-        if name and name == right.socket.getpeername():
-            raise AddressError(f"{one} and {other} are the same bus")
-        patterns = [*(options.pattern or [""]), PROBES]
-        for bus in (left, right):
-            join(bus, patterns)
-        right.sync()  # the probe cannot come before
-        probe = f"{PROBES}{os.urandom(TOKEN_BYTES).hex()}".encode("ascii")
-        left.publish(probe)
-        left.sync()
-        lanes = [Lane(left, right, probe), Lane(right, left, probe)]
-        try:
-            forward_all(lanes, patterns)
-        except Disconnected:
-            for lane in lanes:
-                lane.finish()
-            raise
-
-
-# =============================================================================
-# The command line: completion
-# =============================================================================
-
-COMPLETION = """\
-# Completion of sbus for bash: source <(sbus completion bash)
-_sbus() {
-    local i command= words=
-    COMPREPLY=()
-    for ((i = 1; i < COMP_CWORD; i++)); do
-        case ${COMP_WORDS[i - 1]}:${COMP_WORDS[i]} in
-            -a:* | --address:* | =:* | *:=* | *:-*) ;;
-            *) command=${COMP_WORDS[i]}; break ;;
-        esac
-    done
-    case ${COMP_WORDS[COMP_CWORD - 1]} in
-        -a | --address | =) return ;;  # a file's name
-    esac
-    case $command in
-%s
-    esac
-    COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
-}
-complete -o default -F _sbus sbus
-"""
-
-
-def long_options(parser: argparse.ArgumentParser) -> str:
-    """Return the long options of a parser, with spaces between."""
-    option = r"^  (?:-\w(?: [A-Z]+)?, )?(--[a-z-]+)"
-    return " ".join(re.findall(option, parser.format_help(), re.MULTILINE))
-
-
-def completion(_: Options) -> None:
-    """Print what teaches bash to complete this command line."""
-    parser, commands = option_parsers()
-    words = {"''": f"{' '.join(commands)} {long_options(parser)}"}
-    words.update((name, long_options(each)) for name, each in commands.items())
-    words["completion"] += " bash"
-    cases = (
-        f'        {name}) words="{all_}" ;;' for name, all_ in words.items()
-    )
-    write((COMPLETION % "\n".join(cases)).encode("ascii"))
-
-
-# =============================================================================
 # The command line: options
 # =============================================================================
 
@@ -2324,41 +1709,12 @@ CONTROL_HELP = """
 Send a control message to the server, wait until it is handled, and print
 the answer, if there is one: its key, a tab, its payload.
 """
-RECORD_HELP = """
-Record what is published in DIR, until SIGINT or SIGTERM comes; then the exit
-status is 0.  The file REC-000001.jsonl and its successors hold a JSON object
-a line: rec names this run, n counts its messages from 1, t is nanoseconds
-since 1970, host is where it runs, key has a code point for each byte, size
-counts the payload's bytes, data is the payload in base64.  A file gets its
-name when it is whole and on disk; it is hidden before, by a dot.  What a
-crash has left is recovered at the next start on the same host.  Publishers
-wait for a recorder that is slow, for the server's --block-timeout at most: it
-asks for blocking/soft/block.
-"""
 STATS_HELP = """
 Print what the server has counted since its start: for this client, and for
 root and the bus owner for the clients of each user.  REFUSED packets are
 those that the kernel did not take at first, because their receiver was slow,
 DISCARDED those that a receiver never got, PAUSED is how often a publisher had
 to wait, BACKLOG what the server holds for receivers, in bytes.
-"""
-TOP_HELP = """
-Show the keys with the most messages a second, loudest first: on a terminal
-over and over, else one table after the other.  MESSAGES counts from the
-start.  What comes too fast is left out, not waited for: top asks for
-blocking/soft/discard.
-"""
-BRIDGE_HELP = """
-Join two buses: publish on each what is published on the other, until one of
-them ends, or SIGINT or SIGTERM comes; then the exit status is 0.  Publishers
-wait for the slower bus: the bridge asks for blocking/soft/block.  Secret keys
-stay on their own bus.  Between any two buses there must be only one way over
-bridges, whatever their patterns, or messages would go round for ever: a
-bridge that finds another way, by a message under sbus/bridge/, ends with the
-exit status 1.
-"""
-COMPLETION_HELP = """
-Print the completion of this command line for a shell.
 """
 MAIN_HELP = """
 exit status: 0, or 1 for an error of the bus, 2 for a wrong command line,
@@ -2418,6 +1774,7 @@ class Command(NamedTuple):
     description: str
     example: str
     arguments: Sequence[tuple[tuple[str, ...], dict[str, Any]]]
+    has_address: bool = True  # one, by -a
 
 
 def argument(*names: str, **options: Any) -> tuple[tuple[str, ...], Any]:
@@ -2426,13 +1783,6 @@ def argument(*names: str, **options: Any) -> tuple[tuple[str, ...], Any]:
 
 
 PATTERNS = argument("pattern", metavar="PATTERN", nargs="*", help=PATTERN_HELP)
-PATTERN_OPTION = argument(
-    "--pattern",
-    metavar="PATTERN",
-    action="append",
-    default=[],
-    help="the keys to choose, as for sub; may be repeated; all by default",
-)
 KEY = argument(
     "key",
     metavar="KEY",
@@ -2553,59 +1903,12 @@ COMMANDS = (
         "stats --json",
         (flag("--json", "print the server's answer, a JSON object"),),
     ),
-    Command(
-        record,
-        "record messages in files",
-        RECORD_HELP,
-        "record /var/lib/capture --pattern 'sensors/'",
-        (
-            argument("directory", metavar="DIR", help="made if it is missing"),
-            PATTERN_OPTION,
-            amount(
-                "--segment-mib", "M", "end a file at M MiB (64)", default=64.0
-            ),
-            amount(
-                "--segment-seconds",
-                "S",
-                "end a file S seconds after its first message (10)",
-                default=10.0,
-            ),
-        ),
-    ),
-    Command(
-        top,
-        "show the loudest keys",
-        TOP_HELP,
-        "top 'sensors/'",
-        (
-            PATTERNS,
-            flag("--bytes", "order by bytes a second instead of messages"),
-            flag("--slowest", "show the slowest keys first"),
-            amount("--interval", "S", "show every S seconds (1)", default=1.0),
-            number("--count", "end after N tables"),
-        ),
-    ),
-    Command(
-        bridge,
-        "join two buses",
-        BRIDGE_HELP,
-        "bridge /tmp/one.bus /tmp/other.bus --pattern 'shared/'",
-        (
-            argument("addresses", metavar="ADDRESS", nargs=2, help="a bus"),
-            PATTERN_OPTION,
-        ),
-    ),
-    Command(
-        completion,
-        "print completion for a shell",
-        COMPLETION_HELP,
-        "completion bash >~/.local/share/bash-completion/completions/sbus",
-        (argument("shell", choices=["bash"], help="the shell"),),
-    ),
 )
 
 
-def option_parsers() -> tuple[OptionParser, dict[str, OptionParser]]:
+def option_parsers(
+    table: Sequence[Command],
+) -> tuple[OptionParser, dict[str, OptionParser]]:
     """Return the parser of the command line, and those of the commands."""
     parser = OptionParser(
         prog="sbus",
@@ -2620,7 +1923,7 @@ def option_parsers() -> tuple[OptionParser, dict[str, OptionParser]]:
     commands = parser.add_subparsers(
         metavar="COMMAND", dest="command", required=True
     )
-    for run, short, description, example, arguments in COMMANDS:
+    for run, short, description, example, arguments, has_address in table:
         command = commands.add_parser(
             run.__name__,
             help=short,
@@ -2628,19 +1931,21 @@ def option_parsers() -> tuple[OptionParser, dict[str, OptionParser]]:
             epilog=f"example:\n  sbus {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.set_defaults(run=run)
-        without = run in (bridge, completion)
-        for names, options in (*([] if without else [ADDRESS]), *arguments):
+        command.set_defaults(run=run, has_address=has_address)
+        for names, options in (*[ADDRESS] * has_address, *arguments):
             command.add_argument(*names, **options)
     return parser, commands.choices
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    table: Sequence[Command] = COMMANDS,
+) -> int:
     """Run the command line; return the exit status.
 
     0 is success, 1 an error of the bus, 2 of usage, 130 an interruption.
     """
-    parser, _ = option_parsers()
+    parser, _ = option_parsers(table)
     options = Options()
     try:
         parser.parse_args(arguments, options)
@@ -2651,7 +1956,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     except Disconnected as error:
         elsewhere = error.errno not in (None, errno.EACCES)
-        note(f"{error}{' with -a' * (elsewhere and options.run != bridge)}")
+        note(f"{error}{' with -a' * (elsewhere and options.has_address)}")
         return 1
     except (SbusError, OSError) as error:
         note(str(error))

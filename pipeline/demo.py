@@ -77,7 +77,7 @@ def main() -> int:
         bus = start("sbus.py", "-a", address, "--trace", trace)
         assert bus.stdout
         bus.stdout.read()  # it is closed once the bus listens
-        recorder = start("sbus_client.py", "-a", address, "record", capture)
+        recorder = start("tools", "-a", address, "record", capture)
         publish(address)
         for process in recorder, bus:
             process.send_signal(signal.SIGTERM)

@@ -15,6 +15,7 @@ TESTS = [ROOT / "test_sbus.py", *ROOT.glob("tests/**/test_*.py")]
 FOLDERS = [  # the parts of the repository, as tests/README.md lists them
     "sbus.py",
     "sbus_client.py",
+    "tools",
     "spec",
     "bench",
     "pipeline",

@@ -7,7 +7,7 @@
     python3 pipeline/sbus_spark replay TABLE -a ADDRESS
 
 A trace is what a server did (sbus.py --trace), a capture what one subscriber
-heard (sbus_client.py record), and a table the Parquet files that ingest
+heard (`sbus record`), and a table the Parquet files that ingest
 makes of captures.  Each step is a function from DataFrame to DataFrame, and
 its docstring lists the columns that it returns.
 

@@ -177,7 +177,7 @@ def option_parser() -> OptionParser:
     help_text = "the bus still runs: that no stop is there is no breach"
     add("--running", action="store_true", help=help_text)
     add = command(run_ingest, "bring the segments of a capture into a table")
-    help_text = "the directory that sbus_client.py record writes to"
+    help_text = "the directory that `sbus record` writes to"
     add("capture", metavar="CAPTURE", type=path, help=help_text)
     add("table", **a_table, help="a directory, made if it is not there")
     add("--follow", action="store_true", help="go on until interrupted")

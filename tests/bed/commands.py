@@ -1,4 +1,4 @@
-"""The command line of sbus_client.py, beside a test and on a terminal."""
+"""The command line of the client, beside a test and on a terminal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sbus_client import Client
 
 
 def sbus(address: str, *arguments: str, **options: Any) -> Result:
-    """Run sbus_client.py to its end."""
+    """Run the command line to its end."""
     options = {"stdin": subprocess.DEVNULL, "env": ENVIRONMENT, **options}
     if "input" in options:
         del options["stdin"]
-    return run("sbus_client.py", "-a", address, *arguments, **options)
+    return run("tools", "-a", address, *arguments, **options)
 
 
 def patterns_of(bus: RealBus) -> int:
@@ -70,7 +70,7 @@ class Terminal:
         self.before = termios.tcgetattr(slave)
         self.output = ""
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "sbus_client.py"), *arguments],
+            [sys.executable, str(ROOT / "tools"), *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,

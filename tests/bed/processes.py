@@ -60,8 +60,8 @@ ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": ""}
 def started(
     address: str, *arguments: str, **options: Any
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run sbus_client.py beside the test, up to its own end."""
-    file = str(ROOT / "sbus_client.py")
+    """Run the client's command line beside the test, up to its own end."""
+    file = str(ROOT / "tools")
     with subprocess.Popen(
         [sys.executable, file, "-a", address, *arguments],
         **{

@@ -38,7 +38,7 @@ class Sides:
         addresses = [f"/dev/fd/{fd}" for fd in fds]
         options = [f"--pattern={pattern}" for pattern in patterns]
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "sbus_client.py"), "bridge"]
+            [sys.executable, str(ROOT / "tools"), "bridge"]
             + [*addresses, *options],
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
@@ -97,7 +97,7 @@ class TestBridge:
         count = max(1, len(options)) + 1
         addresses = (bus.path, other.path)
         with subprocess.Popen(
-            [sys.executable, str(ROOT / "sbus_client.py"), "bridge"]
+            [sys.executable, str(ROOT / "tools"), "bridge"]
             + [*addresses, *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -224,7 +224,7 @@ class TestBridge:
     def test_second_bridge(self, bus: RealBus, other: RealBus) -> None:
         """It ends, whatever its patterns; the first one goes on."""
         with self.bridged(bus, other, "--pattern=a/") as first:
-            done = run("sbus_client.py", "bridge", other.path, bus.path)
+            done = run("tools", "bridge", other.path, bus.path)
             what = f"sbus: {other.path} and {bus.path} are joined already:"
             what += " messages would go round for ever\n"
             assert done == (1, "", what)
@@ -252,7 +252,7 @@ class TestBridge:
             end.fence()
             publish_all(bus.path, ("k", b"v"))
             assert end.receive() == publish(b"k", b"v")
-            done = run("sbus_client.py", "bridge", third.path, bus.path)
+            done = run("tools", "bridge", third.path, bus.path)
             assert done.status == 1 and "joined already" in done.errors
             for process in (first, second):
                 process.terminate()
@@ -279,14 +279,14 @@ class TestBridge:
     def test_one_bus(self, bus: RealBus) -> None:
         """A bus is not joined with itself, whatever it is called."""
         same = bus.path.replace("/bus", "/./bus")
-        done = run("sbus_client.py", "bridge", bus.path, same)
+        done = run("tools", "bridge", bus.path, same)
         what = f"sbus: {bus.path} and {same} are the same bus\n"
         assert done == (1, "", what)
 
     def test_no_bus(self, bus: RealBus, directory: Path) -> None:
         """The line does not name -a, which is no option here."""
         path = str(directory / "nothing")
-        done = run("sbus_client.py", "bridge", bus.path, path)
+        done = run("tools", "bridge", bus.path, path)
         what = f"sbus: no bus at {path}: nothing is there; start sbusd, or"
         assert done == (1, "", f"{what} give its address\n")
 

@@ -18,6 +18,8 @@ import sbus_client
 from commands import sbus, wait_for_patterns
 from processes import ENVIRONMENT, ROOT, SECONDS_MAX, run, started
 from real_bus import RealBus, other_user, seqpacket, wait_for
+from tools import command_line
+from tools.stop import Stop
 
 FORBIDDEN = "it may not be used by this user: its server lets others in with"
 FORBIDDEN += " -g or -o"
@@ -101,7 +103,7 @@ class TestUsage:
 
     def test_help(self) -> None:
         """The help names every command."""
-        done = run("sbus_client.py", "--help")
+        done = run("tools", "--help")
         assert (done.status, done.errors) == (0, "")
         for command in ("sub", "pub", "whoami"):
             assert re.search(f"^    {command} ", done.output, re.M)
@@ -153,7 +155,7 @@ class TestUsage:
     def test_help_of_a_command(self, command: str, facts: list[str]) -> None:
         """The help of a command says what it takes and prints."""
         env = {**ENVIRONMENT, "COLUMNS": "80"}
-        done = run("sbus_client.py", command, "--help", env=env)
+        done = run("tools", command, "--help", env=env)
         assert (done.status, done.errors) == (0, "")
         assert max(map(len, done.output.splitlines())) < 80
         text = " ".join(done.output.split())
@@ -163,7 +165,7 @@ class TestUsage:
         """The examples are commands that work together."""
         examples = {}
         for command in ("sub", "pub"):
-            text = run("sbus_client.py", command, "--help").output
+            text = run("tools", command, "--help").output
             _, example = text.split("\nexample:\n  sbus ")
             examples[command] = shlex.split(example)
         with started(bus.path, *examples["sub"]) as subscriber:
@@ -201,7 +203,7 @@ class TestUsage:
     )
     def test_wrong_value(self, arguments: list[str], what: str) -> None:
         """A wrong value is one line and the exit status 2."""
-        done = run("sbus_client.py", *arguments)
+        done = run("tools", *arguments)
         assert (done.status, done.output) == (2, "")
         assert what in done.errors and done.errors.count("\n") == 1
 
@@ -228,7 +230,7 @@ class TestUsage:
 
     def test_every_command_has_an_example(self) -> None:
         """It begins with the command, and can be parsed."""
-        parser, commands = sbus_client.option_parsers()
+        parser, commands = command_line.option_parsers()
         for name, command in commands.items():
             assert f"    {name} " in parser.format_help()
             _, example = command.format_help().split("\nexample:\n  sbus ")
@@ -237,12 +239,31 @@ class TestUsage:
             assert parser.parse_args(words).command == name
 
 
+class TestInstall:
+    def test_commands_run(self, directory: Path) -> None:
+        """`make install` puts both where they find what they import."""
+        prefix = f"PREFIX={directory}/usr"
+        make = ["make", "-C", str(ROOT), f"PYTHON={sys.executable}", prefix]
+        subprocess.run([*make, "install"], check=True, capture_output=True)
+        for name, command in (("sbusd", []), ("sbus", ["record", "--help"])):
+            done = subprocess.run(
+                [directory / "usr/bin" / name, *command, "--help"],
+                capture_output=True,
+                text=True,
+                cwd=directory,
+            )
+            assert done.stdout.startswith(f"usage: {name}")
+        subprocess.run([*make, "uninstall"], check=True, capture_output=True)
+        left = [path for path in directory.rglob("*") if path.is_file()]
+        assert left == []
+
+
 class TestCompletion:
     """completion: what bash completes."""
 
     def completed(self, *words: str) -> list[str]:
         """Return what bash offers for the last word."""
-        script = run("sbus_client.py", "completion", "bash").output
+        script = run("tools", "completion", "bash").output
         quoted = " ".join(map(shlex.quote, words))
         script += f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _sbus"
         script += '; printf "%s\\n" "${COMPREPLY[@]}"; complete -p sbus'
@@ -288,7 +309,7 @@ class TestStop:
             os.kill(os.getpid(), signal.SIGTERM)
 
         before = signal.getsignal(signal.SIGTERM)
-        with sbus_client.Stop() as stop:
+        with Stop() as stop:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             sender = threading.Thread(target=send)
             sender.start()

@@ -23,7 +23,6 @@ from typing import Any
 
 import pytest
 
-import sbus_client
 from commands import (
     Terminal,
     handles,
@@ -44,6 +43,8 @@ from processes import (
 from real_bus import Listener, RealBus, freeze, thaw, wait_for
 from sbus_client import Client, Message, SbusError
 from sizes import either
+from tools import record
+from tools.record import Recorder, recover
 
 
 def segments(directory: Path, hidden: bool = False) -> list[Path]:
@@ -283,7 +284,7 @@ class TestRecord:
             raise OSError(errno.EIO, "Input/output error")
 
         monkeypatch.setattr(os, "fsync", fail)
-        with sbus_client.Recorder(capture, 1, 10) as recorder:
+        with Recorder(capture, 1, 10) as recorder:
             for n in range(3):
                 recorder.add(Message(b"k", b"%d" % n))
                 recorder.flush()
@@ -311,9 +312,9 @@ class TestRecord:
         def wait(fd: int) -> None:
             assert failed.wait(SECONDS_MAX) and os.fstat(fd)
 
-        with sbus_client.Recorder(capture, 1, 10) as recorder:
+        with Recorder(capture, 1, 10) as recorder:
             monkeypatch.setattr(os, "fsync", wait)
-            monkeypatch.setattr(sbus_client, "create_segment", fail)
+            monkeypatch.setattr(record, "create_segment", fail)
             recorder.add(Message(b"k", b"v"))
             with pytest.raises(SbusError, match="files: 1 of 1 messages"):
                 recorder.flush()
@@ -322,7 +323,7 @@ class TestRecord:
 
     def test_full_disk_behind_a_kept_segment(self, capture: Path) -> None:
         """What has its name is counted."""
-        with sbus_client.Recorder(capture, 1, 10) as recorder:
+        with Recorder(capture, 1, 10) as recorder:
             recorder.add(Message(b"k", b"v"))
             recorder.flush()
             wait_for(lambda: segments(capture))
@@ -448,14 +449,14 @@ class TestRecovery:
             lock(file, operation)
 
         monkeypatch.setattr(fcntl, "flock", remove_first)
-        with sbus_client.Recorder(capture, 1 << 20, 10) as recorder:
+        with Recorder(capture, 1 << 20, 10) as recorder:
             assert segments(capture, hidden=True) == removed
             recorder.add(Message(b"k", b"v"))
         assert payloads_of(capture) == [b"v"]
 
     def test_segment_that_is_no_longer_there(self, capture: Path) -> None:
         """Another recorder may be quicker."""
-        assert sbus_client.recover(capture / "nothing") == 0
+        assert recover(capture / "nothing") == 0
 
     KILLS = either(20, 6)
 

@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
-import sbus_client
 from commands import Terminal, publish_all, wait_for_patterns
 from processes import gone, outcome, started
 from real_bus import Listener, RealBus
 from sbus_client import Message
+from tools import top
+from tools.top import Top
 
 
 class TestTop:
@@ -78,18 +79,18 @@ class TestTop:
 
     def test_one_key(self) -> None:
         """It is no plural."""
-        top = sbus_client.Top()
+        table = Top()
         for keys in ("(0 keys)", "(1 key)", "(2 keys)"):
-            assert top.table(1, "ascii")[1].endswith(f"  {keys}")
-            top.add(Message(keys.encode(), b""))
+            assert table.table(1, "ascii")[1].endswith(f"  {keys}")
+            table.add(Message(keys.encode(), b""))
 
     def test_many_keys(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of too many keys the quieter half is forgotten."""
-        monkeypatch.setattr(sbus_client, "TOP_KEYS_MAX", 4)
-        top = sbus_client.Top()
+        monkeypatch.setattr(top, "TOP_KEYS_MAX", 4)
+        table = Top()
         for key in (b"a", b"b", b"b", b"c", b"d", b"d", b"e"):
-            top.add(Message(key, b""))
-        assert [*top.keys] == [b"b", b"d"]
+            table.add(Message(key, b""))
+        assert [*table.keys] == [b"b", b"d"]
 
     ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
     LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"

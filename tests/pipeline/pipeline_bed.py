@@ -107,7 +107,7 @@ def real_run(directory: Path, count: int) -> list[Event]:
 
 def start_recorder(address: str, capture: Path) -> subprocess.Popen[bytes]:
     """Start a recorder of all public messages."""
-    command = [sys.executable, str(TOP / "sbus_client.py"), "-a", address]
+    command = [sys.executable, str(TOP / "tools"), "-a", address]
     return subprocess.Popen(
         [*command, "record", str(capture)], stderr=subprocess.DEVNULL
     )
