@@ -30,6 +30,7 @@ import functools
 import itertools
 import json
 import math
+import mmap
 import os
 import random
 import re
@@ -58,6 +59,7 @@ if TYPE_CHECKING:  # these take long, and are imported where they are used
 __version__ = "0.1.0"
 
 PACKET_BYTES_MAX = 409_600
+HEAD_BYTES_MAX = 8_192  # where the end of a key is looked for at first
 SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
 ABSTRACT = "/dev/unix/abstract/"
 ABSTRACT_BYTES = 108
@@ -197,19 +199,30 @@ def payload_bytes(payload: Payload) -> bytes:
         raise TypeError(what) from None
 
 
-def parse_packet(packet: bytes) -> Received:
+def parse_packet(packet: memoryview) -> Received:
     """Return what a server's packet says.
 
     Raises: PacketError if it is neither a publish nor a control packet.
     Spec: [PKT-1].
     """
-    head, nul, payload = packet.partition(b"\0")
+    head, nul, payload = split_packet(packet)
     word, space, key = head.partition(b" ")
     if nul and word == b"MSG" and space:
         return Message(key, payload)
     if nul and word == b"CMSG" and space:
         return ControlMessage(key, payload)
     raise PacketError(f"the server sent a malformed packet: {head[:80]!r}")
+
+
+def split_packet(packet: memoryview) -> tuple[bytes, bytes, bytes]:
+    """Return what is before the first NUL byte, that byte, and the rest.
+
+    A large packet is copied once, and not a second time to be cut.
+    """
+    end = packet[:HEAD_BYTES_MAX].tobytes().find(b"\0")
+    if end < 0:
+        return packet.tobytes().partition(b"\0")
+    return packet[:end].tobytes(), b"\0", packet[end + 1 :].tobytes()
 
 
 def parse_credentials(path: bytes) -> Credentials:
@@ -409,7 +422,9 @@ class Client:
         self.packet_bytes_max = packet_bytes_max
         self.server_uid = server_uid
         self.reconnect = reconnect
-        self._view = memoryview(bytearray(packet_bytes_max))
+        # What is never received takes no memory
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._view = memoryview(mmap.mmap(-1, packet_bytes_max, flags=private))
         self._kept: deque[Received] = deque()  # what whoami had to pass by
         self._questions = 0  # that wait for their answers from whoami
         self._patterns: dict[bytes, int] = {}  # and how often each
@@ -452,6 +467,9 @@ class Client:
                 except OSError:
                     break
                 # Most packets are messages: this is parse_packet for them
+                if size > HEAD_BYTES_MAX:
+                    yield self._received(size)
+                    continue
                 head, nul, payload = view[:size].tobytes().partition(b"\0")
                 if nul and size <= limit and head[:4] == b"MSG ":
                     yield new(Message, (head[4:], payload))
@@ -785,7 +803,7 @@ class Client:
             )
         if size == 0:  # no server sends empty packets
             raise self._gone()
-        received = parse_packet(self._view[:size].tobytes())
+        received = parse_packet(self._view[:size])
         if is_answer(received) and not flags & socket.MSG_PEEK:
             self._questions = max(0, self._questions - 1)
         return received
@@ -1315,13 +1333,17 @@ def printable(text: bytes, encoding: str) -> str:
 
     What is no UTF-8, or cannot be printed, is escaped as in a bytes literal.
     """
+    decoded = text.decode("utf-8", "surrogateescape")
+    is_encodable = encoding == "utf-8" or decoded.isascii()
+    if is_encodable and decoded.isprintable() and "\\" not in decoded:
+        return decoded  # as most are, and quickly
     return "".join(
         char
         if char.isprintable()
         and char != "\\"
         and char.encode(encoding, "ignore")
         else repr(char.encode("utf-8", "surrogateescape"))[2:-1]
-        for char in text.decode("utf-8", "surrogateescape")
+        for char in decoded
     )
 
 
@@ -1332,21 +1354,37 @@ def standard_output() -> TextIO:
     return sys.stdout
 
 
-def write(text: bytes) -> None:
-    """Write to standard output at once.
+def write(text: bytes, at_once: bool = True) -> None:
+    """Write to standard output.
 
     Raises: BrokenPipeError if nobody reads it; SbusError.
     """
     output = standard_output()
     try:
         output.buffer.write(text)
-        output.buffer.flush()
+        if at_once:
+            output.buffer.flush()
     except OSError as error:
         # Python writes at exit what is left, and would fail once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
         if isinstance(error, BrokenPipeError):
             raise
         raise SbusError(f"standard output: {error.strerror}") from None
+
+
+def wait_to_print(bus: Client, seconds: float | None) -> None:
+    """Wait until a message comes, for so long, and print what is written.
+
+    Raises: BrokenPipeError if nobody reads standard output; SbusError.
+    """
+    write(b"")
+    poll = select.poll()
+    poll.register(bus, select.POLLIN)
+    poll.register(standard_output(), 0)  # tells when its reader has gone
+    left = POLL_SECONDS_MAX if seconds is None else max(0.0, seconds)
+    ready = dict(poll.poll(1000 * min(left, POLL_SECONDS_MAX)))
+    if ready and bus.fileno() not in ready:
+        raise BrokenPipeError
 
 
 def write_line(*fields: bytes) -> None:
@@ -1403,13 +1441,43 @@ class Progress:
 # =============================================================================
 
 
+class LenientClient(Client):
+    """A client for commands: what is too large for it is left out, and said.
+
+    SBUS_MAX_PACKET in the environment is the limit.
+    """
+
+    left_out = 0
+
+    def __init__(self, address: str | None) -> None:
+        limit = os.environ.get("SBUS_MAX_PACKET") or str(PACKET_BYTES_MAX)
+        if not re.fullmatch("[1-9][0-9]{0,9}", limit):
+            raise UsageError(f"SBUS_MAX_PACKET is {limit!r}, and no number")
+        super().__init__(address, packet_bytes_max=int(limit))
+
+    def close(self) -> None:
+        if self.left_out > 1:
+            note(f"{self.left_out:,} messages were too large")
+        self.left_out = 0
+        super().close()
+
+    def _receive_new(self, end: float | None, flags: int) -> Received:
+        while True:
+            try:
+                return super()._receive_new(end, flags)
+            except PacketTooLarge as error:
+                if not self.left_out:
+                    note(f"{error}; SBUS_MAX_PACKET raises it")
+                self.left_out += 1
+
+
 def open_bus(options: Options) -> Client:
     """Return a client of the bus that -a or the environment names.
 
-    Raises: AddressError; Disconnected if there is no server.
+    Raises: AddressError; UsageError; Disconnected if there is no server.
     """
     environment = os.environ.get("SBUS_ADDRESS") or None
-    return Client(getattr(options, "address", environment))
+    return LenientClient(getattr(options, "address", environment))
 
 
 def subscribe(bus: Client, patterns: Sequence[str]) -> None:
@@ -1423,6 +1491,7 @@ def messages(
 ) -> Iterator[Message]:
     """Yield what is published: so many messages, or for so long.
 
+    What was written meanwhile is printed before it waits for more.
     Raises: SbusError if the time is over before the count is reached.
     """
     end = None if seconds is None else time.monotonic() + seconds
@@ -1433,26 +1502,41 @@ def messages(
             if count is None:
                 return
             raise SbusError(f"the time is over: heard {heard} of {count}")
-        with contextlib.suppress(TimeoutError):
-            received = bus.receive(left)
-            if isinstance(received, Message):
-                heard += 1
-                yield received
+        try:
+            received = bus.receive(flags=socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            wait_to_print(bus, left)
+            continue
+        if isinstance(received, Message):
+            heard += 1
+            yield received
 
 
-def write_text(message: Message, when: int | None) -> None:
-    """Print a message as a line, in colour on a terminal."""
-    output = standard_output()
-    key, payload = (printable(text, output.encoding) for text in message)
+class Style(NamedTuple):
+    """How text is printed."""
+
+    encoding: str
+    is_coloured: bool
+
+
+def style_of(output: TextIO) -> Style:
+    """Return how text is printed there: in colour on most terminals."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return Style(output.encoding, is_terminal(output) and not is_plain)
+
+
+def as_text(message: Message, when: int | None, style: Style) -> bytes:
+    """Return a message as a line."""
+    key, payload = (printable(text, style.encoding) for text in message)
     stamp = ""
     if when is not None:
         moment = datetime.datetime.fromtimestamp(when / 1e9).astimezone()
         stamp = moment.isoformat(timespec="microseconds")
-    if is_terminal(output) and "NO_COLOR" not in os.environ:
+    if style.is_coloured:
         key = f"{KEY_COLOUR}{key}{NO_COLOUR}"
         stamp = stamp and f"{TIME_COLOUR}{stamp}{NO_COLOUR}"
-    line = "\t".join([stamp, key, payload] if stamp else [key, payload])
-    write(f"{line}\n".encode(output.encoding))
+    line = f"{stamp}\t" if stamp else ""
+    return f"{line}{key}\t{payload}\n".encode(style.encoding)
 
 
 def json_line(fields: Mapping[str, object]) -> bytes:
@@ -1460,27 +1544,60 @@ def json_line(fields: Mapping[str, object]) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def write_json(message: Message, when: int | None) -> None:
-    """Print a message as a line of JSON; each byte is one code point."""
+def as_json(message: Message, when: int | None, _: Style) -> bytes:
+    """Return a message as a line of JSON; each byte is one code point."""
     fields: dict[str, object] = {} if when is None else {"t": when}
     fields["key"] = message.key.decode("latin-1")
     fields["payload"] = message.payload.decode("latin-1")
-    write(json_line(fields))
+    return json_line(fields)
 
 
-def write_raw(message: Message, _: int | None) -> None:
-    """Write a payload as it is."""
-    write(message.payload)
+def as_payload(message: Message, _: int | None, __: Style) -> bytes:
+    """Return a payload as it is."""
+    return message.payload
 
 
 def sub(options: Options) -> None:
     """Print what is published."""
-    if options.time and options.write is write_raw:
+    if options.time and options.form is as_payload:
         raise UsageError("--raw has no place for --time")
+    form, style = options.form, style_of(standard_output())
     with open_bus(options) as bus:
+        if options.discard:
+            bus.control("blocking/soft/discard")
         subscribe(bus, options.pattern)
-        for message in messages(bus, options.count, options.timeout):
-            options.write(message, time.time_ns() if options.time else None)
+        if options.ready_fd is not None:
+            bus.sync()
+            tell_ready(options.ready_fd)
+        try:
+            for message in messages(bus, options.count, options.timeout):
+                when = time.time_ns() if options.time else None
+                write(form(message, when, style), at_once=False)
+        finally:
+            write(b"")
+            if options.discard:
+                note_missed(bus)
+
+
+def tell_ready(descriptor: int) -> None:
+    """Write a line to a descriptor and close it.  Raises: SbusError."""
+    try:
+        os.write(descriptor, b"ready\n")
+        os.close(descriptor)
+    except OSError as error:
+        what = f"--ready-fd {descriptor}: {error.strerror}"
+        raise SbusError(what) from None
+
+
+def note_missed(bus: Client) -> None:
+    """Say how many messages were discarded, if any and if the server knows.
+
+    Spec: [CTL-5].
+    """
+    with contextlib.suppress(SbusError, ValueError, LookupError):
+        missed = json.loads(ask(bus, b"stats"))["discarded"]
+        if missed:
+            note(f"{missed:,} messages were missed")
 
 
 def payload_room(bus: Client, word: bytes, key: bytes) -> int:
@@ -1710,15 +1827,17 @@ Send a control message to the server, wait until it is handled, and print
 the answer, if there is one: its key, a tab, its payload.
 """
 STATS_HELP = """
-Print what the server has counted since its start: for this client, and for
-root and the bus owner for the clients of each user.  REFUSED packets are
+Print what the server has counted: for this client, and for root and the bus
+owner for the clients of each user, since the first of those that are
+connected came.  REFUSED packets are
 those that the kernel did not take at first, because their receiver was slow,
 DISCARDED those that a receiver never got, PAUSED is how often a publisher had
 to wait, BACKLOG what the server holds for receivers, in bytes.
 """
 MAIN_HELP = """
 exit status: 0, or 1 for an error of the bus, 2 for a wrong command line,
-130 if interrupted.  SBUS_ADDRESS in the environment stands for -a.
+130 if interrupted.  SBUS_ADDRESS in the environment stands for -a, and
+SBUS_MAX_PACKET is the largest packet (409600).
 
 example:
   sbus sub 'sensors/*/temp' & sbus pub sensors/1/temp 21.5
@@ -1817,14 +1936,14 @@ def optional_payload(help: str) -> Any:
     return argument("payload", metavar="PAYLOAD", nargs="?", help=help)
 
 
-def form(name: str, write: Callable[..., None], help: str) -> Any:
+def form(name: str, form: Callable[..., bytes], help: str) -> Any:
     """Return an option that chooses how messages are printed."""
     return argument(
         name,
-        dest="write",
+        dest="form",
         action="store_const",
-        const=write,
-        default=write_text,
+        const=form,
+        default=as_text,
         help=help,
     )
 
@@ -1839,15 +1958,26 @@ COMMANDS = (
             PATTERNS,
             form(
                 "--json",
-                write_json,
+                as_json,
                 "print a JSON object a line instead: key and payload, with a"
                 " code point (ISO 8859-1) for each byte",
             ),
-            form("--raw", write_raw, "print the payloads alone, as they are"),
+            form("--raw", as_payload, "print the payloads alone, as they are"),
             flag(
                 "--time",
                 "print first when it came; in JSON, t is nanoseconds since"
                 " 1970",
+            ),
+            flag(
+                "--discard",
+                "miss messages rather than slow their publishers down, and"
+                " say how many in the end",
+            ),
+            argument(
+                "--ready-fd",
+                metavar="FD",
+                type=int,
+                help="write a line there once it is subscribed, and close it",
             ),
             number("--count", "end after N messages"),
             amount("--timeout", "S", "end after S seconds"),

@@ -23,6 +23,7 @@ from sbus_client import (
     Command,
     ControlMessage,
     Disconnected,
+    LenientClient,
     Message,
     Options,
     Received,
@@ -123,7 +124,7 @@ def bridge(options: Options) -> None:
     if hasattr(options, "address"):
         raise UsageError("bridge takes two addresses and no -a")
     one, other = options.addresses
-    with Client(one) as left, Client(other) as right:
+    with LenientClient(one) as left, LenientClient(other) as right:
         name = left.socket.getpeername()
         if name and name == right.socket.getpeername():
             raise AddressError(f"{one} and {other} are the same bus")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import resource
 import select
 import socket
 import struct
@@ -39,7 +40,9 @@ class TestClientFile:
     PATH = ROOT / "sbus_client.py"
     USED = "__future__ argparse asyncio base64 collections concurrent"
     USED += " contextlib dataclasses datetime errno fcntl functools io"
-    USED += " itertools json math os pathlib random re select signal socket"
+    USED += (
+        " itertools json math mmap os pathlib random re select signal socket"
+    )
     USED += " struct sys time types typing"
     # Python itself knows since 3.10
     STANDARD = getattr(sys, "stdlib_module_names", frozenset(USED.split()))
@@ -260,6 +263,30 @@ class TestReceiving:
         assert first == (b"a b", b"v\0w")
         assert isinstance(second, Message)
         assert second == (b"", b"")
+
+    @pytest.mark.parametrize("key_bytes", [1, 8_187, 8_188, 20_000])
+    def test_large_packet(self, ends: Ends, key_bytes: int) -> None:
+        """It is cut at its first NUL byte, however far that is."""
+        key, payload = b"k" * key_bytes, b"\0" + bytes(100_000) + b"v"
+        for _ in range(2):
+            ends.server.send(publish(key, payload))
+        assert ends.client.receive() == Message(key, payload)
+        assert next(iter(ends.client)) == Message(key, payload)
+
+    def test_memory_of_many_clients(self) -> None:
+        """What was never received takes none."""
+        wires = [seqpacket_pair() for _ in range(200)]
+
+        def memory() -> int:
+            pages = Path("/proc/self/statm").read_text().split()[1]
+            return int(pages) * resource.getpagesize()
+
+        before = memory()
+        clients = [Client(fd=ours.detach()) for ours, _ in wires]
+        assert memory() - before < 20_480 * len(clients)
+        for client, (_, theirs) in zip(clients, wires):
+            client.close()
+            theirs.close()
 
     def test_control_packet_is_a_control_message(self, ends: Ends) -> None:
         """[CTL-3] A control packet is told from a message."""

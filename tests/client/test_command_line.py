@@ -223,7 +223,7 @@ class TestUsage:
     ) -> None:
         """It is as if it were not there."""
         monkeypatch.setenv("SBUS_ADDRESS", "")
-        monkeypatch.setattr(sbus_client, "Client", lambda address: address)
+        monkeypatch.setattr(sbus_client, "LenientClient", lambda name: name)
         options = sbus_client.Options()
         bus: Any = sbus_client.open_bus(options)
         assert bus is None
@@ -284,7 +284,7 @@ class TestCompletion:
             (["--address", "=", "sub", "rec"], ["record"]),
             (["--v"], ["--version"]),
             (["sub", "--ti"], ["--time", "--timeout"]),
-            (["-a", "/tmp/bus", "sub", "a/*", "--r"], ["--raw"]),
+            (["-a", "/tmp/bus", "sub", "a/*", "--r"], ["--raw", "--ready-fd"]),
             (["record", "--seg"], ["--segment-mib", "--segment-seconds"]),
             (["bridge", "--a"], []),
             (["pub", "--a"], ["--address"]),

@@ -122,8 +122,7 @@ class TestSub:
                 server.send(b"MSG k\0one")
                 assert command.stdout
                 assert command.stdout.readline() == "k\tone\n"
-                command.stdout.close()
-                server.send(b"MSG k\0two")
+                command.stdout.close()  # and no other message comes
                 assert command.wait(SECONDS_MAX) == 1
             assert command.stderr
             assert command.stderr.read() == ""
@@ -137,6 +136,74 @@ class TestSub:
                 server.send(b"MSG k\0v")
                 what = "sbus: standard output: No space left on device\n"
                 assert outcome(process) == (1, "", what)
+
+    def test_quick_way_to_print(self) -> None:
+        """What is printed as it is, is what the slow way makes of it."""
+        texts = ["", "a b", "é", "a\\", "\t", "\u202e", "𝄞", "a\udcff"]
+        for text in texts:
+            for encoding in ("utf-8", "ascii", "latin-1"):
+                plain = text.encode("utf-8", "surrogateescape")
+                # An escape in front makes it go the slow way
+                slow = sbus_client.printable(b"\\" + plain, encoding)
+                quick = sbus_client.printable(plain, encoding)
+                assert slow == r"\\" + quick
+
+    def test_ready(self, bus: RealBus) -> None:
+        """A script that waits for the line loses nothing after it."""
+        reader, writer = os.pipe()
+        arguments = ("sub", f"--ready-fd={writer}", "--count=1", "k")
+        options = {"pass_fds": (writer,)}
+        with started(bus.path, *arguments, **options) as command:
+            os.close(writer)
+            with open(reader) as ready:
+                assert ready.read() == "ready\n"
+            publish_all(bus.path, ("k", b"v"))
+            assert outcome(command) == (0, "k\tv\n", "")
+
+    def test_ready_nowhere(self, bus: RealBus) -> None:
+        """A descriptor that is not there is one line."""
+        done = sbus(bus.path, "sub", "--ready-fd=77")
+        what = "sbus: --ready-fd 77: Bad file descriptor\n"
+        assert done == (1, "", what)
+
+    def test_discarding(self, listener: Listener) -> None:
+        """The mode is asked for first, and what was missed in the end."""
+        command = started(listener.path, "sub", "--discard", "--count=1")
+        with command as process, listener.accept() as server:
+            assert server.receive() == b"CMSG blocking/soft/discard"
+            assert server.receive() == b"SUB "
+            server.send(b"MSG k\0v")
+            assert [server.receive(), server.receive()] == [
+                b"CMSG stats",
+                WHOAMI,
+            ]
+            server.send(b'CMSG stats\0{"discarded": 1200}', ANSWER)
+            what = "sbus: 1,200 messages were missed\n"
+            assert outcome(process) == (0, "k\tv\n", what)
+
+    def test_what_is_too_large(self, listener: Listener) -> None:
+        """It is left out, said once, and counted; the rest is printed."""
+        env = {**ENVIRONMENT, "SBUS_MAX_PACKET": "100"}
+        command = started(listener.path, "sub", "--count=2", env=env)
+        with command as process, listener.accept() as server:
+            assert server.receive() == b"SUB "
+            large = publish(b"k", bytes(200))
+            server.send(publish(b"k", b"1"), large, large)
+            server.send(publish(b"k", b"2"))
+            done = outcome(process)
+        assert (done.status, done.output) == (0, "k\t1\nk\t2\n")
+        first, last = done.errors.splitlines()
+        assert "a packet of 206 bytes was received and lost" in first
+        assert first.endswith("; SBUS_MAX_PACKET raises it")
+        assert last == "sbus: 2 messages were too large"
+
+    def test_wrong_limit_in_the_environment(self) -> None:
+        """It is wrong usage."""
+        env = {**ENVIRONMENT, "SBUS_MAX_PACKET": "1e6"}
+        done = sbus("/nowhere", "whoami", env=env)
+        what = "sbus: SBUS_MAX_PACKET is '1e6', and no number"
+        assert (done.status, done.output) == (2, "")
+        assert done.errors == f"{what}; --help lists the options\n"
 
     BYTES = bytes(set(range(256)) - {13})  # a text stream would change it
 
@@ -209,6 +276,11 @@ class TestSub:
         [
             ({}, "\x1b[2m{}\x1b[m\t\x1b[36mk\x1b[m\tv\\x1b[31m\r\n"),
             ({"NO_COLOR": "1"}, "{}\tk\tv\\x1b[31m\r\n"),
+            ({"TERM": "dumb"}, "{}\tk\tv\\x1b[31m\r\n"),
+            (
+                {"NO_COLOR": ""},
+                "\x1b[2m{}\x1b[m\t\x1b[36mk\x1b[m\tv\\x1b[31m\r\n",
+            ),
         ],
     )
     def test_colour_on_a_terminal(
