@@ -1920,8 +1920,6 @@ class Server:
             self._alarms.pop((call, client), None)
         for publisher in resumed:
             self._watch(publisher)
-        if (self._listen, self.listener) in self._alarms:
-            self._listen(self.listener)  # there are descriptors again
         if self.close_after_last and not self.bus.clients:
             self.stop()  # [RUN-11]
 

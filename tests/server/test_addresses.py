@@ -243,6 +243,13 @@ class TestInheritedSocket:
             with notifying(directory, "-a", f"/dev/fd/{number}", **streams):
                 assert is_served(directory / "theirs")
 
+    def test_standard_error_of_a_daemon(self, directory: Path) -> None:
+        """[RUN-7] It is silenced, and the socket is not."""
+        with new_unix_socket(directory / "bus") as listener:
+            listener.listen()
+            with daemon(directory, address="/dev/fd/2", stderr=listener):
+                assert is_served(directory / "bus")
+
     @pytest.mark.parametrize("kind", ["stream", "datagram", "internet"])
     def test_socket_of_another_kind(self, kind: str) -> None:
         """[ADDR-3] [RUN-2] Only a Unix-domain SEQPACKET socket will do."""

@@ -172,6 +172,26 @@ class TestLog:
             f'{to} discarded message 6 "deaf" [CONN-8]',
         ]
 
+    def test_publisher_that_two_hold(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """[BLOCK-12] It is resumed once, by the last of them."""
+        caplog.set_level(logging.DEBUG, "sbus")
+        kernel = FakeKernel()
+        kernel.bus.journal = sbus.Journal(-1, {}, False, True)
+        readers, sender = [kernel.connect() for _ in "12"], kernel.connect()
+        for reader in readers:
+            reader.wire.room = 0
+            reader.send(b"SUB k", b"CMSG blocking/soft/block")
+        sender.send(publish(b"k"))
+        for reader in readers:
+            resumed = [line for line in caplog.messages if "resumed" in line]
+            assert sender.paused and not resumed
+            reader.wire.room = None
+            kernel.run()
+        resumed = [line for line in caplog.messages if "resumed" in line]
+        assert len(resumed) == 1 and not sender.paused
+
 
 class TestBlockedLog:
     def test_pipe_that_nobody_reads(self, directory: Path) -> None:

@@ -447,6 +447,17 @@ class TestLoop:
             root.send(WHOAMI)
             assert len(root.read()) == 1 and not sender.wire.closed
 
+    def test_crowd_that_waits(self) -> None:
+        """[LIMIT-18] Not all who wait for their turns make room for more."""
+        kernel = FakeKernel(sbus.Limits(max_user_clients=3))
+        slow_down(kernel, 0.0011)
+        for _ in range(6):
+            newcomers(kernel, 500)
+            for client in kernel.bus.clients.values():
+                client.wire.incoming.extend(new_keys(2))
+            kernel.server.round(0)
+        assert 3 < len(kernel.bus.clients) <= 3 + 2 * sbus.CROWD_MAX
+
     def test_large_packets_wait_for_a_paused_publisher(
         self, kernel: FakeKernel
     ) -> None:

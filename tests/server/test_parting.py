@@ -52,6 +52,33 @@ class TestParting:
         kernel.run()
         assert all(reader.wire.closed for reader in readers)
 
+    def test_expulsion_without_memory(
+        self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """[CONN-12] [CONN-18] It is not forgotten."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.wire.room = 0
+        reader.send(b"SUB k", b"CMSG blocking/soft/error")
+        set_alarm, errors = kernel.server._set_alarm, [MemoryError()]
+
+        def fail_once(*arguments: Any) -> None:
+            if errors:
+                raise errors.pop()
+            set_alarm(*arguments)
+
+        monkeypatch.setattr(kernel.server, "_set_alarm", fail_once)
+        sender.send(publish(b"k"))
+        kernel.run()
+        assert reader.wire.closed and not errors
+
+    def test_mistake_of_one_that_is_held(self, kernel: FakeKernel) -> None:
+        """[CONN-18] [BLOCK-12] Nobody holds up whom nobody hears."""
+        reader, sender = kernel.connect(), kernel.connect()
+        reader.wire.room = 0
+        reader.send(b"SUB k", b"CMSG blocking/soft/block")
+        sender.send(publish(b"k"), b"a mistake", publish(b"k"))
+        assert sender.wire.closed and not reader.wire.closed
+
     def test_departure_with_many_patterns(
         self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
     ) -> None:

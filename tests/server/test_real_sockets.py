@@ -21,7 +21,15 @@ import sbus
 from attackers import Pair, attack, descriptors, descriptors_allowed
 from packets import WHOAMI, publications, publish
 from processes import child_process
-from real_bus import Peer, RealBus, connect, needs_root, wait_for
+from real_bus import (
+    Peer,
+    RealBus,
+    connect,
+    freeze,
+    needs_root,
+    thaw,
+    wait_for,
+)
 from sizes import SOAK, either
 
 LARGE_BUFFER = (socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
@@ -209,12 +217,15 @@ class TestRealSockets:
             deaf.send(*publications(3))
             assert [reader.receive() for _ in range(3)] == publications(3)
 
-    def test_empty_packet(self, bus: RealBus) -> None:
+    @pytest.mark.parametrize("more", [[], [publish(b"k", b"more")]])
+    def test_empty_packet(self, bus: RealBus, more: list[bytes]) -> None:
         """[PKT-4] Its sender is disconnected for cause."""
         with bus.clients(2) as (peer, witness):
             witness.send(b"SUB ")
             witness.fence()
-            peer.send(publish(b"k"), b"")
+            freeze(bus)  # or it may be gone before it has sent the rest
+            peer.send(publish(b"k"), b"", *more)
+            thaw(bus)
             assert peer.is_disconnected()
             assert witness.fence() == [publish(b"k")]
         bus.wait_for_log("[PKT-4] empty packet")

@@ -347,6 +347,18 @@ class TestSlowSends:
             kernel.wait(1.1)
         assert not reader.stats["discarded"]
 
+    def test_limit_of_what_is_put_off(self) -> None:
+        """[CONN-20] [BLOCK-9] Above it the hard mode decides."""
+        kernel = FakeKernel(sbus.Limits(max_backlog=1_000))
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k", b"CMSG blocking/hard/discard")
+        spend_ticks(kernel, reader)
+        sender.send(publish(b"k"))
+        reader.wire.room = 0
+        for packet in publications(20):
+            sender.send(packet)
+        assert reader.stats["discarded"] and not reader.wire.closed
+
     def test_expulsion_that_takes_long(self, kernel: FakeKernel) -> None:
         """[CONN-19] [CONN-20] It is accounted for once."""
         reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
