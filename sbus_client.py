@@ -1150,10 +1150,6 @@ class AsyncClient:
 TOKEN_BYTES = 16
 
 
-class IdentityError(SbusError):
-    """The other client is not who it says it is."""
-
-
 class Request(NamedTuple):
     """What is asked: its key, its payload, and the key for the answer."""
 
@@ -1191,20 +1187,6 @@ def receive_under(
     )
 
 
-def acknowledge(client: Client, timeout: float | None = None) -> None:
-    """Return once the server has routed all that this client published.
-
-    The client sends itself a message and waits until it comes back.  What
-    arrives meanwhile is kept for receive.
-    Raises: TimeoutError, also with echo/off; Disconnected.
-    Spec: [PKT-5] [PUB-5] [PUB-6] [ECHO-1].
-    """
-    end = end_of(timeout)
-    with private_key(client, left_of(end)) as key:
-        client.publish(key)
-        receive_under(client, key, left_of(end))
-
-
 def request(
     client: Client,
     key: Text,
@@ -1228,7 +1210,7 @@ def parse_request(message: Received) -> Request:
     """Return what a message asks for.
 
     Raises: PacketError if it is no request, or wants its answer elsewhere
-    than under a secret key.
+    than under a secret key: anybody may publish such.
     Spec: [CRED-10].
     """
     reply_key, nul, payload = message.payload.partition(b"\0")
@@ -1236,6 +1218,19 @@ def parse_request(message: Received) -> Request:
         raise PacketError("the message is no request: it has no reply key")
     owner_of(reply_key)
     return Request(message.key, payload, reply_key)
+
+
+def requests(received: Iterable[Received]) -> Iterator[Request]:
+    """Yield what messages ask for, and leave out those that are no requests.
+
+        for asked in requests(bus):
+            reply(bus, asked, b"answer")
+
+    Raises: as the iteration over the messages.
+    """
+    for message in received:
+        with contextlib.suppress(PacketError):
+            yield parse_request(message)
 
 
 def reply(client: Client, asked: Request, payload: Payload = b"") -> None:
@@ -1253,54 +1248,10 @@ def owner_of(key: bytes) -> Credentials:
     Raises: PacketError if it is none.
     Spec: [CRED-10] [CRED-11].
     """
-    return parse_credentials(key.rpartition(b"/")[0])
-
-
-def prove_identity(
-    client: Client, key: Text, timeout: float | None = None
-) -> Credentials:
-    """Prove who we are to whoever listens to a key, and see who that is.
-
-    The other client calls verify_identity with what it receives under the
-    key.  Returns the other's credentials: whether it may have them is for
-    the caller to say.
-    Raises: IdentityError; TimeoutError; Disconnected; PacketError.
-    Spec: [CRED-10] [CRED-11]; spec/4, "Proof of identity".
-    """
-    end = end_of(timeout)
-    answer = request(client, key, b"", left_of(end))  # 1 and 2
-    their_key, _, challenge = answer.partition(b"\0")
-    other = owner_of(their_key)
-    text = os.urandom(TOKEN_BYTES)
-    again = request(client, their_key, text + challenge, left_of(end))  # 3, 4
-    if again != text:
-        raise IdentityError(f"{other.path!r} did not repeat what it was sent")
-    return other
-
-
-def verify_identity(
-    client: Client, message: Received, timeout: float | None = None
-) -> Credentials:
-    """Find out who sent the message of a prove_identity, and answer it.
-
-    Returns the sender's credentials.
-    Raises: IdentityError; TimeoutError; Disconnected; PacketError.
-    Spec: [CRED-10] [CRED-11]; spec/4, "Proof of identity".
-    """
-    end = end_of(timeout)
-    first = parse_request(message)
-    other = owner_of(first.reply_key)
-    challenge = os.urandom(TOKEN_BYTES)
-    with private_key(client, left_of(end)) as key:
-        reply(client, first, key + b"\0" + challenge)
-        third = parse_request(receive_under(client, key, left_of(end)))
-        text, again = third.payload[:TOKEN_BYTES], third.payload[TOKEN_BYTES:]
-        if again != challenge or owner_of(third.reply_key) != other:
-            raise IdentityError(
-                f"{other.path!r} did not repeat what it was sent"
-            )
-        reply(client, third, text)
-    return other
+    path = re.match(rb"(?:!/cred/[0-9]+/[0-9]+/[0-9]+/)+(?!$)", key)
+    if not path:
+        raise PacketError(f"not a private key: {key[:80]!r}")
+    return parse_credentials(path[0][:-1])
 
 
 # =============================================================================

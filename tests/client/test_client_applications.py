@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import functools
 import os
+import re
 import socket
 import time
+import types
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 import sbus_client
 from client_ends import Ends, fill
 from packets import ANSWER, HEAD_BYTES, WHOAMI, publications
-from processes import SECONDS_MAX
+from processes import ROOT, SECONDS_MAX
 from real_bus import Listener, Peer, RealBus, seqpacket_pair
 from sbus_client import (
     PACKET_BYTES_MAX,
@@ -26,17 +28,15 @@ from sbus_client import (
     Client,
     Credentials,
     Disconnected,
-    IdentityError,
     Message,
     PacketError,
     PacketTooLarge,
     Received,
-    acknowledge,
+    owner_of,
     parse_request,
-    prove_identity,
     reply,
     request,
-    verify_identity,
+    requests,
 )
 
 Work = Callable[[], object]
@@ -51,8 +51,21 @@ def beside(work: Work) -> Iterator[None]:
         done.result(SECONDS_MAX)
 
 
+def proof_of_identity() -> Any:
+    """Return the functions of the example in chapter 4."""
+    chapter = (ROOT / "spec/4-secret-messages.md").read_text("utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", chapter, re.S)
+    module = types.ModuleType("proof")
+    vars(module).update(vars(sbus_client))
+    exec(example, vars(module))
+    return module
+
+
+PROOF = proof_of_identity()
+
+
 class TestApplications:
-    """acknowledge, request and reply, proofs of identity."""
+    """request and reply, and the proof of identity of chapter 4."""
 
     @pytest.fixture
     def two(self, bus: RealBus) -> Iterator[tuple[Client, Client]]:
@@ -62,33 +75,12 @@ class TestApplications:
             other.sync()
             yield one, other
 
-    def test_acknowledge(self, two: tuple[Client, Client]) -> None:
-        """[PUB-6] What was published before arrives before, and is kept."""
-        one, other = two
-        one.subscribe("k")
-        one.publish("k", b"v")
-        one.publish("service", b"v")
-        acknowledge(one, SECONDS_MAX)
-        assert one.receive(0) == (b"k", b"v")
-        assert other.receive(0) == (b"service", b"v")
-        with pytest.raises(TimeoutError):
-            one.receive(0)
-
-    def test_acknowledge_without_an_echo(self, bus: RealBus) -> None:
-        """[ECHO-2] Without echoes nothing comes back; then it is over."""
-        with Client(bus.path) as client:
-            client.control("echo/off")
-            with pytest.raises(TimeoutError):
-                acknowledge(client, 0.05)
-            client.sync(SECONDS_MAX)
-            assert client._patterns == {}
-
     def test_server_that_goes_away(self, ends: Ends) -> None:
         """The error is that of the server, not of what comes after it."""
         ends.server.send(ANSWER)
         ends.server.wire.shutdown(socket.SHUT_WR)
         with pytest.raises(Disconnected):
-            acknowledge(ends.client, SECONDS_MAX)
+            request(ends.client, "service", timeout=SECONDS_MAX)
 
     def test_server_that_goes_away_for_long(self, listener: Listener) -> None:
         """A client that reconnects does not wait for that in a helper."""
@@ -103,7 +95,7 @@ class TestApplications:
 
         with Client(listener.path, reconnect=True) as client:
             with beside(serve), pytest.raises(Disconnected):
-                acknowledge(client, SECONDS_MAX)
+                request(client, "service", timeout=SECONDS_MAX)
             assert not list(client._kept)
 
     def test_request(self, two: tuple[Client, Client]) -> None:
@@ -121,6 +113,28 @@ class TestApplications:
             answer = request(one, "service", b"1\0002", SECONDS_MAX)
         assert answer == b"answer"
         assert one._patterns == {}
+
+    def test_requests(self, two: tuple[Client, Client]) -> None:
+        """What is no request is left out, and ends no service."""
+        one, other = two
+
+        def serve() -> None:
+            reply(other, next(requests(other)), b"answer")
+
+        one.publish("service", b"no request")
+        one.publish("service", b"!/cred/x\0no request")
+        with beside(serve):
+            assert request(one, "service", timeout=SECONDS_MAX) == b"answer"
+
+    @pytest.mark.parametrize(
+        "key", [b"!/cred/1/2/3/x", b"!/cred/1/2/3/!/cred/4/5/6/x/y//z"]
+    )
+    def test_owner(self, key: bytes) -> None:
+        """[CRED-10] Of any key below one's own credentials."""
+        asked = parse_request(Message(b"k", key + b"\0"))
+        assert asked.reply_key == key
+        nested = key.count(b"cred") > 1
+        assert owner_of(key)[:3] == ((4, 5, 6) if nested else (1, 2, 3))
 
     def test_request_that_nobody_answers(
         self, two: tuple[Client, Client]
@@ -153,6 +167,7 @@ class TestApplications:
             b"!/cred/1/2/3/x",
             b"a\0",
             b"!/cred/1/2/3\0",
+            b"!/cred/1/2/3/\0",
             b"x/!/cred/1/2/3/y\0",
         ],
     )
@@ -168,10 +183,10 @@ class TestApplications:
 
         def verify() -> None:
             message = other.receive(SECONDS_MAX)
-            found.append(verify_identity(other, message, SECONDS_MAX))
+            found.append(PROOF.verify(other, message))
 
         with beside(verify):
-            found.append(prove_identity(one, "service", SECONDS_MAX))
+            found.append(PROOF.prove(one, "service"))
         assert found == [one.whoami(), other.whoami()]
 
     def test_liar_who_cannot_read(self, two: tuple[Client, Client]) -> None:
@@ -180,7 +195,7 @@ class TestApplications:
         one.publish("service", b"!/cred/0/0/1/x\0")
         message = other.receive(SECONDS_MAX)
         with pytest.raises(TimeoutError):
-            verify_identity(other, message, 0.05)
+            PROOF.verify(other, message, 0.05)
 
     @pytest.mark.parametrize("fault", ["challenge", "owner"])
     def test_liar_who_proves(
@@ -198,9 +213,9 @@ class TestApplications:
             own = own if fault == "challenge" else b"!/cred/0/0/1/x"
             one.publish(key, own + b"\0" + bytes(16) + text)
 
-        with beside(lie), pytest.raises(IdentityError, match="not repeat"):
+        with beside(lie), pytest.raises(ValueError, match="cannot read"):
             message = other.receive(SECONDS_MAX)
-            verify_identity(other, message, SECONDS_MAX)
+            PROOF.verify(other, message)
 
     def test_liar_who_verifies(self, two: tuple[Client, Client]) -> None:
         """[CRED-11] A wrong text is no proof of the one that was asked."""
@@ -214,8 +229,8 @@ class TestApplications:
             third = parse_request(other.receive(SECONDS_MAX))
             reply(other, third, b"wrong")
 
-        with beside(lie), pytest.raises(IdentityError, match="not repeat"):
-            prove_identity(one, "service", SECONDS_MAX)
+        with beside(lie), pytest.raises(ValueError, match="cannot read"):
+            PROOF.prove(one, "service")
 
     def test_receive_where(self, ends: Ends) -> None:
         """The first that is wanted, kept or new; the others stay in order."""
