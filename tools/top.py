@@ -59,19 +59,18 @@ class Traffic:
 class Top:
     """The traffic of all keys."""
 
-    def __init__(
-        self, by_bytes: bool = False, slowest_first: bool = False
-    ) -> None:
+    def __init__(self, by_bytes: bool = False) -> None:
         self.by_bytes = by_bytes
-        self.slowest_first = slowest_first
+        self.everything = Traffic()
         self.keys: dict[bytes, Traffic] = {}
 
     def add(self, message: Message) -> None:
         """Count a message."""
         traffic = self.keys.setdefault(message.key, Traffic())
-        traffic.messages += 1
-        traffic.payload_bytes += len(message.payload)
-        traffic.messages_total += 1
+        for each in (traffic, self.everything):
+            each.messages += 1
+            each.payload_bytes += len(message.payload)
+            each.messages_total += 1
         if len(self.keys) > TOP_KEYS_MAX:
             self.keys = dict(self.loudest()[: TOP_KEYS_MAX // 2])
 
@@ -89,24 +88,17 @@ class Top:
 
     def table(self, seconds: float, encoding: str) -> list[str]:
         """Return the lines for an interval of so many seconds."""
-        everything = Traffic(
-            sum(traffic.messages for traffic in self.keys.values()),
-            sum(traffic.payload_bytes for traffic in self.keys.values()),
-            sum(traffic.messages_total for traffic in self.keys.values()),
-        )
         lines = [
             traffic.line(seconds, printable(key, encoding))
             for key, traffic in self.loudest()
         ]
-        if self.slowest_first:
-            lines.reverse()
         count = f"{len(self.keys):,} key{'s' * (len(self.keys) != 1)}"
-        total = everything.line(seconds, f"({count})")
+        total = self.everything.line(seconds, f"({count})")
         return [TOP_HEADING, total, *lines]
 
     def start_interval(self) -> None:
         """Count from nothing, but for the totals."""
-        for traffic in self.keys.values():
+        for traffic in (self.everything, *self.keys.values()):
             traffic.messages = traffic.payload_bytes = 0
 
 
@@ -145,7 +137,7 @@ def draw(lines: Sequence[str]) -> None:
 
 def top(options: Options) -> None:
     """Show the loudest keys, again and again."""
-    table = Top(options.bytes, options.slowest)
+    table = Top(options.bytes)
     is_live = is_terminal(standard_output())
     with open_bus(options) as bus:
         bus.control("blocking/soft/discard")  # looking on holds nobody up
@@ -175,7 +167,6 @@ COMMAND = Command(
     (
         PATTERNS,
         flag("--bytes", "order by bytes a second instead of messages"),
-        flag("--slowest", "show the slowest keys first"),
         amount("--interval", "S", "show every S seconds (1)", default=1.0),
         number("--count", "end after N tables"),
     ),

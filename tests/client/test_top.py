@@ -15,7 +15,7 @@ from processes import gone, outcome, started
 from real_bus import Listener, RealBus
 from sbus_client import Message
 from tools import top
-from tools.top import Top
+from tools.top import Top, Traffic
 
 
 class TestTop:
@@ -32,7 +32,6 @@ class TestTop:
         [
             ([], ["many", "tab\\tbed", "large"]),
             (["--bytes"], ["large", "many"]),
-            (["--slowest"], ["large", "tab\\tbed", "many"]),
         ],
     )
     def test_table_in_a_pipe(
@@ -91,6 +90,7 @@ class TestTop:
         for key in (b"a", b"b", b"b", b"c", b"d", b"d", b"e"):
             table.add(Message(key, b""))
         assert [*table.keys] == [b"b", b"d"]
+        assert table.everything == Traffic(7, 0, 7)
 
     ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
     LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
