@@ -280,12 +280,14 @@ def socket_name(address: str) -> bytes:
     return name
 
 
-def open_socket(address: str, flags: int = 0) -> socket.socket:
+def open_socket(
+    address: str, flags: int = 0, timeout: float | None = None
+) -> socket.socket:
     """Return a blocking socket that is connected to a server.
 
     It waits while the server's queue of new connections is full, or with
     MSG_DONTWAIT raises BlockingIOError.
-    Raises: AddressError; Disconnected if there is no server.
+    Raises: TimeoutError; AddressError; Disconnected if there is no server.
     Spec: [CONN-17].
     """
     if address.startswith("/dev/fd/"):
@@ -297,15 +299,29 @@ def open_socket(address: str, flags: int = 0) -> socket.socket:
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connected.setblocking(not flags & socket.MSG_DONTWAIT)
+        limit_sends(connected, timeout)
         connected.connect(name)
+        limit_sends(connected, None)
         connected.setblocking(True)
     except BlockingIOError:
         connected.close()
-        raise
+        if timeout is None or flags & socket.MSG_DONTWAIT:
+            raise
+        raise TimeoutError(
+            f"the bus at {address} does not let us in"
+        ) from None
     except OSError as error:
         connected.close()
         raise no_bus(address, error) from None
     return connected
+
+
+def limit_sends(connected: socket.socket, timeout: float | None) -> None:
+    """Have connect(2) and send(2) wait for so long at most, or for ever."""
+    seconds = min(timeout or 0.0, POLL_SECONDS_MAX)
+    microseconds = math.ceil(seconds * 1e6)
+    limit = struct.pack("ll", *divmod(microseconds, 1_000_000))
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def check_server(connected: socket.socket, uid: int) -> None:
@@ -386,7 +402,8 @@ class Client:
     Keys and patterns are bytes, or str that is sent as UTF-8.  *flags* are
     those of send(2) and recv(2); with MSG_DONTWAIT, BlockingIOError tells
     that the call would have to wait.  Timeouts are seconds, None for ever,
-    and TimeoutError tells that one is over.
+    and TimeoutError tells that one is over: here, that the server has not
+    let us in.
 
     A client is a context manager, an iterator over what it receives, and
     has fileno() for select, poll and epoll; *socket* is there for all else.
@@ -398,7 +415,7 @@ class Client:
                 print(bus.receive())
 
     Once it is closed, all calls but close and fileno raise Disconnected.
-    Raises: AddressError; Disconnected if there is no server.
+    Raises: TimeoutError; AddressError; Disconnected if there is no server.
     """
 
     def __init__(
@@ -410,6 +427,7 @@ class Client:
         server_uid: int | None = None,
         reconnect: bool = False,
         flags: int = 0,
+        timeout: float | None = None,
     ) -> None:
         if fd is not None and address is not None:
             raise AddressError("give an address or a descriptor, not both")
@@ -431,7 +449,7 @@ class Client:
         self._modes: dict[bytes, None] = {}  # the last sent is the last
         self._tries = 0  # to connect again, since it last went well
         self._next_try = 0.0  # by the monotonic clock
-        self.socket = self._open(flags)
+        self.socket = self._open(flags, timeout)
 
     def __repr__(self) -> str:
         state = "closed" if self.socket.fileno() < 0 else "open"
@@ -516,26 +534,32 @@ class Client:
             self._patterns.pop(pattern, None)
 
     def publish(
-        self, key: Text, payload: Payload = b"", flags: int = 0
+        self,
+        key: Text,
+        payload: Payload = b"",
+        flags: int = 0,
+        timeout: float | None = None,
     ) -> None:
         """Publish a message.
 
-        Raises: Disconnected; PacketTooLarge; PacketError; TypeError if the
-        payload is not bytes.
+        Raises: TimeoutError; Disconnected; PacketTooLarge; PacketError;
+        TypeError if the payload is not bytes.
         Spec: [PUB-1].
         """
+        now = flags if timeout is None else socket.MSG_DONTWAIT
         try:
             packet = publish_head(key) + payload
             if len(packet) <= self.packet_bytes_max:
-                self.socket.send(packet, flags)
+                self.socket.send(packet, now)
                 return
         except BlockingIOError:
-            raise
+            if timeout is None:
+                raise
         except OSError:
             pass  # _send meets it again, and knows what to do
         except (TypeError, BufferError):
             packet = publish_head(key) + payload_bytes(payload)
-        self._send(packet, flags)
+        self._send(packet, flags, end_of(timeout))
 
     def control(
         self, key: Text, payload: Payload = b"", flags: int = 0
@@ -642,9 +666,9 @@ class Client:
         """Return whether the last question has the answer just received."""
         return is_answer(received) and not self._questions
 
-    def _open(self, flags: int) -> socket.socket:
+    def _open(self, flags: int, timeout: float | None = None) -> socket.socket:
         """Return a socket that is connected to the right server."""
-        connected = open_socket(self.address, flags)
+        connected = open_socket(self.address, flags, timeout)
         if self.server_uid is not None:
             check_server(connected, self.server_uid)
         return connected
@@ -718,10 +742,12 @@ class Client:
         self._next_try = time.monotonic() + delay
         self._tries = min(self._tries + 1, 16)
 
-    def _send(self, packet: bytes, flags: int) -> None:
+    def _send(
+        self, packet: bytes, flags: int, end: float | None = None
+    ) -> None:
         """Send a packet, over a new connection if the old one is lost.
 
-        Raises: PacketTooLarge; Disconnected.
+        Raises: TimeoutError at *end*; PacketTooLarge; Disconnected.
         Spec: [LIMIT-1].
         """
         self._check_open()
@@ -731,12 +757,12 @@ class Client:
                 f" {self.packet_bytes_max} bytes"
             )
         try:
-            self._send_fitting(packet, flags)
+            self._send_by(end, packet, flags)
         except Disconnected:
             if not self.reconnect:
                 raise
-            self._connect_again(None, flags)
-            self._send_fitting(packet, flags)
+            self._connect_again(end, flags)
+            self._send_by(end, packet, flags)
 
     def _send_fitting(self, packet: bytes, flags: int) -> None:
         """Send a packet, with a larger send buffer if it needs one.
@@ -770,8 +796,12 @@ class Client:
         except (BrokenPipeError, ConnectionResetError):
             raise self._gone() from None
 
-    def _send_by(self, end: float | None, packet: bytes) -> None:
+    def _send_by(
+        self, end: float | None, packet: bytes, flags: int = 0
+    ) -> None:
         """Send a packet.  Raises: TimeoutError at *end*; Disconnected."""
+        if end is None:
+            return self._send_fitting(packet, flags)
         while True:
             try:
                 return self._send_fitting(packet, socket.MSG_DONTWAIT)
@@ -1263,6 +1293,8 @@ Options = argparse.Namespace
 CLEAR_LINE = "\x1b[K"  # from the cursor to the end of the line
 KEY_COLOUR, TIME_COLOUR, NO_COLOUR = "\x1b[36m", "\x1b[2m", "\x1b[m"
 PROGRESS_SECONDS = 0.2
+ANSWER_SECONDS = 10.0  # in which a server is to answer
+PUBLISH_SECONDS = 60.0  # in which the bus is to take a message
 
 
 class UsageError(SbusError):
@@ -1400,11 +1432,13 @@ class LenientClient(Client):
 
     left_out = 0
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(
+        self, address: str | None, timeout: float | None = None
+    ) -> None:
         limit = os.environ.get("SBUS_MAX_PACKET") or str(PACKET_BYTES_MAX)
         if not re.fullmatch("[1-9][0-9]{0,9}", limit):
             raise UsageError(f"SBUS_MAX_PACKET is {limit!r}, and no number")
-        super().__init__(address, packet_bytes_max=int(limit))
+        super().__init__(address, packet_bytes_max=int(limit), timeout=timeout)
 
     def close(self) -> None:
         if self.left_out > 1:
@@ -1422,13 +1456,14 @@ class LenientClient(Client):
                 self.left_out += 1
 
 
-def open_bus(options: Options) -> Client:
+def open_bus(options: Options, timeout: float | None = None) -> Client:
     """Return a client of the bus that -a or the environment names.
 
-    Raises: AddressError; UsageError; Disconnected if there is no server.
+    Raises: TimeoutError; AddressError; UsageError; Disconnected if there is
+    no server.
     """
     environment = os.environ.get("SBUS_ADDRESS") or None
-    return LenientClient(getattr(options, "address", environment))
+    return LenientClient(getattr(options, "address", environment), timeout)
 
 
 def subscribe(bus: Client, patterns: Sequence[str]) -> None:
@@ -1545,8 +1580,9 @@ def note_missed(bus: Client) -> None:
 
     Spec: [CTL-5].
     """
-    with contextlib.suppress(SbusError, ValueError, LookupError):
-        missed = json.loads(ask(bus, b"stats"))["discarded"]
+    errors = (SbusError, TimeoutError, ValueError, LookupError)
+    with contextlib.suppress(*errors):
+        missed = json.loads(ask(bus, b"stats", ANSWER_SECONDS))["discarded"]
         if missed:
             note(f"{missed:,} messages were missed")
 
@@ -1606,7 +1642,7 @@ def pub(options: Options) -> None:
         raise UsageError("--lines takes neither a PAYLOAD nor --repeat")
     key = os.fsencode(options.key)
     start = time.monotonic()
-    with open_bus(options) as bus, Progress() as progress:
+    with open_bus(options, options.timeout) as bus, Progress() as progress:
         room = payload_room(bus, b"MSG", key)
         if options.lines:
             payloads, total = input_lines(room), ""
@@ -1615,10 +1651,10 @@ def pub(options: Options) -> None:
             payloads = itertools.repeat(payload, options.repeat or 1)
             total = f" of {options.repeat:,}" if options.repeat else ""
         for sent, payload in enumerate(paced(payloads, options.rate), 1):
-            bus.publish(key, payload)
+            bus.publish(key, payload, timeout=options.timeout)
             rate = sent / (time.monotonic() - start)
             progress.show(f"{sent:,}{total} messages, {rate:,.1f} a second")
-        bus.sync()
+        bus.sync(options.timeout)
 
 
 # =============================================================================
@@ -1628,20 +1664,20 @@ def pub(options: Options) -> None:
 
 def whoami(options: Options) -> None:
     """Print the credentials by which the server knows this client."""
-    with open_bus(options) as bus:
-        write_line(bus.whoami().path)
+    with open_bus(options, options.timeout) as bus:
+        write_line(bus.whoami(options.timeout).path)
 
 
 def control(options: Options) -> None:
     """Send a control message, and print what the server answers."""
     key = os.fsencode(options.key)
-    with open_bus(options) as bus:
+    with open_bus(options, options.timeout) as bus:
         payload = b""
         if options.payload is not None:
             room = payload_room(bus, b"CMSG", key)
             payload = given_payload(options.payload, room)
         bus.control(key, payload)
-        bus.sync()
+        bus.sync(options.timeout)
         with contextlib.suppress(TimeoutError):
             while True:
                 write_line(*bus.receive(0))
@@ -1655,20 +1691,16 @@ def quantile(ordered: Sequence[float], part: float) -> float:
 def round_trip(bus: Client, seconds: float) -> float:
     """Return how many seconds the server takes to answer.
 
-    Raises: SbusError if it does not answer in time.
+    Raises: TimeoutError if it does not answer in time.
     """
     start = time.perf_counter()
-    try:
-        bus.sync(seconds)
-    except TimeoutError:
-        what = f"no answer from {bus.address} in {seconds:g} seconds"
-        raise SbusError(f"{what}: its server hangs or is stopped") from None
+    bus.sync(seconds)
     return time.perf_counter() - start
 
 
 def ping(options: Options) -> None:
     """Print how long the server takes to answer, in milliseconds."""
-    with open_bus(options) as bus:
+    with open_bus(options, options.timeout) as bus:
         times = sorted(
             1000 * round_trip(bus, options.timeout)
             for _ in range(options.count)
@@ -1695,10 +1727,10 @@ STATS_COLUMNS = {  # a heading, and the server's name for what is below
 }
 
 
-def ask(bus: Client, key: bytes) -> bytes:
+def ask(bus: Client, key: bytes, timeout: float) -> bytes:
     """Return the payload of the server's answer to a control message.
 
-    Raises: SbusError if it gives none.
+    Raises: SbusError if it gives none; TimeoutError.
     Spec: [CTL-2].
     """
 
@@ -1706,7 +1738,7 @@ def ask(bus: Client, key: bytes) -> bytes:
         return isinstance(received, ControlMessage) and received.key == key
 
     bus.control(key)
-    bus.sync()
+    bus.sync(timeout)
     try:
         return bus.receive_where(is_wanted, 0).payload
     except TimeoutError:
@@ -1743,8 +1775,8 @@ def stats_lines(answer: bytes) -> list[str]:
 
 def stats(options: Options) -> None:
     """Print what the server has counted."""
-    with open_bus(options) as bus:
-        answer = ask(bus, b"stats")
+    with open_bus(options, options.timeout) as bus:
+        answer = ask(bus, b"stats", options.timeout)
     if options.json:
         write(answer + b"\n")
     else:
@@ -1877,6 +1909,14 @@ def amount(name: str, metavar: str, help: str, **options: Any) -> Any:
     return argument(name, **options)
 
 
+def timeout(
+    seconds: float = ANSWER_SECONDS, what: str = "for an answer"
+) -> Any:
+    """Return the option for how long to wait for the server."""
+    help = f"wait up to S seconds {what} ({seconds:g})"
+    return amount("--timeout", "S", help, default=seconds)
+
+
 def flag(name: str, help: str) -> Any:
     """Return an option that is there or not."""
     return argument(name, action="store_true", help=help)
@@ -1948,6 +1988,7 @@ COMMANDS = (
             ),
             number("--repeat", "publish it N times"),
             amount("--rate", "R", "publish at most R messages a second"),
+            timeout(PUBLISH_SECONDS, "that the bus takes a message"),
         ),
     ),
     Command(
@@ -1955,7 +1996,7 @@ COMMANDS = (
         "print your credentials",
         WHOAMI_HELP,
         "whoami",
-        (),
+        (timeout(),),
     ),
     Command(
         ping,
@@ -1964,7 +2005,7 @@ COMMANDS = (
         "ping --count 100",
         (
             number("--count", "ask N times (1000)", default=1000),
-            amount("--timeout", "S", "wait up to S seconds (5)", default=5.0),
+            timeout(),
         ),
     ),
     Command(
@@ -1975,6 +2016,7 @@ COMMANDS = (
         (
             argument("key", metavar="KEY", help="such as '!/cred/whoami'"),
             optional_payload("'-' is standard input"),
+            timeout(),
         ),
     ),
     Command(
@@ -1982,7 +2024,10 @@ COMMANDS = (
         "print what the server has counted",
         STATS_HELP,
         "stats --json",
-        (flag("--json", "print the server's answer, a JSON object"),),
+        (
+            flag("--json", "print the server's answer, a JSON object"),
+            timeout(),
+        ),
     ),
 )
 
@@ -2038,6 +2083,9 @@ def main(
     except Disconnected as error:
         elsewhere = error.errno not in (None, errno.EACCES)
         note(f"{error}{' with -a' * (elsewhere and options.has_address)}")
+        return 1
+    except TimeoutError as error:
+        note(f"{error}: the server hangs, is stopped, or makes us wait")
         return 1
     except (SbusError, OSError) as error:
         note(str(error))

@@ -41,6 +41,7 @@ from sbus_client import (
     note,
     open_bus,
     subscribe,
+    timeout,
 )
 
 from .patterns import PATTERN_OPTION
@@ -264,7 +265,8 @@ def record(options: Options) -> None:
     recorder = Recorder(
         Path(options.directory), int(megabytes), options.segment_seconds
     )
-    with open_bus(options) as bus, Stop() as stop:
+    with open_bus(options, options.timeout) as bus, Stop() as stop:
+        bus.sync(options.timeout)  # it lives
         bus.control("blocking/soft/block")
         subscribe(bus, options.pattern)
         with Progress() as progress, recorder:
@@ -309,5 +311,6 @@ COMMAND = Command(
             "end a file S seconds after its first message (10)",
             default=10.0,
         ),
+        timeout(),
     ),
 )

@@ -131,6 +131,17 @@ class TestSending:
         assert ends.server.receive() == b"CMSG echo/off"
         assert ends.server.receive() == b"CMSG x\0v"
 
+    def test_publish_in_time(self, ends: Ends) -> None:
+        """A packet that nobody takes meanwhile is not sent."""
+        count = fill(ends.client)
+        for timeout in (0, 0.01):
+            with pytest.raises(TimeoutError):
+                ends.client.publish("k", b"late", timeout=timeout)
+        for _ in range(count):
+            ends.server.receive()
+        ends.client.publish("k", b"in time", timeout=SECONDS_MAX)
+        assert ends.server.receive() == b"MSG k\0in time"
+
     def test_text_is_sent_as_utf_8(self, ends: Ends) -> None:
         """Keys and patterns that are str are encoded."""
         ends.client.subscribe("é")

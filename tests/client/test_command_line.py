@@ -223,7 +223,7 @@ class TestUsage:
     ) -> None:
         """It is as if it were not there."""
         monkeypatch.setenv("SBUS_ADDRESS", "")
-        monkeypatch.setattr(sbus_client, "LenientClient", lambda name: name)
+        monkeypatch.setattr(sbus_client, "LenientClient", lambda name, _: name)
         options = sbus_client.Options()
         bus: Any = sbus_client.open_bus(options)
         assert bus is None
@@ -279,7 +279,7 @@ class TestCompletion:
         [
             (["p"], ["pub", "ping"]),
             (["st"], ["stats"]),
-            (["stats", "--"], ["--help", "--address", "--json"]),
+            (["ping", "--"], ["--help", "--address", "--count", "--timeout"]),
             (["-a", "sub", "co"], ["control", "completion"]),
             (["--address", "=", "sub", "rec"], ["record"]),
             (["--v"], ["--version"]),

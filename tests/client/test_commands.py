@@ -533,11 +533,35 @@ class TestPing:
         assert quantiles == [1, 100, 198, 200]
         assert [sbus_client.quantile([7], part) for part in parts] == [7] * 4
 
-    def test_server_that_does_not_answer(self, listener: Listener) -> None:
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ["ping"],
+            ["whoami"],
+            ["stats"],
+            ["control", "x"],
+            ["pub", "k", "v"],
+            ["record", "capture"],
+        ],
+        ids=lambda command: command[0],
+    )
+    def test_server_that_does_not_answer(
+        self, listener: Listener, directory: Path, command: list[str]
+    ) -> None:
         """One line says so in time."""
-        done = sbus(listener.path, "ping", "--timeout=0.1")
-        what = f"sbus: no answer from {listener.path} in 0.1 seconds: its"
-        assert done == (1, "", f"{what} server hangs or is stopped\n")
+        options = ["--timeout=0.1"]
+        done = sbus(listener.path, *command, *options, cwd=directory)
+        what = "the server hangs, is stopped, or makes us wait"
+        assert done == (1, "", f"sbus: the time is over: {what}\n")
+
+    def test_server_that_lets_nobody_in(self, directory: Path) -> None:
+        """The time to connect counts as well."""
+        full = Listener(str(directory / "bus"), backlog=0)
+        with full.wire, Client(full.path):
+            done = sbus(full.path, "whoami", "--timeout=0.1")
+        what = f"sbus: the bus at {full.path} does not let us in: the server"
+        assert (done.status, done.output) == (1, "")
+        assert done.errors.startswith(what)
 
 
 class TestControl:

@@ -125,6 +125,8 @@ class TestRecord:
         options = ("--pattern=a/", "--pattern", "b")
         command = started(listener.path, "record", str(capture), *options)
         with command as process, listener.accept() as server:
+            assert server.receive() == WHOAMI  # is it alive?
+            server.send(ANSWER)
             packets = [server.receive() for _ in range(3)]
             mode = b"CMSG blocking/soft/block"
             assert packets == [mode, b"SUB a/", b"SUB b"]
