@@ -23,6 +23,7 @@ Licence: ISC, see LICENSE.
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import datetime
 import errno
@@ -1293,6 +1294,7 @@ Options = argparse.Namespace
 CLEAR_LINE = "\x1b[K"  # from the cursor to the end of the line
 KEY_COLOUR, TIME_COLOUR, NO_COLOUR = "\x1b[36m", "\x1b[2m", "\x1b[m"
 PROGRESS_SECONDS = 0.2
+INPUT_BYTES = 65_536  # read at once
 ANSWER_SECONDS = 10.0  # in which a server is to answer
 PUBLISH_SECONDS = 60.0  # in which the bus is to take a message
 
@@ -1395,7 +1397,7 @@ class Progress:
         self._due = math.inf
         if is_terminal(sys.stderr):
             self._due = time.monotonic() + PROGRESS_SECONDS
-        self._text = ""
+        self._describe: Callable[[], str] = str
         self._is_shown = False
 
     def __enter__(self) -> Progress:
@@ -1405,9 +1407,9 @@ class Progress:
         if self._is_shown:
             self._print("\n")
 
-    def show(self, text: str) -> None:
+    def show(self, describe: Callable[[], str]) -> None:
         """Show how far we are, a few times a second and at the end."""
-        self._text = text
+        self._describe = describe
         now = time.monotonic()
         if now >= self._due:
             self._due = now + PROGRESS_SECONDS
@@ -1415,7 +1417,7 @@ class Progress:
             self._print()
 
     def _print(self, end: str = "") -> None:
-        line = f"\r{self._text}{CLEAR_LINE}{end}"
+        line = f"\r{self._describe()}{CLEAR_LINE}{end}"
         print(line, end="", file=sys.stderr, flush=True)
 
 
@@ -1531,11 +1533,32 @@ def json_line(fields: Mapping[str, object]) -> bytes:
 
 
 def as_json(message: Message, when: int | None, _: Style) -> bytes:
-    """Return a message as a line of JSON; each byte is one code point."""
+    """Return a message as a line of JSON."""
     fields: dict[str, object] = {} if when is None else {"t": when}
-    fields["key"] = message.key.decode("latin-1")
-    fields["payload"] = message.payload.decode("latin-1")
+    for name, text in (("key", message.key), ("payload", message.payload)):
+        try:
+            fields[name] = text.decode("utf-8")
+        except UnicodeDecodeError:
+            fields[f"{name}_base64"] = base64.b64encode(text).decode("ascii")
     return json_line(fields)
+
+
+def parse_json(line: bytes) -> Message:
+    """Return the message that as_json, or a recorder, has written as a line.
+
+    Raises: ValueError, LookupError or TypeError if it is none.
+    """
+    fields = json.loads(line)
+    if "rec" in fields:  # a recorder's: each byte is one code point
+        key, data = fields["key"].encode("latin-1"), fields["data"]
+        return Message(key, base64.b64decode(data, validate=True))
+    key, payload = (
+        fields[name].encode("utf-8")
+        if name in fields
+        else base64.b64decode(fields[f"{name}_base64"], validate=True)
+        for name in ("key", "payload")
+    )
+    return Message(key, payload)
 
 
 def as_payload(message: Message, _: int | None, __: Style) -> bytes:
@@ -1543,10 +1566,15 @@ def as_payload(message: Message, _: int | None, __: Style) -> bytes:
     return message.payload
 
 
+def as_null_ended(message: Message, _: int | None, __: Style) -> bytes:
+    """Return a payload as it is, and a NUL byte."""
+    return message.payload + b"\0"
+
+
 def sub(options: Options) -> None:
     """Print what is published."""
-    if options.time and options.form is as_payload:
-        raise UsageError("--raw has no place for --time")
+    if options.time and options.form in (as_payload, as_null_ended):
+        raise UsageError("--raw and --null have no place for --time")
     form, style = options.form, style_of(standard_output())
     with open_bus(options) as bus:
         if options.discard:
@@ -1626,34 +1654,92 @@ def input_lines(room: int) -> Iterator[bytes]:
             yield text
 
 
-def paced(payloads: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
-    """Yield payloads at a rate a second; what is late is not made up for."""
+def input_parts(room: int) -> Iterator[bytes]:
+    """Yield each part of standard input up to a NUL byte, and the last.
+
+    Raises: SbusError; PacketTooLarge.
+    """
+    with standard_input() as file:
+        left = b""
+        while text := os.read(file.fileno(), INPUT_BYTES):
+            *parts, left = (left + text).split(b"\0")
+            for part in (*parts, left):
+                check_room(part, "a part of standard input", room)
+            yield from parts
+        if left:
+            yield left
+
+
+def input_messages() -> Iterator[Message]:
+    """Yield what the lines of standard input say in JSON.
+
+    Raises: SbusError.
+    """
+    with standard_input() as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield parse_json(line)
+            except (ValueError, LookupError, TypeError, AttributeError):
+                what = f"line {number} of standard input is no message, as"
+                raise SbusError(f"{what} sub --json writes it") from None
+
+
+def paced(
+    messages: Iterable[Message], rate: float | None
+) -> Iterator[Message]:
+    """Yield messages at a rate a second; what is late is not made up for."""
     due = time.monotonic()
-    for payload in payloads:
+    for message in messages:
         if rate is not None:
             time.sleep(max(0.0, due - time.monotonic()))
             due = max(due, time.monotonic() - PROGRESS_SECONDS) + 1 / rate
-        yield payload
+        yield message
+
+
+def given_messages(options: Options, bus: Client) -> Iterable[Message]:
+    """Return what the command line asks to publish.
+
+    Raises: SbusError; PacketTooLarge.
+    """
+    if options.json:
+        return input_messages()
+    key = os.fsencode(options.key)
+    room = payload_room(bus, b"MSG", key)
+    if options.lines or options.null:
+        parts = input_parts if options.null else input_lines
+        return (Message(key, text) for text in parts(room))
+    payload = given_payload(options.payload, room)
+    return itertools.repeat(Message(key, payload), options.repeat or 1)
+
+
+def check_pub(options: Options) -> None:
+    """Raise UsageError if what is to be published is said twice, or not."""
+    ways = options.json + options.lines + options.null
+    if ways > 1:
+        raise UsageError("--json, --lines and --null exclude each other")
+    if ways and (options.payload is not None or options.repeat):
+        what = "--json, --lines and --null take neither a PAYLOAD nor"
+        raise UsageError(f"{what} --repeat")
+    if options.json == (options.key is not None):
+        raise UsageError("give a KEY, or --json, whose lines have it")
 
 
 def pub(options: Options) -> None:
     """Publish, and wait until the server has routed all of it."""
-    if options.lines and (options.payload is not None or options.repeat):
-        raise UsageError("--lines takes neither a PAYLOAD nor --repeat")
-    key = os.fsencode(options.key)
+    check_pub(options)
     start = time.monotonic()
+    total = f" of {options.repeat:,}" if options.repeat else ""
+    sent = 0
+
+    def describe() -> str:
+        rate = sent / (time.monotonic() - start)
+        return f"{sent:,}{total} messages, {rate:,.1f} a second"
+
     with open_bus(options, options.timeout) as bus, Progress() as progress:
-        room = payload_room(bus, b"MSG", key)
-        if options.lines:
-            payloads, total = input_lines(room), ""
-        else:
-            payload = given_payload(options.payload, room)
-            payloads = itertools.repeat(payload, options.repeat or 1)
-            total = f" of {options.repeat:,}" if options.repeat else ""
-        for sent, payload in enumerate(paced(payloads, options.rate), 1):
-            bus.publish(key, payload, timeout=options.timeout)
-            rate = sent / (time.monotonic() - start)
-            progress.show(f"{sent:,}{total} messages, {rate:,.1f} a second")
+        for message in paced(given_messages(options, bus), options.rate):
+            bus.publish(*message, timeout=options.timeout)
+            sent += 1
+            progress.show(describe)
         bus.sync(options.timeout)
 
 
@@ -1888,6 +1974,7 @@ PATTERNS = argument("pattern", metavar="PATTERN", nargs="*", help=PATTERN_HELP)
 KEY = argument(
     "key",
     metavar="KEY",
+    nargs="?",
     help="the routing key that subscribers' patterns select, such as a/b",
 )
 ADDRESS = argument(
@@ -1950,10 +2037,11 @@ COMMANDS = (
             form(
                 "--json",
                 as_json,
-                "print a JSON object a line instead: key and payload, with a"
-                " code point (ISO 8859-1) for each byte",
+                "print a JSON object a line instead: key and payload, or"
+                " key_base64 and payload_base64 for what is no UTF-8",
             ),
             form("--raw", as_payload, "print the payloads alone, as they are"),
+            form("--null", as_null_ended, "the same, each with a NUL byte"),
             flag(
                 "--time",
                 "print first when it came; in JSON, t is nanoseconds since"
@@ -1985,6 +2073,12 @@ COMMANDS = (
             flag(
                 "--lines",
                 "publish each line of standard input, without its line feed",
+            ),
+            flag("--null", "the same for what ends with a NUL byte"),
+            flag(
+                "--json",
+                "publish what standard input says, a line each as `sub"
+                " --json` and `record` write it",
             ),
             number("--repeat", "publish it N times"),
             amount("--rate", "R", "publish at most R messages a second"),

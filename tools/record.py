@@ -178,6 +178,10 @@ class Recorder:
                 return
             self._file.close()  # another recorder was quicker and removed it
 
+    def describe(self) -> str:
+        """Return how far it is."""
+        return f"{self.n:,} messages, segment {self.segments:,}"
+
     def seconds_left(self) -> float | None:
         """Return after how many seconds there is something to do."""
         if not self._keeping.done():
@@ -276,9 +280,7 @@ def record(options: Options) -> None:
                         return
                     recorder.add(received)
                 recorder.flush()
-                progress.show(
-                    f"{recorder.n:,} messages, segment {recorder.segments:,}"
-                )
+                progress.show(recorder.describe)
                 wanted = {bus: select.POLLIN}
                 if stop.wait(wanted, recorder.seconds_left()):
                     leave(bus, options.pattern)

@@ -32,7 +32,6 @@ class TestUsage:
         "arguments, error",
         [
             ((), "the following arguments are required: COMMAND"),
-            (("pub",), "the following arguments are required: KEY"),
             (("nothing",), "argument COMMAND: invalid choice: 'nothing'.*"),
             (("whoami", "x"), "unrecognized arguments: x"),
             (("sub", "-x"), "unrecognized arguments: -x"),
@@ -142,7 +141,7 @@ class TestUsage:
                 "pub",
                 [
                     "[-a ADDRESS]",
-                    "KEY [PAYLOAD]",
+                    "[KEY] [PAYLOAD]",
                     "KEY the routing key that subscribers' patterns select",
                     "'-' or no PAYLOAD is standard input as it is, a final"
                     " line feed included",

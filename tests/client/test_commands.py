@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -27,7 +28,8 @@ from processes import (
     started,
 )
 from real_bus import Listener, Peer, RealBus, seqpacket_pair
-from sbus_client import PACKET_BYTES_MAX, Client
+from sbus_client import PACKET_BYTES_MAX, Client, Message
+from tools.record import Recorder
 
 
 class TestSub:
@@ -219,11 +221,11 @@ class TestSub:
         return done.output.encode("latin-1")
 
     def test_json(self, bus: RealBus) -> None:
-        """An object a line, in which a code point is a byte."""
+        """An object a line; what is no text is in base64."""
         lines = self.heard(bus, "--json").decode("ascii").splitlines()
-        payload = self.BYTES.decode("latin-1")
+        payload = base64.b64encode(self.BYTES).decode("ascii")
         assert [json.loads(line) for line in lines] == [
-            {"key": "k", "payload": payload},
+            {"key": "k", "payload_base64": payload},
             {"key": "k", "payload": "two"},
         ]
 
@@ -238,6 +240,10 @@ class TestSub:
         """Payloads alone, with nothing between or behind."""
         assert self.heard(bus, "--raw") == self.BYTES + b"two"
 
+    def test_null(self, bus: RealBus) -> None:
+        """Payloads alone, with a NUL byte behind each."""
+        assert self.heard(bus, "--null") == self.BYTES + b"\0two\0"
+
     def test_lines_with_the_time(self, bus: RealBus) -> None:
         """A time stamp, with its zone, is the first field."""
         lines = self.heard(bus, "--time").decode().splitlines()
@@ -249,8 +255,8 @@ class TestSub:
     def test_raw_with_the_time(self) -> None:
         """There is no place for it, which is wrong usage."""
         done = sbus("/nowhere", "sub", "--raw", "--time")
-        what = "sbus: --raw has no place for --time; --help lists the options"
-        assert done == (2, "", f"{what}\n")
+        what = "sbus: --raw and --null have no place for --time; --help lists"
+        assert done == (2, "", f"{what} the options\n")
 
     def test_time_is_over(self, bus: RealBus) -> None:
         """After its time sub ends; messages do not make it longer."""
@@ -413,12 +419,90 @@ class TestPub:
             done = sbus(bus.path, "pub", "k", "--lines", stdin=file)
         assert done == (1, "", "sbus: standard input: Bad file descriptor\n")
 
-    @pytest.mark.parametrize("other", ["payload", "--repeat=2"])
-    def test_lines_and_something_else(self, other: str) -> None:
-        """--lines says where all payloads come from."""
-        done = sbus("/nowhere", "pub", "k", other, "--lines")
-        what = "sbus: --lines takes neither a PAYLOAD nor --repeat; --help"
-        assert done == (2, "", f"{what} lists the options\n")
+    @pytest.mark.parametrize(
+        "arguments, what",
+        [
+            ("k v --lines", "take neither a PAYLOAD nor --repeat"),
+            ("k --null --repeat=2", "take neither a PAYLOAD nor --repeat"),
+            ("k --lines --null", "exclude each other"),
+            ("k --json", "give a KEY, or --json, whose lines have it"),
+            ("", "give a KEY, or --json, whose lines have it"),
+        ],
+    )
+    def test_said_twice_or_not(self, arguments: str, what: str) -> None:
+        """What is published comes from one place."""
+        done = sbus("/nowhere", "pub", *arguments.split())
+        assert (done.status, done.output) == (2, "")
+        assert done.errors.endswith(f"{what}; --help lists the options\n")
+
+    MESSAGES = [
+        Message(b"k", b"v"),
+        Message("é".encode(), b"a\nb"),
+        Message(b"\xff", b"\0\xff\n"),
+        Message(b"", b""),
+    ]
+
+    def test_messages_in_json(self, bus: RealBus, peer: Peer) -> None:
+        """What sub writes is published as it was."""
+        style = sbus_client.Style("utf-8", False)
+        lines = (sbus_client.as_json(one, 1, style) for one in self.MESSAGES)
+        text = b"".join(lines).decode("ascii")
+        assert sbus(bus.path, "pub", "--json", input=text) == (0, "", "")
+        assert peer.fence() == [publish(*one) for one in self.MESSAGES]
+
+    def test_messages_of_a_recorder(
+        self, bus: RealBus, peer: Peer, directory: Path
+    ) -> None:
+        """What record writes is published as it was."""
+        with Recorder(directory / "capture", 1 << 20, 10) as recorder:
+            for message in self.MESSAGES:
+                recorder.add(message)
+        (file,) = (directory / "capture").iterdir()
+        text = file.read_text("ascii")
+        assert sbus(bus.path, "pub", "--json", input=text) == (0, "", "")
+        assert peer.fence() == [publish(*one) for one in self.MESSAGES]
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "k v",
+            "[]",
+            "5",
+            '{"key": "k"}',
+            '{"key": 5, "payload": ""}',
+            '{"key": "k", "payload_base64": "?"}',
+            '{"rec": "r", "key": "\u20ac", "data": ""}',
+        ],
+    )
+    def test_line_that_is_no_message(
+        self, bus: RealBus, peer: Peer, line: str
+    ) -> None:
+        """It is named; those before it are published."""
+        text = f'{{"key": "k", "payload": ""}}\n{line}\n'
+        done = sbus(bus.path, "pub", "--json", input=text)
+        what = "sbus: line 2 of standard input is no message, as sub --json"
+        assert done == (1, "", f"{what} writes it\n")
+        assert peer.fence() == [publish(b"k")]
+
+    @pytest.mark.parametrize("end", ["", "\0"])
+    def test_what_ends_with_nul(
+        self, bus: RealBus, peer: Peer, end: str
+    ) -> None:
+        """A payload may have several lines, and what is large comes whole."""
+        large = "x" * 200_000
+        text = f"one\ntwo\0\0{large}{end}"
+        done = sbus(bus.path, "pub", "k", "--null", input=text)
+        assert done == (0, "", "")
+        payloads = [b"one\ntwo", b"", large.encode()]
+        assert peer.fence() == [publish(b"k", one) for one in payloads]
+
+    def test_part_above_the_limit(self, bus: RealBus, peer: Peer) -> None:
+        """[LIMIT-1] Those before it are published, and it is named."""
+        text = "one\0" + "x" * PACKET_BYTES_MAX
+        done = sbus(bus.path, "pub", "k", "--null", input=text)
+        what = "sbus: a part of standard input holds more than the 409594"
+        assert done == (1, "", f"{what} bytes that fit with this key\n")
+        assert peer.fence() == [publish(b"k", b"one")]
 
     def test_repeat(self, bus: RealBus, peer: Peer) -> None:
         """The same message, many times."""
@@ -435,13 +519,13 @@ class TestPub:
 
     def test_rate_is_kept_after_a_delay(self) -> None:
         """What is late by more than a moment is not made up for."""
-        payloads = sbus_client.paced([b""] * 30, 100)
-        next(payloads)
+        messages = sbus_client.paced([Message(b"k", b"")] * 30, 100)
+        next(messages)
         late = sbus_client.PROGRESS_SECONDS + 0.05
         with pytest.raises(subprocess.TimeoutExpired):
             subprocess.run(["sleep", "60"], timeout=late)
         start = time.monotonic()
-        assert len(list(payloads)) == 29
+        assert len(list(messages)) == 29
         assert time.monotonic() - start >= 0.05
 
     def test_progress_on_a_terminal(self, bus: RealBus, peer: Peer) -> None:
