@@ -68,6 +68,8 @@ PATH_BYTES_MAX = 107
 POLL_SECONDS_MAX = 3_600.0  # poll(2) takes 24 days at most
 RECONNECT_SECONDS_MIN = 0.05  # before the second try; doubled up to
 RECONNECT_SECONDS_MAX = 5.0
+REFUSED_SECONDS = 1.0  # after which a lost connection is no refusal
+REFUSALS_MAX = 2  # in a row
 WHOAMI = b"!/cred/whoami"
 MODES = {  # what a server remembers of a client, besides its patterns
     b"blocking/soft/queue",
@@ -448,9 +450,17 @@ class Client:
         self._questions = 0  # that wait for their answers from whoami
         self._patterns: dict[bytes, int] = {}  # and how often each
         self._modes: dict[bytes, None] = {}  # the last sent is the last
+        # How it goes with reconnect: connected; then lost, until a connection
+        # is open and restored, which the server may have refused soon after
+        self._is_lost = False
         self._tries = 0  # to connect again, since it last went well
         self._next_try = 0.0  # by the monotonic clock
+        self._restored = -math.inf  # when, by that clock
+        self._refusals = 0  # in a row
         self.socket = self._open(flags, timeout)
+        self._epoll = select.epoll() if reconnect else None
+        if self._epoll:
+            self._epoll.register(self.socket, select.EPOLLIN)
 
     def __repr__(self) -> str:
         state = "closed" if self.socket.fileno() < 0 else "open"
@@ -501,14 +511,28 @@ class Client:
     def close(self) -> None:
         """Leave the bus.  What was published is delivered [CONN-6]."""
         self.socket.close()
+        if self._epoll:
+            self._epoll.close()
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, -1 once closed.
+        """Return the descriptor to wait for, -1 once closed.
 
-        whoami and sync may keep messages that no select will tell of: call
-        receive(0) until it raises TimeoutError after them.
+        It is the socket's; with *reconnect* it is one that stays the same,
+        and is quiet while there is no bus: see retry_in.  whoami and sync may
+        keep messages that no select will tell of: call receive(0) until it
+        raises TimeoutError after them.
         """
-        return self.socket.fileno()
+        return self._epoll.fileno() if self._epoll else self.socket.fileno()
+
+    def retry_in(self) -> float | None:
+        """Return in how many seconds to call receive although nothing comes.
+
+        That is None while there is a bus; with *reconnect*, a program waits
+        no longer than this in select, poll and epoll.
+        """
+        if not self._is_lost:
+            return None
+        return max(0.0, self._next_try - time.monotonic())
 
     def subscribe(self, pattern: Text, flags: int = 0) -> None:
         """Subscribe to the keys that a pattern selects; duplicates count.
@@ -611,8 +635,9 @@ class Client:
     ) -> Received:
         """Return the first that is wanted; keep the others for receive.
 
-        It does not connect again, for what is waited for would be gone.
-        Raises: TimeoutError; Disconnected; PacketTooLarge; PacketError.
+        Raises: TimeoutError; Disconnected, also with *reconnect*, after it
+        has connected again, as what was waited for is gone; PacketTooLarge;
+        PacketError.
         """
         self._check_open()
         for index, received in enumerate(self._kept):
@@ -620,26 +645,29 @@ class Client:
                 del self._kept[index]
                 return received
         end = end_of(timeout)
-        while True:
-            received = self._receive_new(end, 0)
-            if wanted(received):
-                return received
-            self._kept.append(received)
+        with self._told_of_loss(end):
+            while True:
+                received = self._receive_new(end, 0)
+                if wanted(received):
+                    return received
+                self._kept.append(received)
 
     def whoami(self, timeout: float | None = None) -> Credentials:
         """Return the credentials that the server knows this client by.
 
         What arrives meanwhile is kept for receive, and so are the answers
-        to earlier questions, as after a TimeoutError.  It does not connect
-        again: then nothing sent before is sure to have been handled.
-        Raises: TimeoutError; Disconnected; PacketTooLarge; PacketError.
+        to earlier questions, as after a TimeoutError.
+        Raises: TimeoutError; Disconnected, also with *reconnect*, after it
+        has connected again: nothing sent before is sure to have been handled,
+        so the question must be asked again; PacketTooLarge; PacketError.
         Spec: [CRED-2] [CRED-12].
         """
         end = end_of(timeout)
         self._check_open()
-        self._send_by(end, b"CMSG " + WHOAMI)
-        self._questions += 1
-        return self.receive_answer(end)
+        with self._told_of_loss(end):
+            self._send_by(end, b"CMSG " + WHOAMI)
+            self._questions += 1
+            return self.receive_answer(end)
 
     def sync(self, timeout: float | None = None) -> None:
         """Return once the server has handled all that was sent before.
@@ -680,8 +708,10 @@ class Client:
         Until then the old socket stays, at its end: the next call that needs
         a server tries again.
         Raises: TimeoutError; BlockingIOError with MSG_DONTWAIT; Disconnected
-        if a server is there that cannot be used.
+        if a server is there that cannot be used, or does not take what is
+        subscribed.
         """
+        self._lose()
         while True:
             self._pause(end, flags)
             with contextlib.suppress(BlockingIOError):  # it is busy [CONN-17]
@@ -694,9 +724,49 @@ class Client:
         self._keep_the_rest()
         self.socket.close()
         self.socket = fresh
+        self._is_lost = False
+        if self._epoll:
+            self._epoll.register(fresh, select.EPOLLIN)
         self._questions = 0
         self._kept.append(Reconnected(b"", b""))
         self._restore()
+        self._restored = time.monotonic()
+
+    def _lose(self) -> None:
+        """Note that the bus is lost, and how often so soon after a restore.
+
+        Raises: Disconnected if it was twice in a row.
+        """
+        if self._is_lost:
+            return
+        self._is_lost = True
+        if self._epoll:
+            self._epoll.unregister(self.socket)
+        is_soon = time.monotonic() < self._restored + REFUSED_SECONDS
+        is_soon &= bool(self._patterns or self._modes)
+        self._refusals = self._refusals + 1 if is_soon else 0
+        if self._refusals == REFUSALS_MAX:
+            self._refusals = 0
+            raise Disconnected(
+                f"the server at {self.address} has closed the connection each"
+                " time after the same subscriptions: it refuses one of them"
+            )
+
+    @contextlib.contextmanager
+    def _told_of_loss(self, end: float | None) -> Iterator[None]:
+        """Connect again if the bus is lost, and say that all is to be asked.
+
+        Raises: TimeoutError; Disconnected.
+        """
+        try:
+            yield
+        except Disconnected:
+            if self.reconnect:
+                self._connect_again(end, 0)
+                what = "what was asked before must be asked again"
+                lost = f"the bus at {self.address} was lost, and is back"
+                raise Disconnected(f"{lost}: {what}") from None
+            raise
 
     def _restore(self) -> None:
         """Subscribe and set modes as on the connection before.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import subprocess
 import time
@@ -33,6 +34,7 @@ from sbus_client import (
     PacketTooLarge,
     Reconnected,
     SbusError,
+    request,
 )
 
 ABSTRACT = "/dev/unix/abstract/"
@@ -390,7 +392,7 @@ class TestReconnecting:
                 client.control(key)
         received = client.receive(SECONDS_MAX)
         assert isinstance(received, Reconnected)
-        assert os.get_blocking(client.fileno())
+        assert os.get_blocking(client.socket.fileno())
         with listener.accept() as server:
             client.publish("k")
             assert [server.receive() for _ in range(7)] == [
@@ -567,13 +569,65 @@ class TestReconnecting:
         client._patterns.clear()
         assert isinstance(client.receive(SECONDS_MAX), Reconnected)
 
-    def test_whoami_does_not_reconnect(
+    def test_question_is_to_be_asked_again(
         self, client: Client, listener: Listener
     ) -> None:
         """[PKT-5] sync does not vouch for what an older server handled."""
         listener.accept().wire.close()
-        with pytest.raises(Disconnected):
+        with pytest.raises(Disconnected, match="must be asked again"):
             client.sync(SECONDS_MAX)
+        with listener.accept() as server:
+            server.send(ANSWER)
+            client.sync(SECONDS_MAX)
+        assert isinstance(client.receive(0), Reconnected)
+
+    def test_requests_alone(self, directory: Path) -> None:
+        """A client that only asks is connected again as well."""
+        with RealBus(directory) as bus:
+            client = Client(bus.path, reconnect=True)
+            client.sync(SECONDS_MAX)
+            bus.stop()
+        with client, RealBus(directory):
+            with pytest.raises(Disconnected, match="must be asked again"):
+                request(client, "k", timeout=SECONDS_MAX)
+            with pytest.raises(TimeoutError):
+                request(client, "k", timeout=0.01)
+
+    def test_epoll_is_quiet(self, client: Client, listener: Listener) -> None:
+        """While there is no bus a program sleeps, and asks for how long."""
+        server = listener.accept()
+        with select.epoll() as epoll:
+            epoll.register(client, select.EPOLLIN)
+            assert client.retry_in() is None and not epoll.poll(0)
+            listener.wire.close()
+            server.wire.close()
+            assert epoll.poll(SECONDS_MAX)
+            for _ in range(5):
+                with pytest.raises(BlockingIOError):
+                    client.receive(flags=socket.MSG_DONTWAIT)
+                seconds = client.retry_in()
+                assert seconds is not None and not epoll.poll(seconds)
+            os.unlink(listener.path)
+            again = Listener(listener.path, backlog=8)
+            with again.wire:
+                assert isinstance(client.receive(SECONDS_MAX), Reconnected)
+                assert client.retry_in() is None and not epoll.poll(0)
+                with again.accept() as server:
+                    server.send(b"MSG k\0v")
+                    assert epoll.poll(SECONDS_MAX)
+                    assert client.receive(0) == (b"k", b"v")
+
+    def test_refused_subscription(self, directory: Path) -> None:
+        """[KEY-4] One's own mistake is told, not repeated for ever."""
+        with (
+            RealBus(directory) as bus,
+            Client(bus.path, reconnect=True) as client,
+        ):
+            client.subscribe("a/!")
+            with pytest.raises(Disconnected, match="refuses one of them"):
+                for _ in range(3):
+                    received = client.receive(SECONDS_MAX)
+                    assert isinstance(received, Reconnected)
 
     def test_descriptor(self) -> None:
         """A descriptor has no address."""
