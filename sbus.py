@@ -1199,7 +1199,8 @@ SLOW_SENDS_MIN = 0.005  # seconds, of one flush to all of a user's clients
 SLOW_SECONDS = 1.0  # for which sends to a user are left to its own turns
 BYTES_PER_TURN = 10_000_000  # times receivers
 SEND_COST_BYTES = 4_096  # in the time of a send, so many could be copied
-COPIED_PER_SECOND = 5e8  # bytes, by a slow machine
+BYTES_PER_SECOND = 5e8  # that a slow machine copies
+DRAIN_SECONDS = 0.00001  # to send a packet of a backlog, one with another
 CROWD_MAX = 64  # clients above a limit that are read out
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
 SELECT_SECONDS_MAX = 3_600.0  # epoll knows no more than 24 days
@@ -1294,9 +1295,8 @@ class Server:
         self._late: dict[Client, int] = {}  # put off, and for which events
         self._accept_time = 0.0  # when newcomers have their next turn
         # [CONN-20] What sends have taken
-        self._routed = 0  # bytes, since the last flush, and what sends cost
         self._measured = 0.0  # up to when it is known who took the time
-        self._first = 0  # the first delivery after that
+        self._offered = 0  # bytes since then, with what sends cost
         self._shares: dict[User, float] = {}  # seconds more than is normal
         self._ticks = 0
         self._processed = processor_clock()  # when that was looked at last
@@ -1331,6 +1331,8 @@ class Server:
                 self._settle_debts()
             else:
                 self._spent.clear()
+            if self._alarms:
+                self._ring()
             turns, self._late = self._late, {}
             others = []
             for (_, _, _, data), events in ready:
@@ -1345,8 +1347,6 @@ class Server:
                         self._serve(client, kind)
             for call in others:  # those who are here go before newcomers
                 call()
-            if self._alarms:
-                self._ring()
             if self.bus.journal:
                 self.bus.journal.flush()
         except (OSError, MemoryError) as error:
@@ -1614,7 +1614,6 @@ class Server:
                 if count == 2:
                     client.single_turns = SINGLE_TURNS
                 return False
-            self._routed += size + SEND_COST_BYTES
             if 0 < size <= copied_max:
                 packet = view[:size].tobytes()
                 took_long = handle(client, packet, packet)
@@ -1662,37 +1661,36 @@ class Server:
         """Offer to the kernel what a publisher's turn has routed."""
         touched = self.bus.touched
         if not touched:
-            self._routed = 0
             return
         user = touched[0].user
         self._shares.clear()
-        self._first = 0
+        self._offered = 0
         self._measured = start = self.clock()
-        for place, client in enumerate(touched):
+        for client in touched:
             if client.user is not user:
-                self._judge_sends(user, place)
+                self._judge_sends(user)
                 user = client.user
             if not client.closed:
                 self.deliver(client, publisher)
         if self.clock() > start + SLOW_SENDS_MIN:
-            self._judge_sends(user, len(touched))
+            self._judge_sends(user)
         touched.clear()
-        self._routed = 0
 
-    def _judge_sends(self, user: User, end: int) -> None:
+    def _judge_sends(self, user: User) -> None:
         """Leave a user to itself if sends to its clients have taken long.
 
         What a flush costs is its publisher's to account for, but not what
-        the receivers have made it cost.  The deliveries from the last one
-        that was measured up to *end* were the user's, and none of them sent
-        more than what was routed [CONN-20].
+        the receivers have made it cost.  All that was offered since that was
+        measured last was offered to clients of this user [CONN-20].
         """
         now = self.clock()
-        seconds, count = now - self._measured, end - self._first
-        self._measured, self._first = now, end
+        seconds, normal = (
+            now - self._measured,
+            self._offered / BYTES_PER_SECOND,
+        )
+        self._measured, self._offered = now, 0
         if seconds < NOTED_SENDS_MIN:
             return
-        normal = count * self._routed / COPIED_PER_SECOND
         extra = max(0.0, seconds - normal)
         share = self._shares[user] = self._shares.get(user, 0.0) + extra
         if share > SLOW_SENDS_MIN:
@@ -1703,8 +1701,9 @@ class Server:
 
     def deliver(self, client: Client, publisher: Client) -> None:
         """Empty a client's outbox into the kernel, or its backlog [PUB-6]."""
-        client.delivered += len(client.outbox)
-        packets = iter(client.outbox)
+        count, packets = len(client.outbox), iter(client.outbox)
+        client.delivered += count
+        self._offered += sum(map(len, client.outbox)) + count * SEND_COST_BYTES
         client.outbox = []
         send, used = client.wire.send, client.used
         journal, ticks = self.bus.journal, self._ticks
@@ -1721,8 +1720,7 @@ class Server:
                             journal.note("send", client, packet=packet)
                         if self._ticks != ticks:
                             ticks = self._ticks
-                            place = self.bus.touched.index(client)
-                            self._judge_sends(client.user, place + 1)
+                            self._judge_sends(client.user)
                             if client.put_off:
                                 break
                     else:
@@ -1744,11 +1742,17 @@ class Server:
     ) -> None:
         """Have it decided what becomes of a packet that was not taken."""
         client.delivered -= 1
+        waiting = len(client.backlog)
         try:
             self.bus.flood.refuse(client, packet, publisher)
         except (ProtocolError, MemoryError) as error:
             self.expel(client, error)
             self.bus.flood.discard(client, [packet], "deaf")
+        user = publisher.user
+        if client.user is not user and len(client.backlog) > waiting:
+            # Or a flood would outrun readers that take all that they get
+            spent = self._spent.get(user.uid, 0.0)
+            self._spent[user.uid] = spent + DRAIN_SECONDS
 
     def _is_slow(self, user: User) -> bool:
         """Return whether to leave a user to its turns, if there is room."""
@@ -1886,16 +1890,17 @@ class Server:
             return
         client.fault = self._blame(client, error)
         client.deaf = True
+        self._watch(client)
         if self._served in (None, client):
             self._shut(client)
         else:
             self._set_alarm(self._shut, client, 0.0)
-        self._after_progress(client)
 
     def _shut(self, client: Client) -> None:
         """Let a client send no more, which may take long if it is watched."""
         with contextlib.suppress(OSError, MemoryError):
             client.wire.shutdown(socket.SHUT_RDWR)
+        self._after_progress(client)
         self._charge(client.user, self.clock() - self._now)
 
     def disconnect(self, client: Client, cause: str | Exception) -> None:

@@ -307,6 +307,40 @@ class TestLoop:
         drained = [len(reader.wire.taken) for reader in readers]
         assert sum(drained) >= 15
 
+    @pytest.mark.parametrize("uid, is_late", [(1, False), (2, True)])
+    def test_flood_does_not_outrun_readers(
+        self, kernel: FakeKernel, uid: int, is_late: bool
+    ) -> None:
+        """[CONN-19] Who has packets wait for others accounts for more."""
+        readers = [kernel.connect(uid=1) for _ in range(100)]
+        flooder, sibling = kernel.connect(uid=uid), kernel.connect(uid=uid)
+        for reader in readers:
+            reader.send(b"SUB k")
+            reader.wire.room = 0
+        flooder.wire.incoming.extend(publications(4))
+        kernel.server.round(0)
+        assert not flooder.wire.incoming
+        sibling.wire.incoming.append(publish(b"x"))
+        kernel.server.round(0)
+        assert bool(sibling.wire.incoming) == is_late
+
+    def test_alarms_of_a_busy_user(self, kernel: FakeKernel) -> None:
+        """[BLOCK-16] [CONN-18] They ring, although it has always more."""
+        holder, held, error = (kernel.connect(uid=1) for _ in "123")
+        flooders = [kernel.connect(uid=1) for _ in range(6)]
+        other = kernel.connect(uid=2)
+        for reader, mode in ((holder, b"block"), (error, b"error")):
+            reader.send(b"SUB k", b"CMSG blocking/soft/" + mode)
+            reader.wire.room = 0
+        slow_down(kernel, 0.0006)
+        held.wire.incoming.append(publish(b"k"))
+        other.wire.incoming.append(publish(b"k"))
+        while kernel.now < 6:
+            for flooder in flooders:
+                flooder.wire.incoming.extend(new_keys(1))
+            kernel.server.round(0)
+        assert holder.wire.ended and error.wire.ended
+
     def test_packets_for_nobody(self, kernel: FakeKernel) -> None:
         """[CONN-5] To read one may take long if others watch its sender."""
         peer = kernel.connect(uid=1)

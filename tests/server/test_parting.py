@@ -71,6 +71,21 @@ class TestParting:
         kernel.run()
         assert reader.wire.closed and not errors
 
+    def test_who_resumes_those_that_one_held(self, kernel: FakeKernel) -> None:
+        """[CONN-19] [BLOCK-12] Its own user, as there may be many."""
+        reader, other = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.wire.room = 0
+        reader.send(b"SUB k", b"CMSG blocking/soft/block")
+        held = [kernel.connect(uid=1) for _ in range(9)]
+        for peer in held:
+            peer.send(publish(b"k"))
+        reader.send(b"CMSG blocking/soft/error")
+        other.wire.incoming.append(publish(b"k"))
+        kernel.server.round(0)
+        assert reader.client.deaf and all(peer.paused for peer in held)
+        kernel.run()
+        assert reader.wire.closed and not any(peer.paused for peer in held)
+
     def test_mistake_of_one_that_is_held(self, kernel: FakeKernel) -> None:
         """[CONN-18] [BLOCK-12] Nobody holds up whom nobody hears."""
         reader, sender = kernel.connect(), kernel.connect()

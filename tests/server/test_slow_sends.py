@@ -402,6 +402,20 @@ class TestSlowSends:
         assert len(reader.read()) == 3 and not reader.stats["refused"]
         assert kernel.server._spent.get(1, 0.0) < 0.001
 
+    def test_packets_for_nobody_before(self, kernel: FakeKernel) -> None:
+        """[CONN-20] They are no reason for sends to take long."""
+        readers = slow_readers(kernel, 100, 0.0004)
+        sender = kernel.connect(uid=1)
+        sender.send(*publications(3, b"nobody"))
+        nothing = publish(b"nobody", bytes(16_300))
+        packets = [*[nothing] * 10, publish(b"k", bytes(16_000))]
+        start = kernel.now
+        sender.wire.incoming.extend(packets)
+        kernel.server.round(0)
+        assert not sender.wire.incoming
+        assert readers[-1].stats["refused"]
+        assert kernel.now - start < 0.030
+
     def test_many_users_by_turns(self, kernel: FakeKernel) -> None:
         """[CONN-20] What each takes is added up, however little it is."""
         readers = [kernel.connect(uid=1 + n % 2) for n in range(100)]
