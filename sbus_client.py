@@ -58,6 +58,27 @@ if TYPE_CHECKING:  # these take long, and are imported where they are used
     import asyncio
 
 __version__ = "0.1.0"
+__all__ = [
+    "AddressError",
+    "AsyncClient",
+    "Client",
+    "ControlMessage",
+    "Credentials",
+    "Disconnected",
+    "Message",
+    "PacketError",
+    "PacketTooLarge",
+    "Reconnected",
+    "Request",
+    "SbusError",
+    "default_address",
+    "owner_of",
+    "parse_request",
+    "private_key",
+    "reply",
+    "request",
+    "requests",
+]
 
 PACKET_BYTES_MAX = 409_600
 HEAD_BYTES_MAX = 8_192  # where the end of a key is looked for at first
@@ -71,6 +92,7 @@ RECONNECT_SECONDS_MAX = 5.0
 REFUSED_SECONDS = 1.0  # after which a lost connection is no refusal
 REFUSALS_MAX = 2  # in a row
 WHOAMI = b"!/cred/whoami"
+STATS = b"stats"
 MODES = {  # what a server remembers of a client, besides its patterns
     b"blocking/soft/queue",
     b"blocking/soft/discard",
@@ -261,6 +283,14 @@ def default_address() -> str:
     return os.path.join(directory, "sbus.socket")
 
 
+def usual_address() -> str:
+    """Return SBUS_ADDRESS of the environment, or else the default address.
+
+    Raises: AddressError if the environment does not tell.
+    """
+    return os.environ.get("SBUS_ADDRESS") or default_address()
+
+
 def socket_name(address: str) -> bytes:
     """Return an address as the kernel knows it.
 
@@ -395,12 +425,13 @@ def inherit_socket(fd: int) -> socket.socket:
 class Client:
     """A connection to a bus.
 
-    *address* is a path, /dev/unix/abstract/HEX or /dev/fd/N; by default the
-    server's own default.  *fd* is the descriptor of a connected socket
-    instead; the client closes it.  *packet_bytes_max* is the server's limit.
-    *server_uid* refuses a bus that runs as another user.  With *reconnect*,
-    a client that loses its bus connects again, subscribes and sets its modes
-    again, and says so: see Reconnected.  Its descriptor is then another one.
+    *address* is a path, /dev/unix/abstract/HEX or /dev/fd/N; by default it is
+    SBUS_ADDRESS of the environment, or the server's own default.  *fd* is the
+    descriptor of a connected socket instead; the client closes it.
+    *packet_bytes_max* is the server's limit.  *server_uid* refuses a bus that
+    runs as another user.  With *reconnect*, a client that loses its bus
+    connects again, subscribes and sets its modes again, and says so: see
+    Reconnected.
 
     Keys and patterns are bytes, or str that is sent as UTF-8.  *flags* are
     those of send(2) and recv(2); with MSG_DONTWAIT, BlockingIOError tells
@@ -410,7 +441,9 @@ class Client:
 
     A client is a context manager, an iterator over what it receives, and
     has fileno() for select, poll and epoll; *socket* is there for all else.
-    It is not to be used by two threads at once.
+    One thread may send while another one receives; else it is not to be used
+    by two at once, and to close it wakes nobody.  After fork(2) only one of
+    the processes may use it: to the server they are one client.
 
         with select.epoll() as epoll:
             epoll.register(bus, select.EPOLLIN)
@@ -437,7 +470,7 @@ class Client:
         if fd is not None:
             self.address = f"/dev/fd/{fd}"
         else:
-            self.address = default_address() if address is None else address
+            self.address = usual_address() if address is None else address
         if reconnect and self.address.startswith("/dev/fd/"):
             raise AddressError("a descriptor cannot be connected again")
         self.packet_bytes_max = packet_bytes_max
@@ -491,7 +524,7 @@ class Client:
             while not kept:
                 try:
                     size = receive_into(view, 0, flags)
-                except BlockingIOError:
+                except (BlockingIOError, socket.timeout):
                     raise
                 except OSError:
                     break
@@ -918,8 +951,8 @@ class Client:
         """Return the error that tells that the server has closed."""
         return Disconnected(
             f"the server at {self.address} has closed the connection: it"
-            " stopped, or it refused what was sent or this user; its log"
-            " says why"
+            " stopped, has too many clients, or refused this user, what was"
+            " sent or a reader so slow; its log says why"
         )
 
     def _wait(self, event: int, end: float | None) -> None:
@@ -1270,8 +1303,8 @@ def private_key(client: Client, timeout: float | None) -> Iterator[bytes]:
     """
     path = client.whoami(timeout).path
     key = path + b"/" + os.urandom(TOKEN_BYTES).hex().encode("ascii")
-    client.subscribe(key)
     try:
+        client.subscribe(key)
         yield key
     finally:
         with contextlib.suppress(Disconnected, BlockingIOError):
@@ -1534,8 +1567,7 @@ def open_bus(options: Options, timeout: float | None = None) -> Client:
     Raises: TimeoutError; AddressError; UsageError; Disconnected if there is
     no server.
     """
-    environment = os.environ.get("SBUS_ADDRESS") or None
-    return LenientClient(getattr(options, "address", environment), timeout)
+    return LenientClient(getattr(options, "address", None), timeout)
 
 
 def subscribe(bus: Client, patterns: Sequence[str]) -> None:
@@ -1834,9 +1866,14 @@ def control(options: Options) -> None:
             payload = given_payload(options.payload, room)
         bus.control(key, payload)
         bus.sync(options.timeout)
+        is_known = key in {WHOAMI, STATS, *MODES}
         with contextlib.suppress(TimeoutError):
             while True:
                 write_line(*bus.receive(0))
+                is_known = True
+    if not is_known:
+        what = f"the server does not answer {options.key!r}"
+        raise SbusError(f"{what}, and this client does not know it")
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:

@@ -93,8 +93,9 @@ def has_ended(process: subprocess.Popen[str]) -> bool:
 
 def gone(address: str) -> str:
     """Return the line of a command that the server has disconnected."""
-    what = "has closed the connection: it stopped, or it refused what was"
-    what += " sent or this user; its log says why"
+    what = "has closed the connection: it stopped, has too many clients, or"
+    what += " refused this user, what was sent or a reader so slow; its log"
+    what += " says why"
     return f"sbus: the server at {address} {what}\n"
 
 

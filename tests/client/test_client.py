@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import pydoc
 import re
 import resource
 import select
@@ -72,6 +73,12 @@ class TestClientFile:
         copy.write_bytes(self.PATH.read_bytes())
         done = run(str(copy), "--version", cwd=directory)
         assert done == (0, f"sbus {sbus_client.__version__}\n", "")
+
+    def test_names(self) -> None:
+        """What a program needs is said, and what it does not is not."""
+        for name in sbus_client.__all__:
+            assert getattr(sbus_client, name).__module__ == "sbus_client"
+        assert len(pydoc.render_doc(sbus_client).splitlines()) < 1_500
 
 
 class TestSending:
@@ -450,6 +457,12 @@ class TestReceiving:
             socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit
         )
         with pytest.raises(BlockingIOError):
+            next(iter(ends.client))
+
+    def test_iteration_with_a_time_limit_of_python(self, ends: Ends) -> None:
+        """settimeout of the socket is heeded."""
+        ends.client.socket.settimeout(0.01)
+        with pytest.raises(socket.timeout):
             next(iter(ends.client))
 
     def test_time_limit_of_the_kernel_is_waited_for_once(

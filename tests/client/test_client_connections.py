@@ -257,6 +257,16 @@ class TestConnecting:
         assert str(caught.value) == f"no bus at {address}: {what}"
         assert caught.value.errno == number
 
+    def test_address_in_the_environment(
+        self, listener: Listener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It stands for the default, and for no other."""
+        monkeypatch.setenv("SBUS_ADDRESS", listener.path)
+        with Client() as client:
+            assert client.address == listener.path
+        with pytest.raises(Disconnected, match="/nowhere"):
+            Client("/nowhere")
+
     def test_full_queue_of_new_connections(self, directory: Path) -> None:
         """[CONN-17] A client waits while the server's queue is full."""
         full = Listener(str(directory / "bus"), backlog=0)

@@ -660,16 +660,23 @@ class TestControl:
             server.send(b"CMSG y\0a\tb", ANSWER)
             assert outcome(process) == (0, "y\ta\\tb\n", "")
 
+    def test_key_that_nobody_knows(self, bus: RealBus) -> None:
+        """[CTL-2] A server ignores it, but who typed it is told."""
+        assert sbus(bus.path, "control", "echo/off") == (0, "", "")
+        done = sbus(bus.path, "control", "echo/of")
+        what = "sbus: the server does not answer 'echo/of', and this client"
+        assert done == (1, "", f"{what} does not know it\n")
+
     def test_payload_is_standard_input(self, listener: Listener) -> None:
         """Only - is; without a payload there is none."""
         for arguments, packet in (
-            (["-"], b"CMSG x\0some input"),
-            ([], b"CMSG x"),
+            (["-"], b"CMSG echo/off\0some input"),
+            ([], b"CMSG echo/off"),
         ):
             command = started(
                 listener.path,
                 "control",
-                "x",
+                "echo/off",
                 *arguments,
                 stdin=subprocess.PIPE,
             )
