@@ -63,7 +63,6 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, Callable, NamedTuple, NoReturn, Union
 
 __version__ = "0.1.0"
-SPEC_VERSION = "1"
 
 
 # =============================================================================
@@ -214,10 +213,8 @@ class SubscriptionTable:
                 del holders[client]
             uid = client.credentials.uid
             for counts in (self._users[uid], self._shapes):
-                left = counts[shape] - 1
-                if left:
-                    counts[shape] = left
-                else:
+                counts[shape] -= 1
+                if not counts[shape]:
                     del counts[shape]
             if not self._users[uid]:
                 del self._users[uid]
@@ -386,7 +383,6 @@ class Client:
 
 
 WIDE_MIN = 3  # receivers; with more, a turn is limited by bytes, too
-STATS = b"stats"
 STATS_USERS_MAX = 1_000  # so that the answer stays a packet
 RECENT_KEYS_MAX = 4_096
 RECENT_KEY_BYTES_MAX = 256
@@ -448,7 +444,8 @@ class Bus:
         for what, amount in enumerate(client.used):
             self.accounts.use(client, what, -amount)
         self.tell("close", client, reason)
-        resumed = self.flood.forget(client)  # as it uses nothing any more
+        client.backlog.clear()
+        resumed = self.flood.release(client)  # as it uses nothing any more
         user = client.user
         user.past.update(client.counts())
         user.clients.pop(client, None)
@@ -631,7 +628,7 @@ class Bus:
         elif key == WHOAMI:
             rule = "CRED-2"
             self._answer(client, key, whoami(client, self.cred_prefix))
-        elif key == STATS:
+        elif key == b"stats":
             rule = "CTL-5"
             self._answer(client, key, self.stats(client))
         else:
@@ -1020,11 +1017,6 @@ class FloodControl:
         used = client.used[BACKLOG_BYTES]
         self.accounts.use(client, BACKLOG_BYTES, -used)
         self.discard(client, client.backlog.clear(), "deaf")
-
-    def forget(self, client: Client) -> list[Client]:
-        """Drop a client's backlog; return the publishers that it paused."""
-        client.backlog.clear()
-        return self.release(client)
 
 
 # =============================================================================
@@ -1437,7 +1429,6 @@ class Server:
 
     def _listen(self, listener: socket.socket) -> None:
         """Watch the listening socket again [CONN-3]."""
-        self._alarms.pop((self._listen, listener), None)
         if self.stopping:
             return
         try:
@@ -1488,17 +1479,13 @@ class Server:
         start = self._now
         self._now += seconds
         if seconds > ROUND_SECONDS_MAX:  # to wait for others is no fault
-            seconds = min(seconds, self._processor_seconds())
+            seconds = min(seconds, self.processor_clock() - self._processed)
         spent = self._spent.get(user.uid, 0.0) + seconds
         if spent >= ROUND_SECONDS_MAX:
             spent = min(spent, DEBT_MAX)
             if not self._has_debts:
                 self._has_debts, self._settled = True, start
         self._spent[user.uid] = spent
-
-    def _processor_seconds(self) -> float:
-        """Return that of this turn, and of up to LOOK_SECONDS before it."""
-        return self.processor_clock() - self._processed
 
     def _owes(self, client: Client) -> bool:
         """Return whether a client's user has had enough [CONN-19]."""
@@ -1694,8 +1681,8 @@ class Server:
         extra = max(0.0, seconds - normal)
         share = self._shares[user] = self._shares.get(user, 0.0) + extra
         if share > SLOW_SENDS_MIN:
-            worked = self._processor_seconds() - LOOK_SECONDS  # for sure
-            if worked > SLOW_SENDS_MIN:
+            worked = self.processor_clock() - self._processed  # in this turn,
+            if worked > SLOW_SENDS_MIN + LOOK_SECONDS:  # for sure
                 self._leave_to_itself(user, share)
                 self._shares.clear()
 
@@ -1777,8 +1764,7 @@ class Server:
     def tick(self, *_: object) -> None:
         """Have the clock asked in the middle of sends to one user.
 
-        To ask it after each would cost too much.  Ticks come with about each
-        10 ms of the processor's time, if the kernel takes interrupts.
+        To ask it after each would cost too much.  The kernel ticks if it can.
         """
         self._ticks += 1
 
@@ -1790,17 +1776,16 @@ class Server:
             self._set_alarm(self._feed, client, MEMORY_PAUSE_SECONDS)
             self._watch(client)
         elif number in (errno.EPIPE, errno.ECONNRESET):
-            self._deafen(client)
+            self.bus.flood.deafen(client)
+            self._after_progress(client)
         else:
             self.expel(client, error)
 
     def _after_refusal(self, client: Client) -> None:
         """Wait for a stalled client, and not for ever."""
         self._watch(client)
-        if client.holding:
-            self._limit_holding(client)
-        is_told = client.discard_logged or client.fault
-        if client.discarded and not is_told:
+        self._limit_holding(client)
+        if client.discarded and not (client.discard_logged or client.fault):
             client.discard_logged = True
             size = client.used[BACKLOG_BYTES]
             why = f"soft={client.soft_mode} hard={client.hard_mode}"
@@ -1851,11 +1836,6 @@ class Server:
         if client.holding:
             seconds = self.bus.limits.block_timeout
             self._set_alarm(self._check_holder, client, seconds)
-
-    def _deafen(self, client: Client) -> None:
-        """Give up on sending to a client [CONN-8] [CONN-18]."""
-        self.bus.flood.deafen(client)
-        self._after_progress(client)
 
     # ---- When a client leaves
 
@@ -2615,15 +2595,13 @@ def limits_of(options: argparse.Namespace) -> Limits:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most <= DESCRIPTORS_KEPT:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT
+    if most <= 0:
         needed = f"more than {DESCRIPTORS_KEPT} are needed"
-        raise StartError(f"ulimit -n is {most}; {needed}")
-    most -= DESCRIPTORS_KEPT
+        raise StartError(f"ulimit -n is {most + DESCRIPTORS_KEPT}; {needed}")
     if limits.max_clients > most:
-        limits.max_clients = most
-        half = (most + 1) // 2  # others need some, too
-        limits.max_user_clients = min(limits.max_user_clients, half)
+        limits.max_clients = most  # and others need some, too
+        limits.max_user_clients = min(limits.max_user_clients, most // 2 or 1)
     return limits
 
 

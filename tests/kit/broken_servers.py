@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 from fake_kernel import but
-from sbus import CHOICES, SECRET, STATS, WHOAMI, pattern_matches
+from sbus import CHOICES, SECRET, WHOAMI, pattern_matches
 
 Mistake = Callable[..., Any]
 
@@ -355,7 +355,7 @@ def control_packets_are_forwarded(handle, bus, client, packet, start):
 
 @broken("CTL-2", "Bus.control")
 def unknown_control_packet_disconnects(control, bus, client, key):
-    if key not in (*CHOICES, STATS, WHOAMI):
+    if key not in (*CHOICES, b"stats", WHOAMI):
         raise OSError("unknown control packet")
     control(bus, client, key)
 
@@ -373,9 +373,10 @@ def payload_is_part_of_a_control_key(parse, packet, *most):
     return parse(packet, *most)
 
 
-@broken("CTL-5", "STATS")
-def stats_are_not_known(key):
-    return b"statistics"
+@broken("CTL-5", "Bus.control")
+def stats_are_not_known(control, bus, client, key):
+    if key != b"stats":
+        control(bus, client, key)
 
 
 # 4. Secret messages
