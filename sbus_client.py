@@ -75,8 +75,6 @@ __all__ = [
     "owner_of",
     "parse_request",
     "private_key",
-    "reply",
-    "request",
     "requests",
 ]
 
@@ -700,7 +698,11 @@ class Client:
         with self._told_of_loss(end):
             self._send_by(end, b"CMSG " + WHOAMI)
             self._questions += 1
-            return self.receive_answer(end)
+            while True:
+                received = self._receive_new(end, 0)
+                if self.is_last_answer(received):
+                    return parse_credentials(received.payload)
+                self._kept.append(received)
 
     def sync(self, timeout: float | None = None) -> None:
         """Return once the server has handled all that was sent before.
@@ -711,18 +713,29 @@ class Client:
         """
         self.whoami(timeout)
 
-    def receive_answer(self, end: float | None, flags: int = 0) -> Credentials:
-        """Return the answer to the last question; keep all before it.
+    def request(
+        self, key: Text, payload: Payload = b"", timeout: float | None = None
+    ) -> bytes:
+        """Ask whoever listens to a key; return the first answer's payload.
 
-        Raises: TimeoutError at *end*; Disconnected; PacketTooLarge;
-        PacketError.
+        The request's payload is the key for the answer, NUL, and *payload*.
+        What else arrives meanwhile is kept for receive.
+        Raises: TimeoutError, also if nobody listens; Disconnected.
+        Spec: [PUB-1] [CRED-10].
         """
-        self._check_open()
-        while True:
-            received = self._receive_new(end, flags)
-            if self.is_last_answer(received):
-                return parse_credentials(received.payload)
-            self._kept.append(received)
+        end = end_of(timeout)
+        content = b"\0" + payload_bytes(payload)
+        with private_key(self, left_of(end)) as reply_key:
+            self.publish(key, reply_key + content, timeout=left_of(end))
+            return receive_under(self, reply_key, left_of(end)).payload
+
+    def reply(self, asked: Request, payload: Payload = b"") -> None:
+        """Answer what parse_request, or requests, has made of a message.
+
+        Raises: Disconnected; PacketTooLarge; TypeError.
+        Spec: [PUB-1].
+        """
+        self.publish(asked.reply_key, payload)
 
     def is_last_answer(self, received: Received) -> bool:
         """Return whether the last question has the answer just received."""
@@ -997,65 +1010,6 @@ CONNECT_SECONDS_MAX = 0.1
 CALLS_PER_TURN = 64  # that need not wait, before other tasks have a turn
 
 
-class Direction:
-    """Sending or receiving: the tasks that wait until they can.
-
-    *add* and *remove* are those of the loop, for readers or for writers.
-    """
-
-    def __init__(
-        self, add: Callable[..., object], remove: Callable[[int], bool]
-    ) -> None:
-        self._add = add
-        self._remove = remove
-        self._waiting: list[asyncio.Future[None]] = []
-        self._calls = 0
-
-    async def do(
-        self, client: Client, call: Callable[[], Result], end: float | None
-    ) -> Result:
-        """Return what a call on a client returns, once it need not wait.
-
-        Raises: TimeoutError at *end*; what the call raises.
-        """
-        self._calls += 1
-        if self._calls % CALLS_PER_TURN == 0:
-            import asyncio
-
-            await asyncio.sleep(0)
-        while True:
-            try:
-                return call()
-            except BlockingIOError:
-                await self._wait(client.fileno(), end)
-
-    async def _wait(self, fd: int, end: float | None) -> None:
-        """Wait until a descriptor is ready.  Raises: TimeoutError."""
-        import asyncio
-
-        if not self._waiting:
-            self._add(fd, self.wake, fd)
-        woken = asyncio.get_running_loop().create_future()
-        self._waiting.append(woken)
-        try:
-            await asyncio.wait([woken], timeout=left_of(end))
-        finally:
-            if woken in self._waiting:
-                self._waiting.remove(woken)
-                if not self._waiting:
-                    self._remove(fd)
-        if not woken.done():
-            raise TimeoutError("the time is over")
-
-    def wake(self, fd: int) -> None:
-        """Let all tasks try again that wait for a descriptor."""
-        if self._waiting:
-            self._remove(fd)
-        for woken in self._waiting:
-            woken.set_result(None)
-        self._waiting.clear()
-
-
 class AsyncClient:
     """A connection to a bus, for asyncio.
 
@@ -1065,14 +1019,19 @@ class AsyncClient:
             async for message in bus:
                 print(message.key, message.payload)
 
-    It takes what Client takes, but has neither flags nor *reconnect*, and
-    connects in `async with` or by connect().  Its calls are those of Client
-    and raise the same errors; they wait without holding up other tasks.
-    Several tasks may use it at once; each message goes to one of them.
+    It takes what Client takes, but has no flags, and connects in `async with`
+    or by connect().  Its calls are those of Client and raise the same errors;
+    they wait without holding up other tasks.  Several tasks may use it at
+    once; each message goes to one of them.
 
     To cancel a call is safe: what it would have received is received by the
     next call, what it would have sent is sent whole or not at all.
     """
+
+    # What comes is handed to those who wait: an answer to whoami to the task
+    # that asked, a message under a reply key to that request, all else to the
+    # first of those who receive.  The loop watches the descriptor as long as
+    # anybody waits; what came beside it is kept for the next who receives.
 
     def __init__(
         self,
@@ -1081,6 +1040,7 @@ class AsyncClient:
         fd: int | None = None,
         packet_bytes_max: int = PACKET_BYTES_MAX,
         server_uid: int | None = None,
+        reconnect: bool = False,
     ) -> None:
         self._new_client = functools.partial(
             Client,
@@ -1088,9 +1048,19 @@ class AsyncClient:
             fd=fd,
             packet_bytes_max=packet_bytes_max,
             server_uid=server_uid,
+            reconnect=reconnect,
             flags=socket.MSG_DONTWAIT,
         )
         self._client: Client | None = None
+        self._kept: deque[Received | SbusError] = deque()
+        self._receivers: deque[asyncio.Future[Received]] = deque()
+        self._senders: list[asyncio.Future[None]] = []
+        self._answer: asyncio.Future[Received] | None = None
+        self._replies: dict[bytes, asyncio.Future[Received]] = {}
+        self._inbox = b""  # what begins the reply keys
+        self._requests = itertools.count()
+        self._calls = 0
+        self._is_reading = False
 
     def __repr__(self) -> str:
         inner = repr(self._client) if self._client else "not connected"
@@ -1112,12 +1082,9 @@ class AsyncClient:
             except BlockingIOError:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, CONNECT_SECONDS_MAX)
-        loop = asyncio.get_running_loop()
-        self._sending = Direction(loop.add_writer, loop.remove_writer)
-        self._receiving = Direction(loop.add_reader, loop.remove_reader)
+        self._loop = asyncio.get_running_loop()
         self._asking = asyncio.Lock()
-        self._is_asking = False  # an answer is waited for
-        self._answer: Received | None = None  # that a receive came across
+        self._opening = asyncio.Lock()
         return self
 
     async def __aenter__(self) -> AsyncClient:
@@ -1146,13 +1113,13 @@ class AsyncClient:
 
         Calls that wait raise Disconnected.
         """
-        if self._client:
-            self._sending.wake(self.fileno())
-            self._receiving.wake(self.fileno())
+        if self._client and self._client.fileno() >= 0:
+            self._fail(Disconnected("this client is closed"))
+            self._wake_senders()
             self._client.close()
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, -1 unless connected."""
+        """Return the descriptor to wait for, -1 unless connected."""
         return self._client.fileno() if self._client else -1
 
     @property
@@ -1161,109 +1128,257 @@ class AsyncClient:
         return self._connected().socket
 
     async def subscribe(self, pattern: Text) -> None:
-        """Subscribe to the keys that a pattern selects; duplicates count.
-
-        Raises: Disconnected; PacketTooLarge; PacketError.
-        Spec: [SUB-1] [SUB-2].
-        """
+        """As Client.subscribe [SUB-1] [SUB-2]."""
         await self._send(self._connected().subscribe, pattern)
 
     async def unsubscribe(self, pattern: Text) -> None:
-        """Take back one subscription to an identical pattern.
-
-        Raises: Disconnected; PacketTooLarge; PacketError.
-        Spec: [UNSUB-1].
-        """
+        """As Client.unsubscribe [UNSUB-1]."""
         await self._send(self._connected().unsubscribe, pattern)
 
     async def publish(self, key: Text, payload: Payload = b"") -> None:
-        """Publish a message, once the kernel has room for it.
-
-        Raises: Disconnected; PacketTooLarge; PacketError; TypeError if the
-        payload is not bytes.
-        Spec: [PUB-1].
-        """
+        """As Client.publish, once the kernel has room for it [PUB-1]."""
         await self._send(self._connected().publish, key, payload)
 
     async def control(self, key: Text, payload: Payload = b"") -> None:
-        """Send a control message to the server.
-
-        Raises: Disconnected; PacketTooLarge; PacketError; TypeError if the
-        payload is not bytes.
-        Spec: [CTL-1].
-        """
+        """As Client.control [CTL-1]."""
         await self._send(self._connected().control, key, payload)
 
-    async def receive(self, timeout: float | None = None) -> Received:
-        """Return the next message or control message.
+    async def reply(self, asked: Request, payload: Payload = b"") -> None:
+        """As Client.reply [PUB-1]."""
+        await self.publish(asked.reply_key, payload)
 
-        Raises: TimeoutError; Disconnected when all is read and the server
-        has closed; PacketTooLarge if the packet is above the limit and lost;
-        PacketError if it is malformed.
-        Spec: [CONN-14] [CONN-15].
-        """
-        client, end = self._connected(), end_of(timeout)
-        return await self._receiving.do(client, self._receive_now, end)
+    async def receive(self, timeout: float | None = None) -> Received:
+        """As Client.receive [CONN-14] [CONN-15]."""
+        client = self._connected()
+        await self._take_turn()
+        while not self._kept:
+            try:
+                received = client.receive(flags=socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return await self._receive_later(end_of(timeout))
+            if type(received) is Message and not self._inbox:
+                return received
+            self._hand_over(received)
+        kept = self._kept.popleft()
+        if isinstance(kept, SbusError):
+            raise kept
+        return kept
 
     async def whoami(self, timeout: float | None = None) -> Credentials:
-        """Return the credentials that the server knows this client by.
+        """As Client.whoami; tasks that ask at once are served in turn.
 
-        What arrives meanwhile is kept for receive.  Tasks that ask at once
-        are served in turn.
-        Raises: TimeoutError; Disconnected; PacketTooLarge; PacketError.
         Spec: [CRED-2] [CRED-12].
         """
-        client, end = self._connected(), end_of(timeout)
-        question = functools.partial(
-            client.control, WHOAMI, flags=socket.MSG_DONTWAIT
-        )
+        end, client = end_of(timeout), self._connected()
         async with self._asking:
-            await self._sending.do(client, question, end)
-            self._is_asking = True
+            await self._send(client.control, WHOAMI, end=end)
+            self._answer = self._loop.create_future()
             try:
-                return await self._receiving.do(client, self._answer_now, end)
+                received = await self._wait(self._answer, end)
             finally:
-                self._is_asking, self._answer = False, None
+                self._answer = None
+        return parse_credentials(received.payload)
 
     async def sync(self, timeout: float | None = None) -> None:
-        """Return once the server has handled all that was sent before.
-
-        Raises: TimeoutError; Disconnected, if the server refused it;
-        PacketTooLarge; PacketError.
-        Spec: [PKT-5] [CRED-3].
-        """
+        """As Client.sync [PKT-5] [CRED-3]."""
         await self.whoami(timeout)
 
-    async def _send(self, call: Callable[..., None], *content: object) -> None:
-        """Call what sends, once the kernel has room."""
-        now = functools.partial(call, *content, flags=socket.MSG_DONTWAIT)
-        await self._sending.do(self._connected(), now, None)
+    async def request(
+        self, key: Text, payload: Payload = b"", timeout: float | None = None
+    ) -> bytes:
+        """As Client.request; any number may wait for their answers at once.
 
-    def _receive_now(self) -> Received:
-        """Return the next item, or pass an answer on to whoami.
-
-        Raises: BlockingIOError; as receive.
+        The client stays subscribed to the keys of its answers, and drops
+        those that come too late.
         """
-        client = self._connected()
-        received = client.receive(flags=socket.MSG_DONTWAIT)
-        if self._is_asking and client.is_last_answer(received):
-            self._answer = received
-            self._receiving.wake(client.fileno())
-            return self._receive_now()
-        return received
-
-    def _answer_now(self) -> Credentials:
-        """Return the answer to whoami, and keep what comes before it.
-
-        Raises: BlockingIOError; as whoami.
-        """
-        client = self._connected()
-        if self._answer:
-            return parse_credentials(self._answer.payload)
+        end = end_of(timeout)
+        await self._open_inbox(end)
+        reply_key = self._inbox + b"%d" % next(self._requests)
+        waiting: asyncio.Future[Received] = self._loop.create_future()
+        self._replies[reply_key] = waiting
+        content = reply_key + b"\0" + payload_bytes(payload)
         try:
-            return client.receive_answer(None, socket.MSG_DONTWAIT)
-        finally:  # what was kept may be waited for
-            self._receiving.wake(client.fileno())
+            await self._send(self._connected().publish, key, content, end=end)
+            return (await self._wait(waiting, end)).payload
+        finally:
+            del self._replies[reply_key]
+
+    async def _open_inbox(self, end: float | None) -> None:
+        """Subscribe to the keys of answers, unless that is done."""
+        async with self._opening:
+            if not self._inbox:
+                path = (await self.whoami(left_of(end))).path
+                inbox = path + b"/" + random_text() + b"/"
+                await self.subscribe(inbox)
+                self._inbox = inbox
+
+    async def _take_turn(self) -> None:
+        """Let other tasks run now and then."""
+        self._calls += 1
+        if self._calls % CALLS_PER_TURN == 0:
+            import asyncio
+
+            await asyncio.sleep(0)
+
+    async def _send(
+        self,
+        call: Callable[..., None],
+        *content: object,
+        end: float | None = None,
+    ) -> None:
+        """Call what sends, once the kernel has room."""
+        await self._take_turn()
+        while True:
+            try:
+                return call(*content, flags=socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                await self._wait_to_send(end)
+
+    async def _wait_to_send(self, end: float | None) -> None:
+        """Wait for room, or for when to connect again.
+
+        Raises: TimeoutError at *end*.
+        """
+        client, waiting = self._connected(), self._loop.create_future()
+        seconds = client.retry_in()
+        if seconds is not None:
+            self._loop.call_later(seconds, self._wake_senders)
+        elif not self._senders:
+            self._loop.add_writer(client.socket, self._wake_senders)
+        self._senders.append(waiting)
+        try:
+            await self._wait(waiting, end)
+        finally:
+            if waiting in self._senders:
+                self._senders.remove(waiting)
+                if not self._senders:
+                    self._loop.remove_writer(client.socket)
+
+    def _wake_senders(self) -> None:
+        """Let all who wait to send try again."""
+        self._loop.remove_writer(self._connected().socket)
+        for waiting in self._senders:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._senders.clear()
+
+    async def _receive_later(self, end: float | None) -> Received:
+        """Wait for what comes next; if cancelled, leave it to others."""
+        import asyncio
+
+        waiting = self._loop.create_future()
+        self._receivers.append(waiting)
+        try:
+            return await self._wait(waiting, end)
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():
+                self._put_back(waiting)
+            raise
+        finally:
+            waiting.cancel()
+
+    def _put_back(self, received: asyncio.Future[Received]) -> None:
+        """Hand to others what came for a task that does not want it."""
+        error = received.exception()
+        if error is None:
+            self._kept.appendleft(received.result())
+        elif not isinstance(error, Disconnected):
+            self._kept.appendleft(error)  # type: ignore[arg-type]
+        while self._kept and any(not one.done() for one in self._receivers):
+            self._hand_over(self._kept.popleft())
+
+    async def _wait(
+        self, waiting: asyncio.Future[Result], end: float | None
+    ) -> Result:
+        """Return what is handed over.  Raises: TimeoutError at *end*."""
+        import asyncio
+
+        self._watch()
+        try:
+            await asyncio.wait([waiting], timeout=left_of(end))
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+            self._watch()
+        if waiting.cancelled():
+            raise TimeoutError("the time is over")
+        return waiting.result()
+
+    def _is_awaited(self) -> bool:
+        """Return whether anybody waits for what comes."""
+        while self._receivers and self._receivers[0].done():
+            self._receivers.popleft()
+        answer = self._answer and not self._answer.done()
+        return bool(answer or self._receivers) or any(
+            not reply.done() for reply in self._replies.values()
+        )
+
+    def _watch(self) -> None:
+        """Have the loop watch the descriptor if anybody waits for it."""
+        fd = self.fileno()
+        is_awaited = fd >= 0 and self._is_awaited()
+        if is_awaited and not self._is_reading:
+            self._loop.add_reader(fd, self._read)
+        elif self._is_reading and not is_awaited and fd >= 0:
+            self._loop.remove_reader(fd)
+        self._is_reading = is_awaited
+
+    def _read(self) -> None:
+        """Hand over what there is, as long as anybody waits for it."""
+        client = self._connected()
+        try:
+            for _ in range(CALLS_PER_TURN):
+                if not self._is_awaited():
+                    break
+                self._hand_over(client.receive(flags=socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            seconds = client.retry_in()
+            if seconds is not None:
+                self._loop.call_later(seconds, self._read)
+        except Disconnected as error:
+            self._fail(error)
+        except SbusError as error:
+            self._hand_over(error)
+        self._watch()
+
+    def _hand_over(self, received: Received | SbusError) -> None:
+        """Give something to the task that it is for, or keep it."""
+        if isinstance(received, Reconnected):
+            self._fail_questions(Disconnected("the bus was lost: ask again"))
+        elif isinstance(received, Message):
+            reply = self._replies.get(received.key)
+            if reply and not reply.done():
+                return reply.set_result(received)
+            if self._inbox and received.key.startswith(self._inbox):
+                return None  # too late
+        elif self._answer and isinstance(received, ControlMessage):
+            is_ours = self._connected().is_last_answer(received)
+            if is_ours and not self._answer.done():
+                return self._answer.set_result(received)
+        while self._receivers:
+            waiting = self._receivers.popleft()
+            if not waiting.done():
+                if isinstance(received, SbusError):
+                    return waiting.set_exception(received)
+                return waiting.set_result(received)
+        self._kept.append(received)
+        return None
+
+    def _fail_questions(self, error: Disconnected) -> None:
+        """Tell those who wait for answers that none will come."""
+        answers = [self._answer] if self._answer else []
+        for waiting in (*answers, *self._replies.values()):
+            if not waiting.done():
+                waiting.set_exception(Disconnected(*error.args))
+
+    def _fail(self, error: Disconnected) -> None:
+        """Tell all who wait for what comes that nothing will."""
+        self._fail_questions(error)
+        for waiting in self._receivers:
+            if not waiting.done():
+                waiting.set_exception(Disconnected(*error.args))
+        self._receivers.clear()
+        self._watch()
 
     def _connected(self) -> Client:
         """Return the client inside.  Raises: Disconnected if there is none."""
@@ -1292,6 +1407,11 @@ class Request(NamedTuple):
     reply_key: bytes
 
 
+def random_text() -> bytes:
+    """Return what nobody can guess."""
+    return os.urandom(TOKEN_BYTES).hex().encode("ascii")
+
+
 @contextlib.contextmanager
 def private_key(client: Client, timeout: float | None) -> Iterator[bytes]:
     """Subscribe for a while to a new key that only this client can read.
@@ -1302,7 +1422,7 @@ def private_key(client: Client, timeout: float | None) -> Iterator[bytes]:
     Spec: [CRED-4] [CRED-10] [CRED-12].
     """
     path = client.whoami(timeout).path
-    key = path + b"/" + os.urandom(TOKEN_BYTES).hex().encode("ascii")
+    key = path + b"/" + random_text()
     try:
         client.subscribe(key)
         yield key
@@ -1319,25 +1439,6 @@ def receive_under(
         lambda received: isinstance(received, Message) and received.key == key,
         timeout,
     )
-
-
-def request(
-    client: Client,
-    key: Text,
-    payload: Payload = b"",
-    timeout: float | None = None,
-) -> bytes:
-    """Ask whoever listens to a key; return the payload of the first answer.
-
-    The request's payload is the key for the answer, NUL, and *payload*.
-    What else arrives meanwhile is kept.
-    Raises: TimeoutError, also if nobody listens; Disconnected.
-    Spec: [PUB-1] [CRED-10].
-    """
-    end = end_of(timeout)
-    with private_key(client, left_of(end)) as reply_key:
-        client.publish(key, reply_key + b"\0" + payload_bytes(payload))
-        return receive_under(client, reply_key, left_of(end)).payload
 
 
 def parse_request(message: Received) -> Request:
@@ -1358,22 +1459,13 @@ def requests(received: Iterable[Received]) -> Iterator[Request]:
     """Yield what messages ask for, and leave out those that are no requests.
 
         for asked in requests(bus):
-            reply(bus, asked, b"answer")
+            bus.reply(asked, b"answer")
 
     Raises: as the iteration over the messages.
     """
     for message in received:
         with contextlib.suppress(PacketError):
             yield parse_request(message)
-
-
-def reply(client: Client, asked: Request, payload: Payload = b"") -> None:
-    """Answer a request.
-
-    Raises: Disconnected; PacketTooLarge; TypeError.
-    Spec: [PUB-1].
-    """
-    client.publish(asked.reply_key, payload)
 
 
 def owner_of(key: bytes) -> Credentials:

@@ -11,13 +11,11 @@ the one that subscribed later finds the other.
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 from collections.abc import Sequence
 
 from sbus_client import (
-    TOKEN_BYTES,
     AddressError,
     Client,
     Command,
@@ -30,6 +28,7 @@ from sbus_client import (
     SbusError,
     UsageError,
     argument,
+    random_text,
     subscribe,
 )
 
@@ -132,7 +131,7 @@ def bridge(options: Options) -> None:
         for bus in (left, right):
             join(bus, patterns)
         right.sync()  # the probe cannot come before
-        probe = f"{PROBES}{os.urandom(TOKEN_BYTES).hex()}".encode("ascii")
+        probe = PROBES.encode("ascii") + random_text()
         left.publish(probe)
         left.sync()
         lanes = [Lane(left, right, probe), Lane(right, left, probe)]

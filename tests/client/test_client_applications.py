@@ -32,10 +32,9 @@ from sbus_client import (
     PacketError,
     PacketTooLarge,
     Received,
+    Reconnected,
     owner_of,
     parse_request,
-    reply,
-    request,
     requests,
 )
 
@@ -80,7 +79,7 @@ class TestApplications:
         ends.server.send(ANSWER)
         ends.server.wire.shutdown(socket.SHUT_WR)
         with pytest.raises(Disconnected):
-            request(ends.client, "service", timeout=SECONDS_MAX)
+            ends.client.request("service", timeout=SECONDS_MAX)
 
     def test_server_that_goes_away_for_long(self, listener: Listener) -> None:
         """A client that reconnects waits for it no longer than it is told."""
@@ -95,7 +94,7 @@ class TestApplications:
 
         with Client(listener.path, reconnect=True) as client:
             with beside(serve), pytest.raises(TimeoutError):
-                request(client, "service", timeout=2)
+                client.request("service", timeout=2)
             assert not list(client._kept)
 
     def test_request(self, two: tuple[Client, Client]) -> None:
@@ -107,10 +106,10 @@ class TestApplications:
             path = other.whoami(SECONDS_MAX).path
             assert asked.reply_key.startswith(path + b"/")  # one process
             assert asked[:2] == (b"service", b"1\0002")
-            reply(other, asked, b"answer")
+            other.reply(asked, b"answer")
 
         with beside(serve):
-            answer = request(one, "service", b"1\0002", SECONDS_MAX)
+            answer = one.request("service", b"1\0002", SECONDS_MAX)
         assert answer == b"answer"
         assert one._patterns == {}
 
@@ -119,12 +118,12 @@ class TestApplications:
         one, other = two
 
         def serve() -> None:
-            reply(other, next(requests(other)), b"answer")
+            other.reply(next(requests(other)), b"answer")
 
         one.publish("service", b"no request")
         one.publish("service", b"!/cred/x\0no request")
         with beside(serve):
-            assert request(one, "service", timeout=SECONDS_MAX) == b"answer"
+            assert one.request("service", timeout=SECONDS_MAX) == b"answer"
 
     @pytest.mark.parametrize(
         "key", [b"!/cred/1/2/3/x", b"!/cred/1/2/3/!/cred/4/5/6/x/y//z"]
@@ -145,20 +144,20 @@ class TestApplications:
         timeout = 0.01
         while not late:  # until it asks before its time is over
             with pytest.raises(TimeoutError):
-                request(one, "service", timeout=timeout)
+                one.request("service", timeout=timeout)
             one.sync()
             other.sync()
             with contextlib.suppress(TimeoutError):
                 while True:
                     late.append(other.receive(0))
             timeout *= 2
-        reply(other, parse_request(late[-1]), b"late")
+        other.reply(parse_request(late[-1]), b"late")
         with beside(
-            lambda: reply(
-                other, parse_request(other.receive(SECONDS_MAX)), b"right"
+            lambda: other.reply(
+                parse_request(other.receive(SECONDS_MAX)), b"right"
             )
         ):
-            assert request(one, "service", timeout=SECONDS_MAX) == b"right"
+            assert one.request("service", timeout=SECONDS_MAX) == b"right"
 
     @pytest.mark.parametrize(
         "payload",
@@ -225,9 +224,9 @@ class TestApplications:
             first = parse_request(other.receive(SECONDS_MAX))
             own = other.whoami(SECONDS_MAX).path + b"/x"
             other.subscribe(own)
-            reply(other, first, own + b"\0challenge")
+            other.reply(first, own + b"\0challenge")
             third = parse_request(other.receive(SECONDS_MAX))
-            reply(other, third, b"wrong")
+            other.reply(third, b"wrong")
 
         with beside(lie), pytest.raises(ValueError, match="cannot read"):
             PROOF.prove(one, "service")
@@ -628,6 +627,114 @@ class TestAsyncClient:
                     await other.publish("k", b"%d" % number)
                 for number in range(1_000):
                     assert (await one.receive()).payload == b"%d" % number
+
+        work()
+
+    def test_requests_at_once(self, bus: RealBus) -> None:
+        """[CRED-10] Each of a thousand has its own answer, in any order."""
+
+        async def serve(other: AsyncClient) -> None:
+            some = []
+            async for message in other:
+                some.append(parse_request(message))
+                if len(some) == 100:
+                    for asked in reversed(some):
+                        await other.reply(asked, b"to " + asked.payload)
+                    some.clear()
+
+        @in_loop
+        async def work() -> None:
+            async with (
+                AsyncClient(bus.path) as one,
+                AsyncClient(bus.path) as other,
+            ):
+                await other.subscribe("service")
+                await other.sync()
+                serving = asyncio.ensure_future(serve(other))
+                texts = [b"%d" % number for number in range(1_000)]
+                asked = [one.request("service", text) for text in texts]
+                answers = await asyncio.gather(*asked)
+                assert answers == [b"to " + text for text in texts]
+                assert not one._replies and not one._is_reading
+                serving.cancel()
+
+        work()
+
+    def test_request_beside_a_receive(self, bus: RealBus) -> None:
+        """[CRED-10] A late answer is nobody's, and a message is not one."""
+
+        @in_loop
+        async def work() -> None:
+            async with (
+                AsyncClient(bus.path) as one,
+                AsyncClient(bus.path) as other,
+            ):
+                await other.subscribe("service")
+                await other.sync()
+                await one.subscribe("k")
+                receiving = await waiting(one.receive())
+                asking = asyncio.ensure_future(one.request("service"))
+                late = parse_request(await other.receive())
+                asking.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+                asking = asyncio.ensure_future(one.request("service"))
+                asked = parse_request(await other.receive())
+                await other.reply(late, b"late")
+                await other.publish("k", b"v")
+                await other.reply(asked, b"in time")
+                assert await asking == b"in time"
+                assert await receiving == (b"k", b"v")
+                await other.reply(late, b"late")
+                await other.publish("k", b"w")
+                assert await one.receive() == (b"k", b"w")
+                with pytest.raises(TimeoutError):
+                    await one.request("nobody", timeout=0.01)
+
+        work()
+
+    def test_reconnect(self, directory: Path) -> None:
+        """Those who ask are told, those who receive and publish go on."""
+
+        @in_loop
+        async def work() -> None:
+            with RealBus(directory) as bus:
+                client = AsyncClient(bus.path, reconnect=True)
+                await client.connect()
+                await client.subscribe("k")
+                await client.sync()
+                receiving = await waiting(client.receive())
+                asking = asyncio.ensure_future(client.request("nobody"))
+                while not client._replies:
+                    await asyncio.sleep(0)
+                bus.stop()
+            with RealBus(directory):
+                assert isinstance(await receiving, Reconnected)
+                with pytest.raises(Disconnected, match="ask again"):
+                    await asking
+                await client.publish("k", b"v")
+                assert await client.receive() == (b"k", b"v")
+                client.close()
+
+        work()
+
+    def test_publish_while_the_bus_is_away(self, directory: Path) -> None:
+        """It waits, and is published once there is a bus."""
+
+        @in_loop
+        async def work() -> None:
+            with RealBus(directory) as bus:
+                client = AsyncClient(bus.path, reconnect=True)
+                await client.connect()
+                await client.sync()
+                bus.stop()
+            publishing = [
+                await waiting(client.publish("k", b"%d" % number))
+                for number in range(3)
+            ]
+            with RealBus(directory):
+                await asyncio.gather(*publishing)
+                client.close()
 
         work()
 

@@ -34,7 +34,6 @@ from sbus_client import (
     PacketTooLarge,
     Reconnected,
     SbusError,
-    request,
 )
 
 ABSTRACT = "/dev/unix/abstract/"
@@ -599,9 +598,9 @@ class TestReconnecting:
             bus.stop()
         with client, RealBus(directory):
             with pytest.raises(Disconnected, match="must be asked again"):
-                request(client, "k", timeout=SECONDS_MAX)
+                client.request("k", timeout=SECONDS_MAX)
             with pytest.raises(TimeoutError):
-                request(client, "k", timeout=0.01)
+                client.request("k", timeout=0.01)
 
     def test_epoll_is_quiet(self, client: Client, listener: Listener) -> None:
         """While there is no bus a program sleeps, and asks for how long."""
