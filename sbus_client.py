@@ -71,6 +71,7 @@ __all__ = [
     "Reconnected",
     "Request",
     "SbusError",
+    "TooMuchKept",
     "default_address",
     "owner_of",
     "parse_request",
@@ -89,6 +90,8 @@ RECONNECT_SECONDS_MIN = 0.05  # before the second try; doubled up to
 RECONNECT_SECONDS_MAX = 5.0
 REFUSED_SECONDS = 1.0  # after which a lost connection is no refusal
 REFUSALS_MAX = 2  # in a row
+KEPT_BYTES_MAX = 1 << 26  # beside an answer
+KEPT_OVERHEAD_BYTES = 256  # of each message
 WHOAMI = b"!/cred/whoami"
 STATS = b"stats"
 MODES = {  # what a server remembers of a client, besides its patterns
@@ -132,6 +135,10 @@ class Disconnected(SbusError, ConnectionError):
 
 class PacketTooLarge(SbusError, ValueError):
     """A packet does not fit: nothing was sent, or a received one is lost."""
+
+
+class TooMuchKept(SbusError):
+    """More arrived beside an answer than is kept: receive it first."""
 
 
 class PacketError(SbusError, ValueError):
@@ -420,6 +427,39 @@ def inherit_socket(fd: int) -> socket.socket:
 # =============================================================================
 
 
+class Kept:
+    """What came while something else was waited for, the oldest first."""
+
+    def __init__(self) -> None:
+        self.items: deque[Received] = deque()
+        self._bytes = 0
+
+    def add(self, received: Received) -> None:
+        """Keep something."""
+        self.items.append(received)
+        self._bytes += len(received.payload) + KEPT_OVERHEAD_BYTES
+
+    def put_back(self, received: Received) -> None:
+        """Keep what was taken, as the oldest."""
+        self.add(received)
+        self.items.rotate(1)
+
+    def take(self, index: int = 0) -> Received:
+        """Return something, and keep it no longer."""
+        received = self.items[index]
+        del self.items[index]
+        self._bytes -= len(received.payload) + KEPT_OVERHEAD_BYTES
+        return received
+
+    def check(self) -> None:
+        """Raise TooMuchKept if it is more than anybody should wait for."""
+        if self._bytes > KEPT_BYTES_MAX:
+            raise TooMuchKept(
+                f"{len(self.items):,} messages arrived while an answer was"
+                " waited for: receive them before you ask"
+            )
+
+
 class Client:
     """A connection to a bus.
 
@@ -477,7 +517,7 @@ class Client:
         # What is never received takes no memory
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._view = memoryview(mmap.mmap(-1, packet_bytes_max, flags=private))
-        self._kept: deque[Received] = deque()  # what whoami had to pass by
+        self._kept = Kept()
         self._questions = 0  # that wait for their answers from whoami
         self._patterns: dict[bytes, int] = {}  # and how often each
         self._modes: dict[bytes, None] = {}  # the last sent is the last
@@ -515,7 +555,8 @@ class Client:
         BlockingIOError after SO_RCVTIMEO; PacketTooLarge; PacketError.
         Spec: [CONN-14] [CONN-15].
         """
-        kept, view, limit = self._kept, self._view, self.packet_bytes_max
+        kept, view = self._kept.items, self._view
+        limit = self.packet_bytes_max
         new, flags = tuple.__new__, socket.MSG_TRUNC
         while True:
             receive_into = self.socket.recv_into
@@ -649,7 +690,7 @@ class Client:
         """
         self._check_open()
         end = end_of(timeout)
-        if not self._kept:
+        if not self._kept.items:
             try:
                 return self._receive_new(end, flags)
             except Disconnected:
@@ -657,7 +698,7 @@ class Client:
                     raise
             self._connect_again(end, flags)
         peeked = flags & socket.MSG_PEEK
-        return self._kept[0] if peeked else self._kept.popleft()
+        return self._kept.items[0] if peeked else self._kept.take()
 
     def receive_where(
         self,
@@ -671,17 +712,17 @@ class Client:
         PacketError.
         """
         self._check_open()
-        for index, received in enumerate(self._kept):
+        for index, received in enumerate(self._kept.items):
             if wanted(received):
-                del self._kept[index]
-                return received
+                return self._kept.take(index)
         end = end_of(timeout)
         with self._told_of_loss(end):
             while True:
                 received = self._receive_new(end, 0)
                 if wanted(received):
                     return received
-                self._kept.append(received)
+                self._kept.add(received)
+                self._kept.check()
 
     def whoami(self, timeout: float | None = None) -> Credentials:
         """Return the credentials that the server knows this client by.
@@ -690,7 +731,8 @@ class Client:
         to earlier questions, as after a TimeoutError.
         Raises: TimeoutError; Disconnected, also with *reconnect*, after it
         has connected again: nothing sent before is sure to have been handled,
-        so the question must be asked again; PacketTooLarge; PacketError.
+        so the question must be asked again; PacketTooLarge; PacketError;
+        TooMuchKept.
         Spec: [CRED-2] [CRED-12].
         """
         end = end_of(timeout)
@@ -702,7 +744,8 @@ class Client:
                 received = self._receive_new(end, 0)
                 if self.is_last_answer(received):
                     return parse_credentials(received.payload)
-                self._kept.append(received)
+                self._kept.add(received)
+                self._kept.check()
 
     def sync(self, timeout: float | None = None) -> None:
         """Return once the server has handled all that was sent before.
@@ -774,7 +817,7 @@ class Client:
         if self._epoll:
             self._epoll.register(fresh, select.EPOLLIN)
         self._questions = 0
-        self._kept.append(Reconnected(b"", b""))
+        self._kept.add(Reconnected(b"", b""))
         self._restore()
         self._restored = time.monotonic()
 
@@ -835,7 +878,7 @@ class Client:
         with contextlib.suppress(Disconnected, BlockingIOError):
             while True:
                 with contextlib.suppress(PacketError, PacketTooLarge):
-                    self._kept.append(
+                    self._kept.add(
                         self._receive_new(None, socket.MSG_DONTWAIT)
                     )
 
@@ -1052,7 +1095,7 @@ class AsyncClient:
             flags=socket.MSG_DONTWAIT,
         )
         self._client: Client | None = None
-        self._kept: deque[Received | SbusError] = deque()
+        self._kept = Kept()
         self._receivers: deque[asyncio.Future[Received]] = deque()
         self._senders: list[asyncio.Future[None]] = []
         self._answer: asyncio.Future[Received] | None = None
@@ -1151,7 +1194,7 @@ class AsyncClient:
         """As Client.receive [CONN-14] [CONN-15]."""
         client = self._connected()
         await self._take_turn()
-        while not self._kept:
+        while not self._kept.items:
             try:
                 received = client.receive(flags=socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -1159,10 +1202,7 @@ class AsyncClient:
             if type(received) is Message and not self._inbox:
                 return received
             self._hand_over(received)
-        kept = self._kept.popleft()
-        if isinstance(kept, SbusError):
-            raise kept
-        return kept
+        return self._kept.take()
 
     async def whoami(self, timeout: float | None = None) -> Credentials:
         """As Client.whoami; tasks that ask at once are served in turn.
@@ -1279,13 +1319,10 @@ class AsyncClient:
 
     def _put_back(self, received: asyncio.Future[Received]) -> None:
         """Hand to others what came for a task that does not want it."""
-        error = received.exception()
-        if error is None:
-            self._kept.appendleft(received.result())
-        elif not isinstance(error, Disconnected):
-            self._kept.appendleft(error)  # type: ignore[arg-type]
-        while self._kept and any(not one.done() for one in self._receivers):
-            self._hand_over(self._kept.popleft())
+        if not received.exception():
+            self._kept.put_back(received.result())
+        while self._receivers and self._kept.items:
+            self._give_to_receiver(self._kept.take())
 
     async def _wait(
         self, waiting: asyncio.Future[Result], end: float | None
@@ -1337,11 +1374,14 @@ class AsyncClient:
                 self._loop.call_later(seconds, self._read)
         except Disconnected as error:
             self._fail(error)
-        except SbusError as error:
-            self._hand_over(error)
+        except (PacketError, PacketTooLarge) as error:
+            if self._receivers:
+                self._receivers.popleft().set_exception(error)
+            else:
+                self._fail_questions(error)
         self._watch()
 
-    def _hand_over(self, received: Received | SbusError) -> None:
+    def _hand_over(self, received: Received) -> None:
         """Give something to the task that it is for, or keep it."""
         if isinstance(received, Reconnected):
             self._fail_questions(Disconnected("the bus was lost: ask again"))
@@ -1355,21 +1395,27 @@ class AsyncClient:
             is_ours = self._connected().is_last_answer(received)
             if is_ours and not self._answer.done():
                 return self._answer.set_result(received)
+        self._give_to_receiver(received)
+        return None
+
+    def _give_to_receiver(self, received: Received) -> None:
+        """Give something to the first task that receives, or keep it."""
         while self._receivers:
             waiting = self._receivers.popleft()
             if not waiting.done():
-                if isinstance(received, SbusError):
-                    return waiting.set_exception(received)
                 return waiting.set_result(received)
-        self._kept.append(received)
-        return None
+        self._kept.add(received)
+        try:
+            self._kept.check()
+        except TooMuchKept as error:
+            self._fail_questions(error)
 
-    def _fail_questions(self, error: Disconnected) -> None:
+    def _fail_questions(self, error: SbusError) -> None:
         """Tell those who wait for answers that none will come."""
         answers = [self._answer] if self._answer else []
         for waiting in (*answers, *self._replies.values()):
             if not waiting.done():
-                waiting.set_exception(Disconnected(*error.args))
+                waiting.set_exception(type(error)(*error.args))
 
     def _fail(self, error: Disconnected) -> None:
         """Tell all who wait for what comes that nothing will."""

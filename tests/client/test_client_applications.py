@@ -33,6 +33,7 @@ from sbus_client import (
     PacketTooLarge,
     Received,
     Reconnected,
+    TooMuchKept,
     owner_of,
     parse_request,
     requests,
@@ -95,7 +96,7 @@ class TestApplications:
         with Client(listener.path, reconnect=True) as client:
             with beside(serve), pytest.raises(TimeoutError):
                 client.request("service", timeout=2)
-            assert not list(client._kept)
+            assert not client._kept.items
 
     def test_request(self, two: tuple[Client, Client]) -> None:
         """[CRED-10] The answer comes under a private key."""
@@ -230,6 +231,22 @@ class TestApplications:
 
         with beside(lie), pytest.raises(ValueError, match="cannot read"):
             PROOF.prove(one, "service")
+
+    def test_too_much_beside_an_answer(
+        self, ends: Ends, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is kept has a bound, and is not lost above it."""
+        monkeypatch.setattr(sbus_client, "KEPT_BYTES_MAX", 3_000)
+        ends.server.send(*publications(20), ANSWER)
+        for _ in range(2):
+            with pytest.raises(TooMuchKept, match="receive them before"):
+                ends.client.sync(0)
+        kept = len(ends.client._kept.items)
+        assert kept == 13
+        received = [ends.client.receive(0) for _ in range(20)]
+        assert [one.payload for one in received] == [
+            b"%d" % number for number in range(20)
+        ]
 
     def test_receive_where(self, ends: Ends) -> None:
         """The first that is wanted, kept or new; the others stay in order."""
@@ -611,6 +628,29 @@ class TestAsyncClient:
             await fill_up(client)
             with pytest.raises(TimeoutError):
                 await client.whoami(0.001)
+
+    @in_loop
+    async def test_too_much_beside_an_answer(self) -> None:
+        """What is kept has a bound, and is not lost above it."""
+        async with async_ends() as (client, server):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sbus_client, "KEPT_BYTES_MAX", 3_000)
+                asking = await waiting(client.whoami())
+                server.send(*publications(20))
+                with pytest.raises(TooMuchKept):
+                    await asking
+            for number in range(20):
+                assert (await client.receive(0)).payload == b"%d" % number
+
+    @in_loop
+    async def test_packet_that_is_malformed(self) -> None:
+        """[CONN-15] One task that receives is told."""
+        async with async_ends() as (client, server):
+            tasks = [await waiting(client.receive()) for _ in "12"]
+            server.send(b"wrong", b"MSG k\0v")
+            with pytest.raises(PacketError):
+                await tasks[0]
+            assert await tasks[1] == (b"k", b"v")
 
     def test_with_a_server(self, bus: RealBus) -> None:
         """[PKT-5] Two clients on a real bus."""
