@@ -3,19 +3,23 @@
 No message goes round: a bus sends no echo [ECHO-2], so that a bridge never
 hears what it has published itself.  It would hear what another bridge has,
 between the same buses or in a ring of them.  So each bridge publishes a
-probe on its left bus, under a key that all bridges forward; if it hears
-that on its right bus there is another way, and it ends.  Of two bridges
-the one that subscribed later finds the other.
+probe on its left bus, under a key that all bridges of its user forward; if
+it hears that on its right bus there is another way, and it ends.  Of two
+bridges the one that subscribed later finds the other.  The keys of probes
+are secret to the user [CRED-11], so that nobody else can end a bridge.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sbus_client import (
+    ANSWER_SECONDS,
     AddressError,
     Client,
     Command,
@@ -35,16 +39,37 @@ from sbus_client import (
 from .patterns import PATTERN_OPTION
 from .stop import PACKETS_A_TURN, Stop, leave
 
-PROBES = "sbus/bridge/"
+NOBODY = 65_534  # and the process 0: they have no secrets [CRED-8]
+
+
+class Side(NamedTuple):
+    """A bus that is joined, and how the keys of probes begin there."""
+
+    bus: Client
+    probes: bytes
+
+    def patterns(self, chosen: Sequence[str]) -> list[str]:
+        """Return what the bridge subscribes to."""
+        probes = [os.fsdecode(self.probes)] if self.probes else []
+        return [*(chosen or [""]), *probes]
+
+
+def side_of(bus: Client) -> Side:
+    """Ask a bus who we are there.  Raises: TimeoutError; Disconnected."""
+    gid, uid, pid, path = bus.whoami(ANSWER_SECONDS)
+    if pid == 0 or NOBODY in (gid, uid):
+        return Side(bus, b"")
+    own = path.rindex(b"!/cred/")
+    return Side(bus, path[:own] + b"!/cred//%d//sbus/bridge/" % uid)
 
 
 class Lane:
     """One direction of a bridge, which must not hear its own probe."""
 
-    def __init__(self, source: Client, target: Client, probe: bytes) -> None:
-        self.source = source
-        self.target = target
-        self.probe = probe
+    def __init__(self, source: Side, target: Side, probe: bytes) -> None:
+        self.source, self._probes = source
+        self.target, self._probes_there = target
+        self._probe = probe
         self.has_ended = False
         self._held: Received | None = None  # received, and not yet published
 
@@ -80,25 +105,37 @@ class Lane:
         """Publish a message.  Raises: BlockingIOError; SbusError."""
         if self._held is None:
             self._held = self.source.receive(flags=socket.MSG_DONTWAIT)
-        if self._held.key == self.probe:
+        if isinstance(self._held, Message):
+            self.target.publish(*self._translated(self._held), flags=flags)
+        self.has_ended |= isinstance(self._held, ControlMessage)
+        self._held = None
+
+    def _translated(self, message: Message) -> Message:
+        """Return what to publish: of a probe, with the key of that bus.
+
+        Raises: SbusError if it is our own.
+        """
+        if not self._probes or not message.key.startswith(self._probes):
+            return message
+        probe = message.key[len(self._probes) :]
+        if probe == self._probe:
             raise SbusError(
                 f"{self.target.address} and {self.source.address} are joined"
                 " already: messages would go round for ever"
             )
-        if isinstance(self._held, Message):
-            self.target.publish(*self._held, flags=flags)
-        self.has_ended |= isinstance(self._held, ControlMessage)
-        self._held = None
+        return Message(self._probes_there + probe, message.payload)
 
 
-def join(bus: Client, patterns: Sequence[str]) -> None:
+def join(side: Side, patterns: Sequence[str]) -> None:
     """Ask a bus for what is to be forwarded, and to wait for us."""
-    bus.control("echo/off")
-    bus.control("blocking/soft/block")
-    subscribe(bus, patterns)
+    side.bus.control("echo/off")
+    side.bus.control("blocking/soft/block")
+    subscribe(side.bus, side.patterns(patterns))
 
 
-def forward_all(lanes: Sequence[Lane], patterns: Sequence[str]) -> None:
+def forward_all(
+    lanes: Sequence[Lane], sides: Sequence[Side], patterns: Sequence[str]
+) -> None:
     """Forward in both directions until a signal comes.
 
     Neither direction waits for the other one.
@@ -114,8 +151,8 @@ def forward_all(lanes: Sequence[Lane], patterns: Sequence[str]) -> None:
                 bus, event = lane.wanted()
                 wanted[bus] = wanted.get(bus, 0) | event
             if stop.wait(wanted, 0 if any(are_busy) else None):
-                for lane in lanes:
-                    leave(lane.source, patterns)
+                for side in sides:
+                    leave(side.bus, side.patterns(patterns))
 
 
 def bridge(options: Options) -> None:
@@ -123,20 +160,24 @@ def bridge(options: Options) -> None:
     if hasattr(options, "address"):
         raise UsageError("bridge takes two addresses and no -a")
     one, other = options.addresses
-    with LenientClient(one) as left, LenientClient(other) as right:
-        name = left.socket.getpeername()
-        if name and name == right.socket.getpeername():
+    with (
+        LenientClient(one, ANSWER_SECONDS) as one_bus,
+        LenientClient(other, ANSWER_SECONDS) as other_bus,
+    ):
+        name = one_bus.socket.getpeername()
+        if name and name == other_bus.socket.getpeername():
             raise AddressError(f"{one} and {other} are the same bus")
-        patterns = [*(options.pattern or [""]), PROBES]
-        for bus in (left, right):
-            join(bus, patterns)
-        right.sync()  # the probe cannot come before
-        probe = PROBES.encode("ascii") + random_text()
-        left.publish(probe)
-        left.sync()
+        left, right = sides = [side_of(bus) for bus in (one_bus, other_bus)]
+        for side in sides:
+            join(side, options.pattern)
+        right.bus.sync(ANSWER_SECONDS)  # the probe cannot come before
+        probe = random_text()
+        if left.probes and right.probes:
+            left.bus.publish(left.probes + probe)
+        left.bus.sync(ANSWER_SECONDS)
         lanes = [Lane(left, right, probe), Lane(right, left, probe)]
         try:
-            forward_all(lanes, patterns)
+            forward_all(lanes, sides, options.pattern)
         except Disconnected:
             for lane in lanes:
                 lane.finish()
@@ -149,7 +190,7 @@ them ends, or SIGINT or SIGTERM comes; then the exit status is 0.  Publishers
 wait for the slower bus: the bridge asks for blocking/soft/block.  Secret keys
 stay on their own bus.  Between any two buses there must be only one way over
 bridges, whatever their patterns, or messages would go round for ever: a
-bridge that finds another way, by a message under sbus/bridge/, ends with the
+bridge that finds another way, over bridges of its own user, ends with the
 exit status 1.
 """
 

@@ -23,13 +23,14 @@ from sbus_client import Client
 class Sides:
     """A bridge between two sockets of the test's own."""
 
+    PROBES = b"!/cred//1000//sbus/bridge/"  # of the user in ANSWER
     JOIN = [
         b"CMSG echo/off",
         b"CMSG blocking/soft/block",
         b"SUB ",
-        b"SUB sbus/bridge/",
+        b"SUB " + PROBES,
     ]
-    LEAVE = [b"UNSUB ", b"UNSUB sbus/bridge/", WHOAMI]
+    LEAVE = [b"UNSUB ", b"UNSUB " + PROBES, WHOAMI]
 
     def __init__(self, *patterns: str) -> None:
         ours, self.left_wire = seqpacket_pair()
@@ -63,11 +64,14 @@ class Sides:
 
     def joined(self) -> Sides:
         """Answer what the bridge asks for at its start; note its probe."""
+        for side in (self.left, self.right):
+            assert side.receive() == WHOAMI
+            side.send(ANSWER)
         for side in (self.right, self.left):
             assert [side.receive() for _ in self.JOIN] == self.JOIN
             if side == self.left:
                 self.probe = side.receive()
-                assert self.probe.startswith(publish(b"sbus/bridge/")[:-1])
+                assert self.probe.startswith(publish(self.PROBES)[:-1])
             assert side.receive() == WHOAMI
             side.send(ANSWER)
         return self
@@ -267,6 +271,28 @@ class TestBridge:
             sides.right.send(sides.probe)
             assert outcome(sides.process).status == 1
             assert sides.left.is_disconnected()
+
+    def test_probe_of_another_bridge(self) -> None:
+        """It is forwarded, under the key that it has there."""
+        with Sides() as sides:
+            sides.joined()
+            sides.right.send(publish(sides.PROBES + b"another"))
+            assert sides.left.receive() == publish(sides.PROBES + b"another")
+
+    def test_probe_that_a_stranger_repeats(
+        self, bus: RealBus, other: RealBus
+    ) -> None:
+        """[CRED-11] Who can subscribe to all keys does not hear it."""
+        with (
+            bus.connect() as left,
+            self.bridged(bus, other) as process,
+        ):
+            left.send(b"SUB ")
+            left.fence()
+            done = run("tools", "bridge", bus.path, other.path)
+            assert done.status == 1 and left.fence() == []
+            process.terminate()
+            assert outcome(process) == (0, "", "")
 
     def test_many_messages_before_the_first_event(self) -> None:
         """What came before an answer is forwarded without an event."""
