@@ -2014,6 +2014,46 @@ def control(options: Options) -> None:
         raise SbusError(f"{what}, and this client does not know it")
 
 
+def request(options: Options) -> None:
+    """Ask whoever listens to a key, and print the answer."""
+    key = os.fsencode(options.key)
+    with open_bus(options, options.timeout) as bus:
+        payload = b""
+        if options.payload is not None:
+            room = payload_room(bus, b"MSG", key)
+            payload = given_payload(options.payload, room)
+        write_line(bus.request(key, payload, options.timeout))
+
+
+def reply(options: Options) -> None:
+    """Answer requests with what a command prints for each of them."""
+    if not options.run_for_each:
+        raise UsageError("give a COMMAND that answers")
+    with open_bus(options) as bus:
+        subscribe(bus, [options.pattern])
+        for asked in requests(messages(bus, None, None)):
+            bus.reply(asked, output_of(options.run_for_each, asked))
+
+
+def output_of(command: Sequence[str], asked: Request) -> bytes:
+    """Return what a command prints.  Raises: SbusError if it cannot run."""
+    import subprocess
+
+    environment = {**os.environb, b"SBUS_KEY": asked.key}
+    try:
+        done = subprocess.run(
+            command,
+            input=asked.payload,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+    except OSError as error:
+        raise SbusError(f"{command[0]}: {error.strerror}") from None
+    if done.returncode:
+        note(f"{command[0]}: status {done.returncode}")
+    return done.stdout
+
+
 def quantile(ordered: Sequence[float], part: float) -> float:
     """Return the least of some values that so large a part does not pass."""
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
@@ -2135,6 +2175,14 @@ Print the credentials by which the server knows this client, as in
 PING_HELP = """
 Print how long the server takes to answer a question: the shortest time, the
 median, the time that 99 of 100 do not pass, and the longest.
+"""
+REQUEST_HELP = """
+Publish a request, and print what the first who answers it says.
+"""
+REPLY_HELP = """
+Answer each request under the keys that a pattern selects: run a command with
+the request as its standard input and its key in SBUS_KEY; what it prints is
+the answer.
 """
 CONTROL_HELP = """
 Send a control message to the server, wait until it is handled, and print
@@ -2345,6 +2393,28 @@ COMMANDS = (
         (
             number("--count", "ask N times (1000)", default=1000),
             timeout(),
+        ),
+    ),
+    Command(
+        request,
+        "ask, and print the answer",
+        REQUEST_HELP,
+        "request services/time",
+        (KEY, optional_payload("'-' is standard input"), timeout()),
+    ),
+    Command(
+        reply,
+        "answer requests",
+        REPLY_HELP,
+        "reply services/time date",
+        (
+            argument("pattern", metavar="PATTERN", help="the keys to answer"),
+            argument(
+                "run_for_each",
+                metavar="COMMAND",
+                nargs=argparse.REMAINDER,
+                help="and its arguments",
+            ),
         ),
     ),
     Command(

@@ -648,6 +648,44 @@ class TestPing:
         assert done.errors.startswith(what)
 
 
+class TestRequest:
+    """request and reply: a question and its answer."""
+
+    def test_answer(self, bus: RealBus) -> None:
+        """[CRED-10] A command answers; what is no request does no harm."""
+        script = 'echo "$SBUS_KEY: $(cat)"; exit 3'
+        arguments = ("reply", "a/*", "sh", "-c", script)
+        with started(bus.path, *arguments) as command:
+            wait_for_patterns(bus, 1)
+            publish_all(bus.path, ("a/1", b"no request"))
+            done = sbus(bus.path, "request", "a/b", "-", input="x\ty")
+            assert done == (0, "a/b: x\\ty\\n\n", "")
+            done = sbus(bus.path, "request", "a/c")
+            assert done == (0, "a/c: \\n\n", "")
+            command.terminate()
+            assert outcome(command).errors == "sbus: sh: status 3\n" * 2
+
+    def test_no_command(self) -> None:
+        """It is wrong usage."""
+        done = sbus("/nowhere", "reply", "a")
+        what = "sbus: give a COMMAND that answers; --help lists the options\n"
+        assert done == (2, "", what)
+
+    def test_nobody_answers(self, bus: RealBus) -> None:
+        """One line says so in time."""
+        done = sbus(bus.path, "request", "a", "--timeout=0.1")
+        assert (done.status, done.output) == (1, "")
+        assert done.errors.startswith("sbus: the time is over")
+
+    def test_command_that_is_not_there(self, bus: RealBus) -> None:
+        """It is one line, when the first request comes."""
+        with started(bus.path, "reply", "a", "/nowhere") as command:
+            wait_for_patterns(bus, 1)
+            publish_all(bus.path, ("a", b"!/cred/1/2/3/x\0"))
+            what = "sbus: /nowhere: No such file or directory\n"
+            assert outcome(command) == (1, "", what)
+
+
 class TestControl:
     """control: any control message."""
 
