@@ -73,6 +73,7 @@ __all__ = [
     "SbusError",
     "TooMuchKept",
     "default_address",
+    "matches",
     "owner_of",
     "parse_request",
     "private_key",
@@ -253,6 +254,32 @@ def split_packet(packet: memoryview) -> tuple[bytes, bytes, bytes]:
     if end < 0:
         return packet.tobytes().partition(b"\0")
     return packet[:end].tobytes(), b"\0", packet[end + 1 :].tobytes()
+
+
+def matches(pattern: Text, key: Text) -> bool:
+    """Return whether a pattern selects a key.
+
+    Whether a server delivers what is selected is another question, for
+    secret keys.
+    Raises: PacketError if one of them holds a NUL byte.
+    Spec: [MATCH-1] [MATCH-2] [MATCH-3] [MATCH-4] [MATCH-5] [MATCH-6].
+    """
+    selector = pattern_selector(to_bytes(pattern))
+    return bool(selector and selector.fullmatch(to_bytes(key)))
+
+
+@functools.lru_cache(1_024)
+def pattern_selector(pattern: bytes) -> re.Pattern[bytes] | None:
+    """Return what matches the keys of a pattern, or None if none does."""
+    parts = []
+    for segment in pattern.split(b"/"):
+        literal, star, more = segment.partition(b"*")
+        if more.strip(b"*"):  # after a '*' the segment is over
+            return None
+        parts.append(re.escape(literal) + (b"[^/]*" if star else b""))
+    if not pattern or pattern.endswith(b"/"):
+        parts[-1] = b".*"
+    return re.compile(b"/".join(parts), re.DOTALL)
 
 
 def parse_credentials(path: bytes) -> Credentials:
@@ -1715,10 +1742,14 @@ def subscribe(bus: Client, patterns: Sequence[str]) -> None:
 
 
 def messages(
-    bus: Client, count: int | None, seconds: float | None
+    bus: Client,
+    count: int | None,
+    seconds: float | None,
+    excluded: Sequence[bytes] = (),
 ) -> Iterator[Message]:
     """Yield what is published: so many messages, or for so long.
 
+    What an excluded pattern selects is left out and does not count.
     What was written meanwhile is printed before it waits for more.
     Raises: SbusError if the time is over before the count is reached.
     """
@@ -1735,7 +1766,9 @@ def messages(
         except BlockingIOError:
             wait_to_print(bus, left)
             continue
-        if isinstance(received, Message):
+        if isinstance(received, Message) and not any(
+            matches(pattern, received.key) for pattern in excluded
+        ):
             heard += 1
             yield received
 
@@ -1816,6 +1849,7 @@ def sub(options: Options) -> None:
     if options.time and options.form in (as_payload, as_null_ended):
         raise UsageError("--raw and --null have no place for --time")
     form, style = options.form, style_of(standard_output())
+    wanted = (options.count, options.timeout, options.exclude)
     with open_bus(options) as bus:
         if options.discard:
             bus.control("blocking/soft/discard")
@@ -1824,7 +1858,7 @@ def sub(options: Options) -> None:
             bus.sync()
             tell_ready(options.ready_fd)
         try:
-            for message in messages(bus, options.count, options.timeout):
+            for message in messages(bus, *wanted):
                 when = time.time_ns() if options.time else None
                 write(form(message, when, style), at_once=False)
         finally:
@@ -2339,6 +2373,14 @@ COMMANDS = (
                 "--time",
                 "print first when it came; in JSON, t is nanoseconds since"
                 " 1970",
+            ),
+            argument(
+                "--exclude",
+                metavar="PATTERN",
+                action="append",
+                type=os.fsencode,
+                default=[],
+                help="leave out the keys that it selects; may be repeated",
             ),
             flag(
                 "--discard",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import pydoc
 import re
@@ -13,11 +14,13 @@ import struct
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+import sbus
 import sbus_client
 from client_ends import Ends, fill
 from packets import ANSWER, HEAD_BYTES, WHOAMI, publications, publish
@@ -79,6 +82,28 @@ class TestClientFile:
         for name in sbus_client.__all__:
             assert getattr(sbus_client, name).__module__ == "sbus_client"
         assert len(pydoc.render_doc(sbus_client).splitlines()) < 1_500
+
+
+class TestMatching:
+    def test_short_patterns(self) -> None:
+        """[MATCH-1] [MATCH-6] The client's matching is the server's."""
+
+        def texts(alphabet: bytes, most: int) -> Iterator[bytes]:
+            for count in range(most + 1):
+                for text in itertools.product(alphabet, repeat=count):
+                    yield bytes(text)
+
+        keys = [*texts(b"a/\n", 4)]
+        for pattern in texts(b"a/*", 4):
+            for key in keys:
+                expected = sbus.pattern_matches(pattern, key)
+                assert sbus_client.matches(pattern, key) == expected
+
+    def test_text(self) -> None:
+        """[KEY-1] Keys and patterns may be text, without a NUL byte."""
+        assert sbus_client.matches("é/*", "é/x".encode())
+        with pytest.raises(PacketError):
+            sbus_client.matches("a\0", "a")
 
 
 class TestSending:

@@ -49,6 +49,15 @@ class TestSub:
             bus.stop()
             assert outcome(command) == (1, "", gone(bus.path))
 
+    def test_what_is_excluded(self, bus: RealBus) -> None:
+        """It is neither printed nor counted."""
+        arguments = ("sub", "a/", "--exclude=a/b/", "--exclude", "a/*")
+        with started(bus.path, *arguments, "--count=1") as command:
+            wait_for_patterns(bus, 1)
+            keys = ("a/b/c", "a/b", "a/c", "a/c/d")
+            publish_all(bus.path, *((key, b"v") for key in keys))
+            assert outcome(command) == (0, "a/c/d\tv\n", "")
+
     def test_no_pattern(self, listener: Listener) -> None:
         """[MATCH-4] Without a pattern sub subscribes to the empty one."""
         with started(listener.path, "sub"), listener.accept() as server:
