@@ -2151,31 +2151,62 @@ def ask(bus: Client, key: bytes, timeout: float) -> bytes:
         raise SbusError(f"{what} {key.decode('latin-1')!r}") from None
 
 
-def stats_lines(answer: bytes) -> list[str]:
-    """Return a table of what a server answers to `stats`.
+def parse_stats(answer: bytes) -> dict[str, list[int | None]]:
+    """Return what a server has counted: for us, and for users by their ids.
 
-    Raises: PacketError if it is malformed.
+    The values are in the order of STATS_COLUMNS; what it does not say is None.
+    Raises: PacketError if the answer is malformed.
     Spec: [CTL-5].
     """
     try:
         own = json.loads(answer)
-        counts = {f"client {own['client']}": own}
-        for uid, theirs in own.get("users", {}).items():
-            counts[f"user {uid}"] = theirs
-        rows = [["", *STATS_COLUMNS]]
-        for name, each in counts.items():
-            known = (each.get(column) for column in STATS_COLUMNS.values())
-            rows.append(
-                [name, *("" if n is None else f"{n:,}" for n in known)]
-            )
+        counts = {f"client {own['client']}": own, **own.get("users", {})}
+        return {
+            name: [
+                None if (n := each.get(column)) is None else int(n)
+                for column in STATS_COLUMNS.values()
+            ]
+            for name, each in counts.items()
+        }
     except (ValueError, TypeError, LookupError, AttributeError):
         what = f"the server sent malformed stats: {answer[:80]!r}"
         raise PacketError(what) from None
+
+
+def stats_lines(counts: Mapping[str, Sequence[int | None]]) -> list[str]:
+    """Return a table of what a server has counted."""
+    rows = [["", *STATS_COLUMNS]]
+    for name, each in counts.items():
+        title = name if name.startswith("client") else f"user {name}"
+        rows.append([title, *("" if n is None else f"{n:,}" for n in each)])
     width, *widths = (max(map(len, column)) for column in zip(*rows))
     return [
         " ".join([row[0].ljust(width), *map(str.rjust, row[1:], widths)])
         for row in rows
     ]
+
+
+def metrics_lines(counts: Mapping[str, Sequence[int | None]]) -> list[str]:
+    """Return what has been counted for users in the OpenMetrics format.
+
+    Raises: SbusError if the server does not tell that.
+    """
+    _, *users = counts
+    if not users:
+        what = "only root and the bus owner are told of users"
+        raise SbusError(f"no metrics: {what}")
+    lines = []
+    for place, name in enumerate(STATS_COLUMNS.values()):
+        is_gauge = name in ("clients", "patterns", "backlog_bytes")
+        lines.append(
+            f"# TYPE sbus_{name} {'gauge' if is_gauge else 'counter'}"
+        )
+        end = "" if is_gauge else "_total"
+        lines += [
+            f'sbus_{name}{end}{{uid="{uid}"}} {counts[uid][place] or 0}'
+            for uid in users
+        ]
+    return [*lines, "# EOF"]
 
 
 def stats(options: Options) -> None:
@@ -2184,9 +2215,10 @@ def stats(options: Options) -> None:
         answer = ask(bus, b"stats", options.timeout)
     if options.json:
         write(answer + b"\n")
-    else:
-        for line in stats_lines(answer):
-            write_line(line.encode("utf-8"))
+        return
+    lines_of = metrics_lines if options.openmetrics else stats_lines
+    for line in lines_of(parse_stats(answer)):
+        write_line(line.encode("utf-8"))
 
 
 # =============================================================================
@@ -2477,6 +2509,7 @@ COMMANDS = (
         "stats --json",
         (
             flag("--json", "print the server's answer, a JSON object"),
+            flag("--openmetrics", "print the counts of users for Prometheus"),
             timeout(),
         ),
     ),

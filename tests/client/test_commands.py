@@ -778,6 +778,33 @@ class TestStats:
         values = [user[1][column] for column in known]
         assert values == ["3", "2", "1,234", "1,235", "0"]
 
+    def test_metrics(self, bus: RealBus) -> None:
+        """They are of the OpenMetrics format, and say what the table does."""
+        parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+        with bus.connect() as peer:
+            peer.send(b"SUB k", *publications(3))
+            done = sbus(bus.path, "stats", "--openmetrics")
+        assert (done.status, done.errors) == (0, "")
+        families = parser.text_string_to_metric_families(done.output)
+        samples = {
+            sample.name: (sample.labels, sample.value)
+            for family in families
+            for sample in family.samples
+        }
+        user = {"uid": str(os.getuid())}
+        assert samples["sbus_clients"] == (user, 2)
+        assert samples["sbus_published_total"] == (user, 3)
+        assert len(samples) == len(sbus_client.STATS_COLUMNS)
+
+    def test_metrics_without_users(self, listener: Listener) -> None:
+        """Who is not told of them is told that."""
+        command = started(listener.path, "stats", "--openmetrics")
+        with command as process, listener.accept() as server:
+            server.receive()
+            server.send(b'CMSG stats\0{"client": 1}', ANSWER)
+            what = "sbus: no metrics: only root and the bus owner are told of"
+            assert outcome(process) == (1, "", f"{what} users\n")
+
     def test_other_user_sees_itself(
         self, directory: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
