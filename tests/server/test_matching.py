@@ -173,8 +173,8 @@ class TestMatching:
         for part in (b"a/", b"*/", b"/", b"a", b"*"):
             pattern = part * (400_000 // len(part))
             for key in (pattern, pattern + b"a", b"a/" * 200_000):
-                start = time.perf_counter()
+                start = time.thread_time()
                 sbus.pattern_matches(pattern, key)
-                longest = max(longest, time.perf_counter() - start)
+                longest = max(longest, time.thread_time() - start)
         record_property("milliseconds", longest * 1000)
         assert longest < 1.0
