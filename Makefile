@@ -27,7 +27,6 @@ STARTER = '\#!/usr/bin/env python3\nimport sys\n\nsys.path[0] =\
 # Most tests wait most of the time, so they run in processes side by side.
 # Those of the pipeline take longest, and go first where others are nice.
 # The trace check comes last: each rule has a test that has just passed.
-SPARK_TESTS = pipeline-tests cluster-tests
 TESTS = first-server-tests more-server-tests client-tests other-tests
 RULES = build/rules
 LAST = test_every_rule_has_a_test_that_passed
@@ -42,7 +41,7 @@ test: .venv/ready
 ifdef ARGS
 	.venv/bin/python -m pytest -q $(ARGS)
 else
-	$(call run_side_by_side,.venv/bin/python,$(SPARK_TESTS) $(TESTS))
+	$(call run_side_by_side,.venv/bin/python,pipeline-tests $(TESTS))
 endif
 
 check:
@@ -53,10 +52,7 @@ else
 endif
 
 pipeline-tests:
-	@$(PYTEST) tests/pipeline/test_pipeline_[!c]*.py
-
-cluster-tests:
-	@$(PYTEST) tests/pipeline/test_pipeline_c*.py
+	@$(PYTEST) tests/pipeline
 
 first-server-tests:
 	@nice -n 3 $(PYTEST) tests/server/test_[a-m]*.py
@@ -140,6 +136,6 @@ clean:
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: requirements vectors trace conformance
-.PHONY: $(SPARK_TESTS) $(TESTS)
+.PHONY: pipeline-tests $(TESTS)
 .PHONY: test check coverage soak demo measure bench bench-pipeline attack
 .PHONY: install uninstall clean
