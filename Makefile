@@ -14,12 +14,14 @@
 # make conformance SERVER='./sbusd -f -a {address}'   try any server
 # make install   put the two programs into $(DESTDIR)$(PREFIX)/bin
 # make uninstall remove them
+# make manual   write the manual pages anew, from the options
 # make clean     remove everything that make has made
 
 PYTHON = python3
 PREFIX = /usr/local
 DESTDIR =
 BIN = $(DESTDIR)$(PREFIX)/bin
+MAN = $(DESTDIR)$(PREFIX)/share/man
 LIB = $(DESTDIR)$(PREFIX)/lib/sbus
 STARTER = '\#!/usr/bin/env python3\nimport sys\n\nsys.path[0] =\
  "$(PREFIX)/lib/sbus"\nfrom %s import main\n\nsys.exit(main())\n'
@@ -92,6 +94,9 @@ bench-pipeline: .venv/ready
 attack:
 	$(PYTHON) bench/attack.py $(ARGS)
 
+manual:
+	PYTHONPATH=. $(PYTHON) contrib/man/manual.py
+
 requirements vectors trace:
 	PYTHONPATH=spec $(PYTHON) tests/kit/traceability.py $@
 
@@ -118,7 +123,9 @@ build/sbus_spark.zip: .venv/ready sbus.py sbus_client.py \
 	@touch $@
 
 install:
-	install -d $(BIN) $(LIB)/sbus_tools
+	install -d $(BIN) $(LIB)/sbus_tools $(MAN)/man1 $(MAN)/man7
+	install -m 644 contrib/man/*.1 $(MAN)/man1
+	install -m 644 contrib/man/*.7 $(MAN)/man7
 	install -m 644 sbus.py sbus_client.py $(LIB)
 	install -m 644 tools/[!_]*.py tools/__init__.py $(LIB)/sbus_tools
 	$(PYTHON) -m compileall -q -d $(PREFIX)/lib/sbus $(LIB)
@@ -128,6 +135,7 @@ install:
 
 uninstall:
 	rm -f $(BIN)/sbusd $(BIN)/sbus
+	rm -f $(MAN)/man1/sbusd.1 $(MAN)/man1/sbus.1 $(MAN)/man7/sbus.7
 	rm -rf $(LIB)
 
 clean:
@@ -135,7 +143,7 @@ clean:
 	rm -rf .benchmarks .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: requirements vectors trace conformance
+.PHONY: manual requirements vectors trace conformance
 .PHONY: pipeline-tests $(TESTS)
 .PHONY: test check coverage soak demo measure bench bench-pipeline attack
 .PHONY: install uninstall clean

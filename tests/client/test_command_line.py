@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import manual
 import sbus_client
 from commands import sbus, wait_for_patterns
 from processes import ENVIRONMENT, ROOT, SECONDS_MAX, run, started
@@ -255,6 +257,26 @@ class TestInstall:
         subprocess.run([*make, "uninstall"], check=True, capture_output=True)
         left = [path for path in directory.rglob("*") if path.is_file()]
         assert left == []
+
+
+class TestManual:
+    """The manual pages."""
+
+    @pytest.mark.parametrize("name", manual.PAGES)
+    def test_pages_are_up_to_date(self, name: str) -> None:
+        """`make manual` would write them as they are."""
+        page = ROOT / "contrib/man" / name
+        assert page.read_text("utf-8") == manual.PAGES[name]()
+
+    @pytest.mark.skipif(not shutil.which("man"), reason="there is no man")
+    @pytest.mark.parametrize("name", [*manual.PAGES, "sbus.7"])
+    def test_pages_are_well_formed(self, name: str) -> None:
+        """man has nothing to say against them."""
+        page = str(ROOT / "contrib/man" / name)
+        command = ["man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", page]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "SEE ALSO" in re.sub(".\b", "", done.stdout)
 
 
 class TestCompletion:

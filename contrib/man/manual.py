@@ -1,0 +1,118 @@
+"""Writes sbusd.1 and sbus.1 beside this file, from the programs' options.
+
+`make manual` runs it.  sbus.7 is written by hand.  A test sees to it that the
+pages are up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import sbus
+from tools import command_line
+
+SERVER = """
+A server of a simple message bus: processes of several users connect to its
+socket, subscribe to patterns of routing keys, and publish messages.  It runs
+until a signal ends it.  sbus(7) tells what clients send and receive, the
+chapters in spec/ of its source tell all of it.
+"""
+SERVER_MORE = {
+    "SIGNALS": """
+SIGTERM, SIGINT and, in the foreground, SIGHUP end the server once it has
+delivered what it has read, for a second at most.  SIGUSR1 has it log what
+each user's clients use and have done.
+""",
+    "EXIT STATUS": """
+0 after a signal, or with --close when the last client has gone; 1 if it
+cannot start; 2 for a wrong command line.
+""",
+    "ENVIRONMENT": """
+XDG_RUNTIME_DIR is where the socket of a user other than root is by default.
+LISTEN_FDS and NOTIFY_SOCKET are those of a service manager.
+""",
+    "FILES": """
+/run/sbus.socket is the socket of root, $XDG_RUNTIME_DIR/sbus.socket that of
+another user.
+""",
+}
+CLIENT = """
+Publish messages on a bus, print, record and answer them, and ask its server.
+"""
+CLIENT_MORE = {
+    "EXIT STATUS": """
+0, or 1 for an error of the bus, 2 for a wrong command line, 130 if
+interrupted.
+""",
+    "ENVIRONMENT": """
+SBUS_ADDRESS stands for --address, SBUS_MAX_PACKET is the largest packet.
+""",
+}
+
+
+def roff(text: str) -> str:
+    """Return text as it is written in a manual page."""
+    lines = text.strip().replace("\\", "\\e").replace("-", "\\-").splitlines()
+    return "\n".join(
+        f"\\&{line}" if line[:1] in ".'" else line for line in lines
+    )
+
+
+def items(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield a paragraph for each argument and option of a parser."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            continue
+        value = action.metavar or (action.dest if action.nargs != 0 else "")
+        value = f"\\fI{roff(str(value))}\\fR" if value else ""
+        names = ", ".join(
+            f"\\fB{roff(name)}\\fR" for name in action.option_strings
+        )
+        about = (action.help or "") % {**vars(action), "prog": parser.prog}
+        yield f".TP\n{' '.join(filter(None, (names, value)))}\n{roff(about)}"
+
+
+def page(
+    name: str, short: str, about: str, body: list[str], more: dict[str, str]
+) -> str:
+    """Return a manual page."""
+    version = sbus.__version__
+    lines = [
+        f'.TH {name.upper()} 1 "" "sbus {version}" "Message bus"',
+        f".SH NAME\n{name} \\- {roff(short)}",
+        f".SH DESCRIPTION\n{roff(about)}",
+        *body,
+        *(f".SH {title}\n{roff(text)}" for title, text in more.items()),
+        ".SH SEE ALSO\n.BR sbusd (1),\n.BR sbus (1),\n.BR sbus (7)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def server_page() -> str:
+    """Return the page of sbusd."""
+    body = [".SH OPTIONS", *items(sbus.option_parser())]
+    short = "a simple message bus over Unix-domain sockets"
+    return page("sbusd", short, SERVER, body, SERVER_MORE)
+
+
+def client_page() -> str:
+    """Return the page of sbus, with all its commands."""
+    parser, commands = command_line.option_parsers()
+    body = [".SH OPTIONS", *items(parser), ".SH COMMANDS"]
+    examples = {
+        each.run.__name__: each.example for each in command_line.COMMANDS
+    }
+    for name, command in commands.items():
+        body.append(f".SS {name}\n{roff(command.description or '')}")
+        body += items(command)
+        body.append(f".PP\nExample:\n.IP\n.B sbus {roff(examples[name])}")
+    return page("sbus", "use a message bus", CLIENT, body, CLIENT_MORE)
+
+
+PAGES = {"sbusd.1": server_page, "sbus.1": client_page}
+
+if __name__ == "__main__":
+    for file, write in PAGES.items():
+        Path(__file__).with_name(file).write_text(write(), encoding="utf-8")
