@@ -21,7 +21,8 @@ PYTHON = python3
 PREFIX = /usr/local
 DESTDIR =
 BIN = $(DESTDIR)$(PREFIX)/bin
-MAN = $(DESTDIR)$(PREFIX)/share/man
+SHARE = $(DESTDIR)$(PREFIX)/share
+MAN = $(SHARE)/man
 LIB = $(DESTDIR)$(PREFIX)/lib/sbus
 STARTER = '\#!/usr/bin/env python3\nimport sys\n\nsys.path[0] =\
  "$(PREFIX)/lib/sbus"\nfrom %s import main\n\nsys.exit(main())\n'
@@ -123,11 +124,16 @@ build/sbus_spark.zip: .venv/ready sbus.py sbus_client.py \
 	@touch $@
 
 install:
-	install -d $(BIN) $(LIB)/sbus_tools $(MAN)/man1 $(MAN)/man7
+	install -d $(BIN) $(LIB)/sbus_tools $(MAN)/man1 $(MAN)/man7 \
+	    $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
+	    $(SHARE)/fish/vendor_completions.d
 	install -m 644 contrib/man/*.1 $(MAN)/man1
 	install -m 644 contrib/man/*.7 $(MAN)/man7
 	install -m 644 sbus.py sbus_client.py $(LIB)
 	install -m 644 tools/[!_]*.py tools/__init__.py $(LIB)/sbus_tools
+	$(PYTHON) tools completion bash >$(SHARE)/bash-completion/completions/sbus
+	$(PYTHON) tools completion zsh >$(SHARE)/zsh/site-functions/_sbus
+	$(PYTHON) tools completion fish >$(SHARE)/fish/vendor_completions.d/sbus.fish
 	$(PYTHON) -m compileall -q -d $(PREFIX)/lib/sbus $(LIB)
 	printf $(STARTER) sbus >$(BIN)/sbusd
 	printf $(STARTER) sbus_tools.command_line >$(BIN)/sbus
@@ -136,6 +142,9 @@ install:
 uninstall:
 	rm -f $(BIN)/sbusd $(BIN)/sbus
 	rm -f $(MAN)/man1/sbusd.1 $(MAN)/man1/sbus.1 $(MAN)/man7/sbus.7
+	rm -f $(SHARE)/bash-completion/completions/sbus
+	rm -f $(SHARE)/zsh/site-functions/_sbus
+	rm -f $(SHARE)/fish/vendor_completions.d/sbus.fish
 	rm -rf $(LIB)
 
 clean:

@@ -7,7 +7,7 @@ import re
 
 from sbus_client import Command, Options, argument, write
 
-COMPLETION = """\
+BASH = """\
 # Completion of sbus for bash: source <(sbus completion bash)
 _sbus() {
     local i command= words=
@@ -28,6 +28,30 @@ _sbus() {
 }
 complete -o default -F _sbus sbus
 """
+ZSH = """\
+#compdef sbus
+# Completion of sbus for zsh: sbus completion zsh >DIRECTORY_OF_FPATH/_sbus
+local command= word before= all=
+for word in ${words[2,CURRENT-1]}; do
+    case $before:$word in
+        -a:* | --address:* | *:-*) ;;
+        *) command=$word; break ;;
+    esac
+    before=$word
+done
+case $words[CURRENT-1] in
+    -a | --address) _files; return ;;
+esac
+case $command in
+%s
+esac
+compadd -- ${=all} || _files
+"""
+FISH = """\
+# Completion of sbus for fish:
+# sbus completion fish >~/.config/fish/completions/sbus.fish
+%s
+"""
 
 
 def long_options(parser: argparse.ArgumentParser) -> str:
@@ -36,19 +60,49 @@ def long_options(parser: argparse.ArgumentParser) -> str:
     return " ".join(re.findall(option, parser.format_help(), re.MULTILINE))
 
 
-def completion(_: Options) -> None:
-    """Print what teaches bash to complete this command line."""
+def cases(words: dict[str, str], variable: str) -> str:
+    """Return what a shell says of each command, or of none."""
+    return "\n".join(
+        f"        {name or repr(name)}) {variable}={all_!r} ;;"
+        for name, all_ in words.items()
+    )
+
+
+def fish_lines(words: dict[str, str]) -> str:
+    """Return what fish is told of each command, or of none."""
+    lines = []
+    for name, all_ in words.items():
+        where = f"__fish_seen_subcommand_from {name}"
+        where = where if name else "__fish_use_subcommand"
+        plain = [word for word in all_.split() if word[0] != "-"]
+        if plain:
+            lines.append(
+                f"complete -c sbus -n '{where}' -a '{' '.join(plain)}'"
+            )
+        lines += [
+            f"complete -c sbus -n '{where}' -l {word[2:]}"
+            for word in all_.split()
+            if word[0] == "-"
+        ]
+    return "\n".join(lines)
+
+
+def completion(options: Options) -> None:
+    """Print what teaches a shell to complete this command line."""
     from .command_line import option_parsers
 
     parser, commands = option_parsers()
-    words = {"''": f"{' '.join(commands)} {long_options(parser)}"}
+    words = {"": f"{' '.join(commands)} {long_options(parser)}"}
     words.update((name, long_options(each)) for name, each in commands.items())
-    words["completion"] += " bash"
-    cases = (
-        f'        {name}) words="{all_}" ;;' for name, all_ in words.items()
-    )
-    write((COMPLETION % "\n".join(cases)).encode("ascii"))
+    words["completion"] += f" {' '.join(SHELLS)}"
+    write(SHELLS[options.shell](words).encode("ascii"))
 
+
+SHELLS = {
+    "bash": lambda words: BASH % cases(words, "words"),
+    "zsh": lambda words: ZSH % cases(words, "all"),
+    "fish": lambda words: FISH % fish_lines(words),
+}
 
 COMPLETION_HELP = """
 Print the completion of this command line for a shell.
@@ -59,6 +113,6 @@ COMMAND = Command(
     "print completion for a shell",
     COMPLETION_HELP,
     "completion bash >~/.local/share/bash-completion/completions/sbus",
-    (argument("shell", choices=["bash"], help="the shell"),),
+    (argument("shell", choices=[*SHELLS], help="the shell"),),
     has_address=False,
 )

@@ -199,7 +199,7 @@ class TestUsage:
             (["top", "--interval=nan"], "'nan' is not a number from 0.000001"),
             (["sub", "--timeout=x"], "'x' is not a number from 0.000001 to"),
             (["bridge", "/one"], "the following arguments are required"),
-            (["completion", "zsh"], "argument shell: invalid choice: 'zsh'"),
+            (["completion", "sh"], "argument shell: invalid choice: 'sh'"),
         ],
     )
     def test_wrong_value(self, arguments: list[str], what: str) -> None:
@@ -294,6 +294,44 @@ class TestCompletion:
         *offers, rule = done.stdout.splitlines()
         assert (done.stderr, rule) == ("", "complete -o default -F _sbus sbus")
         return [offer for offer in offers if offer]
+
+    def offered_by_zsh(self, *words: str) -> list[str]:
+        """Return what zsh offers, with what it calls for that replaced."""
+        script = run("tools", "completion", "zsh").output
+        quoted = " ".join(map(shlex.quote, words))
+        script = f"_files() {{ }}; compadd() {{ shift; print -l -- $@ }}\n\
+_sbus() {{\n{script}}}\nwords=({quoted}); CURRENT={len(words)}; _sbus"
+        command = ["zsh", "-f", "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    def offered_by_fish(self, *words: str) -> list[str]:
+        """Return what fish offers."""
+        script = run("tools", "completion", "fish").output
+        script += f"complete -C {shlex.quote(' '.join(words))}"
+        command = ["fish", "--no-config", "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return [line.split("\t")[0] for line in done.stdout.splitlines()]
+
+    @pytest.mark.parametrize(
+        "words, offers",
+        [
+            (["sbus", "st"], {"stats"}),
+            (["sbus", "stats", "--js"], {"--json"}),
+            (["sbus", "record", "--seg"], {"--segment-mib"}),
+            (["sbus", "completion", "z"], {"zsh"}),
+        ],
+    )
+    @pytest.mark.parametrize("shell", ["zsh", "fish"])
+    def test_other_shells(
+        self, shell: str, words: list[str], offers: set[str]
+    ) -> None:
+        """They offer the same."""
+        if not shutil.which(shell):
+            pytest.skip(f"{shell} is not there")
+        offered = getattr(self, f"offered_by_{shell}")(*words)
+        assert offers <= {*offered}
 
     @pytest.mark.parametrize(
         "words, offers",
