@@ -74,16 +74,9 @@ def fish_lines(words: dict[str, str]) -> str:
     for name, all_ in words.items():
         where = f"__fish_seen_subcommand_from {name}"
         where = where if name else "__fish_use_subcommand"
-        plain = [word for word in all_.split() if word[0] != "-"]
-        if plain:
-            lines.append(
-                f"complete -c sbus -n '{where}' -a '{' '.join(plain)}'"
-            )
-        lines += [
-            f"complete -c sbus -n '{where}' -l {word[2:]}"
-            for word in all_.split()
-            if word[0] == "-"
-        ]
+        for word in all_.split():
+            what = f"-l {word[2:]}" if word[0] == "-" else f"-a {word}"
+            lines.append(f"complete -c sbus -n '{where}' {what}")
     return "\n".join(lines)
 
 
