@@ -621,7 +621,8 @@ class Client:
         keep messages that no select will tell of: call receive(0) until it
         raises TimeoutError after them.
         """
-        return self._epoll.fileno() if self._epoll else self.socket.fileno()
+        fd = self.socket.fileno()
+        return self._epoll.fileno() if self._epoll and fd >= 0 else fd
 
     def retry_in(self) -> float | None:
         """Return in how many seconds to call receive although nothing comes.
@@ -1131,6 +1132,7 @@ class AsyncClient:
         self._requests = itertools.count()
         self._calls = 0
         self._is_reading = False
+        self._writing = -1  # the descriptor that is watched for room, if any
 
     def __repr__(self) -> str:
         inner = repr(self._client) if self._client else "not connected"
@@ -1310,8 +1312,9 @@ class AsyncClient:
         seconds = client.retry_in()
         if seconds is not None:
             self._loop.call_later(seconds, self._wake_senders)
-        elif not self._senders:
-            self._loop.add_writer(client.socket, self._wake_senders)
+        elif self._writing < 0:
+            self._writing = client.socket.fileno()
+            self._loop.add_writer(self._writing, self._wake_senders)
         self._senders.append(waiting)
         try:
             await self._wait(waiting, end)
@@ -1319,11 +1322,13 @@ class AsyncClient:
             if waiting in self._senders:
                 self._senders.remove(waiting)
                 if not self._senders:
-                    self._loop.remove_writer(client.socket)
+                    self._wake_senders()
 
     def _wake_senders(self) -> None:
         """Let all who wait to send try again."""
-        self._loop.remove_writer(self._connected().socket)
+        if self._writing >= 0:  # the socket may be another one by now
+            self._loop.remove_writer(self._writing)
+            self._writing = -1
         for waiting in self._senders:
             if not waiting.done():
                 waiting.set_result(None)
@@ -1412,6 +1417,7 @@ class AsyncClient:
         """Give something to the task that it is for, or keep it."""
         if isinstance(received, Reconnected):
             self._fail_questions(Disconnected("the bus was lost: ask again"))
+            self._wake_senders()
         elif isinstance(received, Message):
             reply = self._replies.get(received.key)
             if reply and not reply.done():

@@ -758,6 +758,28 @@ class TestAsyncClient:
 
         work()
 
+    def test_reconnect_while_a_task_waits_for_room(
+        self, listener: Listener
+    ) -> None:
+        """It publishes on the new connection."""
+
+        @in_loop
+        async def work() -> None:
+            client = AsyncClient(listener.path, reconnect=True)
+            await client.connect()
+            server = listener.accept()
+            await fill_up(client)
+            publishing = await waiting(client.publish("last"))
+            receiving = await waiting(client.receive())
+            server.wire.close()
+            assert isinstance(await receiving, Reconnected)
+            await publishing
+            with listener.accept() as server:
+                assert server.receive() == b"MSG last\0"
+            client.close()
+
+        work()
+
     def test_publish_while_the_bus_is_away(self, directory: Path) -> None:
         """It waits, and is published once there is a bus."""
 

@@ -608,6 +608,7 @@ class TestReconnecting:
         with select.epoll() as epoll:
             epoll.register(client, select.EPOLLIN)
             assert client.retry_in() is None and not epoll.poll(0)
+            assert client.fileno() != client.socket.fileno()
             listener.wire.close()
             server.wire.close()
             assert epoll.poll(SECONDS_MAX)
@@ -625,6 +626,13 @@ class TestReconnecting:
                     server.send(b"MSG k\0v")
                     assert epoll.poll(SECONDS_MAX)
                     assert client.receive(0) == (b"k", b"v")
+
+    def test_once_it_is_closed(self, client: Client) -> None:
+        """There is no descriptor any more."""
+        client.close()
+        assert client.fileno() == -1
+        with pytest.raises(Disconnected, match="client is closed"):
+            client.receive(0)
 
     def test_refused_subscription(self, directory: Path) -> None:
         """[KEY-4] One's own mistake is told, not repeated for ever."""
