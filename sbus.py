@@ -798,17 +798,21 @@ class Backlog:
     def __init__(self) -> None:
         self.order = "queue"
         self.ties = "queue"  # [ORDER-4] the last chosen of queue and stack
-        self._packets: OrderedDict[int, bytes] = OrderedDict()  # by arrival
+        # Of CHUNK arrivals in a row, those that wait: one dictionary of all
+        # would take long whenever it grows
+        self._chunks: OrderedDict[int, dict[int, bytes]] = OrderedDict()
+        self._count = 0
         self._arrivals = 0
         self._first = 0  # the arrival of what first returned
         # Of ranks, by order and ties
         self._heaps: dict[tuple[str, str], list[int]] = {}
 
     def __len__(self) -> int:
-        return len(self._packets)
+        return self._count
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._packets.values())
+        for chunk in self._chunks.values():
+            yield from chunk.values()
 
     def push(self, packet: bytes) -> None:
         """Add a packet, the newest."""
@@ -816,32 +820,39 @@ class Backlog:
         if self._heaps:
             for way, heap in self._heaps.items():
                 heapq.heappush(heap, rank(packet, self._arrivals, *way))
-        self._packets[self._arrivals] = packet
+        chunk = self._chunks.setdefault(self._arrivals // CHUNK, {})
+        chunk[self._arrivals] = packet
+        self._count += 1
 
     def first(self) -> bytes:
         """Return the packet that is to be sent next, without removing it."""
         self._first = self._next()
-        return self._packets[self._first]
+        return self._chunks[self._first // CHUNK][self._first]
 
     def pop(self) -> None:
         """Remove the packet that first has returned."""
-        del self._packets[self._first]
+        chunk = self._chunks[self._first // CHUNK]
+        del chunk[self._first]
+        if not chunk:
+            del self._chunks[self._first // CHUNK]
+        self._count -= 1
 
     def trim(self) -> None:
         """Give back the memory of packets that are gone."""
-        count = len(self._packets)
         if self._heaps:
-            most = 2 * count + HEAP_SLACK
+            most = 2 * self._count + HEAP_SLACK
             kept = {way: h for way, h in self._heaps.items() if len(h) <= most}
             self._heaps = kept
-        if sys.getsizeof(self._packets) > IDLE_BYTES + count * ENTRY_BYTES:
-            self._packets = OrderedDict(self._packets)
+        most = IDLE_BYTES + len(self._chunks) * CHUNK_BYTES
+        if sys.getsizeof(self._chunks) > most:
+            self._chunks = OrderedDict(self._chunks)
 
     def clear(self) -> list[bytes]:
         """Remove all packets and return them."""
         packets = [*self]
-        self._packets.clear()
+        self._chunks.clear()
         self._heaps.clear()
+        self._count = 0
         return packets
 
     def reorder(self, order: str) -> None:
@@ -853,27 +864,31 @@ class Backlog:
     def _next(self) -> int:
         """Return which packet is to be sent next."""
         if self.order == "queue":
-            return next(iter(self._packets))
+            return next(iter(self._chunks[next(iter(self._chunks))]))
         if self.order == "stack":
-            return next(reversed(self._packets))
+            return next(reversed(self._chunks[next(reversed(self._chunks))]))
         way = (self.order, self.ties)
         heap = self._heaps.get(way)
         if heap is None:
-            waiting = self._packets.items()
-            heap = [rank(packet, number, *way) for number, packet in waiting]
+            heap = [
+                rank(packet, number, *way)
+                for chunk in self._chunks.values()
+                for number, packet in chunk.items()
+            ]
             heapq.heapify(heap)
             self._heaps[way] = heap
         while True:
             first = heap[0] if self.ties == "queue" else -heap[0]
             number = first % ARRIVALS_MAX
-            if number in self._packets:
+            if number in self._chunks.get(number // CHUNK, ()):
                 return number
             heapq.heappop(heap)
 
 
 HEAP_SLACK = 1_024  # entries
 IDLE_BYTES = 4_096
-ENTRY_BYTES = 512  # five times what a packet's place takes
+CHUNK = 64  # arrivals
+CHUNK_BYTES = 512  # five times what a chunk's place takes
 ARRIVALS_MAX = 1 << 48
 SIZE_SIGNS = {"random": -1}  # the largest first
 
@@ -1317,10 +1332,11 @@ class Server:
                 self._recover()
             if self._alarms:
                 seconds_max = self._until_alarm(seconds_max)
+            ended = self._now
             ready = self.selector.select(seconds_max)
             self._now = self.clock()
             if self._has_debts:
-                self._settle_debts()
+                self._settle_debts(self._now - ended)
             else:
                 self._spent.clear()
             if self._alarms:
@@ -1408,7 +1424,7 @@ class Server:
                 self._alarms[alarm] += now - self._slept
         for alarm in [*self._alarms]:
             call, client = alarm
-            must_wait = isinstance(client, Client) and self._owes(client)
+            must_wait = isinstance(client, Client) and self._owes(client.user)
             if self._alarms.get(alarm, math.inf) <= now and not must_wait:
                 del self._alarms[alarm]
                 call(client)
@@ -1439,7 +1455,7 @@ class Server:
 
     # ---- When a user has had enough
 
-    def _settle_debts(self) -> None:
+    def _settle_debts(self, idle: float) -> None:
         """Have users who took too much time make up for it [CONN-19].
 
         A large debt takes time: rounds in which nobody has a turn are short.
@@ -1447,6 +1463,7 @@ class Server:
         passed = ROUND_SECONDS_MAX
         if len(self.bus.users) > 1:
             passed = min(passed, (self._now - self._settled) / 4)
+        passed = max(passed, idle / 4)
         self._settled = self._now
         paid = {
             uid: spent
@@ -1460,7 +1477,7 @@ class Server:
         """Give a client a turn, unless its user had enough [CONN-19]."""
         if client.closed:
             return
-        if self._has_debts and not is_new and self._owes(client):
+        if self._has_debts and not is_new and self._owes(client.user):
             self._late[client] = self._late.get(client, 0) | kind
             return
         if self._now > self._look_time:
@@ -1487,9 +1504,9 @@ class Server:
                 self._has_debts, self._settled = True, start
         self._spent[user.uid] = spent
 
-    def _owes(self, client: Client) -> bool:
-        """Return whether a client's user has had enough [CONN-19]."""
-        return self._spent.get(client.user.uid, 0.0) >= ROUND_SECONDS_MAX
+    def _owes(self, user: User) -> bool:
+        """Return whether a user has had enough [CONN-19]."""
+        return self._spent.get(user.uid, 0.0) >= ROUND_SECONDS_MAX
 
     # ---- On a new connection
 
@@ -1735,17 +1752,19 @@ class Server:
         except (ProtocolError, MemoryError) as error:
             self.expel(client, error)
             self.bus.flood.discard(client, [packet], "deaf")
-        user = publisher.user
-        if client.user is not user and len(client.backlog) > waiting:
+        uid, is_queued = publisher.user.uid, len(client.backlog) > waiting
+        if is_queued and not client.put_off and client.user.uid != uid:
             # Or a flood would outrun readers that take all that they get
-            spent = self._spent.get(user.uid, 0.0)
-            self._spent[user.uid] = spent + DRAIN_SECONDS
+            spent = self._spent.get(uid, 0.0)
+            if spent < SMALL_DEBT_MAX / 2:
+                self._spent[uid] = spent + DRAIN_SECONDS
 
     def _is_slow(self, user: User) -> bool:
         """Return whether to leave a user to its turns, if there is room."""
         most = self.bus.limits.max_user_backlog // 4
-        is_full = user.used[BACKLOG_BYTES] >= most
-        return user.slow_until > self._now and not is_full
+        has_room = user.used[BACKLOG_BYTES] < most
+        is_slow = user.slow_until > self._now
+        return is_slow and (has_room or self._owes(user))
 
     def _leave_to_itself(self, user: User, seconds: float) -> None:
         """Leave sends to a user's clients to its own turns for a while.

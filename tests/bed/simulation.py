@@ -607,7 +607,7 @@ class World:
         wire.held = held
         seconds = self.now - wire.held_time
         is_due = held and seconds >= self.limits.block_timeout
-        assert not is_due or self.server._owes(client), (  # [CONN-19]
+        assert not is_due or self.server._owes(client.user), (  # [CONN-19]
             "holds publishers for too long"
         )  # [BLOCK-16]
 

@@ -324,6 +324,34 @@ class TestLoop:
         kernel.server.round(0)
         assert bool(sibling.wire.incoming) == is_late
 
+    def test_burst_to_readers_that_do_not_read(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-19] It is made up for in rounds, not in time."""
+        readers = [kernel.connect(uid=1) for _ in range(300)]
+        sender = kernel.connect(uid=2)
+        for reader in readers:
+            reader.send(b"SUB k")
+            reader.wire.room = 0
+        sender.wire.incoming.extend(publications(40))
+        for _ in range(60):
+            kernel.server.round(0)
+        assert not sender.wire.incoming
+
+    def test_debts_of_long_ago(self, kernel: FakeKernel) -> None:
+        """[CONN-19] Nobody waits for what a quiet hour has made good."""
+        peer, other = kernel.connect(uid=1), kernel.connect(uid=2)
+        handle = slow_down(kernel, 0.100)
+        peer.wire.incoming.append(publish(b"k"))
+        kernel.server.round(0)
+        kernel.bus.handle = handle  # type: ignore[method-assign]
+        peer.wire.incoming.append(publish(b"k"))
+        kernel.server.round(0)
+        assert peer.wire.incoming and not other.wire.incoming
+        kernel.now += 1
+        kernel.server.round(0)
+        assert not peer.wire.incoming
+
     def test_alarms_of_a_busy_user(self, kernel: FakeKernel) -> None:
         """[BLOCK-16] [CONN-18] They ring, although it has always more."""
         holder, held, error = (kernel.connect(uid=1) for _ in "123")

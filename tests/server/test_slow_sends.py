@@ -347,6 +347,38 @@ class TestSlowSends:
             kernel.wait(1.1)
         assert not reader.stats["discarded"]
 
+    def test_slow_reader_beside_a_full_backlog(self) -> None:
+        """[CONN-20] A user's own backlog is no reason to wait for it."""
+        kernel = FakeKernel(sbus.Limits(max_user_backlog=1_000_000))
+        slow, stuck, own = (kernel.connect(uid=1) for _ in "123")
+        sender = kernel.connect(uid=2)
+        for reader, pattern in ((slow, b"SUB k"), (stuck, b"SUB own")):
+            reader.send(pattern)
+        stuck.wire.room = 0
+        own.send(*[publish(b"own", bytes(300_000))] * 2)
+        spend_ticks(kernel, slow, 2, 0.060)
+        for _ in range(10):
+            start = kernel.now
+            sender.wire.incoming.append(publish(b"k"))
+            kernel.server.round(0)
+            taken = kernel.now - start
+            assert not sender.wire.incoming
+        assert taken < 0.010
+
+    def test_who_pays_for_what_is_put_off(self, kernel: FakeKernel) -> None:
+        """[CONN-19] [CONN-20] Not who published it."""
+        slow_readers(kernel, 1, 0.020)
+        readers = [kernel.connect(uid=1) for _ in range(300)]
+        sender = kernel.connect(uid=2)
+        for reader in readers:
+            reader.send(b"SUB k")
+        sender.send(publish(b"k"))
+        for _ in range(3):
+            sender.wire.incoming.append(publish(b"k"))
+            kernel.server.round(0)
+            assert kernel.server._spent.get(2, 0.0) < 0.001
+        assert readers[-1].stats["refused"]
+
     def test_limit_of_what_is_put_off(self) -> None:
         """[CONN-20] [BLOCK-9] Above it the hard mode decides."""
         kernel = FakeKernel(sbus.Limits(max_backlog=1_000))
@@ -486,7 +518,10 @@ class TestSlowSends:
         assert not any(reader.stats["refused"] for reader in readers)
 
     def test_what_is_put_off_has_a_limit(self) -> None:
-        """[CONN-20] [BLOCK-15] No quick reader is expelled for it."""
+        """[CONN-20] [BLOCK-15] No quick reader is expelled for it.
+
+        But while its user has not made up for the slow one.
+        """
         kernel = FakeKernel(sbus.Limits(max_user_backlog=4_000_000))
         readers = [kernel.connect(uid=1) for _ in range(50)]
         slow, sender = kernel.connect(uid=1), kernel.connect(uid=2)
@@ -495,6 +530,7 @@ class TestSlowSends:
         slow.send(b"SUB slow")
         spend_ticks(kernel, slow)
         sender.send(publish(b"slow"))
+        kernel.wait(0.5)
         sender.wire.incoming.append(publish(b"k", bytes(400_000)))
         kernel.server.round(0)
         assert readers[0].stats["refused"]
