@@ -39,7 +39,7 @@ for word in ${words[2,CURRENT-1]}; do
     esac
     before=$word
 done
-case $words[CURRENT-1] in
+case ${words[CURRENT - 1]} in
     -a | --address) _files; return ;;
 esac
 case $command in
