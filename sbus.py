@@ -1303,7 +1303,7 @@ class Server:
         self._accept_time = 0.0  # when newcomers have their next turn
         # [CONN-20] What sends have taken
         self._measured = 0.0  # up to when it is known who took the time
-        self._offered = 0  # bytes since then, with what sends cost
+        self._offered: list[list[Packet]] = []  # since then
         self._shares: dict[User, float] = {}  # seconds more than is normal
         self._ticks = 0
         self._processed = processor_clock()  # when that was looked at last
@@ -1668,7 +1668,6 @@ class Server:
             return
         user = touched[0].user
         self._shares.clear()
-        self._offered = 0
         self._measured = start = self.clock()
         for client in touched:
             if client.user is not user:
@@ -1678,6 +1677,7 @@ class Server:
                 self.deliver(client, publisher)
         if self.clock() > start + SLOW_SENDS_MIN:
             self._judge_sends(user)
+        self._offered.clear()
         touched.clear()
 
     def _judge_sends(self, user: User) -> None:
@@ -1688,14 +1688,14 @@ class Server:
         measured last was offered to clients of this user [CONN-20].
         """
         now = self.clock()
-        seconds, normal = (
-            now - self._measured,
-            self._offered / BYTES_PER_SECOND,
-        )
-        self._measured, self._offered = now, 0
+        seconds, offered = now - self._measured, self._offered
+        self._measured, self._offered = now, []
         if seconds < NOTED_SENDS_MIN:
             return
-        extra = max(0.0, seconds - normal)
+        size = sum(
+            len(one) + SEND_COST_BYTES for box in offered for one in box
+        )
+        extra = max(0.0, seconds - size / BYTES_PER_SECOND)
         share = self._shares[user] = self._shares.get(user, 0.0) + extra
         if share > SLOW_SENDS_MIN:
             worked = self.processor_clock() - self._processed  # in this turn,
@@ -1705,9 +1705,9 @@ class Server:
 
     def deliver(self, client: Client, publisher: Client) -> None:
         """Empty a client's outbox into the kernel, or its backlog [PUB-6]."""
-        count, packets = len(client.outbox), iter(client.outbox)
-        client.delivered += count
-        self._offered += sum(map(len, client.outbox)) + count * SEND_COST_BYTES
+        self._offered.append(client.outbox)
+        client.delivered += len(client.outbox)
+        packets = iter(client.outbox)
         client.outbox = []
         send, used = client.wire.send, client.used
         journal, ticks = self.bus.journal, self._ticks
