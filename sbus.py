@@ -798,21 +798,17 @@ class Backlog:
     def __init__(self) -> None:
         self.order = "queue"
         self.ties = "queue"  # [ORDER-4] the last chosen of queue and stack
-        # Of CHUNK arrivals in a row, those that wait: one dictionary of all
-        # would take long whenever it grows
-        self._chunks: OrderedDict[int, dict[int, bytes]] = OrderedDict()
-        self._count = 0
+        self._packets: OrderedDict[int, bytes] = OrderedDict()  # by arrival
         self._arrivals = 0
         self._first = 0  # the arrival of what first returned
         # Of ranks, by order and ties
         self._heaps: dict[tuple[str, str], list[int]] = {}
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._packets)
 
     def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._chunks.values():
-            yield from chunk.values()
+        return iter(self._packets.values())
 
     def push(self, packet: bytes) -> None:
         """Add a packet, the newest."""
@@ -820,39 +816,32 @@ class Backlog:
         if self._heaps:
             for way, heap in self._heaps.items():
                 heapq.heappush(heap, rank(packet, self._arrivals, *way))
-        chunk = self._chunks.setdefault(self._arrivals // CHUNK, {})
-        chunk[self._arrivals] = packet
-        self._count += 1
+        self._packets[self._arrivals] = packet
 
     def first(self) -> bytes:
         """Return the packet that is to be sent next, without removing it."""
         self._first = self._next()
-        return self._chunks[self._first // CHUNK][self._first]
+        return self._packets[self._first]
 
     def pop(self) -> None:
         """Remove the packet that first has returned."""
-        chunk = self._chunks[self._first // CHUNK]
-        del chunk[self._first]
-        if not chunk:
-            del self._chunks[self._first // CHUNK]
-        self._count -= 1
+        del self._packets[self._first]
 
     def trim(self) -> None:
         """Give back the memory of packets that are gone."""
+        count = len(self._packets)
         if self._heaps:
-            most = 2 * self._count + HEAP_SLACK
+            most = 2 * count + HEAP_SLACK
             kept = {way: h for way, h in self._heaps.items() if len(h) <= most}
             self._heaps = kept
-        most = IDLE_BYTES + len(self._chunks) * CHUNK_BYTES
-        if sys.getsizeof(self._chunks) > most:
-            self._chunks = OrderedDict(self._chunks)
+        if sys.getsizeof(self._packets) > IDLE_BYTES + count * ENTRY_BYTES:
+            self._packets = OrderedDict(self._packets)
 
     def clear(self) -> list[bytes]:
         """Remove all packets and return them."""
         packets = [*self]
-        self._chunks.clear()
+        self._packets.clear()
         self._heaps.clear()
-        self._count = 0
         return packets
 
     def reorder(self, order: str) -> None:
@@ -864,31 +853,27 @@ class Backlog:
     def _next(self) -> int:
         """Return which packet is to be sent next."""
         if self.order == "queue":
-            return next(iter(self._chunks[next(iter(self._chunks))]))
+            return next(iter(self._packets))
         if self.order == "stack":
-            return next(reversed(self._chunks[next(reversed(self._chunks))]))
+            return next(reversed(self._packets))
         way = (self.order, self.ties)
         heap = self._heaps.get(way)
         if heap is None:
-            heap = [
-                rank(packet, number, *way)
-                for chunk in self._chunks.values()
-                for number, packet in chunk.items()
-            ]
+            waiting = self._packets.items()
+            heap = [rank(packet, number, *way) for number, packet in waiting]
             heapq.heapify(heap)
             self._heaps[way] = heap
         while True:
             first = heap[0] if self.ties == "queue" else -heap[0]
             number = first % ARRIVALS_MAX
-            if number in self._chunks.get(number // CHUNK, ()):
+            if number in self._packets:
                 return number
             heapq.heappop(heap)
 
 
 HEAP_SLACK = 1_024  # entries
 IDLE_BYTES = 4_096
-CHUNK = 64  # arrivals
-CHUNK_BYTES = 512  # five times what a chunk's place takes
+ENTRY_BYTES = 256  # twice what a packet's place takes, and more
 ARRIVALS_MAX = 1 << 48
 SIZE_SIGNS = {"random": -1}  # the largest first
 
@@ -1458,7 +1443,8 @@ class Server:
     def _settle_debts(self, idle: float) -> None:
         """Have users who took too much time make up for it [CONN-19].
 
-        A large debt takes time: rounds in which nobody has a turn are short.
+        A large debt takes time: rounds in which nobody has a turn are short,
+        and in the *idle* seconds before this one nobody wanted any.
         """
         passed = ROUND_SECONDS_MAX
         if len(self.bus.users) > 1:
@@ -1559,6 +1545,7 @@ class Server:
         if not client.closed:
             self._judge(client)
             self._watch(client)
+            gc.collect(1)  # that looks at no backlog again, once it is long
 
     def _judge(self, client: Client) -> None:
         """Disconnect a newcomer that is one too many.
@@ -1698,8 +1685,8 @@ class Server:
         extra = max(0.0, seconds - size / BYTES_PER_SECOND)
         share = self._shares[user] = self._shares.get(user, 0.0) + extra
         if share > SLOW_SENDS_MIN:
-            worked = self.processor_clock() - self._processed  # in this turn,
-            if worked > SLOW_SENDS_MIN + LOOK_SECONDS:  # for sure
+            worked = self.processor_clock() - self._processed
+            if worked > SLOW_SENDS_MIN + LOOK_SECONDS:  # in this turn, surely
                 self._leave_to_itself(user, share)
                 self._shares.clear()
 
@@ -1760,7 +1747,10 @@ class Server:
                 self._spent[uid] = spent + DRAIN_SECONDS
 
     def _is_slow(self, user: User) -> bool:
-        """Return whether to leave a user to its turns, if there is room."""
+        """Return whether sends to a user wait for its turns [CONN-20].
+
+        If much waits already, they do until it has made up for the last.
+        """
         most = self.bus.limits.max_user_backlog // 4
         has_room = user.used[BACKLOG_BYTES] < most
         is_slow = user.slow_until > self._now
@@ -1892,7 +1882,7 @@ class Server:
         self._watch(client)
         if self._served in (None, client):
             self._shut(client)
-        else:
+        else:  # that is not to be paid by whose turn it is
             self._set_alarm(self._shut, client, 0.0)
 
     def _shut(self, client: Client) -> None:
@@ -2619,7 +2609,8 @@ def limits_of(options: argparse.Namespace) -> Limits:
         needed = f"more than {DESCRIPTORS_KEPT} are needed"
         raise StartError(f"ulimit -n is {most + DESCRIPTORS_KEPT}; {needed}")
     if limits.max_clients > most:
-        limits.max_clients = most  # and others need some, too
+        limits.max_clients = most
+        # One user is to leave some for others
         limits.max_user_clients = min(limits.max_user_clients, most // 2 or 1)
     return limits
 

@@ -2034,15 +2034,21 @@ def whoami(options: Options) -> None:
         write_line(bus.whoami(options.timeout).path)
 
 
+def question(options: Options, bus: Client, word: bytes, key: bytes) -> bytes:
+    """Return the payload of what is asked, which may be empty.
+
+    Raises: SbusError; PacketTooLarge.
+    """
+    if options.payload is None:
+        return b""
+    return given_payload(options.payload, payload_room(bus, word, key))
+
+
 def control(options: Options) -> None:
     """Send a control message, and print what the server answers."""
     key = os.fsencode(options.key)
     with open_bus(options, options.timeout) as bus:
-        payload = b""
-        if options.payload is not None:
-            room = payload_room(bus, b"CMSG", key)
-            payload = given_payload(options.payload, room)
-        bus.control(key, payload)
+        bus.control(key, question(options, bus, b"CMSG", key))
         bus.sync(options.timeout)
         is_known = key in {WHOAMI, STATS, *MODES}
         with contextlib.suppress(TimeoutError):
@@ -2058,10 +2064,7 @@ def request(options: Options) -> None:
     """Ask whoever listens to a key, and print the answer."""
     key = os.fsencode(options.key)
     with open_bus(options, options.timeout) as bus:
-        payload = b""
-        if options.payload is not None:
-            room = payload_room(bus, b"MSG", key)
-            payload = given_payload(options.payload, room)
+        payload = question(options, bus, b"MSG", key)
         write_line(bus.request(key, payload, options.timeout))
 
 

@@ -65,7 +65,9 @@ def items(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             continue
-        value = action.metavar or (action.dest if action.nargs != 0 else "")
+        value = action.metavar or (
+            action.dest.upper() if action.nargs != 0 else ""
+        )
         value = f"\\fI{roff(str(value))}\\fR" if value else ""
         names = ", ".join(
             f"\\fB{roff(name)}\\fR" for name in action.option_strings
