@@ -59,7 +59,7 @@ import time
 import types
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence, Set
-from json.encoder import encode_basestring_ascii
+from json.encoder import encode_basestring_ascii as json_of
 from typing import Any, Callable, NamedTuple, NoReturn, Union
 
 __version__ = "0.1.0"
@@ -475,8 +475,9 @@ class Bus:
         if not client.echo:
             receivers = without_echo(receivers, client)
         if self.journal:
-            count = len(receivers)
-            packet = self._note_message(client, head[4:], packet, count)
+            packet = self._number(packet)
+            text, count = text_of(head[4:]), len(receivers)
+            self.journal.note("msg", client, text, packet, receivers=count)
         client.published += 1
         for receiver in receivers:
             if not receiver.outbox:
@@ -511,16 +512,11 @@ class Bus:
             self._recent[head] = receivers
         return receivers
 
-    def _note_message(
-        self, client: Client, key: bytes, packet: Packet, receivers: int
-    ) -> NumberedPacket:
+    def _number(self, packet: Packet) -> NumberedPacket:
         """Return a copy of a packet with a number, for the journal."""
-        numbered = NumberedPacket(packet)
         self._messages += 1
+        numbered = NumberedPacket(packet)
         numbered.number = self._messages
-        rule = "CRED-10" if key.startswith(SECRET) else "PUB-1"
-        facts = {"receivers": receivers, "rule": rule}
-        self.tell("msg", client, text_of(key), numbered, **facts)
         return numbered
 
     def subscribe(self, client: Client, pattern: bytes) -> None:
@@ -1014,8 +1010,7 @@ class FloodControl:
     def deafen(self, client: Client) -> None:
         """Discard what waits for one that receives no more [CONN-8]."""
         client.deaf = True
-        used = client.used[BACKLOG_BYTES]
-        self.accounts.use(client, BACKLOG_BYTES, -used)
+        self.accounts.use(client, BACKLOG_BYTES, -client.used[BACKLOG_BYTES])
         self.discard(client, client.backlog.clear(), "deaf")
 
 
@@ -1451,12 +1446,10 @@ class Server:
             passed = min(passed, (self._now - self._settled) / 4)
         passed = max(passed, idle / 4)
         self._settled = self._now
-        paid = {
-            uid: spent
-            - (passed if spent > SMALL_DEBT_MAX else ROUND_SECONDS_MAX)
-            for uid, spent in self._spent.items()
-        }
-        self._spent = {uid: left for uid, left in paid.items() if left > 0}
+        for uid, spent in self._spent.items():
+            is_small = spent <= SMALL_DEBT_MAX
+            self._spent[uid] -= ROUND_SECONDS_MAX if is_small else passed
+        self._spent = {uid: s for uid, s in self._spent.items() if s > 0}
         self._has_debts = bool(self._spent)
 
     def _serve(self, client: Client, kind: int, is_new: bool = False) -> None:
@@ -1708,7 +1701,7 @@ class Server:
                     for packet in packets:
                         send(packet)  # [BLOCK-3] [BLOCK-6]
                         if journal:
-                            journal.note("send", client, packet=packet)
+                            journal.note("send", client, "", packet)
                         if self._ticks != ticks:
                             ticks = self._ticks
                             self._judge_sends(client.user)
@@ -1753,8 +1746,7 @@ class Server:
         """
         most = self.bus.limits.max_user_backlog // 4
         has_room = user.used[BACKLOG_BYTES] < most
-        is_slow = user.slow_until > self._now
-        return is_slow and (has_room or self._owes(user))
+        return user.slow_until > self._now and (has_room or self._owes(user))
 
     def _leave_to_itself(self, user: User, seconds: float) -> None:
         """Leave sends to a user's clients to its own turns for a while.
@@ -2098,8 +2090,7 @@ def inherit(address: str) -> Endpoint:
             descriptor = os.dup(descriptor)
         listener = socket.socket(fileno=descriptor)
         if (listener.family, listener.type) != SOCKET_KIND:
-            what = "not a Unix-domain SEQPACKET socket"
-            raise StartError(f"{address}: {what}")
+            raise StartError(f"{address}: not a Unix-domain SEQPACKET socket")
         endpoint = Endpoint(listener, address, refuse_descriptors(listener))
         if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             listener.listen(LISTEN_BACKLOG)
@@ -2231,12 +2222,11 @@ def remove_stale(path: str) -> None:
 
 @contextlib.contextmanager
 def directory_lock(directory: str) -> Iterator[None]:
-    """Keep other servers from starting or ending in a directory.
+    """Keep other servers from starting or ending in a directory [ADDR-9].
 
     Whoever can read the directory can keep the lock, so none is waited for
     any longer than a start takes.
     Raises: StartError if there is no such directory.
-    Spec: [ADDR-9].
     """
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -2244,8 +2234,7 @@ def directory_lock(directory: str) -> Iterator[None]:
         yield
         return
     except OSError as error:
-        what = error.strerror
-        raise StartError(f"directory {directory}: {what}") from None
+        raise StartError(f"directory {directory}: {error.strerror}") from None
     try:
         end = time.monotonic() + LOCK_SECONDS_MAX
         while time.monotonic() < end:
@@ -2338,11 +2327,10 @@ def open_regular(path: str, flags: int, mode: int) -> int:
 
 
 class LogHandler(logging.Handler):
-    """Writes to standard error and never waits for it.
+    """Writes to standard error and never waits for it [RUN-15] [RUN-16].
 
     A line that would have to wait is left out.  A terminal says that it has
     room when it has little, so it is opened anew as one that never waits.
-    Spec: [RUN-15] [RUN-16].
     """
 
     def __init__(self) -> None:
@@ -2367,19 +2355,19 @@ class LogHandler(logging.Handler):
 
 # What a line of the trace says of an event, by its name
 TRACED: dict[str, Callable[[Client, int, str, int], str]] = {
-    "open": lambda c, m, text, size: (
+    "open": lambda c, *_: (
         f',"c":{c.number},"gid":{c.credentials.gid}'
         f',"uid":{c.credentials.uid},"pid":{c.credentials.pid}'
     ),
-    "close": lambda c, m, text, _: f',"c":{c.number},"reason":{text}',
-    "sub": lambda c, m, text, _: f',"c":{c.number},"pattern":{text}',
-    "unsub": lambda c, m, text, _: f',"c":{c.number},"pattern":{text}',
-    "ctl": lambda c, m, text, _: f',"c":{c.number},"key":{text}',
-    "msg": lambda c, m, text, size: (
-        f',"c":{c.number},"m":{m},"key":{text},"size":{size}'
+    "close": lambda c, m, t, n: f',"c":{c.number},"reason":{json_of(t)}',
+    "sub": lambda c, m, t, n: f',"c":{c.number},"pattern":{json_of(t)}',
+    "unsub": lambda c, m, t, n: f',"c":{c.number},"pattern":{json_of(t)}',
+    "ctl": lambda c, m, t, n: f',"c":{c.number},"key":{json_of(t)}',
+    "msg": lambda c, m, t, n: (
+        f',"c":{c.number},"m":{m},"key":{json_of(t)},"size":{n}'
     ),
-    "send": lambda c, m, text, size: f',"m":{m},"c":{c.number}',
-    "drop": lambda c, m, text, _: f',"m":{m},"c":{c.number},"reason":{text}',
+    "send": lambda c, m, *_: f',"m":{m},"c":{c.number}',
+    "drop": lambda c, m, t, n: f',"m":{m},"c":{c.number},"reason":"{t}"',
 }
 LOGGED = {  # what the log says of it with -v
     "open": "open %(who)s [CRED-1]",
@@ -2430,21 +2418,21 @@ class Journal:
         **facts: Any,
     ) -> None:
         """Write an event wherever it belongs."""
-        describe = TRACED.get(event)
         number = getattr(packet, "number", 0)
-        quoted = encode_basestring_ascii(text)
         start = len(text) + len(b"MSG \0")
         size = len(packet) - start
-        if describe and (number or not packet):
-            line = describe(client, number, quoted, size)
+        if event in TRACED and (number or not packet):
+            line = TRACED[event](client, number, text, size)
             if self._payloads and event == "msg" and text[:7] != "!/cred/":
                 data = base64.b64encode(packet[start:]).decode("ascii")
                 line += f',"data":"{data}"'  # [TRACE-4]
             self._write(event, line)
         if self._verbose:
+            rule = "CRED-10" if text[:7] == "!/cred/" else "PUB-1"
+            facts.setdefault("rule", rule if number else "CTL-3")
             facts["what"] = f"message {number}" if number else "an answer"
-            facts.setdefault("rule", "PUB-1" if number else "CTL-3")
-            facts.update(who=client, m=number, text=quoted[:80], size=size)
+            facts.update(who=client, m=number, size=size)
+            facts["text"] = json_of(text)[:80]
             log.debug(LOGGED[event], facts)
 
     def _write(self, event: str, fields: str) -> None:
@@ -2609,8 +2597,7 @@ def limits_of(options: argparse.Namespace) -> Limits:
         needed = f"more than {DESCRIPTORS_KEPT} are needed"
         raise StartError(f"ulimit -n is {most + DESCRIPTORS_KEPT}; {needed}")
     if limits.max_clients > most:
-        limits.max_clients = most
-        # One user is to leave some for others
+        limits.max_clients = most  # and one user is to leave some to others
         limits.max_user_clients = min(limits.max_user_clients, most // 2 or 1)
     return limits
 
@@ -2826,8 +2813,7 @@ def serve(options: argparse.Namespace) -> None:
             cleanup.callback(bus.journal.close)
         ready = go_to_background(options, cleanup)
         users = {os.getuid(), *options.user} if options.user else None
-        selector = selectors.DefaultSelector()
-        clock = time.monotonic
+        selector, clock = selectors.DefaultSelector(), time.monotonic
         server = Server(
             bus, endpoint.listener, selector, clock, users, options.close
         )
