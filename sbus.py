@@ -138,8 +138,9 @@ def parse_pattern(pattern: bytes) -> tuple[Shape | None, bytes]:
 def pattern_for(segments: list[bytes], shape: Shape) -> bytes | None:
     """Return the pattern of a shape that selects a key, given by segments.
 
-    It may turn out to be of another shape, and selects the key all the same.
-    None stands for a key with too few segments, or too many [MATCH-5].
+    It selects the key even if it turns out to be of another shape: for 'a'
+    and the shape of 'xy*' it is 'a*'.  None stands for a key with too few
+    segments, or too many [MATCH-5].
     Spec: [MATCH-1] [MATCH-2] [MATCH-3] [KEY-3].
     """
     size, is_open, stars = shape
@@ -654,7 +655,7 @@ class Bus:
 # Facts
 # - Anybody may publish under a secret key.  Reading is what is restricted.
 # - Two checks guard it: check_secret when a client subscribes, fields_fit
-#   at every delivery.
+#   at every delivery, in Bus._route.
 # - Secret patterns have a table of their own.  No public pattern, however
 #   wide, is ever compared with a secret key.
 # - The kernel gives pid 0 and the id 65534 to whatever it cannot name.
@@ -687,9 +688,8 @@ def whoami(client: Client, prefix: bytes) -> bytes:
 
 
 def check_reserved(text: bytes) -> None:
-    """Raise ProtocolError if a text misuses the segment '!' [KEY-5]."""
-    match = SECRET_HEAD.match(text)
-    rest = text[match.end() :] if match else text
+    """Raise ProtocolError if a text misuses '!' [KEY-4] [KEY-5]."""
+    rest = SECRET_HEAD.sub(b"", text, 1)
     if b"!" in rest.split(b"/"):
         raise ProtocolError("KEY-4", f"reserved '!' in {quote(text)}")
 
@@ -997,6 +997,7 @@ class FloodControl:
     def release(self, receiver: Client) -> list[Client]:
         """Return those that a backlog pauses no more [BLOCK-7] [BLOCK-10]."""
         held = receiver.holding.items()
+        # Who receives nothing any more pauses nobody
         size = 0 if receiver.deaf else receiver.used[BACKLOG_BYTES]
         free = [publisher for publisher, level in held if size <= level]
         for publisher in free:
@@ -1465,7 +1466,7 @@ class Server:
         self._served = client
         if kind == READ:
             self.turn(client)
-        else:
+        elif not client.deaf:  # since this round began
             self.drain(client)
         self._served = None
         self._charge(client.user, self.clock() - self._now)
@@ -1839,6 +1840,8 @@ class Server:
             self._set_alarm(self._check_holder, client, seconds)
 
     # ---- When a client leaves
+    # _depart is for the end of its input; expel, for a fault, shuts it down
+    # and has what it sent read, up to _depart.  Both end in disconnect.
 
     def _depart(self, client: Client) -> None:
         """Hand to the kernel what it takes of a backlog, and close.

@@ -52,6 +52,22 @@ class TestParting:
         kernel.run()
         assert all(reader.wire.closed for reader in readers)
 
+    def test_room_at_the_moment_of_an_expulsion(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-18] What is said to be lost is not sent in the same round."""
+        reader, sender = kernel.connect(), kernel.connect()
+        reader.wire.room = 0
+        reader.send(b"SUB k")
+        sender.send(publish(b"k"))
+        reader.send(b"CMSG blocking/soft/error")
+        reader.wire.room = 1
+        sender.wire.incoming.append(publish(b"k"))
+        kernel.server._turn_kinds = [sbus.WRITE, sbus.READ]  # READ is next
+        kernel.server.round(0)
+        assert reader.client.fault
+        assert not reader.wire.taken
+
     def test_expulsion_without_memory(
         self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
     ) -> None:
