@@ -793,12 +793,12 @@ class Backlog:
 
     def __init__(self) -> None:
         self.order = "queue"
-        self.ties = "queue"  # [ORDER-4] the last chosen of queue and stack
+        self.direction = 1  # [ORDER-4] of the last chosen of queue and stack
         self._packets: OrderedDict[int, bytes] = OrderedDict()  # by arrival
         self._arrivals = 0
         self._first = 0  # the arrival of what first returned
-        # Of ranks, by order and ties
-        self._heaps: dict[tuple[str, str], list[int]] = {}
+        # Of ranks, by what a byte weighs in them, and the direction
+        self._heaps: dict[tuple[int, int], list[int]] = {}
 
     def __len__(self) -> int:
         return len(self._packets)
@@ -811,7 +811,7 @@ class Backlog:
         self._arrivals += 1
         if self._heaps:
             for way, heap in self._heaps.items():
-                heapq.heappush(heap, rank(packet, self._arrivals, *way))
+                heapq.heappush(heap, rank(packet, self._arrivals, way))
         self._packets[self._arrivals] = packet
 
     def first(self) -> bytes:
@@ -843,8 +843,7 @@ class Backlog:
     def reorder(self, order: str) -> None:
         """Send packets, those that wait included, in an order [ORDER-5]."""
         self.order = order
-        if order in ("queue", "stack"):
-            self.ties = order
+        self.direction = DIRECTIONS.get(order, self.direction)
 
     def _next(self) -> int:
         """Return which packet is to be sent next."""
@@ -852,16 +851,15 @@ class Backlog:
             return next(iter(self._packets))
         if self.order == "stack":
             return next(reversed(self._packets))
-        way = (self.order, self.ties)
+        way = BYTE_WEIGHTS[self.order], self.direction
         heap = self._heaps.get(way)
         if heap is None:
             waiting = self._packets.items()
-            heap = [rank(packet, number, *way) for number, packet in waiting]
+            heap = [rank(packet, number, way) for number, packet in waiting]
             heapq.heapify(heap)
             self._heaps[way] = heap
         while True:
-            first = heap[0] if self.ties == "queue" else -heap[0]
-            number = first % ARRIVALS_MAX
+            number = heap[0] * self.direction % ARRIVALS_MAX
             if number in self._packets:
                 return number
             heapq.heappop(heap)
@@ -871,14 +869,14 @@ HEAP_SLACK = 1_024  # entries
 IDLE_BYTES = 4_096
 ENTRY_BYTES = 256  # twice what a packet's place takes, and more
 ARRIVALS_MAX = 1 << 48
-SIZE_SIGNS = {"random": -1}  # the largest first
+DIRECTIONS = {"queue": 1, "stack": -1}  # the oldest first, the newest first
+BYTE_WEIGHTS = {"random": -ARRIVALS_MAX}  # the largest first
 
 
-def rank(packet: bytes, number: int, order: str, ties: str) -> int:
+def rank(packet: bytes, number: int, way: tuple[int, int]) -> int:
     """Return what is smaller, the sooner one is sent [ORDER-3] [ORDER-4]."""
-    size = len(packet) * SIZE_SIGNS[order]
-    arrival = number if ties == "queue" else -number
-    return arrival + size * ARRIVALS_MAX
+    weight, direction = way
+    return len(packet) * weight + number * direction
 
 
 class FloodControl:

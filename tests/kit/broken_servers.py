@@ -602,7 +602,7 @@ def smallest_first(first, backlog):
 @broken("ORDER-4", "Backlog.reorder")
 def ties_are_always_oldest_first(reorder, backlog, order):
     reorder(backlog, order)
-    backlog.ties = "queue"
+    backlog.direction = 1
 
 
 @broken("ORDER-5", "Backlog.reorder")
