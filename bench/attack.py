@@ -46,7 +46,8 @@ READERS = 300
 NEWS = b"news/"  # what the readers of the witness hear
 ONE_SHOTS = 10_000
 PROMISED_MS = {"p99": 20.0, "max": 100.0}
-NOT_PROMISED = {"large", "filter", "watchers"}  # what they do, a kernel does
+# What the first three do, the kernel does
+NOT_PROMISED = {"large", "filter", "watchers", "together"}
 SBUS = Path(__file__).resolve().parent.parent / "sbus.py"
 
 
@@ -237,9 +238,9 @@ def storm_mistakes(address: str) -> None:
             wire.send(b"HELLO")
 
 
-def storm_flood(address: str) -> None:
+def storm_flood(address: str, count: int = READERS) -> None:
     """Ten publishers of small packets to 300 readers."""
-    wires = subscribers(address, READERS, b"f")
+    wires = subscribers(address, count, b"f")
     in_background(lambda: read_all(wires))
     for _ in range(9):
         in_background(lambda: over_and_over(address, [b"MSG f\0x"]))
@@ -283,12 +284,19 @@ def storm_filter(address: str) -> None:
     over_and_over(address, [message])
 
 
-def storm_listeners(address: str) -> None:
+def storm_listeners(address: str, count: int = 500) -> None:
     """500 readers with such a filter hear all that others say."""
-    wires = subscribers(address, 500, b"ping/")
+    wires = subscribers(address, count, b"ping/")
     for wire in wires:
         attach_filter(wire, 0)
     read_all(wires)
+
+
+def storm_together(address: str) -> None:
+    """The storms listeners and flood, of 250 readers each, and connects."""
+    in_background(lambda: storm_listeners(address, 250))
+    in_background(lambda: storm_flood(address, 250))
+    storm_connects(address)
 
 
 def storm_tuned(address: str) -> None:

@@ -134,7 +134,7 @@ class TestTop:
         frame = self.frames(output)[-1]
         assert len(frame) == 8
         assert {len(row) for row in frame[2:]} == {60}
-        assert "  0/xxx" in frame[2] and "  5/xxx" in frame[7]
+        assert len({row.split()[-1] for row in frame[2:]}) == 6  # of ten keys
 
     def test_terminal_that_changes_its_size(self, bus: RealBus) -> None:
         """The next frame fits; a terminal that has none is 80 by 24."""
