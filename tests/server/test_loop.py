@@ -78,6 +78,25 @@ class TestLoop:
         kernel.server.round(0)
         assert len(peer.wire.incoming) == 64 - 4
 
+    def test_turns_in_which_to_read_takes_long(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-5] [CONN-19] As it does of a client that many watch."""
+        kernel.connect().send(b"SUB k")
+        peer = kernel.connect()
+        peer.send(publish(b"k"))
+        recv_into = peer.wire.recv_into
+
+        def slow(*arguments: Any) -> int:
+            kernel.now += 0.010
+            kernel.server.tick()
+            return recv_into(*arguments)
+
+        peer.wire.recv_into = slow  # type: ignore[method-assign]
+        peer.wire.incoming.extend(publications(64))
+        kernel.server.round(0)
+        assert len(peer.wire.incoming) == 63
+
     def test_turns_with_large_packets_end_by_the_clock(
         self, kernel: FakeKernel
     ) -> None:
