@@ -82,9 +82,8 @@ class TestLoop:
         self, kernel: FakeKernel
     ) -> None:
         """[CONN-5] [CONN-19] As it does of a client that many watch."""
-        kernel.connect().send(b"SUB k")
+        kernel.connect().send(*publications(1))  # so that its key is known
         peer = kernel.connect()
-        peer.send(publish(b"k"))
         recv_into = peer.wire.recv_into
 
         def slow(*arguments: Any) -> int:
