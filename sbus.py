@@ -383,7 +383,7 @@ class Client:
         return f"client={self.number} uid={own.uid} pid={own.pid}"
 
 
-WIDE_MIN = 3  # receivers; with more, a turn is limited by bytes, too
+WORK_MAX = 8  # packets and receivers, after which to ask the clock
 STATS_USERS_MAX = 1_000  # so that the answer stays a packet
 RECENT_KEYS_MAX = 4_096
 RECENT_KEY_BYTES_MAX = 256
@@ -455,8 +455,8 @@ class Bus:
         del self.clients[client.number]
         return resumed
 
-    def handle(self, client: Client, packet: Packet, start: bytes) -> bool:
-        """Do what a client's packet asks for; return whether to ask the clock.
+    def handle(self, client: Client, packet: Packet, start: bytes) -> int:
+        """Do what a client's packet asks for; return how much work it was.
 
         *start* is the packet, or as much of its beginning as holds the
         longest head.  The packet is only good until the outboxes are emptied.
@@ -466,12 +466,13 @@ class Bus:
         end = start.find(b"\0")  # without one the head is for parse_packet
         head = start[:end]
         receivers = self._recent.get(head) if end > 0 else None
-        took_long = receivers is None
+        work = 1
         if receivers is None:
+            work = WORK_MAX
             kind, key, _ = parse_packet(start, *self._head_limits)
             if kind != "publish":  # subscribe, unsubscribe, control
                 getattr(self, kind)(client, key)
-                return True
+                return work
             receivers = self._route(head, key)
         if not client.echo:
             receivers = without_echo(receivers, client)
@@ -484,7 +485,7 @@ class Bus:
             if not receiver.outbox:
                 self.touched.append(receiver)
             receiver.outbox.append(packet)
-        return took_long or len(self.touched) > WIDE_MIN
+        return work + len(receivers)
 
     def _route(self, head: bytes, key: bytes) -> tuple[Client, ...]:
         """Return the receivers of a key, and remember them.
@@ -1284,7 +1285,7 @@ class Server:
         self._measured = 0.0  # up to when it is known who took the time
         self._offered: list[list[Packet]] = []  # since then
         self._shares: dict[User, float] = {}  # seconds more than is normal
-        self._ticks = 0
+        self._ticks: list[None] = []  # since that was asked last
         self._processed = processor_clock()  # when that was looked at last
         self._look_time = 0.0  # when to look again, before a turn
         # [CONN-12] What to do when memory runs out
@@ -1583,10 +1584,11 @@ class Server:
         After a turn that found one packet, the next few look for one only.
         """
         touched, recv_into = self.bus.touched, client.wire.recv_into
-        handle = (lambda *_: True) if client.ignored else self.bus.handle
+        handle = (lambda *_: WORK_MAX) if client.ignored else self.bus.handle
         view, copied_max = self._view, self._copied_bytes_max
         end, ticks = self._now + TURN_SECONDS_MAX, self._ticks
-        packets_max = PACKETS_PER_TURN
+        ticks.clear()
+        work, packets_max = 0, PACKETS_PER_TURN
         if client.single_turns:
             client.single_turns -= 1
             packets_max = 1
@@ -1599,22 +1601,23 @@ class Server:
                 return False
             if 0 < size <= copied_max:
                 packet = view[:size].tobytes()
-                took_long = handle(client, packet, packet)
+                work += handle(client, packet, packet)
             elif size == 0:
                 return self._is_end(client)
             else:
-                took_long = self._handle_large(client, size, handle)
+                work += self._handle_large(client, size, handle)
                 if client.held_by or client.closed:
                     break
-            if took_long or self._ticks != ticks or count % 8 == 0:
+            if work >= WORK_MAX or ticks:
+                work = 0
                 sent = count * len(touched) * (size + SEND_COST_BYTES)
                 if sent > BYTES_PER_TURN or self.clock() >= end:
                     break
         return False
 
     def _handle_large(
-        self, client: Client, size: int, handle: Callable[..., bool]
-    ) -> bool:
+        self, client: Client, size: int, handle: Callable[..., int]
+    ) -> int:
         """Route a packet from the buffer, which the flush sets free."""
         most = self.bus.limits.max_packet
         if size > most:  # [LIMIT-1] [LIMIT-2] [LIMIT-3]
@@ -1622,7 +1625,7 @@ class Server:
         head = self._view[: min(size, self._head_bytes_max)].tobytes()
         handle(client, self._view[:size], head)
         self._flush(client)
-        return True
+        return WORK_MAX
 
     def _is_end(self, client: Client) -> bool:
         """Return that the input has ended, or raise ProtocolError [PKT-4].
@@ -1701,8 +1704,8 @@ class Server:
                         send(packet)  # [BLOCK-3] [BLOCK-6]
                         if journal:
                             journal.note("send", client, "", packet)
-                        if self._ticks != ticks:
-                            ticks = self._ticks
+                        if ticks:
+                            ticks.clear()
                             self._judge_sends(client.user)
                             if client.put_off:
                                 break
@@ -1766,7 +1769,7 @@ class Server:
 
         To ask it after each would cost too much.  The kernel ticks if it can.
         """
-        self._ticks += 1
+        self._ticks.append(None)
 
     def _take_error(self, client: Client, error: Exception) -> None:
         """Do what an error of send asks for [CONN-8] [CONN-9] [CONN-12]."""

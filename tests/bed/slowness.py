@@ -11,7 +11,7 @@ def slow_down(kernel: FakeKernel, seconds: float) -> Any:
     """Have each packet take some time; return what handled them before."""
     handle = kernel.bus.handle
 
-    def slow(*arguments: Any) -> bool:
+    def slow(*arguments: Any) -> int:
         kernel.now += seconds
         return handle(*arguments)
 

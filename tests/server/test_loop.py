@@ -918,10 +918,11 @@ class TestLoop:
         sender.wire.incoming.append(publish(b"k"))
         handle = kernel.bus.handle
 
-        def close_reader(*arguments: Any) -> None:
-            handle(*arguments)
+        def close_reader(*arguments: Any) -> int:
             kernel.bus.handle = handle  # type: ignore[method-assign]
+            work = handle(*arguments)
             kernel.server.disconnect(reader.client, "test")
+            return work
 
         kernel.bus.handle = close_reader  # type: ignore
         kernel.run()
