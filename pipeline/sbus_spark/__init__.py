@@ -13,7 +13,8 @@ its docstring lists the columns that it returns.
 
     common      errors, columns, and text for people
     launch      Java, the session, and the archive of code for workers
-    events      the text of a trace to arrays
+    lines       the frequent events of a trace to arrays
+    events      all events of a trace, in pieces
     history     what clients hold and have asked for, event by event
     matching    which patterns select which keys
     owed        to whom each message was to be sent

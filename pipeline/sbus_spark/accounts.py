@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .events import MSG, RARE, SEND, Array, Piece
+from .events import Piece
 from .history import State
+from .lines import MSG, RARE, SEND, Array
 from .owed import Owed, marks
 
 NEVER = (1 << 63) - 1  # the place of no event, and above all numbers

@@ -12,6 +12,7 @@ Facts:
 from __future__ import annotations
 
 import bz2
+import contextlib
 import functools
 import gzip
 import importlib
@@ -26,6 +27,8 @@ from .common import InputError, check_there
 
 BLOCK_BYTES = 32 << 20
 BLOCK_BYTES_MIN = 1 << 20  # where the trace is small, unless told
+TEXT_BYTES = 1 << 20  # about, that are read at once: what a cache holds
+LINES = 1 << 14  # the same, of those that Spark has read
 
 
 class Block(NamedTuple):
@@ -119,30 +122,34 @@ def cut(
     return groups
 
 
-def whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the whole lines of a stream, about a block at a time."""
-    rest: list[bytes] = []
-    while True:
-        try:
-            text = file.read(BLOCK_BYTES)
-        except EOFError:  # a compressed file that is still being written
-            return
+def some_of(stream: Any) -> bytes:
+    """Return what comes next of a compressed file, empty at its end."""
+    parts: list[bytes] = []
+    with contextlib.suppress(EOFError):  # it is still being written
+        while sum(map(len, parts)) < TEXT_BYTES:
+            parts.append(stream.read1(TEXT_BYTES))
+            if not parts[-1]:
+                break
+    return b"".join(parts)
+
+
+def whole_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the whole lines of a compressed file, some at a time."""
+    rest = b""
+    while text := some_of(stream):
         end = text.rfind(b"\n") + 1
         if end:
-            yield b"".join([*rest, text[:end]])
-            rest = []
-        rest.append(text[end:])
-        if not text:
-            return
+            yield rest + text[:end]
+            rest = b""
+        rest += text[end:]
 
 
 def texts_of(block: Block) -> Iterator[bytes]:
-    """Yield the text of a block; of a compressed one, a part at a time.
+    """Yield the text of a block, whole lines, some at a time.
 
     Raises: InputError if the file is not compressed as its name says.
     """
-    opener = opener_of(block.file)
-    if opener:
+    if opener := opener_of(block.file):
         try:
             with opener(block.file) as stream:
                 yield from whole_lines(stream)
@@ -150,16 +157,16 @@ def texts_of(block: Block) -> Iterator[bytes]:
             raise InputError(f"{block.file}: {error}") from None
         return
     with open(block.file, "rb") as file:
-        before = max(block.start - 1, 0)  # where a line feed may be
-        text = read_at(file, before, block.end)
-        first = text.find(b"\n") + 1 if block.start else 0
-        if first == len(text) or block.start and not first:
-            return  # no line begins here
-        parts = [text[first:]]
-        while not parts[-1].endswith(b"\n") and file.tell() < block.size:
-            parts.append(file.readline(block.size - file.tell()))
-        text = b"".join(parts)
-        yield text[: text.rfind(b"\n") + 1]
+        if block.start:
+            file.seek(block.start - 1)  # where a line feed may be
+            file.readline()
+        while (at := file.tell()) < block.end:
+            text = file.read(min(TEXT_BYTES, block.end - at))
+            if not text:  # the file has become shorter
+                return
+            if not text.endswith(b"\n"):
+                text += file.readline(block.size - at - len(text))
+            yield text[: text.rfind(b"\n") + 1]
 
 
 def texts_of_all(
@@ -168,12 +175,6 @@ def texts_of_all(
     """Yield the file and the texts of each block."""
     for block in blocks:
         yield block.file, texts_of(block)
-
-
-def read_at(file: BinaryIO, start: int, end: int) -> bytes:
-    """Return the bytes of a file from one offset to another."""
-    file.seek(start)
-    return file.read(end - start)
 
 
 def texts(
@@ -202,9 +203,6 @@ def joined(lines: Iterable[bytes]) -> Iterator[bytes]:
     lines = iter(lines)
     while some := list(itertools.islice(lines, LINES)):
         yield b"\n".join([*some, b""])
-
-
-LINES = 1 << 18
 
 
 def of_file(

@@ -18,8 +18,9 @@ from .breaches import (
     jump,
     jumps,
 )
-from .events import MSG, RARE, SEND, Array, Piece, shrink
+from .events import Piece, shrink
 from .history import REORDERING, State, changes
+from .lines import MSG, RARE, SEND, Array
 
 
 class Facts(NamedTuple):

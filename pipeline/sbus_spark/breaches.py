@@ -20,8 +20,9 @@ import sbus
 
 from .accounts import NEVER, Ranges, Setting, dense, mixed
 from .common import LONG, TEXT, schema
-from .events import DROP, MSG, RARE, SEND, Array, Piece
+from .events import Piece
 from .history import DROPPING, Story
+from .lines import DROP, MSG, RARE, SEND, Array
 from .owed import Owed, intervals_of
 
 BREACHES = (

@@ -1,12 +1,7 @@
-"""Events: the text of a trace to arrays.
+"""Events: the text of a trace to pieces, which are arrays.
 
 See spec/9-running.md.  Facts:
 
-- Most events are sends, then messages and drops.  Where their lines are as
-  sbus.py writes them, which is looked at, they are parsed all at once; any
-  other line is parsed by itself.
-- A line that is as sbus.py writes it, but for its numbers and its key, is
-  one fixed text: so lines are right if what is left of them is that text.
 - A piece is what a block has of one run: a start begins a new one.
 - A line that is no event may have been one, so its number may be missing.
 """
@@ -16,21 +11,29 @@ from __future__ import annotations
 import bisect
 import json
 import operator
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar, Union
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from .lines import (
+    DROP,
+    MSG,
+    NONE,
+    RARE,
+    REASONS,
+    SEND,
+    UNREAD,
+    Array,
+    Lines,
+    Places,
+    read_frequent,
+)
+
 Numbers = Union[range, Array]
 
-# What is in Piece.ev; a drop is DROP and the place of its reason
-SEND, MSG, RARE, DROP = range(4)
-REASONS = ["soft/discard", "hard/discard", "deaf"]  # those of sbus.py first
 BAD_MAX = 80  # characters shown of a line that is no event
-CHUNK = 1 << 20  # bytes that are parsed at once: what a cache holds
+EVENTS_MAX = 1 << 19  # of a piece, about: of a block it is one, or two
 
 # What an event has beside n and t: numbers, then texts
 FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -90,134 +93,6 @@ class Piece(NamedTuple):
         return any(one.ev == "start" for one in self.rare[:1])
 
 
-class Lines:
-    """The lines of a chunk, an element each, until they are events."""
-
-    def __init__(self, text: bytes) -> None:
-        self.text = text
-        self.bytes = np.frombuffer(text, np.uint8)
-        controls = np.flatnonzero(self.bytes < 32)
-        self.ends = controls[self.bytes[controls] == 10]
-        self.is_plain = len(controls) == len(self.ends) and text.isascii()
-        self.starts = np.concatenate(([0], self.ends[:-1] + 1))
-        size = len(self.ends)
-        self.ev = np.full(size, UNREAD, np.uint8)
-        self.n, self.m, self.c = np.zeros((3, size), np.int64)
-        self.key = np.zeros(size, np.int32)
-
-    def word(self, at: Array) -> Array:
-        """Return the four bytes that begin at each of some offsets."""
-        size = len(self.text) - 3
-        words: Array = np.ndarray((size,), "<u4", self.text, strides=(1,))
-        found: Array = words[np.clip(at, 0, size - 1)]
-        return found
-
-
-UNREAD, NONE = 254, 255  # in Lines.ev: not looked at yet, and no event
-DIGITS = b"0123456789"
-HEAD = re.compile(rb'^\{"n":([0-9]{1,18}),"t":[0-9]{19},"ev":"', re.MULTILINE)
-EV_AFTER_N = len(',"t":1763717053000000000,"ev":"')
-DATA = re.compile(rb',"data":"[A-Za-z0-9+/=]*"}\n')
-ODD_NUMBER = re.compile(rb":0[0-9]")  # which JSON does not allow
-SKELETONS = {
-    SEND: b'{"n":,"t":,"ev":"send","m":,"c":}\n',
-    MSG: b'{"n":,"t":,"ev":"msg","c":,"m":,"key":"","size":}\n',
-} | {
-    DROP + place: b'{"n":,"t":,"ev":"drop","m":,"c":,"reason":"%s"}\n'
-    % reason.encode()
-    for place, reason in enumerate(REASONS)
-}
-QUOTES = 18  # in the line of a message; the key is between 15 and 16
-TO_BLANKS = bytes.maketrans(b",", b" ")
-NO_NUMBERS = bytes(set(range(256)) - set(DIGITS + b",\n"))
-
-
-def four(text: bytes) -> int:
-    """Return four bytes as a number, as Lines.word does."""
-    return int.from_bytes(text, "little")
-
-
-def guess_kinds(lines: Lines) -> None:
-    """Say of lines which frequent events they look like."""
-    head = HEAD.search(lines.text)
-    if not head or not lines.is_plain:
-        return
-    escapes = np.flatnonzero(lines.bytes == ord("\\"))
-    is_odd = np.zeros(len(lines.ends), bool)
-    is_odd[np.searchsorted(lines.ends, escapes)] = True
-    for digits in (len(head[1]), len(head[1]) + 1):
-        comma = lines.starts + len('{"n":') + digits
-        at = comma + EV_AFTER_N
-        fits = (at + 4 < lines.ends) & ~is_odd
-        fits &= lines.word(comma) == four(b',"t"')
-        word = lines.word(at)
-        lines.ev[fits & (word == four(b"send"))] = SEND
-        lines.ev[fits & (word == four(b'msg"'))] = MSG
-        drops = np.flatnonzero(fits & (word == four(b"drop")))
-        for place, reason in enumerate(REASONS):
-            tail = reason.encode()[:4]
-            start = lines.ends[drops] - len(reason) - len('"}')
-            named = drops[lines.word(start) == four(tail)]
-            lines.ev[named] = DROP + place
-
-
-def read_frequent(lines: Lines, keys: dict[bytes, int]) -> None:
-    """Parse the lines that look like frequent events, if they are."""
-    changes = np.flatnonzero(np.diff(lines.ev)) + 1
-    firsts = np.concatenate(([0], changes))
-    bounds = np.append(lines.starts[firsts], len(lines.text)).tolist()
-    parts: dict[int, list[bytes]] = {}
-    for index, kind in enumerate(lines.ev[firsts].tolist()):
-        part = lines.text[bounds[index] : bounds[index + 1]]
-        parts.setdefault(kind, []).append(part)
-    for kind in parts.keys() & SKELETONS.keys():
-        rows = np.flatnonzero(lines.ev == kind)
-        text, names = b"".join(parts[kind]), None
-        if kind == MSG:
-            text, names = without_keys(text, len(rows))
-        numbers = read_numbers(text, kind, len(rows))
-        if numbers is None:
-            lines.ev[rows] = UNREAD
-            continue
-        c, m = (2, 3) if kind == MSG else (3, 2)
-        lines.n[rows] = numbers[:, 0]
-        lines.c[rows], lines.m[rows] = numbers[:, c], numbers[:, m]
-        if names is not None:
-            for name in names:
-                keys.setdefault(name, len(keys))
-            ids = map(keys.__getitem__, names)
-            lines.key[rows] = np.fromiter(ids, np.int32, len(rows))
-
-
-def without_keys(text: bytes, count: int) -> tuple[bytes, list[bytes]]:
-    """Return the lines of messages without their keys, and the keys."""
-    if b',"data":"' in text:
-        text = DATA.sub(b"}\n", text)
-    quotes = np.flatnonzero(np.frombuffer(text, np.uint8) == ord('"'))
-    if len(quotes) != count * QUOTES:
-        return b"", []
-    at = quotes.reshape(-1, QUOTES)
-    starts, ends = (at[:, 14] + 1).tolist(), at[:, 15].tolist()
-    rests = zip([0, *ends], [*starts, len(text)])
-    names = [text[start:end] for start, end in zip(starts, ends)]
-    return b"".join([text[start:end] for start, end in rests]), names
-
-
-def read_numbers(text: bytes, kind: int, count: int) -> Array | None:
-    """Return the numbers of lines of a kind, None if they are others."""
-    if text.translate(None, DIGITS) != SKELETONS[kind] * count:
-        return None
-    if b":0" in text and ODD_NUMBER.search(text):
-        return None
-    blank = text.translate(TO_BLANKS, NO_NUMBERS)
-    numbers = np.fromstring(blank, np.int64, sep=" ")
-    width = 5 if kind == MSG else 4
-    if len(numbers) != count * width or numbers.max() == MOST:
-        return None
-    rows: Array = numbers.reshape(count, width)
-    return rows if rows[:, 2 if kind == MSG else 3].min() > 0 else None
-
-
 MOST = (1 << 63) - 1
 
 
@@ -262,21 +137,20 @@ def text_of(event: dict[str, Any]) -> str:
 
 
 class Reader:
-    """Makes one array of each column of the chunks of a block."""
+    """Makes one array of each column of the texts of a block."""
 
     def __init__(self) -> None:
-        self.keys: dict[bytes, int] = {}
+        self.keys = Places()
         self.others: dict[str, int] = {}  # keys with escapes
         self.reasons = list(REASONS)
         self.columns: list[tuple[Array, ...]] = []
         self.rare: list[Rare] = []
         self.bad: list[Bad] = []
-        self.count = 0  # of the events of the chunks before
+        self.count = 0  # of the events of the texts before
 
     def read(self, text: bytes) -> None:
-        """Parse a chunk of whole lines."""
+        """Parse some whole lines."""
         lines = Lines(text)
-        guess_kinds(lines)
         read_frequent(lines, self.keys)
         unread = np.flatnonzero(lines.ev == UNREAD)
         found = self.read_each(lines, unread.tolist())
@@ -289,7 +163,7 @@ class Reader:
                 self.rare.append(told)
             else:
                 start, end = int(lines.starts[row]), int(lines.ends[row])
-                line = text[start:end][: 4 * BAD_MAX]
+                line = lines.text[start:end][: 4 * BAD_MAX]
                 shown = line.decode("utf-8", "replace")[:BAD_MAX]
                 self.bad.append(Bad(at, event.get("n", 0), shown))
         names = (lines.n, lines.ev, lines.m, lines.c, lines.key)
@@ -388,12 +262,12 @@ def shrink(numbers: Array) -> Array:
     return numbers.astype(np.min_scalar_type(numbers.max()))
 
 
-def read_pieces(text: bytes) -> Iterator[Piece]:
-    """Yield the pieces of a block of whole lines."""
+def read_pieces(texts: Iterable[bytes]) -> Iterator[Piece]:
+    """Yield the pieces of the texts of a block, each of whole lines."""
     reader = Reader()
-    start = 0
-    while start < len(text):
-        end = text.find(b"\n", start + CHUNK) + 1 or len(text)
-        reader.read(text[start:end])
-        start = end
+    for text in texts:
+        if reader.count > EVENTS_MAX:
+            yield from reader.pieces()
+            reader = Reader()
+        reader.read(text)
     yield from reader.pieces()

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .events import MSG, Array, Piece
+from .events import Piece
 from .history import SILENT, Group, Span, Story
+from .lines import MSG, Array
 from .matching import selections
 
 

@@ -50,8 +50,9 @@ from .breaches import (
     piece_breaches,
     suspects_of,
 )
-from .events import Array, Piece, read_pieces
+from .events import Piece, read_pieces
 from .history import Story
+from .lines import Array
 from .owed import Owed
 
 TASKS_MAX = 16  # that put open accounts together
@@ -67,10 +68,9 @@ class Doubts(NamedTuple):
 
 def read_all(element: tuple[str, Iterable[bytes]]) -> Iterator[Any]:
     """Yield (file, piece) for the texts of a block."""
-    file, blocks = element
-    for text in blocks:
-        for piece in read_pieces(text):
-            yield file, piece
+    file, texts = element
+    for piece in read_pieces(texts):
+        yield file, piece
 
 
 def each_piece(
