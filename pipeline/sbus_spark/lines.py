@@ -12,7 +12,6 @@ See spec/9-running.md.  Facts:
 
 from __future__ import annotations
 
-import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ REASONS = ["soft/discard", "hard/discard", "deaf"]  # those of sbus.py
 class Text(NamedTuple):
     """A fixed text of a line; each 0 in it stands for any digit."""
 
-    comma: int  # behind how many commas it begins, with the last of them
+    comma: int  # which one it begins with: from 1, or from the end of the line
     shift: int  # so many bytes later
     text: bytes
 
@@ -41,7 +40,7 @@ class Form(NamedTuple):
     between: list[str]
 
 
-LAST, END = -2, -1  # as Text.comma: the last one, and the end of the line
+BUT_ONE, LAST, END = -3, -2, -1  # as Text.comma: the last ones, and the end
 STAMP = b',"t":0000000000000000000,"ev":"'
 EV_BEGINS = len(STAMP)
 
@@ -53,27 +52,36 @@ def form_of(kind: bytes, between: str, *rest: Text) -> Form:
     return Form([Text(0, 0, b'{"n":'), head, *rest], between.split())
 
 
-FORMS = {
-    SEND: form_of(
-        b"send", "n m c", Text(4, 0, b',"c":'), Text(END, -1, b"}\n")
+def form_of_messages(size: Text, *rest: Text) -> Form:
+    """Return the form of messages, from the size on."""
+    between = "n c m key size data" if rest[1:] else "n c m key size"
+    key = Text(5, 0, b',"key":"')
+    return form_of(b"msg", between, Text(4, 0, b',"m":'), key, size, *rest)
+
+
+def form_of_drops(reason: str) -> Form:
+    """Return the form of drops for a reason."""
+    rest = b',"reason":"%s"}\n' % reason.encode()
+    return form_of(b"drop", "n m c", Text(4, 0, b',"c":'), Text(5, 0, rest))
+
+
+SIZE, TAIL = b'","size":', Text(END, -1, b"}\n")
+FORMS = [
+    (SEND, form_of(b"send", "n m c", Text(4, 0, b',"c":'), TAIL)),
+    (MSG, form_of_messages(Text(LAST, -1, SIZE), TAIL)),
+    (
+        MSG,
+        form_of_messages(
+            Text(BUT_ONE, -1, SIZE),
+            Text(LAST, 0, b',"data":"'),
+            Text(END, -2, b'"}\n'),
+        ),
     ),
-    MSG: form_of(
-        b"msg",
-        "n c m key size",
-        Text(4, 0, b',"m":'),
-        Text(5, 0, b',"key":"'),
-        Text(LAST, -1, b'","size":'),
-        Text(END, -1, b"}\n"),
+    *(
+        (DROP + place, form_of_drops(reason))
+        for place, reason in enumerate(REASONS)
     ),
-}
-for place, reason in enumerate(REASONS):
-    FORMS[DROP + place] = form_of(
-        b"drop",
-        "n m c",
-        Text(4, 0, b',"c":'),
-        Text(5, 0, b',"reason":"%s"}\n' % reason.encode()),
-    )
-DATA = re.compile(rb',"data":"[A-Za-z0-9+/=]*"}\n')
+]
 PADDING = bytes(64)  # around a text, so that one can look beyond its ends
 DIGITS_MAX = 16  # of a number
 
@@ -82,8 +90,6 @@ class Lines:
     """The whole lines of a text, an element each, until they are events."""
 
     def __init__(self, text: bytes) -> None:
-        if b',"data":"' in text:  # it ends the line, and nobody asks for it
-            text = DATA.sub(b"}\n", text)
         self.text = PADDING + text + PADDING
         self.bytes = np.frombuffer(self.text, np.uint8)
         own = self.bytes[len(PADDING) : -len(PADDING)]
@@ -107,12 +113,10 @@ class Lines:
         if number == 0:
             found: Array = self.starts[rows]
             return found
-        place = self._first[rows] + number - 1
-        if number == LAST:
-            place = np.maximum(last - 1, 0)
-        elif number == END:
-            place = last
-        found = self._marks[np.minimum(place, last)]
+        place = np.minimum(self._first[rows] + number - 1, last)
+        if number < 0:
+            place = np.maximum(last + number + 1, 0)
+        found = self._marks[place]
         return found
 
     def words(self, at: Array, count: int) -> Array:
@@ -137,8 +141,14 @@ class Lines:
         is_right: Array = is_wrong == 0
         return is_right
 
-    def numbers(self, starts: Array, ends: Array) -> tuple[Array, Array]:
-        """Return what numbers are between offsets, and whether they are."""
+    def names(self, starts: Array, ends: Array, places: Places) -> Array:
+        """Return the places of the names between offsets, -1 for none."""
+        text, spans = self.text, zip(starts.tolist(), ends.tolist())
+        found = [text[start:end] for start, end in spans]
+        return np.fromiter(map(places.__getitem__, found), "i4", len(found))
+
+    def numbers(self, starts: Array, ends: Array) -> Array:
+        """Return what numbers are between offsets, -1 for none."""
         width = ends - starts
         is_number = (width > 0) & (width <= DIGITS_MAX)
         is_number &= (self.bytes[starts] != ord("0")) | (width == 1)
@@ -147,16 +157,13 @@ class Lines:
             high, are_high = self._eight(ends - 8, width - 8)
             value += high * 10**8
             are_digits &= are_high
-        return value, is_number & are_digits
+        value[~(is_number & are_digits)] = -1
+        return value
 
     def _eight(self, ends: Array, width: Array) -> tuple[Array, Array]:
-        """Return the last eight digits, or fewer, before offsets.
-
-        What is before the number is shifted out.
-        """
+        """Return what up to eight digits before offsets are, and whether."""
         found = self.words(ends - 8, 1)[:, 0] ^ word(b"00000000")
-        bits = 64 - 8 * np.clip(width, 0, 8).astype(np.uint64)
-        found = np.where(width > 0, found >> bits % 64 << bits % 64, 0)
+        found &= LAST_BYTES[np.clip(width, 0, 8)]
         are_digits = odd_digits(found) == 0
         for shift, mask in (
             (8, 0x00FF00FF00FF00FF),
@@ -170,20 +177,34 @@ class Lines:
 
 
 class Places(dict[bytes, int]):
-    """The places of keys, in the order in which they came.
+    """The places of names, in the order in which they came.
 
-    What is no key as it stands, as JSON has it, is not kept, and at -1.
+    What is no name as it stands, as JSON has it, is not kept, and at -1.
     """
 
-    def __missing__(self, key: bytes) -> int:
-        if b'"' in key or b"\\" in key:
+    def __missing__(self, name: bytes) -> int:
+        if b'"' in name or b"\\" in name:
             return -1
-        return self.setdefault(key, len(self))
+        return self._place(name)
+
+    def _place(self, name: bytes) -> int:
+        return self.setdefault(name, len(self))
+
+
+class Ignored(Places):
+    """The same of names that nobody asks for."""
+
+    def _place(self, name: bytes) -> int:
+        return 0
 
 
 def word(text: bytes) -> np.uint64:
     """Return up to eight bytes as a number, as Lines.words does."""
     return np.uint64(int.from_bytes(text, "little"))
+
+
+# For each number of bytes, the last so many of a word
+LAST_BYTES = np.array([(1 << 64) - (1 << 64 >> 8 * n) for n in range(9)], "u8")
 
 
 def odd_digits(words: Array) -> Array:
@@ -199,56 +220,40 @@ def read_frequent(lines: Lines, keys: Places) -> None:
     every = np.arange(len(lines.ends))
     at = lines.comma(every, 1) + EV_BEGINS
     initial = lines.bytes[np.minimum(at, len(lines.bytes) - 1)]
-    for kind, form in FORMS.items():
+    for kind, form in FORMS:
         is_one = initial == form.texts[1].text[EV_BEGINS]
         rows = np.flatnonzero(is_one & (lines.ev == UNREAD))
         if len(rows):
-            read_form(lines, rows, kind, keys)
+            read_form(lines, rows, kind, form, keys)
 
 
-def read_form(lines: Lines, rows: Array, kind: int, keys: Places) -> None:
+def read_form(
+    lines: Lines, rows: Array, kind: int, form: Form, keys: Places
+) -> None:
     """Read those of some lines that are of a form."""
-    form = FORMS[kind]
     places = [lines.comma(rows, one.comma) + one.shift for one in form.texts]
-    first_of_t = lines.bytes[places[1] + len(',"t":')]
-    is_right = (first_of_t > ord("0")) & (first_of_t < ord("9"))  # 64 bits
+    is_one = np.ones(len(rows), bool)
     for at, one in zip(places, form.texts):
-        is_right &= lines.have(at, one.text)
-    values, spans = {}, None
-    for name, at, one, end in zip(
-        form.between, places, form.texts, places[1:]
-    ):
-        begin = at + len(one.text)
+        is_one &= lines.have(at, one.text)
+    first_of_t = lines.bytes[places[1] + len(',"t":')]
+    is_one &= (first_of_t > ord("0")) & (first_of_t < ord("9"))  # 64 bits
+    rows, places = rows[is_one], [at[is_one] for at in places]
+    starts = [at + len(one.text) for at, one in zip(places, form.texts)]
+    values = {}
+    for name, start, end in zip(form.between, starts, places[1:]):
         if name == "key":
-            spans = begin, end
+            values[name] = lines.names(start, end, keys)
+        elif name == "data":
+            values[name] = lines.names(start, end, Ignored())
         else:
-            values[name], are_numbers = lines.numbers(begin, end)
-            is_right &= are_numbers
-    is_right &= values["c"] > 0
-    if spans:
-        starts, ends = (one[is_right] for one in spans)
-        are_keys = read_keys(lines, rows[is_right], starts, ends, keys)
-        is_right[is_right] = are_keys
-    rows = rows[is_right]
+            values[name] = lines.numbers(start, end)
+    is_one = values["c"] > 0
+    for value in values.values():
+        is_one &= value >= 0
+    rows = rows[is_one]
     lines.ev[rows] = kind
-    lines.n[rows] = values["n"][is_right]
-    lines.m[rows] = values["m"][is_right]
-    lines.c[rows] = values["c"][is_right]
-
-
-def read_keys(
-    lines: Lines,
-    rows: Array,
-    starts: Array,
-    ends: Array,
-    keys: Places,
-) -> Array:
-    """Note the keys of messages; return whether they are as they stand."""
-    text = lines.text
-    names = [
-        text[start:end] for start, end in zip(starts.tolist(), ends.tolist())
-    ]
-    places = map(keys.__getitem__, names)
-    lines.key[rows] = np.fromiter(places, np.int32, len(names))
-    is_plain: Array = lines.key[rows] >= 0
-    return is_plain
+    lines.n[rows] = values["n"][is_one]
+    lines.m[rows] = values["m"][is_one]
+    lines.c[rows] = values["c"][is_one]
+    if kind == MSG:
+        lines.key[rows] = values["key"][is_one]
