@@ -15,6 +15,7 @@ its docstring lists the columns that it returns.
     launch      Java, the session, and the archive of code for workers
     lines       the frequent events of a trace to arrays
     events      all events of a trace, in pieces
+    kept        the pieces of a task, for the jobs after the first
     history     what clients hold and have asked for, event by event
     matching    which patterns select which keys
     owed        to whom each message was to be sent

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pyspark import SparkContext, StorageLevel
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from .accounts import (
@@ -34,7 +34,7 @@ from .accounts import (
     settle,
 )
 from .blocks import check_traces, texts
-from .book import Book, facts_of
+from .book import Book, Facts, facts_of
 from .breaches import (
     BREACH_SCHEMA,
     BREACHES,
@@ -50,8 +50,9 @@ from .breaches import (
     piece_breaches,
     suspects_of,
 )
-from .events import Piece, read_pieces
+from .events import Piece
 from .history import Story
+from .kept import Element, pieces_of
 from .lines import Array
 from .owed import Owed
 
@@ -66,22 +67,24 @@ class Doubts(NamedTuple):
     clients: dict[int, Ranges]
 
 
-def read_all(element: tuple[str, Iterable[bytes]]) -> Iterator[Any]:
-    """Yield (file, piece) for the texts of a block."""
-    file, texts = element
-    for piece in read_pieces(texts):
-        yield file, piece
+def all_facts(
+    kept: str, task: int, elements: Iterable[Element]
+) -> Iterator[list[Facts]]:
+    """Yield the facts of the pieces of a task, in a list."""
+    pieces = pieces_of(kept, task, elements)
+    yield [facts_of(piece, file) for file, piece in pieces]
 
 
 def each_piece(
     work: Callable[[Piece, str, Setting], Iterable[Any]],
+    kept: str,
     known: Any,
     task: int,
-    pieces: Iterable[tuple[str, Piece]],
+    elements: Iterable[Element],
 ) -> Iterator[Any]:
     """Yield what *work* yields of the pieces of a task that are in a run."""
-    settings = known.value[task]
-    for (file, piece), setting in zip(pieces, settings):
+    pieces = pieces_of(kept, task, elements)
+    for (file, piece), setting in zip(pieces, known.value[task]):
         if setting is not None:
             yield from work(piece, file, pickle.loads(setting))
 
@@ -184,12 +187,10 @@ class Audit:
         is_running: bool = False,
     ) -> None:
         self._context = context
-        pieces = texts(self._context, paths, block_bytes).flatMap(read_all)
-        self._pieces = pieces.persist(StorageLevel.DISK_ONLY)
-        facts = self._pieces.glom().map(
-            lambda own: [facts_of(piece, file) for file, piece in own]
-        )
-        found = facts.collect()
+        self._texts = texts(self._context, paths, block_bytes)
+        self._kept = f"sbus-audit-{secrets.token_hex(8)}"
+        facts = functools.partial(all_facts, self._kept)
+        found = self._texts.mapPartitionsWithIndex(facts).collect()
         flat = [one for task in found for one in task]
         self._book = Book(flat, is_running)
         self._is_faulty = any(one.is_faulty for one in flat)
@@ -221,8 +222,8 @@ class Audit:
         runs = self._context.broadcast(self._book.runs)
         parts = []
         if self._is_faulty:
-            lines = functools.partial(lines_of, self._known)
-            parts.append(self._pieces.mapPartitionsWithIndex(lines))
+            lines = functools.partial(lines_of, self._kept, self._known)
+            parts.append(self._texts.mapPartitionsWithIndex(lines))
         if "pieces" in ranges:
             parts.append(self._each(direct))
         if messages or clients:
@@ -236,8 +237,8 @@ class Audit:
 
     def _each(self, work: Callable[..., Iterable[Any]]) -> Any:
         """Return an RDD of what *work* yields of each piece."""
-        each = functools.partial(each_piece, work, self._known)
-        return self._pieces.mapPartitionsWithIndex(each)
+        each = functools.partial(each_piece, work, self._kept, self._known)
+        return self._texts.mapPartitionsWithIndex(each)
 
     def summary(self, shown: int) -> tuple[dict[str, int], list[Breach]]:
         """Return how many breaches of each kind there are, and the first."""
@@ -310,10 +311,10 @@ def audit(
 
 
 def lines_of(
-    known: Any, task: int, pieces: Iterable[tuple[str, Piece]]
+    kept: str, known: Any, task: int, elements: Iterable[Element]
 ) -> Iterator[Breach]:
     """Yield what is wrong with the lines of the pieces of a task."""
-    settings = known.value[task]
-    for (file, piece), setting in zip(pieces, settings):
+    pieces = pieces_of(kept, task, elements)
+    for (file, piece), setting in zip(pieces, known.value[task]):
         run = pickle.loads(setting).run if setting else 0
         yield from line_breaches(piece, file, run)

@@ -18,6 +18,7 @@ from sizes import either
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
+from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
 from pipeline_bed import TIMEOUT
@@ -57,9 +58,11 @@ class TestOracle:
 
     @pytest.mark.parametrize("seed", range(TRACES))
     def test_random_traces_with_random_breaches(
-        self, seed: int, tmp_path: Path
+        self, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """In blocks of any size; what a server wrote itself is in order."""
+        keep = f"{tmp_path}/{{}}".format
+        monkeypatch.setattr(SparkFiles, "get", keep)
         chosen = random.Random(seed)
         path = tmp_path / "trace"
         random_trace(path, chosen)

@@ -1,0 +1,42 @@
+"""Kept: the pieces of a task, so that only its first job reads the trace.
+
+They are in a file beside those that Spark keeps for a session, and go with
+these.  An executor that has not the file reads the block of the trace again.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import pickle
+import secrets
+from collections.abc import Iterable, Iterator
+
+from pyspark import SparkFiles
+
+from .events import Piece, read_pieces
+
+Element = tuple[str, Iterable[bytes]]  # a file, and texts of it
+
+
+def pieces_of(
+    name: str, task: int, elements: Iterable[Element]
+) -> Iterator[tuple[str, Piece]]:
+    """Yield (file, piece) for all that a task of an audit is to read."""
+    path = SparkFiles.get(f"{name}-{task}")
+    if not os.path.exists(path):
+        keep(path, elements)
+    collections.deque(elements, 0)  # who leaves any is not used again
+    with open(path, "rb") as kept:
+        while kept.peek(1):
+            yield pickle.load(kept)
+
+
+def keep(path: str, elements: Iterable[Element]) -> None:
+    """Write (file, piece) for all that a task is to read, at once or not."""
+    draft = f"{path}-{secrets.token_hex(8)}"
+    with open(draft, "xb") as made:
+        for file, texts in elements:
+            for piece in read_pieces(texts):
+                pickle.dump((file, piece), made, pickle.HIGHEST_PROTOCOL)
+    os.replace(draft, path)
