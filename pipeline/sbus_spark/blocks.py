@@ -27,8 +27,8 @@ from .common import InputError, check_there
 
 BLOCK_BYTES = 32 << 20
 BLOCK_BYTES_MIN = 1 << 20  # where the trace is small, unless told
-TEXT_BYTES = 1 << 20  # about, that are read at once: what a cache holds
-LINES = 1 << 14  # the same, of those that Spark has read
+TEXT_BYTES = 2 << 20  # about, that are read at once: what a cache holds
+LINES = 1 << 15  # the same, of those that Spark has read
 
 
 class Block(NamedTuple):

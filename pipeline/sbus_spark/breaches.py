@@ -284,6 +284,8 @@ def suspects_of(
     """Yield (m, event) for the events of suspects in a piece."""
     is_one = suspects.have(piece.m.astype(np.int64)) & (piece.ev != RARE)
     at = np.flatnonzero(is_one)
+    if not len(at):
+        return
     unsure = set(mixed(piece, setting).tolist())
     for place in at[piece.ev[at] != MSG].tolist():
         where, n, c = place + setting.base, int(piece.n[place]), piece.c[place]

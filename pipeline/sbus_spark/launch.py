@@ -51,6 +51,9 @@ appender.none.name = none
 logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
 logger.shell.level = off
 """
+# How Java is to compile and to collect where it works, and where Python does
+WORKING = "-XX:+UseParallelGC"
+WAITING = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 CODE = ("sbus_spark", "sbus", "sbus_client")  # what workers import of ours
 SETTINGS = {  # where nothing else is given
     "spark.master": "local[*]",
@@ -98,7 +101,7 @@ def scratch_folder() -> Path:
     return scratch
 
 
-def prepare_java() -> None:
+def prepare_java(options: str) -> None:
     """Have PySpark start Java quietly, and on two gigabytes.
 
     Raises: JavaError.
@@ -115,7 +118,7 @@ def prepare_java() -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault(
         "PYSPARK_SUBMIT_ARGS",
-        "--driver-memory 2g --driver-java-options '-XX:+UseParallelGC"
+        f"--driver-memory 2g --driver-java-options '{options}"
         f" -Dlog4j2.configurationFile={log_settings}' pyspark-shell",
     )
 
@@ -143,14 +146,14 @@ def code_archive() -> Path:
     return made
 
 
-def context(name: str = "sbus") -> SparkContext:
+def context(name: str = "sbus", java_options: str = WAITING) -> SparkContext:
     """Return the Spark context; where nothing is set, on all cores here.
 
     To have no session as well, which an audit does not need, saves seconds.
     Raises: JavaError.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not by spark-submit
-        prepare_java()
+        prepare_java(java_options)
     SparkContext._ensure_initialized()  # else no setting is seen as given
     settings = SparkConf().setAppName(name)
     is_watched = str(sys.stderr.isatty()).lower()
@@ -171,13 +174,15 @@ def session(name: str = "sbus") -> SparkSession:
 
     Raises: JavaError.
     """
-    context(name)
+    context(name, WORKING)
     return SparkSession.builder.getOrCreate()
 
 
 def stop() -> None:
-    """Stop Spark, if it runs."""
+    """Stop Spark, if it runs, at the end of this process."""
     running = SparkContext._active_spark_context
     if running is not None:
+        # A thread that ends with us, but that is waited for up to a second
+        running._accumulatorServer = None  # type: ignore[assignment]
         with contextlib.suppress(Py4JError):  # Java may have gone before
             running.stop()

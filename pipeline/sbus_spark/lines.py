@@ -12,6 +12,7 @@ See spec/9-running.md.  Facts:
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,17 +128,14 @@ class Lines:
 
     def have(self, at: Array, text: bytes) -> Array:
         """Return at which offsets there is a fixed text."""
-        count = -(-len(text) // 8)
-        found = self.words(at, count)
+        masks = masks_of(text)
+        found = self.words(at, len(masks))
         is_wrong = np.zeros(len(at), np.uint64)
-        for place in range(count):
-            part = text[8 * place : 8 * place + 8]
-            digits = bytes(0xFF * (byte == ord("0")) for byte in part)
-            fixed = bytes(0xFF * (byte != ord("0")) for byte in part)
-            difference = found[:, place] ^ word(part)
-            is_wrong |= difference & word(fixed)
-            if any(digits):
-                is_wrong |= odd_digits(difference & word(digits))
+        for place, (wanted, fixed, digits) in enumerate(masks):
+            difference = found[:, place] ^ wanted
+            is_wrong |= difference & fixed
+            if digits:
+                is_wrong |= odd_digits(difference & digits)
         is_right: Array = is_wrong == 0
         return is_right
 
@@ -201,6 +199,18 @@ class Ignored(Places):
 def word(text: bytes) -> np.uint64:
     """Return up to eight bytes as a number, as Lines.words does."""
     return np.uint64(int.from_bytes(text, "little"))
+
+
+@functools.cache
+def masks_of(text: bytes) -> list[tuple[np.uint64, np.uint64, np.uint64]]:
+    """Return the words of a text, and which bits are fixed, which digits."""
+    found = []
+    for start in range(0, len(text), 8):
+        part = text[start : start + 8]
+        fixed = bytes(0xFF * (byte != ord("0")) for byte in part)
+        digits = bytes(0xFF * (byte == ord("0")) for byte in part)
+        found.append((word(part), word(fixed), word(digits)))
+    return found
 
 
 # For each number of bytes, the last so many of a word
