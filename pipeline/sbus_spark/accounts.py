@@ -88,13 +88,18 @@ def dense(numbers: Array) -> tuple[Array, Array]:
     return found.astype(np.int64), places
 
 
-def mixed(piece: Piece, setting: Setting) -> Array:
+def mixed(
+    piece: Piece, setting: Setting, clients: Array | None = None
+) -> Array:
     """Return the sends that may have come in another order than they should.
 
     Those are the sends of a message after or before one with the same or,
     respectively, a higher or lower number, to clients that asked for nothing.
+    Only *clients* are looked at, if they are given.
     """
     at = np.flatnonzero(piece.ev == SEND)
+    if clients is not None:
+        at = at[np.isin(piece.c[at], clients)]
     at = at[~np.isin(piece.c[at], setting.reordered)]
     at = at[np.argsort(piece.c[at], kind="stable")]
     c, m = piece.c[at].astype(np.int64), piece.m[at].astype(np.int64)

@@ -286,20 +286,21 @@ def suspects_of(
     at = np.flatnonzero(is_one)
     if not len(at):
         return
-    unsure = set(mixed(piece, setting).tolist())
-    for place in at[piece.ev[at] != MSG].tolist():
+    reached = at[piece.ev[at] != MSG]
+    unsure = set(mixed(piece, setting, piece.c[reached]).tolist())
+    for place in reached.tolist():
         where, n, c = place + setting.base, int(piece.n[place]), piece.c[place]
         is_sent = bool(piece.ev[place] == SEND)
-        reached = Reached(where, n, int(c), is_sent, place in unsure)
-        yield int(piece.m[place]), reached
+        event = Reached(where, n, int(c), is_sent, place in unsure)
+        yield int(piece.m[place]), event
     at = at[piece.ev[at] == MSG]
     if not len(at):
         return
-    owed = Owed(piece, Story(setting.state, piece.rare, len(piece.ev)))
-    rows = np.searchsorted(owed.at, at).tolist()
-    for place, row in zip(at.tolist(), rows):
+    story = Story(setting.state, piece.rare, len(piece.ev))
+    owed = Owed(piece, story, at)
+    for row, place in enumerate(at.tolist()):
         where, n, c = place + setting.base, int(piece.n[place]), piece.c[place]
-        key, receivers = piece.keys[piece.key[row]], owed.receivers(row)
+        key, receivers = owed.keys[owed.key[row]], owed.receivers(row)
         message = Published(where, n, int(c), key, receivers)
         yield int(piece.m[place]), message
 

@@ -112,22 +112,30 @@ def holders_of(
 
 
 class Owed:
-    """To whom the messages of a piece were owed."""
+    """To whom messages of a piece were owed: those *at* places, or all."""
 
-    def __init__(self, piece: Piece, story: Story) -> None:
+    def __init__(
+        self, piece: Piece, story: Story, at: Array | None = None
+    ) -> None:
         self.piece = piece
         self.end = len(piece.ev)
         self.at = np.flatnonzero(piece.ev == MSG)
+        self.keys, self.key = piece.keys, piece.key
+        if at is not None:
+            key = piece.key[np.searchsorted(self.at, at)]
+            own, self.key = np.unique(key, return_inverse=True)
+            self.keys = [piece.keys[place] for place in own.tolist()]
+            self.at = at
         groups: dict[Group, int] = {}
         for span in story.spans:
             if isinstance(span.what, Group):
                 groups.setdefault(span.what, len(groups))
-        found = selections(groups, piece.keys, story.state.prefix)
+        found = selections(groups, self.keys, story.state.prefix)
         cases: dict[tuple[int, ...], int] = {}
         for case in found:
             cases.setdefault(case, len(cases))
         of_key = np.array([cases[case] for case in found], np.int64)
-        self.case = of_key[piece.key]
+        self.case = of_key[self.key]
         self.holders = holders_of(story.spans, list(cases), groups, self.end)
         self.silent = self._silent(story.spans)
 
