@@ -1,7 +1,7 @@
 """Kept: the pieces of a task, so that only its first job reads the trace.
 
-They are in a file beside those that Spark keeps for a session, and go with
-these.  An executor that has not the file reads the block of the trace again.
+They are in a file in the folder of Spark's own blocks, which goes at the end
+of a session.  An executor that lacks the file reads the trace once more.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import collections
 import os
 import pickle
 import secrets
+import tempfile
 from collections.abc import Iterable, Iterator
-
-from pyspark import SparkFiles
 
 from .events import Piece, read_pieces
 
@@ -23,7 +22,8 @@ def pieces_of(
     name: str, task: int, elements: Iterable[Element]
 ) -> Iterator[tuple[str, Piece]]:
     """Yield (file, piece) for all that a task of an audit is to read."""
-    path = SparkFiles.get(f"{name}-{task}")
+    folders = os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir())
+    path = os.path.join(folders.partition(",")[0], f"{name}-{task}")
     if not os.path.exists(path):
         keep(path, elements)
     collections.deque(elements, 0)  # who leaves any is not used again

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import tempfile
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 Part = list[Any]
+FOLDER = tempfile.TemporaryDirectory(prefix="sbus-")  # of an executor
 
 
 class Rows:
@@ -23,19 +27,16 @@ class Rows:
         ]
 
     def mapPartitionsWithIndex(self, work: Any) -> Rows:
-        return Rows(work(at, iter(own)) for at, own in enumerate(self.parts))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SPARK_LOCAL_DIRS", FOLDER.name)
+            parts = enumerate(self.parts)
+            return Rows(work(at, iter(own)) for at, own in parts)
 
     def mapPartitions(self, work: Any) -> Rows:
         return Rows(work(iter(part)) for part in self.parts)
 
     def flatMap(self, work: Any) -> Lazy:
         return Lazy(self, work)
-
-    def map(self, work: Any) -> Rows:
-        return self.mapPartitions(lambda part: map(work, part))
-
-    def glom(self) -> Rows:
-        return Rows([part] for part in self.parts)
 
     def partitionBy(self, count: int, place: Callable[[Any], int]) -> Rows:
         parts: list[Part] = [[] for _ in range(count)]
@@ -48,9 +49,6 @@ class Rows:
         for key, value in itertools.chain(*self.parts):
             groups.setdefault(key, []).append(value)
         return Rows([list(groups.items())])
-
-    def persist(self, level: object) -> Rows:
-        return self
 
     def collect(self) -> Part:
         return list(itertools.chain(*self.parts))

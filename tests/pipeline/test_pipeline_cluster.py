@@ -47,7 +47,7 @@ def executors():
     ]
 
 def kill_one():
-    while not list(Path(folder).glob("*/*/*/*/rdd_*")):
+    while not list(Path(folder).rglob("sbus-audit-*")):
         time.sleep(0.05)
     os.kill(executors()[0], signal.SIGKILL)
 

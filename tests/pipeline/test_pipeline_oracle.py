@@ -18,7 +18,6 @@ from sizes import either
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
-from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
 from pipeline_bed import TIMEOUT
@@ -58,11 +57,9 @@ class TestOracle:
 
     @pytest.mark.parametrize("seed", range(TRACES))
     def test_random_traces_with_random_breaches(
-        self, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, seed: int, tmp_path: Path
     ) -> None:
         """In blocks of any size; what a server wrote itself is in order."""
-        keep = f"{tmp_path}/{{}}".format
-        monkeypatch.setattr(SparkFiles, "get", keep)
         chosen = random.Random(seed)
         path = tmp_path / "trace"
         random_trace(path, chosen)
