@@ -110,8 +110,10 @@ class Piece(InputPartition):
 def rows_of(piece: Piece, selects: Selects, start: int) -> Iterator[Row]:
     """Return the messages in a piece of a segment.
 
-    Raises: InputError if a line is none.
+    Raises: InputError if a line is none, or the segment is gone.
     """
+    if not os.path.exists(piece.path):
+        raise InputError(f"{piece.path}: it is gone, and was unread")
     with open(piece.path, "rb") as segment:
         segment.seek(piece.start)
         place = piece.start
@@ -245,8 +247,11 @@ class CaptureStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         segments = self._last
         if segments is None:
             segments = self._capture.segments()
-        for recorder, files in segments.items():
+        for recorder in {**start, **segments}:
+            files = segments.get(recorder, {})
             number, offset = place_of(start, recorder, files)
+            if offset and number not in files:
+                raise self._gone(recorder, number)
             while number in files and left != 0:
                 size, count = measure(files[number], offset, left)
                 left = None if left is None else left - count
@@ -273,9 +278,12 @@ class CaptureStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if last_offset > offset:
                     pieces.append(Piece(files[last], offset, last_offset))
             except KeyError as error:
-                what = f"segment {error} of {recorder} is gone, and was unread"
-                raise InputError(f"{self._capture.path}: {what}") from None
+                raise self._gone(recorder, error) from None
         return pieces
+
+    def _gone(self, recorder: str, number: object) -> InputError:
+        what = f"segment {number} of {recorder} is gone, and was unread"
+        return InputError(f"{self._capture.path}: {what}")
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         assert isinstance(partition, Piece)

@@ -16,13 +16,20 @@ pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import sbus_spark
 from pipeline_bed import TIMEOUT
 from real_bus import RealBus
 from sbus_client import Client, Message
 from sbus_spark.live import LiveStream, publish_rows
-from sbus_spark.stored import EPOCH, message_of
+from sbus_spark.stored import (
+    EPOCH,
+    Capture,
+    CaptureStream,
+    is_any,
+    message_of,
+)
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
@@ -139,6 +146,26 @@ class TestStored:
         (tmp_path / "late").rename(capture / "R-000002.jsonl")
         assert sorted(sum(stream.run(), [])) == [*range(201, 401)]
 
+    def test_a_segment_that_was_removed_unread(self, tmp_path: Path) -> None:
+        """One line names it, whenever it was removed."""
+        write_segments(tmp_path, 2)
+        stream = CaptureStream(Capture(str(tmp_path)), is_any, 0, None)
+        half = stream.latestOffset({}, ReadMaxRows(150))
+        end = stream.latestOffset(half, ReadAllAvailable())
+        assert end == {"R": {"segment": 2, "bytes": 0}}
+        (planned,) = stream.partitions(half, end)
+        (tmp_path / "R-000001.jsonl").unlink()
+        told = "R-000001.jsonl: it is gone, and was unread"
+        with pytest.raises(sbus_spark.InputError, match=told):
+            list(stream.read(planned))
+        told = "segment 1 of R is gone, and was unread"
+        with pytest.raises(sbus_spark.InputError, match=told):
+            stream.partitions(half, end)
+        for _ in range(2):
+            with pytest.raises(sbus_spark.InputError, match=told):
+                stream.latestOffset(half, ReadAllAvailable())
+            (tmp_path / "R-000000.jsonl").unlink(missing_ok=True)
+
 
 class TestLive:
     """A bus is heard, and rows are published."""
@@ -202,6 +229,27 @@ class TestLive:
             heard = {reader.receive() for _ in range(1_500)}
             texts = (key.encode("ascii") for key in keys[:-1])
             assert heard == {Message(key, "é".encode()) for key in texts}
+
+    def test_a_stream_is_published(
+        self, knowing: SparkSession, bus: RealBus, tmp_path: Path
+    ) -> None:
+        """At least once: a row that is refused is named, at each start."""
+        lines = [*map(capture_line, range(1, 51)), capture_line(51, key="!")]
+        (tmp_path / "R-000001.jsonl").write_text("".join(lines))
+        rows = knowing.readStream.format("sbus").load(str(tmp_path))
+        writer = rows.writeStream.format("sbus").trigger(availableNow=True)
+        writer = writer.option("checkpointLocation", f"{tmp_path}/_checkpoint")
+        with Client(bus.path) as reader:
+            reader.subscribe("")
+            reader.sync()
+            for _ in range(2):
+                query = writer.option("address", bus.path).start()
+                told = "row 51 of a partition, key b'!'"
+                with pytest.raises(PySparkException, match=told):
+                    query.awaitTermination()
+                heard = [reader.receive() for _ in range(50)]
+                wanted = [f"k/{n % 7}".encode() for n in range(1, 51)]
+                assert [message.key for message in heard] == wanted
 
     @pytest.mark.parametrize(
         ("row", "told"),
