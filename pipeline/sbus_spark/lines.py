@@ -3,8 +3,8 @@
 See spec/9-running.md.  Facts:
 
 - Most events are sends, then messages and drops.  A line that is just as
-  sbus.py writes it is fixed texts with numbers, and maybe a key, between
-  them; where these begin is found by its commas.  Every byte is looked at.
+  sbus.py writes it is fixed texts, and between them numbers, and maybe a
+  key; where these begin is found by its commas.  Every byte is looked at.
 - Any other line is left: it is read by itself.
 - Eight bytes are one number of 64 bits, the first byte its lowest: so a few
   operations on arrays check eight digits, or read them.
@@ -94,6 +94,7 @@ class Lines:
         self.text = PADDING + text + PADDING
         self.bytes = np.frombuffer(self.text, np.uint8)
         own = self.bytes[len(PADDING) : -len(PADDING)]
+        # Where commas and ends of lines are, and which of these are whose
         self._marks = np.flatnonzero((own == ord(",")) | (own < 32))
         self._marks += len(PADDING)
         found = self.bytes[self._marks]
@@ -159,7 +160,10 @@ class Lines:
         return value
 
     def _eight(self, ends: Array, width: Array) -> tuple[Array, Array]:
-        """Return what up to eight digits before offsets are, and whether."""
+        """Return the number before offsets, and whether it is of digits.
+
+        At most its last eight digits count; a width below 1 is a 0.
+        """
         found = self.words(ends - 8, 1)[:, 0] ^ word(b"00000000")
         found &= LAST_BYTES[np.clip(width, 0, 8)]
         are_digits = odd_digits(found) == 0
@@ -218,7 +222,7 @@ LAST_BYTES = np.array([(1 << 64) - (1 << 64 >> 8 * n) for n in range(9)], "u8")
 
 
 def odd_digits(words: Array) -> Array:
-    """Return where a byte is not 0 to 9; of other bytes, what is before it."""
+    """Return words that are 0 if all of their bytes are 0 to 9."""
     high = np.uint64(0xF0F0F0F0F0F0F0F0)
     return (words | (words + np.uint64(0x0606060606060606))) & high
 

@@ -159,7 +159,7 @@ def bytes_of(row: Any, number: int, name: str) -> bytes:
         raise InputError(f"{where}: {name} {value[:80]!r} {what}") from None
 
 
-class Publisher(DataSourceWriter):
+class PartitionPublisher:
     """Publishes the rows of each partition from where they are."""
 
     def __init__(self, address: str) -> None:
@@ -170,15 +170,12 @@ class Publisher(DataSourceWriter):
         return WriterCommitMessage()
 
 
-class StreamPublisher(DataSourceStreamWriter):
+class Publisher(PartitionPublisher, DataSourceWriter):
+    """Publishes rows."""
+
+
+class StreamPublisher(PartitionPublisher, DataSourceStreamWriter):
     """Publishes the rows of each batch of a stream."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        publish_rows(self._address, iterator)
-        return WriterCommitMessage()
 
     def commit(
         self, messages: list[WriterCommitMessage | None], batchId: int

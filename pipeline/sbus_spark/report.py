@@ -58,9 +58,16 @@ def recordings(table: DataFrame) -> DataFrame:
     | messages | long | messages |
     | lost | long | numbers that are not there |
     """
-    lost = F.max("n") - F.count_distinct("n")
-    return table.groupBy("host", "rec").agg(
-        F.count(F.lit(1)).alias("messages"), lost.alias("lost")
+    # To count numbers that may come twice: 64 of them are the bits of a word
+    bit = F.expr("shiftleft(1L, int(n % 64))")
+    words = table.groupBy("host", "rec", F.expr("n div 64")).agg(
+        F.count(F.lit(1)).alias("messages"),
+        F.bit_or(bit).alias("bits"),
+        F.max("n").alias("last"),
+    )
+    lost = F.max("last") - F.sum(F.bit_count("bits"))
+    return words.groupBy("host", "rec").agg(
+        F.sum("messages").alias("messages"), lost.alias("lost")
     )
 
 
@@ -84,6 +91,11 @@ def gaps(table: DataFrame) -> DataFrame:
         .filter(F.col("lost") > 0)
         .select("host", "rec", "after", "lost", "t")
     )
+
+
+def first_gaps(table: DataFrame) -> list[dict[str, Any]]:
+    """Return the first GAPS_MAX of the gaps."""
+    return rows_of(gaps(table).orderBy("t").limit(GAPS_MAX))
 
 
 def bucket_seconds(first: int, last: int) -> int:
@@ -117,7 +129,7 @@ def sizes(table: DataFrame) -> DataFrame:
     | power | int | 0 for no byte, n for up to 2 to the power of n less one |
     | messages | long | messages |
     """
-    digits = F.length(F.conv(F.col("size").cast("string"), 10, 2))
+    digits = F.length(F.bin("size"))
     power = F.when(F.col("size") == 0, 0).otherwise(digits)
     return table.groupBy(power.alias("power")).agg(
         F.count(F.lit(1)).alias("messages")
@@ -134,18 +146,20 @@ def summarize(table: DataFrame) -> dict[str, Any]:
     bucket = (F.col("t") - F.col("t") % width).alias("t")
     busiest = traffic(table, "key").orderBy(F.desc("messages"), "key")
     keys = rows_of(busiest.limit(KEYS_MAX))
+    keys_total = len(keys)
+    if keys_total == KEYS_MAX:
+        keys_total = table.select("key").distinct().count()
     first_keys = [row["key"] for row in keys[:KEYS_OVER_TIME]]
+    lost = rows_of(recordings(table).agg(F.sum("lost").alias("lost")))[0]
     return {
         "totals": totals,
-        "keys_total": table.select("key").distinct().count(),
+        "keys_total": keys_total,
         "keys": keys,
         "key_times": over_time(table, first_keys, bucket),
         "sizes": rows_of(sizes(table)),
         "hosts": rows_of(traffic(table, "host").orderBy("host").limit(1_000)),
         "seconds": seconds,
         "times": rows_of(traffic(table, bucket).orderBy("t")),
-        "lost": rows_of(recordings(table).agg(F.sum("lost").alias("lost")))[0][
-            "lost"
-        ],
-        "gaps": rows_of(gaps(table).orderBy("t").limit(GAPS_MAX)),
+        "lost": lost["lost"],
+        "gaps": first_gaps(table) if lost["lost"] else [],
     }
