@@ -21,6 +21,8 @@ KEYS_OVER_TIME = 8  # the busiest
 GAPS_MAX = 100
 BUCKET_SECONDS = (1, 2, 5, 10, 30, 60, 300, 900, 3_600, 21_600, 86_400)
 
+COUNTED = ("size", "messages", "first", "last")
+
 
 def traffic(table: DataFrame, *by: Column | str) -> DataFrame:
     """Return how much traffic there was, by whatever columns.
@@ -33,18 +35,26 @@ def traffic(table: DataFrame, *by: Column | str) -> DataFrame:
     | p50, p99, largest | long | bytes of payload of a message |
     | first, last | long | nanoseconds since 1970 |
     """
-    sizes = F.percentile_approx("size", [0.5, 0.99], 1_000)
+    # Percentiles of rows that are counts cost a fraction of those of messages
+    counted = table.groupBy(*by, "size").agg(
+        F.count(F.lit(1)).alias("messages"),
+        F.min("t").alias("first"),
+        F.max("t").alias("last"),
+    )
+    names = [name for name in counted.columns if name not in COUNTED]
+    sizes = F.percentile("size", [0.5, 0.99], F.col("messages"))
     return (
-        table.groupBy(*by)
+        counted.groupBy(*names)
         .agg(
-            F.count(F.lit(1)).alias("messages"),
-            F.sum("size").alias("bytes"),
             sizes.alias("sizes"),
+            F.sum(F.col("size") * F.col("messages")).alias("bytes"),
             F.max("size").alias("largest"),
-            F.min("t").alias("first"),
-            F.max("t").alias("last"),
+            F.sum("messages").alias("messages"),
+            F.min("first").alias("first"),
+            F.max("last").alias("last"),
         )
-        .withColumns({"p50": F.col("sizes")[0], "p99": F.col("sizes")[1]})
+        .withColumn("p50", F.col("sizes")[0].cast("long"))
+        .withColumn("p99", F.col("sizes")[1].cast("long"))
         .drop("sizes")
     )
 

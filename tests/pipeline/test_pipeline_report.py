@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,10 @@ class TestReport:
         rows = sbus_spark.read_table(spark, str(table))
         summary = sbus_spark.summarize(rows)
         assert summary["totals"]["messages"] == 104
-        assert summary["totals"]["bytes"] == sum(
-            n % 50 for n in [*range(1, 101), 151, 152, 3, 3]
-        )
+        sizes = [n % 50 for n in [*range(1, 101), 151, 152, 3, 3]]
+        assert summary["totals"]["bytes"] == sum(sizes)
+        assert summary["totals"]["p50"] == statistics.median_low(sizes)
+        assert summary["totals"]["p99"] == summary["totals"]["largest"] == 49
         assert summary["keys_total"] == 8
         assert summary["lost"] == 52
         assert [(gap["after"], gap["lost"]) for gap in summary["gaps"]] == [
