@@ -23,7 +23,6 @@ Licence: ISC, see LICENSE.
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
 import datetime
 import errno
@@ -1560,15 +1559,11 @@ def owner_of(key: bytes) -> Credentials:
 
 
 # =============================================================================
-# The command line: input, output and signals
+# The command line: input and output
 # =============================================================================
-
-Options = argparse.Namespace
 
 CLEAR_LINE = "\x1b[K"  # from the cursor to the end of the line
 KEY_COLOUR, TIME_COLOUR, NO_COLOUR = "\x1b[36m", "\x1b[2m", "\x1b[m"
-PROGRESS_SECONDS = 0.2
-INPUT_BYTES = 65_536  # read at once
 ANSWER_SECONDS = 10.0  # in which a server is to answer
 PUBLISH_SECONDS = 60.0  # in which the bus is to take a message
 
@@ -1631,21 +1626,6 @@ def write(text: bytes, at_once: bool = True) -> None:
         raise SbusError(f"standard output: {error.strerror}") from None
 
 
-def wait_to_print(bus: Client, seconds: float | None) -> None:
-    """Wait until a message comes, for so long, and print what is written.
-
-    Raises: BrokenPipeError if nobody reads standard output; SbusError.
-    """
-    write(b"")
-    poll = select.poll()
-    poll.register(bus, select.POLLIN)
-    poll.register(standard_output(), 0)  # tells when its reader has gone
-    left = POLL_SECONDS_MAX if seconds is None else max(0.0, seconds)
-    ready = dict(poll.poll(1000 * min(left, POLL_SECONDS_MAX)))
-    if ready and bus.fileno() not in ready:
-        raise BrokenPipeError
-
-
 def write_line(*fields: bytes) -> None:
     """Print a line at once, with tabs between its printable fields."""
     encoding = standard_output().encoding
@@ -1664,39 +1644,234 @@ def standard_input() -> Iterator[BinaryIO]:
         raise SbusError(f"standard input: {error.strerror}") from None
 
 
-class Progress:
-    """A line on a terminal that is written over: how far a command is."""
+def payload_room(bus: Client, word: bytes, key: bytes) -> int:
+    """Return how many bytes of payload a packet has room for."""
+    return bus.packet_bytes_max - len(word + b" " + key + b"\0")
 
-    def __init__(self) -> None:
-        self._due = math.inf
-        if is_terminal(sys.stderr):
-            self._due = time.monotonic() + PROGRESS_SECONDS
-        self._describe: Callable[[], str] = str
-        self._is_shown = False
 
-    def __enter__(self) -> Progress:
-        return self
+def check_room(payload: bytes, what: str, room: int) -> None:
+    """Raise PacketTooLarge if a payload that was read does not fit."""
+    if len(payload) > room:
+        raise PacketTooLarge(
+            f"{what} holds more than the {room} bytes that fit with this key"
+        )
 
-    def __exit__(self, *_: object) -> None:
-        if self._is_shown:
-            self._print("\n")
 
-    def show(self, describe: Callable[[], str]) -> None:
-        """Show how far we are, a few times a second and at the end."""
-        self._describe = describe
-        now = time.monotonic()
-        if now >= self._due:
-            self._due = now + PROGRESS_SECONDS
-            self._is_shown = True
-            self._print()
+def given_payload(payload: str | None, room: int) -> bytes:
+    """Return the payload that an argument gives, or standard input.
 
-    def _print(self, end: str = "") -> None:
-        line = f"\r{self._describe()}{CLEAR_LINE}{end}"
-        print(line, end="", file=sys.stderr, flush=True)
+    Raises: SbusError; PacketTooLarge.
+    """
+    if payload not in (None, "-"):
+        return os.fsencode(payload)
+    with standard_input() as file:
+        text = file.read(room + 1)
+    check_room(text, "standard input", room)
+    return text
+
+
+def input_lines(room: int) -> Iterator[bytes]:
+    """Yield each line of standard input, without its line feed.
+
+    Raises: SbusError; PacketTooLarge.
+    """
+    with standard_input() as file:
+        lines = iter(functools.partial(file.readline, room + 2), b"")
+        for number, line in enumerate(lines, 1):
+            text = line[:-1] if line.endswith(b"\n") else line
+            check_room(text, f"line {number} of standard input", room)
+            yield text
 
 
 # =============================================================================
-# The command line: subscribing and publishing
+# The command line: options
+# =============================================================================
+
+Options = argparse.Namespace
+Argument = tuple[tuple[str, ...], dict[str, Any]]  # what add_argument takes
+
+MAIN_HELP = """
+exit status: 0, or 1 for an error of the bus, 2 for a wrong command line,
+130 if interrupted.  SBUS_ADDRESS in the environment stands for -a, and
+SBUS_MAX_PACKET is the largest packet (409600).
+
+example:
+  sbus sub 'sensors/*/temp' & sbus pub sensors/1/temp 21.5
+"""
+
+
+class Command(NamedTuple):
+    """What a command does, and what its help says."""
+
+    run: Callable[[Options], None]
+    short: str
+    about: str
+    example: str
+    arguments: tuple[Argument, ...]
+    has_address: bool = True  # one, by -a
+
+
+def command(
+    short: str, example: str, *arguments: Argument, has_address: bool = True
+) -> Callable[[Callable[[Options], None]], Command]:
+    """Return what makes a command of a function, whose docstring is help."""
+
+    def make(run: Callable[[Options], None]) -> Command:
+        about = (run.__doc__ or "").replace("\n    ", "\n")
+        return Command(run, short, about, example, arguments, has_address)
+
+    return make
+
+
+def count_of(text: str) -> int:
+    """Return a count.  Raises: ArgumentTypeError."""
+    if re.fullmatch("0*[1-9][0-9]{0,17}", text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+
+
+def amount_of(text: str) -> float:
+    """Return a positive number.  Raises: ArgumentTypeError."""
+    with contextlib.suppress(ValueError):
+        if 1e-6 <= float(text) <= 1e9:
+            return float(text)
+    what = f"{text!r} is not a number from 0.000001 to 1000000000"
+    raise argparse.ArgumentTypeError(what)
+
+
+def argument(*names: str, **options: Any) -> Argument:
+    """Return an argument, or an option."""
+    return names, options
+
+
+def flag(name: str, help: str) -> Argument:
+    """Return an option that is there or not."""
+    return argument(name, action="store_true", help=help)
+
+
+def number(name: str, help: str, **options: Any) -> Argument:
+    """Return an option with a count from 1."""
+    return argument(name, metavar="N", type=count_of, help=help, **options)
+
+
+def amount(name: str, metavar: str, help: str, **options: Any) -> Argument:
+    """Return an option with a positive number."""
+    options.update(metavar=metavar, type=amount_of, help=help)
+    return argument(name, **options)
+
+
+def timeout(
+    seconds: float = ANSWER_SECONDS, what: str = "for an answer"
+) -> Argument:
+    """Return the option for how long to wait for the server."""
+    help = f"wait up to S seconds {what} ({seconds:g})"
+    return amount("--timeout", "S", help, default=seconds)
+
+
+def form(name: str, form: Callable[..., bytes], help: str) -> Argument:
+    """Return an option that chooses how messages are printed."""
+    choice = {"action": "store_const", "const": form, "default": as_text}
+    return argument(name, dest="form", help=help, **choice)
+
+
+def key_argument(help: str, **options: Any) -> Argument:
+    """Return the argument for a key."""
+    return argument("key", metavar="KEY", help=help, **options)
+
+
+def payload_argument(help: str = "'-' is standard input") -> Argument:
+    """Return the argument for a payload that may be missing."""
+    return argument("payload", metavar="PAYLOAD", nargs="?", help=help)
+
+
+KEY_HELP = "the routing key that subscribers' patterns select, such as a/b"
+PAYLOAD_HELP = (
+    "'-' or no PAYLOAD is standard input as it is, a final line feed"
+    " included; write -- before a PAYLOAD that begins with '-'"
+)
+LINES = flag(
+    "--lines", "publish each line of standard input, without its line feed"
+)
+PATTERNS = argument(
+    "pattern",
+    metavar="PATTERN",
+    nargs="*",
+    help="the keys to choose, where '*' is what stands between two '/' and a"
+    " '/' at the end is all below: 'a/*' selects a/b but not a/b/c, 'a/'"
+    " selects both, none at all selects all but secrets; quote it",
+)
+ADDRESS = argument(
+    "-a",
+    "--address",
+    default=argparse.SUPPRESS,  # or a command's would undo ours
+    help="the bus: a path, /dev/unix/abstract/HEX or /dev/fd/N",
+)
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Answers a wrong option with one line and the exit status 2.
+
+    Its help is output like any other: what fails is told.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"sbus: {message}; --help lists the options\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stdout:
+            write(message.encode(standard_output().encoding))
+        else:
+            super()._print_message(message, file)
+
+
+class MainParser(OptionParser):
+    """Parses what is before a command, and the command as a list of words."""
+
+    def __init__(self, commands: Mapping[str, Command]) -> None:
+        super().__init__(
+            prog="sbus",
+            description="Use a message bus.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.commands = commands
+        what = f"sbus {__version__}"
+        self.add_argument("--version", action="version", version=what)
+        self.add_argument(*ADDRESS[0], **ADDRESS[1])
+        self.add_argument(
+            "command",
+            metavar="COMMAND",
+            nargs=argparse.PARSER,
+            choices=commands,
+            help="and its arguments: sbus COMMAND --help tells of them",
+        )
+
+    def format_help(self) -> str:
+        """Return the help, for which all commands are looked at."""
+        names = "".join(
+            f"    {name:<12}{command.short}\n"
+            for name, command in self.commands.items()
+        )
+        self.epilog = f"commands:\n{names}{MAIN_HELP}"
+        return super().format_help()
+
+
+def command_parser(name: str, command: Command) -> OptionParser:
+    """Return the parser of what follows the name of a command."""
+    parser = OptionParser(
+        prog=f"sbus {name}",
+        description=command.about,
+        epilog=f"example:\n  sbus {command.example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=command.run, has_address=command.has_address)
+    address = (ADDRESS,) if command.has_address else ()
+    for names, options in (*address, *command.arguments):
+        parser.add_argument(*names, **options)
+    return parser
+
+
+# =============================================================================
+# The command line: commands
 # =============================================================================
 
 
@@ -1779,6 +1954,21 @@ def messages(
             yield received
 
 
+def wait_to_print(bus: Client, seconds: float | None) -> None:
+    """Wait until a message comes, for so long, and print what is written.
+
+    Raises: BrokenPipeError if nobody reads standard output; SbusError.
+    """
+    write(b"")
+    poll = select.poll()
+    poll.register(bus, select.POLLIN)
+    poll.register(standard_output(), 0)  # tells when its reader has gone
+    left = POLL_SECONDS_MAX if seconds is None else max(0.0, seconds)
+    ready = dict(poll.poll(1000 * min(left, POLL_SECONDS_MAX)))
+    if ready and bus.fileno() not in ready:
+        raise BrokenPipeError
+
+
 class Style(NamedTuple):
     """How text is printed."""
 
@@ -1793,12 +1983,9 @@ def style_of(output: TextIO) -> Style:
 
 
 def as_text(message: Message, when: int | None, style: Style) -> bytes:
-    """Return a message as a line."""
+    """Return a message as a line; *when* is in nanoseconds since 1970."""
     key, payload = (printable(text, style.encoding) for text in message)
-    stamp = ""
-    if when is not None:
-        moment = datetime.datetime.fromtimestamp(when / 1e9).astimezone()
-        stamp = moment.isoformat(timespec="microseconds")
+    stamp = "" if when is None else local_time(when)
     if style.is_coloured:
         key = f"{KEY_COLOUR}{key}{NO_COLOUR}"
         stamp = stamp and f"{TIME_COLOUR}{stamp}{NO_COLOUR}"
@@ -1806,38 +1993,11 @@ def as_text(message: Message, when: int | None, style: Style) -> bytes:
     return f"{line}{key}\t{payload}\n".encode(style.encoding)
 
 
-def json_line(fields: Mapping[str, object]) -> bytes:
-    """Return a line of JSON, in ASCII."""
-    return json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n"
+def local_time(when: int) -> str:
+    """Return a time with its zone, as ISO 8601 has it."""
 
-
-def as_json(message: Message, when: int | None, _: Style) -> bytes:
-    """Return a message as a line of JSON."""
-    fields: dict[str, object] = {} if when is None else {"t": when}
-    for name, text in (("key", message.key), ("payload", message.payload)):
-        try:
-            fields[name] = text.decode("utf-8")
-        except UnicodeDecodeError:
-            fields[f"{name}_base64"] = base64.b64encode(text).decode("ascii")
-    return json_line(fields)
-
-
-def parse_json(line: bytes) -> Message:
-    """Return the message that as_json, or a recorder, has written as a line.
-
-    Raises: ValueError, LookupError or TypeError if it is none.
-    """
-    fields = json.loads(line)
-    if "rec" in fields:  # a recorder's: each byte is one code point
-        key, data = fields["key"].encode("latin-1"), fields["data"]
-        return Message(key, base64.b64decode(data, validate=True))
-    key, payload = (
-        fields[name].encode("utf-8")
-        if name in fields
-        else base64.b64decode(fields[f"{name}_base64"], validate=True)
-        for name in ("key", "payload")
-    )
-    return Message(key, payload)
+    moment = datetime.datetime.fromtimestamp(when / 1e9).astimezone()
+    return moment.isoformat(timespec="microseconds")
 
 
 def as_payload(message: Message, _: int | None, __: Style) -> bytes:
@@ -1845,15 +2005,43 @@ def as_payload(message: Message, _: int | None, __: Style) -> bytes:
     return message.payload
 
 
-def as_null_ended(message: Message, _: int | None, __: Style) -> bytes:
-    """Return a payload as it is, and a NUL byte."""
-    return message.payload + b"\0"
-
-
+@command(
+    "print messages",
+    "sub 'sensors/*/temp'",
+    PATTERNS,
+    form("--raw", as_payload, "print the payloads alone, as they are"),
+    flag("--time", "print first when it came"),
+    argument(
+        "--exclude",
+        metavar="PATTERN",
+        action="append",
+        type=os.fsencode,
+        default=[],
+        help="leave out the keys that it selects; may be repeated",
+    ),
+    flag(
+        "--discard",
+        "miss messages rather than slow their publishers down, and say how"
+        " many in the end",
+    ),
+    argument(
+        "--ready-fd",
+        metavar="FD",
+        type=int,
+        help="write a line there once it is subscribed, and close it",
+    ),
+    number("--count", "end after N messages"),
+    amount("--timeout", "S", "end after S seconds"),
+)
 def sub(options: Options) -> None:
-    """Print what is published."""
-    if options.time and options.form in (as_payload, as_null_ended):
-        raise UsageError("--raw and --null have no place for --time")
+    r"""Print what is published, a line each: its key, a tab, its payload.
+
+    Bytes that are no printable text are escaped as in a Python bytes literal:
+    a line feed is \n, a backslash \\.  With --count and --timeout, the exit
+    status is 1 if the time is over before the count is reached.
+    """
+    if options.time and options.form is as_payload:
+        raise UsageError("--raw has no place for --time")
     form, style = options.form, style_of(standard_output())
     wanted = (options.count, options.timeout, options.exclude)
     with open_bus(options) as bus:
@@ -1888,164 +2076,61 @@ def note_missed(bus: Client) -> None:
 
     Spec: [CTL-5].
     """
+
     errors = (SbusError, TimeoutError, ValueError, LookupError)
     with contextlib.suppress(*errors):
-        missed = json.loads(ask(bus, b"stats", ANSWER_SECONDS))["discarded"]
+        missed = json.loads(ask(bus, STATS, ANSWER_SECONDS))["discarded"]
         if missed:
             note(f"{missed:,} messages were missed")
 
 
-def payload_room(bus: Client, word: bytes, key: bytes) -> int:
-    """Return how many bytes of payload a packet has room for."""
-    return bus.packet_bytes_max - len(word + b" " + key + b"\0")
-
-
-def check_room(payload: bytes, what: str, room: int) -> None:
-    """Raise PacketTooLarge if a payload that was read does not fit."""
-    if len(payload) > room:
-        raise PacketTooLarge(
-            f"{what} holds more than the {room} bytes that fit with this key"
-        )
-
-
-def given_payload(payload: str | None, room: int) -> bytes:
-    """Return the payload that an argument gives, or standard input.
-
-    Raises: SbusError; PacketTooLarge.
-    """
-    if payload not in (None, "-"):
-        return os.fsencode(payload)
-    with standard_input() as file:
-        text = file.read(room + 1)
-    check_room(text, "standard input", room)
-    return text
-
-
-def input_lines(room: int) -> Iterator[bytes]:
-    """Yield each line of standard input, without its line feed.
-
-    Raises: SbusError; PacketTooLarge.
-    """
-    with standard_input() as file:
-        lines = iter(lambda: file.readline(room + 2), b"")
-        for number, line in enumerate(lines, 1):
-            text = line[:-1] if line.endswith(b"\n") else line
-            check_room(text, f"line {number} of standard input", room)
-            yield text
-
-
-def input_parts(room: int) -> Iterator[bytes]:
-    """Yield each part of standard input up to a NUL byte, and the last.
-
-    Raises: SbusError; PacketTooLarge.
-    """
-    with standard_input() as file:
-        left = b""
-        while text := os.read(file.fileno(), INPUT_BYTES):
-            *parts, left = (left + text).split(b"\0")
-            for part in (*parts, left):
-                check_room(part, "a part of standard input", room)
-            yield from parts
-        if left:
-            yield left
-
-
-def input_messages() -> Iterator[Message]:
-    """Yield what the lines of standard input say in JSON.
-
-    Raises: SbusError.
-    """
-    with standard_input() as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield parse_json(line)
-            except (ValueError, LookupError, TypeError, AttributeError):
-                what = f"line {number} of standard input is no message, as"
-                raise SbusError(f"{what} sub --json writes it") from None
-
-
-def paced(
-    messages: Iterable[Message], rate: float | None
-) -> Iterator[Message]:
-    """Yield messages at a rate a second; what is late is not made up for."""
-    due = time.monotonic()
-    for message in messages:
-        if rate is not None:
-            time.sleep(max(0.0, due - time.monotonic()))
-            due = max(due, time.monotonic() - PROGRESS_SECONDS) + 1 / rate
-        yield message
-
-
-def given_messages(options: Options, bus: Client) -> Iterable[Message]:
-    """Return what the command line asks to publish.
-
-    Raises: SbusError; PacketTooLarge.
-    """
-    if options.json:
-        return input_messages()
-    key = os.fsencode(options.key)
-    room = payload_room(bus, b"MSG", key)
-    if options.lines or options.null:
-        parts = input_parts if options.null else input_lines
-        return (Message(key, text) for text in parts(room))
-    payload = given_payload(options.payload, room)
-    return itertools.repeat(Message(key, payload), options.repeat or 1)
-
-
-def check_pub(options: Options) -> None:
-    """Raise UsageError if what is to be published is said twice, or not."""
-    ways = options.json + options.lines + options.null
-    if ways > 1:
-        raise UsageError("--json, --lines and --null exclude each other")
-    if ways and (options.payload is not None or options.repeat):
-        what = "--json, --lines and --null take neither a PAYLOAD nor"
-        raise UsageError(f"{what} --repeat")
-    if options.json == (options.key is not None):
-        raise UsageError("give a KEY, or --json, whose lines have it")
-
-
+@command(
+    "publish messages",
+    "pub sensors/1/temp 21.5",
+    key_argument(KEY_HELP),
+    payload_argument(PAYLOAD_HELP),
+    LINES,
+    timeout(PUBLISH_SECONDS, "that the bus takes a message"),
+)
 def pub(options: Options) -> None:
-    """Publish, and wait until the server has routed all of it."""
-    check_pub(options)
-    start = time.monotonic()
-    total = f" of {options.repeat:,}" if options.repeat else ""
-    sent = 0
-
-    def describe() -> str:
-        rate = sent / (time.monotonic() - start)
-        return f"{sent:,}{total} messages, {rate:,.1f} a second"
-
-    with open_bus(options, options.timeout) as bus, Progress() as progress:
-        for message in paced(given_messages(options, bus), options.rate):
-            bus.publish(*message, timeout=options.timeout)
-            sent += 1
-            progress.show(describe)
+    """Publish, and wait until the server has handled it."""
+    if options.lines and options.payload is not None:
+        raise UsageError("--lines takes no PAYLOAD")
+    key = os.fsencode(options.key)
+    with open_bus(options, options.timeout) as bus:
+        room = payload_room(bus, b"MSG", key)
+        if options.lines:
+            payloads = input_lines(room)
+        else:
+            payloads = iter([given_payload(options.payload, room)])
+        for payload in payloads:
+            bus.publish(key, payload, timeout=options.timeout)
         bus.sync(options.timeout)
 
 
-# =============================================================================
-# The command line: asking the server
-# =============================================================================
-
-
+@command("print your credentials", "whoami", timeout())
 def whoami(options: Options) -> None:
-    """Print the credentials by which the server knows this client."""
+    """Print the credentials by which the server knows this client.
+
+    They are as in !/cred/GID/UID/PID: what begins so and goes on with '/' is
+    a private key.
+    """
     with open_bus(options, options.timeout) as bus:
         write_line(bus.whoami(options.timeout).path)
 
 
-def question(options: Options, bus: Client, word: bytes, key: bytes) -> bytes:
-    """Return the payload of what is asked, which may be empty.
-
-    Raises: SbusError; PacketTooLarge.
-    """
-    if options.payload is None:
-        return b""
-    return given_payload(options.payload, payload_room(bus, word, key))
-
-
+@command(
+    "send a control message",
+    "control '!/cred/whoami'",
+    key_argument("such as '!/cred/whoami'"),
+    payload_argument(),
+    timeout(),
+)
 def control(options: Options) -> None:
-    """Send a control message, and print what the server answers."""
+    """Send a control message to the server, and wait until it is handled.
+
+    Print the answer, if there is one: its key, a tab, its payload.
+    """
     key = os.fsencode(options.key)
     with open_bus(options, options.timeout) as bus:
         bus.control(key, question(options, bus, b"CMSG", key))
@@ -2060,46 +2145,40 @@ def control(options: Options) -> None:
         raise SbusError(f"{what}, and this client does not know it")
 
 
-def request(options: Options) -> None:
-    """Ask whoever listens to a key, and print the answer."""
-    key = os.fsencode(options.key)
+def question(options: Options, bus: Client, word: bytes, key: bytes) -> bytes:
+    """Return the payload of what is asked, which may be empty.
+
+    Raises: SbusError; PacketTooLarge.
+    """
+    if options.payload is None:
+        return b""
+    return given_payload(options.payload, payload_room(bus, word, key))
+
+
+@command(
+    "measure how fast the server answers",
+    "ping --count 100",
+    number("--count", "ask N times (1000)", default=1000),
+    timeout(),
+)
+def ping(options: Options) -> None:
+    """Print how long the server takes to answer a question.
+
+    These are the shortest time, the median, the time that 99 of 100 do not
+    pass, and the longest.
+    """
     with open_bus(options, options.timeout) as bus:
-        payload = question(options, bus, b"MSG", key)
-        write_line(bus.request(key, payload, options.timeout))
-
-
-def reply(options: Options) -> None:
-    """Answer requests with what a command prints for each of them."""
-    if not options.run_for_each:
-        raise UsageError("give a COMMAND that answers")
-    with open_bus(options) as bus:
-        subscribe(bus, [options.pattern])
-        for asked in requests(messages(bus, None, None)):
-            bus.reply(asked, output_of(options.run_for_each, asked))
-
-
-def output_of(command: Sequence[str], asked: Request) -> bytes:
-    """Return what a command prints.  Raises: SbusError if it cannot run."""
-    import subprocess
-
-    environment = {**os.environb, b"SBUS_KEY": asked.key}
-    try:
-        done = subprocess.run(
-            command,
-            input=asked.payload,
-            stdout=subprocess.PIPE,
-            env=environment,
+        times = sorted(
+            round_trip(bus, options.timeout) for _ in range(options.count)
         )
-    except OSError as error:
-        raise SbusError(f"{command[0]}: {error.strerror}") from None
-    if done.returncode:
-        note(f"{command[0]}: status {done.returncode}")
-    return done.stdout
-
-
-def quantile(ordered: Sequence[float], part: float) -> float:
-    """Return the least of some values that so large a part does not pass."""
-    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
+        parts = {"minimum": 0, "median": 0.5, "p99": 0.99, "maximum": 1}
+        figures = ", ".join(
+            f"{name} {1000 * quantile(times, part):.3f} ms"
+            for name, part in parts.items()
+        )
+        trips = "round trip" if len(times) == 1 else "round trips"
+        line = f"{bus.address}: {len(times)} {trips}: {figures}"
+        write_line(os.fsencode(line))
 
 
 def round_trip(bus: Client, seconds: float) -> float:
@@ -2112,21 +2191,9 @@ def round_trip(bus: Client, seconds: float) -> float:
     return time.perf_counter() - start
 
 
-def ping(options: Options) -> None:
-    """Print how long the server takes to answer, in milliseconds."""
-    with open_bus(options, options.timeout) as bus:
-        times = sorted(
-            1000 * round_trip(bus, options.timeout)
-            for _ in range(options.count)
-        )
-        parts = {"minimum": 0, "median": 0.5, "p99": 0.99, "maximum": 1}
-        figures = (
-            f"{name} {quantile(times, part):.3f} ms"
-            for name, part in parts.items()
-        )
-        trips = "round trip" if len(times) == 1 else "round trips"
-        line = f"{bus.address}: {len(times)} {trips}: {', '.join(figures)}"
-        write_line(os.fsencode(line))
+def quantile(ordered: Sequence[float], part: float) -> float:
+    """Return the least of some values that so large a part does not pass."""
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
 
 STATS_COLUMNS = {  # a heading, and the server's name for what is below
@@ -2139,6 +2206,30 @@ STATS_COLUMNS = {  # a heading, and the server's name for what is below
     "PAUSED": "paused",
     "BACKLOG": "backlog_bytes",
 }
+
+
+@command(
+    "print what the server has counted",
+    "stats --json",
+    flag("--json", "print the server's answer, a JSON object"),
+    timeout(),
+)
+def stats(options: Options) -> None:
+    """Print what the server has counted for this client.
+
+    Root and the bus owner are told of the clients of each user, since the
+    first of those that are connected came.  REFUSED packets are those that
+    the kernel did not take at first, because their receiver was slow,
+    DISCARDED those that a receiver never got, PAUSED is how often a publisher
+    had to wait, BACKLOG what the server holds for receivers, in bytes.
+    """
+    with open_bus(options, options.timeout) as bus:
+        answer = ask(bus, STATS, options.timeout)
+    if options.json:
+        write(answer + b"\n")
+        return
+    for line in stats_lines(parse_stats(answer)):
+        write_line(line.encode("utf-8"))
 
 
 def ask(bus: Client, key: bytes, timeout: float) -> bytes:
@@ -2167,6 +2258,7 @@ def parse_stats(answer: bytes) -> dict[str, list[int | None]]:
     Raises: PacketError if the answer is malformed.
     Spec: [CTL-5].
     """
+
     try:
         own = json.loads(answer)
         counts = {f"client {own['client']}": own, **own.get("users", {})}
@@ -2195,379 +2287,29 @@ def stats_lines(counts: Mapping[str, Sequence[int | None]]) -> list[str]:
     ]
 
 
-def metrics_lines(counts: Mapping[str, Sequence[int | None]]) -> list[str]:
-    """Return what has been counted for users in the OpenMetrics format.
-
-    Raises: SbusError if the server does not tell that.
-    """
-    _, *users = counts
-    if not users:
-        what = "only root and the bus owner are told of users"
-        raise SbusError(f"no metrics: {what}")
-    lines = []
-    for place, name in enumerate(STATS_COLUMNS.values()):
-        is_gauge = name in ("clients", "patterns", "backlog_bytes")
-        lines.append(
-            f"# TYPE sbus_{name} {'gauge' if is_gauge else 'counter'}"
-        )
-        end = "" if is_gauge else "_total"
-        lines += [
-            f'sbus_{name}{end}{{uid="{uid}"}} {counts[uid][place] or 0}'
-            for uid in users
-        ]
-    return [*lines, "# EOF"]
-
-
-def stats(options: Options) -> None:
-    """Print what the server has counted."""
-    with open_bus(options, options.timeout) as bus:
-        answer = ask(bus, b"stats", options.timeout)
-    if options.json:
-        write(answer + b"\n")
-        return
-    lines_of = metrics_lines if options.openmetrics else stats_lines
-    for line in lines_of(parse_stats(answer)):
-        write_line(line.encode("utf-8"))
-
-
-# =============================================================================
-# The command line: options
-# =============================================================================
-
-SUB_HELP = r"""
-Print what is published, a line each: its key, a tab, its payload.  Bytes
-that are no printable text are escaped as in a Python bytes literal: a line
-feed is \n, a backslash \\.  With --count and --timeout, the exit status is
-1 if the time is over before the count is reached.
-"""
-PUB_HELP = """
-Publish, and wait until the server has handled it.
-"""
-WHOAMI_HELP = """
-Print the credentials by which the server knows this client, as in
-!/cred/GID/UID/PID: what begins so and goes on with '/' is a private key.
-"""
-PING_HELP = """
-Print how long the server takes to answer a question: the shortest time, the
-median, the time that 99 of 100 do not pass, and the longest.
-"""
-REQUEST_HELP = """
-Publish a request, and print what the first who answers it says.
-"""
-REPLY_HELP = """
-Answer each request under the keys that a pattern selects: run a command with
-the request as its standard input and its key in SBUS_KEY; what it prints is
-the answer.
-"""
-CONTROL_HELP = """
-Send a control message to the server, wait until it is handled, and print
-the answer, if there is one: its key, a tab, its payload.
-"""
-STATS_HELP = """
-Print what the server has counted: for this client, and for root and the bus
-owner for the clients of each user, since the first of those that are
-connected came.  REFUSED packets are
-those that the kernel did not take at first, because their receiver was slow,
-DISCARDED those that a receiver never got, PAUSED is how often a publisher had
-to wait, BACKLOG what the server holds for receivers, in bytes.
-"""
-MAIN_HELP = """
-exit status: 0, or 1 for an error of the bus, 2 for a wrong command line,
-130 if interrupted.  SBUS_ADDRESS in the environment stands for -a, and
-SBUS_MAX_PACKET is the largest packet (409600).
-
-example:
-  sbus sub 'sensors/*/temp' & sbus pub sensors/1/temp 21.5
-"""
-PATTERN_HELP = (
-    "the keys to choose, where '*' is what stands between two '/' and a '/'"
-    " at the end is all below: 'a/*' selects a/b but not a/b/c, 'a/' selects"
-    " both, none at all selects all but secrets; quote it"
-)
-PAYLOAD_HELP = (
-    "'-' or no PAYLOAD is standard input as it is, a final line feed"
-    " included; write -- before a PAYLOAD that begins with '-'"
-)
-
-
-class OptionParser(argparse.ArgumentParser):
-    """Answers a wrong option with one line and the exit status 2.
-
-    Its help is output like any other: what fails is told.
-    """
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"sbus: {message}; --help lists the options\n")
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        if file is sys.stdout:
-            write(message.encode(standard_output().encoding))
-        else:
-            super()._print_message(message, file)
-
-
-def count_of(text: str) -> int:
-    """Return a count.  Raises: ArgumentTypeError."""
-    if re.fullmatch("0*[1-9][0-9]{0,17}", text):
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-
-
-def amount_of(text: str) -> float:
-    """Return a positive number.  Raises: ArgumentTypeError."""
-    with contextlib.suppress(ValueError):
-        if 1e-6 <= float(text) <= 1e9:
-            return float(text)
-    what = f"{text!r} is not a number from 0.000001 to 1000000000"
-    raise argparse.ArgumentTypeError(what)
-
-
-class Command(NamedTuple):
-    """A row of the table of commands."""
-
-    run: Callable[[Options], None]
-    short: str
-    description: str
-    example: str
-    arguments: Sequence[tuple[tuple[str, ...], dict[str, Any]]]
-    has_address: bool = True  # one, by -a
-
-
-def argument(*names: str, **options: Any) -> tuple[tuple[str, ...], Any]:
-    """Return what add_argument takes."""
-    return names, options
-
-
-PATTERNS = argument("pattern", metavar="PATTERN", nargs="*", help=PATTERN_HELP)
-KEY = argument(
-    "key",
-    metavar="KEY",
-    nargs="?",
-    help="the routing key that subscribers' patterns select, such as a/b",
-)
-ADDRESS = argument(
-    "-a",
-    "--address",
-    default=argparse.SUPPRESS,  # or a command's would undo ours
-    help="the bus: a path, /dev/unix/abstract/HEX or /dev/fd/N",
-)
-
-
-def number(name: str, help: str, **options: Any) -> Any:
-    """Return an option with a count from 1."""
-    return argument(name, metavar="N", type=count_of, help=help, **options)
-
-
-def amount(name: str, metavar: str, help: str, **options: Any) -> Any:
-    """Return an option with a positive number."""
-    options.update(metavar=metavar, type=amount_of, help=help)
-    return argument(name, **options)
-
-
-def timeout(
-    seconds: float = ANSWER_SECONDS, what: str = "for an answer"
-) -> Any:
-    """Return the option for how long to wait for the server."""
-    help = f"wait up to S seconds {what} ({seconds:g})"
-    return amount("--timeout", "S", help, default=seconds)
-
-
-def flag(name: str, help: str) -> Any:
-    """Return an option that is there or not."""
-    return argument(name, action="store_true", help=help)
-
-
-def optional_payload(help: str) -> Any:
-    """Return the argument for a payload that may be missing."""
-    return argument("payload", metavar="PAYLOAD", nargs="?", help=help)
-
-
-def form(name: str, form: Callable[..., bytes], help: str) -> Any:
-    """Return an option that chooses how messages are printed."""
-    return argument(
-        name,
-        dest="form",
-        action="store_const",
-        const=form,
-        default=as_text,
-        help=help,
-    )
-
-
-COMMANDS = (
-    Command(
-        sub,
-        "print messages",
-        SUB_HELP,
-        "sub 'sensors/*/temp'",
-        (
-            PATTERNS,
-            form(
-                "--json",
-                as_json,
-                "print a JSON object a line instead: key and payload, or"
-                " key_base64 and payload_base64 for what is no UTF-8",
-            ),
-            form("--raw", as_payload, "print the payloads alone, as they are"),
-            form("--null", as_null_ended, "the same, each with a NUL byte"),
-            flag(
-                "--time",
-                "print first when it came; in JSON, t is nanoseconds since"
-                " 1970",
-            ),
-            argument(
-                "--exclude",
-                metavar="PATTERN",
-                action="append",
-                type=os.fsencode,
-                default=[],
-                help="leave out the keys that it selects; may be repeated",
-            ),
-            flag(
-                "--discard",
-                "miss messages rather than slow their publishers down, and"
-                " say how many in the end",
-            ),
-            argument(
-                "--ready-fd",
-                metavar="FD",
-                type=int,
-                help="write a line there once it is subscribed, and close it",
-            ),
-            number("--count", "end after N messages"),
-            amount("--timeout", "S", "end after S seconds"),
-        ),
-    ),
-    Command(
-        pub,
-        "publish messages",
-        PUB_HELP,
-        "pub sensors/1/temp 21.5",
-        (
-            KEY,
-            optional_payload(PAYLOAD_HELP),
-            flag(
-                "--lines",
-                "publish each line of standard input, without its line feed",
-            ),
-            flag("--null", "the same for what ends with a NUL byte"),
-            flag(
-                "--json",
-                "publish what standard input says, a line each as `sub"
-                " --json` and `record` write it",
-            ),
-            number("--repeat", "publish it N times"),
-            amount("--rate", "R", "publish at most R messages a second"),
-            timeout(PUBLISH_SECONDS, "that the bus takes a message"),
-        ),
-    ),
-    Command(
-        whoami,
-        "print your credentials",
-        WHOAMI_HELP,
-        "whoami",
-        (timeout(),),
-    ),
-    Command(
-        ping,
-        "measure how fast the server answers",
-        PING_HELP,
-        "ping --count 100",
-        (
-            number("--count", "ask N times (1000)", default=1000),
-            timeout(),
-        ),
-    ),
-    Command(
-        request,
-        "ask, and print the answer",
-        REQUEST_HELP,
-        "request services/time",
-        (KEY, optional_payload("'-' is standard input"), timeout()),
-    ),
-    Command(
-        reply,
-        "answer requests",
-        REPLY_HELP,
-        "reply services/time date",
-        (
-            argument("pattern", metavar="PATTERN", help="the keys to answer"),
-            argument(
-                "run_for_each",
-                metavar="COMMAND",
-                nargs=argparse.REMAINDER,
-                help="and its arguments",
-            ),
-        ),
-    ),
-    Command(
-        control,
-        "send a control message",
-        CONTROL_HELP,
-        "control '!/cred/whoami'",
-        (
-            argument("key", metavar="KEY", help="such as '!/cred/whoami'"),
-            optional_payload("'-' is standard input"),
-            timeout(),
-        ),
-    ),
-    Command(
-        stats,
-        "print what the server has counted",
-        STATS_HELP,
-        "stats --json",
-        (
-            flag("--json", "print the server's answer, a JSON object"),
-            flag("--openmetrics", "print the counts of users for Prometheus"),
-            timeout(),
-        ),
-    ),
-)
-
-
-def option_parsers(
-    table: Sequence[Command],
-) -> tuple[OptionParser, dict[str, OptionParser]]:
-    """Return the parser of the command line, and those of the commands."""
-    parser = OptionParser(
-        prog="sbus",
-        description="Use a message bus.",
-        epilog=MAIN_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--version", action="version", version=f"sbus {__version__}"
-    )
-    parser.add_argument(*ADDRESS[0], **ADDRESS[1])
-    commands = parser.add_subparsers(
-        metavar="COMMAND", dest="command", required=True
-    )
-    for run, short, description, example, arguments, has_address in table:
-        command = commands.add_parser(
-            run.__name__,
-            help=short,
-            description=description,
-            epilog=f"example:\n  sbus {example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.set_defaults(run=run, has_address=has_address)
-        for names, options in (*[ADDRESS] * has_address, *arguments):
-            command.add_argument(*names, **options)
-    return parser, commands.choices
+COMMANDS: Mapping[str, Command] = {
+    "sub": sub,
+    "pub": pub,
+    "whoami": whoami,
+    "ping": ping,
+    "control": control,
+    "stats": stats,
+}
 
 
 def main(
     arguments: Sequence[str] | None = None,
-    table: Sequence[Command] = COMMANDS,
+    commands: Mapping[str, Command] = COMMANDS,
 ) -> int:
     """Run the command line; return the exit status.
 
     0 is success, 1 an error of the bus, 2 of usage, 130 an interruption.
     """
-    parser, _ = option_parsers(table)
-    options = Options()
+    parser, options = MainParser(commands), Options()
     try:
         parser.parse_args(arguments, options)
+        name, *rest = options.command
+        command_parser(name, commands[name]).parse_args(rest, options)
         options.run(options)
     except BrokenPipeError:  # whoever read our output has had enough
         return 1

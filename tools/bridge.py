@@ -22,7 +22,6 @@ from sbus_client import (
     ANSWER_SECONDS,
     AddressError,
     Client,
-    Command,
     ControlMessage,
     Disconnected,
     LenientClient,
@@ -32,6 +31,7 @@ from sbus_client import (
     SbusError,
     UsageError,
     argument,
+    command,
     random_text,
     subscribe,
 )
@@ -155,8 +155,23 @@ def forward_all(
                     leave(side.bus, side.patterns(patterns))
 
 
+@command(
+    "join two buses",
+    "bridge /tmp/one.bus /tmp/other.bus --pattern 'shared/'",
+    argument("addresses", metavar="ADDRESS", nargs=2, help="a bus"),
+    PATTERN_OPTION,
+    has_address=False,
+)
 def bridge(options: Options) -> None:
-    """Join two buses: what is published on one is heard on both."""
+    """Join two buses: publish on each what is published on the other.
+
+    This goes on until one of them ends, or SIGINT or SIGTERM comes; then the
+    exit status is 0.  Publishers wait for the slower bus: the bridge asks for
+    blocking/soft/block.  Secret keys stay on their own bus.  Between any two
+    buses there must be only one way over bridges, whatever their patterns, or
+    messages would go round for ever: a bridge that finds another way, over
+    bridges of its own user, ends with the exit status 1.
+    """
     if hasattr(options, "address"):
         raise UsageError("bridge takes two addresses and no -a")
     one, other = options.addresses
@@ -182,26 +197,3 @@ def bridge(options: Options) -> None:
             for lane in lanes:
                 lane.finish()
             raise
-
-
-BRIDGE_HELP = """
-Join two buses: publish on each what is published on the other, until one of
-them ends, or SIGINT or SIGTERM comes; then the exit status is 0.  Publishers
-wait for the slower bus: the bridge asks for blocking/soft/block.  Secret keys
-stay on their own bus.  Between any two buses there must be only one way over
-bridges, whatever their patterns, or messages would go round for ever: a
-bridge that finds another way, over bridges of its own user, ends with the
-exit status 1.
-"""
-
-COMMAND = Command(
-    bridge,
-    "join two buses",
-    BRIDGE_HELP,
-    "bridge /tmp/one.bus /tmp/other.bus --pattern 'shared/'",
-    (
-        argument("addresses", metavar="ADDRESS", nargs=2, help="a bus"),
-        PATTERN_OPTION,
-    ),
-    has_address=False,
-)

@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
 
 import sbus_client
+from sbus_client import Command
 
-from . import bridge, completion, record, top
+MODULES = {  # where each command is: None is sbus_client.py
+    "sub": "sub",
+    "pub": "pub",
+    "whoami": None,
+    "ping": None,
+    "request": "request",
+    "reply": "request",
+    "control": None,
+    "stats": "stats",
+    "record": "record",
+    "top": "top",
+    "bridge": "bridge",
+    "completion": "completion",
+}
 
-COMMANDS = (
-    *sbus_client.COMMANDS,
-    *(each.COMMAND for each in (record, top, bridge, completion)),
-)
+
+class Commands(Mapping[str, Command]):
+    """All commands by their names; a module is loaded when it is used."""
+
+    def __getitem__(self, name: str) -> Command:
+        module = MODULES[name]
+        if module is None:
+            return sbus_client.COMMANDS[name]
+        found = importlib.import_module(f".{module}", __package__)
+        command: Command = getattr(found, name)
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODULES)
+
+    def __len__(self) -> int:
+        return len(MODULES)
 
 
-def option_parsers() -> tuple[
-    sbus_client.OptionParser, dict[str, sbus_client.OptionParser]
-]:
-    """Return the parser of the command line, and those of the commands."""
-    return sbus_client.option_parsers(COMMANDS)
+COMMANDS = Commands()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 
-from sbus_client import Command, Options, argument, write
+from sbus_client import (
+    MainParser,
+    Options,
+    argument,
+    command,
+    command_parser,
+    write,
+)
 
 BASH = """\
 # Completion of sbus for bash: source <(sbus completion bash)
@@ -80,32 +87,26 @@ def fish_lines(words: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def completion(options: Options) -> None:
-    """Print what teaches a shell to complete this command line."""
-    from .command_line import option_parsers
-
-    parser, commands = option_parsers()
-    words = {"": f"{' '.join(commands)} {long_options(parser)}"}
-    words.update((name, long_options(each)) for name, each in commands.items())
-    words["completion"] += f" {' '.join(SHELLS)}"
-    write(SHELLS[options.shell](words).encode("ascii"))
-
-
 SHELLS = {
     "bash": lambda words: BASH % cases(words, "words"),
     "zsh": lambda words: ZSH % cases(words, "all"),
     "fish": lambda words: FISH % fish_lines(words),
 }
 
-COMPLETION_HELP = """
-Print the completion of this command line for a shell.
-"""
 
-COMMAND = Command(
-    completion,
+@command(
     "print completion for a shell",
-    COMPLETION_HELP,
     "completion bash >~/.local/share/bash-completion/completions/sbus",
-    (argument("shell", choices=[*SHELLS], help="the shell"),),
+    argument("shell", choices=[*SHELLS], help="the shell"),
     has_address=False,
 )
+def completion(options: Options) -> None:
+    """Print the completion of this command line for a shell."""
+    from .command_line import COMMANDS
+
+    parser = MainParser(COMMANDS)
+    words = {"": f"{' '.join(COMMANDS)} {long_options(parser)}"}
+    for name, each in COMMANDS.items():
+        words[name] = long_options(command_parser(name, each))
+    words["completion"] += f" {' '.join(SHELLS)}"
+    write(SHELLS[options.shell](words).encode("ascii"))

@@ -29,22 +29,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from sbus_client import (
-    Command,
     ControlMessage,
     Message,
     Options,
-    Progress,
     SbusError,
     amount,
     argument,
-    json_line,
+    command,
     note,
     open_bus,
     subscribe,
     timeout,
 )
 
+from .json_lines import json_line
 from .patterns import PATTERN_OPTION
+from .progress import Progress
 from .stop import Stop, arrived, leave
 
 if TYPE_CHECKING:  # it takes long, and is imported where it is used
@@ -263,8 +263,32 @@ def create_segment(path: str, flags: int) -> int:
     return os.open(path, flags, SEGMENT_MODE)
 
 
+@command(
+    "record messages in files",
+    "record /var/lib/capture --pattern 'sensors/'",
+    argument("directory", metavar="DIR", help="made if it is missing"),
+    PATTERN_OPTION,
+    amount("--segment-mib", "M", "end a file at M MiB (64)", default=64.0),
+    amount(
+        "--segment-seconds",
+        "S",
+        "end a file S seconds after its first message (10)",
+        default=10.0,
+    ),
+    timeout(),
+)
 def record(options: Options) -> None:
-    """Record what is published until a signal comes."""
+    """Record what is published in DIR, until SIGINT or SIGTERM comes.
+
+    Then the exit status is 0.  The file REC-000001.jsonl and its successors
+    hold a JSON object a line: rec names this run, n counts its messages from
+    1, t is nanoseconds since 1970, host is where it runs, key has a code
+    point for each byte, size counts the payload's bytes, data is the payload
+    in base64.  A file gets its name when it is whole and on disk; it is
+    hidden before, by a dot.  What a crash has left is recovered at the next
+    start on the same host.  Publishers wait for a recorder that is slow, for
+    the server's --block-timeout at most: it asks for blocking/soft/block.
+    """
     megabytes = options.segment_mib * (1 << 20)
     recorder = Recorder(
         Path(options.directory), int(megabytes), options.segment_seconds
@@ -284,35 +308,3 @@ def record(options: Options) -> None:
                 wanted = {bus: select.POLLIN}
                 if stop.wait(wanted, recorder.seconds_left()):
                     leave(bus, options.pattern)
-
-
-RECORD_HELP = """
-Record what is published in DIR, until SIGINT or SIGTERM comes; then the exit
-status is 0.  The file REC-000001.jsonl and its successors hold a JSON object
-a line: rec names this run, n counts its messages from 1, t is nanoseconds
-since 1970, host is where it runs, key has a code point for each byte, size
-counts the payload's bytes, data is the payload in base64.  A file gets its
-name when it is whole and on disk; it is hidden before, by a dot.  What a
-crash has left is recovered at the next start on the same host.  Publishers
-wait for a recorder that is slow, for the server's --block-timeout at most: it
-asks for blocking/soft/block.
-"""
-
-COMMAND = Command(
-    record,
-    "record messages in files",
-    RECORD_HELP,
-    "record /var/lib/capture --pattern 'sensors/'",
-    (
-        argument("directory", metavar="DIR", help="made if it is missing"),
-        PATTERN_OPTION,
-        amount("--segment-mib", "M", "end a file at M MiB (64)", default=64.0),
-        amount(
-            "--segment-seconds",
-            "S",
-            "end a file S seconds after its first message (10)",
-            default=10.0,
-        ),
-        timeout(),
-    ),
-)

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from sbus_client import (
     CLEAR_LINE,
     PATTERNS,
-    Command,
     Message,
     Options,
     amount,
+    command,
     flag,
     is_terminal,
     messages,
@@ -135,8 +135,21 @@ def draw(lines: Sequence[str]) -> None:
     write(text.encode(output.encoding))
 
 
+@command(
+    "show the loudest keys",
+    "top 'sensors/'",
+    PATTERNS,
+    flag("--bytes", "order by bytes a second instead of messages"),
+    amount("--interval", "S", "show every S seconds (1)", default=1.0),
+    number("--count", "end after N tables"),
+)
 def top(options: Options) -> None:
-    """Show the loudest keys, again and again."""
+    """Show the keys with the most messages a second, loudest first.
+
+    On a terminal this is over and over, else one table after the other.
+    MESSAGES counts from the start.  What comes too fast is left out, not
+    waited for: top asks for blocking/soft/discard.
+    """
     table = Top(options.bytes)
     is_live = is_terminal(standard_output())
     with open_bus(options) as bus:
@@ -150,24 +163,3 @@ def top(options: Options) -> None:
                 seconds = time.monotonic() - start
                 draw(table.table(seconds, standard_output().encoding))
                 table.start_interval()
-
-
-TOP_HELP = """
-Show the keys with the most messages a second, loudest first: on a terminal
-over and over, else one table after the other.  MESSAGES counts from the
-start.  What comes too fast is left out, not waited for: top asks for
-blocking/soft/discard.
-"""
-
-COMMAND = Command(
-    top,
-    "show the loudest keys",
-    TOP_HELP,
-    "top 'sensors/'",
-    (
-        PATTERNS,
-        flag("--bytes", "order by bytes a second instead of messages"),
-        amount("--interval", "S", "show every S seconds (1)", default=1.0),
-        number("--count", "end after N tables"),
-    ),
-)

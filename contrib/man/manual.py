@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import sbus
+import sbus_client
 from tools import command_line
 
 SERVER = """
@@ -63,7 +64,7 @@ def roff(text: str) -> str:
 def items(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield a paragraph for each argument and option of a parser."""
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
+        if action.nargs == argparse.PARSER:
             continue
         value = action.metavar or (
             action.dest.upper() if action.nargs != 0 else ""
@@ -101,15 +102,13 @@ def server_page() -> str:
 
 def client_page() -> str:
     """Return the page of sbus, with all its commands."""
-    parser, commands = command_line.option_parsers()
-    body = [".SH OPTIONS", *items(parser), ".SH COMMANDS"]
-    examples = {
-        each.run.__name__: each.example for each in command_line.COMMANDS
-    }
+    commands = command_line.COMMANDS
+    options = items(sbus_client.MainParser(commands))
+    body = [".SH OPTIONS", *options, ".SH COMMANDS"]
     for name, command in commands.items():
-        body.append(f".SS {name}\n{roff(command.description or '')}")
-        body += items(command)
-        body.append(f".PP\nExample:\n.IP\n.B sbus {roff(examples[name])}")
+        body.append(f".SS {name}\n{roff(command.about)}")
+        body += items(sbus_client.command_parser(name, command))
+        body.append(f".PP\nExample:\n.IP\n.B sbus {roff(command.example)}")
     return page("sbus", "use a message bus", CLIENT, body, CLIENT_MORE)
 
 

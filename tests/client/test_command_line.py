@@ -231,13 +231,33 @@ class TestUsage:
 
     def test_every_command_has_an_example(self) -> None:
         """It begins with the command, and can be parsed."""
-        parser, commands = command_line.option_parsers()
-        for name, command in commands.items():
+        parser = sbus_client.MainParser(command_line.COMMANDS)
+        for name, command in command_line.COMMANDS.items():
             assert f"    {name} " in parser.format_help()
-            _, example = command.format_help().split("\nexample:\n  sbus ")
+            own = sbus_client.command_parser(name, command)
+            _, example = own.format_help().split("\nexample:\n  sbus ")
             words = shlex.split(example.split(">")[0])
             assert words[0] == name
-            assert parser.parse_args(words).command == name
+            assert parser.parse_args(words).command == words
+            own.parse_args(words[1:])
+
+    @pytest.mark.parametrize(
+        "words, loaded",
+        [(["whoami"], []), (["reply", "a", "true"], ["tools.request"])],
+    )
+    def test_what_is_loaded(
+        self, directory: Path, words: list[str], loaded: list[str]
+    ) -> None:
+        """Nobody pays for commands that are not used."""
+        script = directory / "script"
+        script.write_text(
+            "import sys\nfrom tools.command_line import main\n"
+            f"main(['-a', '{directory}/bus', *{words}])\n"
+            "print(*(m for m in sys.modules if m.startswith('tools.')))\n"
+        )
+        env = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+        done = run(str(script), env=env)
+        assert done.output.split() == ["tools.command_line", *loaded]
 
 
 class TestInstall:

@@ -25,10 +25,12 @@ from processes import (
     gone,
     has_ended,
     outcome,
+    run,
     started,
 )
 from real_bus import Listener, Peer, RealBus, seqpacket_pair
 from sbus_client import PACKET_BYTES_MAX, Client, Message
+from tools import json_lines, pub
 from tools.record import Recorder
 
 
@@ -454,7 +456,7 @@ class TestPub:
     def test_messages_in_json(self, bus: RealBus, peer: Peer) -> None:
         """What sub writes is published as it was."""
         style = sbus_client.Style("utf-8", False)
-        lines = (sbus_client.as_json(one, 1, style) for one in self.MESSAGES)
+        lines = (json_lines.as_json(one, 1, style) for one in self.MESSAGES)
         text = b"".join(lines).decode("ascii")
         assert sbus(bus.path, "pub", "--json", input=text) == (0, "", "")
         assert peer.fence() == [publish(*one) for one in self.MESSAGES]
@@ -528,9 +530,9 @@ class TestPub:
 
     def test_rate_is_kept_after_a_delay(self) -> None:
         """What is late by more than a moment is not made up for."""
-        messages = sbus_client.paced([Message(b"k", b"")] * 30, 100)
+        messages = pub.paced([Message(b"k", b"")] * 30, 100)
         next(messages)
-        late = sbus_client.PROGRESS_SECONDS + 0.05
+        late = pub.LATE_SECONDS + 0.05
         with pytest.raises(subprocess.TimeoutExpired):
             subprocess.run(["sleep", "60"], timeout=late)
         start = time.monotonic()
@@ -556,6 +558,33 @@ class TestPub:
             assert terminal.end() == 130
             counts = re.findall("([0-9]+) of", terminal.output)
         assert len(peer.fence()) >= int(counts[-1])
+
+
+class TestPubOfTheDropIn:
+    """pub as sbus_client.py alone has it."""
+
+    def published(self, bus: RealBus, *arguments: str) -> list[bytes]:
+        """Return what it publishes of two lines, and the argument."""
+        with bus.connect() as peer:
+            peer.send(b"SUB ")
+            peer.fence()
+            command = ("sbus_client.py", "-a", bus.path, "pub", *arguments)
+            done = run(*command, input="one\ntwo", env=ENVIRONMENT)
+            assert done == (0, "", "")
+            return peer.fence()
+
+    def test_payloads(self, bus: RealBus) -> None:
+        """An argument, or standard input, whole or line by line."""
+        assert self.published(bus, "k", "v") == [publish(b"k", b"v")]
+        assert self.published(bus, "k") == [publish(b"k", b"one\ntwo")]
+        packets = [publish(b"k", text) for text in (b"one", b"two")]
+        assert self.published(bus, "k", "--lines") == packets
+
+    def test_said_twice(self) -> None:
+        """What is published comes from one place."""
+        done = run("sbus_client.py", "pub", "k", "v", "--lines")
+        what = "sbus: --lines takes no PAYLOAD; --help lists the options\n"
+        assert done == (2, "", what)
 
 
 class TestWhoamiCommand:

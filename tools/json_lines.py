@@ -1,0 +1,43 @@
+"""Messages as lines of JSON, which sub and record write and pub reads."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+
+from sbus_client import Message, Style
+
+
+def json_line(fields: Mapping[str, object]) -> bytes:
+    """Return a line of JSON, in ASCII."""
+    return json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def as_json(message: Message, when: int | None, _: Style) -> bytes:
+    """Return a message as a line of JSON."""
+    fields: dict[str, object] = {} if when is None else {"t": when}
+    for name, text in (("key", message.key), ("payload", message.payload)):
+        try:
+            fields[name] = text.decode("utf-8")
+        except UnicodeDecodeError:
+            fields[f"{name}_base64"] = base64.b64encode(text).decode("ascii")
+    return json_line(fields)
+
+
+def parse_json(line: bytes) -> Message:
+    """Return the message that as_json, or a recorder, has written as a line.
+
+    Raises: ValueError, LookupError, TypeError or AttributeError if it is none.
+    """
+    fields = json.loads(line)
+    if "rec" in fields:  # a recorder's: each byte is one code point
+        key, data = fields["key"].encode("latin-1"), fields["data"]
+        return Message(key, base64.b64decode(data, validate=True))
+    key, payload = (
+        fields[name].encode("utf-8")
+        if name in fields
+        else base64.b64decode(fields[f"{name}_base64"], validate=True)
+        for name in ("key", "payload")
+    )
+    return Message(key, payload)
