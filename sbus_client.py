@@ -24,11 +24,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import errno
 import functools
 import itertools
-import json
 import math
 import mmap
 import os
@@ -40,8 +38,14 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -53,7 +57,7 @@ from typing import (
     Union,
 )
 
-if TYPE_CHECKING:  # these take long, and are imported where they are used
+if TYPE_CHECKING:  # it takes long, and is imported where it is used
     import asyncio
 
 __version__ = "0.1.0"
@@ -80,7 +84,6 @@ __all__ = [
 ]
 
 PACKET_BYTES_MAX = 409_600
-HEAD_BYTES_MAX = 8_192  # where the end of a key is looked for at first
 SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
 ABSTRACT = "/dev/unix/abstract/"
 ABSTRACT_BYTES = 108
@@ -92,22 +95,19 @@ REFUSED_SECONDS = 1.0  # after which a lost connection is no refusal
 REFUSALS_MAX = 2  # in a row
 KEPT_BYTES_MAX = 1 << 26  # beside an answer
 KEPT_OVERHEAD_BYTES = 256  # of each message
+TOKEN_BYTES = 16
 WHOAMI = b"!/cred/whoami"
 STATS = b"stats"
-MODES = {  # what a server remembers of a client, besides its patterns
-    b"blocking/soft/queue",
-    b"blocking/soft/discard",
-    b"blocking/soft/block",
-    b"blocking/soft/error",
-    b"blocking/hard/discard",
-    b"blocking/hard/block",
-    b"blocking/hard/error",
-    b"order/queue",
-    b"order/stack",
-    b"order/random",
-    b"echo/on",
-    b"echo/off",
-}
+MODES = set(  # what a server remembers of a client, besides its patterns
+    b"blocking/soft/queue blocking/soft/discard blocking/soft/block"
+    b" blocking/soft/error blocking/hard/discard blocking/hard/block"
+    b" blocking/hard/error order/queue order/stack order/random"
+    b" echo/on echo/off".split()
+)
+# Plain numbers, because to combine those of the module takes longer than send
+DONTWAIT = int(socket.MSG_DONTWAIT)
+PEEK = int(socket.MSG_PEEK)
+TRUNC = int(socket.MSG_TRUNC)
 
 
 # =============================================================================
@@ -179,20 +179,6 @@ Text = Union[str, bytes]
 Payload = Union[bytes, bytearray, memoryview]
 
 
-class Credentials(NamedTuple):
-    """Who the server says this client is [CRED-2].
-
-    *path* is the whole answer, as in b"!/cred/100/1000/4242": the keys that
-    begin with it and a '/' are private to this client.  The three numbers
-    are the last ones in it.
-    """
-
-    gid: int
-    uid: int
-    pid: int
-    path: bytes
-
-
 def to_bytes(text: Text) -> bytes:
     """Return a key or pattern as bytes: UTF-8 unless it is bytes already.
 
@@ -202,6 +188,21 @@ def to_bytes(text: Text) -> bytes:
     if b"\0" in encoded:
         raise PacketError(f"{text!r}: a key cannot hold a NUL byte")
     return encoded
+
+
+def payload_bytes(payload: Payload) -> bytes:
+    """Return a payload as bytes.  Raises: TypeError if it has none."""
+    if isinstance(payload, bytes):
+        return payload
+    try:
+        return bytes(memoryview(payload))
+    except TypeError:
+        kind = type(payload).__name__
+        what = f"a payload is bytes, not {kind}: encode it"
+        raise TypeError(what) from None
+
+
+# What stands before payloads is often the same: it is made and read once.
 
 
 @functools.lru_cache(1_024)
@@ -214,45 +215,29 @@ def publish_head(key: Text) -> bytes:
     return b"MSG " + to_bytes(key) + b"\0"
 
 
-def payload_bytes(payload: Payload) -> bytes:
-    """Return a payload as bytes.
-
-    Raises: TypeError if it has none.
-    """
-    if isinstance(payload, bytes):
-        return payload
-    try:
-        return bytes(memoryview(payload))
-    except TypeError:
-        kind = type(payload).__name__
-        what = f"a payload is bytes, not {kind}: encode it"
-        raise TypeError(what) from None
-
-
-def parse_packet(packet: memoryview) -> Received:
-    """Return what a server's packet says.
+@functools.lru_cache(1_024)
+def parse_head(head: bytes) -> tuple[type[Received], bytes]:
+    """Return what kind of packet of a server begins so, and its key.
 
     Raises: PacketError if it is neither a publish nor a control packet.
     Spec: [PKT-1].
     """
-    head, nul, payload = split_packet(packet)
     word, space, key = head.partition(b" ")
-    if nul and word == b"MSG" and space:
-        return Message(key, payload)
-    if nul and word == b"CMSG" and space:
-        return ControlMessage(key, payload)
-    raise PacketError(f"the server sent a malformed packet: {head[:80]!r}")
+    if space and word == b"MSG":
+        return Message, key
+    if space and word == b"CMSG":
+        return ControlMessage, key
+    raise malformed("a malformed packet", head)
 
 
-def split_packet(packet: memoryview) -> tuple[bytes, bytes, bytes]:
-    """Return what is before the first NUL byte, that byte, and the rest.
+def malformed(what: str, text: bytes) -> PacketError:
+    """Return the error that shows what a server has sent."""
+    return PacketError(f"the server sent {what}: {text[:80]!r}")
 
-    A large packet is copied once, and not a second time to be cut.
-    """
-    end = packet[:HEAD_BYTES_MAX].tobytes().find(b"\0")
-    if end < 0:
-        return packet.tobytes().partition(b"\0")
-    return packet[:end].tobytes(), b"\0", packet[end + 1 :].tobytes()
+
+def is_answer(received: Received) -> bool:
+    """Return whether something received is the answer to whoami."""
+    return type(received) is ControlMessage and received.key == WHOAMI
 
 
 def matches(pattern: Text, key: Text) -> bool:
@@ -281,6 +266,38 @@ def pattern_selector(pattern: bytes) -> re.Pattern[bytes] | None:
     return re.compile(b"/".join(parts), re.DOTALL)
 
 
+# =============================================================================
+# Credentials and requests
+# =============================================================================
+
+# Facts: only a client with the credentials C reads the keys that begin with
+# C and '/' [CRED-10] [CRED-11], but anybody may publish under them.  So an
+# answer under such a key shows nothing of who sent it, and a random text that
+# was sent under such a key and comes back shows that its reader is C.
+
+
+class Credentials(NamedTuple):
+    """Who the server says a client is [CRED-2].
+
+    *path* is the whole answer, as in b"!/cred/100/1000/4242": the keys that
+    begin with it and a '/' are private to that client.  The three numbers
+    are the last ones in it.
+    """
+
+    gid: int
+    uid: int
+    pid: int
+    path: bytes
+
+
+class Request(NamedTuple):
+    """What is asked: its key, its payload, and the key for the answer."""
+
+    key: bytes
+    payload: bytes
+    reply_key: bytes
+
+
 def parse_credentials(path: bytes) -> Credentials:
     """Return the answer to `!/cred/whoami` with its last three numbers.
 
@@ -290,9 +307,53 @@ def parse_credentials(path: bytes) -> Credentials:
     one = rb"!/cred/([0-9]{1,10})/([0-9]{1,10})/([0-9]{1,10})"
     match = re.fullmatch(rb"(?:!/cred/[0-9]+/[0-9]+/[0-9]+/)*" + one, path)
     if not match:
-        raise PacketError(f"the server sent malformed credentials: {path!r}")
+        raise malformed("malformed credentials", path)
     gid, uid, pid = map(int, match.groups())
     return Credentials(gid, uid, pid, path)
+
+
+def owner_of(key: bytes) -> Credentials:
+    """Return the credentials of those who can read a private key.
+
+    Raises: PacketError if it is none.
+    Spec: [CRED-10] [CRED-11].
+    """
+    path = re.match(rb"(?:!/cred/[0-9]+/[0-9]+/[0-9]+/)+(?!$)", key)
+    if not path:
+        raise PacketError(f"not a private key: {key[:80]!r}")
+    return parse_credentials(path[0][:-1])
+
+
+def parse_request(message: Received) -> Request:
+    """Return what a message asks for.
+
+    Raises: PacketError if it is no request, or wants its answer elsewhere
+    than under a secret key: anybody may publish such.
+    Spec: [CRED-10].
+    """
+    reply_key, nul, payload = message.payload.partition(b"\0")
+    if not nul:
+        raise PacketError("the message is no request: it has no reply key")
+    owner_of(reply_key)
+    return Request(message.key, payload, reply_key)
+
+
+def requests(received: Iterable[Received]) -> Iterator[Request]:
+    """Yield what messages ask for, and leave out those that are no requests.
+
+        for asked in requests(bus):
+            bus.reply(asked, b"answer")
+
+    Raises: as the iteration over the messages.
+    """
+    for message in received:
+        with contextlib.suppress(PacketError):
+            yield parse_request(message)
+
+
+def random_text() -> bytes:
+    """Return what nobody can guess."""
+    return os.urandom(TOKEN_BYTES).hex().encode("ascii")
 
 
 # =============================================================================
@@ -312,14 +373,6 @@ def default_address() -> str:
     if not directory:
         raise AddressError("XDG_RUNTIME_DIR is not set: give an address")
     return os.path.join(directory, "sbus.socket")
-
-
-def usual_address() -> str:
-    """Return SBUS_ADDRESS of the environment, or else the default address.
-
-    Raises: AddressError if the environment does not tell.
-    """
-    return os.environ.get("SBUS_ADDRESS") or default_address()
 
 
 def socket_name(address: str) -> bytes:
@@ -362,18 +415,17 @@ def open_socket(
     name = socket_name(address)
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connected.setblocking(not flags & socket.MSG_DONTWAIT)
+        connected.setblocking(not flags & DONTWAIT)
         limit_sends(connected, timeout)
         connected.connect(name)
         limit_sends(connected, None)
         connected.setblocking(True)
     except BlockingIOError:
         connected.close()
-        if timeout is None or flags & socket.MSG_DONTWAIT:
+        if timeout is None or flags & DONTWAIT:
             raise
-        raise TimeoutError(
-            f"the bus at {address} does not let us in"
-        ) from None
+        what = f"the bus at {address} does not let us in"
+        raise TimeoutError(what) from None
     except OSError as error:
         connected.close()
         raise no_bus(address, error) from None
@@ -386,21 +438,6 @@ def limit_sends(connected: socket.socket, timeout: float | None) -> None:
     microseconds = math.ceil(seconds * 1e6)
     limit = struct.pack("ll", *divmod(microseconds, 1_000_000))
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-
-
-def check_server(connected: socket.socket, uid: int) -> None:
-    """Close a socket whose server runs as another user.
-
-    Raises: Disconnected if it does.
-    """
-    size = struct.calcsize("iII")
-    packed = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _, server_uid, _ = struct.unpack("iII", packed)
-    if server_uid != uid:
-        connected.close()
-        raise Disconnected(
-            f"the bus runs as the user {server_uid}, and not as {uid}"
-        )
 
 
 def no_bus(address: str, failed: OSError) -> Disconnected:
@@ -429,61 +466,88 @@ def inherit_socket(fd: int) -> socket.socket:
     Raises: AddressError if it is none that a client can use; then the
     descriptor stays the caller's.
     """
+    inherited = None
     try:
         inherited = socket.socket(fileno=fd)
-    except OSError as error:
-        raise AddressError(f"descriptor {fd}: {error.strerror}") from None
-    kind = (inherited.family, inherited.type)
-    if kind != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-        inherited.detach()
-        raise AddressError(
-            f"descriptor {fd}: not a Unix-domain SEQPACKET socket"
-        )
-    try:
+        kind = (inherited.family, inherited.type)
+        if kind != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+            raise OSError(errno.EINVAL, "not a Unix-domain SEQPACKET socket")
         inherited.getpeername()
     except OSError as error:
-        inherited.detach()
+        if inherited:
+            inherited.detach()
         raise AddressError(f"descriptor {fd}: {error.strerror}") from None
     inherited.setblocking(True)
     return inherited
 
 
+def check_server(connected: socket.socket, uid: int) -> None:
+    """Close a socket whose server runs as another user.
+
+    Raises: Disconnected if it does.
+    """
+    size = struct.calcsize("iII")
+    packed = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, server_uid, _ = struct.unpack("iII", packed)
+    if server_uid != uid:
+        connected.close()
+        raise Disconnected(
+            f"the bus runs as the user {server_uid}, and not as {uid}"
+        )
+
+
+# =============================================================================
+# Waiting
+# =============================================================================
+
+Result = TypeVar("Result")
+
+
+def end_of(timeout: float | None) -> float | None:
+    """Return when a timeout is over, by the monotonic clock."""
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def left_of(end: float | None) -> float | None:
+    """Return the timeout (s) that is over at *end*."""
+    return None if end is None else max(0.0, end - time.monotonic())
+
+
+class Pauses:
+    """When to try to connect: at once, and again after pauses that grow."""
+
+    def __init__(self) -> None:
+        self._tries = 0  # since it last went well
+        self._next_try = 0.0  # by the monotonic clock
+
+    def left(self) -> float:
+        """Return how many seconds are left until the next try."""
+        return max(0.0, self._next_try - time.monotonic())
+
+    def wait(self, end: float | None, flags: int) -> None:
+        """Return when it is time to try, and begin the next pause.
+
+        Raises: TimeoutError at *end*; BlockingIOError with MSG_DONTWAIT.
+        """
+        left = self.left()
+        if left and flags & DONTWAIT:
+            raise BlockingIOError(errno.EAGAIN, "no bus yet")
+        if left and end is not None and end < self._next_try:
+            time.sleep(max(0.0, end - time.monotonic()))
+            raise TimeoutError("the time is over")
+        time.sleep(left)
+        now = time.monotonic()
+        if now > self._next_try + RECONNECT_SECONDS_MAX:
+            self._tries = 0  # the last is long ago, so it went well
+        delay = RECONNECT_SECONDS_MIN * 2**self._tries
+        delay = min(delay, RECONNECT_SECONDS_MAX) * random.uniform(0.5, 1)
+        self._next_try = now + delay
+        self._tries = min(self._tries + 1, 16)
+
+
 # =============================================================================
 # The client
 # =============================================================================
-
-
-class Kept:
-    """What came while something else was waited for, the oldest first."""
-
-    def __init__(self) -> None:
-        self.items: deque[Received] = deque()
-        self._bytes = 0
-
-    def add(self, received: Received) -> None:
-        """Keep something."""
-        self.items.append(received)
-        self._bytes += len(received.payload) + KEPT_OVERHEAD_BYTES
-
-    def put_back(self, received: Received) -> None:
-        """Keep what was taken, as the oldest."""
-        self.add(received)
-        self.items.rotate(1)
-
-    def take(self, index: int = 0) -> Received:
-        """Return something, and keep it no longer."""
-        received = self.items[index]
-        del self.items[index]
-        self._bytes -= len(received.payload) + KEPT_OVERHEAD_BYTES
-        return received
-
-    def check(self) -> None:
-        """Raise TooMuchKept if it is more than anybody should wait for."""
-        if self._bytes > KEPT_BYTES_MAX:
-            raise TooMuchKept(
-                f"{len(self.items):,} messages arrived while an answer was"
-                " waited for: receive them before you ask"
-            )
 
 
 class Client:
@@ -514,9 +578,21 @@ class Client:
             while epoll.poll():
                 print(bus.receive())
 
-    Once it is closed, all calls but close and fileno raise Disconnected.
+    Any call may raise Disconnected, and does so once the client is closed
+    (but for close and fileno); PacketTooLarge if something sent or received
+    is above the limit; PacketError for a NUL byte in a key, or a malformed
+    packet, which is left out; TypeError for a payload that is not bytes.
     Raises: TimeoutError; AddressError; Disconnected if there is no server.
     """
+
+    # What waits for an answer keeps all else that comes for receive.  Answers
+    # come in the order of the questions, so whoami knows its own: it is that
+    # after which no question is open.
+    #
+    # With *reconnect* a client is connected, or lost: from when a call finds
+    # the old connection closed until one that needs a bus has opened another,
+    # and has sent there what a server has to know.  If that is lost a moment
+    # later, it was refused; twice in a row is an error.
 
     def __init__(
         self,
@@ -532,27 +608,25 @@ class Client:
         if fd is not None and address is not None:
             raise AddressError("give an address or a descriptor, not both")
         if fd is not None:
-            self.address = f"/dev/fd/{fd}"
-        else:
-            self.address = usual_address() if address is None else address
-        if reconnect and self.address.startswith("/dev/fd/"):
+            address = f"/dev/fd/{fd}"
+        elif address is None:
+            address = os.environ.get("SBUS_ADDRESS") or default_address()
+        if reconnect and address.startswith("/dev/fd/"):
             raise AddressError("a descriptor cannot be connected again")
+        self.address = address
         self.packet_bytes_max = packet_bytes_max
         self.server_uid = server_uid
         self.reconnect = reconnect
         # What is never received takes no memory
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._view = memoryview(mmap.mmap(-1, packet_bytes_max, flags=private))
-        self._kept = Kept()
+        self._buffer = mmap.mmap(-1, packet_bytes_max, flags=private)
+        self._kept: deque[Received] = deque()
         self._questions = 0  # that wait for their answers from whoami
         self._patterns: dict[bytes, int] = {}  # and how often each
         self._modes: dict[bytes, None] = {}  # the last sent is the last
-        # How it goes with reconnect: connected; then lost, until a connection
-        # is open and restored, which the server may have refused soon after
         self._is_lost = False
-        self._tries = 0  # to connect again, since it last went well
-        self._next_try = 0.0  # by the monotonic clock
-        self._restored = -math.inf  # when, by that clock
+        self._pauses = Pauses()
+        self._restored = -math.inf  # when, by the monotonic clock
         self._refusals = 0  # in a row
         self.socket = self._open(flags, timeout)
         self._epoll = select.epoll() if reconnect else None
@@ -566,45 +640,12 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[Received]:
-        """Return an iterator over what is received, without an end.
-
-        Raises, at a step: Disconnected when the server has closed;
-        BlockingIOError after SO_RCVTIMEO; PacketTooLarge; PacketError.
-        Spec: [CONN-14] [CONN-15].
-        """
-        kept, view = self._kept.items, self._view
-        limit = self.packet_bytes_max
-        new, flags = tuple.__new__, socket.MSG_TRUNC
-        while True:
-            receive_into = self.socket.recv_into
-            while not kept:
-                try:
-                    size = receive_into(view, 0, flags)
-                except (BlockingIOError, socket.timeout):
-                    raise
-                except OSError:
-                    break
-                # Most packets are messages: this is parse_packet for them
-                if size > HEAD_BYTES_MAX:
-                    yield self._received(size)
-                    continue
-                head, nul, payload = view[:size].tobytes().partition(b"\0")
-                if nul and size <= limit and head[:4] == b"MSG ":
-                    yield new(Message, (head[4:], payload))
-                elif size:
-                    yield self._received(size)
-                else:
-                    break
-            yield self.receive()  # which also knows what errors and ends mean
+        """Return an iterator over what receive returns, without an end."""
+        return iter(self.receive, None)
 
     def close(self) -> None:
         """Leave the bus.  What was published is delivered [CONN-6]."""
@@ -629,14 +670,11 @@ class Client:
         That is None while there is a bus; with *reconnect*, a program waits
         no longer than this in select, poll and epoll.
         """
-        if not self._is_lost:
-            return None
-        return max(0.0, self._next_try - time.monotonic())
+        return self._pauses.left() if self._is_lost else None
 
     def subscribe(self, pattern: Text, flags: int = 0) -> None:
         """Subscribe to the keys that a pattern selects; duplicates count.
 
-        Raises: Disconnected; PacketTooLarge; PacketError.
         Spec: [SUB-1] [SUB-2].
         """
         pattern = to_bytes(pattern)
@@ -644,11 +682,7 @@ class Client:
         self._patterns[pattern] = self._patterns.get(pattern, 0) + 1
 
     def unsubscribe(self, pattern: Text, flags: int = 0) -> None:
-        """Take back one subscription to an identical pattern.
-
-        Raises: Disconnected; PacketTooLarge; PacketError.
-        Spec: [UNSUB-1].
-        """
+        """Take back one subscription to an identical pattern [UNSUB-1]."""
         pattern = to_bytes(pattern)
         self._send(b"UNSUB " + pattern, flags)
         count = self._patterns.get(pattern, 0) - 1
@@ -664,36 +698,29 @@ class Client:
         flags: int = 0,
         timeout: float | None = None,
     ) -> None:
-        """Publish a message.
+        """Publish a message.  Raises: TimeoutError.
 
-        Raises: TimeoutError; Disconnected; PacketTooLarge; PacketError;
-        TypeError if the payload is not bytes.
         Spec: [PUB-1].
         """
-        now = flags if timeout is None else socket.MSG_DONTWAIT
+        head = publish_head(key)
         try:
-            packet = publish_head(key) + payload
-            if len(packet) <= self.packet_bytes_max:
-                self.socket.send(packet, now)
-                return
-        except BlockingIOError:
-            if timeout is None:
-                raise
-        except OSError:
-            pass  # _send meets it again, and knows what to do
+            packet = head + payload
         except (TypeError, BufferError):
-            packet = publish_head(key) + payload_bytes(payload)
+            packet = head + payload_bytes(payload)
+        if timeout is None and len(packet) <= self.packet_bytes_max:
+            try:
+                self.socket.send(packet, flags)
+                return
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass  # _send meets it again, and knows what to do
         self._send(packet, flags, end_of(timeout))
 
     def control(
         self, key: Text, payload: Payload = b"", flags: int = 0
     ) -> None:
-        """Send a control message to the server.
-
-        Raises: Disconnected; PacketTooLarge; PacketError; TypeError if the
-        payload is not bytes.
-        Spec: [CTL-1].
-        """
+        """Send a control message to the server [CTL-1]."""
         key = to_bytes(key)
         payload = payload_bytes(payload)
         packet = b"CMSG " + key
@@ -710,22 +737,17 @@ class Client:
         """Return the next message or control message.
 
         With MSG_PEEK it stays the next.
-        Raises: TimeoutError; Disconnected when all is read and the server
-        has closed; PacketTooLarge if the packet is above the limit and lost;
-        PacketError if it is malformed.
+        Raises: TimeoutError; Disconnected when all is read.
         Spec: [CONN-14] [CONN-15].
         """
-        self._check_open()
-        end = end_of(timeout)
-        if not self._kept.items:
+        if not self._kept:
+            end = end_of(timeout)
             try:
-                return self._receive_new(end, flags)
-            except Disconnected:
-                if not self.reconnect:
-                    raise
-            self._connect_again(end, flags)
-        peeked = flags & socket.MSG_PEEK
-        return self._kept.items[0] if peeked else self._kept.take()
+                return self._receive_by(end, flags)
+            except Disconnected as lost:
+                self._connect_again(lost, end, flags)
+        self._check_open()
+        return self._kept[0] if flags & PEEK else self._kept.popleft()
 
     def receive_where(
         self,
@@ -734,51 +756,44 @@ class Client:
     ) -> Received:
         """Return the first that is wanted; keep the others for receive.
 
-        Raises: TimeoutError; Disconnected, also with *reconnect*, after it
-        has connected again, as what was waited for is gone; PacketTooLarge;
-        PacketError.
+        Raises: TimeoutError; TooMuchKept; Disconnected, also with
+        *reconnect*, after it has connected again: what was waited for is gone.
         """
         self._check_open()
-        for index, received in enumerate(self._kept.items):
+        for index, received in enumerate(self._kept):
             if wanted(received):
-                return self._kept.take(index)
+                del self._kept[index]
+                return received
         end = end_of(timeout)
+        room = KEPT_BYTES_MAX - sum(map(kept_bytes, self._kept))
         with self._told_of_loss(end):
-            while True:
-                received = self._receive_new(end, 0)
-                if wanted(received):
-                    return received
-                self._kept.add(received)
-                self._kept.check()
+            while not wanted(received := self._receive_by(end)):
+                self._kept.append(received)
+                room -= kept_bytes(received)
+                if room < 0:
+                    raise too_much(len(self._kept))
+        return received
 
     def whoami(self, timeout: float | None = None) -> Credentials:
         """Return the credentials that the server knows this client by.
 
         What arrives meanwhile is kept for receive, and so are the answers
         to earlier questions, as after a TimeoutError.
-        Raises: TimeoutError; Disconnected, also with *reconnect*, after it
-        has connected again: nothing sent before is sure to have been handled,
-        so the question must be asked again; PacketTooLarge; PacketError;
-        TooMuchKept.
+        Raises: as receive_where; what was sent before a loss is not sure to
+        have been handled, so that the question must be asked again.
         Spec: [CRED-2] [CRED-12].
         """
         end = end_of(timeout)
-        self._check_open()
         with self._told_of_loss(end):
             self._send_by(end, b"CMSG " + WHOAMI)
-            self._questions += 1
-            while True:
-                received = self._receive_new(end, 0)
-                if self.is_last_answer(received):
-                    return parse_credentials(received.payload)
-                self._kept.add(received)
-                self._kept.check()
+        self._questions += 1
+        answer = self.receive_where(self._is_last_answer, left_of(end))
+        return parse_credentials(answer.payload)
 
     def sync(self, timeout: float | None = None) -> None:
         """Return once the server has handled all that was sent before.
 
-        Raises: TimeoutError; Disconnected, if the server refused it;
-        PacketTooLarge; PacketError.
+        Raises: as whoami; Disconnected if the server refused some of it.
         Spec: [PKT-5] [CRED-3].
         """
         self.whoami(timeout)
@@ -790,7 +805,7 @@ class Client:
 
         The request's payload is the key for the answer, NUL, and *payload*.
         What else arrives meanwhile is kept for receive.
-        Raises: TimeoutError, also if nobody listens; Disconnected.
+        Raises: as receive_where; TimeoutError also if nobody listens.
         Spec: [PUB-1] [CRED-10].
         """
         end = end_of(timeout)
@@ -800,16 +815,157 @@ class Client:
             return receive_under(self, reply_key, left_of(end)).payload
 
     def reply(self, asked: Request, payload: Payload = b"") -> None:
-        """Answer what parse_request, or requests, has made of a message.
-
-        Raises: Disconnected; PacketTooLarge; TypeError.
-        Spec: [PUB-1].
-        """
+        """Answer what parse_request, or requests, has made of a message."""
         self.publish(asked.reply_key, payload)
 
-    def is_last_answer(self, received: Received) -> bool:
-        """Return whether the last question has the answer just received."""
+    def _is_last_answer(self, received: Received) -> bool:
+        """Return whether something new is the answer to the last question."""
         return is_answer(received) and not self._questions
+
+    def _check_open(self) -> None:
+        """Raise Disconnected if the client is closed."""
+        if self.socket.fileno() < 0:
+            raise Disconnected("this client is closed")
+
+    def _told(self, error: OSError) -> OSError:
+        """Return the error that a user is told of, instead of the socket's."""
+        if error.errno == errno.EBADF:
+            return Disconnected("this client is closed")
+        if error.errno in (errno.EPIPE, errno.ECONNRESET):
+            return self._gone()
+        return error
+
+    def _gone(self) -> Disconnected:
+        """Return the error that tells that the server has closed."""
+        return Disconnected(
+            f"the server at {self.address} has closed the connection: it"
+            " stopped, has too many clients, or refused this user, what was"
+            " sent or a reader so slow; its log says why"
+        )
+
+    # Sending and receiving
+
+    def _send(
+        self, packet: bytes, flags: int = 0, end: float | None = None
+    ) -> None:
+        """Send a packet, over a new connection if the old one is lost.
+
+        Spec: [LIMIT-1].
+        """
+        self._check_open()
+        if len(packet) > self.packet_bytes_max:
+            raise PacketTooLarge(
+                f"a packet of {len(packet)} bytes is above the limit of"
+                f" {self.packet_bytes_max} bytes"
+            )
+        try:
+            self._send_by(end, packet, flags)
+        except Disconnected as lost:
+            self._connect_again(lost, end, flags)
+            self._send_by(end, packet, flags)
+
+    def _send_by(
+        self, end: float | None, packet: bytes, flags: int = 0
+    ) -> None:
+        """Send a packet.  Raises: TimeoutError at *end*."""
+        send = functools.partial(self._send_now, packet)
+        self._call_by(end, send, flags, select.POLLOUT)
+
+    def _receive_by(self, end: float | None, flags: int = 0) -> Received:
+        """Return the next packet.  Raises: TimeoutError at *end*."""
+        if end is None:
+            return self._receive_now(flags)
+        return self._call_by(end, self._receive_now, flags, select.POLLIN)
+
+    def _call_by(
+        self,
+        end: float | None,
+        call: Callable[[int], Result],
+        flags: int,
+        event: int,
+    ) -> Result:
+        """Call what takes flags, when an event of poll(2) lets it.
+
+        Raises: TimeoutError at *end*.
+        """
+        if end is None or flags & DONTWAIT:
+            return call(flags)
+        while True:
+            try:
+                return call(flags | DONTWAIT)
+            except BlockingIOError:
+                self._wait(event, end)
+
+    def _wait(self, event: int, end: float) -> None:
+        """Wait for an event of poll(2).  Raises: TimeoutError at *end*."""
+        poll = select.poll()
+        poll.register(self.socket, event)
+        while True:
+            left = end - time.monotonic()
+            if poll.poll(1000 * max(0.0, min(left, POLL_SECONDS_MAX))):
+                return
+            if left <= 0:
+                raise TimeoutError("the time is over")
+
+    def _send_now(self, packet: bytes, flags: int) -> None:
+        """Send a packet, with a larger send buffer if it needs one.
+
+        Raises: PacketTooLarge if the kernel has none.
+        Spec: [CONN-16].
+        """
+        try:
+            self.socket.send(packet, flags)
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise self._told(error) from None
+            self._raise_send_buffer(len(packet) + SOCKET_OVERHEAD_BYTES)
+            self._send_now(packet, flags)
+
+    def _raise_send_buffer(self, size: int) -> None:
+        """Have a send buffer of that size.  Raises: PacketTooLarge."""
+        option = (socket.SOL_SOCKET, socket.SO_SNDBUF)
+        self.socket.setsockopt(*option, (size + 1) // 2)  # the kernel doubles
+        if self.socket.getsockopt(*option) < size:
+            raise PacketTooLarge(
+                f"a packet of {size - SOCKET_OVERHEAD_BYTES} bytes does not"
+                " fit into the kernel's largest send buffer"
+                " (net.core.wmem_max)"
+            )
+
+    def _receive_now(self, flags: int) -> Received:
+        """Return the next packet from the socket.
+
+        Spec: [CONN-14] [CONN-15].
+        """
+        buffer = self._buffer
+        try:
+            size = self.socket.recv_into(buffer, 0, flags | TRUNC)
+        except ConnectionResetError:
+            return self._receive_now(flags)  # the last packets come next
+        except OSError as error:
+            raise self._told(error) from None
+        end = buffer.find(b"\0", 0, size)
+        if end < 0 or size > self.packet_bytes_max:
+            raise self._no_packet(size)
+        kind, key = parse_head(buffer[:end])
+        # What kind(key, payload) does, in half its time
+        received = tuple.__new__(kind, (key, buffer[end + 1 : size]))
+        if self._questions and is_answer(received) and not flags & PEEK:
+            self._questions -= 1
+        return received
+
+    def _no_packet(self, size: int) -> SbusError:
+        """Return the error that tells what was received, and is no packet."""
+        if size == 0:  # no server sends empty packets
+            return self._gone()
+        if size > self.packet_bytes_max:
+            return PacketTooLarge(
+                f"a packet of {size} bytes was received and lost; the"
+                f" limit is {self.packet_bytes_max} bytes"
+            )
+        return malformed("a malformed packet", self._buffer[:size])
+
+    # Connecting
 
     def _open(self, flags: int, timeout: float | None = None) -> socket.socket:
         """Return a socket that is connected to the right server."""
@@ -818,33 +974,52 @@ class Client:
             check_server(connected, self.server_uid)
         return connected
 
-    def _connect_again(self, end: float | None, flags: int) -> None:
+    @contextlib.contextmanager
+    def _told_of_loss(self, end: float | None) -> Iterator[None]:
+        """Connect again if the bus is lost, and say that all is to be asked.
+
+        Raises: TimeoutError at *end*.
+        """
+        try:
+            yield
+        except Disconnected as lost:
+            self._connect_again(lost, end)
+            raise Disconnected(
+                f"the bus at {self.address} was lost, and is back: what was"
+                " asked before must be asked again"
+            ) from None
+
+    def _connect_again(
+        self, lost: Disconnected, end: float | None, flags: int = 0
+    ) -> None:
         """Connect, subscribe and set modes as before; keep a Reconnected.
 
-        Until then the old socket stays, at its end: the next call that needs
-        a server tries again.
-        Raises: TimeoutError; BlockingIOError with MSG_DONTWAIT; Disconnected
-        if a server is there that cannot be used, or does not take what is
-        subscribed.
+        Until then the old socket stays: the next call that needs a server
+        meets its end, and tries again.
+        Raises: *lost* if this client does not reconnect; TimeoutError at
+        *end*; BlockingIOError with MSG_DONTWAIT; Disconnected if a server is
+        there that cannot be used, or does not take what is subscribed.
         """
+        if not self.reconnect or self.socket.fileno() < 0:
+            raise lost
         self._lose()
-        while True:
-            self._pause(end, flags)
+        fresh = None
+        while not fresh:
+            self._pauses.wait(end, flags)
             with contextlib.suppress(BlockingIOError):  # it is busy [CONN-17]
                 try:
-                    fresh = self._open(socket.MSG_DONTWAIT)
-                    break
+                    fresh = self._open(DONTWAIT)
                 except Disconnected as error:
                     if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
                         raise
         self._keep_the_rest()
         self.socket.close()
         self.socket = fresh
-        self._is_lost = False
         if self._epoll:
             self._epoll.register(fresh, select.EPOLLIN)
+        self._is_lost = False
         self._questions = 0
-        self._kept.add(Reconnected(b"", b""))
+        self._kept.append(Reconnected(b"", b""))
         self._restore()
         self._restored = time.monotonic()
 
@@ -868,21 +1043,12 @@ class Client:
                 " time after the same subscriptions: it refuses one of them"
             )
 
-    @contextlib.contextmanager
-    def _told_of_loss(self, end: float | None) -> Iterator[None]:
-        """Connect again if the bus is lost, and say that all is to be asked.
-
-        Raises: TimeoutError; Disconnected.
-        """
-        try:
-            yield
-        except Disconnected:
-            if self.reconnect:
-                self._connect_again(end, 0)
-                what = "what was asked before must be asked again"
-                lost = f"the bus at {self.address} was lost, and is back"
-                raise Disconnected(f"{lost}: {what}") from None
-            raise
+    def _keep_the_rest(self) -> None:
+        """Keep what the server sent before it closed [CONN-14]."""
+        with contextlib.suppress(Disconnected, BlockingIOError):
+            while True:
+                with contextlib.suppress(PacketError, PacketTooLarge):
+                    self._kept.append(self._receive_now(DONTWAIT))
 
     def _restore(self) -> None:
         """Subscribe and set modes as on the connection before.
@@ -900,169 +1066,47 @@ class Client:
         except (Disconnected, TimeoutError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
-    def _keep_the_rest(self) -> None:
-        """Keep what the server sent before it closed [CONN-14]."""
+
+def kept_bytes(received: Received) -> int:
+    """Return how much memory something takes, about, as long as it is kept."""
+    return len(received.payload) + KEPT_OVERHEAD_BYTES
+
+
+def too_much(count: int) -> TooMuchKept:
+    """Return the error that tells how many messages are kept."""
+    return TooMuchKept(
+        f"{count:,} messages arrived while an answer was waited for: receive"
+        " them before you ask"
+    )
+
+
+@contextlib.contextmanager
+def private_key(client: Client, timeout: float | None) -> Iterator[bytes]:
+    """Subscribe for a while to a new key that only this client can read.
+
+    The server has handled all before, so that what is sent under *key* has
+    room at once.
+    Raises: as Client.whoami.
+    Spec: [CRED-4] [CRED-10] [CRED-12].
+    """
+    path = client.whoami(timeout).path
+    key = path + b"/" + random_text()
+    try:
+        client.subscribe(key)
+        yield key
+    finally:
         with contextlib.suppress(Disconnected, BlockingIOError):
-            while True:
-                with contextlib.suppress(PacketError, PacketTooLarge):
-                    self._kept.add(
-                        self._receive_new(None, socket.MSG_DONTWAIT)
-                    )
-
-    def _pause(self, end: float | None, flags: int) -> None:
-        """Wait until it is time to try to connect, and count the try.
-
-        Raises: TimeoutError; BlockingIOError with MSG_DONTWAIT.
-        """
-        now = time.monotonic()
-        if now > self._next_try + RECONNECT_SECONDS_MAX:
-            self._tries = 0  # the last is long ago, so it went well
-        wait = max(0.0, self._next_try - now)
-        if wait and flags & socket.MSG_DONTWAIT:
-            raise BlockingIOError(errno.EAGAIN, "no bus yet")
-        if wait and end is not None and end < now + wait:
-            time.sleep(max(0.0, end - now))
-            raise TimeoutError("the time is over")
-        time.sleep(wait)
-        delay = RECONNECT_SECONDS_MIN * 2**self._tries
-        delay = min(delay, RECONNECT_SECONDS_MAX) * random.uniform(0.5, 1)
-        self._next_try = time.monotonic() + delay
-        self._tries = min(self._tries + 1, 16)
-
-    def _send(
-        self, packet: bytes, flags: int, end: float | None = None
-    ) -> None:
-        """Send a packet, over a new connection if the old one is lost.
-
-        Raises: TimeoutError at *end*; PacketTooLarge; Disconnected.
-        Spec: [LIMIT-1].
-        """
-        self._check_open()
-        if len(packet) > self.packet_bytes_max:
-            raise PacketTooLarge(
-                f"a packet of {len(packet)} bytes is above the limit of"
-                f" {self.packet_bytes_max} bytes"
-            )
-        try:
-            self._send_by(end, packet, flags)
-        except Disconnected:
-            if not self.reconnect:
-                raise
-            self._connect_again(end, flags)
-            self._send_by(end, packet, flags)
-
-    def _send_fitting(self, packet: bytes, flags: int) -> None:
-        """Send a packet, with a larger send buffer if it needs one.
-
-        Raises: PacketTooLarge if the kernel has none; Disconnected.
-        Spec: [CONN-16].
-        """
-        try:
-            return self._send_once(packet, flags)
-        except OSError as error:
-            if error.errno != errno.EMSGSIZE:
-                raise
-        needed = len(packet) + SOCKET_OVERHEAD_BYTES
-        self.socket.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDBUF, (needed + 1) // 2
-        )
-        try:
-            self._send_once(packet, flags)
-        except OSError as error:
-            if error.errno != errno.EMSGSIZE:
-                raise
-            raise PacketTooLarge(
-                f"a packet of {len(packet)} bytes does not fit into the"
-                " kernel's largest send buffer (net.core.wmem_max)"
-            ) from None
-
-    def _send_once(self, packet: bytes, flags: int) -> None:
-        """Send a packet.  Raises: OSError; Disconnected."""
-        try:
-            self.socket.send(packet, flags)
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._gone() from None
-
-    def _send_by(
-        self, end: float | None, packet: bytes, flags: int = 0
-    ) -> None:
-        """Send a packet.  Raises: TimeoutError at *end*; Disconnected."""
-        if end is None:
-            return self._send_fitting(packet, flags)
-        while True:
-            try:
-                return self._send_fitting(packet, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                self._wait(select.POLLOUT, end)
-
-    def _receive_new(self, end: float | None, flags: int) -> Received:
-        """Return the next packet from the socket."""
-        while True:
-            if end is not None:
-                self._wait(select.POLLIN, end)
-            try:
-                size = self.socket.recv_into(
-                    self._view, 0, flags | socket.MSG_TRUNC
-                )
-                return self._received(size, flags)
-            except ConnectionResetError:
-                continue  # [CONN-14] the last packets come next
-
-    def _received(self, size: int, flags: int = 0) -> Received:
-        """Return what a packet says that was received into the buffer.
-
-        Raises: Disconnected if there was none; PacketTooLarge; PacketError.
-        """
-        if size > len(self._view):  # [CONN-15]
-            raise PacketTooLarge(
-                f"a packet of {size} bytes was received and lost; the"
-                f" limit is {self.packet_bytes_max} bytes"
-            )
-        if size == 0:  # no server sends empty packets
-            raise self._gone()
-        received = parse_packet(self._view[:size])
-        if is_answer(received) and not flags & socket.MSG_PEEK:
-            self._questions = max(0, self._questions - 1)
-        return received
-
-    def _check_open(self) -> None:
-        """Raise Disconnected if the client is closed."""
-        if self.socket.fileno() < 0:
-            raise Disconnected("this client is closed")
-
-    def _gone(self) -> Disconnected:
-        """Return the error that tells that the server has closed."""
-        return Disconnected(
-            f"the server at {self.address} has closed the connection: it"
-            " stopped, has too many clients, or refused this user, what was"
-            " sent or a reader so slow; its log says why"
-        )
-
-    def _wait(self, event: int, end: float | None) -> None:
-        """Wait for an event of poll(2).  Raises: TimeoutError at *end*."""
-        poll = select.poll()
-        poll.register(self.socket, event)
-        while True:
-            left = math.inf if end is None else end - time.monotonic()
-            if poll.poll(1000 * max(0.0, min(left, POLL_SECONDS_MAX))):
-                return
-            if left <= 0:
-                raise TimeoutError("the time is over")
+            client.unsubscribe(key, DONTWAIT)
 
 
-def is_answer(received: Received) -> bool:
-    """Return whether a server's packet is the answer to whoami."""
-    return isinstance(received, ControlMessage) and received.key == WHOAMI
-
-
-def end_of(timeout: float | None) -> float | None:
-    """Return when a timeout is over, by the monotonic clock."""
-    return None if timeout is None else time.monotonic() + timeout
-
-
-def left_of(end: float | None) -> float | None:
-    """Return the timeout (s) that is over at *end*."""
-    return None if end is None else max(0.0, end - time.monotonic())
+def receive_under(
+    client: Client, key: bytes, timeout: float | None
+) -> Received:
+    """Return the next message under a key; keep the others for receive."""
+    return client.receive_where(
+        lambda received: type(received) is Message and received.key == key,
+        timeout,
+    )
 
 
 # =============================================================================
@@ -1074,7 +1118,6 @@ def left_of(end: float | None) -> float | None:
 # again helps.  A packet is sent or received whole by one call that does not
 # wait, so that a call that is cancelled while it waits has done nothing.
 
-Result = TypeVar("Result")
 CONNECT_SECONDS_MIN = 0.001  # between two tries; doubled up to
 CONNECT_SECONDS_MAX = 0.1
 CALLS_PER_TURN = 64  # that need not wait, before other tasks have a turn
@@ -1098,10 +1141,11 @@ class AsyncClient:
     next call, what it would have sent is sent whole or not at all.
     """
 
-    # What comes is handed to those who wait: an answer to whoami to the task
-    # that asked, a message under a reply key to that request, all else to the
-    # first of those who receive.  The loop watches the descriptor as long as
-    # anybody waits; what came beside it is kept for the next who receives.
+    # Each call tries at once, on a Client that does not wait.  Tasks that have
+    # to wait for room do so in turn.  For those that wait for what comes, the
+    # loop watches the descriptor, and what is read is handed over: an answer
+    # of whoami to the first who asked, a message under a reply key to that
+    # request, all else to the inbox, from where tasks take it in turn.
 
     def __init__(
         self,
@@ -1119,18 +1163,18 @@ class AsyncClient:
             packet_bytes_max=packet_bytes_max,
             server_uid=server_uid,
             reconnect=reconnect,
-            flags=socket.MSG_DONTWAIT,
+            flags=DONTWAIT,
         )
         self._client: Client | None = None
-        self._kept = Kept()
-        self._receivers: deque[asyncio.Future[Received]] = deque()
-        self._senders: list[asyncio.Future[None]] = []
-        self._answer: asyncio.Future[Received] | None = None
+        self._calls = 0  # since other tasks had a turn
+        self._inbox_bytes = 0
+        self._readers = 0  # tasks that wait for what comes
+        self._receivers = 0  # those of them that wait for the inbox
+        self._askers: deque[asyncio.Future[Received] | None] = deque()
         self._replies: dict[bytes, asyncio.Future[Received]] = {}
-        self._inbox = b""  # what begins the reply keys
+        self._reply_keys = b""  # what they begin with
         self._requests = itertools.count()
-        self._calls = 0
-        self._is_reading = False
+        self._room: asyncio.Future[None] | None = None  # that is waited for
         self._writing = -1  # the descriptor that is watched for room, if any
 
     def __repr__(self) -> str:
@@ -1154,39 +1198,31 @@ class AsyncClient:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, CONNECT_SECONDS_MAX)
         self._loop = asyncio.get_running_loop()
-        self._asking = asyncio.Lock()
+        self._inbox: asyncio.Queue[Received | SbusError] = asyncio.Queue()
         self._opening = asyncio.Lock()
+        self._sending = asyncio.Lock()
         return self
 
     async def __aenter__(self) -> AsyncClient:
         return await self.connect()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def __aiter__(self) -> AsyncClient:
-        """Return an iterator over what is received, without an end.
-
-        Raises, at a step: Disconnected when the server has closed.
-        """
+        """Return an iterator over what receive returns, without an end."""
         return self
 
     async def __anext__(self) -> Received:
         return await self.receive()
 
     def close(self) -> None:
-        """Leave the bus.  What was published is delivered [CONN-6].
-
-        Calls that wait raise Disconnected.
-        """
-        if self._client and self._client.fileno() >= 0:
+        """Leave the bus; calls that wait raise Disconnected [CONN-6]."""
+        fd = self.fileno()
+        if self._client and fd >= 0:
             self._fail(Disconnected("this client is closed"))
-            self._wake_senders()
+            self._wake_sender()
+            self._loop.remove_reader(fd)
             self._client.close()
 
     def fileno(self) -> int:
@@ -1196,23 +1232,35 @@ class AsyncClient:
     @property
     def socket(self) -> socket.socket:
         """The socket.  Raises: Disconnected before connect."""
-        return self._connected().socket
+        return (self._client or not_connected()).socket
 
     async def subscribe(self, pattern: Text) -> None:
         """As Client.subscribe [SUB-1] [SUB-2]."""
-        await self._send(self._connected().subscribe, pattern)
+        client = self._client or not_connected()
+        await self._send(client.subscribe, pattern)
 
     async def unsubscribe(self, pattern: Text) -> None:
         """As Client.unsubscribe [UNSUB-1]."""
-        await self._send(self._connected().unsubscribe, pattern)
+        client = self._client or not_connected()
+        await self._send(client.unsubscribe, pattern)
 
     async def publish(self, key: Text, payload: Payload = b"") -> None:
         """As Client.publish, once the kernel has room for it [PUB-1]."""
-        await self._send(self._connected().publish, key, payload)
+        client = self._client or not_connected()
+        self._calls += 1
+        if self._calls >= CALLS_PER_TURN:
+            await self._give_turn()
+        try:
+            client.publish(key, payload, DONTWAIT)
+        except BlockingIOError:
+            await self._send(client.publish, key, payload)
 
     async def control(self, key: Text, payload: Payload = b"") -> None:
         """As Client.control [CTL-1]."""
-        await self._send(self._connected().control, key, payload)
+        client = self._client or not_connected()
+        await self._send(client.control, key, payload)
+        if to_bytes(key) == WHOAMI:
+            self._askers.append(None)  # the answer is received like all else
 
     async def reply(self, asked: Request, payload: Payload = b"") -> None:
         """As Client.reply [PUB-1]."""
@@ -1220,32 +1268,26 @@ class AsyncClient:
 
     async def receive(self, timeout: float | None = None) -> Received:
         """As Client.receive [CONN-14] [CONN-15]."""
-        client = self._connected()
-        await self._take_turn()
-        while not self._kept.items:
+        client = self._client or not_connected()
+        self._calls += 1
+        if self._calls >= CALLS_PER_TURN:
+            await self._give_turn()
+        while not self._inbox_bytes:
             try:
-                received = client.receive(flags=socket.MSG_DONTWAIT)
+                received = client.receive(None, DONTWAIT)
             except BlockingIOError:
-                return await self._receive_later(end_of(timeout))
-            if type(received) is Message and not self._inbox:
+                return await in_time(self._receive_later(), timeout)
+            if type(received) is Message and not self._reply_keys:
                 return received
             self._hand_over(received)
-        return self._kept.take()
+        return self._taken(self._inbox.get_nowait())
 
     async def whoami(self, timeout: float | None = None) -> Credentials:
-        """As Client.whoami; tasks that ask at once are served in turn.
+        """As Client.whoami; several tasks may ask at once.
 
         Spec: [CRED-2] [CRED-12].
         """
-        end, client = end_of(timeout), self._connected()
-        async with self._asking:
-            await self._send(client.control, WHOAMI, end=end)
-            self._answer = self._loop.create_future()
-            try:
-                received = await self._wait(self._answer, end)
-            finally:
-                self._answer = None
-        return parse_credentials(received.payload)
+        return await in_time(self._ask(), timeout)
 
     async def sync(self, timeout: float | None = None) -> None:
         """As Client.sync [PKT-5] [CRED-3]."""
@@ -1259,146 +1301,109 @@ class AsyncClient:
         The client stays subscribed to the keys of its answers, and drops
         those that come too late.
         """
-        end = end_of(timeout)
-        await self._open_inbox(end)
-        reply_key = self._inbox + b"%d" % next(self._requests)
-        waiting: asyncio.Future[Received] = self._loop.create_future()
-        self._replies[reply_key] = waiting
-        content = reply_key + b"\0" + payload_bytes(payload)
+        return await in_time(self._request(key, payload), timeout)
+
+    async def _ask(self) -> Credentials:
+        """Ask the server who we are."""
+        client = self._client or not_connected()
+        await self._send(client.control, WHOAMI)
+        answer: asyncio.Future[Received] = self._loop.create_future()
+        self._askers.append(answer)
+        with self._reading():
+            return parse_credentials((await answer).payload)
+
+    async def _request(self, key: Text, payload: Payload) -> bytes:
+        """Ask whoever listens to a key."""
+        async with self._opening:
+            if not self._reply_keys:
+                path = (await self._ask()).path
+                reply_keys = path + b"/" + random_text() + b"/"
+                await self.subscribe(reply_keys)
+                self._reply_keys = reply_keys
+        reply_key = self._reply_keys + b"%d" % next(self._requests)
+        answer: asyncio.Future[Received] = self._loop.create_future()
+        self._replies[reply_key] = answer
         try:
-            await self._send(self._connected().publish, key, content, end=end)
-            return (await self._wait(waiting, end)).payload
+            await self.publish(key, reply_key + b"\0" + payload_bytes(payload))
+            with self._reading():
+                return (await answer).payload
         finally:
             del self._replies[reply_key]
 
-    async def _open_inbox(self, end: float | None) -> None:
-        """Subscribe to the keys of answers, unless that is done."""
-        async with self._opening:
-            if not self._inbox:
-                path = (await self.whoami(left_of(end))).path
-                inbox = path + b"/" + random_text() + b"/"
-                await self.subscribe(inbox)
-                self._inbox = inbox
+    async def _give_turn(self) -> None:
+        """Let other tasks run."""
+        import asyncio
 
-    async def _take_turn(self) -> None:
-        """Let other tasks run now and then."""
-        self._calls += 1
-        if self._calls % CALLS_PER_TURN == 0:
-            import asyncio
+        self._calls = 0
+        await asyncio.sleep(0)
 
-            await asyncio.sleep(0)
+    # Waiting for room
 
-    async def _send(
-        self,
-        call: Callable[..., None],
-        *content: object,
-        end: float | None = None,
-    ) -> None:
-        """Call what sends, once the kernel has room."""
-        await self._take_turn()
-        while True:
-            try:
-                return call(*content, flags=socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                await self._wait_to_send(end)
+    async def _send(self, call: Callable[..., None], *content: object) -> None:
+        """Call what sends, once the kernel has room, after those before us."""
+        async with self._sending:
+            while True:
+                try:
+                    return call(*content, flags=DONTWAIT)
+                except BlockingIOError:
+                    await self._wait_for_room()
 
-    async def _wait_to_send(self, end: float | None) -> None:
-        """Wait for room, or for when to connect again.
-
-        Raises: TimeoutError at *end*.
-        """
-        client, waiting = self._connected(), self._loop.create_future()
+    async def _wait_for_room(self) -> None:
+        """Wait for room, or for when to connect again."""
+        client = self._client or not_connected()
+        self._room = self._loop.create_future()
         seconds = client.retry_in()
         if seconds is not None:
-            self._loop.call_later(seconds, self._wake_senders)
-        elif self._writing < 0:
+            self._loop.call_later(seconds, self._wake_sender)
+        else:
             self._writing = client.socket.fileno()
-            self._loop.add_writer(self._writing, self._wake_senders)
-        self._senders.append(waiting)
+            self._loop.add_writer(self._writing, self._wake_sender)
         try:
-            await self._wait(waiting, end)
+            await self._room
         finally:
-            if waiting in self._senders:
-                self._senders.remove(waiting)
-                if not self._senders:
-                    self._wake_senders()
+            self._wake_sender()
 
-    def _wake_senders(self) -> None:
-        """Let all who wait to send try again."""
+    def _wake_sender(self) -> None:
+        """Let the task that waits for room try again."""
         if self._writing >= 0:  # the socket may be another one by now
             self._loop.remove_writer(self._writing)
             self._writing = -1
-        for waiting in self._senders:
-            if not waiting.done():
-                waiting.set_result(None)
-        self._senders.clear()
+        if self._room and not self._room.done():
+            self._room.set_result(None)
 
-    async def _receive_later(self, end: float | None) -> Received:
-        """Wait for what comes next; if cancelled, leave it to others."""
-        import asyncio
+    # Waiting for what comes
 
-        waiting = self._loop.create_future()
-        self._receivers.append(waiting)
+    async def _receive_later(self) -> Received:
+        """Return what comes into the inbox for us."""
+        self._receivers += 1
         try:
-            return await self._wait(waiting, end)
-        except asyncio.CancelledError:
-            if waiting.done() and not waiting.cancelled():
-                self._put_back(waiting)
-            raise
+            with self._reading():
+                return self._taken(await self._inbox.get())
         finally:
-            waiting.cancel()
+            self._receivers -= 1
 
-    def _put_back(self, received: asyncio.Future[Received]) -> None:
-        """Hand to others what came for a task that does not want it."""
-        if not received.exception():
-            self._kept.put_back(received.result())
-        while self._receivers and self._kept.items:
-            self._give_to_receiver(self._kept.take())
-
-    async def _wait(
-        self, waiting: asyncio.Future[Result], end: float | None
-    ) -> Result:
-        """Return what is handed over.  Raises: TimeoutError at *end*."""
-        import asyncio
-
-        self._watch()
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Have the loop watch the descriptor as long as anybody waits."""
+        if not self._readers:
+            self._loop.add_reader(self.fileno(), self._read)
+        self._readers += 1
         try:
-            await asyncio.wait([waiting], timeout=left_of(end))
+            yield
         finally:
-            if not waiting.done():
-                waiting.cancel()
-            self._watch()
-        if waiting.cancelled():
-            raise TimeoutError("the time is over")
-        return waiting.result()
-
-    def _is_awaited(self) -> bool:
-        """Return whether anybody waits for what comes."""
-        while self._receivers and self._receivers[0].done():
-            self._receivers.popleft()
-        answer = self._answer and not self._answer.done()
-        return bool(answer or self._receivers) or any(
-            not reply.done() for reply in self._replies.values()
-        )
-
-    def _watch(self) -> None:
-        """Have the loop watch the descriptor if anybody waits for it."""
-        fd = self.fileno()
-        is_awaited = fd >= 0 and self._is_awaited()
-        if is_awaited and not self._is_reading:
-            self._loop.add_reader(fd, self._read)
-        elif self._is_reading and not is_awaited and fd >= 0:
-            self._loop.remove_reader(fd)
-        self._is_reading = is_awaited
+            self._readers -= 1
+            fd = self.fileno()
+            if not self._readers and fd >= 0:
+                self._loop.remove_reader(fd)
 
     def _read(self) -> None:
         """Hand over what there is, as long as anybody waits for it."""
-        client = self._connected()
+        client = self._client or not_connected()
         try:
             for _ in range(CALLS_PER_TURN):
                 if not self._is_awaited():
                     break
-                self._hand_over(client.receive(flags=socket.MSG_DONTWAIT))
+                self._hand_over(client.receive(None, DONTWAIT))
         except BlockingIOError:
             seconds = client.retry_in()
             if seconds is not None:
@@ -1407,163 +1412,87 @@ class AsyncClient:
             self._fail(error)
         except (PacketError, PacketTooLarge) as error:
             if self._receivers:
-                self._receivers.popleft().set_exception(error)
+                self._put(error)
             else:
                 self._fail_questions(error)
-        self._watch()
+
+    def _is_awaited(self) -> bool:
+        """Return whether anybody waits for what nobody has read yet."""
+        answers = itertools.chain(self._askers, self._replies.values())
+        return self._inbox.qsize() < self._receivers or any(
+            answer and not answer.done() for answer in answers
+        )
 
     def _hand_over(self, received: Received) -> None:
-        """Give something to the task that it is for, or keep it."""
+        """Give something to the task that it is for, or to the inbox."""
+        answer = None
         if isinstance(received, Reconnected):
             self._fail_questions(Disconnected("the bus was lost: ask again"))
-            self._wake_senders()
-        elif isinstance(received, Message):
-            reply = self._replies.get(received.key)
-            if reply and not reply.done():
-                return reply.set_result(received)
-            if self._inbox and received.key.startswith(self._inbox):
-                return None  # too late
-        elif self._answer and isinstance(received, ControlMessage):
-            is_ours = self._connected().is_last_answer(received)
-            if is_ours and not self._answer.done():
-                return self._answer.set_result(received)
-        self._give_to_receiver(received)
-        return None
+            self._wake_sender()
+        elif is_answer(received) and self._askers:
+            answer = self._askers.popleft()
+        elif isinstance(received, Message) and self._reply_keys:
+            answer = self._replies.get(received.key)
+            if not answer and received.key.startswith(self._reply_keys):
+                return  # too late
+        if answer and not answer.done():
+            answer.set_result(received)
+        else:
+            self._put(received)
 
-    def _give_to_receiver(self, received: Received) -> None:
-        """Give something to the first task that receives, or keep it."""
-        while self._receivers:
-            waiting = self._receivers.popleft()
-            if not waiting.done():
-                return waiting.set_result(received)
-        self._kept.add(received)
-        try:
-            self._kept.check()
-        except TooMuchKept as error:
-            self._fail_questions(error)
+    def _put(self, item: Received | SbusError) -> None:
+        """Put something into the inbox, or what is raised instead."""
+        self._inbox.put_nowait(item)
+        self._inbox_bytes += inbox_bytes(item)
+        if self._inbox_bytes > KEPT_BYTES_MAX:
+            self._fail_questions(too_much(self._inbox.qsize()))
+
+    def _taken(self, item: Received | SbusError) -> Received:
+        """Return what was taken from the inbox, or raise it."""
+        self._inbox_bytes -= inbox_bytes(item)
+        if isinstance(item, SbusError):
+            raise item
+        return item
 
     def _fail_questions(self, error: SbusError) -> None:
         """Tell those who wait for answers that none will come."""
-        answers = [self._answer] if self._answer else []
-        for waiting in (*answers, *self._replies.values()):
-            if not waiting.done():
-                waiting.set_exception(type(error)(*error.args))
+        for answer in (*self._askers, *self._replies.values()):
+            if answer and not answer.done():
+                answer.set_exception(type(error)(*error.args))
 
     def _fail(self, error: Disconnected) -> None:
         """Tell all who wait for what comes that nothing will."""
         self._fail_questions(error)
-        for waiting in self._receivers:
-            if not waiting.done():
-                waiting.set_exception(Disconnected(*error.args))
-        self._receivers.clear()
-        self._watch()
-
-    def _connected(self) -> Client:
-        """Return the client inside.  Raises: Disconnected if there is none."""
-        if not self._client:
-            raise Disconnected("not connected: use async with, or connect()")
-        return self._client
+        for _ in range(self._receivers - self._inbox.qsize()):
+            self._put(Disconnected(*error.args))
 
 
-# =============================================================================
-# What the protocol leaves to applications
-# =============================================================================
-
-# Facts: only a client with the credentials C reads the keys that begin with
-# C and '/' [CRED-10] [CRED-11], but anybody may publish under them.  So an
-# answer under such a key shows nothing of who sent it, and a random text that
-# was sent under such a key and comes back shows that its reader is C.
-
-TOKEN_BYTES = 16
+def not_connected() -> NoReturn:
+    """Raise Disconnected."""
+    raise Disconnected("not connected: use async with, or connect()")
 
 
-class Request(NamedTuple):
-    """What is asked: its key, its payload, and the key for the answer."""
-
-    key: bytes
-    payload: bytes
-    reply_key: bytes
-
-
-def random_text() -> bytes:
-    """Return what nobody can guess."""
-    return os.urandom(TOKEN_BYTES).hex().encode("ascii")
+def inbox_bytes(item: Received | SbusError) -> int:
+    """Return how much memory something in an inbox takes, about."""
+    if isinstance(item, SbusError):
+        return KEPT_OVERHEAD_BYTES
+    return kept_bytes(item)
 
 
-@contextlib.contextmanager
-def private_key(client: Client, timeout: float | None) -> Iterator[bytes]:
-    """Subscribe for a while to a new key that only this client can read.
+async def in_time(work: Awaitable[Result], timeout: float | None) -> Result:
+    """Return what is awaited.  Raises: TimeoutError after so many seconds."""
+    import asyncio
 
-    The server has handled all before, so that what is sent under *key* has
-    room at once.
-    Raises: TimeoutError; Disconnected.
-    Spec: [CRED-4] [CRED-10] [CRED-12].
-    """
-    path = client.whoami(timeout).path
-    key = path + b"/" + random_text()
     try:
-        client.subscribe(key)
-        yield key
-    finally:
-        with contextlib.suppress(Disconnected, BlockingIOError):
-            client.unsubscribe(key, socket.MSG_DONTWAIT)
-
-
-def receive_under(
-    client: Client, key: bytes, timeout: float | None
-) -> Received:
-    """Return the next message under a key; keep the others for receive."""
-    return client.receive_where(
-        lambda received: isinstance(received, Message) and received.key == key,
-        timeout,
-    )
-
-
-def parse_request(message: Received) -> Request:
-    """Return what a message asks for.
-
-    Raises: PacketError if it is no request, or wants its answer elsewhere
-    than under a secret key: anybody may publish such.
-    Spec: [CRED-10].
-    """
-    reply_key, nul, payload = message.payload.partition(b"\0")
-    if not nul:
-        raise PacketError("the message is no request: it has no reply key")
-    owner_of(reply_key)
-    return Request(message.key, payload, reply_key)
-
-
-def requests(received: Iterable[Received]) -> Iterator[Request]:
-    """Yield what messages ask for, and leave out those that are no requests.
-
-        for asked in requests(bus):
-            bus.reply(asked, b"answer")
-
-    Raises: as the iteration over the messages.
-    """
-    for message in received:
-        with contextlib.suppress(PacketError):
-            yield parse_request(message)
-
-
-def owner_of(key: bytes) -> Credentials:
-    """Return the credentials of those who can read a private key.
-
-    Raises: PacketError if it is none.
-    Spec: [CRED-10] [CRED-11].
-    """
-    path = re.match(rb"(?:!/cred/[0-9]+/[0-9]+/[0-9]+/)+(?!$)", key)
-    if not path:
-        raise PacketError(f"not a private key: {key[:80]!r}")
-    return parse_credentials(path[0][:-1])
+        return await asyncio.wait_for(work, timeout)
+    except asyncio.TimeoutError:  # Python's own only since 3.11
+        raise TimeoutError("the time is over") from None
 
 
 # =============================================================================
 # The command line: input and output
 # =============================================================================
 
-CLEAR_LINE = "\x1b[K"  # from the cursor to the end of the line
-KEY_COLOUR, TIME_COLOUR, NO_COLOUR = "\x1b[36m", "\x1b[2m", "\x1b[m"
 ANSWER_SECONDS = 10.0  # in which a server is to answer
 PUBLISH_SECONDS = 60.0  # in which the bus is to take a message
 
@@ -1575,11 +1504,6 @@ class UsageError(SbusError):
 def note(text: str) -> None:
     """Print a line to standard error."""
     print(f"sbus: {text}", file=sys.stderr, flush=True)
-
-
-def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a standard stream is there and is a terminal."""
-    return stream is not None and stream.isatty()
 
 
 def printable(text: bytes, encoding: str) -> str:
@@ -1626,11 +1550,11 @@ def write(text: bytes, at_once: bool = True) -> None:
         raise SbusError(f"standard output: {error.strerror}") from None
 
 
-def write_line(*fields: bytes) -> None:
-    """Print a line at once, with tabs between its printable fields."""
+def write_line(*fields: bytes, at_once: bool = True) -> None:
+    """Print a line, with tabs between its printable fields."""
     encoding = standard_output().encoding
-    line = "\t".join(printable(field, encoding) for field in fields)
-    write(f"{line}\n".encode(encoding))
+    line = "\t".join([printable(field, encoding) for field in fields])
+    write(f"{line}\n".encode(encoding), at_once)
 
 
 @contextlib.contextmanager
@@ -1723,6 +1647,11 @@ def command(
     return make
 
 
+def argument(*names: str, **options: Any) -> Argument:
+    """Return an argument, or an option."""
+    return names, options
+
+
 def count_of(text: str) -> int:
     """Return a count.  Raises: ArgumentTypeError."""
     if re.fullmatch("0*[1-9][0-9]{0,17}", text):
@@ -1739,11 +1668,6 @@ def amount_of(text: str) -> float:
     raise argparse.ArgumentTypeError(what)
 
 
-def argument(*names: str, **options: Any) -> Argument:
-    """Return an argument, or an option."""
-    return names, options
-
-
 def flag(name: str, help: str) -> Argument:
     """Return an option that is there or not."""
     return argument(name, action="store_true", help=help)
@@ -1754,44 +1678,16 @@ def number(name: str, help: str, **options: Any) -> Argument:
     return argument(name, metavar="N", type=count_of, help=help, **options)
 
 
-def amount(name: str, metavar: str, help: str, **options: Any) -> Argument:
-    """Return an option with a positive number."""
-    options.update(metavar=metavar, type=amount_of, help=help)
-    return argument(name, **options)
-
-
 def timeout(
     seconds: float = ANSWER_SECONDS, what: str = "for an answer"
 ) -> Argument:
     """Return the option for how long to wait for the server."""
     help = f"wait up to S seconds {what} ({seconds:g})"
-    return amount("--timeout", "S", help, default=seconds)
+    return argument(
+        "--timeout", metavar="S", type=amount_of, help=help, default=seconds
+    )
 
 
-def form(name: str, form: Callable[..., bytes], help: str) -> Argument:
-    """Return an option that chooses how messages are printed."""
-    choice = {"action": "store_const", "const": form, "default": as_text}
-    return argument(name, dest="form", help=help, **choice)
-
-
-def key_argument(help: str, **options: Any) -> Argument:
-    """Return the argument for a key."""
-    return argument("key", metavar="KEY", help=help, **options)
-
-
-def payload_argument(help: str = "'-' is standard input") -> Argument:
-    """Return the argument for a payload that may be missing."""
-    return argument("payload", metavar="PAYLOAD", nargs="?", help=help)
-
-
-KEY_HELP = "the routing key that subscribers' patterns select, such as a/b"
-PAYLOAD_HELP = (
-    "'-' or no PAYLOAD is standard input as it is, a final line feed"
-    " included; write -- before a PAYLOAD that begins with '-'"
-)
-LINES = flag(
-    "--lines", "publish each line of standard input, without its line feed"
-)
 PATTERNS = argument(
     "pattern",
     metavar="PATTERN",
@@ -1799,6 +1695,28 @@ PATTERNS = argument(
     help="the keys to choose, where '*' is what stands between two '/' and a"
     " '/' at the end is all below: 'a/*' selects a/b but not a/b/c, 'a/'"
     " selects both, none at all selects all but secrets; quote it",
+)
+KEY = argument(
+    "key",
+    metavar="KEY",
+    help="the routing key that subscribers' patterns select, such as a/b",
+)
+PAYLOAD = argument(
+    "payload",
+    metavar="PAYLOAD",
+    nargs="?",
+    help="'-' or no PAYLOAD is standard input as it is, a final line feed"
+    " included; write -- before a PAYLOAD that begins with '-'",
+)
+INPUT = argument(
+    "payload", metavar="PAYLOAD", nargs="?", help="'-' is standard input"
+)
+LINES = flag(
+    "--lines", "publish each line of standard input, without its line feed"
+)
+COUNT = number("--count", "end after N messages")
+DURATION = argument(
+    "--timeout", metavar="S", type=amount_of, help="end after S seconds"
 )
 ADDRESS = argument(
     "-a",
@@ -1824,50 +1742,35 @@ class OptionParser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
-class MainParser(OptionParser):
-    """Parses what is before a command, and the command as a list of words."""
-
-    def __init__(self, commands: Mapping[str, Command]) -> None:
-        super().__init__(
-            prog="sbus",
-            description="Use a message bus.",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        self.commands = commands
-        what = f"sbus {__version__}"
-        self.add_argument("--version", action="version", version=what)
-        self.add_argument(*ADDRESS[0], **ADDRESS[1])
-        self.add_argument(
-            "command",
-            metavar="COMMAND",
-            nargs=argparse.PARSER,
-            choices=commands,
-            help="and its arguments: sbus COMMAND --help tells of them",
-        )
-
-    def format_help(self) -> str:
-        """Return the help, for which all commands are looked at."""
-        names = "".join(
-            f"    {name:<12}{command.short}\n"
-            for name, command in self.commands.items()
-        )
-        self.epilog = f"commands:\n{names}{MAIN_HELP}"
-        return super().format_help()
-
-
-def command_parser(name: str, command: Command) -> OptionParser:
-    """Return the parser of what follows the name of a command."""
+def option_parsers(
+    commands: Mapping[str, Command],
+) -> tuple[OptionParser, dict[str, OptionParser]]:
+    """Return the parser of the command line, and those of the commands."""
     parser = OptionParser(
-        prog=f"sbus {name}",
-        description=command.about,
-        epilog=f"example:\n  sbus {command.example}",
+        prog="sbus",
+        description="Use a message bus.",
+        epilog=MAIN_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=command.run, has_address=command.has_address)
-    address = (ADDRESS,) if command.has_address else ()
-    for names, options in (*address, *command.arguments):
-        parser.add_argument(*names, **options)
-    return parser
+    version = f"sbus {__version__}"
+    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument(*ADDRESS[0], **ADDRESS[1])
+    parsers = parser.add_subparsers(
+        metavar="COMMAND", dest="command", required=True
+    )
+    for name, command in commands.items():
+        own = parsers.add_parser(
+            name,
+            help=command.short,
+            description=command.about,
+            epilog=f"example:\n  sbus {command.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        own.set_defaults(run=command.run, has_address=command.has_address)
+        address = [ADDRESS] * command.has_address
+        for names, options in (*address, *command.arguments):
+            own.add_argument(*names, **options)
+    return parser, parsers.choices
 
 
 # =============================================================================
@@ -1875,45 +1778,19 @@ def command_parser(name: str, command: Command) -> OptionParser:
 # =============================================================================
 
 
-class LenientClient(Client):
-    """A client for commands: what is too large for it is left out, and said.
-
-    SBUS_MAX_PACKET in the environment is the limit.
-    """
-
-    left_out = 0
-
-    def __init__(
-        self, address: str | None, timeout: float | None = None
-    ) -> None:
-        limit = os.environ.get("SBUS_MAX_PACKET") or str(PACKET_BYTES_MAX)
-        if not re.fullmatch("[1-9][0-9]{0,9}", limit):
-            raise UsageError(f"SBUS_MAX_PACKET is {limit!r}, and no number")
-        super().__init__(address, packet_bytes_max=int(limit), timeout=timeout)
-
-    def close(self) -> None:
-        if self.left_out > 1:
-            note(f"{self.left_out:,} messages were too large")
-        self.left_out = 0
-        super().close()
-
-    def _receive_new(self, end: float | None, flags: int) -> Received:
-        while True:
-            try:
-                return super()._receive_new(end, flags)
-            except PacketTooLarge as error:
-                if not self.left_out:
-                    note(f"{error}; SBUS_MAX_PACKET raises it")
-                self.left_out += 1
-
-
-def open_bus(options: Options, timeout: float | None = None) -> Client:
+def open_bus(
+    options: Options, timeout: float | None = None, kind: type[Client] = Client
+) -> Client:
     """Return a client of the bus that -a or the environment names.
 
     Raises: TimeoutError; AddressError; UsageError; Disconnected if there is
     no server.
     """
-    return LenientClient(getattr(options, "address", None), timeout)
+    limit = os.environ.get("SBUS_MAX_PACKET") or str(PACKET_BYTES_MAX)
+    if not re.fullmatch("[1-9][0-9]{0,9}", limit):
+        raise UsageError(f"SBUS_MAX_PACKET is {limit!r}, and no number")
+    address = getattr(options, "address", None)
+    return kind(address, packet_bytes_max=int(limit), timeout=timeout)
 
 
 def subscribe(bus: Client, patterns: Sequence[str]) -> None:
@@ -1930,32 +1807,34 @@ def messages(
 ) -> Iterator[Message]:
     """Yield what is published: so many messages, or for so long.
 
-    What an excluded pattern selects is left out and does not count.
+    What an excluded pattern selects is left out and does not count, and so
+    is what is too large.
     What was written meanwhile is printed before it waits for more.
     Raises: SbusError if the time is over before the count is reached.
     """
-    end = None if seconds is None else time.monotonic() + seconds
+    end = end_of(seconds)
     heard = 0
     while count is None or heard < count:
-        left = None if end is None else end - time.monotonic()
-        if left is not None and left <= 0:
+        if end is not None and time.monotonic() >= end:
             if count is None:
                 return
             raise SbusError(f"the time is over: heard {heard} of {count}")
         try:
-            received = bus.receive(flags=socket.MSG_DONTWAIT)
+            received = bus.receive(None, DONTWAIT)
         except BlockingIOError:
-            wait_to_print(bus, left)
-            continue
-        if isinstance(received, Message) and not any(
-            matches(pattern, received.key) for pattern in excluded
-        ):
-            heard += 1
-            yield received
+            wait_to_print(bus, end)
+        except PacketTooLarge as error:
+            note(f"{error}; SBUS_MAX_PACKET raises it")
+        else:
+            if isinstance(received, Message) and not any(
+                matches(pattern, received.key) for pattern in excluded
+            ):
+                heard += 1
+                yield received
 
 
-def wait_to_print(bus: Client, seconds: float | None) -> None:
-    """Wait until a message comes, for so long, and print what is written.
+def wait_to_print(bus: Client, end: float | None) -> None:
+    """Print what is written, and wait until a message comes, or the end.
 
     Raises: BrokenPipeError if nobody reads standard output; SbusError.
     """
@@ -1963,75 +1842,19 @@ def wait_to_print(bus: Client, seconds: float | None) -> None:
     poll = select.poll()
     poll.register(bus, select.POLLIN)
     poll.register(standard_output(), 0)  # tells when its reader has gone
-    left = POLL_SECONDS_MAX if seconds is None else max(0.0, seconds)
+    left = POLL_SECONDS_MAX if end is None else max(0, end - time.monotonic())
     ready = dict(poll.poll(1000 * min(left, POLL_SECONDS_MAX)))
     if ready and bus.fileno() not in ready:
         raise BrokenPipeError
-
-
-class Style(NamedTuple):
-    """How text is printed."""
-
-    encoding: str
-    is_coloured: bool
-
-
-def style_of(output: TextIO) -> Style:
-    """Return how text is printed there: in colour on most terminals."""
-    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return Style(output.encoding, is_terminal(output) and not is_plain)
-
-
-def as_text(message: Message, when: int | None, style: Style) -> bytes:
-    """Return a message as a line; *when* is in nanoseconds since 1970."""
-    key, payload = (printable(text, style.encoding) for text in message)
-    stamp = "" if when is None else local_time(when)
-    if style.is_coloured:
-        key = f"{KEY_COLOUR}{key}{NO_COLOUR}"
-        stamp = stamp and f"{TIME_COLOUR}{stamp}{NO_COLOUR}"
-    line = f"{stamp}\t" if stamp else ""
-    return f"{line}{key}\t{payload}\n".encode(style.encoding)
-
-
-def local_time(when: int) -> str:
-    """Return a time with its zone, as ISO 8601 has it."""
-
-    moment = datetime.datetime.fromtimestamp(when / 1e9).astimezone()
-    return moment.isoformat(timespec="microseconds")
-
-
-def as_payload(message: Message, _: int | None, __: Style) -> bytes:
-    """Return a payload as it is."""
-    return message.payload
 
 
 @command(
     "print messages",
     "sub 'sensors/*/temp'",
     PATTERNS,
-    form("--raw", as_payload, "print the payloads alone, as they are"),
-    flag("--time", "print first when it came"),
-    argument(
-        "--exclude",
-        metavar="PATTERN",
-        action="append",
-        type=os.fsencode,
-        default=[],
-        help="leave out the keys that it selects; may be repeated",
-    ),
-    flag(
-        "--discard",
-        "miss messages rather than slow their publishers down, and say how"
-        " many in the end",
-    ),
-    argument(
-        "--ready-fd",
-        metavar="FD",
-        type=int,
-        help="write a line there once it is subscribed, and close it",
-    ),
-    number("--count", "end after N messages"),
-    amount("--timeout", "S", "end after S seconds"),
+    flag("--raw", "print the payloads alone, as they are"),
+    COUNT,
+    DURATION,
 )
 def sub(options: Options) -> None:
     r"""Print what is published, a line each: its key, a tab, its payload.
@@ -2040,55 +1863,23 @@ def sub(options: Options) -> None:
     a line feed is \n, a backslash \\.  With --count and --timeout, the exit
     status is 1 if the time is over before the count is reached.
     """
-    if options.time and options.form is as_payload:
-        raise UsageError("--raw has no place for --time")
-    form, style = options.form, style_of(standard_output())
-    wanted = (options.count, options.timeout, options.exclude)
     with open_bus(options) as bus:
-        if options.discard:
-            bus.control("blocking/soft/discard")
         subscribe(bus, options.pattern)
-        if options.ready_fd is not None:
-            bus.sync()
-            tell_ready(options.ready_fd)
         try:
-            for message in messages(bus, *wanted):
-                when = time.time_ns() if options.time else None
-                write(form(message, when, style), at_once=False)
+            for message in messages(bus, options.count, options.timeout):
+                if options.raw:
+                    write(message.payload, at_once=False)
+                else:
+                    write_line(*message, at_once=False)
         finally:
             write(b"")
-            if options.discard:
-                note_missed(bus)
-
-
-def tell_ready(descriptor: int) -> None:
-    """Write a line to a descriptor and close it.  Raises: SbusError."""
-    try:
-        os.write(descriptor, b"ready\n")
-        os.close(descriptor)
-    except OSError as error:
-        what = f"--ready-fd {descriptor}: {error.strerror}"
-        raise SbusError(what) from None
-
-
-def note_missed(bus: Client) -> None:
-    """Say how many messages were discarded, if any and if the server knows.
-
-    Spec: [CTL-5].
-    """
-
-    errors = (SbusError, TimeoutError, ValueError, LookupError)
-    with contextlib.suppress(*errors):
-        missed = json.loads(ask(bus, STATS, ANSWER_SECONDS))["discarded"]
-        if missed:
-            note(f"{missed:,} messages were missed")
 
 
 @command(
     "publish messages",
     "pub sensors/1/temp 21.5",
-    key_argument(KEY_HELP),
-    payload_argument(PAYLOAD_HELP),
+    KEY,
+    PAYLOAD,
     LINES,
     timeout(PUBLISH_SECONDS, "that the bus takes a message"),
 )
@@ -2122,8 +1913,8 @@ def whoami(options: Options) -> None:
 @command(
     "send a control message",
     "control '!/cred/whoami'",
-    key_argument("such as '!/cred/whoami'"),
-    payload_argument(),
+    argument("key", metavar="KEY", help="such as '!/cred/whoami'"),
+    INPUT,
     timeout(),
 )
 def control(options: Options) -> None:
@@ -2155,81 +1946,26 @@ def question(options: Options, bus: Client, word: bytes, key: bytes) -> bytes:
     return given_payload(options.payload, payload_room(bus, word, key))
 
 
-@command(
-    "measure how fast the server answers",
-    "ping --count 100",
-    number("--count", "ask N times (1000)", default=1000),
-    timeout(),
-)
+@command("measure how fast the server answers", "ping", timeout())
 def ping(options: Options) -> None:
-    """Print how long the server takes to answer a question.
-
-    These are the shortest time, the median, the time that 99 of 100 do not
-    pass, and the longest.
-    """
+    """Print how long the server takes to answer a question."""
     with open_bus(options, options.timeout) as bus:
-        times = sorted(
-            round_trip(bus, options.timeout) for _ in range(options.count)
-        )
-        parts = {"minimum": 0, "median": 0.5, "p99": 0.99, "maximum": 1}
-        figures = ", ".join(
-            f"{name} {1000 * quantile(times, part):.3f} ms"
-            for name, part in parts.items()
-        )
-        trips = "round trip" if len(times) == 1 else "round trips"
-        line = f"{bus.address}: {len(times)} {trips}: {figures}"
+        start = time.perf_counter()
+        bus.sync(options.timeout)
+        milliseconds = 1000 * (time.perf_counter() - start)
+        line = f"{bus.address}: 1 round trip: {milliseconds:.3f} ms"
         write_line(os.fsencode(line))
 
 
-def round_trip(bus: Client, seconds: float) -> float:
-    """Return how many seconds the server takes to answer.
-
-    Raises: TimeoutError if it does not answer in time.
-    """
-    start = time.perf_counter()
-    bus.sync(seconds)
-    return time.perf_counter() - start
-
-
-def quantile(ordered: Sequence[float], part: float) -> float:
-    """Return the least of some values that so large a part does not pass."""
-    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
-
-
-STATS_COLUMNS = {  # a heading, and the server's name for what is below
-    "CLIENTS": "clients",
-    "PATTERNS": "patterns",
-    "PUBLISHED": "published",
-    "DELIVERED": "delivered",
-    "REFUSED": "refused",
-    "DISCARDED": "discarded",
-    "PAUSED": "paused",
-    "BACKLOG": "backlog_bytes",
-}
-
-
-@command(
-    "print what the server has counted",
-    "stats --json",
-    flag("--json", "print the server's answer, a JSON object"),
-    timeout(),
-)
+@command("print what the server has counted", "stats", timeout())
 def stats(options: Options) -> None:
-    """Print what the server has counted for this client.
+    """Print what the server has counted, as a JSON object.
 
-    Root and the bus owner are told of the clients of each user, since the
-    first of those that are connected came.  REFUSED packets are those that
-    the kernel did not take at first, because their receiver was slow,
-    DISCARDED those that a receiver never got, PAUSED is how often a publisher
-    had to wait, BACKLOG what the server holds for receivers, in bytes.
+    That is for this client; root and the bus owner are told of the clients of
+    each user as well, since the first of those that are connected came.
     """
     with open_bus(options, options.timeout) as bus:
-        answer = ask(bus, STATS, options.timeout)
-    if options.json:
-        write(answer + b"\n")
-        return
-    for line in stats_lines(parse_stats(answer)):
-        write_line(line.encode("utf-8"))
+        write(ask(bus, STATS, options.timeout) + b"\n")
 
 
 def ask(bus: Client, key: bytes, timeout: float) -> bytes:
@@ -2251,42 +1987,6 @@ def ask(bus: Client, key: bytes, timeout: float) -> bytes:
         raise SbusError(f"{what} {key.decode('latin-1')!r}") from None
 
 
-def parse_stats(answer: bytes) -> dict[str, list[int | None]]:
-    """Return what a server has counted: for us, and for users by their ids.
-
-    The values are in the order of STATS_COLUMNS; what it does not say is None.
-    Raises: PacketError if the answer is malformed.
-    Spec: [CTL-5].
-    """
-
-    try:
-        own = json.loads(answer)
-        counts = {f"client {own['client']}": own, **own.get("users", {})}
-        return {
-            name: [
-                None if (n := each.get(column)) is None else int(n)
-                for column in STATS_COLUMNS.values()
-            ]
-            for name, each in counts.items()
-        }
-    except (ValueError, TypeError, LookupError, AttributeError):
-        what = f"the server sent malformed stats: {answer[:80]!r}"
-        raise PacketError(what) from None
-
-
-def stats_lines(counts: Mapping[str, Sequence[int | None]]) -> list[str]:
-    """Return a table of what a server has counted."""
-    rows = [["", *STATS_COLUMNS]]
-    for name, each in counts.items():
-        title = name if name.startswith("client") else f"user {name}"
-        rows.append([title, *("" if n is None else f"{n:,}" for n in each)])
-    width, *widths = (max(map(len, column)) for column in zip(*rows))
-    return [
-        " ".join([row[0].ljust(width), *map(str.rjust, row[1:], widths)])
-        for row in rows
-    ]
-
-
 COMMANDS: Mapping[str, Command] = {
     "sub": sub,
     "pub": pub,
@@ -2305,11 +2005,10 @@ def main(
 
     0 is success, 1 an error of the bus, 2 of usage, 130 an interruption.
     """
-    parser, options = MainParser(commands), Options()
+    parser, _ = option_parsers(commands)
+    options = Options()
     try:
         parser.parse_args(arguments, options)
-        name, *rest = options.command
-        command_parser(name, commands[name]).parse_args(rest, options)
         options.run(options)
     except BrokenPipeError:  # whoever read our output has had enough
         return 1

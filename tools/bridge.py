@@ -24,7 +24,6 @@ from sbus_client import (
     Client,
     ControlMessage,
     Disconnected,
-    LenientClient,
     Message,
     Options,
     Received,
@@ -36,7 +35,8 @@ from sbus_client import (
     subscribe,
 )
 
-from .patterns import PATTERN_OPTION
+from .lenient import open_bus
+from .options import PATTERN_OPTION
 from .stop import PACKETS_A_TURN, Stop, leave
 
 NOBODY = 65_534  # and the process 0: they have no secrets [CRED-8]
@@ -176,8 +176,8 @@ def bridge(options: Options) -> None:
         raise UsageError("bridge takes two addresses and no -a")
     one, other = options.addresses
     with (
-        LenientClient(one, ANSWER_SECONDS) as one_bus,
-        LenientClient(other, ANSWER_SECONDS) as other_bus,
+        open_bus(Options(address=one), ANSWER_SECONDS) as one_bus,
+        open_bus(Options(address=other), ANSWER_SECONDS) as other_bus,
     ):
         name = one_bus.socket.getpeername()
         if name and name == other_bus.socket.getpeername():

@@ -6,11 +6,10 @@ import argparse
 import re
 
 from sbus_client import (
-    MainParser,
     Options,
     argument,
     command,
-    command_parser,
+    option_parsers,
     write,
 )
 
@@ -102,11 +101,10 @@ SHELLS = {
 )
 def completion(options: Options) -> None:
     """Print the completion of this command line for a shell."""
-    from .command_line import COMMANDS
+    from .command_line import all_commands
 
-    parser = MainParser(COMMANDS)
-    words = {"": f"{' '.join(COMMANDS)} {long_options(parser)}"}
-    for name, each in COMMANDS.items():
-        words[name] = long_options(command_parser(name, each))
+    parser, commands = option_parsers(all_commands())
+    words = {"": f"{' '.join(commands)} {long_options(parser)}"}
+    words.update((name, long_options(each)) for name, each in commands.items())
     words["completion"] += f" {' '.join(SHELLS)}"
     write(SHELLS[options.shell](words).encode("ascii"))

@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Mapping
 
-from sbus_client import Message, Style
+from sbus_client import Message
 
 
 def json_line(fields: Mapping[str, object]) -> bytes:
@@ -14,7 +14,7 @@ def json_line(fields: Mapping[str, object]) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def as_json(message: Message, when: int | None, _: Style) -> bytes:
+def as_json(message: Message, when: int | None) -> bytes:
     """Return a message as a line of JSON."""
     fields: dict[str, object] = {} if when is None else {"t": when}
     for name, text in (("key", message.key), ("payload", message.payload)):

@@ -6,10 +6,15 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from typing import TextIO
 
-from sbus_client import CLEAR_LINE, is_terminal
-
+CLEAR_LINE = "\x1b[K"  # from the cursor to the end of the line
 PROGRESS_SECONDS = 0.2
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a standard stream is there and is a terminal."""
+    return stream is not None and stream.isatty()
 
 
 class Progress:

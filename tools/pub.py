@@ -8,31 +8,30 @@ import time
 from collections.abc import Iterable, Iterator
 
 from sbus_client import (
-    KEY_HELP,
+    KEY,
     LINES,
-    PAYLOAD_HELP,
+    PAYLOAD,
     PUBLISH_SECONDS,
     Client,
     Message,
     Options,
     SbusError,
     UsageError,
-    amount,
+    argument,
     check_room,
     command,
     flag,
     given_payload,
     input_lines,
-    key_argument,
     number,
     open_bus,
-    payload_argument,
     payload_room,
     standard_input,
     timeout,
 )
 
 from .json_lines import parse_json
+from .options import amount
 from .progress import Progress
 
 INPUT_BYTES = 65_536  # read at once
@@ -112,8 +111,8 @@ def check_pub(options: Options) -> None:
 @command(
     "publish messages",
     "pub sensors/1/temp 21.5",
-    key_argument(KEY_HELP, nargs="?"),
-    payload_argument(PAYLOAD_HELP),
+    argument(*KEY[0], **KEY[1], nargs="?"),
+    PAYLOAD,
     LINES,
     flag("--null", "the same for what ends with a NUL byte"),
     flag(

@@ -33,17 +33,16 @@ from sbus_client import (
     Message,
     Options,
     SbusError,
-    amount,
     argument,
     command,
     note,
-    open_bus,
     subscribe,
     timeout,
 )
 
 from .json_lines import json_line
-from .patterns import PATTERN_OPTION
+from .lenient import open_bus
+from .options import PATTERN_OPTION, amount
 from .progress import Progress
 from .stop import Stop, arrived, leave
 

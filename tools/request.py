@@ -7,18 +7,16 @@ import subprocess
 from collections.abc import Sequence
 
 from sbus_client import (
-    KEY_HELP,
+    INPUT,
+    KEY,
     Options,
     Request,
     SbusError,
     UsageError,
     argument,
     command,
-    key_argument,
     messages,
     note,
-    open_bus,
-    payload_argument,
     question,
     requests,
     subscribe,
@@ -26,12 +24,14 @@ from sbus_client import (
     write_line,
 )
 
+from .lenient import open_bus
+
 
 @command(
     "ask, and print the answer",
     "request services/time",
-    key_argument(KEY_HELP),
-    payload_argument(),
+    KEY,
+    INPUT,
     timeout(),
 )
 def request(options: Options) -> None:

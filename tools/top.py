@@ -12,22 +12,22 @@ import time
 from collections.abc import Iterator, Sequence
 
 from sbus_client import (
-    CLEAR_LINE,
     PATTERNS,
     Message,
     Options,
-    amount,
     command,
     flag,
-    is_terminal,
     messages,
     number,
-    open_bus,
     printable,
     standard_output,
     subscribe,
     write,
 )
+
+from .lenient import open_bus
+from .options import amount
+from .progress import CLEAR_LINE, is_terminal
 
 TOP_KEYS_MAX = 10_000  # beyond, the quieter half is forgotten
 TOP_HEADING = f"{'MESSAGES/S':>12} {'BYTES/S':>14} {'MESSAGES':>12}  KEY"

@@ -64,7 +64,7 @@ def roff(text: str) -> str:
 def items(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield a paragraph for each argument and option of a parser."""
     for action in parser._actions:
-        if action.nargs == argparse.PARSER:
+        if isinstance(action, argparse._SubParsersAction):
             continue
         value = action.metavar or (
             action.dest.upper() if action.nargs != 0 else ""
@@ -102,12 +102,12 @@ def server_page() -> str:
 
 def client_page() -> str:
     """Return the page of sbus, with all its commands."""
-    commands = command_line.COMMANDS
-    options = items(sbus_client.MainParser(commands))
-    body = [".SH OPTIONS", *options, ".SH COMMANDS"]
+    commands = command_line.all_commands()
+    parser, parsers = sbus_client.option_parsers(commands)
+    body = [".SH OPTIONS", *items(parser), ".SH COMMANDS"]
     for name, command in commands.items():
         body.append(f".SS {name}\n{roff(command.about)}")
-        body += items(sbus_client.command_parser(name, command))
+        body += items(parsers[name])
         body.append(f".PP\nExample:\n.IP\n.B sbus {roff(command.example)}")
     return page("sbus", "use a message bus", CLIENT, body, CLIENT_MORE)
 

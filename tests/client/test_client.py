@@ -682,7 +682,7 @@ class TestWhoami:
         """whoami goes on when a server does whose queue was full."""
 
         class Asking(Client):
-            def _wait(self, event: int, end: float | None) -> None:
+            def _wait(self, event: int, end: float) -> None:
                 thaw(bus)
                 super()._wait(event, end)
 

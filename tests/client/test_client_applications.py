@@ -96,7 +96,7 @@ class TestApplications:
         with Client(listener.path, reconnect=True) as client:
             with beside(serve), pytest.raises(TimeoutError):
                 client.request("service", timeout=2)
-            assert not client._kept.items
+            assert not client._kept
 
     def test_request(self, two: tuple[Client, Client]) -> None:
         """[CRED-10] The answer comes under a private key."""
@@ -241,7 +241,7 @@ class TestApplications:
         for _ in range(2):
             with pytest.raises(TooMuchKept, match="receive them before"):
                 ends.client.sync(0)
-        kept = len(ends.client._kept.items)
+        kept = len(ends.client._kept)
         assert kept == 13
         received = [ends.client.receive(0) for _ in range(20)]
         assert [one.payload for one in received] == [
@@ -695,7 +695,7 @@ class TestAsyncClient:
                 asked = [one.request("service", text) for text in texts]
                 answers = await asyncio.gather(*asked)
                 assert answers == [b"to " + text for text in texts]
-                assert not one._replies and not one._is_reading
+                assert not one._replies and not one._readers
                 serving.cancel()
 
         work()

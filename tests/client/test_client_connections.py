@@ -492,10 +492,11 @@ class TestReconnecting:
                 assert server.receive() == b"MSG k\0"
 
     def test_pauses_grow_to_a_limit_and_start_anew(
-        self, monkeypatch: pytest.MonkeyPatch, client: Client
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Pauses double up to 5 s, less up to half; and begin again later."""
         now, slept = 1000.0, []
+        pauses = sbus_client.Pauses()
 
         def sleep(seconds: float) -> None:
             nonlocal now
@@ -506,15 +507,15 @@ class TestReconnecting:
         monkeypatch.setattr(time, "monotonic", lambda: now)
         monkeypatch.setattr(time, "sleep", sleep)
         for _ in range(30):
-            client._pause(None, 0)
+            pauses.wait(None, 0)
         assert slept[0] == 0
         for number, seconds in enumerate(slept[1:]):
             longest = min(5.0, 0.05 * 2**number)
             assert longest / 2 <= round(seconds, 9) <= longest
         assert len(set(slept)) == 30
         now += 11
-        client._pause(None, 0)
-        client._pause(None, 0)
+        pauses.wait(None, 0)
+        pauses.wait(None, 0)
         assert slept[30] == 0 and slept[31] <= 0.05
 
     def test_full_queue_of_new_connections(
@@ -551,14 +552,14 @@ class TestReconnecting:
         """A publish is tried on one new connection, and then fails."""
         client.subscribe("k")
         listener.accept().wire.close()
-        send = Client._send_once
+        send = Client._send_now
 
         def refuse(self: Client, packet: bytes, flags: int) -> None:
             if packet.startswith(b"SUB"):
                 listener.accept().wire.close()
             send(self, packet, flags)
 
-        monkeypatch.setattr(Client, "_send_once", refuse)
+        monkeypatch.setattr(Client, "_send_now", refuse)
         with pytest.raises(Disconnected):
             client.publish("k")
         assert isinstance(client.receive(0), Reconnected)

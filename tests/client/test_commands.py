@@ -30,7 +30,7 @@ from processes import (
 )
 from real_bus import Listener, Peer, RealBus, seqpacket_pair
 from sbus_client import PACKET_BYTES_MAX, Client, Message
-from tools import json_lines, pub
+from tools import command_line, json_lines, ping, pub, stats
 from tools.record import Recorder
 
 
@@ -455,8 +455,7 @@ class TestPub:
 
     def test_messages_in_json(self, bus: RealBus, peer: Peer) -> None:
         """What sub writes is published as it was."""
-        style = sbus_client.Style("utf-8", False)
-        lines = (json_lines.as_json(one, 1, style) for one in self.MESSAGES)
+        lines = (json_lines.as_json(one, 1) for one in self.MESSAGES)
         text = b"".join(lines).decode("ascii")
         assert sbus(bus.path, "pub", "--json", input=text) == (0, "", "")
         assert peer.fence() == [publish(*one) for one in self.MESSAGES]
@@ -651,9 +650,9 @@ class TestPing:
         """A quantile is one of the values."""
         values = [float(n) for n in range(1, 201)]
         parts = (0, 0.5, 0.99, 1)
-        quantiles = [sbus_client.quantile(values, part) for part in parts]
+        quantiles = [ping.quantile(values, part) for part in parts]
         assert quantiles == [1, 100, 198, 200]
-        assert [sbus_client.quantile([7], part) for part in parts] == [7] * 4
+        assert [ping.quantile([7], part) for part in parts] == [7] * 4
 
     @pytest.mark.parametrize(
         "command",
@@ -823,7 +822,7 @@ class TestStats:
         user = {"uid": str(os.getuid())}
         assert samples["sbus_clients"] == (user, 2)
         assert samples["sbus_published_total"] == (user, 3)
-        assert len(samples) == len(sbus_client.STATS_COLUMNS)
+        assert len(samples) == len(stats.STATS_COLUMNS)
 
     def test_metrics_without_users(self, listener: Listener) -> None:
         """Who is not told of them is told that."""
@@ -845,7 +844,7 @@ class TestStats:
             bus.connect(uid=1001) as peer,
         ):
             fd = os.dup(peer.wire.fileno())
-            assert sbus_client.main(["-a", f"/dev/fd/{fd}", "stats"]) == 0
+            assert command_line.main(["-a", f"/dev/fd/{fd}", "stats"]) == 0
         output, errors = capsys.readouterr()
         assert errors == "" and [*self.table(output)] == ["client 1"]
 
