@@ -108,6 +108,7 @@ MODES = set(  # what a server remembers of a client, besides its patterns
 DONTWAIT = int(socket.MSG_DONTWAIT)
 PEEK = int(socket.MSG_PEEK)
 TRUNC = int(socket.MSG_TRUNC)
+new_tuple = tuple.__new__
 
 
 # =============================================================================
@@ -645,7 +646,9 @@ class Client:
 
     def __iter__(self) -> Iterator[Received]:
         """Return an iterator over what receive returns, without an end."""
-        return iter(self.receive, None)
+        while True:
+            is_simple = not (self._kept or self.reconnect)
+            yield self._receive_now(0) if is_simple else self.receive()
 
     def close(self) -> None:
         """Leave the bus.  What was published is delivered [CONN-6]."""
@@ -707,12 +710,14 @@ class Client:
             packet = head + payload
         except (TypeError, BufferError):
             packet = head + payload_bytes(payload)
-        if timeout is None and len(packet) <= self.packet_bytes_max:
+        if len(packet) <= self.packet_bytes_max:
+            now = flags if timeout is None else flags | DONTWAIT
             try:
-                self.socket.send(packet, flags)
+                self.socket.send(packet, now)
                 return
             except BlockingIOError:
-                raise
+                if timeout is None:
+                    raise
             except OSError:
                 pass  # _send meets it again, and knows what to do
         self._send(packet, flags, end_of(timeout))
@@ -741,8 +746,11 @@ class Client:
         Spec: [CONN-14] [CONN-15].
         """
         if not self._kept:
-            end = end_of(timeout)
+            end = None
             try:
+                if timeout is None:
+                    return self._receive_now(flags)
+                end = end_of(timeout)
                 return self._receive_by(end, flags)
             except Disconnected as lost:
                 self._connect_again(lost, end, flags)
@@ -949,7 +957,7 @@ class Client:
             raise self._no_packet(size)
         kind, key = parse_head(buffer[:end])
         # What kind(key, payload) does, in half its time
-        received = tuple.__new__(kind, (key, buffer[end + 1 : size]))
+        received = new_tuple(kind, (key, buffer[end + 1 : size]))
         if self._questions and is_answer(received) and not flags & PEEK:
             self._questions -= 1
         return received
@@ -1213,9 +1221,6 @@ class AsyncClient:
         """Return an iterator over what receive returns, without an end."""
         return self
 
-    async def __anext__(self) -> Received:
-        return await self.receive()
-
     def close(self) -> None:
         """Leave the bus; calls that wait raise Disconnected [CONN-6]."""
         fd = self.fileno()
@@ -1281,6 +1286,8 @@ class AsyncClient:
                 return received
             self._hand_over(received)
         return self._taken(self._inbox.get_nowait())
+
+    __anext__ = receive
 
     async def whoami(self, timeout: float | None = None) -> Credentials:
         """As Client.whoami; several tasks may ask at once.
@@ -1573,12 +1580,11 @@ def payload_room(bus: Client, word: bytes, key: bytes) -> int:
     return bus.packet_bytes_max - len(word + b" " + key + b"\0")
 
 
-def check_room(payload: bytes, what: str, room: int) -> None:
-    """Raise PacketTooLarge if a payload that was read does not fit."""
-    if len(payload) > room:
-        raise PacketTooLarge(
-            f"{what} holds more than the {room} bytes that fit with this key"
-        )
+def no_room(what: str, room: int) -> PacketTooLarge:
+    """Return the error that tells that what was read is too large."""
+    return PacketTooLarge(
+        f"{what} holds more than the {room} bytes that fit with this key"
+    )
 
 
 def given_payload(payload: str | None, room: int) -> bytes:
@@ -1590,7 +1596,8 @@ def given_payload(payload: str | None, room: int) -> bytes:
         return os.fsencode(payload)
     with standard_input() as file:
         text = file.read(room + 1)
-    check_room(text, "standard input", room)
+    if len(text) > room:
+        raise no_room("standard input", room)
     return text
 
 
@@ -1603,7 +1610,8 @@ def input_lines(room: int) -> Iterator[bytes]:
         lines = iter(functools.partial(file.readline, room + 2), b"")
         for number, line in enumerate(lines, 1):
             text = line[:-1] if line.endswith(b"\n") else line
-            check_room(text, f"line {number} of standard input", room)
+            if len(text) > room:
+                raise no_room(f"line {number} of standard input", room)
             yield text
 
 

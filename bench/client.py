@@ -198,7 +198,7 @@ def subscriber(address: str, size: int, is_bare: bool) -> Timed:
         command = [sys.executable, "-c", BARE_SUB, address, os.devnull]
         command.append(str(count))
         if not is_bare:
-            command = [sys.executable, str(ROOT / "sbus_client.py")]
+            command = [sys.executable, str(ROOT / "tools")]
             command += ["-a", address, "sub", "k", f"--count={count}"]
             command += ["--ready-fd=2"]
         with subprocess.Popen(
@@ -224,7 +224,7 @@ def publisher(address: str, size: int, is_bare: bool) -> Timed:
     def work(count: int) -> float:
         command = [sys.executable, "-c", BARE_PUB, address]
         if not is_bare:
-            command = [sys.executable, str(ROOT / "sbus_client.py")]
+            command = [sys.executable, str(ROOT / "tools")]
             command += ["-a", address, "pub", "k", "--lines"]
         with Client(address) as client:
             client.subscribe("k")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -21,9 +20,8 @@ class Progress:
     """A line that is written over, if standard error is a terminal."""
 
     def __init__(self) -> None:
-        self._due = math.inf
-        if is_terminal(sys.stderr):
-            self._due = time.monotonic() + PROGRESS_SECONDS
+        self.is_seen = is_terminal(sys.stderr)
+        self._due = time.monotonic() + PROGRESS_SECONDS
         self._describe: Callable[[], str] = str
         self._is_shown = False
 
@@ -38,7 +36,7 @@ class Progress:
         """Show how far we are, a few times a second and at the end."""
         self._describe = describe
         now = time.monotonic()
-        if now >= self._due:
+        if self.is_seen and now >= self._due:
             self._due = now + PROGRESS_SECONDS
             self._is_shown = True
             self._print()

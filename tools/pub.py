@@ -18,11 +18,11 @@ from sbus_client import (
     SbusError,
     UsageError,
     argument,
-    check_room,
     command,
     flag,
     given_payload,
     input_lines,
+    no_room,
     number,
     open_bus,
     payload_room,
@@ -36,6 +36,7 @@ from .progress import Progress
 
 INPUT_BYTES = 65_536  # read at once
 LATE_SECONDS = 0.2  # that a rate makes up for
+KeyAndPayload = tuple[bytes, bytes]  # as a Message is
 
 
 def input_parts(room: int) -> Iterator[bytes]:
@@ -47,8 +48,8 @@ def input_parts(room: int) -> Iterator[bytes]:
         left = b""
         while text := os.read(file.fileno(), INPUT_BYTES):
             *parts, left = (left + text).split(b"\0")
-            for part in (*parts, left):
-                check_room(part, "a part of standard input", room)
+            if max(map(len, (*parts, left))) > room:
+                raise no_room("a part of standard input", room)
             yield from parts
         if left:
             yield left
@@ -68,7 +69,7 @@ def input_messages() -> Iterator[Message]:
                 raise SbusError(f"{what} sub --json writes it") from None
 
 
-def given_messages(options: Options, bus: Client) -> Iterable[Message]:
+def given_messages(options: Options, bus: Client) -> Iterable[KeyAndPayload]:
     """Return what the command line asks to publish.
 
     Raises: SbusError; PacketTooLarge.
@@ -79,20 +80,19 @@ def given_messages(options: Options, bus: Client) -> Iterable[Message]:
     room = payload_room(bus, b"MSG", key)
     if options.lines or options.null:
         parts = input_parts if options.null else input_lines
-        return (Message(key, text) for text in parts(room))
+        return zip(itertools.repeat(key), parts(room))
     payload = given_payload(options.payload, room)
-    return itertools.repeat(Message(key, payload), options.repeat or 1)
+    return itertools.repeat((key, payload), options.repeat or 1)
 
 
 def paced(
-    messages: Iterable[Message], rate: float | None
-) -> Iterator[Message]:
+    messages: Iterable[KeyAndPayload], rate: float
+) -> Iterator[KeyAndPayload]:
     """Yield messages at a rate a second; what is late is not made up for."""
     due = time.monotonic()
     for message in messages:
-        if rate is not None:
-            time.sleep(max(0.0, due - time.monotonic()))
-            due = max(due, time.monotonic() - LATE_SECONDS) + 1 / rate
+        time.sleep(max(0.0, due - time.monotonic()))
+        due = max(due, time.monotonic() - LATE_SECONDS) + 1 / rate
         yield message
 
 
@@ -136,8 +136,12 @@ def pub(options: Options) -> None:
         return f"{sent:,}{total} messages, {rate:,.1f} a second"
 
     with open_bus(options, options.timeout) as bus, Progress() as progress:
-        for message in paced(given_messages(options, bus), options.rate):
-            bus.publish(*message, timeout=options.timeout)
+        messages = given_messages(options, bus)
+        if options.rate:
+            messages = paced(messages, options.rate)
+        for key, payload in messages:
+            bus.publish(key, payload, 0, options.timeout)
             sent += 1
-            progress.show(describe)
+            if progress.is_seen:
+                progress.show(describe)
         bus.sync(options.timeout)

@@ -529,7 +529,7 @@ class TestPub:
 
     def test_rate_is_kept_after_a_delay(self) -> None:
         """What is late by more than a moment is not made up for."""
-        messages = pub.paced([Message(b"k", b"")] * 30, 100)
+        messages = pub.paced([(b"k", b"")] * 30, 100)
         next(messages)
         late = pub.LATE_SECONDS + 0.05
         with pytest.raises(subprocess.TimeoutExpired):
