@@ -39,7 +39,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import (
-    Awaitable,
     Callable,
     Iterable,
     Iterator,
@@ -881,8 +880,6 @@ class Client:
 
     def _receive_by(self, end: float | None, flags: int = 0) -> Received:
         """Return the next packet.  Raises: TimeoutError at *end*."""
-        if end is None:
-            return self._receive_now(flags)
         return self._call_by(end, self._receive_now, flags, select.POLLIN)
 
     def _call_by(
@@ -953,7 +950,7 @@ class Client:
         except OSError as error:
             raise self._told(error) from None
         end = buffer.find(b"\0", 0, size)
-        if end < 0 or size > self.packet_bytes_max:
+        if end < 0 or size > len(buffer):
             raise self._no_packet(size)
         kind, key = parse_head(buffer[:end])
         # What kind(key, payload) does, in half its time
@@ -966,10 +963,10 @@ class Client:
         """Return the error that tells what was received, and is no packet."""
         if size == 0:  # no server sends empty packets
             return self._gone()
-        if size > self.packet_bytes_max:
+        if size > len(self._buffer):
             return PacketTooLarge(
                 f"a packet of {size} bytes was received and lost; the"
-                f" limit is {self.packet_bytes_max} bytes"
+                f" limit is {len(self._buffer)} bytes"
             )
         return malformed("a malformed packet", self._buffer[:size])
 
@@ -1149,11 +1146,11 @@ class AsyncClient:
     next call, what it would have sent is sent whole or not at all.
     """
 
-    # Each call tries at once, on a Client that does not wait.  Tasks that have
-    # to wait for room do so in turn.  For those that wait for what comes, the
-    # loop watches the descriptor, and what is read is handed over: an answer
-    # of whoami to the first who asked, a message under a reply key to that
-    # request, all else to the inbox, from where tasks take it in turn.
+    # Each call tries at once, on a Client that does not wait.  While tasks
+    # wait for room, the loop watches the descriptor for it, and lets all try
+    # again.  While tasks wait for what comes, it reads and hands over: an
+    # answer of whoami to the first who asked, a message under a reply key to
+    # that request, all else into the inbox, and tells one receiver of each.
 
     def __init__(
         self,
@@ -1175,15 +1172,16 @@ class AsyncClient:
         )
         self._client: Client | None = None
         self._calls = 0  # since other tasks had a turn
-        self._inbox_bytes = 0
-        self._readers = 0  # tasks that wait for what comes
-        self._receivers = 0  # those of them that wait for the inbox
+        self._senders: list[asyncio.Future[None]] = []
+        self._writing = -1  # the descriptor that is watched for room, if any
+        self._readers = 0  # tasks that wait for what comes, of these kinds:
         self._askers: deque[asyncio.Future[Received] | None] = deque()
         self._replies: dict[bytes, asyncio.Future[Received]] = {}
+        self._receivers: deque[asyncio.Future[None]] = deque()
+        self._inbox: deque[Received] = deque()
+        self._inbox_bytes = 0
         self._reply_keys = b""  # what they begin with
         self._requests = itertools.count()
-        self._room: asyncio.Future[None] | None = None  # that is waited for
-        self._writing = -1  # the descriptor that is watched for room, if any
 
     def __repr__(self) -> str:
         inner = repr(self._client) if self._client else "not connected"
@@ -1206,9 +1204,7 @@ class AsyncClient:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, CONNECT_SECONDS_MAX)
         self._loop = asyncio.get_running_loop()
-        self._inbox: asyncio.Queue[Received | SbusError] = asyncio.Queue()
         self._opening = asyncio.Lock()
-        self._sending = asyncio.Lock()
         return self
 
     async def __aenter__(self) -> AsyncClient:
@@ -1226,7 +1222,7 @@ class AsyncClient:
         fd = self.fileno()
         if self._client and fd >= 0:
             self._fail(Disconnected("this client is closed"))
-            self._wake_sender()
+            self._wake_senders()
             self._loop.remove_reader(fd)
             self._client.close()
 
@@ -1277,15 +1273,18 @@ class AsyncClient:
         self._calls += 1
         if self._calls >= CALLS_PER_TURN:
             await self._give_turn()
-        while not self._inbox_bytes:
+        while not self._inbox:
             try:
                 received = client.receive(None, DONTWAIT)
             except BlockingIOError:
-                return await in_time(self._receive_later(), timeout)
+                await self._wait_for_message(end_of(timeout))
+                continue
             if type(received) is Message and not self._reply_keys:
                 return received
             self._hand_over(received)
-        return self._taken(self._inbox.get_nowait())
+        received = self._inbox.popleft()
+        self._inbox_bytes -= kept_bytes(received)
+        return received
 
     __anext__ = receive
 
@@ -1294,7 +1293,12 @@ class AsyncClient:
 
         Spec: [CRED-2] [CRED-12].
         """
-        return await in_time(self._ask(), timeout)
+        end = end_of(timeout)
+        client = self._client or not_connected()
+        await self._send(client.control, WHOAMI, end=end)
+        answer: asyncio.Future[Received] = self._loop.create_future()
+        self._askers.append(answer)
+        return parse_credentials((await self._handed(answer, end)).payload)
 
     async def sync(self, timeout: float | None = None) -> None:
         """As Client.sync [PKT-5] [CRED-3]."""
@@ -1308,32 +1312,21 @@ class AsyncClient:
         The client stays subscribed to the keys of its answers, and drops
         those that come too late.
         """
-        return await in_time(self._request(key, payload), timeout)
-
-    async def _ask(self) -> Credentials:
-        """Ask the server who we are."""
-        client = self._client or not_connected()
-        await self._send(client.control, WHOAMI)
-        answer: asyncio.Future[Received] = self._loop.create_future()
-        self._askers.append(answer)
-        with self._reading():
-            return parse_credentials((await answer).payload)
-
-    async def _request(self, key: Text, payload: Payload) -> bytes:
-        """Ask whoever listens to a key."""
+        end = end_of(timeout)
         async with self._opening:
             if not self._reply_keys:
-                path = (await self._ask()).path
+                path = (await self.whoami(left_of(end))).path
                 reply_keys = path + b"/" + random_text() + b"/"
                 await self.subscribe(reply_keys)
                 self._reply_keys = reply_keys
         reply_key = self._reply_keys + b"%d" % next(self._requests)
+        content = reply_key + b"\0" + payload_bytes(payload)
         answer: asyncio.Future[Received] = self._loop.create_future()
         self._replies[reply_key] = answer
+        client = self._client or not_connected()
         try:
-            await self.publish(key, reply_key + b"\0" + payload_bytes(payload))
-            with self._reading():
-                return (await answer).payload
+            await self._send(client.publish, key, content, end=end)
+            return (await self._handed(answer, end)).payload
         finally:
             del self._replies[reply_key]
 
@@ -1344,64 +1337,103 @@ class AsyncClient:
         self._calls = 0
         await asyncio.sleep(0)
 
+    async def _in_time(
+        self, waiting: asyncio.Future[Result], end: float | None
+    ) -> Result:
+        """Return what is waited for.  Raises: TimeoutError at *end*."""
+
+        def expire() -> None:
+            if not waiting.done():
+                waiting.set_exception(TimeoutError("the time is over"))
+
+        left = left_of(end)
+        timer = left is not None and self._loop.call_later(left, expire)
+        try:
+            return await waiting
+        finally:
+            if timer:
+                timer.cancel()
+
     # Waiting for room
 
-    async def _send(self, call: Callable[..., None], *content: object) -> None:
-        """Call what sends, once the kernel has room, after those before us."""
-        async with self._sending:
-            while True:
-                try:
-                    return call(*content, flags=DONTWAIT)
-                except BlockingIOError:
-                    await self._wait_for_room()
+    async def _send(
+        self,
+        call: Callable[..., None],
+        *content: object,
+        end: float | None = None,
+    ) -> None:
+        """Call what sends, once the kernel has room."""
+        while True:
+            try:
+                return call(*content, flags=DONTWAIT)
+            except BlockingIOError:
+                await self._wait_for_room(end)
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_room(self, end: float | None) -> None:
         """Wait for room, or for when to connect again."""
         client = self._client or not_connected()
-        self._room = self._loop.create_future()
+        room: asyncio.Future[None] = self._loop.create_future()
+        self._senders.append(room)
         seconds = client.retry_in()
         if seconds is not None:
-            self._loop.call_later(seconds, self._wake_sender)
-        else:
+            self._loop.call_later(seconds, self._wake_senders)
+        elif self._writing < 0:
             self._writing = client.socket.fileno()
-            self._loop.add_writer(self._writing, self._wake_sender)
+            self._loop.add_writer(self._writing, self._wake_senders)
         try:
-            await self._room
+            await self._in_time(room, end)
         finally:
-            self._wake_sender()
+            if room in self._senders:
+                self._senders.remove(room)
+                if not self._senders:
+                    self._wake_senders()
 
-    def _wake_sender(self) -> None:
-        """Let the task that waits for room try again."""
+    def _wake_senders(self) -> None:
+        """Let all who wait for room try again."""
         if self._writing >= 0:  # the socket may be another one by now
             self._loop.remove_writer(self._writing)
             self._writing = -1
-        if self._room and not self._room.done():
-            self._room.set_result(None)
+        for room in self._senders:
+            if not room.done():
+                room.set_result(None)
+        self._senders.clear()
 
     # Waiting for what comes
 
-    async def _receive_later(self) -> Received:
-        """Return what comes into the inbox for us."""
-        self._receivers += 1
-        try:
-            with self._reading():
-                return self._taken(await self._inbox.get())
-        finally:
-            self._receivers -= 1
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Have the loop watch the descriptor as long as anybody waits."""
+    async def _handed(
+        self, waiting: asyncio.Future[Result], end: float | None
+    ) -> Result:
+        """Return what is handed over, for which the loop reads meanwhile."""
         if not self._readers:
             self._loop.add_reader(self.fileno(), self._read)
         self._readers += 1
         try:
-            yield
+            return await self._in_time(waiting, end)
         finally:
             self._readers -= 1
             fd = self.fileno()
             if not self._readers and fd >= 0:
                 self._loop.remove_reader(fd)
+
+    async def _wait_for_message(self, end: float | None) -> None:
+        """Wait until something comes into the inbox for us."""
+        waiting: asyncio.Future[None] = self._loop.create_future()
+        self._receivers.append(waiting)
+        try:
+            await self._handed(waiting, end)
+        except BaseException:
+            if waiting in self._receivers:
+                self._receivers.remove(waiting)
+            elif self._inbox:
+                self._wake_receiver()  # it is for the next of us
+            raise
+
+    def _wake_receiver(self) -> None:
+        """Tell the first who waits for it that something is in the inbox."""
+        while self._receivers:
+            waiting = self._receivers.popleft()
+            if not waiting.done():
+                return waiting.set_result(None)
 
     def _read(self) -> None:
         """Hand over what there is, as long as anybody waits for it."""
@@ -1419,15 +1451,16 @@ class AsyncClient:
             self._fail(error)
         except (PacketError, PacketTooLarge) as error:
             if self._receivers:
-                self._put(error)
+                fail(self._receivers.popleft(), error)
             else:
                 self._fail_questions(error)
 
     def _is_awaited(self) -> bool:
         """Return whether anybody waits for what nobody has read yet."""
-        answers = itertools.chain(self._askers, self._replies.values())
-        return self._inbox.qsize() < self._receivers or any(
-            answer and not answer.done() for answer in answers
+        tasks = (self._receivers, self._askers, self._replies.values())
+        return any(
+            waiting and not waiting.done()
+            for waiting in itertools.chain(*tasks)
         )
 
     def _hand_over(self, received: Received) -> None:
@@ -1435,7 +1468,7 @@ class AsyncClient:
         answer = None
         if isinstance(received, Reconnected):
             self._fail_questions(Disconnected("the bus was lost: ask again"))
-            self._wake_sender()
+            self._wake_senders()
         elif is_answer(received) and self._askers:
             answer = self._askers.popleft()
         elif isinstance(received, Message) and self._reply_keys:
@@ -1444,56 +1477,35 @@ class AsyncClient:
                 return  # too late
         if answer and not answer.done():
             answer.set_result(received)
-        else:
-            self._put(received)
-
-    def _put(self, item: Received | SbusError) -> None:
-        """Put something into the inbox, or what is raised instead."""
-        self._inbox.put_nowait(item)
-        self._inbox_bytes += inbox_bytes(item)
+            return
+        self._inbox.append(received)
+        self._inbox_bytes += kept_bytes(received)
+        self._wake_receiver()
         if self._inbox_bytes > KEPT_BYTES_MAX:
-            self._fail_questions(too_much(self._inbox.qsize()))
-
-    def _taken(self, item: Received | SbusError) -> Received:
-        """Return what was taken from the inbox, or raise it."""
-        self._inbox_bytes -= inbox_bytes(item)
-        if isinstance(item, SbusError):
-            raise item
-        return item
+            self._fail_questions(too_much(len(self._inbox)))
 
     def _fail_questions(self, error: SbusError) -> None:
         """Tell those who wait for answers that none will come."""
         for answer in (*self._askers, *self._replies.values()):
-            if answer and not answer.done():
-                answer.set_exception(type(error)(*error.args))
+            if answer:
+                fail(answer, error)
 
     def _fail(self, error: Disconnected) -> None:
         """Tell all who wait for what comes that nothing will."""
         self._fail_questions(error)
-        for _ in range(self._receivers - self._inbox.qsize()):
-            self._put(Disconnected(*error.args))
+        while self._receivers:
+            fail(self._receivers.popleft(), error)
+
+
+def fail(waiting: asyncio.Future[Any], error: SbusError) -> None:
+    """Have a task that waits raise an error of its own."""
+    if not waiting.done():
+        waiting.set_exception(type(error)(*error.args))
 
 
 def not_connected() -> NoReturn:
     """Raise Disconnected."""
     raise Disconnected("not connected: use async with, or connect()")
-
-
-def inbox_bytes(item: Received | SbusError) -> int:
-    """Return how much memory something in an inbox takes, about."""
-    if isinstance(item, SbusError):
-        return KEPT_OVERHEAD_BYTES
-    return kept_bytes(item)
-
-
-async def in_time(work: Awaitable[Result], timeout: float | None) -> Result:
-    """Return what is awaited.  Raises: TimeoutError after so many seconds."""
-    import asyncio
-
-    try:
-        return await asyncio.wait_for(work, timeout)
-    except asyncio.TimeoutError:  # Python's own only since 3.11
-        raise TimeoutError("the time is over") from None
 
 
 # =============================================================================

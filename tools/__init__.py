@@ -1,7 +1,8 @@
 """Programs on top of the client: record, top, bridge, request and others.
 
-They are commands of `sbus` beside those of sbus_client.py, and what sub, pub
-and stats can do that not everybody needs in a drop-in.  From the
-repository it is `python3 tools record DIR`; installed, this package is
-`sbus_tools`, and the command `sbus` is its `command_line`.
+They are the command `sbus`, with those of sbus_client.py, some of which can
+do more here than everybody needs in a drop-in.  A command's file is loaded
+when the command is used.  From the repository it is `python3 tools record
+DIR`; installed, this package is `sbus_tools`, and the command `sbus` is its
+`command_line`.
 """

@@ -433,6 +433,19 @@ class TestAsyncClient:
             assert sorted(received) == [b"0", b"1", b"2", b"3", b"4"]
 
     @in_loop
+    async def test_cancelled_receiver_beside_another(self) -> None:
+        """What it was told of is received by the next."""
+        async with async_ends() as (client, server):
+            one, two = [await waiting(client.receive()) for _ in "12"]
+            server.send(b"MSG k\0v")
+            while not client._inbox:
+                await asyncio.sleep(0)
+            one.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await one
+            assert await two == (b"k", b"v")
+
+    @in_loop
     async def test_timeout_beside_another_receiver(self) -> None:
         """One that gives up does not take the other's event with it."""
         async with async_ends() as (client, server):

@@ -559,8 +559,54 @@ class TestPub:
         assert len(peer.fence()) >= int(counts[-1])
 
 
-class TestPubOfTheDropIn:
-    """pub as sbus_client.py alone has it."""
+class TestDropIn:
+    """What sbus_client.py alone has in another form."""
+
+    def printed(
+        self, capfd: pytest.CaptureFixture[str], *words: str, **packets: bytes
+    ) -> tuple[str, str]:
+        """Return what it prints when a server has sent some packets."""
+        ours, theirs = seqpacket_pair()
+        with Peer(theirs) as server:
+            server.send(*packets.values())
+            arguments = ["-a", f"/dev/fd/{ours.detach()}", *words]
+            assert sbus_client.main(arguments) == 0
+        return capfd.readouterr()
+
+    def test_sub(self, capfd: pytest.CaptureFixture[str]) -> None:
+        """Lines, or payloads as they are."""
+        packets = {"one": b"MSG k\0v\n", "two": b"MSG l\0w"}
+        lines = self.printed(capfd, "sub", "--count=2", **packets)
+        assert lines == ("k\tv\\n\nl\tw\n", "")
+        raw = self.printed(capfd, "sub", "--count=2", "--raw", **packets)
+        assert raw == ("v\nw", "")
+
+    def test_what_is_too_large(
+        self,
+        capfd: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """It is left out, and said."""
+        monkeypatch.setenv("SBUS_MAX_PACKET", "100")
+        packets = {"one": publish(b"k", bytes(200)), "two": b"MSG k\0v"}
+        output, errors = self.printed(capfd, "sub", "--count=1", **packets)
+        assert output == "k\tv\n"
+        assert errors.startswith("sbus: a packet of 206 bytes was received")
+        assert errors.endswith("; SBUS_MAX_PACKET raises it\n")
+
+    def test_ping(self, capfd: pytest.CaptureFixture[str]) -> None:
+        """One round trip."""
+        output, errors = self.printed(capfd, "ping", answer=ANSWER)
+        form = r"/dev/fd/\d+: 1 round trip: \d+\.\d{3} ms\n"
+        assert re.fullmatch(form, output) and errors == ""
+
+    def test_stats(self, capfd: pytest.CaptureFixture[str]) -> None:
+        """[CTL-5] The server's own words."""
+        packets = {"stats": b'CMSG stats\0{"client":7}', "answer": ANSWER}
+        assert self.printed(capfd, "stats", **packets) == (
+            '{"client":7}\n',
+            "",
+        )
 
     def published(self, bus: RealBus, *arguments: str) -> list[bytes]:
         """Return what it publishes of two lines, and the argument."""
@@ -572,14 +618,14 @@ class TestPubOfTheDropIn:
             assert done == (0, "", "")
             return peer.fence()
 
-    def test_payloads(self, bus: RealBus) -> None:
+    def test_pub(self, bus: RealBus) -> None:
         """An argument, or standard input, whole or line by line."""
         assert self.published(bus, "k", "v") == [publish(b"k", b"v")]
         assert self.published(bus, "k") == [publish(b"k", b"one\ntwo")]
         packets = [publish(b"k", text) for text in (b"one", b"two")]
         assert self.published(bus, "k", "--lines") == packets
 
-    def test_said_twice(self) -> None:
+    def test_payload_that_is_said_twice(self) -> None:
         """What is published comes from one place."""
         done = run("sbus_client.py", "pub", "k", "v", "--lines")
         what = "sbus: --lines takes no PAYLOAD; --help lists the options\n"
