@@ -8,6 +8,13 @@ done both ways in turn, 15 times; its ratio is the median of the rounds'
 ratios: 1.00 is as fast as the bare loop, which looks at nothing.  Library
 calls run on a pair of sockets in one process, so that nothing hides the
 difference; the commands run beside a server, and their start is not counted.
+
+Where a system call takes half a microsecond, some of the targets are out of
+reach of Python: at 64 bytes, a bare loop that also joins key and payload
+reaches 0.92, and 0.77 if it does so in a method; one that also cuts what it
+receives into key and payload reaches 0.70, and 0.55 if it makes a tuple of
+them.  At 400,000 bytes, one that copies a payload out of its packet reaches
+0.55.
 """
 
 from __future__ import annotations

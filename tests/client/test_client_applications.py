@@ -771,6 +771,25 @@ class TestAsyncClient:
 
         work()
 
+    def test_question_after_a_reconnect(self, listener: Listener) -> None:
+        """[CRED-12] It is answered, and not taken for one of before."""
+
+        @in_loop
+        async def work() -> None:
+            client = AsyncClient(listener.path, reconnect=True)
+            await client.connect()
+            asking = await waiting(client.whoami())
+            listener.accept().wire.close()
+            with pytest.raises(Disconnected, match="ask again"):
+                await asking
+            with listener.accept() as server:
+                asking = await waiting(client.whoami())
+                server.send(ANSWER)
+                assert (await asking).pid == 4242
+            client.close()
+
+        work()
+
     def test_reconnect_while_a_task_waits_for_room(
         self, listener: Listener
     ) -> None:
