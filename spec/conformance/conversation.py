@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import Protocol
+from typing import Any, Protocol
 
 from .examples import Conversation, Part, Step, Text, escape
 
@@ -30,10 +30,13 @@ class Connection(Protocol):
         """Return once the server has handled all that was sent."""
 
     def receive(self) -> bytes:
-        """Return the next packet, or END."""
+        """Return the next packet that is no filler, or END."""
+
+    def await_end(self) -> None:
+        """Return once the server has closed, or should have."""
 
     def pending(self) -> bytes | None:
-        """Return what a settled client has received and not read, if any."""
+        """Read until the client is settled; return what came first, if any."""
 
     def shut(self) -> None:
         """Say that nothing more will be sent."""
@@ -56,6 +59,15 @@ class Bus(Protocol):
     ) -> Connection:
         """Return a new client, in a process of its own if so asked."""
 
+    def fill(self, client: Any) -> None:
+        """Have fillers wait for a client until the kernel takes no more."""
+
+    def freeze(self) -> None:
+        """Keep the server from doing anything for now."""
+
+    def thaw(self) -> None:
+        """Let the server go on."""
+
     def wait(self, seconds: float) -> None:
         """Let time pass."""
 
@@ -75,6 +87,14 @@ def perform(bus: Bus, conversation: Conversation) -> tuple[str, list[str]]:
         wrong = str(failure)
     fault = bus.fault()
     return "; ".join(filter(None, (wrong, fault))), talk.said
+
+
+NEED_NO_SERVER = (">>", "close", "shut", "deaf")
+
+
+def is_post(step: Step) -> bool:
+    """Return whether a step sends, and nobody waits."""
+    return step.verb == ">>"
 
 
 class Talk:
@@ -97,12 +117,15 @@ class Talk:
 
     def take(self, step: Step) -> None:
         """Take one step."""
-        if step.verb == "wait":
-            self.settle()
-            return self.bus.wait(float(step.argument))
         client = self.clients.get(step.client)
-        if client is None or client is not self.unsettled:
+        if step.verb not in NEED_NO_SERVER:
+            self.bus.thaw()
+        if client is None or client is not self.unsettled or is_post(step):
             self.settle()
+        if is_post(step):
+            self.bus.freeze()
+        if step.verb == "wait":
+            return self.bus.wait(float(step.argument))
         if client is None:
             client = self.connect(step)
         if step.verb in (">", ">>"):
@@ -118,6 +141,8 @@ class Talk:
             client.deafen()
         elif step.verb == "room":
             client.set_room(int(step.argument))
+        elif step.verb == "fill":
+            self.bus.fill(client)
 
     def connect(self, step: Step) -> Connection:
         """Connect a client at its first step."""
@@ -153,6 +178,8 @@ class Talk:
         if step.argument in ("nothing", "no packet"):
             may_end = step.argument == "no packet"
             return self.expect_nothing(step.client, may_end)
+        if step.argument == "end":
+            client.await_end()
         got = client.receive()
         if step.argument == "end":
             self.unsettled = None  # or it was settled before
@@ -179,8 +206,9 @@ class Talk:
     def expect_nothing(self, name: str, may_end: bool = False) -> None:
         """Raise Failure if a client has received a packet, or the end."""
         client = self.clients[name]
+        self.bus.thaw()
         self.settle()
-        client.settle()
+        client.pending()  # an answer may overtake what others have posted
         got = client.pending()
         if got == END and may_end:
             self.drop(name)

@@ -270,7 +270,7 @@ def packet_cases(block: Block) -> Iterator[PacketCase]:
 
 EXPECTATIONS = ("nothing", "end", "no packet")  # or a packet
 STEP = re.compile(
-    r"(?P<client>[A-Z]) (?P<verb>>>?|<|close|shut|deaf|process|room)"
+    r"(?P<client>[A-Z]) (?P<verb>>>?|<|close|shut|deaf|process|fill|room)"
     r"(?: (?P<argument>.+))?|(?P<other>server|wait) (?P<value>.+)"
 )
 

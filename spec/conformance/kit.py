@@ -40,31 +40,33 @@ def level_of(case: Case, rules: dict[str, Rule]) -> str:
 
 OBSTACLES = {
     "room": "needs a kernel whose buffers can be set",
-    "clock": "needs a clock that can be set",
     "unknown-process": "needs a kernel that does not know a process",
     "root": "needs to be run by root",
 }
 
 
-def obstacle_kinds(conversation: Conversation) -> list[str]:
-    """Return what a conversation needs that not every kit has."""
+NEEDS = ("fill", "room", "clock", "unknown-process", "root")
+
+
+def needs_of(conversation: Conversation) -> list[str]:
+    """Return what a conversation needs that not every runner has."""
     kinds = set()
     for step in conversation.steps:
-        if step.verb == "room":
-            kinds.add("room")
+        if step.verb in ("fill", "room"):
+            kinds.add(step.verb)
         elif step.verb == "wait":
             kinds.add("clock")
         elif "pid=" in step.argument and step.verb == "process":
             kinds.add("unknown-process")
         elif "id=" in step.argument and step.verb == "process":
             kinds.add("root")
-    return [kind for kind in OBSTACLES if kind in kinds]
+    return [kind for kind in NEEDS if kind in kinds]
 
 
 def obstacle(conversation: Conversation) -> str:
     """Return why a conversation cannot be held with a real server, if so."""
-    for kind in obstacle_kinds(conversation):
-        if kind != "root" or os.geteuid() != 0:
+    for kind in needs_of(conversation):
+        if kind in OBSTACLES and (kind != "root" or os.geteuid() != 0):
             return OBSTACLES[kind]
     return ""
 
@@ -84,6 +86,7 @@ class Kit:
         self.rules = read_rules()
         self._options: tuple[str, ...] | None = None  # of the running server
         self._refused: dict[tuple[str, ...], str] = {}  # options, and why
+        self._room_fault: str | None = None  # None before it was tried
         # How many seconds the failures of each block have taken
         self._slow: dict[str, float] = defaultdict(float)
 
@@ -103,6 +106,8 @@ class Kit:
         """Run one case."""
         conversation = case.conversation()
         why = self.left_out(case) or obstacle(conversation)
+        if not why and "fill" in needs_of(conversation):
+            why = self.learn_room()
         why = why or self.prepare(conversation.options)
         if why:
             return Result(case.name, case.rules, "not applicable", why)
@@ -125,6 +130,18 @@ class Kit:
         if self._slow[block_of(case)] > ANSWERS_MAX * self.server.seconds_max:
             return "too many like it were not answered in time"
         return ""
+
+    def learn_room(self) -> str:
+        """Learn what a fill step takes; return why that fails, if so."""
+        if self._room_fault is None:
+            self._room_fault = self.prepare(())
+            try:
+                if not self._room_fault:
+                    self.server.learn_room()
+            except Failure as failure:
+                self._room_fault = f"cannot fill a client: {failure}"
+                self._options = None  # as after any failure
+        return self._room_fault
 
     def prepare(self, options: tuple[str, ...]) -> str:
         """Have a server run; return why it does not, if so."""

@@ -7,153 +7,37 @@ import os
 import resource
 import shlex
 import signal
-import socket
-import struct
 import subprocess
 import tempfile
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from .conversation import END, WHOAMI, Failure, describe
+from .conversation import Failure
 from .examples import escape
+from .wire import Wire, connect_in_child, connect_socket
 
-SEND_BUFFER_BYTES = 1 << 19
-READ_BYTES_MAX = 1 << 20
-UNREAD_PACKETS_MAX = 10_000  # no example leaves nearly as many to a client
 START_SECONDS_MAX = 10.0
 LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
+FREEZE_SECONDS_MAX = 0.2  # for what the server has started
 
 
-class Wire:
-    """A client of a real server."""
-
-    def __init__(self, wire: socket.socket, gid: int, uid: int, pid: int):
-        self.wire = wire
-        self.gid, self.uid, self.pid = gid, uid, pid
-        self._inbox: deque[bytes] = deque()  # read on the way to an answer
-        self._unanswered = 0
-        self._is_deaf = False
-
-    def send(self, packet: bytes) -> None:
-        """Send a packet."""
-        self._unanswered += packet.partition(b"\0")[0] == WHOAMI
-        try:
-            self.wire.send(packet)
-        except BlockingIOError:
-            raise Failure("the server does not read in time") from None
-        except OSError as error:
-            raise Failure(f"cannot send: {error.strerror}") from None
-
-    def settle(self) -> None:
-        """Ask, and read up to the answer; it answers all that came before."""
-        if self._is_deaf or END in self._inbox:
-            return
-        with contextlib.suppress(Failure):  # closed: the end is to be read
-            self.send(WHOAMI)
-        while self._unanswered:
-            try:
-                packet = self._read()
-            except Failure:
-                raise Failure(
-                    "!/cred/whoami is not answered in time"
-                ) from None
-            if self._unanswered or packet == END:
-                self._inbox.append(packet)
-            if packet == END:
-                return
-            if len(self._inbox) > UNREAD_PACKETS_MAX:
-                raise Failure(f"receives {describe(packet)} without end")
-
-    def receive(self) -> bytes:
-        """Return the next packet, or END."""
-        return self._inbox.popleft() if self._inbox else self._read()
-
-    def _read(self) -> bytes:
-        """Read the next packet."""
-        for _ in range(2):
-            try:
-                packet = self.wire.recv(READ_BYTES_MAX)
-            except ConnectionResetError:
-                continue  # [CONN-14] what was sent comes after it
-            except BlockingIOError:
-                raise Failure("received nothing in time") from None
-            except OSError as error:
-                raise Failure(f"cannot receive: {error.strerror}") from None
-            self._unanswered -= packet.startswith(WHOAMI + b"\0")
-            return packet
-        return END
-
-    def pending(self) -> bytes | None:
-        """Return what a settled client has received and not read, if any."""
-        return self._inbox[0] if self._inbox else None
-
-    def shut(self) -> None:
-        """Say that nothing more will be sent."""
-        self.wire.shutdown(socket.SHUT_WR)
-
-    def deafen(self) -> None:
-        """Say that nothing more will be received."""
-        self.wire.shutdown(socket.SHUT_RD)
-        self._is_deaf = True
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.wire.close()
-
-    def set_room(self, count: int) -> None:
-        raise NotImplementedError
+def descendants(process: int) -> Iterator[int]:
+    """Return the processes that a process has started, and so on."""
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            for child in map(int, file.read_text().split()):
+                yield child
+                yield from descendants(child)
 
 
-def connect_socket(path: str, seconds_max: float) -> socket.socket:
-    """Return a socket that is connected to a server."""
-    wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    whole, part = divmod(seconds_max, 1)
-    timeout = struct.pack("ll", int(whole), int(part * 1e6))
-    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-    wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
-    wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+def state_of(process: int) -> str:
+    """Return the letter of a process's state, Z if it has ended."""
     try:
-        wire.connect(path)
+        stat = Path(f"/proc/{process}/stat").read_text("latin-1")
     except OSError:
-        wire.close()
-        raise
-    return wire
-
-
-def connect_in_child(
-    path: str, seconds_max: float, gid: int, uid: int
-) -> Wire:
-    """Return a client that another process connected.
-
-    It has that process's credentials, although the process has ended.
-    """
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        child = os.fork()
-        if not child:
-            hand_over(theirs, path, seconds_max, gid, uid)
-        os.waitpid(child, 0)
-        theirs.close()
-        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
-    if not descriptors:
-        raise ConnectionError(0, f"user {uid} cannot")
-    return Wire(socket.socket(fileno=descriptors[0]), gid, uid, child)
-
-
-def hand_over(
-    to: socket.socket, path: str, seconds_max: float, gid: int, uid: int
-) -> None:
-    """Become another user, connect, pass the socket on, and exit."""
-    try:
-        if (gid, uid) != (os.getegid(), os.geteuid()):
-            os.setgroups([])
-            os.setgid(gid)
-            os.setuid(uid)
-        wire = connect_socket(path, seconds_max)
-        socket.send_fds(to, [b"x"], [wire.fileno()])
-    finally:
-        os._exit(0)
+        return "Z"
+    return stat.rpartition(")")[2].split()[0]
 
 
 class ServerProcess:
@@ -168,6 +52,8 @@ class ServerProcess:
         self._count = 0
         self._path = ""
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_frozen = False
+        self._room: int | None = None  # how many fillers the kernel takes
 
     def start(self, options: Sequence[str] = ()) -> None:
         """Start a server, after the end of any other.
@@ -193,6 +79,8 @@ class ServerProcess:
             limits = (LOG_BYTES_MAX, LOG_BYTES_MAX)
             resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, limits)
         self._await(time.monotonic() + self.start_seconds_max)
+        with contextlib.suppress(OSError):  # no clients of other users, then
+            os.chmod(self._path, 0o777)
 
     def _await(self, end: float) -> None:
         """Return once the server serves."""
@@ -212,18 +100,66 @@ class ServerProcess:
         uid = credentials.get("uid", os.geteuid())
         try:
             if is_process:
-                return connect_in_child(self._path, self.seconds_max, gid, uid)
-            wire = connect_socket(self._path, self.seconds_max)
+                client = connect_in_child(
+                    self._path, self.seconds_max, gid, uid
+                )
+            else:
+                wire = connect_socket(self._path, self.seconds_max)
+                client = Wire(wire, self.seconds_max, gid, uid, os.getpid())
         except OSError as error:
             raise Failure(f"cannot connect: {error.strerror}") from None
-        return Wire(wire, gid, uid, os.getpid())
+        client.make_way = self.thaw
+        return client
+
+    def learn_room(self) -> None:
+        """Learn, once, how many fillers the kernel takes for a client.
+
+        The server has no options, and its clients have the default modes.
+        Raises: Failure if that cannot be learned.
+        """
+        if self._room is None:
+            with contextlib.closing(self.connect(False, {})) as reader:
+                with contextlib.closing(self.connect(False, {})) as helper:
+                    self._room = reader.learn_room(helper)
+
+    def fill(self, client: Wire) -> None:
+        """Have fillers wait for a client until the kernel takes no more."""
+        assert self._room is not None
+        client.fill(self.connect(False, {}), self._room)
+
+    def freeze(self) -> None:
+        """Stop the server and all that it started, until it is thawed."""
+        if self._process is None or self._is_frozen:
+            return
+        self._signal_group(signal.SIGSTOP)
+        self._is_frozen = True
+        process = self._process.pid
+        os.waitid(os.P_PID, process, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        end = time.monotonic() + FREEZE_SECONDS_MAX
+        for child in descendants(process):
+            while state_of(child) in "RSD" and time.monotonic() < end:
+                time.sleep(0.0001)  # no event tells of another's child
+
+    def thaw(self) -> None:
+        """Let the server go on."""
+        if self._is_frozen:
+            self._signal_group(signal.SIGCONT)
+            self._is_frozen = False
+
+    def _signal_group(self, number: int) -> None:
+        """Send a signal to the server and all that it started."""
+        assert self._process
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def wait(self, seconds: float) -> None:
-        raise NotImplementedError
+        """Let time pass."""
+        time.sleep(seconds)
 
     def fault(self) -> str:
         """Return what is wrong with the server if it serves no more."""
         assert self._process
+        self.thaw()
         try:
             self._probe()
         except Failure as failure:
@@ -268,12 +204,11 @@ class ServerProcess:
         process = self._process
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
+        self.thaw()
+        self._signal_group(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(self.seconds_max)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        self._signal_group(signal.SIGKILL)
         process.wait()
         os.unlink(self._path + ".log")
         self._process = None

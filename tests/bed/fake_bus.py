@@ -24,6 +24,7 @@ from conformance.rules import read_rules
 from fake_kernel import OWNER, FakeKernel, FakePeer
 from packets import WHOAMI
 
+FILLER = b"MSG fill\0"  # what no step shows
 BLOCKS = list(read_blocks())
 CASES = read_cases()
 
@@ -57,7 +58,6 @@ class FakeConnection:
             self.kernel.run()
 
     def receive(self) -> bytes:
-        self.settle()
         packet = self.pending()
         if packet is None:
             raise Failure("received nothing")
@@ -66,7 +66,15 @@ class FakeConnection:
             self.settle()
         return packet
 
+    def await_end(self) -> None:
+        self.settle()
+
     def pending(self) -> bytes | None:
+        self.settle()
+        if self.wire.taken and self.wire.taken[0] == FILLER:
+            self.wire.taken.popleft()
+            self.wire.room = None
+            self.settle()
         if self.wire.taken:
             return self.wire.taken[0]
         return END if self.wire.closed else None
@@ -106,6 +114,17 @@ class FakeBus:
         with crashes_are_failures():
             peer = self.kernel.connect(**{"uid": OWNER, **credentials})
         return FakeConnection(self.kernel, peer)
+
+    def fill(self, client: FakeConnection) -> None:
+        client.settle()
+        client.wire.taken.append(FILLER)
+        client.wire.room = 1
+
+    def freeze(self) -> None:
+        pass
+
+    def thaw(self) -> None:
+        pass
 
     def wait(self, seconds: float) -> None:
         with crashes_are_failures():

@@ -38,7 +38,7 @@ from conformance.examples import (
     read_blocks,
     read_cases,
 )
-from conformance.kit import level_of, obstacle_kinds, origin_of
+from conformance.kit import level_of, needs_of, origin_of
 from conformance.rules import SPEC, Rule, read_rules
 
 ROOT = SPEC.parent
@@ -145,7 +145,7 @@ def vector(case: Case, rules: dict[str, Rule]) -> dict[str, Any]:
     return {
         **head,
         "options": list(case.options),
-        "needs": obstacle_kinds(case),
+        "needs": needs_of(case),
         "steps": [step_vector(step) for step in case.steps],
     }
 
