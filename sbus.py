@@ -1889,7 +1889,7 @@ class Server:
         self._charge(client.user, self.clock() - self._now)
 
     def disconnect(self, client: Client, cause: str | Exception) -> None:
-        """Forget a client and close its socket [CONN-12]."""
+        """Forget a client and close its socket [CONN-12] [LIMIT-19]."""
         if client.closed:
             return
         if isinstance(cause, Exception):

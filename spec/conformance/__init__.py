@@ -8,16 +8,19 @@ and runs them against any server:
 
 It needs the folder that it stands in, CPython 3.9 or later on Linux, and
 nothing else.  The server stays in the foreground, listens at the address,
-serves until SIGTERM, answers !/cred/whoami, and stays up whatever its clients
-do.  If it dies or hangs, that is a finding of the example that caused it, and
-the kit starts it anew.  The exit status is 0 if no example failed, 1 if one
+serves until SIGTERM, answers !/cred/whoami, stays up whatever its clients do,
+and goes on when it was stopped (SIGSTOP, SIGCONT).  If it dies or hangs, that
+is a finding of the example that caused it, and the kit starts it anew.  The exit status is 0 if no example failed, 1 if one
 did, and 2 if none could be run.
 
     rules           the rules of the chapters
     examples        their examples
     conversation    what clients and a server say to each other
+    wire            a client of a real server
+    processes       what Linux tells of a process
     server          a server that runs as a process
-    kit             which examples are run, and how each ended
+    checks          what shows in the process rather than to its clients
+    kit             which examples and checks are run, and how each ended
     report          the results, for people and programs
     cli             the command line
 

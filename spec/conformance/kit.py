@@ -6,12 +6,15 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
+from .checks import CHECKS, Check, NotApplicable, perform_check
 from .conversation import Failure, perform
-from .examples import Case, Conversation, read_cases
+from .examples import Case, read_cases
 from .rules import SPEC, Rule, read_rules
 from .server import ServerProcess
+
+Item = Union[Case, Check]  # what is run
 
 
 class Result(NamedTuple):
@@ -24,13 +27,13 @@ class Result(NamedTuple):
     dialogue: tuple[str, ...] = ()  # up to the step that failed
 
 
-def origin_of(case: Case, rules: dict[str, Rule]) -> str:
+def origin_of(case: Item, rules: dict[str, Rule]) -> str:
     """Return whether upstream's rules alone ask for what a case shows."""
     ours = any(rules[rule].origin == "ours" for rule in case.rules)
     return "ours" if ours else "upstream"
 
 
-def level_of(case: Case, rules: dict[str, Rule]) -> str:
+def level_of(case: Item, rules: dict[str, Rule]) -> str:
     """Return must, should, or choice: the weakest level of a case's rules."""
     levels = {rules[rule].level for rule in case.rules}
     if "MAY" in levels:
@@ -48,10 +51,12 @@ OBSTACLES = {
 NEEDS = ("fill", "room", "clock", "unknown-process", "root")
 
 
-def needs_of(conversation: Conversation) -> list[str]:
-    """Return what a conversation needs that not every runner has."""
+def needs_of(case: Item) -> list[str]:
+    """Return what a case needs that not every runner has."""
+    if isinstance(case, Check):
+        return ["fill"] if case.fills else []
     kinds = set()
-    for step in conversation.steps:
+    for step in case.conversation().steps:
         if step.verb in ("fill", "room"):
             kinds.add(step.verb)
         elif step.verb == "wait":
@@ -63,9 +68,9 @@ def needs_of(conversation: Conversation) -> list[str]:
     return [kind for kind in NEEDS if kind in kinds]
 
 
-def obstacle(conversation: Conversation) -> str:
-    """Return why a conversation cannot be held with a real server, if so."""
-    for kind in needs_of(conversation):
+def obstacle(case: Item) -> str:
+    """Return why a case cannot be run with a real server, if so."""
+    for kind in needs_of(case):
         if kind in OBSTACLES and (kind != "root" or os.geteuid() != 0):
             return OBSTACLES[kind]
     return ""
@@ -86,11 +91,12 @@ class Kit:
         self.rules = read_rules()
         self._options: tuple[str, ...] | None = None  # of the running server
         self._refused: dict[tuple[str, ...], str] = {}  # options, and why
+        self._ignores_options: bool | None = None  # None before it was tried
         self._room_fault: str | None = None  # None before it was tried
         # How many seconds the failures of each block have taken
         self._slow: dict[str, float] = defaultdict(float)
 
-    def run(self, cases: Iterable[Case]) -> list[Result]:
+    def run(self, cases: Iterable[Item]) -> list[Result]:
         """Run cases; return results in the same order.
 
         Those that need the same options are run by one server.
@@ -102,28 +108,38 @@ class Kit:
         }
         return [results[case.name] for case in cases]
 
-    def judge(self, case: Case) -> Result:
+    def judge(self, case: Item) -> Result:
         """Run one case."""
-        conversation = case.conversation()
-        why = self.left_out(case) or obstacle(conversation)
-        if not why and "fill" in needs_of(conversation):
+        why = self.left_out(case) or obstacle(case)
+        if not why and "fill" in needs_of(case):
             why = self.learn_room()
-        why = why or self.prepare(conversation.options)
+        why = why or self.prepare(options_of(case))
         if why:
             return Result(case.name, case.rules, "not applicable", why)
         start = time.monotonic()
-        wrong, said = perform(self.server, conversation)
+        try:
+            wrong, said = self.perform(case)
+        except NotApplicable as obstacle_found:
+            why = str(obstacle_found)
+            return Result(case.name, case.rules, "not applicable", why)
         if not wrong:
             return Result(case.name, case.rules, "passed")
         self._options = None  # a server that went wrong is not used again
         self._slow[block_of(case)] += time.monotonic() - start
         return Result(case.name, case.rules, "failed", wrong, tuple(said))
 
-    def left_out(self, case: Case) -> str:
+    def perform(self, case: Item) -> tuple[str, list[str]]:
+        """Hold the conversation of a case, or make a check."""
+        if not isinstance(case, Check):
+            return perform(self.server, case.conversation())
+        self._options = None  # nor is one that a check has had
+        return perform_check(case, self.server)
+
+    def left_out(self, case: Item) -> str:
         """Return why a case was not asked for, if so."""
         if not self.ours and origin_of(case, self.rules) == "ours":
             return "not asked for by the original protocol; see --ours"
-        if not self.ours and options_of(case):
+        if not self.ours and options_of(case) and not isinstance(case, Check):
             return "needs an option of the reference server; see --ours"
         if not self.choices and level_of(case, self.rules) == "choice":
             return "a server may choose; see --choices"
@@ -148,9 +164,12 @@ class Kit:
         why = self._refused.get(()) or self._refused.get(options, "")
         if why or options == self._options:
             return why
+        if options and self.ignores_options():
+            return "the server ignores options that it does not know"
         self._options = None
         try:
             self.server.start(options)
+            self.server.open_to_all()
         except Failure as failure:
             head = f"with {' '.join(options)}: " if options else ""
             self._refused[options] = f"{head}{failure}"
@@ -158,30 +177,48 @@ class Kit:
         self._options = options
         return ""
 
+    def ignores_options(self) -> bool:
+        """Return whether the server starts with an option that is none."""
+        if self._ignores_options is None:
+            self._options = None
+            try:
+                self.server.start(("--no-such-option",))
+                self._ignores_options = True
+            except Failure:
+                self._ignores_options = False
+        return self._ignores_options
 
-def block_of(case: Case) -> str:
+
+def block_of(case: Item) -> str:
     """Return the name of the block that a case is of."""
     return case.name.partition("/")[0]
 
 
-def options_of(case: Case) -> tuple[str, ...]:
+def options_of(case: Item) -> tuple[str, ...]:
     """Return the options of the server that a case needs."""
+    if isinstance(case, Check):
+        return case.options
     return case.conversation().options
 
 
-def names_of(case: Case) -> set[str]:
+def all_cases() -> list[Item]:
+    """Return what all examples say, and the checks."""
+    return [*read_cases(), *CHECKS]
+
+
+def names_of(case: Item) -> set[str]:
     """Return the names by which a case can be asked for."""
     families = {rule.partition("-")[0] for rule in case.rules}
     return {case.name, block_of(case), *case.rules, *families}
 
 
-def choose(only: set[str]) -> list[Case]:
+def choose(only: set[str]) -> list[Item]:
     """Return the cases that are asked for, all if none is named.
 
     Raises: Failure if there are no examples, or none with one of the names.
     """
-    cases = read_cases()
-    if not cases:
+    cases = all_cases()
+    if len(cases) == len(CHECKS):
         raise Failure(f"there are no examples in {SPEC}")
     unknown = only - {name for case in cases for name in names_of(case)}
     if unknown:

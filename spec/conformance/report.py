@@ -7,8 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 
-from .examples import read_cases
-from .kit import Result
+from .kit import Result, all_cases
 from .rules import chapters, read_rules
 
 
@@ -23,7 +22,7 @@ def results_by_rule(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 def verdicts(results: Iterable[Result]) -> dict[str, str]:
     """Return the verdict on each rule: failed if any example of it did."""
-    shown = {rule for case in read_cases() for rule in case.rules}
+    shown = {rule for case in all_cases() for rule in case.rules}
     by_rule = {}
     for rule, about in results_by_rule(results).items():
         found = {result.verdict for result in about}

@@ -1,4 +1,4 @@
-"""A server that runs as a process, and connections to it."""
+"""A server that runs as a process."""
 
 from __future__ import annotations
 
@@ -10,34 +10,17 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
 from .conversation import Failure
 from .examples import escape
+from .processes import descendants, is_stopped, limit
 from .wire import Wire, connect_in_child, connect_socket
 
 START_SECONDS_MAX = 10.0
 LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
 FREEZE_SECONDS_MAX = 0.2  # for what the server has started
-
-
-def descendants(process: int) -> Iterator[int]:
-    """Return the processes that a process has started, and so on."""
-    for file in Path(f"/proc/{process}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # it has ended
-            for child in map(int, file.read_text().split()):
-                yield child
-                yield from descendants(child)
-
-
-def state_of(process: int) -> str:
-    """Return the letter of a process's state, Z if it has ended."""
-    try:
-        stat = Path(f"/proc/{process}/stat").read_text("latin-1")
-    except OSError:
-        return "Z"
-    return stat.rpartition(")")[2].split()[0]
 
 
 class ServerProcess:
@@ -55,32 +38,86 @@ class ServerProcess:
         self._is_frozen = False
         self._room: int | None = None  # how many fillers the kernel takes
 
-    def start(self, options: Sequence[str] = ()) -> None:
-        """Start a server, after the end of any other.
+    @property
+    def path(self) -> str:
+        """Where the server listens."""
+        return self._path
+
+    @property
+    def processes(self) -> list[int]:
+        """The server, and all that it has started."""
+        assert self._process
+        return [self._process.pid, *descendants(self._process.pid)]
+
+    def another(self) -> ServerProcess:
+        """Return what can start a server like this beside it."""
+        other = ServerProcess(shlex.join(self._words), self.seconds_max)
+        other.start_seconds_max = self.start_seconds_max
+        return other
+
+    def start(
+        self, options: Sequence[str] = (), path: str = "", **more: Any
+    ) -> None:
+        """Start a server, after the end of any other, and wait for it.
 
         Raises: Failure if it does not serve.
         """
+        self.launch(options, path, **more)
+        self._await(time.monotonic() + self.start_seconds_max)
+
+    def launch(
+        self, options: Sequence[str] = (), path: str = "", **more: Any
+    ) -> None:
+        """Start a server, after the end of any other."""
         self.stop()
-        self._count += 1
-        self._path = f"{self._directory.name}/{self._count}"
+        self._path = path or self.new_path()
         words = [word.replace("{address}", self._path) for word in self._words]
-        with open(self._path + ".log", "wb") as log:
+        with open(self._log, "wb") as log:
             try:
                 self._process = subprocess.Popen(
                     [*words, *options],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
+                    **{
+                        "stdin": subprocess.DEVNULL,
+                        "stdout": log,
+                        "stderr": log,
+                        "start_new_session": True,
+                        **more,
+                    },
                 )
             except OSError as error:
                 raise Failure(f"cannot run {words[0]}: {error}") from None
-        with contextlib.suppress(OSError):  # it may have ended
-            limits = (LOG_BYTES_MAX, LOG_BYTES_MAX)
-            resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, limits)
-        self._await(time.monotonic() + self.start_seconds_max)
-        with contextlib.suppress(OSError):  # no clients of other users, then
+        limit(self._process.pid, resource.RLIMIT_FSIZE, LOG_BYTES_MAX)
+
+    def new_path(self) -> str:
+        """Return a path at which nothing is."""
+        self._count += 1
+        return f"{self._directory.name}/{self._count}"
+
+    @property
+    def _log(self) -> str:
+        """The file that the server's output goes to."""
+        return f"{self._directory.name}/log"
+
+    def open_to_all(self) -> None:
+        """Let other users connect, as clients of examples do."""
+        with contextlib.suppress(OSError):
             os.chmod(self._path, 0o777)
+
+    def status(self) -> int | None:
+        """Return the server's exit status if it has ended."""
+        assert self._process
+        return self._process.poll()
+
+    def await_status(self, seconds_max: float) -> int:
+        """Wait for the server's end; return its exit status.
+
+        Raises: Failure if it does not end in time.
+        """
+        assert self._process
+        try:
+            return self._process.wait(seconds_max)
+        except subprocess.TimeoutExpired:
+            raise Failure("the server does not end") from None
 
     def _await(self, end: float) -> None:
         """Return once the server serves."""
@@ -118,9 +155,12 @@ class ServerProcess:
         Raises: Failure if that cannot be learned.
         """
         if self._room is None:
-            with contextlib.closing(self.connect(False, {})) as reader:
-                with contextlib.closing(self.connect(False, {})) as helper:
-                    self._room = reader.learn_room(helper)
+            closing = contextlib.closing
+            with (
+                closing(self.connect(False, {})) as reader,
+                closing(self.connect(False, {})) as helper,
+            ):
+                self._room = reader.learn_room(helper)
 
     def fill(self, client: Wire) -> None:
         """Have fillers wait for a client until the kernel takes no more."""
@@ -131,22 +171,22 @@ class ServerProcess:
         """Stop the server and all that it started, until it is thawed."""
         if self._process is None or self._is_frozen:
             return
-        self._signal_group(signal.SIGSTOP)
+        self.send_signal(signal.SIGSTOP)
         self._is_frozen = True
         process = self._process.pid
         os.waitid(os.P_PID, process, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         end = time.monotonic() + FREEZE_SECONDS_MAX
         for child in descendants(process):
-            while state_of(child) in "RSD" and time.monotonic() < end:
+            while not is_stopped(child) and time.monotonic() < end:
                 time.sleep(0.0001)  # no event tells of another's child
 
     def thaw(self) -> None:
         """Let the server go on."""
         if self._is_frozen:
-            self._signal_group(signal.SIGCONT)
+            self.send_signal(signal.SIGCONT)
             self._is_frozen = False
 
-    def _signal_group(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to the server and all that it started."""
         assert self._process
         with contextlib.suppress(ProcessLookupError):
@@ -194,7 +234,7 @@ class ServerProcess:
 
     def log(self) -> str:
         """Return the last lines that the server wrote, made printable."""
-        with open(self._path + ".log", "rb") as file:
+        with open(self._log, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 400))
             lines = file.read().splitlines()[-5:]
         return ": " + " / ".join(map(escape, lines)) if lines else ""
@@ -205,12 +245,12 @@ class ServerProcess:
         if process is None:
             return
         self.thaw()
-        self._signal_group(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(self.seconds_max)
-        self._signal_group(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
         process.wait()
-        os.unlink(self._path + ".log")
+        os.unlink(self._log)
         self._process = None
 
     def __enter__(self) -> ServerProcess:

@@ -4,8 +4,6 @@ A broken server is a fresh copy of sbus.py in which a mistake stands in the
 place of one function.  The mistake gets that function as its first argument,
 before the function's own, and so says only what is different.  Where it
 stands in the place of a constant, it gets that and returns another.
-
-    python3 broken_servers.py NAME OPTION...   run one as a process
 """
 
 # mypy: allow-untyped-defs
@@ -678,11 +676,3 @@ def mistake_stops_the_server(expel, server, client, error, ignored=False):
     if ignored:
         raise error
     expel(server, client, error)
-
-
-if __name__ == "__main__":
-    import sbus
-
-    name, *options = sys.argv[1:]
-    next(one for one in BROKEN if one.name == name).spoil(sbus)
-    sys.exit(sbus.main(options))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import struct
 import sys
@@ -111,10 +112,13 @@ def publish(key: bytes, packet: bytes) -> None:
 
 def main() -> None:
     """Accept clients for ever."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: os._exit(0))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    os.umask(0)  # everybody may connect
+    os.umask(0o077)
     listener.bind(sys.argv[1])
     listener.listen()
+    os.close(1)
     while True:
         wire, _ = listener.accept()
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 19)

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from conformance.checks import CHECKS
 from conformance.examples import (
     CITED,
     EXPECTATIONS,
@@ -51,11 +52,9 @@ NOT_VISIBLE = {
     "LIMIT-8": "about starting a server, not about a client of one",
     "LIMIT-18": "a race: a real server judges before the packet comes",
     "LIMIT-9": "about starting a server, not about a client of one",
-    "CONN-3": "shows only when the server has no descriptor left",
     "CONN-5": "about time: no client can tell how long a turn was",
     "CONN-19": "about time: no client can tell whom it waited for",
     "CONN-20": "about time: no client can tell how long a send took",
-    "CONN-7": "no client can tell what became of a descriptor",
     "CONN-9": "shows only when the kernel has no memory left",
     "CONN-13": "the log does not go to clients",
     "ADDR": "about starting a server, not about a client of one",
@@ -69,6 +68,8 @@ def why_not_visible(rule: Rule) -> str:
     """Return why no example shows a rule; nothing if one has to."""
     if rule.subject == "client":
         return "binds clients, not servers"
+    if any(rule.id in check.rules for check in CHECKS):
+        return ""
     return NOT_VISIBLE.get(rule.id) or NOT_VISIBLE.get(rule.family, "")
 
 
@@ -261,11 +262,14 @@ def code_by_rule() -> dict[str, list[str]]:
 
 
 def examples_by_rule() -> dict[str, list[str]]:
-    """Return the blocks that show each rule."""
+    """Return the blocks and the checks that show each rule."""
     examples: dict[str, list[str]] = {rule: [] for rule in read_rules()}
     for block in read_blocks():
         for rule in block.rules:
             examples[rule].append(block.name)
+    for check in CHECKS:
+        for rule in check.rules:
+            examples[rule].append(check.name)
     return examples
 
 

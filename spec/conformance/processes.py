@@ -1,0 +1,61 @@
+"""What Linux tells of processes: children, states, what they use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def descendants(process: int) -> Iterator[int]:
+    """Return the processes that a process has started, and so on."""
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            for child in map(int, file.read_text().split()):
+                yield child
+                yield from descendants(child)
+
+
+def fields_of(process: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; [] if none."""
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{process}/stat").read_text("latin-1")
+        return stat.rpartition(")")[2].split()
+    return []
+
+
+def is_stopped(process: int) -> bool:
+    """Return whether a process does nothing until it is told to go on."""
+    return fields_of(process)[:1] not in (["R"], ["S"], ["D"])
+
+
+def processor_seconds(processes: Iterable[int]) -> float:
+    """Return how much processor time processes have used."""
+    fields = filter(None, map(fields_of, processes))
+    ticks = (int(one[11]) + int(one[12]) for one in fields)
+    return sum(ticks) / TICKS_PER_SECOND
+
+
+def memory_bytes(processes: Iterable[int]) -> int:
+    """Return how much memory processes have."""
+    fields = filter(None, map(fields_of, processes))
+    return sum(int(one[21]) * PAGE_BYTES for one in fields)
+
+
+def descriptor_count(processes: Iterable[int]) -> int:
+    """Return how many descriptors processes have open.
+
+    Raises: OSError if that is not ours to know.
+    """
+    return sum(len(os.listdir(f"/proc/{one}/fd")) for one in processes)
+
+
+def limit(process: int, what: int, most: int) -> None:
+    """Set a limit of a process that runs, unless it has ended."""
+    with contextlib.suppress(OSError):
+        resource.prlimit(process, what, (most, most))

@@ -1,0 +1,199 @@
+"""Servers that break a rule which only a process can break.
+
+As in broken_servers.py, a mistake stands in the place of one function of
+sbus.py, or beside it.
+
+    python3 broken_processes.py NAME OPTION...   run one of either file
+"""
+
+# mypy: allow-untyped-defs
+# A mistake has no types, since what it gets is of a copy that has none.
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from typing import Callable
+
+import broken_servers
+from broken_servers import Broken, Mistake
+from sbus import SO_PASSRIGHTS
+
+BROKEN: list[Broken] = []
+
+
+def broken(check: str, place: str) -> Callable[[Mistake], Mistake]:
+    """Have a server that makes the mistake below, and a check finds."""
+
+    def add(mistake: Mistake) -> Mistake:
+        dashed = mistake.__name__.replace("_", "-")
+        BROKEN.append(Broken(dashed, check, place, mistake))
+        return mistake
+
+    return add
+
+
+HOARD: list[object] = []  # what is never used again
+COUNT: list[int] = []
+
+
+@broken("crowd-of-clients", "Bus._route")
+def first_256_subscribers_hear(route, *args):
+    return route(*args)[:256]
+
+
+@broken("many-packets", "Bus.handle")
+def packet_20001_is_lost(handle, *args):
+    COUNT.append(1)
+    return handle(*args) if len(COUNT) != 20_001 else False
+
+
+@broken("memory-over-time", "Server._part_with")
+def clients_are_kept(part_with, server, client, reason):
+    HOARD.append((client, b"x" * 2000, len(HOARD)))
+    HOARD.append(bytes(2000))
+    part_with(server, client, reason)
+
+
+@broken("memory-over-time", "Bus.unsubscribe")
+def patterns_are_kept(unsubscribe, bus, client, pattern):
+    HOARD.append(bytes(bytearray(pattern)))
+    unsubscribe(bus, client, pattern)
+
+
+@broken("memory-over-time", "Bus.handle")
+def messages_are_kept(handle, bus, client, packet, start):
+    HOARD.append(packet)
+    return handle(bus, client, packet, start)
+
+
+@broken("memory-over-time", "Server._part_with")
+def descriptors_are_kept(part_with, server, client, reason):
+    with contextlib.suppress(OSError):
+        HOARD.append(client.wire.dup())
+    part_with(server, client, reason)
+
+
+class Hoarder(socket.socket):
+    """A socket that receives descriptors, and keeps them."""
+
+    def setsockopt(self, level, option, *value):
+        if option != SO_PASSRIGHTS:
+            super().setsockopt(level, option, *value)
+
+    def recv_into(self, buffer, size=0, flags=0):
+        return self.recvmsg_into([buffer], 100)[0]
+
+
+@broken("passed-descriptor-is-closed", "Server._admit")
+def descriptors_are_received(admit, server, wire):
+    with contextlib.suppress(OSError):  # the kernel is too old to refuse any
+        wire.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 1)
+    admit(server, Hoarder(fileno=wire.detach()))
+
+
+@broken("few-descriptors", "Server._set_alarm")
+def full_listener_is_tried_without_end(set_alarm, server, call, *args):
+    if call == server._listen:
+        args = (*args[:-1], 0.0)
+    set_alarm(server, call, *args)
+
+
+@broken("few-descriptors", "Server.accept")
+def full_listener_stops_the_server(accept, server):
+    server._set_alarm = lambda *_: server.stop()
+    accept(server)
+
+
+@broken("end-by-sigterm", "Server._finish")
+def status_of_the_end_is_1(finish, server):
+    finish(server)
+    os._exit(1)
+
+
+@broken("end-by-sigint", "STOP_SIGNALS")
+def sigint_is_ignored(signals):
+    return [one for one in signals if one.name != "SIGINT"]
+
+
+@broken("end-by-sighup", "STOP_SIGNALS")
+def sighup_kills(signals):
+    return [one for one in signals if one.name != "SIGHUP"]
+
+
+@broken("socket-is-removed", "remove")
+def socket_stays(remove, *args):
+    pass
+
+
+@broken("what-took-its-place-is-kept", "is_in_place")
+def whatever_is_in_its_place_is_removed(is_in_place, *args):
+    return True
+
+
+@broken("end-delivers-what-was-read", "Server._finish")
+def backlogs_are_lost_at_the_end(finish, server):
+    for client in server.bus.clients.values():
+        client.backlog.clear()
+    finish(server)
+
+
+@broken("standard-output-is-closed", "silence")
+def standard_output_stays_open(silence, *args):
+    pass
+
+
+@broken("mode-of-the-socket", "open_path")
+def everybody_may_connect(open_path, path, mode, replace):
+    return open_path(path, 0o777, replace)
+
+
+@broken("mode-for-the-group", "open_path")
+def group_may_not_connect(open_path, path, mode, replace):
+    return open_path(path, mode & 0o707, replace)
+
+
+@broken("mode-for-others", "open_path")
+def others_may_not_connect(open_path, path, mode, replace):
+    return open_path(path, mode & 0o770, replace)
+
+
+@broken("second-server-at-a-path", "open_path")
+def live_server_loses_its_place(open_path, path, mode, replace):
+    if os.path.exists(path) and not os.path.isfile(path):
+        os.unlink(path)
+    return open_path(path, mode, replace)
+
+
+@broken("file-at-the-path", "open_path")
+def file_is_replaced(open_path, path, mode, replace):
+    if os.path.isfile(path):
+        os.unlink(path)
+    return open_path(path, mode, replace)
+
+
+@broken("live-server-is-not-replaced", "is_stale")
+def every_socket_is_stale(is_stale, path):
+    return True
+
+
+@broken("stale-socket-is-replaced", "is_stale")
+def no_socket_is_stale(is_stale, path):
+    return False
+
+
+@broken("end-with-the-last-client", "Server.__init__")
+def it_stays_when_all_have_gone(init, server, *args):
+    init(server, *args)
+    server.close_after_last = False
+
+
+if __name__ == "__main__":
+    import sbus
+
+    name, *options = sys.argv[1:]
+    every = [*BROKEN, *broken_servers.BROKEN]
+    next(one for one in every if one.name == name).spoil(sbus)
+    sys.exit(sbus.main(options))
