@@ -10,8 +10,9 @@ It needs the folder that it stands in, CPython 3.9 or later on Linux, and
 nothing else.  The server stays in the foreground, listens at the address,
 serves until SIGTERM, answers !/cred/whoami, stays up whatever its clients do,
 and goes on when it was stopped (SIGSTOP, SIGCONT).  If it dies or hangs, that
-is a finding of the example that caused it, and the kit starts it anew.  The exit status is 0 if no example failed, 1 if one
-did, and 2 if none could be run.
+is a finding of the example that caused it, and the kit starts it anew.  The
+exit status is 0 if no example failed, 1 if one did or there was no time for
+all, and 2 if none could be run.
 
     rules           the rules of the chapters
     examples        their examples

@@ -330,6 +330,8 @@ def end_by_sigint(trial: Trial) -> None:
 
 @check("RUN-10")
 def end_by_sighup(trial: Trial) -> None:
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        raise NotApplicable("the server was started with SIGHUP ignored")
     end_by(trial, signal.SIGHUP)
 
 

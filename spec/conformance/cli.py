@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .conversation import Failure
-from .kit import Kit, choose
+from .kit import Item, Kit, Result, block_of, choose
 from .report import REPORTS, count
 from .server import ServerProcess
 
@@ -22,15 +23,19 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     what = "command; {address} in it stands for the path to listen at"
-    add("--server", required=True, metavar="COMMAND", help=what)
+    add("--server", metavar="COMMAND", help=what)
+    what = "list the examples and checks that would be run"
+    add("--list", action="store_true", help=what)
     what = "run the rules, too, that are not in the original protocol text"
     add("--ours", action="store_true", help=what)
     what = "run what a server may choose, too"
     add("--choices", action="store_true", help=what)
-    what = "run only the examples of this rule or family, or so named"
+    what = "run only the examples of this rule, family or chapter, or so named"
     add("--only", action="append", default=[], metavar="NAME", help=what)
     what = "how long a server may take for an answer (default 2)"
     add("--seconds", type=seconds, default=2.0, metavar="N", help=what)
+    what = "how long all may take (default 120); what is left is not run"
+    add("--total", type=seconds, default=120.0, metavar="N", help=what)
     for kind in ("json", "markdown"):
         what = f"print the report as {kind}"
         add(
@@ -42,14 +47,24 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
             help=what,
         )
     options = parser.parse_args(arguments)
+    if not options.list:
+        check_command(parser, options.server)
+    options.only = {name.strip("[]") for name in options.only}
+    return options
+
+
+def check_command(
+    parser: argparse.ArgumentParser, command: str | None
+) -> None:
+    """Exit if a command cannot be that of a server."""
+    if command is None:
+        parser.error("a --server is needed")
     try:
-        words = shlex.split(options.server)
+        words = shlex.split(command)
     except ValueError as error:
         parser.error(f"the command: {error}")
     if not any("{address}" in word for word in words):
         parser.error("the command has no {address}")
-    options.only = {name.strip("[]") for name in options.only}
-    return options
 
 
 def seconds(text: str) -> float:
@@ -62,16 +77,69 @@ def seconds(text: str) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the kit; return 0 if nothing failed, 1 if something did, or 2."""
     options = parse_options(arguments)
-    with ServerProcess(options.server, options.seconds) as server:
-        try:
-            cases = choose(options.only)
-            server.start()
-        except (Failure, OSError) as error:
-            print(f"conformance: {error}", file=sys.stderr)
-            return 2
-        results = Kit(server, options.ours, options.choices).run(cases)
+    for number in SIGNALS:
+        signal.signal(number, end)
     try:
-        print(REPORTS[options.report](options.server, results), flush=True)
+        cases = choose(options.only)
+        if options.list:
+            return say(list_of(cases))
+        results = run(options, cases)
+    except (Failure, OSError) as error:
+        print(f"conformance: {error}", file=sys.stderr)
+        return 2
+    say(REPORTS[options.report](options.server, results))
+    is_bad = count(results, "failed") or count(results, "not run")
+    return 1 if is_bad else 0
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+def end(number: int, _: object) -> None:
+    """End as a signal asks for: what was started is ended, too."""
+    for other in SIGNALS:
+        signal.signal(other, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def run(options: argparse.Namespace, cases: Sequence[Item]) -> list[Result]:
+    """Run cases against a server.
+
+    Raises: Failure or OSError if it does not start.
+    """
+    with ServerProcess(options.server, options.seconds) as server:
+        kit = Kit(server, options.ours, options.choices, options.total)
+        server.start()
+        results = kit.run(cases, tell_progress)
+    tell_progress("", 0)
+    return results
+
+
+def tell_progress(name: str, left: int) -> None:
+    """Say on a terminal what is run, and how many are left."""
+    if sys.stderr.isatty():
+        line = f"{left} left: {name}"[:78] if left else ""
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def say(text: str) -> int:
+    """Print a text; return the status 0."""
+    try:
+        print(text, flush=True)
     except BrokenPipeError:  # whoever reads it has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1 if count(results, "failed") else 0
+    return 0
+
+
+def list_of(cases: Iterable[Item]) -> str:
+    """Return a line for each block and check, with its rules."""
+    blocks: dict[str, list[Item]] = {}
+    for case in cases:
+        blocks.setdefault(block_of(case), []).append(case)
+    lines = []
+    for name, group in blocks.items():
+        rules = dict.fromkeys(rule for case in group for rule in case.rules)
+        many = f", {len(group)} cases" if len(group) > 1 else ""
+        shown = " ".join(f"[{rule}]" for rule in rules)
+        lines.append(f"{name} {shown}{many}")
+    return "\n".join(lines)

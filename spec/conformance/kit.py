@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import NamedTuple, Union
+from pathlib import Path
+from typing import Callable, NamedTuple, Union
 
 from .checks import CHECKS, Check, NotApplicable, perform_check
 from .conversation import Failure, perform
@@ -22,7 +24,7 @@ class Result(NamedTuple):
 
     case: str
     rules: tuple[str, ...]
-    verdict: str  # passed, failed, or not applicable
+    verdict: str  # passed, failed, differs, not run, or not applicable
     what: str = ""  # went wrong, or why it is not applicable
     dialogue: tuple[str, ...] = ()  # up to the step that failed
 
@@ -83,9 +85,14 @@ class Kit:
     """Runs cases against a server process."""
 
     def __init__(
-        self, server: ServerProcess, ours: bool, choices: bool
+        self,
+        server: ServerProcess,
+        ours: bool,
+        choices: bool,
+        total_seconds_max: float = math.inf,
     ) -> None:
         self.server = server
+        self.end = time.monotonic() + total_seconds_max
         self.ours = ours
         self.choices = choices
         self.rules = read_rules()
@@ -96,21 +103,29 @@ class Kit:
         # How many seconds the failures of each block have taken
         self._slow: dict[str, float] = defaultdict(float)
 
-    def run(self, cases: Iterable[Item]) -> list[Result]:
+    def run(
+        self,
+        cases: Iterable[Item],
+        tell: Callable[[str, int], None] = lambda name, left: None,
+    ) -> list[Result]:
         """Run cases; return results in the same order.
 
-        Those that need the same options are run by one server.
+        Those that need the same options are run by one server.  Before each,
+        its name is told, and how many are left.
         """
         cases = list(cases)
-        results = {
-            case.name: self.judge(case)
-            for case in sorted(cases, key=lambda one: options_of(one))
-        }
+        results: dict[str, Result] = {}
+        for case in sorted(cases, key=options_of):
+            tell(case.name, len(cases) - len(results))
+            results[case.name] = self.judge(case)
         return [results[case.name] for case in cases]
 
     def judge(self, case: Item) -> Result:
         """Run one case."""
         why = self.left_out(case) or obstacle(case)
+        if not why and time.monotonic() > self.end:
+            why = "there was no time left; see --total"
+            return Result(case.name, case.rules, "not run", why)
         if not why and "fill" in needs_of(case):
             why = self.learn_room()
         why = why or self.prepare(options_of(case))
@@ -126,7 +141,9 @@ class Kit:
             return Result(case.name, case.rules, "passed")
         self._options = None  # a server that went wrong is not used again
         self._slow[block_of(case)] += time.monotonic() - start
-        return Result(case.name, case.rules, "failed", wrong, tuple(said))
+        is_choice = level_of(case, self.rules) == "choice"
+        verdict = "differs" if is_choice else "failed"
+        return Result(case.name, case.rules, verdict, wrong, tuple(said))
 
     def perform(self, case: Item) -> tuple[str, list[str]]:
         """Hold the conversation of a case, or make a check."""
@@ -206,10 +223,17 @@ def all_cases() -> list[Item]:
     return [*read_cases(), *CHECKS]
 
 
-def names_of(case: Item) -> set[str]:
-    """Return the names by which a case can be asked for."""
-    families = {rule.partition("-")[0] for rule in case.rules}
-    return {case.name, block_of(case), *case.rules, *families}
+def names_of(case: Item, rules: dict[str, Rule]) -> set[str]:
+    """Return the names by which a case can be asked for.
+
+    They are its own, and those of its rules, their families and chapters:
+    5-flood-control, flood-control and 5 are one.
+    """
+    families = {rules[rule].family for rule in case.rules}
+    chapters = {Path(rules[rule].file).stem for rule in case.rules}
+    parts = {part for one in chapters for part in one.split("-", 1)}
+    own = {case.name, block_of(case)}
+    return {*own, *case.rules, *families, *chapters, *parts}
 
 
 def choose(only: set[str]) -> list[Item]:
@@ -220,7 +244,9 @@ def choose(only: set[str]) -> list[Item]:
     cases = all_cases()
     if len(cases) == len(CHECKS):
         raise Failure(f"there are no examples in {SPEC}")
-    unknown = only - {name for case in cases for name in names_of(case)}
+    rules = read_rules()
+    names = [names_of(case, rules) for case in cases]
+    unknown = only.difference(*names)
     if unknown:
         raise Failure(f"no example of {', '.join(sorted(unknown))}")
-    return [case for case in cases if not only or names_of(case) & only]
+    return [case for case, own in zip(cases, names) if not only or own & only]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from .kit import Result, all_cases
 from .rules import chapters, read_rules
@@ -21,15 +21,21 @@ def results_by_rule(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def verdicts(results: Iterable[Result]) -> dict[str, str]:
-    """Return the verdict on each rule: failed if any example of it did."""
+    """Return the verdict on each rule: failed if any example of it did.
+
+    One whose examples were not all run is not called passed.
+    """
     shown = {rule for case in all_cases() for rule in case.rules}
     by_rule = {}
     for rule, about in results_by_rule(results).items():
         found = {result.verdict for result in about}
-        order = ("failed", "passed", "not applicable")
+        order = ("failed", "not run", "differs", "passed", "not applicable")
         otherwise = "not run" if rule in shown else "no example"
         by_rule[rule] = next((one for one in order if one in found), otherwise)
     return by_rule
+
+
+VERDICTS = ("passed", "failed", "differs", "not run", "not applicable")
 
 
 def count(results: Iterable[Result], verdict: str) -> int:
@@ -39,16 +45,19 @@ def count(results: Iterable[Result], verdict: str) -> int:
 
 def tell(results: Sequence[Result]) -> str:
     """Return how many passed, of those that were run."""
-    passed, failed = count(results, "passed"), count(results, "failed")
-    run = passed + failed
+    passed = count(results, "passed")
+    run = passed + count(results, "failed") + count(results, "differs")
     return f"{passed}/{run} passed" if run else "none was run"
 
 
 def summary(results: Sequence[Result]) -> str:
     """Return one line on all results."""
+    counts = {one: count(results, one) for one in VERDICTS}
+    always = ("passed", "failed", "not applicable")
     return ", ".join(
-        f"{count(results, verdict)} {verdict}"
-        for verdict in ("passed", "failed", "not applicable")
+        f"{number} {verdict}"
+        for verdict, number in counts.items()
+        if number or verdict in always
     )
 
 
@@ -71,28 +80,43 @@ def text_report(command: str, results: Sequence[Result]) -> str:
         once = list({result.case: result for result in about}.values())
         if once:
             lines.append(f"{family:6} {tell(once):>16}")
-    rules = read_rules()
-    for name, failed in failures_by_rule(results).items():
-        lines += ["", f"FAILED [{name}] {rules[name].sentence}"]
-        for result in failed[:FAILURES_SHOWN_MAX]:
-            lines += ["", *failure_lines(result)]
-        more = [result.case for result in failed[FAILURES_SHOWN_MAX:]]
-        if more:
-            lines += ["", f"  failed, too, {len(more)}: {', '.join(more)}"]
+    for verdict in ("failed", "differs"):
+        for name, found in failures_by_rule(results, verdict).items():
+            lines += described(name, found, verdict)
     for why, names in reasons(results).items():
         lines += ["", f"not applicable, {len(names)}: {why}"]
+    for why, names in reasons(results, "not run").items():
+        blocks = dict.fromkeys(name.partition("/")[0] for name in names)
+        lines += ["", f"not run, {len(names)}: {why}: {', '.join(blocks)}"]
     return "\n".join([*lines, "", summary(results)])
+
+
+def described(
+    name: str, about: Sequence[Result], verdict: str
+) -> Iterator[str]:
+    """Return the lines on those that failed, or differ, under one rule."""
+    yield from (
+        "",
+        f"{verdict.upper()} [{name}] {read_rules()[name].sentence}",
+    )
+    for result in about[:FAILURES_SHOWN_MAX]:
+        yield from ("", *failure_lines(result))
+    more = [result.case for result in about[FAILURES_SHOWN_MAX:]]
+    if more:
+        yield from ("", f"  {verdict}, too, {len(more)}: {', '.join(more)}")
 
 
 FAILURES_SHOWN_MAX = 3
 STEPS_SHOWN_MAX = 30
 
 
-def failures_by_rule(results: Iterable[Result]) -> dict[str, list[Result]]:
+def failures_by_rule(
+    results: Iterable[Result], verdict: str = "failed"
+) -> dict[str, list[Result]]:
     """Return the failures by the rule that each is about first of all."""
     by_rule: dict[str, list[Result]] = {}
     for result in results:
-        if result.verdict == "failed":
+        if result.verdict == verdict:
             by_rule.setdefault(result.rules[0], []).append(result)
     return by_rule
 
@@ -107,11 +131,13 @@ def failure_lines(result: Result) -> list[str]:
     return [where, *said, f"    -> {result.what}"]
 
 
-def reasons(results: Iterable[Result]) -> dict[str, list[str]]:
+def reasons(
+    results: Iterable[Result], verdict: str = "not applicable"
+) -> dict[str, list[str]]:
     """Return the cases that are not applicable, by the reason."""
     by_reason: dict[str, list[str]] = {}
     for result in results:
-        if result.verdict == "not applicable":
+        if result.verdict == verdict:
             by_reason.setdefault(result.what, []).append(result.case)
     return by_reason
 
@@ -146,6 +172,8 @@ def markdown_report(command: str, results: Sequence[Result]) -> str:
     lines += ["", "## Not applicable", ""]
     for why, names in reasons(results).items():
         lines.append(f"- {why}: {', '.join(names)}")
+    for why, names in reasons(results, "not run").items():
+        lines.append(f"- not run, {why}: {', '.join(names)}")
     return "\n".join(lines) + "\n"
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,6 +140,72 @@ class TestKit:
         done = run_kit("--server", command, "--seconds", "0.2", *only)
         left_out = "too many like it were not answered in time"
         assert left_out in done.output, done.output
+
+    def test_what_a_server_may_choose(self, directory: Path) -> None:
+        """[UNSUB-2] To do otherwise is no failure: it differs."""
+        command = broken_naive(directory, "return False")
+        only = ("--only", "unsubscribe-what-is-not-held", "--choices")
+        done = run_kit("--server", command, *only)
+        assert done.status == 0
+        assert "DIFFERS [UNSUB-2] A server MAY disconnect" in done.output
+        assert "FAILED" not in done.output
+        assert "0 passed, 0 failed, 1 differs, 0 not" in done.output
+
+    def test_a_run_has_an_end(self) -> None:
+        """What there is no time for is named, and is not a success."""
+        only = ("--only", "SUB", "--only", "PUB", "--total", "0.001")
+        done = run_kit("--server", naive(), *only)
+        assert done.status == 1
+        assert "subscription-lasts, one-client-does-not-" in done.output
+        assert " failed, " in done.output and " not run, " in done.output
+
+    @pytest.mark.parametrize("chapter", ["6", "echoes", "6-echoes"])
+    def test_examples_of_a_chapter(self, chapter: str) -> None:
+        """They can be asked for, and listed without a server."""
+        done = run_kit("--list", "--only", chapter)
+        assert done.status == 0
+        first, *others = done.output.splitlines()
+        assert first == "payload-of-a-switch [CTL-4] [ECHO-2]"
+        assert others[0] == "echo-by-default [ECHO-1]" and len(others) == 3
+
+    def test_list(self) -> None:
+        """It has a line for each block and check."""
+        lines = run_kit("--list").output.splitlines()
+        assert "every-byte [KEY-1] [MATCH-1], 254 cases" in lines
+        assert "end-by-sigterm [RUN-10]" in lines
+
+    def test_progress(self) -> None:
+        """A terminal shows what is run and how many are left."""
+        ours, theirs = os.openpty()
+        kit = [str(SPEC / "conformance"), "--only", "SUB-2"]
+        with open(ours, "rb", 0) as terminal, open(theirs, "wb") as errors:
+            command = [sys.executable, *kit, "--server", naive()]
+            subprocess.run(command, stdout=errors, stderr=errors, check=True)
+            text = terminal.read(100_000).decode()
+        assert "2 left: identical-patterns-count\r" in text
+        assert "1 left: unsubscribe-takes-one\r\x1b[Ksbus conf" in text
+
+    @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+    def test_a_run_that_is_ended(self, directory: Path, name: str) -> None:
+        """It leaves neither its server nor files behind."""
+        note = directory / "note"
+        note.mkdir()
+        os.mkfifo(note / "pid")
+        script = f"echo $$ >{note}/pid; exec {naive().replace('{', '$1 #{')}"
+        command = shlex.join(["sh", "-c", script, "sh", "{address}"])
+        files = directory / "files"
+        files.mkdir()
+        with subprocess.Popen(
+            [sys.executable, str(SPEC / "conformance"), "--server", command],
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": str(files)},
+        ) as kit:
+            server = int((note / "pid").read_text())
+            kit.send_signal(getattr(signal, name))
+            assert kit.wait(processes.SECONDS_MAX) > 128
+        assert not list(files.iterdir())
+        with pytest.raises(ProcessLookupError):
+            os.kill(server, 0)
 
     @pytest.mark.parametrize(
         ("server", "message"),
