@@ -191,7 +191,7 @@ class TestKit:
         note = directory / "note"
         note.mkdir()
         os.mkfifo(note / "pid")
-        script = f"echo $$ >{note}/pid; exec {naive().replace('{', '$1 #{')}"
+        script = f'echo $$ >{note}/pid; exec {sys.executable} {NAIVE} "$1"'
         command = shlex.join(["sh", "-c", script, "sh", "{address}"])
         files = directory / "files"
         files.mkdir()
