@@ -22,13 +22,15 @@ from .processes import (
     processor_seconds,
 )
 from .server import ServerProcess
-from .wire import Wire
+from .wire import FILLER_BYTES, Wire
 
+OVERHEAD_BYTES = 128  # [BLOCK-19] of each packet of a backlog
 CROWD = 300  # clients
 PACKETS = 25_000
 BATCH_PACKETS = 100
 DESCRIPTORS = 24  # few, for a server
 IDLE_SECONDS = 0.5
+END_SECONDS_MIN = 0.1  # in which a server with a backlog does not end
 SPIN_SHARE_MAX = 0.5  # of the processor, while nobody asks for anything
 GROWTH_BYTES_MAX = 3 << 19
 GROWTH_DESCRIPTORS_MAX = 10
@@ -166,6 +168,7 @@ def memory_over_time(trial: Trial) -> None:
         ("clients come, subscribe and leave", visit),
         ("a client subscribes and unsubscribes", change_patterns),
         ("a client publishes, and another reads", publish_much),
+        ("packets wait for a client, which reads them or leaves", lag),
         ("clients pass descriptors", pass_descriptors),
     ):
         trial.say(f"{what}, many times, again and again")
@@ -232,6 +235,21 @@ def publish_much(trial: Trial) -> None:
         publisher.send(packet)
         hear(reader, packet)
     reader.close()
+    publisher.close()
+
+
+def lag(trial: Trial) -> None:
+    """Have many packets wait for a client, which reads them, or leaves."""
+    publisher = trial.client()
+    packet = b"MSG l\0" + b"x" * 10_000
+    for reads in (True, False):
+        reader = trial.client("l")
+        for _ in range(400):
+            publisher.send(packet)
+        publisher.settle()
+        for _ in range(400 if reads else 0):
+            hear(reader, packet)
+        reader.close()
     publisher.close()
 
 
@@ -304,15 +322,83 @@ def few_descriptors(trial: Trial) -> None:
 
 
 # =============================================================================
+# Flood control
+# =============================================================================
+
+
+@check("BLOCK-10", options="--max-backlog 100000", fills=True)
+def publisher_goes_on_at_half(trial: Trial) -> None:
+    room = trial.server.room
+    packets = [
+        (b"MSG k/%d\0" % number).ljust(FILLER_BYTES, b".")
+        for number in range(4 * room + 1)
+    ]
+    most = 4 * room * (FILLER_BYTES + OVERHEAD_BYTES)
+    trial.say(f"the kernel takes {room} packets, and a backlog {4 * room}")
+    trial.server.start(("--max-backlog", str(most)))
+    reader, witness = trial.client("k/"), trial.client("w")
+    listener = trial.client(f"k/{4 * room}")
+    publisher = trial.client()
+    trial.server.fill(reader)
+    trial.say("a publisher fills both, and is paused by one packet more")
+    for packet in packets:
+        publisher.send(packet)
+    hear(listener, packets[-1])
+    listener.settle()
+    publisher.send(b"MSG w\0")
+    require(witness.pending() is None, "it is not paused")
+    trial.say("the reader reads what the kernel held: more than half waits")
+    reader.read_fillers()
+    for _ in range(3):
+        require(witness.pending() is None, "it goes on too early")
+    trial.say("the reader reads half of the backlog: less than half waits")
+    for packet in packets[: 2 * room]:
+        hear(reader, packet)
+    hear(witness, b"MSG w\0")
+    trial.say("and the rest")
+    for packet in packets[2 * room :]:
+        hear(reader, packet)
+
+
+# =============================================================================
+# Departure
+# =============================================================================
+
+
+@check("CONN-10", fills=True)
+def departure_with_a_backlog(trial: Trial) -> None:
+    reader, publisher = trial.client("k"), trial.client()
+    trial.server.fill(reader)
+    trial.say("three messages wait in the backlog of a reader")
+    packets = [b"MSG k\0001", b"MSG k\0002", b"MSG k\0003"]
+    for packet in packets:
+        publisher.send(packet)
+    publisher.settle()
+    trial.say("the server is stopped; the reader reads, and ends its input")
+    trial.server.freeze()
+    reader.read_fillers()
+    reader.shut()
+    trial.say("the server goes on, and the reader hears all three")
+    trial.server.thaw()
+    for packet in (*packets, END):
+        hear(reader, packet)
+
+
+# =============================================================================
 # Start and end
 # =============================================================================
 
 
-def end_by(trial: Trial, number: signal.Signals) -> None:
-    """Have a signal end the server."""
+def stop(trial: Trial, number: signal.Signals = signal.SIGTERM) -> int:
+    """Have a signal end the server; return its exit status."""
     trial.say(f"the server receives {number.name}")
     trial.server.send_signal(number)
-    status = trial.server.await_status(trial.server.seconds_max)
+    return trial.server.await_status(trial.server.seconds_max)
+
+
+def end_by(trial: Trial, number: signal.Signals) -> None:
+    """Have a signal end the server as it is to."""
+    status = stop(trial, number)
     require(status == 0, f"it ends with status {status}")
 
 
@@ -338,7 +424,7 @@ def end_by_sighup(trial: Trial) -> None:
 @check("ADDR-10")
 def socket_is_removed(trial: Trial) -> None:
     path = trial.server.path
-    end_by(trial, signal.SIGTERM)
+    stop(trial)
     require(not os.path.lexists(path), "its socket is still there")
 
 
@@ -349,7 +435,7 @@ def what_took_its_place_is_kept(trial: Trial) -> None:
     os.rename(path, path + ".moved")
     with open(path, "wb"):
         pass
-    end_by(trial, signal.SIGTERM)
+    stop(trial)
     require(os.path.lexists(path), "it has removed what is not its own")
 
 
@@ -363,6 +449,7 @@ def end_delivers_what_was_read(trial: Trial) -> None:
         publisher.send(packet)
     publisher.settle()
     trial.server.send_signal(signal.SIGTERM)
+    reader.await_end(END_SECONDS_MIN)
     for packet in packets:
         hear(reader, packet)
     hear(reader, END)
@@ -447,6 +534,20 @@ def file_at_the_path(trial: Trial) -> None:
         require(file.read() == b"precious", "the file has changed")
 
 
+@check("ADDR-7")
+def stale_socket_at_the_path(trial: Trial) -> None:
+    path = trial.server.new_path()
+    trial.say("there is a stale socket at the path")
+    leave_socket(path)
+    refuse(trial, path)
+
+
+def leave_socket(path: str) -> None:
+    """Leave a socket behind that nobody listens to."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stale:
+        stale.bind(path)
+
+
 @check("ADDR-8", options="-r")
 def live_server_is_not_replaced(trial: Trial) -> None:
     trial.say("another server is started at the same path, with -r")
@@ -458,8 +559,7 @@ def live_server_is_not_replaced(trial: Trial) -> None:
 def stale_socket_is_replaced(trial: Trial) -> None:
     path = trial.server.new_path()
     trial.say("a server is started with -r where a stale socket is")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stale:
-        stale.bind(path)
+    leave_socket(path)
     trial.server.start(trial.options, path)
 
 

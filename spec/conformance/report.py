@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from .kit import Result, all_cases
@@ -113,11 +114,18 @@ STEPS_SHOWN_MAX = 30
 def failures_by_rule(
     results: Iterable[Result], verdict: str = "failed"
 ) -> dict[str, list[Result]]:
-    """Return the failures by the rule that each is about first of all."""
+    """Return the failures by the rule that explains most, then the next.
+
+    Of rules that explain as many, the one that is named first explains them.
+    """
+    left = [result for result in results if result.verdict == verdict]
     by_rule: dict[str, list[Result]] = {}
-    for result in results:
-        if result.verdict == verdict:
-            by_rule.setdefault(result.rules[0], []).append(result)
+    while left:
+        named = Counter(rule for result in left for rule in result.rules)
+        first = Counter(result.rules[0] for result in left)
+        rule = max(named, key=lambda one: (named[one], first[one]))
+        by_rule[rule] = [result for result in left if rule in result.rules]
+        left = [result for result in left if rule not in result.rules]
     return by_rule
 
 

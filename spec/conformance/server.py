@@ -36,6 +36,7 @@ class ServerProcess:
         self._path = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._is_frozen = False
+        self._was_frozen = False
         self._room: int | None = None  # how many fillers the kernel takes
 
     @property
@@ -70,6 +71,7 @@ class ServerProcess:
     ) -> None:
         """Start a server, after the end of any other."""
         self.stop()
+        self._was_frozen = False
         self._path = path or self.new_path()
         words = [word.replace("{address}", self._path) for word in self._words]
         with open(self._log, "wb") as log:
@@ -148,6 +150,12 @@ class ServerProcess:
         client.make_way = self.thaw
         return client
 
+    @property
+    def room(self) -> int:
+        """How many fillers the kernel takes for a client."""
+        assert self._room is not None
+        return self._room
+
     def learn_room(self) -> None:
         """Learn, once, how many fillers the kernel takes for a client.
 
@@ -164,8 +172,7 @@ class ServerProcess:
 
     def fill(self, client: Wire) -> None:
         """Have fillers wait for a client until the kernel takes no more."""
-        assert self._room is not None
-        client.fill(self.connect(False, {}), self._room)
+        client.fill(self.connect(False, {}), self.room)
 
     def freeze(self) -> None:
         """Stop the server and all that it started, until it is thawed."""
@@ -185,6 +192,7 @@ class ServerProcess:
         if self._is_frozen:
             self.send_signal(signal.SIGCONT)
             self._is_frozen = False
+            self._was_frozen = True
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the server and all that it started."""
@@ -230,7 +238,8 @@ class ServerProcess:
         status = self._process.poll()
         if status is not None and status < 0:
             return f"was killed: {signal.strsignal(-status) or -status}"
-        return "" if status is None else f"ended with status {status}"
+        when = ", having been stopped (SIGSTOP)" if self._was_frozen else ""
+        return "" if status is None else f"ended with status {status}{when}"
 
     def log(self) -> str:
         """Return the last lines that the server wrote, made printable."""

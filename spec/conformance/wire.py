@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import select
 import socket
@@ -105,6 +106,17 @@ class Wire:
         """Return the next packet that is no filler, or END."""
         return self._inbox.popleft() if self._inbox else self._read()
 
+    def read_fillers(self) -> None:
+        """Read the fillers that wait, and nothing that comes after them."""
+        while self._filler_count:
+            packet = self._read_any()
+            if packet == self._filler:
+                self._filler_count -= 1
+                continue
+            self._inbox.append(packet)
+            if packet == END:
+                self._filler_count = 0
+
     def _read(self) -> bytes:
         """Read the next packet that is no filler."""
         packet = self._read_any()
@@ -129,7 +141,7 @@ class Wire:
             return packet
         return END
 
-    def await_end(self) -> None:
+    def await_end(self, seconds_max: float = math.inf) -> None:
         """Return once the server has closed, or should have.
 
         As long as nothing is read the kernel takes no more packets.
@@ -137,17 +149,11 @@ class Wire:
         if self._filler_count:
             poll = select.poll()
             poll.register(self.wire, select.POLLRDHUP)
-            poll.poll(1000 * self.seconds_max)
+            poll.poll(1000 * min(seconds_max, self.seconds_max))
 
     def pending(self) -> bytes | None:
         """Read until the client is settled; return what came first, if any."""
-        while self._filler_count:
-            self._inbox.append(self._read_any())
-            if self._inbox[-1] == self._filler:
-                self._inbox.pop()
-                self._filler_count -= 1
-            elif self._inbox[-1] == END:
-                self._filler_count = 0
+        self.read_fillers()
         self._ask()
         return self._inbox[0] if self._inbox else None
 

@@ -107,6 +107,19 @@ def full_listener_stops_the_server(accept, server):
     accept(server)
 
 
+@broken("publisher-goes-on-at-half", "FloodControl.release")
+def paused_until_all_is_read(release, flood, receiver):
+    return [] if receiver.backlog else release(flood, receiver)
+
+
+@broken("departure-with-a-backlog", "Server.drain")
+def who_leaves_is_handed_nothing(drain, server, client):
+    with contextlib.suppress(BlockingIOError):
+        if not client.wire.recv(1, socket.MSG_PEEK):
+            client.backlog.clear()
+    return drain(server, client)
+
+
 @broken("end-by-sigterm", "Server._finish")
 def status_of_the_end_is_1(finish, server):
     finish(server)
@@ -172,6 +185,11 @@ def file_is_replaced(open_path, path, mode, replace):
     if os.path.isfile(path):
         os.unlink(path)
     return open_path(path, mode, replace)
+
+
+@broken("stale-socket-at-the-path", "open_path")
+def stale_socket_is_always_replaced(open_path, path, mode, replace):
+    return open_path(path, mode, True)
 
 
 @broken("live-server-is-not-replaced", "is_stale")

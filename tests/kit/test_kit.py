@@ -96,7 +96,7 @@ class TestKit:
         command = broken_naive(directory, "os._exit(3)")
         done = run_kit("--server", command, "--only", "UNSUB", "--only", "SUB")
         assert done.status == 1
-        assert "  unsubscribe-is-for-oneself [UNSUB-1]" in done.output
+        assert "  unsubscribe-takes-one [UNSUB-1]" in done.output
         assert "the server ended with status 3" in done.output
         assert "FAILED [SUB-3]" not in done.output
 
