@@ -466,9 +466,8 @@ class Bus:
         end = start.find(b"\0")  # without one the head is for parse_packet
         head = start[:end]
         receivers = self._recent.get(head) if end > 0 else None
-        work = 1
+        work = WORK_MAX if receivers is None else 1
         if receivers is None:
-            work = WORK_MAX
             kind, key, _ = parse_packet(start, *self._head_limits)
             if kind != "publish":  # subscribe, unsubscribe, control
                 getattr(self, kind)(client, key)
@@ -855,8 +854,7 @@ class Backlog:
         way = BYTE_WEIGHTS[self.order], self.direction
         heap = self._heaps.get(way)
         if heap is None:
-            waiting = self._packets.items()
-            heap = [rank(packet, number, way) for number, packet in waiting]
+            heap = [rank(p, n, way) for n, p in self._packets.items()]
             heapq.heapify(heap)
             self._heaps[way] = heap
         while True:
@@ -1185,8 +1183,10 @@ NOTED_SENDS_MIN = 0.00002  # seconds, for sends to neighbours of one user
 SLOW_SENDS_MIN = 0.005  # seconds, of one flush to all of a user's clients
 SLOW_SECONDS = 1.0  # for which sends to a user are left to its own turns
 BYTES_PER_TURN = 10_000_000  # times receivers
-SEND_COST_BYTES = 4_096  # in the time of a send, so many could be copied
-BYTES_PER_SECOND = 5e8  # that a slow machine copies
+SEND_COST_BYTES = 4_096  # what a send costs beside its bytes
+SEND_SECONDS = 0.000005  # that it may take, and its bytes beside that
+BYTES_PER_SECOND = 4e9
+LARGE_BYTES = 130_000  # of a packet that may take twice as long
 DRAIN_SECONDS = 0.00001  # to send a packet of a backlog, one with another
 CROWD_MAX = 64  # clients above a limit that are read out
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
@@ -1610,7 +1610,7 @@ class Server:
                     break
             if work >= WORK_MAX or ticks:
                 work = 0
-                sent = count * len(touched) * (size + SEND_COST_BYTES)
+                sent = (count + 1) * len(touched) * (size + SEND_COST_BYTES)
                 if sent > BYTES_PER_TURN or self.clock() >= end:
                     break
         return False
@@ -1674,10 +1674,10 @@ class Server:
         self._measured, self._offered = now, []
         if seconds < NOTED_SENDS_MIN:
             return
-        size = sum(
-            len(one) + SEND_COST_BYTES for box in offered for one in box
-        )
-        extra = max(0.0, seconds - size / BYTES_PER_SECOND)
+        sizes = [len(packet) for outbox in offered for packet in outbox]
+        size = sum(one + one * one / LARGE_BYTES for one in sizes)
+        normal = len(sizes) * SEND_SECONDS + size / BYTES_PER_SECOND
+        extra = max(0.0, seconds - normal)
         share = self._shares[user] = self._shares.get(user, 0.0) + extra
         if share > SLOW_SENDS_MIN:
             worked = self.processor_clock() - self._processed

@@ -254,7 +254,7 @@ class TestLoop:
         flooder = kernel.connect()
         flooder.wire.incoming.extend([publish(b"k", bytes(16_000))] * 64)
         kernel.server.round(0)
-        assert len(flooder.wire.incoming) == 64 - 5
+        assert len(flooder.wire.incoming) == 64 - 4
 
     def test_debts_have_a_limit(self, kernel: FakeKernel) -> None:
         """[CONN-19] A mistake in accounting keeps nobody waiting for long."""

@@ -183,6 +183,15 @@ class TestSlowSends:
         sender.send(publish(b"k", bytes(10_000)))
         assert any(reader.stats["refused"] for reader in readers)
 
+    def test_packets_to_many_that_each_take_a_little(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-20] Of 16 kB, each send four times as long as it may take."""
+        readers = slow_readers(kernel, 300, 0.00004)
+        sender = kernel.connect(uid=2)
+        sender.send(publish(b"k", bytes(16_000)))
+        assert any(reader.stats["refused"] for reader in readers)
+
     def test_readers_that_are_expelled(self, kernel: FakeKernel) -> None:
         """[CONN-19] [CONN-20] No time is accounted for that is to come."""
         sender = kernel.connect(uid=2)
