@@ -8,7 +8,6 @@ import resource
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -34,11 +33,9 @@ def is_stopped(process: int) -> bool:
     return fields_of(process)[:1] not in (["R"], ["S"], ["D"])
 
 
-def processor_seconds(processes: Iterable[int]) -> float:
-    """Return how much processor time processes have used."""
-    fields = filter(None, map(fields_of, processes))
-    ticks = (int(one[11]) + int(one[12]) for one in fields)
-    return sum(ticks) / TICKS_PER_SECOND
+def is_running(process: int) -> bool:
+    """Return whether a process has the processor, or waits for it."""
+    return fields_of(process)[:1] == ["R"]
 
 
 def memory_bytes(processes: Iterable[int]) -> int:
