@@ -328,25 +328,40 @@ def few_descriptors(trial: Trial) -> None:
 # =============================================================================
 
 
-@check("BLOCK-10", options="--max-backlog 100000", fills=True)
-def publisher_goes_on_at_half(trial: Trial) -> None:
+class Held(NamedTuple):
+    """A reader that does not read, and the publisher that it holds."""
+
+    reader: Wire
+    publisher: Wire
+    room: int  # packets that the kernel takes for the reader
+    packets: list[bytes]  # four times as many in its backlog, and one more
+
+
+def hold(trial: Trial, *options: str) -> Held:
+    """Have a reader hold a publisher, by a backlog that is full."""
     room = trial.server.room
     packets = [
         (b"MSG k/%d\0" % number).ljust(FILLER_BYTES, b".")
         for number in range(4 * room + 1)
     ]
     most = 4 * room * (FILLER_BYTES + OVERHEAD_BYTES)
-    trial.say(f"the kernel takes {room} packets, and a backlog {4 * room}")
-    trial.server.start(("--max-backlog", str(most)))
-    reader, witness = trial.client("k/"), trial.client("w")
+    trial.server.start(("--max-backlog", str(most), *options))
+    reader, publisher = trial.client("k/"), trial.client()
     listener = trial.client(f"k/{4 * room}")
-    publisher = trial.client()
+    trial.say(f"the kernel takes {room} packets, and a backlog {4 * room}")
     trial.server.fill(reader)
     trial.say("a publisher fills both, and is paused by one packet more")
     for packet in packets:
         publisher.send(packet)
     hear(listener, packets[-1])
     listener.settle()
+    return Held(reader, publisher, room, packets)
+
+
+@check("BLOCK-10", options="--max-backlog 100000", fills=True)
+def publisher_goes_on_at_half(trial: Trial) -> None:
+    reader, publisher, room, packets = hold(trial)
+    witness = trial.client("w")
     publisher.send(b"MSG w\0")
     require(witness.pending() is None, "it is not paused")
     trial.say("the reader reads what the kernel held: more than half waits")
@@ -360,6 +375,19 @@ def publisher_goes_on_at_half(trial: Trial) -> None:
     trial.say("and the rest")
     for packet in packets[2 * room :]:
         hear(reader, packet)
+
+
+@check(
+    "BLOCK-16", options="--max-backlog 100000 --block-timeout 9", fills=True
+)
+def holder_that_reads_now_and_then(trial: Trial) -> None:
+    held = hold(trial, "--block-timeout", "3")
+    for what in ("what the kernel held", "all"):
+        time.sleep(1.8)
+        trial.say(f"after more than half of the time it reads {what}")
+        held.reader.read_fillers()
+    for packet in held.packets:
+        hear(held.reader, packet)
 
 
 # =============================================================================
@@ -376,9 +404,11 @@ def departure_with_a_backlog(trial: Trial) -> None:
     for packet in packets:
         publisher.send(packet)
     publisher.settle()
-    trial.say("the server is stopped; the reader reads, and ends its input")
+    # With so little room the kernel takes packets, and reports no room
+    trial.say("the server is stopped; the reader makes room for a few, and")
+    trial.say("ends its input")
     trial.server.freeze()
-    reader.read_fillers()
+    reader.read_fillers(2)
     reader.shut()
     trial.say("the server goes on, and the reader hears all three")
     trial.server.thaw()

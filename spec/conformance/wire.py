@@ -106,9 +106,10 @@ class Wire:
         """Return the next packet that is no filler, or END."""
         return self._inbox.popleft() if self._inbox else self._read()
 
-    def read_fillers(self) -> None:
-        """Read the fillers that wait, and nothing that comes after them."""
-        while self._filler_count:
+    def read_fillers(self, count: int = FILLERS_MAX) -> None:
+        """Read so many of the fillers that wait, and nothing after them."""
+        rest = max(0, self._filler_count - count)
+        while self._filler_count > rest:
             packet = self._read_any()
             if packet == self._filler:
                 self._filler_count -= 1

@@ -97,6 +97,7 @@ class FakeBus:
     """A server on a fake kernel; see Bus."""
 
     def __init__(self, options: Sequence[str]) -> None:
+        self.is_frozen = False
         parsed = sbus.parse_options(list(options))
         self.kernel = FakeKernel(
             sbus.Limits(
@@ -111,7 +112,7 @@ class FakeBus:
     def connect(
         self, is_process: bool, credentials: dict[str, int]
     ) -> FakeConnection:
-        with crashes_are_failures():
+        with crashes_are_failures(), self.frozen_kernel():
             peer = self.kernel.connect(**{"uid": OWNER, **credentials})
         return FakeConnection(self.kernel, peer)
 
@@ -121,10 +122,18 @@ class FakeBus:
         client.wire.room = 1
 
     def freeze(self) -> None:
-        pass
+        self.is_frozen = True
 
     def thaw(self) -> None:
-        pass
+        self.is_frozen = False
+
+    @contextlib.contextmanager
+    def frozen_kernel(self) -> Iterator[None]:
+        """Have the kernel run nothing while the server is frozen."""
+        with pytest.MonkeyPatch.context() as patch:
+            if self.is_frozen:
+                patch.setattr(self.kernel, "run", lambda: None)
+            yield
 
     def wait(self, seconds: float) -> None:
         with crashes_are_failures():

@@ -112,12 +112,14 @@ def paused_until_all_is_read(release, flood, receiver):
     return [] if receiver.backlog else release(flood, receiver)
 
 
-@broken("departure-with-a-backlog", "Server.drain")
-def who_leaves_is_handed_nothing(drain, server, client):
-    with contextlib.suppress(BlockingIOError):
-        if not client.wire.recv(1, socket.MSG_PEEK):
-            client.backlog.clear()
-    return drain(server, client)
+@broken("holder-that-reads-now-and-then", "Server._after_progress")
+def holding_begins_once(after_progress, server, client):
+    pass
+
+
+@broken("departure-with-a-backlog", "Server._depart")
+def who_leaves_is_handed_nothing(depart, server, client):
+    server.disconnect(client, "end of input")
 
 
 @broken("end-by-sigterm", "Server._finish")

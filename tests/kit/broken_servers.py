@@ -147,6 +147,13 @@ allow("backlog-of-a-user-has-no-limit", "LIMIT-14", "max_user_backlog")
 allow("backlog-of-the-bus-has-no-limit", "LIMIT-15", "max_bus_backlog")
 
 
+@broken("LIMIT-18", "Server._admit")
+def one_too_many_is_not_heard(admit, server, wire):
+    if len(server.bus.clients) >= server.bus.limits.max_clients:
+        return wire.close()
+    admit(server, wire)
+
+
 @broken("LIMIT-16", "RESERVED_PART")
 def no_place_is_kept_for_root(part):
     return sys.maxsize

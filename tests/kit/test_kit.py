@@ -75,7 +75,7 @@ class TestKit:
         assert [*report["rules"]] == [*RULES]
         assert report["rules"]["CRED-11"] == "passed"
         assert report["rules"]["LIMIT-4"] == "not applicable"
-        assert report["rules"]["PUB-1"] == "not run"
+        assert report["rules"]["PUB-2"] == "not run"
         assert report["rules"]["RUN-1"] == "no example"
         assert re.fullmatch("[0-9a-f]{8}", report["specification"])
 

@@ -50,7 +50,6 @@ VECTORS = SPEC / "vectors"
 # Why no example shows a rule, by rule or by family
 NOT_VISIBLE = {
     "LIMIT-8": "about starting a server, not about a client of one",
-    "LIMIT-18": "a race: a real server judges before the packet comes",
     "LIMIT-9": "about starting a server, not about a client of one",
     "CONN-5": "about time: no client can tell how long a turn was",
     "CONN-19": "about time: no client can tell whom it waited for",
