@@ -11,6 +11,7 @@
 # make trace     write which code, examples and tests each rule has
 # make vectors   write the examples of spec/ for other implementations
 # make requirements   accept the sentences of the rules as reviewed
+# make book      write the book of the specification to book/site
 # make conformance SERVER='./sbusd -f -a {address}'   try any server
 # make install   put the two programs into $(DESTDIR)$(PREFIX)/bin
 # make uninstall remove them
@@ -67,7 +68,8 @@ client-tests:
 	@nice -n 3 $(PYTEST) tests/client
 
 other-tests:
-	@nice -n 3 $(PYTEST) test_sbus.py tests/test_*.py tests/kit -k "not $(LAST)"
+	@nice -n 3 $(PYTEST) test_sbus.py tests/test_*.py tests/kit tests/book \
+	    -k "not $(LAST)"
 
 coverage: .venv/ready
 	rm -f .coverage .coverage.*
@@ -100,6 +102,15 @@ manual:
 
 requirements vectors trace:
 	PYTHONPATH=spec $(PYTHON) tests/kit/traceability.py $@
+
+# A Python for the page; where it cannot be had, the book is for reading
+PYODIDE = book/site/pyodide
+book: .venv/ready
+	@PYTHONPATH=spec:tests/kit .venv/bin/python -m book
+	@test -e $(PYODIDE)/pyodide.mjs || { mkdir -p $(PYODIDE) && \
+	    cd $(PYODIDE) && npm pack -s pyodide@314 >/dev/null 2>&1 && \
+	    tar xzf pyodide-*.tgz --strip-components=1 && rm pyodide-*.tgz; } || \
+	    echo "No pyodide to be had: the examples can be read, but not run."
 
 conformance:
 	@$(PYTHON) spec/conformance --server "$$SERVER" $(ARGS)
@@ -152,7 +163,7 @@ clean:
 	rm -rf .benchmarks .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: manual requirements vectors trace conformance
+.PHONY: manual requirements vectors trace conformance book
 .PHONY: pipeline-tests $(TESTS)
 .PHONY: test check coverage soak demo measure bench bench-pipeline attack
 .PHONY: install uninstall clean

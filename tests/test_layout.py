@@ -18,6 +18,7 @@ FOLDERS = [  # the parts of the repository, as tests/README.md lists them
     "tools",
     "spec",
     "bench",
+    "book",
     "pipeline",
     "test_sbus.py",
     "tests",

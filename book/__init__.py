@@ -1,0 +1,1 @@
+"""The book: the specification, the server and runs of it, side by side."""

@@ -1,0 +1,268 @@
+"""Plays examples on sbus.py itself, on the fake kernel of the tests.
+
+It runs in a page, in Pyodide, and under CPython.  What it returns is HTML,
+and a sentence on how it went.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from unittest.mock import MagicMock
+
+if sys.platform == "emscripten":  # what is named at import, and is not there
+    for missing in ("pwd", "resource", "pytest"):
+        sys.modules[missing] = MagicMock()
+    vars(socket).setdefault("AF_UNIX", 1)
+    vars(time).setdefault("thread_time", time.monotonic)
+
+import sbus
+from conformance.conversation import Connection, Failure, Talk
+from conformance.examples import (
+    PARSERS,
+    Block,
+    Conversation,
+    Step,
+    Text,
+    conversations,
+    escape,
+)
+from fake_bus import FakeBus
+
+from . import drawing
+from .drawing import Outcome
+
+STEPS_MAX = 1_000
+HOLE = "____"  # what a question asks for
+WHO = re.compile(r"client=(\d+)(?: uid=\d+ pid=\d+)?")
+CREDENTIALS = re.compile(r"((uid|gid|pid)=\d{1,9}( |$))*")
+WHO_OPENS = re.compile(r"client=(\d+)")
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[list[str]]:
+    """Keep what the server logs with -v."""
+    lines: list[str] = []
+    before = sbus.log.level
+
+    def keep(record: logging.LogRecord) -> bool:
+        lines.append(record.getMessage())
+        return False
+
+    sbus.log.addFilter(keep)
+    sbus.log.setLevel(logging.DEBUG)
+    try:
+        yield lines
+    finally:
+        sbus.log.setLevel(before)
+        sbus.log.removeFilter(keep)
+
+
+class Player(Talk):
+    """A conversation whose every step is watched."""
+
+    bus: FakeBus
+
+    def __init__(self, options: Sequence[str], log: list[str]) -> None:
+        try:
+            super().__init__(FakeBus(options))
+        except SystemExit:
+            raise ValueError("; ".join(log)) from None
+        self.bus.kernel.bus.journal = sbus.Journal(-1, {}, False, True)
+        self.log = log
+        self.got = ""  # in this step
+        self.seen: dict[str, sbus.Client] = {}  # by name, as the server does
+
+    def watch(self, step: Step) -> Outcome:
+        """Take a step, and return what it led to."""
+        self.log.clear()
+        self.got = wrong = ""
+        try:
+            self.take(step)
+            if step.verb == ">":
+                self.settle()
+        except (Failure, ValueError) as failure:
+            wrong = str(failure)
+        except KeyError as error:
+            wrong = f"{error} is not connected"
+        return Outcome(wrong, tuple(self.words()), self.got)
+
+    def words(self) -> Iterable[str]:
+        """Return what the server logged, with the names of the clients."""
+        names = {str(one.number): name for name, one in self.seen.items()}
+        for line in self.log:
+            who = WHO_OPENS if line.startswith("open") else WHO
+            yield who.sub(lambda found: names.get(found[1], found[0]), line)
+
+    def take(self, step: Step) -> None:
+        if step.verb == "process":
+            if step.client in self.clients:
+                raise Failure("it is connected and stays who it is [CRED-1]")
+            if not CREDENTIALS.fullmatch(step.argument):
+                raise Failure("not as in uid=1001 gid=100 pid=7")
+        super().take(step)
+
+    def connect(self, step: Step) -> Connection:
+        connection = super().connect(step)
+        clients = self.bus.kernel.bus.clients
+        newest = clients.get(max(clients, default=0))
+        if newest and newest not in self.seen.values():
+            self.seen[step.client] = newest
+        return connection
+
+    def matches(self, text: Text, got: bytes) -> bool:
+        self.got = escape(got)
+        return super().matches(text, got)
+
+
+def play(
+    conversation: Conversation, is_whole: bool = True
+) -> tuple[Conversation, list[Outcome], Player]:
+    """Take the steps of a conversation up to the first that fails.
+
+    If it is whole, nobody may hear anything else, and the server has to go
+    on serving.  Return it, with the step that fails for that if one does.
+    """
+    steps, outcomes = list(conversation.steps), []
+    with heard() as log:
+        player = Player(conversation.options, log)
+        for step in steps:
+            outcomes.append(player.watch(step))
+            if outcomes[-1].wrong:
+                return conversation, outcomes, player
+        for name in [*player.clients] if is_whole else ():
+            last = Step(name, "<", "nothing")
+            outcome = player.watch(last)
+            if outcome.wrong:
+                more = conversation._replace(steps=(*steps, last))
+                return more, [*outcomes, outcome], player
+        if is_whole:
+            player.close()
+            outcomes[-1] = outcomes[-1]._replace(wrong=player.bus.fault())
+    return conversation, outcomes, player
+
+
+def kept_lines(text: str) -> tuple[str, ...]:
+    """Return the lines of an example that are neither empty nor comments."""
+    lines = (line.strip() for line in text.splitlines())
+    return tuple(line for line in lines if line and line[0] != "#")
+
+
+# ---- What a page asks for
+
+
+def talk(kind: str, text: str, count: int) -> dict[str, Any]:
+    """Play a conversation, or so many of its steps on the bench.
+
+    Raises: ValueError if a line is no step, or there are none or too many.
+    """
+    block = Block(kind, "", (), kept_lines(text), "")
+    (whole,) = conversations(block)
+    most = len(whole.steps)
+    if not 0 < most <= STEPS_MAX:
+        raise ValueError(f"a conversation has 1 to {STEPS_MAX} steps")
+    part = whole._replace(steps=whole.steps[: most if count < 0 else count])
+    played, outcomes, player = play(part, kind == "conversation")
+    later = whole.steps[len(part.steps) :]
+    html = drawing.lanes(played.steps + later, whole.options, outcomes)
+    cards = (card(name, player) for name in player.seen)
+    clock = f"the clock shows {player.bus.kernel.now:g} s"
+    facts = {"html": html, "cards": "".join(cards), "count": most}
+    return {**facts, **verdict("step", outcomes), "clock": clock}
+
+
+def rows(kind: str, text: str) -> dict[str, Any]:
+    """Play the rows of a match or packet block."""
+    lines = kept_lines(text)
+    outcomes = [play_row(kind, line) for line in lines]
+    html = drawing.table(kind, lines, outcomes)
+    return {"html": html, **verdict("row", outcomes)}
+
+
+def play_row(kind: str, line: str) -> Outcome:
+    """Play all cases of a row; return what came of the last, or failed.
+
+    Of the server's decisions those are shown that the last packet led to.
+    """
+    outcome = Outcome("no case")
+    for case in PARSERS[kind](Block(kind, "", (), (line,), "")):
+        conversation, outcomes, _ = play(case.conversation())
+        taken = zip(conversation.steps, outcomes)
+        sent = [one for step, one in taken if step.verb == ">"]
+        outcome = outcomes[-1]._replace(decisions=sent[-1].decisions)
+        if outcome.wrong:
+            break
+    return outcome
+
+
+def verdict(what: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return whether all came as was said, and a sentence."""
+    for number, outcome in enumerate(outcomes, 1):
+        if outcome.wrong:
+            said = f"✗ {what} {number}: {outcome.wrong}"
+            return {"ok": False, "said": said}
+    return {"ok": True, "said": f"✓ {len(outcomes)} {what}s, as they say"}
+
+
+def card(name: str, player: Player) -> str:
+    """Return what the server knows of a client."""
+    client = player.seen[name]
+    wire, backlog = client.wire, client.backlog
+    names = {one: name for name, one in player.seen.items()}
+    state = "paused" if client.held_by else "stalled" if backlog else "there"
+    echo = "on" if client.echo else "off"
+    patterns = (
+        escape(pattern) + (f" × {count}" if count > 1 else "")
+        for pattern, count in client.patterns.items()
+    )
+    gid, uid, pid = client.credentials
+    room = "" if wire.room is None else f" of {wire.room}"
+    facts = {
+        "is": "disconnected" if client.closed else state,
+        "paused by": ", ".join(names[one] for one in client.held_by),
+        "holds": ", ".join(names[one] for one in client.holding),
+        "patterns": ", ".join(patterns),
+        "unread": f"{len(wire.taken)}{room} packets",
+        "backlog": f"{len(backlog)} packets",
+        "modes": f"{client.soft_mode}, {client.hard_mode}",
+        "order": f"{backlog.order}, echo {echo}",
+        "who": f"uid {uid}, gid {gid}, pid {pid}",
+        **client.counts(),
+    }
+    return drawing.card(name, facts)
+
+
+def check(text: str, answer: str) -> dict[str, Any]:
+    """Play a question with an answer in the place of the hole.
+
+    Where a client is asked for, its line is said for each that is named.
+    """
+    lines = []
+    for line in kept_lines(text):
+        is_name = line.startswith(HOLE)
+        answers = re.findall(r"\b[A-Z]\b", answer) if is_name else [answer]
+        lines += [line.replace(HOLE, one) for one in answers]
+    if "{any}" in answer:
+        raise ValueError("{any} is no answer")
+    return talk("conversation", "\n".join(lines), -1)
+
+
+def call(kind: str, text: str, more: Any = -1) -> str:
+    """Do what a page asks for; return the answer as JSON."""
+    try:
+        if kind == "question":
+            answer = check(text, more)
+        elif kind in ("match", "packet"):
+            answer = rows(kind, text)
+        else:
+            answer = talk(kind, text, more)
+    except (ValueError, KeyError) as error:
+        answer = {"ok": False, "said": f"✗ {error}"}
+    return json.dumps(answer)

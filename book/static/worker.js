@@ -1,0 +1,22 @@
+// Runs player.py in Pyodide, away from the page, so that the page stays alive.
+import { loadPyodide } from "./pyodide/pyodide.mjs";
+
+const player = (async () => {
+  const python = await loadPyodide();
+  const archive = await fetch("player.zip");
+  python.unpackArchive(await archive.arrayBuffer(), "zip");
+  return python.runPython(`
+import sys
+sys.path[:0] = [".", "spec", "tests/bed"]
+from book.player import call
+call`);
+})();
+
+onmessage = async ({ data: { id, call } }) => {
+  try {
+    const answer = (await player)(...call);
+    postMessage({ id, answer: JSON.parse(answer) });
+  } catch (error) {
+    postMessage({ id, answer: { ok: false, said: `✗ ${error.message}` } });
+  }
+};

@@ -1,0 +1,166 @@
+"""Tests that the book is whole: pages, links, rules with their code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fake_bus import BLOCKS, RULES
+from processes import ROOT
+
+pytest.importorskip("markdown_it", reason="the book needs markdown-it-py")
+pytest.importorskip("pygments", reason="the book needs Pygments")
+
+from book.__main__ import build
+from book.chapters import listings
+
+
+class Page(HTMLParser):
+    """The anchors and links of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.text = path.read_text("utf-8")
+        self.feed(self.text)
+
+    def handle_starttag(
+        self, tag: str, attrs: list[tuple[str, str | None]]
+    ) -> None:
+        for name, value in attrs:
+            if name == "id" and value:
+                self.ids.append(value)
+            elif name in ("href", "src", "for") and value:
+                self.links.append(f"#{value}" if name == "for" else value)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The book, written anew."""
+    path = tmp_path_factory.mktemp("site")
+    build(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[str, Page]:
+    return {path.name: Page(path) for path in site.glob("*.html")}
+
+
+class TestPages:
+    def test_every_link_resolves(
+        self, site: Path, pages: dict[str, Page]
+    ) -> None:
+        """To a file of the site, and to an anchor if it names one."""
+        assert len(pages) > 25
+        for name, page in pages.items():
+            for link in page.links:
+                file, _, anchor = link.partition("#")
+                if "://" in link or link.startswith("data:"):
+                    continue
+                target = file or name
+                assert (site / target).exists(), f"{name}: {link}"
+                if anchor and not anchor.startswith("played="):
+                    assert anchor in pages[target].ids, f"{name}: {link}"
+
+    def test_no_anchor_is_there_twice(self, pages: dict[str, Page]) -> None:
+        """So that each link leads to one place."""
+        for name, page in pages.items():
+            assert len(page.ids) == len(set(page.ids)), name
+
+    def test_nothing_comes_from_elsewhere(
+        self, pages: dict[str, Page]
+    ) -> None:
+        """The pages need no network."""
+        for name, page in pages.items():
+            loaded = re.findall(r'<(?:script|link|img)\b[^>]*"', page.text)
+            assert loaded and "://" not in "".join(loaded), name
+
+    def test_every_rule_stands_beside_its_code_and_tests(
+        self, pages: dict[str, Page]
+    ) -> None:
+        """In its chapter, with its id as the anchor."""
+        for rule in RULES.values():
+            page = pages[rule.file.replace(".md", ".html")]
+            section = page.text.partition(f'<section id="{rule.id}">')[2]
+            beside = section.partition("</section>")[0]
+            if rule.id not in ("KEY-2", "KEY-6", "CRED-12"):  # of any client
+                assert '<pre class="code"' in beside, rule.id
+                assert "<mark>" in beside, rule.id
+                assert re.search(r"[1-9]\d* tests</summary>", beside), rule.id
+
+    def test_every_example_is_drawn(self, pages: dict[str, Page]) -> None:
+        """In its chapter, with its name as the anchor, and as text."""
+        for block in BLOCKS:
+            page = pages[block.file.replace(".md", ".html")]
+            assert f"example-{block.name}" in page.ids
+
+    def test_lines_of_the_source_are_anchors(
+        self, pages: dict[str, Page]
+    ) -> None:
+        """Each of them once, in the section that it is of."""
+        count = (ROOT / "sbus.py").read_text("utf-8").count("\n")
+        parts = [page for name, page in pages.items() if name[:5] == "sbus-"]
+        lines = [one for page in parts for one in page.ids if one[0] == "L"]
+        assert len(parts) == 10
+        assert sorted(lines) == sorted(f"L{n + 1}" for n in range(count))
+
+    def test_names_lead_to_definitions(self, pages: dict[str, Page]) -> None:
+        """Of functions, constants and methods; local ones lead nowhere."""
+        lines = (ROOT / "sbus.py").read_text("utf-8").split("\n")
+        found = re.findall(
+            r'<a href="sbus-\d\.html#L(\d+)">(\w+)</a>',
+            "".join(page.text for page in pages.values()),
+        )
+        assert len(found) > 1_000
+        for line, name in found:
+            near = "\n".join(lines[int(line) - 1 :][:2])  # behind a decorator
+            assert re.search(rf"\b{name}\b", near), name
+        names = {name for _, name in found}
+        assert {"pattern_for", "WHOAMI", "handle", "_route"} <= names
+        linked = re.findall(r">(\w+)</a>", pages["sbus-8.html"].text)
+        assert "seconds" not in linked
+
+    def test_the_code_is_that_of_the_files(
+        self, pages: dict[str, Page]
+    ) -> None:
+        """Without its marks and numbers."""
+        text = re.sub(r'<a id="L\d+".*?</a>  ', "", pages["sbus-4.html"].text)
+        code = text.partition("<pre")[2].partition(">")[2]
+        plain = re.sub("<[^>]*>", "", code.partition("</pre>")[0])
+        section = listings()[0].sections[4]
+        lines = (ROOT / "sbus.py").read_text("utf-8").split("\n")
+        expected = "\n".join(lines[section.first - 1 : section.last])
+        for text, plain_text in (("&lt;", "<"), ("&gt;", ">")):
+            plain = plain.replace(text, plain_text)
+        plain = plain.replace("&quot;", '"').replace("&#x27;", "'")
+        assert plain.replace("&amp;", "&").rstrip("\n") == expected.rstrip()
+
+
+class TestPlayer:
+    def test_the_archive_has_all_that_it_imports(
+        self, site: Path, tmp_path: Path
+    ) -> None:
+        """The player runs where nothing but the archive is."""
+        with zipfile.ZipFile(site / "player.zip") as archive:
+            archive.extractall(tmp_path)
+        code = (
+            "import sys; sys.path[:0] = ['.', 'spec', 'tests/bed'];"
+            "from book.player import call;"
+            "print(call('bench', 'A > SUB a'))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert '"ok": true' in done.stdout, done.stderr
