@@ -12,6 +12,7 @@
 # make vectors   write the examples of spec/ for other implementations
 # make requirements   accept the sentences of the rules as reviewed
 # make book      write the book of the specification to book/site
+# make book-test open it in a browser, which takes some minutes
 # make conformance SERVER='./sbusd -f -a {address}'   try any server
 # make install   put the two programs into $(DESTDIR)$(PREFIX)/bin
 # make uninstall remove them
@@ -112,6 +113,15 @@ book: .venv/ready
 	    tar xzf pyodide-*.tgz --strip-components=1 && rm pyodide-*.tgz; } || \
 	    echo "No pyodide to be had: the examples can be read, but not run."
 
+AXE = build/axe
+book-test: book
+	@.venv/bin/python -m pip install -q --disable-pip-version-check \
+	    -e '.[browser]'
+	@test -e $(AXE)/axe.min.js || { mkdir -p $(AXE) && cd $(AXE) && \
+	    npm pack -s axe-core@4 >/dev/null && \
+	    tar xzf axe-core-*.tgz --strip-components=1; }
+	.venv/bin/python -m pytest -q -rs tests/book/in_a_browser.py $(ARGS)
+
 conformance:
 	@$(PYTHON) spec/conformance --server "$$SERVER" $(ARGS)
 
@@ -163,7 +173,7 @@ clean:
 	rm -rf .benchmarks .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: manual requirements vectors trace conformance book
+.PHONY: manual requirements vectors trace conformance book book-test
 .PHONY: pipeline-tests $(TESTS)
 .PHONY: test check coverage soak demo measure bench bench-pipeline attack
 .PHONY: install uninstall clean

@@ -49,19 +49,18 @@ def text_page(part: str, file: str, path: Path) -> Page:
 def pages() -> Iterator[Page]:
     """Return all pages but the first, in the order of reading."""
     for path in sorted((BOOK / "lessons").glob("*.md")):
-        yield text_page("Lessons", f"lesson-{path.name}", path)
+        yield text_page("Lessons and the bench", f"lesson-{path.name}", path)
     bench = (BOOK / "static/bench.html").read_text("utf-8")
-    yield Page("A bus to play with", "bench.html", "The bench", bench)
+    yield Page("Lessons and the bench", "bench.html", "The bench", bench)
     yield text_page(
         "The specification", "specification.md", SPEC / "README.md"
     )
     for path in [*chapters(), SPEC / "choices.md", SPEC / "traceability.md"]:
         yield text_page("The specification", path.name, path)
     for listing in listings():
-        part = f"The source: {listing.path.name}"
         for section in listing.sections:
             html = listing.page(section)
-            yield Page(part, section.page, section.title, html)
+            yield Page("The source", section.page, section.title, html)
 
 
 def contents(others: list[Page]) -> str:

@@ -49,18 +49,18 @@ def page_of(file: str) -> str:
     return file.replace(".md", ".html")
 
 
+def link(rule_id: str, text: str) -> str:
+    """Return a text as a link to a rule, if there is such a rule."""
+    rule: Rule | None = rules().get(rule_id)
+    if rule is None:
+        return text
+    place, title = f"{page_of(rule.file)}#{rule.id}", escape(rule.sentence)
+    return f'<a class="id" href="{place}" title="{title}">{text}</a>'
+
+
 def cite(text: str) -> str:
     """Return a text as HTML, in which ids in brackets are links."""
-
-    def link(found: re.Match[str]) -> str:
-        rule: Rule | None = rules().get(found[1])
-        if rule is None:
-            return found[0]
-        title = f'title="{escape(rule.sentence)}"'
-        place = f"{page_of(rule.file)}#{rule.id}"
-        return f'<a class="id" href="{place}" {title}>{found[0]}</a>'
-
-    return CITED.sub(link, escape(text))
+    return CITED.sub(lambda found: link(found[1], found[0]), escape(text))
 
 
 def marked(source: str) -> str:

@@ -14,7 +14,7 @@ from pygments.token import Comment, Keyword, Name, Number, String
 
 from traceability import cited_lines, definitions
 
-from .drawing import cite
+from .drawing import cite, link
 
 STYLES = {  # by kind of token, the first that fits
     String.Doc: "doc",
@@ -111,6 +111,8 @@ class Listing:
                     column = 0
                 column += len(piece.encode())
                 html = cite(piece)
+                if kind in String:  # an error has its rule's id alone
+                    html = link(piece, html)
                 if name and kind in Name:
                     place = self._place(self._places[name])
                     html = f'<a href="{place}">{html}</a>'
@@ -122,8 +124,7 @@ class Listing:
     def page(self, section: Section) -> str:
         """Return a part, with an anchor for each line."""
         rows = (
-            f'<a id="L{line}" href="#L{line}" tabindex="-1">{line:4}</a>'
-            f"  {self._lines[line]}\n"
+            f'<i id="L{line}">{line:4}</i>  {self._lines[line]}\n'
             for line in range(section.first, section.last + 1)
         )
         title = f"<h1>{escape(section.title)}</h1>"

@@ -92,14 +92,17 @@ class Player(Talk):
             wrong = str(failure)
         except KeyError as error:
             wrong = f"{error} is not connected"
-        return Outcome(wrong, tuple(self.words()), self.got)
+        return Outcome(wrong, tuple(self.words(step)), self.got)
 
-    def words(self) -> Iterable[str]:
+    def words(self, step: Step) -> Iterable[str]:
         """Return what the server logged, with the names of the clients."""
         names = {str(one.number): name for name, one in self.seen.items()}
         for line in self.log:
             who = WHO_OPENS if line.startswith("open") else WHO
             yield who.sub(lambda found: names.get(found[1], found[0]), line)
+        client = self.seen.get(step.client)
+        if client and client.held_by and client.wire.incoming:
+            yield f"({step.client} is paused, and what it sends waits)"
 
     def take(self, step: Step) -> None:
         if step.verb == "process":
@@ -166,16 +169,16 @@ def talk(kind: str, text: str, count: int) -> dict[str, Any]:
     block = Block(kind, "", (), kept_lines(text), "")
     (whole,) = conversations(block)
     most = len(whole.steps)
-    if not 0 < most <= STEPS_MAX:
+    if not (kind != "bench") <= most <= STEPS_MAX:
         raise ValueError(f"a conversation has 1 to {STEPS_MAX} steps")
     part = whole._replace(steps=whole.steps[: most if count < 0 else count])
     played, outcomes, player = play(part, kind == "conversation")
     later = whole.steps[len(part.steps) :]
     html = drawing.lanes(played.steps + later, whole.options, outcomes)
     cards = (card(name, player) for name in player.seen)
-    clock = f"the clock shows {player.bus.kernel.now:g} s"
     facts = {"html": html, "cards": "".join(cards), "count": most}
-    return {**facts, **verdict("step", outcomes), "clock": clock}
+    clock = f"{player.bus.kernel.now:g} seconds"
+    return {**facts, "clock": clock, **verdict("step", outcomes)}
 
 
 def rows(kind: str, text: str) -> dict[str, Any]:
@@ -208,7 +211,7 @@ def verdict(what: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         if outcome.wrong:
             said = f"✗ {what} {number}: {outcome.wrong}"
             return {"ok": False, "said": said}
-    return {"ok": True, "said": f"✓ {len(outcomes)} {what}s, as they say"}
+    return {"ok": True, "said": f"✓ {len(outcomes)} {what}s as they say"}
 
 
 def card(name: str, player: Player) -> str:
@@ -231,7 +234,7 @@ def card(name: str, player: Player) -> str:
         "patterns": ", ".join(patterns),
         "unread": f"{len(wire.taken)}{room} packets",
         "backlog": f"{len(backlog)} packets",
-        "modes": f"{client.soft_mode}, {client.hard_mode}",
+        "modes": f"soft {client.soft_mode}, hard {client.hard_mode}",
         "order": f"{backlog.order}, echo {echo}",
         "who": f"uid {uid}, gid {gid}, pid {pid}",
         **client.counts(),

@@ -1,119 +1,103 @@
-// What a page does beside being read: it runs examples, checks answers, and
-// has a bench.  The player is asked for by its worker, begun at first need.
+// What a page does beside being read: it runs examples, checks answers, and has a bench.
+// All is played by the worker, which begins when it is first needed.
 "use strict";
 
+const ABSENT = "✗ there is no player: the book has to come from a web server, with pyodide; see book/README.md";
+const waiting = new Map(); // for answers, by the number of the call
 let worker;
-let asked = 0;
-const waiting = new Map();
+let calls = 0;
 
-function ask(...call) {
-  if (!worker) {
-    worker = new Worker("worker.js", { type: "module" });
-    worker.onmessage = ({ data }) => {
-      waiting.get(data.id)(data.answer);
-      waiting.delete(data.id);
-    };
-    worker.onerror = () => {
-      const said = "✗ the player needs a web server and make book with a network; see book/README.md";
-      for (const answer of waiting.values()) answer({ ok: false, said });
-      waiting.clear();
-      worker = undefined;
-    };
-  }
-  return new Promise((answer) => {
-    waiting.set(++asked, answer);
-    worker.postMessage({ id: asked, call });
-  });
+function begin() {
+  worker = new Worker("worker.js", { type: "module" });
+  worker.onmessage = ({ data }) => waiting.get(data.id)(data.answer);
+  worker.onerror = () => {
+    worker = undefined;
+    for (const answer of waiting.values()) answer({ ok: false, said: ABSENT });
+  };
 }
 
-async function play(output, drawing, ...call) {
+async function play(place, ...call) {
+  const output = place.querySelector("output");
+  output.textContent = worker ? "…" : "starting Python, which takes some seconds …";
   output.className = "";
-  output.textContent = worker ? "…" : "starting Python, a few seconds …";
-  const answer = await ask(...call);
-  output.className = answer.ok ? "good" : "bad";
+  const answer = await new Promise((resolve) => {
+    try {
+      if (!worker) begin();
+      waiting.set(++calls, resolve);
+      worker.postMessage({ id: calls, call });
+    } catch {
+      resolve({ ok: false, said: ABSENT }); // a page that is a file may have no worker
+    }
+  });
   output.textContent = answer.said;
-  if (answer.html) drawing.innerHTML = answer.html;
+  output.className = answer.ok ? "good" : "bad";
+  if (answer.html) place.querySelector(".drawing").innerHTML = answer.html;
   return answer;
 }
 
-function make(parent, name, properties) {
-  return parent.appendChild(Object.assign(document.createElement(name), properties));
-}
+const address = (text, played) => `bench.html#${new URLSearchParams({ played, text })}`;
 
-// ---- Examples
+// ---- Examples and questions
 
 for (const example of document.querySelectorAll("figure")) {
   const text = example.querySelector("textarea");
-  const drawing = example.querySelector(".drawing");
-  const row = make(example, "p", { className: "row" });
-  const run = make(row, "button", { textContent: "Run" });
-  run.setAttribute("aria-label", `Run ${example.id.slice("example-".length)}`);
-  if (example.dataset.kind === "conversation") {
-    const open = make(row, "a", { textContent: "on the bench" });
-    const aim = () => (open.href = address(text.value, -1));
-    text.addEventListener("input", aim);
-    aim();
-  }
-  const output = make(row, "output", {});
-  run.onclick = () => play(output, drawing, example.dataset.kind, text.value);
+  const name = example.id.slice("example-".length);
+  const row = example.appendChild(document.createElement("p"));
+  row.className = "row";
+  row.innerHTML = `<button aria-label="Run ${name}">Run</button> <a>on the bench</a> <output></output>`;
+  row.querySelector("button").onclick = () => play(example, example.dataset.kind, text.value);
+  const link = row.querySelector("a");
+  if (example.dataset.kind !== "conversation") link.remove();
+  text.oninput = () => (link.href = address(text.value, -1));
+  text.oninput();
 }
 
-for (const form of document.querySelectorAll(".question")) {
-  form.onsubmit = (event) => {
+for (const question of document.querySelectorAll(".question")) {
+  question.onsubmit = (event) => {
     event.preventDefault();
-    const [answer, text] = [form.querySelector("input"), form.querySelector("textarea")];
-    play(form.querySelector("output"), form.querySelector(".drawing"), "question", text.value, answer.value);
+    play(question, "question", question.querySelector("textarea").value, question.querySelector("input").value);
   };
 }
 
-// ---- The bench: its whole state is a text, how much of it is played, and in the address
-
-function address(text, played) {
-  return `bench.html#${new URLSearchParams({ played, text })}`;
-}
+// ---- The bench, whose state is its address: a text, and how many of its steps are played
 
 const bench = document.getElementById("bench");
 
+async function show() {
+  const state = new URLSearchParams(location.hash.slice(1));
+  const lines = document.getElementById("lines");
+  lines.value = state.get("text") ?? "A > SUB a/*\nB > MSG a/b\\0hello\nA < {any}";
+  const played = Number(state.get("played") ?? -1);
+  const answer = await play(bench, "bench", lines.value, played);
+  if (!answer.html) return;
+  bench.querySelector("output").textContent += `; the clock shows ${answer.clock}`;
+  bench.querySelector(".cards").innerHTML = answer.cards;
+  bench.dataset.played = played < 0 ? answer.count : played;
+}
+
 if (bench) {
   const lines = document.getElementById("lines");
-  const undone = []; // addresses to go back to
-  let played = -1;
-  let count = 0;
-
-  const show = async () => {
-    const state = new URLSearchParams(location.hash.slice(1));
-    lines.value = state.get("text") ?? "A > SUB a/*\nB > MSG a/b\\0hello\nA < {any}";
-    played = Number(state.get("played") ?? -1);
-    const answer = await play(bench.querySelector("output"), bench.querySelector(".drawing"), "bench", lines.value, played);
-    if (!answer.html) return;
-    count = answer.count;
-    bench.querySelector(".cards").innerHTML = answer.cards;
-    bench.querySelector("output").textContent += `; the clock shows ${answer.clock} s`;
-  };
-  const go = (text, steps) => {
-    undone.push(location.hash);
-    location.hash = address(text, steps).split("#")[1];
+  const before = []; // addresses, to go back to
+  const go = (text, played) => {
+    before.push(location.hash);
+    location.hash = address(text, played).split("#")[1];
   };
   const ways = {
-    undo: () => (location.hash = undone.pop() ?? location.hash),
-    back: () => go(lines.value, Math.max(0, (played < 0 ? count : played) - 1)),
-    on: () => go(lines.value, Math.min(count, (played < 0 ? count : played) + 1)),
+    undo: () => (location.hash = before.pop() ?? location.hash),
+    back: () => go(lines.value, Math.max(0, bench.dataset.played - 1)),
+    on: () => go(lines.value, Number(bench.dataset.played) + 1),
     end: () => go(lines.value, -1),
     clear: () => go("", -1),
   };
-  const add = (button) => {
-    const fill = (_, name) => bench.elements[name]?.value ?? `{${name}}`;
-    const line = button.dataset.line.replace(/\{(\w+)\}/g, fill);
-    go(`${lines.value.trimEnd()}\n${line}`.trimStart(), -1);
-  };
-  bench.onsubmit = (event) => {
+  bench.onclick = (event) => {
+    const { line, go: way } = event.target.dataset;
+    if (way) ways[way]();
+    if (!line) return;
     event.preventDefault();
-    add(event.submitter ?? bench.querySelector("button"));
+    const said = line.replace(/\{(\w+)\}/g, (hole, name) => bench.elements[name]?.value ?? hole);
+    go(`${lines.value}\n${said}`.trim(), -1);
   };
-  bench.onclick = ({ target }) => {
-    if (target.type === "button" && target.dataset.line) add(target);
-    if (target.dataset.go) ways[target.dataset.go]();
-  };
+  bench.onsubmit = (event) => event.preventDefault();
   lines.onchange = () => go(lines.value, -1);
   window.onhashchange = show;
   show();

@@ -132,7 +132,7 @@ class TestPages:
         self, pages: dict[str, Page]
     ) -> None:
         """Without its marks and numbers."""
-        text = re.sub(r'<a id="L\d+".*?</a>  ', "", pages["sbus-4.html"].text)
+        text = re.sub(r'<i id="L\d+".*?</i>  ', "", pages["sbus-4.html"].text)
         code = text.partition("<pre")[2].partition(">")[2]
         plain = re.sub("<[^>]*>", "", code.partition("</pre>")[0])
         section = listings()[0].sections[4]
