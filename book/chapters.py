@@ -43,7 +43,8 @@ def aside(rule: str) -> str:
     code = "".join(html for one in listings() for html in one.excerpts(rule))
     code = code.replace("<details>", "<details open>", 1)
     items = "".join(f"<li>{escape(name)}</li>" for name in tests()[rule])
-    summary = f"<summary>{len(tests()[rule])} tests</summary>"
+    count = len(tests()[rule])
+    summary = f"<summary>{count} test{'s' * (count != 1)}</summary>"
     return f"{code}<details>{summary}<ul>{items}</ul></details>"
 
 

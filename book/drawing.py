@@ -110,8 +110,8 @@ def table(
         first, second, *rest = FIELD.findall(line)
         cells = [marked(first), marked(second), cite(" ".join(rest))]
         if outcome:
-            cells.append("" if outcome.wrong else "✓")
-            cells[-1] += decided(outcome)
+            cells[-1] += " ✗" if outcome.wrong else " ✓"
+            cells.append(decided(outcome))
         answer = rest[0] if kind == "match" else ""
         row = "</td><td>".join(cells)
         html += f'<tr class="{escape(answer)}"><td>{row}</td></tr>'

@@ -198,8 +198,9 @@ def play_row(kind: str, line: str) -> Outcome:
     for case in PARSERS[kind](Block(kind, "", (), (line,), "")):
         conversation, outcomes, _ = play(case.conversation())
         taken = zip(conversation.steps, outcomes)
-        sent = [one for step, one in taken if step.verb == ">"]
-        outcome = outcomes[-1]._replace(decisions=sent[-1].decisions)
+        *_, probe = (one for step, one in taken if step.verb == ">")
+        made = (one for one in probe.decisions if one[:5] != "open ")
+        outcome = outcomes[-1]._replace(decisions=tuple(made))
         if outcome.wrong:
             break
     return outcome

@@ -87,10 +87,14 @@ def page(chromium: Any, address: str) -> Iterator[Any]:
         if not request.url.startswith((address, "data:", "blob:")):
             wrong.append(request.url)
 
+    def fail(request: Any) -> None:
+        if request.failure != "net::ERR_ABORTED":  # by leaving the page
+            wrong.append(f"{request.url}: {request.failure}")
+
     window.on("console", note)
     window.on("request", check)
     window.on("pageerror", lambda error: wrong.append(str(error)))
-    window.on("requestfailed", lambda request: wrong.append(request.url))
+    window.on("requestfailed", fail)
     yield window
     assert not wrong
     window.close()
