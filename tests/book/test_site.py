@@ -128,6 +128,18 @@ class TestPages:
         linked = re.findall(r">(\w+)</a>", pages["sbus-8.html"].text)
         assert "seconds" not in linked
 
+    def test_citations_lead_to_rules(self, pages: dict[str, Page]) -> None:
+        """Those in comments, and those of errors."""
+        source = (ROOT / "sbus.py").read_text("utf-8")
+        cited = re.findall(r'\[([A-Z]+-\d+)\]|"([A-Z]+-\d+)"', source)
+        linked = [
+            rule
+            for name, page in pages.items()
+            if name.startswith("sbus-")
+            for rule in re.findall(r'"id" href="[^"#]*#([^"]*)"', page.text)
+        ]
+        assert sorted(linked) == sorted(one or two for one, two in cited)
+
     def test_the_code_is_that_of_the_files(
         self, pages: dict[str, Page]
     ) -> None:
