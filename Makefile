@@ -170,7 +170,7 @@ uninstall:
 
 clean:
 	rm -rf .venv .coverage .coverage.* htmlcov build *.egg-info
-	rm -rf .benchmarks .pytest_cache .mypy_cache .ruff_cache
+	rm -rf book/site .benchmarks .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: manual requirements vectors trace conformance book book-test

@@ -151,6 +151,8 @@ def text(_: Any, tokens: Sequence[Token], index: int, *__: Any) -> str:
     content = tokens[index].content
     if index and tokens[index - 1].type == "link_open":
         return escape(content)
+    if content in drawing.rules():  # as in the matrix
+        return drawing.link(content, content)
     return re.sub(r"\bchapter ([1-9])\b", chapter_link, cite(content))
 
 

@@ -79,8 +79,10 @@ if (bench) {
   const lines = document.getElementById("lines");
   const before = []; // addresses, to go back to
   const go = (text, played) => {
+    const after = address(text, played).slice("bench.html".length);
+    if (after === location.hash) return;
     before.push(location.hash);
-    location.hash = address(text, played).split("#")[1];
+    location.hash = after;
   };
   const ways = {
     undo: () => (location.hash = before.pop() ?? location.hash),
