@@ -116,7 +116,6 @@ def to_html(source: str) -> str:
     """Return a text as HTML; each rule with what follows is a section."""
     parts: list[tuple[str, list[Token]]] = [("", [])]
     for block in blocks(MARKDOWN.parse(source)):
-        rule = None
         if block[0].type == "heading_open":
             name = re.sub(r"\W+", "-", block[1].content.lower()).strip("-")
             block[0].attrSet("id", name)
