@@ -405,13 +405,15 @@ def departure_with_a_backlog(trial: Trial) -> None:
         publisher.send(packet)
     publisher.settle()
     # With so little room the kernel takes packets, and reports no room
-    trial.say("the server is stopped; the reader makes room for a few, and")
-    trial.say("ends its input")
+    trial.say(
+        "while the server is stopped, it makes room for a few, and leaves"
+    )
     trial.server.freeze()
     reader.read_fillers(2)
     reader.shut()
     trial.say("the server goes on, and the reader hears all three")
     trial.server.thaw()
+    reader.await_end()
     for packet in (*packets, END):
         hear(reader, packet)
 

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
 
 from .conversation import Failure
 from .examples import escape
@@ -21,6 +21,21 @@ from .wire import Wire, connect_in_child, connect_socket
 START_SECONDS_MAX = 10.0
 LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
 FREEZE_SECONDS_MAX = 0.2  # for what the server has started
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[Callable[[], object]]:
+    """Hold up signals that end the kit; return what releases them.
+
+    A server is known, and thus ended, too, when they arrive.
+    """
+    hold, restore = signal.SIG_BLOCK, signal.SIG_SETMASK
+    ending = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = signal.pthread_sigmask(hold, ending)
+    try:
+        yield lambda: signal.pthread_sigmask(restore, before)
+    finally:
+        signal.pthread_sigmask(restore, before)
 
 
 class ServerProcess:
@@ -74,7 +89,7 @@ class ServerProcess:
         self._was_frozen = False
         self._path = path or self.new_path()
         words = [word.replace("{address}", self._path) for word in self._words]
-        with open(self._log, "wb") as log:
+        with open(self._log, "wb") as log, held_signals() as release:
             try:
                 self._process = subprocess.Popen(
                     [*words, *options],
@@ -83,6 +98,7 @@ class ServerProcess:
                         "stdout": log,
                         "stderr": log,
                         "start_new_session": True,
+                        "preexec_fn": release,
                         **more,
                     },
                 )

@@ -115,8 +115,7 @@ class Wire:
                 self._filler_count -= 1
                 continue
             self._inbox.append(packet)
-            if packet == END:
-                self._filler_count = 0
+            self._filler_count *= packet != END
 
     def _read(self) -> bytes:
         """Read the next packet that is no filler."""
@@ -160,6 +159,8 @@ class Wire:
 
     def fill(self, helper: Wire, count: int) -> None:
         """Have a helper publish as many fillers as the kernel takes."""
+        if self._helper:
+            self._helper.close()
         self._filler = self._subscribe(b"fill")
         helper.token = helper._subscribe(b"settled")
         for _ in range(count):
