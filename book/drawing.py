@@ -24,6 +24,7 @@ WORDS = {  # of steps that are no packets
     "shut": "will send no more",
     "deaf": "will receive no more",
     "process": "is a process {}",
+    "fill": "has its buffer full",
     "room": "room for {}",
     "wait": "{} seconds pass",
 }
@@ -151,7 +152,8 @@ def lane_cells(step: Step, names: list[str], outcome: Outcome | None) -> str:
     else:
         way = "does"
         word = step.argument if step.verb == "<" else step.verb
-        said = f"<span>{escape(WORDS[word].format(step.argument))}</span>"
+        what = WORDS.get(word, word).format(step.argument)
+        said = f"<span>{escape(what)}</span>"
     wire = '<td class="wire"></td>' if is_packet else "<td></td>"
     return (
         "<td></td>" * before
