@@ -178,7 +178,7 @@ class TestRunning:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         ) as process:
-            wait_for_file(scratch, "*/*/rdd_*")
+            wait_for_file(scratch, "*/sbus-audit-*")
             process.send_signal(signal.SIGINT)
             assert process.communicate() == (b"", b"")
         assert process.returncode == 130
