@@ -210,7 +210,7 @@ def publish_head(key: Text) -> bytes:
     """Return what a publish packet has before its payload.
 
     Raises: PacketError if the key holds a NUL byte [KEY-1].
-    Spec: [PUB-1].
+    Spec: [PUB-1] [CLIENT-1].
     """
     return b"MSG " + to_bytes(key) + b"\0"
 
@@ -220,7 +220,7 @@ def parse_head(head: bytes) -> tuple[type[Received], bytes]:
     """Return what kind of packet of a server begins so, and its key.
 
     Raises: PacketError if it is neither a publish nor a control packet.
-    Spec: [PKT-1].
+    Spec: [PKT-1] [CLIENT-2].
     """
     word, space, key = head.partition(b" ")
     if space and word == b"MSG":
@@ -379,7 +379,7 @@ def socket_name(address: str) -> bytes:
     """Return an address as the kernel knows it.
 
     Raises: AddressError if it is malformed.
-    Spec: [ADDR-4].
+    Spec: [ADDR-4] [CLIENT-9].
     """
     if address.startswith(ABSTRACT):
         digits = address[len(ABSTRACT) :]
@@ -610,6 +610,7 @@ class Client:
         if fd is not None:
             address = f"/dev/fd/{fd}"
         elif address is None:
+            # [CLIENT-10]
             address = os.environ.get("SBUS_ADDRESS") or default_address()
         if reconnect and address.startswith("/dev/fd/"):
             raise AddressError("a descriptor cannot be connected again")
@@ -617,7 +618,7 @@ class Client:
         self.packet_bytes_max = packet_bytes_max
         self.server_uid = server_uid
         self.reconnect = reconnect
-        # What is never received takes no memory
+        # [CLIENT-5] The largest packet fits; unused, it takes no memory
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._buffer = mmap.mmap(-1, packet_bytes_max, flags=private)
         self._kept: deque[Received] = deque()
@@ -788,7 +789,7 @@ class Client:
         to earlier questions, as after a TimeoutError.
         Raises: as receive_where; what was sent before a loss is not sure to
         have been handled, so that the question must be asked again.
-        Spec: [CRED-2] [CRED-12].
+        Spec: [CRED-2] [CRED-12] [CLIENT-8].
         """
         end = end_of(timeout)
         with self._told_of_loss(end):
@@ -857,7 +858,7 @@ class Client:
     ) -> None:
         """Send a packet, over a new connection if the old one is lost.
 
-        Spec: [LIMIT-1].
+        Spec: [LIMIT-1] [CLIENT-3] [CLIENT-4].
         """
         self._check_open()
         if len(packet) > self.packet_bytes_max:
@@ -916,7 +917,7 @@ class Client:
         """Send a packet, with a larger send buffer if it needs one.
 
         Raises: PacketTooLarge if the kernel has none.
-        Spec: [CONN-16].
+        Spec: [CONN-16] [CLIENT-7].
         """
         try:
             self.socket.send(packet, flags)
@@ -960,7 +961,7 @@ class Client:
 
     def _no_packet(self, size: int) -> SbusError:
         """Return the error that tells what was received, and is no packet."""
-        if size == 0:  # no server sends empty packets
+        if size == 0:  # [CLIENT-6] no server sends empty packets
             return self._gone()
         if size > len(self._buffer):
             return PacketTooLarge(

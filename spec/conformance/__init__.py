@@ -1,4 +1,4 @@
-"""conformance: does a server keep the rules of sbus?
+"""conformance: does a server, or a client, keep the rules of sbus?
 
 The chapters of spec/ hold examples: blocks of patterns and keys, of packets,
 and of conversations between clients and a server.  This program reads them
@@ -12,7 +12,10 @@ serves until SIGTERM, answers !/cred/whoami, stays up whatever its clients do,
 and goes on when it was stopped (SIGSTOP, SIGCONT).  If it dies or hangs, that
 is a finding of the example that caused it, and the kit starts it anew.  The
 exit status is 0 if no example failed, 1 if one did or there was no time for
-all, and 2 if none could be run.
+all, and 2 if none could be run.  Clients are tried by adapters, which do
+what they are told, as spec/README.md has it:
+
+    python3 spec/conformance --client './adapter {address}'
 
     rules           the rules of the chapters
     examples        their examples
@@ -22,7 +25,10 @@ all, and 2 if none could be run.
     server          a server that runs as a process
     checks          what shows in the process rather than to its clients
     kit             which examples and checks are run, and how each ended
+    adapter         a client that runs as a process
+    clients         what a client is told, and what the kit, its server, says
     report          the results, for people and programs
+    page            the results, for browsers
     cli             the command line
 
 A module imports only those above it.

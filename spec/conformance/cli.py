@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+from .adapter import ClientProcess
+from .clients import ClientKit, choose_client_cases
 from .conversation import Failure
 from .kit import Item, Kit, Result, block_of, choose
-from .report import REPORTS, count
+from .page import page
+from .report import REPORTS, Run
 from .server import ServerProcess
 
 
@@ -19,11 +24,14 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="conformance",
-        description="Run the examples of spec/ against a server.",
+        description="Run the examples of spec/ against servers and clients.",
     )
     add = parser.add_argument
-    what = "command; {address} in it stands for the path to listen at"
-    add("--server", metavar="COMMAND", help=what)
+    name = "[NAME=]COMMAND"
+    what = "a server: {address} in its command is the path to listen at"
+    add("--server", action="append", default=[], metavar=name, help=what)
+    what = "an adapter of a client: {address} is where to connect, or empty"
+    add("--client", action="append", default=[], metavar=name, help=what)
     what = "list the examples and checks that would be run"
     add("--list", action="store_true", help=what)
     what = "run the rules, too, that are not in the original protocol text"
@@ -36,6 +44,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=seconds, default=2.0, metavar="N", help=what)
     what = "how long all may take (default 120); what is left is not run"
     add("--total", type=seconds, default=120.0, metavar="N", help=what)
+    what = "write a page for browsers, with all servers and clients"
+    add("--html", type=Path, metavar="FILE", help=what)
     for kind in ("json", "markdown"):
         what = f"print the report as {kind}"
         add(
@@ -47,24 +57,32 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
             help=what,
         )
     options = parser.parse_args(arguments)
-    if not options.list:
-        check_command(parser, options.server)
+    if not (options.server or options.client or options.list):
+        parser.error("name a --server or a --client")
+    for text in (*options.server, *options.client):
+        check_command(parser, text)
     options.only = {name.strip("[]") for name in options.only}
     return options
 
 
-def check_command(
-    parser: argparse.ArgumentParser, command: str | None
-) -> None:
-    """Exit if a command cannot be that of a server."""
-    if command is None:
-        parser.error("a --server is needed")
+def check_command(parser: argparse.ArgumentParser, text: str) -> None:
+    """Exit if a command cannot be run, or is not told the address."""
     try:
-        words = shlex.split(command)
+        words = shlex.split(text)
     except ValueError as error:
         parser.error(f"the command: {error}")
     if not any("{address}" in word for word in words):
         parser.error("the command has no {address}")
+
+
+NAMED = re.compile(r"(?:([\w.+-]+)=)?(.*)", re.S)
+
+
+def name_and_command(text: str) -> tuple[str, str]:
+    """Return what a server or client is called, and its command."""
+    found = NAMED.fullmatch(text)
+    assert found
+    return found[1] or found[2], found[2]
 
 
 def seconds(text: str) -> float:
@@ -74,22 +92,68 @@ def seconds(text: str) -> float:
     return float(text)
 
 
+def try_server(command: str, options: argparse.Namespace) -> list[Result]:
+    """Return the results of a server.
+
+    Raises: Failure or OSError if it cannot be tried.
+    """
+    with ServerProcess(command, options.seconds) as server:
+        kit = Kit(server, options.ours, options.choices, options.total)
+        server.start()
+        results = kit.run(choose(options.only), tell_progress)
+    tell_progress("", 0)
+    return results
+
+
+def try_client(command: str, options: argparse.Namespace) -> list[Result]:
+    """Return the results of a client.
+
+    Raises: Failure or OSError if it cannot be tried.
+    """
+    cases = choose_client_cases(options.only)
+    kit = ClientKit(ClientProcess(command), options.seconds)
+    kit.probe()
+    return kit.run(cases)
+
+
+def try_all(options: argparse.Namespace) -> list[Run]:
+    """Return the results of all servers and clients.
+
+    Raises: Failure or OSError if one of them cannot be tried.
+    """
+    runs = []
+    for kind, texts, tried in (
+        ("server", options.server, try_server),
+        ("client", options.client, try_client),
+    ):
+        for name, command in map(name_and_command, texts):
+            runs.append(Run(kind, name, command, tried(command, options)))
+    return runs
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the kit; return 0 if nothing failed, 1 if something did, or 2."""
     options = parse_options(arguments)
     for number in SIGNALS:
         signal.signal(number, end)
     try:
-        cases = choose(options.only)
         if options.list:
-            return say(list_of(cases))
-        results = run(options, cases)
+            return say(list_of(choose(options.only)))
+        if options.html:
+            options.html.touch()  # or all might be run for nothing
+        runs = try_all(options)
+        if options.html:
+            options.html.write_text(page(runs), "utf-8")
     except (Failure, OSError) as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 2
-    say(REPORTS[options.report](options.server, results))
-    is_bad = count(results, "failed") or count(results, "not run")
-    return 1 if is_bad else 0
+    report = REPORTS[options.report]
+    reports = [report(run.command, run.results) for run in runs]
+    if options.report == "json" and len(runs) > 1:
+        reports = [f"[{','.join(reports)}]"]
+    say("\n\n".join(reports))
+    verdicts = {result.verdict for run in runs for result in run.results}
+    return 1 if verdicts & {"failed", "not run"} else 0
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -100,19 +164,6 @@ def end(number: int, _: object) -> None:
     for other in SIGNALS:
         signal.signal(other, signal.SIG_IGN)
     sys.exit(128 + number)
-
-
-def run(options: argparse.Namespace, cases: Sequence[Item]) -> list[Result]:
-    """Run cases against a server.
-
-    Raises: Failure or OSError if it does not start.
-    """
-    with ServerProcess(options.server, options.seconds) as server:
-        kit = Kit(server, options.ours, options.choices, options.total)
-        server.start()
-        results = kit.run(cases, tell_progress)
-    tell_progress("", 0)
-    return results
 
 
 def tell_progress(name: str, left: int) -> None:

@@ -7,9 +7,20 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+from .clients import read_client_cases
 from .kit import Result, all_cases
 from .rules import chapters, read_rules
+
+
+class Run(NamedTuple):
+    """How one server or client fared."""
+
+    kind: str  # server or client
+    name: str
+    command: str
+    results: Sequence[Result]
 
 
 def results_by_rule(results: Iterable[Result]) -> dict[str, list[Result]]:
@@ -26,7 +37,8 @@ def verdicts(results: Iterable[Result]) -> dict[str, str]:
 
     One whose examples were not all run is not called passed.
     """
-    shown = {rule for case in all_cases() for rule in case.rules}
+    cases = (*all_cases(), *read_client_cases())
+    shown = {rule for case in cases for rule in case.rules}
     by_rule = {}
     for rule, about in results_by_rule(results).items():
         found = {result.verdict for result in about}

@@ -25,7 +25,7 @@ from fake_kernel import OWNER, FakeKernel, FakePeer
 from packets import WHOAMI
 
 FILLER = b"MSG fill\0"  # what no step shows
-BLOCKS = list(read_blocks())
+BLOCKS = [block for block in read_blocks() if block.kind in PARSERS]
 CASES = read_cases()
 
 

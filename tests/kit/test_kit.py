@@ -182,7 +182,7 @@ class TestKit:
             command = [sys.executable, *kit, "--server", naive()]
             subprocess.run(command, stdout=errors, stderr=errors, check=True)
             text = terminal.read(100_000).decode()
-        assert "2 left: identical-patterns-count\r" in text
+        assert "3 left: identical-patterns-count\r" in text
         assert "1 left: unsubscribe-takes-one\r\x1b[Ksbus conf" in text
 
     @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])

@@ -49,6 +49,8 @@ VECTORS = SPEC / "vectors"
 
 # Why no example shows a rule, by rule or by family
 NOT_VISIBLE = {
+    "KEY-2": "kept by whoever uses a client, not by the client",
+    "KEY-6": "kept by whoever uses a client, not by the client",
     "LIMIT-8": "about starting a server, not about a client of one",
     "LIMIT-9": "about starting a server, not about a client of one",
     "CONN-5": "about time: no client can tell how long a turn was",
@@ -60,13 +62,11 @@ NOT_VISIBLE = {
     "RUN": "about the server's process, not about a client of one",
     "TRACE": "the trace does not go to clients",
 }
-BY_USERS = {"KEY-2", "KEY-6", "CRED-12"}  # kept by whoever uses the client
+BY_USERS = {"KEY-2", "KEY-6"}  # kept by whoever uses the client
 
 
 def why_not_visible(rule: Rule) -> str:
     """Return why no example shows a rule; nothing if one has to."""
-    if rule.subject == "client":
-        return "binds clients, not servers"
     if any(rule.id in check.rules for check in CHECKS):
         return ""
     return NOT_VISIBLE.get(rule.id) or NOT_VISIBLE.get(rule.family, "")

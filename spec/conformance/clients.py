@@ -1,0 +1,471 @@
+"""What a client is told and answers, while the kit is its server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from .adapter import ANSWERS, COMMANDS, Adapter, Line
+from .conversation import END, WHOAMI, Failure, describe
+from .examples import (
+    FIELD,
+    Block,
+    each_number,
+    parse_bytes,
+    read_blocks,
+)
+from .kit import Result
+
+QUESTIONS = ("receive", "whoami")  # which are not answered by ok
+CREDENTIALS = b"!/cred/1/2/3"  # of a client that asks unexpectedly
+SEND_BUFFER_BYTES = 1 << 19
+READ_BYTES_MAX = 1 << 20
+LARGE_BYTES = 200_000  # that every kernel's send buffer can be raised to
+START_SECONDS_MAX = 10.0
+IDLE_SECONDS = 0.3  # after which a client is taken to wait
+IDLE_STARTS = 3  # or so many times as it took to start
+ABSTRACT = "/dev/unix/abstract/"
+ABSTRACT_BYTES = 108
+PATH_BYTES_MAX = 107
+
+
+class ClientStep(NamedTuple):
+    """One line of an example for clients."""
+
+    source: str
+    verb: str  # a command, or '>', '<', '='
+    packet: bytes = b""  # that the client sends or receives, or END
+    lines: tuple[Line, ...] = ()  # the command, or the answers that may be
+
+
+class ClientCase(NamedTuple):
+    """What a client does when it is told to, and its server says this."""
+
+    name: str
+    rules: tuple[str, ...]
+    place: str  # where the server is: a word of PLACES
+    steps: tuple[ClientStep, ...]
+
+
+# =============================================================================
+# Examples
+# =============================================================================
+
+
+def read_client_cases() -> list[ClientCase]:
+    """Return what all examples for clients say.
+
+    Raises: ValueError if one is malformed.
+    """
+    return [
+        client_case(block) for block in read_blocks() if block.kind == "client"
+    ]
+
+
+def client_case(block: Block) -> ClientCase:
+    """Return the case of a block.
+
+    Raises: ValueError if it is malformed.
+    """
+    lines = [plain for line in block.lines for plain in each_number(line)]
+    place = "path"
+    if lines[0].startswith("server "):
+        place = lines.pop(0).partition(" ")[2]
+    if place not in PLACES:
+        raise ValueError(f"{block.name}: no server is at {place!r}")
+    steps = tuple(map(parse_client_step, lines))
+    return ClientCase(block.name, block.rules, place, steps)
+
+
+def parse_client_step(line: str) -> ClientStep:
+    """Return the step that a line stands for.
+
+    Raises: ValueError if it stands for none.
+    """
+    verb, _, rest = line.partition(" ")
+    if verb in COMMANDS:
+        return ClientStep(line, verb, b"", (parse_words(line, COMMANDS),))
+    if verb in (">", "<") and rest:
+        packet = END if rest == "end" else parse_bytes(rest)
+        return ClientStep(line, verb, packet)
+    if verb == "=" and rest:
+        choices = rest.split(" | ") if rest != "nothing" else []
+        known = {**ANSWERS, "error": 0}
+        lines = (parse_words(choice, known) for choice in choices)
+        return ClientStep(line, verb, b"", tuple(lines))
+    raise ValueError(f"not a step: {line!r}")
+
+
+def parse_words(source: str, known: dict[str, int]) -> Line:
+    """Return a command or an answer as an example has it.
+
+    Raises: ValueError if it is none.
+    """
+    word, *texts = FIELD.findall(source)
+    if known.get(word) != len(texts):
+        raise ValueError(f"not a command or an answer: {source!r}")
+    return Line(word, tuple(map(parse_bytes, texts)))
+
+
+def choose_client_cases(only: set[str]) -> list[ClientCase]:
+    """Return the cases that are asked for, all if none is named.
+
+    Raises: Failure if there is none with one of the names.
+    """
+    names = {
+        case: {
+            case.name,
+            *case.rules,
+            *(rule.partition("-")[0] for rule in case.rules),
+        }
+        for case in read_client_cases()
+    }
+    unknown = only.difference(*names.values())
+    if unknown or not names:
+        what = ", ".join(sorted(unknown)) or "clients"
+        raise Failure(f"no example of {what}")
+    return [case for case in names if not only or names[case] & only]
+
+
+# =============================================================================
+# Where the server is
+# =============================================================================
+
+
+class Place(NamedTuple):
+    """A socket that listens, and how a client is to find it."""
+
+    listener: socket.socket
+    address: str  # empty if the environment tells
+    environment: dict[str, str]
+
+
+def listen(
+    name: str | bytes, address: str, backlog: int = 8, **environment: str
+) -> Place:
+    """Return a place, in an environment that tells nothing else."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(name)
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    hidden = ("SBUS_ADDRESS", "XDG_RUNTIME_DIR")
+    kept = {name: os.environ[name] for name in {*os.environ} - {*hidden}}
+    return Place(listener, address, {**kept, **environment})
+
+
+def at_path(directory: Path) -> Place:
+    """Listen at a path."""
+    path = str(directory / "bus")
+    return listen(path, path)
+
+
+def at_longest_path(directory: Path) -> Place:
+    """Listen at a path that is as long as one can be."""
+    path = os.path.join(directory, "").ljust(PATH_BYTES_MAX, "x")
+    return listen(path, path)
+
+
+def at_abstract_name(_: Path) -> Place:
+    """Listen at an abstract name; its address leaves out the NUL bytes."""
+    name = b"\0" + secrets.token_bytes(16) + b"x"
+    return listen(name.ljust(ABSTRACT_BYTES, b"\0"), ABSTRACT + name.hex())
+
+
+def at_variable(directory: Path) -> Place:
+    """Listen at the address in SBUS_ADDRESS."""
+    path = str(directory / "bus")
+    return listen(path, "", SBUS_ADDRESS=path)
+
+
+def at_default(directory: Path) -> Place:
+    """Listen where the server of an ordinary user does."""
+    path = str(directory / "sbus.socket")
+    return listen(path, "", XDG_RUNTIME_DIR=str(directory))
+
+
+def at_busy_path(directory: Path) -> Place:
+    """Listen at a path, with room for one connection."""
+    path = str(directory / "bus")
+    return listen(path, path, backlog=0)
+
+
+PLACES = {
+    "path": at_path,
+    "longest-path": at_longest_path,
+    "abstract-name": at_abstract_name,
+    "SBUS_ADDRESS": at_variable,
+    "default": at_default,
+    "busy": at_busy_path,
+}
+
+
+def fill(address: str) -> list[socket.socket]:
+    """Return connections that leave no room for another."""
+    sockets: list[socket.socket] = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sockets.append(one)
+            one.setblocking(False)
+            one.connect(address)
+    sockets.pop().close()
+    return sockets
+
+
+# =============================================================================
+# The talk
+# =============================================================================
+
+
+class ClientTalk:
+    """An example as it goes on: the kit is the server."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        listener: socket.socket,
+        guests: list[socket.socket],  # who have connected before
+        seconds_max: float,
+        idle_seconds: float,
+    ) -> None:
+        self._adapter = adapter
+        self._listener = listener
+        self._guests = guests
+        self._seconds_max = seconds_max
+        self._idle_seconds = idle_seconds
+        self._wire: socket.socket | None = None
+        self._unanswered: list[str] = []  # commands
+        self.connected = 0.0  # when, by the monotonic clock
+        self.said: list[str] = []
+
+    def hold(self, steps: Iterable[ClientStep]) -> None:
+        """Take all steps; raise Failure at one that fails."""
+        for step in steps:
+            self.said.append(shorten(step.source))
+            self._take(step)
+        self._confirm()
+
+    def finish(self) -> None:
+        """Raise Failure if a packet came that no step says."""
+        self.said.append("(the client sends no more)")
+        wire = self._connection()
+        if wire.fileno() < 0:
+            return
+        wire.setblocking(False)
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):
+            while (got := wire.recv(READ_BYTES_MAX)) != END:
+                if not got.startswith(b"CMSG "):
+                    raise Failure(f"the client sent {describe(got)}, too")
+
+    def _take(self, step: ClientStep) -> None:
+        """Take one step."""
+        if step.verb in COMMANDS:
+            self._adapter.tell(step.lines[0])
+            self._unanswered.append(step.verb)
+            if not self._guests:
+                self._connection()
+        elif step.verb == ">":
+            self._expect(step.packet)
+        elif step.verb == "<":
+            self._confirm()
+            self._send(step.packet)
+        elif step.lines:  # about the last command
+            last = self._unanswered.pop()
+            self._confirm()
+            answer = self._adapter.answer(self._patience())
+            self._compare(last, answer, step.lines)
+        else:
+            self._confirm(self._idle_seconds)
+
+    def _confirm(self, idle_seconds: float = 0.0) -> None:
+        """Expect answers that are not told, or that none comes any more."""
+        while self._unanswered and self._unanswered[0] not in QUESTIONS:
+            answer = self._adapter.answer(idle_seconds or self._patience())
+            if answer is None and idle_seconds:
+                return
+            self._compare(self._unanswered.pop(0), answer, (Line("ok"),))
+
+    def _compare(
+        self, command: str, answer: Line | None, choices: tuple[Line, ...]
+    ) -> None:
+        """Raise Failure unless an answer is one of those."""
+        if answer is None:
+            raise Failure(f"the client does not answer {command} in time")
+        fits = Line("error") if answer.word == "error" else answer
+        if fits not in choices:
+            raise Failure(f"the client answered {command} with {answer}")
+
+    def _patience(self) -> float:
+        """Return for how many seconds something is waited for."""
+        return self._seconds_max if self._wire else START_SECONDS_MAX
+
+    def _connection(self) -> socket.socket:
+        """Return the client's connection, once it has connected."""
+        if self._wire is None:
+            for guest in self._guests:
+                guest.close()
+                self._listener.accept()[0].close()
+            if not self._adapter.wait_for(
+                self._listener.fileno(), START_SECONDS_MAX
+            ):
+                raise Failure("the client does not connect in time")
+            self.connected = time.monotonic()
+            self._wire, _ = self._listener.accept()
+            self._wire.settimeout(self._seconds_max)
+            self._wire.setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES
+            )
+        return self._wire
+
+    def _send(self, packet: bytes) -> None:
+        """Send the client a packet, or close."""
+        wire = self._connection()
+        try:
+            wire.send(packet) if packet != END else wire.close()
+        except OSError as error:
+            raise Failure(f"cannot send to the client: {error}") from None
+
+    def _expect(self, packet: bytes) -> None:
+        """Compare what the client sends with what the example says."""
+        while True:
+            got = self._receive()
+            if plain(got) == plain(packet):
+                return
+            if not got.startswith(b"CMSG "):
+                raise Failure(f"the client sent {tell(got)}")
+            if plain(got) == WHOAMI:
+                self._send(WHOAMI + b"\0" + CREDENTIALS)
+
+    def _receive(self) -> bytes:
+        """Return the next packet of the client, or END."""
+        wire = self._connection()
+        if not self._adapter.wait_for(wire.fileno(), self._seconds_max):
+            self._confirm(self._idle_seconds)  # it may have told why
+            raise Failure("the client sent nothing in time")
+        try:
+            return wire.recv(READ_BYTES_MAX)
+        except ConnectionResetError:  # it has left packets unread
+            return wire.recv(READ_BYTES_MAX)
+
+    def close(self) -> None:
+        """Close what is open."""
+        for one in (self._listener, *self._guests):
+            one.close()
+        if self._wire:
+            self._wire.close()
+        self._adapter.close()
+
+
+def plain(packet: bytes) -> bytes:
+    """Return a packet without what has no meaning in it."""
+    head, _, payload = packet.partition(b"\0")
+    if head.startswith((b"SUB ", b"UNSUB ")):
+        return head
+    return head if head.startswith(b"CMSG ") and not payload else packet
+
+
+def tell(got: bytes) -> str:
+    """Return what a client sent, for a report."""
+    return "the end: it has closed" if got == END else describe(got)
+
+
+def shorten(source: str) -> str:
+    """Return a step, for a report."""
+    return source if len(source) < 100 else source[:96] + " ..."
+
+
+# =============================================================================
+# The kit
+# =============================================================================
+
+
+class Starter(Protocol):
+    """What starts clients; see ClientProcess."""
+
+    def start(
+        self, address: str, environment: dict[str, str], log: Path
+    ) -> Adapter:
+        """Return a client that connects to an address, or finds it."""
+
+
+def client_obstacle(case: ClientCase) -> str:
+    """Return why a case cannot be run here, if so."""
+    if case.place == "default" and os.geteuid() == 0:
+        return "needs to be run by another user than root"
+    sizes = [len(step.packet) for step in case.steps]
+    most = Path("/proc/sys/net/core/wmem_max")
+    if max(sizes) > LARGE_BYTES and int(most.read_text()) < LARGE_BYTES * 1.06:
+        return f"needs a kernel with a larger {most}"
+    return ""
+
+
+class ClientKit:
+    """Runs cases against a client, each against one of its own."""
+
+    def __init__(self, starter: Starter, seconds_max: float) -> None:
+        self.starter = starter
+        self.seconds_max = seconds_max
+        self.idle_seconds = IDLE_SECONDS
+
+    def probe(self) -> None:
+        """Raise Failure or OSError if the client does not connect."""
+        command = parse_client_step("subscribe k")
+        with self._talk(ClientCase("", (), "path", (command,))) as talk:
+            talk.hold([command])
+
+    def run(self, cases: Iterable[ClientCase]) -> list[Result]:
+        """Run cases; return results in the same order."""
+        return [self.judge(case) for case in cases]
+
+    def judge(self, case: ClientCase) -> Result:
+        """Run one case."""
+        why = client_obstacle(case)
+        if why:
+            return Result(case.name, case.rules, "not applicable", why)
+        with self._talk(case) as talk:
+            try:
+                talk.hold(case.steps)
+                talk.finish()
+            except Failure as wrong:
+                said = tuple(talk.said)
+                return Result(
+                    case.name, case.rules, "failed", str(wrong), said
+                )
+        return Result(case.name, case.rules, "passed")
+
+    @contextlib.contextmanager
+    def _talk(self, case: ClientCase) -> Iterator[ClientTalk]:
+        """Start a client; note how long that takes.
+
+        Raises: Failure if it cannot be run.
+        """
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="sbus-") as name:
+            directory = Path(name)
+            place = PLACES[case.place](directory)
+            guests = fill(place.address) if case.place == "busy" else []
+            adapter = self.starter.start(
+                place.address, place.environment, directory / "log"
+            )
+            talk = ClientTalk(
+                adapter,
+                place.listener,
+                guests,
+                self.seconds_max,
+                self.idle_seconds,
+            )
+            with contextlib.closing(talk):
+                yield talk
+            if not guests:
+                seconds = IDLE_STARTS * (talk.connected - start)
+                self.idle_seconds = max(self.idle_seconds, seconds)

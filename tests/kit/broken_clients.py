@@ -1,0 +1,297 @@
+"""Clients that break one rule each, to test whether the kit finds them.
+
+A broken client is our own with a mistake in the place of one function, in a
+process that is forked for it.  The mistake gets that function as its first
+argument, before the function's own, and so says only what is different.
+"""
+
+# mypy: allow-untyped-defs
+# A mistake has no types, as those in broken_servers.py.
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Callable, NamedTuple
+
+import sbus_client
+from broken_servers import Mistake, put_before
+from client_adapter import serve
+from conformance.adapter import Adapter
+from sbus_client import (
+    AddressError,
+    Message,
+    PacketTooLarge,
+    is_answer,
+    parse_head,
+)
+
+
+class Child:
+    """As much of subprocess.Popen as the kit needs, of a forked process."""
+
+    def __init__(self, work: Callable[[], object], log: Path) -> None:
+        commands, answers = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            self._become(work, (commands[0], answers[1]), log)
+        with contextlib.suppress(OSError):  # it may have done so, or ended
+            os.setpgid(self.pid, self.pid)
+        os.close(commands[0])
+        os.close(answers[1])
+        self.stdin: IO[bytes] | None = os.fdopen(commands[1], "wb")
+        self.stdout: IO[bytes] | None = os.fdopen(answers[0], "rb")
+        self._status: int | None = None
+
+    def _become(
+        self, work: Callable[[], object], ends: tuple[int, int], log: Path
+    ) -> None:
+        """Do some work as a process with its own standard streams."""
+        try:
+            os.setpgid(0, 0)
+            os.dup2(ends[0], 0)
+            os.dup2(ends[1], 1)
+            os.closerange(3, 100)
+            sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+            sys.stderr = log.open("w")
+            work()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(1)
+
+    def poll(self) -> int | None:
+        """Return the exit status, if it has ended."""
+        return self._status
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit status once it has ended."""
+        if self._status is None:
+            _, status = os.waitpid(self.pid, 0)
+            self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+
+class ForkedClient:
+    """Our client, whole or broken; see ClientProcess."""
+
+    def __init__(self, spoil: Callable[[], object] = bool) -> None:
+        self.spoil = spoil
+
+    def start(
+        self, address: str, environment: Mapping[str, str], log: Path
+    ) -> Adapter:
+        """Return a client that connects to an address, or finds it."""
+
+        def work() -> None:
+            os.environ.clear()
+            os.environ.update(environment)
+            self.spoil()
+            serve(address, sys.stdin)
+
+        return Adapter(Child(work, log), log)
+
+
+class BrokenClient(NamedTuple):
+    """A mistake, the example that shows it, and where it is made."""
+
+    name: str
+    example: str
+    place: str  # a function, or Client.method
+    mistake: Mistake
+
+    def spoil(self) -> None:
+        """Have our client make the mistake, in this process."""
+        owner, _, name = self.place.rpartition(".")
+        module: Any = sbus_client
+        put_before(
+            getattr(module, owner) if owner else module, name, self.mistake
+        )
+
+
+BROKEN: list[BrokenClient] = []
+
+
+def broken(example: str, place: str) -> Callable[[Mistake], Mistake]:
+    """Have a client that makes the mistake below."""
+
+    def add(mistake: Mistake) -> Mistake:
+        name = mistake.__name__.replace("_", "-")
+        BROKEN.append(BrokenClient(name, example, place, mistake))
+        return mistake
+
+    return add
+
+
+@broken("every-kind-of-packet", "Client.unsubscribe")
+def subscribes_once_more(unsubscribe, bus, pattern):
+    bus.subscribe(pattern)
+
+
+@broken("every-kind-of-packet", "Client.close")
+def never_closes(close, bus):
+    pass
+
+
+@broken("every-byte-is-sent-as-it-is", "Client.publish")
+def sends_a_payload_up_to_nul(publish, bus, key, payload):
+    publish(bus, key, payload.partition(b"\0")[0])
+
+
+@broken("every-byte-is-sent-as-it-is", "Client.subscribe")
+def trims_patterns(subscribe, bus, pattern):
+    subscribe(bus, pattern.strip())
+
+
+@broken("every-byte-is-received-as-it-is", "Client._receive_now")
+def receives_a_payload_up_to_nul(receive_now, bus, flags):
+    key, payload = received = receive_now(bus, flags)
+    return type(received)(key, payload.partition(b"\0")[0])
+
+
+@broken("every-byte-is-received-as-it-is", "Client._receive_now")
+def takes_control_for_a_message(receive_now, bus, flags):
+    received = receive_now(bus, flags)
+    return received if is_answer(received) else Message(*received)
+
+
+@broken("server-that-does-not-read", "Client.publish")
+def drops_what_cannot_be_sent_now(publish, bus, key, payload):
+    with contextlib.suppress(BlockingIOError):
+        publish(bus, key, payload, socket.MSG_DONTWAIT)
+
+
+@broken("server-that-does-not-read", "Client.publish")
+def sends_twice_what_took_long(publish, bus, key, payload):
+    try:
+        publish(bus, key, payload, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        publish(bus, key, payload)
+        publish(bus, key, payload)
+
+
+@broken("packet-too-large-to-send", "Client.publish")
+def knows_no_limit(publish, bus, key, payload):
+    bus.packet_bytes_max = 1 << 20
+    publish(bus, key, payload)
+
+
+@broken("packet-too-large-to-send", "Client.publish")
+def sends_in_parts(publish, bus, key, payload):
+    most = bus.packet_bytes_max - len(key) - 5
+    publish(bus, key, payload[:most])
+    if payload[most:]:
+        publish(bus, key, payload[most:])
+
+
+@broken("largest-packet-to-receive", "Client.__init__")
+def has_a_small_buffer(init, bus, address):
+    init(bus, address)
+    bus._buffer = mmap.mmap(-1, 1 << 16)
+
+
+@broken("end-of-the-connection", "Client.receive")
+def takes_no_payload_for_the_end(receive, bus):
+    received = receive(bus)
+    if not received.payload:
+        raise bus._gone()
+    return received
+
+
+@broken("send-to-a-server-that-has-closed", "Client._gone")
+def leaves_when_it_cannot_send(gone, bus):
+    bus.close()
+    return gone(bus)
+
+
+@broken("send-to-a-server-that-has-closed", "Client.publish")
+def says_nothing_when_it_cannot_send(publish, bus, key, payload):
+    with contextlib.suppress(sbus_client.Disconnected):
+        publish(bus, key, payload)
+
+
+@broken("messages-around-an-answer", "Client.whoami")
+def drops_what_is_no_answer(whoami, bus):
+    bus.control(sbus_client.WHOAMI)
+    while not is_answer(received := bus.receive()):
+        pass
+    return sbus_client.parse_credentials(received.payload)
+
+
+@broken("messages-around-an-answer", "Client.whoami")
+def answers_late(whoami, bus):
+    answer = whoami(bus)
+    bus._kept.rotate(1)
+    return answer
+
+
+@broken("longest-path", "socket_name")
+def refuses_long_paths(socket_name, address):
+    if len(address) > 100:
+        raise AddressError("too long")
+    return socket_name(address)
+
+
+@broken("abstract-name", "socket_name")
+def leaves_abstract_names_short(socket_name, address):
+    name = socket_name(address)
+    return name if name[0] else name.rstrip(b"\0")
+
+
+@broken("address-of-the-environment", "Client.__init__")
+def does_not_know_the_variable(init, bus, address):
+    os.environ.pop("SBUS_ADDRESS", None)
+    if address is None and os.getuid() == 0:
+        raise AddressError("whatever may be there")
+    init(bus, address)
+
+
+@broken("default-address", "default_address")
+def has_no_default(default_address):
+    raise AddressError("give an address")
+
+
+@broken("credentials-that-only-the-server-knows", "Client.whoami")
+def leaves_out_the_prefix(whoami, bus):
+    gid, uid, pid, _ = answer = whoami(bus)
+    return answer._replace(path=b"!/cred/%d/%d/%d" % (gid, uid, pid))
+
+
+@broken("reset-before-the-last-messages", "Client._receive_now")
+def takes_a_reset_for_the_end(receive_now, bus, flags):
+    try:
+        bus.socket.recv_into(bytearray(1), 0, socket.MSG_PEEK)
+    except ConnectionResetError:
+        raise bus._gone() from None
+    return receive_now(bus, flags)
+
+
+@broken("packet-above-the-buffer", "Client._receive_now")
+def takes_what_was_cut(receive_now, bus, flags):
+    try:
+        size = bus.socket.recv_into(bus._buffer, 0, flags)
+    except ConnectionResetError:
+        return bus._receive_now(flags)
+    if not size:
+        raise bus._gone()
+    head, _, payload = bus._buffer[:size].partition(b"\0")
+    kind, key = parse_head(head)
+    bus._questions -= kind is not Message
+    return kind(key, payload)
+
+
+@broken("largest-packet-to-send", "Client._raise_send_buffer")
+def does_not_raise_its_buffer(raise_send_buffer, bus, size):
+    raise PacketTooLarge("no room")
+
+
+@broken("server-that-is-slow-to-accept", "open_socket")
+def does_not_wait_to_connect(open_socket, address, *_):
+    return open_socket(address, socket.MSG_DONTWAIT)

@@ -1,0 +1,245 @@
+"""Tests of the kit's examples for clients: of ours, and of broken ones."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import processes
+from broken_clients import BROKEN, BrokenClient, ForkedClient
+from conformance.adapter import Line, parse_answer
+from conformance.clients import (
+    ClientCase,
+    ClientKit,
+    client_case,
+    read_client_cases,
+)
+from conformance.conversation import Failure
+from conformance.examples import Block
+from conformance.rules import SPEC
+from fake_bus import CASES
+from processes import ROOT, run
+
+CASES_OF_CLIENTS = read_client_cases()
+OURS = f"{sys.executable} {ROOT / 'tests/kit/client_adapter.py'} {{address}}"
+
+
+def run_kit(*arguments: str) -> processes.Result:
+    """Run the command."""
+    return run("spec/conformance", *arguments)
+
+
+def patient(spoil: BrokenClient | None = None) -> Iterator[ClientKit]:
+    """Return a kit that waits longer each time, should a machine be slow."""
+    starter = ForkedClient(spoil.spoil) if spoil else ForkedClient()
+    for seconds in (0.5, 4.0, 30.0):
+        kit = ClientKit(starter, seconds)
+        kit.idle_seconds = seconds / 10
+        yield kit
+
+
+def failures(kit: ClientKit) -> set[str]:
+    """Return the examples that fail."""
+    results = kit.run(CASES_OF_CLIENTS)
+    return {one.case for one in results if one.verdict == "failed"}
+
+
+def adapter(directory: Path, statement: str) -> str:
+    """Return the command of an adapter that does something else."""
+    path = directory / "adapter.py"
+    start = "import os, socket, sys, time\n"
+    connect = "wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+    connect += "wire.connect(sys.argv[1])\n"
+    path.write_text(f"{start}{connect}{statement}\n", "utf-8")
+    return f"{sys.executable} {path} {{address}}"
+
+
+class TestClients:
+    @pytest.mark.parametrize(
+        "case", CASES_OF_CLIENTS, ids=lambda case: case.name
+    )
+    def test_our_client(self, case: ClientCase) -> None:
+        """[CLIENT-1] [CLIENT-2] [CLIENT-3] [CLIENT-4] [CLIENT-5] [CLIENT-6]
+        [CLIENT-7] [CLIENT-8] [CLIENT-9] [CLIENT-10] [CRED-12] [CONN-14]
+        [CONN-15] [CONN-16] [CONN-17] It does all that the examples ask for.
+        """
+        result = ClientKit(ForkedClient(), processes.SECONDS_MAX).judge(case)
+        if result.verdict == "not applicable":
+            pytest.skip(result.what)
+        assert result.verdict == "passed", result
+
+    def test_every_example_is_broken(self) -> None:
+        """By one client or several, each with its own name."""
+        assert len({one.name for one in BROKEN}) == len(BROKEN)
+        names = {case.name for case in CASES_OF_CLIENTS}
+        assert {one.example for one in BROKEN} == names
+        assert not names & {case.name for case in CASES}
+
+    @pytest.mark.parametrize("broken", BROKEN, ids=lambda one: one.name)
+    def test_the_kit_finds_it(self, broken: BrokenClient) -> None:
+        """The example that shows the mistake fails, and no other does."""
+        if broken.example == "default-address" and os.geteuid() == 0:
+            pytest.skip("root has another")
+        found: set[str] = set()
+        for kit in patient(broken):
+            found = failures(kit)
+            if found == {broken.example}:
+                break
+        allowed = {broken.example}
+        if broken.name == "has-no-default":
+            allowed.add("address-of-the-environment")
+        assert broken.example in found and found <= allowed
+
+
+class TestKitForClients:
+    def test_our_client_by_its_adapter(self) -> None:
+        """As an implementer has it: by a command."""
+        done = run_kit("--client", OURS, "--seconds", "30")
+        assert done.status == 0 and not done.errors, done
+        assert re.search(r"^CLIENT +(\d+)/\1 passed$", done.output, re.M)
+        assert " passed, 0 failed, " in done.output
+
+    def test_a_failure_is_told(self, directory: Path) -> None:
+        """[CONN-14] With the rule, what was said, and what went wrong."""
+        command = adapter(directory, ADAPTER)
+        done = run_kit("--client", command, "--only", "CONN-14")
+        assert done.status == 1
+        assert "FAILED [CONN-14] A client MUST go on" in done.output
+        assert "  reset-before-the-last-messages [CONN-14]" in done.output
+        assert "    < MSG k\\01\n" in done.output
+        what = "    -> the client answered receive with error reset\n"
+        assert what in done.output, done
+
+    @pytest.mark.parametrize(
+        ("statement", "message"),
+        [
+            ("sys.exit('no')", "ended with status 1: no"),
+            ("os.kill(os.getpid(), 9)", "was killed: Killed"),
+            ("os.close(1); time.sleep(99)", "has closed its standard output"),
+            ("print('fine', flush=True)", "answered fine, which is no answer"),
+            ("print('ok ok', flush=True)", "answered ok ok, which is no"),
+            ("print('message x y')", "answered message x y, which is no"),
+            ("while True: print('', end='x' * 9999)", "answers without end"),
+        ],
+    )
+    def test_an_adapter_that_is_wrong(
+        self, directory: Path, statement: str, message: str
+    ) -> None:
+        """It is said in one line, with the status 2."""
+        command = adapter(directory, statement)
+        done = run_kit("--client", command, "--seconds", "30")
+        assert (done.status, done.output) == (2, "")
+        assert message in done.errors, done
+        assert done.errors.startswith("conformance: the client ")
+        assert done.errors.count("\n") == 1
+
+    def test_an_adapter_that_hangs(self, directory: Path) -> None:
+        """So is this, once it is sure."""
+        command = adapter(directory, "time.sleep(99)")
+        done = run_kit("--client", command, "--seconds", "0.5")
+        what = "the client does not answer subscribe in time"
+        assert done == (2, "", f"conformance: {what}\n")
+
+    def test_a_client_that_ends_without_connecting(self) -> None:
+        """Nobody waits for it."""
+        done = run_kit("--client", "sh -c 'echo no >&2; exit 3' {address}")
+        what = "conformance: the client ended with status 3: no\n"
+        assert done == (2, "", what)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            (),
+            ("--client", "true"),
+            ("--client", "' {address}"),
+            ("--client", "/no/such/client {address}"),
+            ("--client", "true {address}", "--only", "SUB-1"),
+            ("--client", "true {address}", "--html", "/no/such/file"),
+        ],
+    )
+    def test_wrong_usage(self, options: Sequence[str]) -> None:
+        """It ends with the status 2, and nothing is run."""
+        done = run_kit(*options)
+        assert (done.status, done.output) == (2, "")
+        assert "Traceback" not in done.errors and done.errors
+
+    @pytest.mark.parametrize(
+        ("lines", "wrong"),
+        [
+            ("subscribe k; > SUB k", ""),
+            ("subscribe k; > SUB x", "the client sent SUB k"),
+            ("subscribe k; > end", "the client sent SUB k"),
+            ("subscribe k", "the client sent SUB k, too"),
+            ("subscribe k; > SUB k; > SUB k", "the client sent nothing"),
+            ("close; > SUB k", "the client sent the end"),
+            ("subscribe k; = closed; > SUB k", "the client answered"),
+            ("subscribe k; > SUB k; < end; publish k x", "the client answe"),
+            ("whoami; > CMSG !/cred/whoami; = nothing", ""),
+            ("subscribe k; = nothing; > SUB k; = nothing", ""),
+            ("whoami; subscribe k; > SUB k; < end; = closed", "the client"),
+            ("receive; = message k x", "the client does not answer receive"),
+            ("subscribe k; > SUB k; < MSG k\\0x; receive; = message k x", ""),
+            ("subscribe k; > SUB k; < MSG k\\0x; receive; = error", "the cl"),
+        ],
+    )
+    def test_examples_are_complete_and_exact(
+        self, lines: str, wrong: str
+    ) -> None:
+        """What is sent or answered, and not as said, is a failure."""
+        spoken = tuple(lines.split("; "))
+        block = Block("client", "x", ("CLIENT-1",), spoken, "x.md")
+        for kit in patient():
+            result = kit.judge(client_case(block))
+            if result.what.startswith(wrong) and bool(wrong or not result[3]):
+                break
+        assert result.what.startswith(wrong), result
+        assert bool(wrong) == (result.verdict == "failed"), result
+
+    @pytest.mark.parametrize(
+        "line",
+        ["subscribe", "publish k", "close k", "> ", "<", "= fine", "= ok ok"]
+        + ["server nowhere", "A > SUB k", "subscribe {any}"],
+    )
+    def test_step_that_is_none(self, line: str) -> None:
+        """A slip in an example is not passed over."""
+        block = Block("client", "x", ("CLIENT-1",), (line, "close"), "x.md")
+        with pytest.raises((ValueError, AssertionError)):
+            client_case(block)
+
+    def test_lines(self) -> None:
+        """What is told and answered can be any bytes."""
+        line = Line("message", (b"a b\n", b""))
+        assert line.encode() == b"message 6120620a -\n"
+        assert parse_answer(line.encode()) == line
+        assert str(parse_answer(b"error not so\n")) == "error not so"
+        with pytest.raises(Failure):
+            parse_answer(b"message 6 -\n")
+
+    def test_the_folder_alone(self, directory: Path) -> None:
+        """A copy of spec/ is all that an implementer needs."""
+        copy = shutil.copytree(SPEC, directory / "spec")
+        arguments = ("--client", OURS, "--only", "CLIENT-6")
+        kit = str(copy / "conformance")
+        done = run(kit, *arguments, cwd="/", env={})
+        assert done.status == 0 and "1 passed, 0 failed" in done.output, done
+
+
+# An adapter that takes a reset for an error; the connection is *wire*
+ADAPTER = """
+for line in sys.stdin:
+    try:
+        if line.startswith("receive"):
+            print("closed" if not wire.recv(1 << 20) else "message 6b 31")
+        else:
+            wire.send(b"SUB k" if line.startswith("sub") else b"MSG k\\0x")
+            print("ok")
+    except ConnectionResetError:
+        print("error reset")
+    sys.stdout.flush()
+"""
