@@ -351,7 +351,7 @@ class TestRecord:
         with Terminal("record", str(capture), *options) as terminal:
             wait_for_patterns(bus, 1)
             publish_all(bus.path, *[("k", b"v")] * 1200)
-            told = "1,200 messages, segment ([2-9]|[0-9]{2,})\x1b"
+            told = "1,200 messages, segment [0-9]+\x1b"
             terminal.wait_for(told)
             terminal.press(b"\x03")
             assert terminal.end() == 0
