@@ -14,9 +14,9 @@ from pathlib import Path
 from .adapter import ClientProcess
 from .clients import ClientKit, choose_client_cases
 from .conversation import Failure
-from .kit import Item, Kit, Result, block_of, choose
+from .kit import Kit, Named, Result, block_of, choose
 from .page import page
-from .report import REPORTS, Run
+from .report import REPORTS, Run, count
 from .server import ServerProcess
 
 
@@ -57,18 +57,18 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
             help=what,
         )
     options = parser.parse_args(arguments)
-    if not (options.server or options.client or options.list):
-        parser.error("name a --server or a --client")
+    if not options.server and not options.client and not options.list:
+        parser.error("a --server or a --client is needed")
     for text in (*options.server, *options.client):
         check_command(parser, text)
     options.only = {name.strip("[]") for name in options.only}
     return options
 
 
-def check_command(parser: argparse.ArgumentParser, text: str) -> None:
+def check_command(parser: argparse.ArgumentParser, command: str) -> None:
     """Exit if a command cannot be run, or is not told the address."""
     try:
-        words = shlex.split(text)
+        words = shlex.split(command)
     except ValueError as error:
         parser.error(f"the command: {error}")
     if not any("{address}" in word for word in words):
@@ -92,45 +92,6 @@ def seconds(text: str) -> float:
     return float(text)
 
 
-def try_server(command: str, options: argparse.Namespace) -> list[Result]:
-    """Return the results of a server.
-
-    Raises: Failure or OSError if it cannot be tried.
-    """
-    with ServerProcess(command, options.seconds) as server:
-        kit = Kit(server, options.ours, options.choices, options.total)
-        server.start()
-        results = kit.run(choose(options.only), tell_progress)
-    tell_progress("", 0)
-    return results
-
-
-def try_client(command: str, options: argparse.Namespace) -> list[Result]:
-    """Return the results of a client.
-
-    Raises: Failure or OSError if it cannot be tried.
-    """
-    cases = choose_client_cases(options.only)
-    kit = ClientKit(ClientProcess(command), options.seconds)
-    kit.probe()
-    return kit.run(cases)
-
-
-def try_all(options: argparse.Namespace) -> list[Run]:
-    """Return the results of all servers and clients.
-
-    Raises: Failure or OSError if one of them cannot be tried.
-    """
-    runs = []
-    for kind, texts, tried in (
-        ("server", options.server, try_server),
-        ("client", options.client, try_client),
-    ):
-        for name, command in map(name_and_command, texts):
-            runs.append(Run(kind, name, command, tried(command, options)))
-    return runs
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the kit; return 0 if nothing failed, 1 if something did, or 2."""
     options = parse_options(arguments)
@@ -138,22 +99,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, end)
     try:
         if options.list:
-            return say(list_of(choose(options.only)))
+            return say(list_of(chosen(options)))
         if options.html:
             options.html.touch()  # or all might be run for nothing
-        runs = try_all(options)
+        runs = run_all(options)
         if options.html:
             options.html.write_text(page(runs), "utf-8")
     except (Failure, OSError) as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 2
-    report = REPORTS[options.report]
-    reports = [report(run.command, run.results) for run in runs]
-    if options.report == "json" and len(runs) > 1:
-        reports = [f"[{','.join(reports)}]"]
-    say("\n\n".join(reports))
-    verdicts = {result.verdict for run in runs for result in run.results}
-    return 1 if verdicts & {"failed", "not run"} else 0
+    say(report(options.report, runs))
+    bad = (count(run.results, verdict) for run in runs for verdict in BAD)
+    return 1 if any(bad) else 0
+
+
+BAD = ("failed", "not run")
+
+
+def report(kind: str, runs: Sequence[Run]) -> str:
+    """Return the reports of servers and clients, one behind the other."""
+    reports = [REPORTS[kind](run.command, run.results) for run in runs]
+    if kind == "json" and len(runs) > 1:
+        return f"[{','.join(reports)}]"
+    return "\n\n".join(reports)
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -164,6 +132,57 @@ def end(number: int, _: object) -> None:
     for other in SIGNALS:
         signal.signal(other, signal.SIG_IGN)
     sys.exit(128 + number)
+
+
+def chosen(options: argparse.Namespace) -> list[Named]:
+    """Return what would be run; without a command, that of servers.
+
+    Raises: Failure if there is nothing with one of the names.
+    """
+    cases: list[Named] = []
+    if options.server or not options.client:
+        cases += choose(options.only)
+    if options.client:
+        cases += choose_client_cases(options.only)
+    return cases
+
+
+def run_all(options: argparse.Namespace) -> list[Run]:
+    """Return the results of all servers and clients.
+
+    Raises: Failure or OSError if one of them does not start.
+    """
+    chosen(options)
+    runs = []
+    for kind, texts, run in (
+        ("server", options.server, run_server),
+        ("client", options.client, run_client),
+    ):
+        for name, command in map(name_and_command, texts):
+            runs.append(Run(kind, name, command, run(command, options)))
+    tell_progress("", 0)
+    return runs
+
+
+def run_server(command: str, options: argparse.Namespace) -> list[Result]:
+    """Run cases against a server.
+
+    Raises: Failure or OSError if it does not start.
+    """
+    with ServerProcess(command, options.seconds) as server:
+        kit = Kit(server, options.ours, options.choices, options.total)
+        server.start()
+        return kit.run(choose(options.only), tell_progress)
+
+
+def run_client(command: str, options: argparse.Namespace) -> list[Result]:
+    """Run cases against a client.
+
+    Raises: Failure or OSError if it does not connect.
+    """
+    kit = ClientKit(ClientProcess(command), options.seconds, options.total)
+    kit.probe()
+    return kit.run(choose_client_cases(options.only), tell_progress)
 
 
 def tell_progress(name: str, left: int) -> None:
@@ -182,9 +201,9 @@ def say(text: str) -> int:
     return 0
 
 
-def list_of(cases: Iterable[Item]) -> str:
+def list_of(cases: Iterable[Named]) -> str:
     """Return a line for each block and check, with its rules."""
-    blocks: dict[str, list[Item]] = {}
+    blocks: dict[str, list[Named]] = {}
     for case in cases:
         blocks.setdefault(block_of(case), []).append(case)
     lines = []

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Callable, NamedTuple, Protocol
 
 from .adapter import ANSWERS, COMMANDS, Adapter, Line
 from .conversation import END, WHOAMI, Failure, describe
@@ -21,7 +22,8 @@ from .examples import (
     parse_bytes,
     read_blocks,
 )
-from .kit import Result
+from .kit import NO_TIME, Result, choose_from
+from .rules import SPEC
 
 QUESTIONS = ("receive", "whoami")  # which are not answered by ok
 CREDENTIALS = b"!/cred/1/2/3"  # of a client that asks unexpectedly
@@ -117,21 +119,12 @@ def parse_words(source: str, known: dict[str, int]) -> Line:
 def choose_client_cases(only: set[str]) -> list[ClientCase]:
     """Return the cases that are asked for, all if none is named.
 
-    Raises: Failure if there is none with one of the names.
+    Raises: Failure if there are no examples, or none with one of the names.
     """
-    names = {
-        case: {
-            case.name,
-            *case.rules,
-            *(rule.partition("-")[0] for rule in case.rules),
-        }
-        for case in read_client_cases()
-    }
-    unknown = only.difference(*names.values())
-    if unknown or not names:
-        what = ", ".join(sorted(unknown)) or "clients"
-        raise Failure(f"no example of {what}")
-    return [case for case in names if not only or names[case] & only]
+    cases = read_client_cases()
+    if not cases:
+        raise Failure(f"there are no examples in {SPEC}")
+    return choose_from(cases, only)
 
 
 # =============================================================================
@@ -412,9 +405,15 @@ def client_obstacle(case: ClientCase) -> str:
 class ClientKit:
     """Runs cases against a client, each against one of its own."""
 
-    def __init__(self, starter: Starter, seconds_max: float) -> None:
+    def __init__(
+        self,
+        starter: Starter,
+        seconds_max: float,
+        total_seconds_max: float = math.inf,
+    ) -> None:
         self.starter = starter
         self.seconds_max = seconds_max
+        self.end = time.monotonic() + total_seconds_max
         self.idle_seconds = IDLE_SECONDS
 
     def probe(self) -> None:
@@ -423,15 +422,28 @@ class ClientKit:
         with self._talk(ClientCase("", (), "path", (command,))) as talk:
             talk.hold([command])
 
-    def run(self, cases: Iterable[ClientCase]) -> list[Result]:
-        """Run cases; return results in the same order."""
-        return [self.judge(case) for case in cases]
+    def run(
+        self,
+        cases: Sequence[ClientCase],
+        tell: Callable[[str, int], None] = lambda name, left: None,
+    ) -> list[Result]:
+        """Run cases; return results in the same order.
+
+        Before each, its name is told, and how many are left.
+        """
+        results: list[Result] = []
+        for case in cases:
+            tell(case.name, len(cases) - len(results))
+            results.append(self.judge(case))
+        return results
 
     def judge(self, case: ClientCase) -> Result:
         """Run one case."""
         why = client_obstacle(case)
         if why:
             return Result(case.name, case.rules, "not applicable", why)
+        if time.monotonic() > self.end:
+            return Result(case.name, case.rules, "not run", NO_TIME)
         with self._talk(case) as talk:
             try:
                 talk.hold(case.steps)

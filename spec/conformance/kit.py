@@ -6,9 +6,9 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Callable, NamedTuple, Union
+from typing import Callable, NamedTuple, Protocol, TypeVar, Union
 
 from .checks import CHECKS, Check, NotApplicable, perform_check
 from .conversation import Failure, perform
@@ -17,6 +17,21 @@ from .rules import SPEC, Rule, read_rules
 from .server import ServerProcess
 
 Item = Union[Case, Check]  # what is run
+
+
+class Named(Protocol):
+    """Whatever has a name, and shows rules."""
+
+    @property
+    def name(self) -> str:
+        """The name, with a block's before the first '/'."""
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The ids of the rules."""
+
+
+SomeNamed = TypeVar("SomeNamed", bound=Named)
 
 
 class Result(NamedTuple):
@@ -78,6 +93,7 @@ def obstacle(case: Item) -> str:
     return ""
 
 
+NO_TIME = "there was no time left; see --total"
 ANSWERS_MAX = 10  # so many times the longest, for the failures of a block
 
 
@@ -124,8 +140,7 @@ class Kit:
         """Run one case."""
         why = self.left_out(case) or obstacle(case)
         if not why and time.monotonic() > self.end:
-            why = "there was no time left; see --total"
-            return Result(case.name, case.rules, "not run", why)
+            return Result(case.name, case.rules, "not run", NO_TIME)
         if not why and "fill" in needs_of(case):
             why = self.learn_room()
         why = why or self.prepare(options_of(case))
@@ -206,7 +221,7 @@ class Kit:
         return self._ignores_options
 
 
-def block_of(case: Item) -> str:
+def block_of(case: Named) -> str:
     """Return the name of the block that a case is of."""
     return case.name.partition("/")[0]
 
@@ -223,7 +238,7 @@ def all_cases() -> list[Item]:
     return [*read_cases(), *CHECKS]
 
 
-def names_of(case: Item, rules: dict[str, Rule]) -> set[str]:
+def names_of(case: Named, rules: dict[str, Rule]) -> set[str]:
     """Return the names by which a case can be asked for.
 
     They are its own, and those of its rules, their families and chapters:
@@ -244,6 +259,14 @@ def choose(only: set[str]) -> list[Item]:
     cases = all_cases()
     if len(cases) == len(CHECKS):
         raise Failure(f"there are no examples in {SPEC}")
+    return choose_from(cases, only)
+
+
+def choose_from(cases: Sequence[SomeNamed], only: set[str]) -> list[SomeNamed]:
+    """Return the cases that have one of the names, all if none is named.
+
+    Raises: Failure if there is none with one of them.
+    """
     rules = read_rules()
     names = [names_of(case, rules) for case in cases]
     unknown = only.difference(*names)

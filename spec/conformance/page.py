@@ -8,7 +8,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from html import escape
 from string import Template
 
+from .kit import Result
 from .report import (
+    VERDICTS,
     Run,
     count,
     edition,
@@ -22,7 +24,8 @@ from .report import (
 from .rules import SPEC, Rule, read_rules
 
 FAILURES_SHOWN_MAX = 10  # of one rule
-VERDICTS = ("passed", "failed", "not applicable")
+WRONG = ("failed", "differs")
+NOT_TRIED = ("not run", "not applicable")
 
 
 def page(runs: Sequence[Run], title: str = "sbus conformance") -> str:
@@ -48,9 +51,14 @@ def page(runs: Sequence[Run], title: str = "sbus conformance") -> str:
 
 
 def notes_of(runs: Iterable[Run]) -> dict[str, int]:
-    """Return the numbers of the reasons why examples were not applicable."""
-    whys = {why: None for run in runs for why in reasons(run.results)}
+    """Return the numbers of the reasons why examples were not run."""
+    whys = {why: None for run in runs for why in all_reasons(run.results)}
     return {why: number for number, why in enumerate(whys, 1)}
+
+
+def all_reasons(results: Sequence[Result]) -> list[str]:
+    """Return why some examples were not run, or not applicable."""
+    return [why for one in NOT_TRIED for why in reasons(results, one)]
 
 
 def rules_by_chapter(kinds: Container[str]) -> dict[str, list[Rule]]:
@@ -70,7 +78,10 @@ class Column:
         self.notes = notes
         self.verdicts = verdicts(run.results)
         self.results = results_by_rule(run.results)
-        self.failures = failures_by_rule(run.results)
+        self.told = {
+            verdict: failures_by_rule(run.results, verdict)
+            for verdict in WRONG
+        }
 
     def verdict(self, rule: Rule) -> str:
         """Return the verdict on a rule, empty if it is for others."""
@@ -79,45 +90,51 @@ class Column:
     def cell(self, rule: Rule) -> str:
         """Return the verdict, of how many examples it is, and why."""
         verdict, about = self.verdict(rule), self.results[rule.id]
-        numbers = [self.notes[why] for why in reasons(about)]
+        numbers = [self.notes[why] for why in all_reasons(about)]
         links = [f'<a href="#why-{one}">{one}</a>' for one in numbers]
         whys = f"<sup>{' '.join(links)}</sup>" if links else ""
         shown = verdict + whys
-        if verdict in ("passed", "failed"):
-            not_run = count(about, "not applicable")
-            run = len(about) - not_run
-            shown = f"{verdict} {count(about, verdict)}/{run}"
-            if not_run:
-                shown += f"<small>{not_run} not applicable{whys}</small>"
+        left = sum(count(about, one) for one in NOT_TRIED)
+        if verdict in ("passed", *WRONG):
+            shown = f"{verdict} {count(about, verdict)}/{len(about) - left}"
+            if left:
+                shown += f"<small>{left} not run{whys}</small>"
         name = escape(self.run.name)
         return (
             f'<td class="{css_class(verdict)}" data-name="{name}">{shown}</td>'
         )
 
     def details(self, rule: Rule) -> str:
-        """Return the failures that are about a rule, folded."""
-        failures = self.failures.get(rule.id, [])
-        if not failures:
-            return self.elsewhere(rule)
-        shown = "\n\n".join(
-            "\n".join(failure_lines(one))
-            for one in failures[:FAILURES_SHOWN_MAX]
+        """Return what is told under a rule, folded, or where it is told."""
+        folded = "".join(
+            self.folded(verdict, by_rule[rule.id])
+            for verdict, by_rule in self.told.items()
+            if rule.id in by_rule
         )
-        more = [one.case for one in failures[FAILURES_SHOWN_MAX:]]
+        return folded or self.elsewhere(rule)
+
+    def folded(self, verdict: str, about: Sequence[Result]) -> str:
+        """Return the examples that failed, or differ, folded."""
+        shown = "\n\n".join(
+            "\n".join(failure_lines(one)) for one in about[:FAILURES_SHOWN_MAX]
+        )
+        more = [one.case for one in about[FAILURES_SHOWN_MAX:]]
         if more:
-            shown += f"\n\n  failed, too, {len(more)}: {', '.join(more)}"
+            shown += f"\n\n  {verdict}, too, {len(more)}: {', '.join(more)}"
         return (
-            f"<details><summary>{escape(self.run.name)}: {len(failures)}"
-            f" failed</summary><pre>{escape(shown)}</pre></details>"
+            f"<details><summary>{escape(self.run.name)}: {len(about)}"
+            f" {verdict}</summary><pre>{escape(shown)}</pre></details>"
         )
 
     def elsewhere(self, rule: Rule) -> str:
-        """Return where the failures are that are about another rule, too."""
-        failed = (
-            one for one in self.results[rule.id] if one.verdict == "failed"
+        """Return under which rules that is told which is about this, too."""
+        names = {one.case for one in self.results[rule.id]}
+        links = ", ".join(
+            f'<a href="#{other}">{other}</a>'
+            for by_rule in self.told.values()
+            for other, about in by_rule.items()
+            if any(one.case in names for one in about)
         )
-        others = sorted({one.rules[0] for one in failed})
-        links = ", ".join(f'<a href="#{one}">{one}</a>' for one in others)
         return f"<p>{escape(self.run.name)}: see {links}</p>" if links else ""
 
 
@@ -149,7 +166,7 @@ def chapter_link(file: str) -> str:
 def rule_rows(rule: Rule, columns: Sequence[Column]) -> str:
     """Return the row of a rule, and one with its failures if there are."""
     found = {column.verdict(rule) for column in columns}
-    row_class = "failed" if "failed" in found else "other"
+    row_class = next((one for one in WRONG if one in found), "other")
     cells = "".join(column.cell(rule) for column in columns)
     row = (
         f'<tr id="{rule.id}" class="{row_class}"><th scope="row">'
@@ -158,8 +175,8 @@ def rule_rows(rule: Rule, columns: Sequence[Column]) -> str:
     details = "".join(column.details(rule) for column in columns)
     if details:
         width = len(columns) + 1
-        row += f'\n<tr class="failed more"><td colspan="{width}">{details}'
-        row += "</td></tr>"
+        row += f'\n<tr class="{row_class} more"><td colspan="{width}">'
+        row += f"{details}</td></tr>"
     return row
 
 
@@ -194,12 +211,13 @@ def css_class(verdict: str) -> str:
 STYLE = """
 :root { color-scheme: light dark; --text: #1c1c1e; --back: #fff;
   --faint: #6b6b70; --line: #d9d9de; --sunk: #f4f4f6; --link: #1f5fbf;
-  --passed: #1a7f37; --failed: #c1121f; --passed-back: #e3f4e7;
-  --failed-back: #fde5e6; }
+  --passed: #1a7f37; --failed: #c1121f; --differs: #8a5a00;
+  --passed-back: #e3f4e7; --failed-back: #fde5e6; }
 @media (prefers-color-scheme: dark) {
   :root { --text: #e6e6ea; --back: #17181b; --faint: #9a9aa3;
     --line: #36373d; --sunk: #202126; --link: #8ab4f8; --passed: #5fcf80;
-    --failed: #ff7b83; --passed-back: #16301f; --failed-back: #401a1d; } }
+    --failed: #ff7b83; --differs: #e0b050;
+    --passed-back: #16301f; --failed-back: #401a1d; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1rem; max-width: 76rem; color: var(--text);
   background: var(--back); font: 15px/1.45 system-ui, sans-serif; }
@@ -226,10 +244,12 @@ td.passed { color: var(--passed); background: var(--passed-back); }
 td small { display: block; }
 td.failed { color: var(--failed); background: var(--failed-back);
   font-weight: 600; }
+td.differs { color: var(--differs); }
 td.not-applicable, td.no-example, td.not-run { color: var(--faint); }
 .rules .more td { width: auto; padding-top: 0; }
-.rules tr.failed:has(+ .more) > * { border-bottom: 0; }
+.rules tr:has(+ .more) > * { border-bottom: 0; }
 summary { cursor: pointer; color: var(--failed); }
+.differs summary { color: var(--differs); }
 .more p { margin: 0; color: var(--faint); }
 pre { margin: .4rem 0; padding: .6rem; overflow-x: auto;
   background: var(--sunk); border-radius: .3rem; }
@@ -237,8 +257,9 @@ pre { margin: .4rem 0; padding: .6rem; overflow-x: auto;
   border-radius: .2rem; background: var(--sunk); }
 .bar .passed { background: var(--passed); }
 .bar .failed { background: var(--failed); min-width: .3rem; }
-.bar .not-applicable { background: var(--line); }
-#only:checked ~ main tr.other,
+.bar .differs { background: var(--differs); min-width: .3rem; }
+.bar .not-applicable, .bar .not-run { background: var(--line); }
+#only:checked ~ main tbody tr:not(.failed),
 #only:checked ~ main section:not(:has(.failed)) { display: none; }
 @media (max-width: 44rem) {
   table, tbody, tr, th, td { display: block; width: auto !important; }
@@ -275,7 +296,7 @@ $runs
 <main>
 $chapters
 </main>
-<h2>Not applicable</h2>
+<h2>Why some was not run</h2>
 <ol>
 $notes
 </ol>

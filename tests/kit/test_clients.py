@@ -105,10 +105,27 @@ class TestKitForClients:
         assert re.search(r"^CLIENT +(\d+)/\1 passed$", done.output, re.M)
         assert " passed, 0 failed, " in done.output
 
+    def test_list(self) -> None:
+        """It has the examples for clients, and nothing is run."""
+        done = run_kit("--list", "--client", "no {address}", "--only", "8")
+        assert done.status == 0, done
+        assert "largest-packet-to-send [CONN-16]\n" in done.output
+        assert "CLIENT-" not in done.output and "CONN-1]" not in done.output
+
+    def test_no_time(self) -> None:
+        """What is not run is told, and is no success."""
+        done = run_kit("--client", OURS, "--total", "0.001")
+        assert done.status == 1 and "there was no time left" in done.output
+        assert re.search(
+            "^0 passed, 0 failed, 1[78] not run", done.output, re.M
+        )
+
     def test_a_failure_is_told(self, directory: Path) -> None:
         """[CONN-14] With the rule, what was said, and what went wrong."""
         command = adapter(directory, ADAPTER)
-        done = run_kit("--client", command, "--only", "CONN-14")
+        done = run_kit(
+            "--client", command, "--only", "reset-before-the-last-messages"
+        )
         assert done.status == 1
         assert "FAILED [CONN-14] A client MUST go on" in done.output
         assert "  reset-before-the-last-messages [CONN-14]" in done.output
@@ -159,7 +176,7 @@ class TestKitForClients:
             ("--client", "true"),
             ("--client", "' {address}"),
             ("--client", "/no/such/client {address}"),
-            ("--client", "true {address}", "--only", "SUB-1"),
+            ("--client", "true {address}", "--only", "SUB-2-"),
             ("--client", "true {address}", "--html", "/no/such/file"),
         ],
     )
@@ -224,7 +241,7 @@ class TestKitForClients:
     def test_the_folder_alone(self, directory: Path) -> None:
         """A copy of spec/ is all that an implementer needs."""
         copy = shutil.copytree(SPEC, directory / "spec")
-        arguments = ("--client", OURS, "--only", "CLIENT-6")
+        arguments = ("--client", OURS, "--only", "end-of-the-connection")
         kit = str(copy / "conformance")
         done = run(kit, *arguments, cwd="/", env={})
         assert done.status == 0 and "1 passed, 0 failed" in done.output, done
