@@ -1184,9 +1184,9 @@ SLOW_SENDS_MIN = 0.005  # seconds, of one flush to all of a user's clients
 SLOW_SECONDS = 1.0  # for which sends to a user are left to its own turns
 BYTES_PER_TURN = 10_000_000  # times receivers
 SEND_COST_BYTES = 4_096  # what a send costs beside its bytes
-SEND_SECONDS = 0.000005  # that it may take, and its bytes beside that
-BYTES_PER_SECOND = 4e9
-LARGE_BYTES = 130_000  # of a packet that may take twice as long
+SEND_SECONDS = 0.000005  # that a send may take beside its bytes
+BYTES_PER_SECOND = 4e9  # that a send copies at least
+LARGE_BYTES = 130_000  # a packet of so many may take twice as long
 DRAIN_SECONDS = 0.00001  # to send a packet of a backlog, one with another
 CROWD_MAX = 64  # clients above a limit that are read out
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
@@ -1285,7 +1285,7 @@ class Server:
         self._measured = 0.0  # up to when it is known who took the time
         self._offered: list[list[Packet]] = []  # since then
         self._shares: dict[User, float] = {}  # seconds more than is normal
-        self._ticks: list[None] = []  # since that was asked last
+        self._ticks: list[None] = []  # of the timer, since a turn began
         self._processed = processor_clock()  # when that was looked at last
         self._look_time = 0.0  # when to look again, before a turn
         # [CONN-12] What to do when memory runs out
@@ -1538,7 +1538,7 @@ class Server:
         if not client.closed:
             self._judge(client)
             self._watch(client)
-            gc.collect(1)  # that looks at no backlog again, once it is long
+            gc.collect(1)  # its backlog, once long, is not looked at again
 
     def _judge(self, client: Client) -> None:
         """Disconnect a newcomer that is one too many.

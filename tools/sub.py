@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import NamedTuple, TextIO
 
@@ -95,6 +96,15 @@ def form(name: str, form: Callable[..., bytes], help: str) -> Argument:
     return argument(name, dest="form", help=help, **choice)
 
 
+def descriptor(text: str) -> int:
+    """Return a descriptor that a user named.  Raises: ArgumentTypeError."""
+    number = int(text) if text.isdecimal() else 0
+    if number <= 2:
+        what = f"{text!r} is no descriptor above 2, such as 3 of 3>ready"
+        raise ArgumentTypeError(what)
+    return number
+
+
 def tell_ready(descriptor: int) -> None:
     """Write a line to a descriptor and close it.  Raises: SbusError."""
     try:
@@ -162,8 +172,8 @@ DISCARD = flag(
 READY = argument(
     "--ready-fd",
     metavar="FD",
-    type=int,
-    help="write a line there once it is subscribed, and close it",
+    type=descriptor,
+    help="write a line there once it is subscribed, and close it; above 2",
 )
 
 sub = sbus_client.sub._replace(

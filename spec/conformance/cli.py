@@ -12,9 +12,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .adapter import ClientProcess
-from .clients import ClientKit, choose_client_cases
+from .clients import ClientKit, all_client_cases
 from .conversation import Failure
-from .kit import Kit, Named, Result, block_of, choose
+from .kit import (
+    Kit,
+    Named,
+    Result,
+    all_cases,
+    block_of,
+    choose,
+    refuse_unknown,
+)
 from .page import page
 from .report import REPORTS, Run, count
 from .server import ServerProcess
@@ -141,10 +149,11 @@ def chosen(options: argparse.Namespace) -> list[Named]:
     """
     cases: list[Named] = []
     if options.server or not options.client:
-        cases += choose(options.only)
+        cases += all_cases()
     if options.client:
-        cases += choose_client_cases(options.only)
-    return cases
+        cases += all_client_cases()
+    refuse_unknown(cases, options.only)
+    return choose(cases, options.only)
 
 
 def run_all(options: argparse.Namespace) -> list[Run]:
@@ -159,7 +168,9 @@ def run_all(options: argparse.Namespace) -> list[Run]:
         ("client", options.client, run_client),
     ):
         for name, command in map(name_and_command, texts):
-            runs.append(Run(kind, name, command, run(command, options)))
+            results = run(command, options)
+            if results:  # --only may have named none of this kind
+                runs.append(Run(kind, name, command, results))
     tell_progress("", 0)
     return runs
 
@@ -172,7 +183,7 @@ def run_server(command: str, options: argparse.Namespace) -> list[Result]:
     with ServerProcess(command, options.seconds) as server:
         kit = Kit(server, options.ours, options.choices, options.total)
         server.start()
-        return kit.run(choose(options.only), tell_progress)
+        return kit.run(choose(all_cases(), options.only), tell_progress)
 
 
 def run_client(command: str, options: argparse.Namespace) -> list[Result]:
@@ -182,7 +193,8 @@ def run_client(command: str, options: argparse.Namespace) -> list[Result]:
     """
     kit = ClientKit(ClientProcess(command), options.seconds, options.total)
     kit.probe()
-    return kit.run(choose_client_cases(options.only), tell_progress)
+    cases = choose(all_client_cases(), options.only)
+    return kit.run(cases, tell_progress)
 
 
 def tell_progress(name: str, left: int) -> None:

@@ -22,7 +22,7 @@ from .examples import (
     parse_bytes,
     read_blocks,
 )
-from .kit import NO_TIME, Result, choose_from
+from .kit import NO_TIME, Result
 from .rules import SPEC
 
 QUESTIONS = ("receive", "whoami")  # which are not answered by ok
@@ -61,14 +61,15 @@ class ClientCase(NamedTuple):
 # =============================================================================
 
 
-def read_client_cases() -> list[ClientCase]:
+def all_client_cases() -> list[ClientCase]:
     """Return what all examples for clients say.
 
-    Raises: ValueError if one is malformed.
+    Raises: Failure if there are none, ValueError if one is malformed.
     """
-    return [
-        client_case(block) for block in read_blocks() if block.kind == "client"
-    ]
+    blocks = [block for block in read_blocks() if block.kind == "client"]
+    if not blocks:
+        raise Failure(f"there are no examples in {SPEC}")
+    return [client_case(block) for block in blocks]
 
 
 def client_case(block: Block) -> ClientCase:
@@ -114,17 +115,6 @@ def parse_words(source: str, known: dict[str, int]) -> Line:
     if known.get(word) != len(texts):
         raise ValueError(f"not a command or an answer: {source!r}")
     return Line(word, tuple(map(parse_bytes, texts)))
-
-
-def choose_client_cases(only: set[str]) -> list[ClientCase]:
-    """Return the cases that are asked for, all if none is named.
-
-    Raises: Failure if there are no examples, or none with one of the names.
-    """
-    cases = read_client_cases()
-    if not cases:
-        raise Failure(f"there are no examples in {SPEC}")
-    return choose_from(cases, only)
 
 
 # =============================================================================

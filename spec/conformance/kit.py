@@ -234,8 +234,14 @@ def options_of(case: Item) -> tuple[str, ...]:
 
 
 def all_cases() -> list[Item]:
-    """Return what all examples say, and the checks."""
-    return [*read_cases(), *CHECKS]
+    """Return what all examples say, and the checks.
+
+    Raises: Failure if there are no examples.
+    """
+    cases = read_cases()
+    if not cases:
+        raise Failure(f"there are no examples in {SPEC}")
+    return [*cases, *CHECKS]
 
 
 def names_of(case: Named, rules: dict[str, Rule]) -> set[str]:
@@ -251,25 +257,15 @@ def names_of(case: Named, rules: dict[str, Rule]) -> set[str]:
     return {*own, *case.rules, *families, *chapters, *parts}
 
 
-def choose(only: set[str]) -> list[Item]:
-    """Return the cases that are asked for, all if none is named.
-
-    Raises: Failure if there are no examples, or none with one of the names.
-    """
-    cases = all_cases()
-    if len(cases) == len(CHECKS):
-        raise Failure(f"there are no examples in {SPEC}")
-    return choose_from(cases, only)
-
-
-def choose_from(cases: Sequence[SomeNamed], only: set[str]) -> list[SomeNamed]:
-    """Return the cases that have one of the names, all if none is named.
-
-    Raises: Failure if there is none with one of them.
-    """
+def choose(cases: Sequence[SomeNamed], only: set[str]) -> list[SomeNamed]:
+    """Return the cases that have one of the names, all if none is named."""
     rules = read_rules()
-    names = [names_of(case, rules) for case in cases]
-    unknown = only.difference(*names)
+    return [case for case in cases if not only or names_of(case, rules) & only]
+
+
+def refuse_unknown(cases: Sequence[Named], only: set[str]) -> None:
+    """Let each of the names be one of a case.  Raises: Failure."""
+    rules = read_rules()
+    unknown = only.difference(*[names_of(case, rules) for case in cases])
     if unknown:
         raise Failure(f"no example of {', '.join(sorted(unknown))}")
-    return [case for case, own in zip(cases, names) if not only or own & only]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from .clients import read_client_cases
+from .clients import all_client_cases
 from .kit import Result, all_cases
 from .rules import chapters, read_rules
 
@@ -37,7 +37,7 @@ def verdicts(results: Iterable[Result]) -> dict[str, str]:
 
     One whose examples were not all run is not called passed.
     """
-    cases = (*all_cases(), *read_client_cases())
+    cases = (*all_cases(), *all_client_cases())
     shown = {rule for case in cases for rule in case.rules}
     by_rule = {}
     for rule, about in results_by_rule(results).items():

@@ -179,6 +179,13 @@ class TestSub:
         what = "sbus: --ready-fd 77: Bad file descriptor\n"
         assert done == (1, "", what)
 
+    @pytest.mark.parametrize("text", ["0", "1", "2", "-3", "x", "3.0"])
+    def test_ready_on_what_is_in_use(self, bus: RealBus, text: str) -> None:
+        """Where messages are printed is not closed before the first."""
+        status, output, errors = sbus(bus.path, "sub", f"--ready-fd={text}")
+        assert (status, output) == (2, "")
+        assert f"{text!r} is no descriptor above 2" in errors
+
     def test_discarding(self, listener: Listener) -> None:
         """The mode is asked for first, and what was missed in the end."""
         command = started(listener.path, "sub", "--discard", "--count=1")

@@ -135,6 +135,8 @@ class TestTop:
         assert len(frame) == 8
         assert {len(row) for row in frame[2:]} == {60}
         assert len({row.split()[-1] for row in frame[2:]}) == 6  # of ten keys
+        rates = [float(row.split()[0]) for row in frame[2:]]
+        assert rates == sorted(rates, reverse=True)
 
     def test_terminal_that_changes_its_size(self, bus: RealBus) -> None:
         """The next frame fits; a terminal that has none is 80 by 24."""

@@ -17,8 +17,8 @@ from conformance.adapter import Line, parse_answer
 from conformance.clients import (
     ClientCase,
     ClientKit,
+    all_client_cases,
     client_case,
-    read_client_cases,
 )
 from conformance.conversation import Failure
 from conformance.examples import Block
@@ -26,7 +26,7 @@ from conformance.rules import SPEC
 from fake_bus import CASES
 from processes import ROOT, run
 
-CASES_OF_CLIENTS = read_client_cases()
+CASES_OF_CLIENTS = all_client_cases()
 OURS = f"{sys.executable} {ROOT / 'tests/kit/client_adapter.py'} {{address}}"
 
 

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from conformance.clients import read_client_cases
+from conformance.clients import all_client_cases
 from conformance.kit import Result
 from conformance.page import page
 from conformance.report import Run
@@ -150,7 +150,7 @@ class TestPage:
         """Each has a column, empty where a rule is not for it."""
         clients = [
             Result(case.name, case.rules, "passed")
-            for case in read_client_cases()
+            for case in all_client_cases()
         ]
         runs = [
             Run("server", "one", "./one", results_with()),

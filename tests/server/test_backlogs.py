@@ -48,15 +48,17 @@ class TestBacklog:
         backlog = sbus.Backlog()
         backlog.reorder("random")
         tracemalloc.start()
-        for number in range(20_000):
-            backlog.push(b"%d" % number)
-        while len(backlog) > 1_000:
-            backlog.first()
-            backlog.pop()
-            backlog.trim()
-            used, _ = tracemalloc.get_traced_memory()
-            assert used < 4 * sbus.PACKET_OVERHEAD_BYTES * len(backlog)
-        tracemalloc.stop()
+        try:
+            for number in range(20_000):
+                backlog.push(b"%d" % number)
+            while len(backlog) > 1_000:
+                backlog.first()
+                backlog.pop()
+                backlog.trim()
+                used, _ = tracemalloc.get_traced_memory()
+                assert used < 4 * sbus.PACKET_OVERHEAD_BYTES * len(backlog)
+        finally:
+            tracemalloc.stop()
 
     def test_garbage_is_looked_for_elsewhere(self, kernel: FakeKernel) -> None:
         """[CONN-19] A long backlog would take as long as all who are served.
