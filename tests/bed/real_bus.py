@@ -36,6 +36,13 @@ def scratch_directory() -> Iterator[Path]:
         yield Path(name)
 
 
+# As the installed command does; a script would be compiled at each start
+SBUSD = f"""import sys
+sys.path[0] = {str(ROOT)!r}
+import sbus
+sys.exit(sbus.main())"""
+
+
 class RealBus:
     """A running sbus.py with its socket and its log in a directory."""
 
@@ -49,7 +56,7 @@ class RealBus:
         self.path = str(directory / "bus")
         self.log_path = directory / "log"
         where = self.path if address is None else address
-        command = [sys.executable, str(ROOT / "sbus.py"), "-a", where]
+        command = [sys.executable, "-c", SBUSD, "-a", where]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *options],

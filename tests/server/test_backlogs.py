@@ -49,7 +49,7 @@ class TestBacklog:
         backlog.reorder("random")
         tracemalloc.start()
         try:
-            for number in range(20_000):
+            for number in range(5_000):
                 backlog.push(b"%d" % number)
             while len(backlog) > 1_000:
                 backlog.first()

@@ -329,7 +329,7 @@ class TestLogSafety:
 
     def rate(self, directory: Path, what: str) -> float:
         """Return how many packets a second are handled, each with a line."""
-        rounds = either(500, 50)
+        rounds = either(500, 20)
         reader, writer = os.pipe()
         options: dict[str, Any] = {"stderr": writer}
         if what == "full pipe":
