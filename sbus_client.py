@@ -38,13 +38,7 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import (
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -87,11 +81,13 @@ SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
 ABSTRACT = "/dev/unix/abstract/"
 ABSTRACT_BYTES = 108
 PATH_BYTES_MAX = 107
-POLL_SECONDS_MAX = 3_600.0  # poll(2) takes 24 days at most
+TIMEOUT_SECONDS_MAX = 2e6  # poll(2) takes 24 days; what is longer is for ever
 RECONNECT_SECONDS_MIN = 0.05  # before the second try; doubled up to
 RECONNECT_SECONDS_MAX = 5.0
 REFUSED_SECONDS = 1.0  # after which a lost connection is no refusal
 REFUSALS_MAX = 2  # in a row
+HEADS_MAX = 1_024  # that are remembered, each of so many bytes at most:
+HEAD_BYTES_MAX = 256
 KEPT_BYTES_MAX = 1 << 26  # beside an answer
 KEPT_OVERHEAD_BYTES = 256  # of each message
 TOKEN_BYTES = 16
@@ -126,9 +122,8 @@ class Disconnected(SbusError, ConnectionError):
     """There is no server, or the connection is closed.
 
     A server closes the connection of a client that broke a rule, of a user
-    whom it does not let in, and of all clients when it stops; a client may
-    be closed itself.  *errno* is that of connect(2) where there is no
-    server, and None otherwise.
+    whom it does not let in, and of all clients when it stops.  *errno* is
+    that of connect(2) where there is no server, and None otherwise.
     """
 
 
@@ -202,20 +197,32 @@ def payload_bytes(payload: Payload) -> bytes:
         raise TypeError(what) from None
 
 
-# What stands before payloads is often the same: it is made and read once.
+class Heads(dict[Any, Any]):
+    """What a function makes of the short texts that it was given last.
+
+    What stands before payloads is often the same: it is made and read once.
+    """
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+
+    def __missing__(self, text: Text) -> Any:
+        made = self._make(text)
+        if len(text) <= HEAD_BYTES_MAX:
+            if len(self) >= HEADS_MAX:
+                self.clear()
+            self[text] = made
+        return made
 
 
-@functools.lru_cache(1_024)
 def publish_head(key: Text) -> bytes:
     """Return what a publish packet has before its payload.
 
-    Raises: PacketError if the key holds a NUL byte [KEY-1].
     Spec: [PUB-1] [CLIENT-1].
     """
     return b"MSG " + to_bytes(key) + b"\0"
 
 
-@functools.lru_cache(1_024)
 def parse_head(head: bytes) -> tuple[type[Received], bytes]:
     """Return what kind of packet of a server begins so, and its key.
 
@@ -223,11 +230,13 @@ def parse_head(head: bytes) -> tuple[type[Received], bytes]:
     Spec: [PKT-1] [CLIENT-2].
     """
     word, space, key = head.partition(b" ")
-    if space and word == b"MSG":
-        return Message, key
-    if space and word == b"CMSG":
-        return ControlMessage, key
+    if space and word in (b"MSG", b"CMSG"):
+        return Message if word == b"MSG" else ControlMessage, key
     raise malformed("a malformed packet", head)
+
+
+publish_heads = Heads(publish_head)
+parsed_heads = Heads(parse_head)
 
 
 def malformed(what: str, text: bytes) -> PacketError:
@@ -434,7 +443,7 @@ def open_socket(
 
 def limit_sends(connected: socket.socket, timeout: float | None) -> None:
     """Have connect(2) and send(2) wait for so long at most, or for ever."""
-    seconds = min(timeout or 0.0, POLL_SECONDS_MAX)
+    seconds = min(timeout or 0.0, TIMEOUT_SECONDS_MAX)
     microseconds = math.ceil(seconds * 1e6)
     limit = struct.pack("ll", *divmod(microseconds, 1_000_000))
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -504,8 +513,10 @@ Result = TypeVar("Result")
 
 
 def end_of(timeout: float | None) -> float | None:
-    """Return when a timeout is over, by the monotonic clock."""
-    return None if timeout is None else time.monotonic() + timeout
+    """Return when a timeout is over by the monotonic clock, or None."""
+    if timeout is None or timeout > TIMEOUT_SECONDS_MAX:
+        return None
+    return time.monotonic() + timeout
 
 
 def left_of(end: float | None) -> float | None:
@@ -647,8 +658,7 @@ class Client:
     def __iter__(self) -> Iterator[Received]:
         """Return an iterator over what receive returns, without an end."""
         while True:
-            is_simple = not (self._kept or self.reconnect)
-            yield self._receive_now(0) if is_simple else self.receive()
+            yield self.receive()
 
     def close(self) -> None:
         """Leave the bus.  What was published is delivered [CONN-6]."""
@@ -705,21 +715,19 @@ class Client:
 
         Spec: [PUB-1].
         """
-        head = publish_head(key)
         try:
-            packet = head + payload
-        except (TypeError, BufferError):
-            packet = head + payload_bytes(payload)
-        if len(packet) <= self.packet_bytes_max:
-            now = flags if timeout is None else flags | DONTWAIT
-            try:
+            packet: bytes = publish_heads[key] + payload
+            if len(packet) <= self.packet_bytes_max:
+                now = flags if timeout is None else flags | DONTWAIT
                 self.socket.send(packet, now)
                 return
-            except BlockingIOError:
-                if timeout is None:
-                    raise
-            except OSError:
-                pass  # _send meets it again, and knows what to do
+        except BlockingIOError:
+            if timeout is None:
+                raise
+        except OSError:
+            pass  # _send meets it again, and knows what to do
+        except (TypeError, BufferError):
+            packet = publish_head(key) + payload_bytes(payload)
         self._send(packet, flags, end_of(timeout))
 
     def control(
@@ -795,7 +803,10 @@ class Client:
         with self._told_of_loss(end):
             self._send_by(end, b"CMSG " + WHOAMI)
         self._questions += 1
-        answer = self.receive_where(self._is_last_answer, left_of(end))
+        answer = self.receive_where(
+            lambda received: is_answer(received) and not self._questions,
+            left_of(end),
+        )
         return parse_credentials(answer.payload)
 
     def sync(self, timeout: float | None = None) -> None:
@@ -820,15 +831,15 @@ class Client:
         content = b"\0" + payload_bytes(payload)
         with private_key(self, left_of(end)) as reply_key:
             self.publish(key, reply_key + content, timeout=left_of(end))
-            return receive_under(self, reply_key, left_of(end)).payload
+            return self.receive_where(
+                lambda received: received.key == reply_key, left_of(end)
+            ).payload
 
     def reply(self, asked: Request, payload: Payload = b"") -> None:
         """Answer what parse_request, or requests, has made of a message."""
         self.publish(asked.reply_key, payload)
 
-    def _is_last_answer(self, received: Received) -> bool:
-        """Return whether something new is the answer to the last question."""
-        return is_answer(received) and not self._questions
+    # What is told
 
     def _check_open(self) -> None:
         """Raise Disconnected if the client is closed."""
@@ -894,24 +905,18 @@ class Client:
 
         Raises: TimeoutError at *end*.
         """
-        if end is None or flags & DONTWAIT:
-            return call(flags)
-        while True:
-            try:
+        while end is not None and not flags & DONTWAIT:
+            with contextlib.suppress(BlockingIOError):
                 return call(flags | DONTWAIT)
-            except BlockingIOError:
-                self._wait(event, end)
+            self._wait(event, end)
+        return call(flags)
 
     def _wait(self, event: int, end: float) -> None:
         """Wait for an event of poll(2).  Raises: TimeoutError at *end*."""
         poll = select.poll()
         poll.register(self.socket, event)
-        while True:
-            left = end - time.monotonic()
-            if poll.poll(1000 * max(0.0, min(left, POLL_SECONDS_MAX))):
-                return
-            if left <= 0:
-                raise TimeoutError("the time is over")
+        if not poll.poll(1000 * max(0.0, end - time.monotonic())):
+            raise TimeoutError("the time is over")
 
     def _send_now(self, packet: bytes, flags: int) -> None:
         """Send a packet, with a larger send buffer if it needs one.
@@ -950,11 +955,11 @@ class Client:
             return self._receive_now(flags)  # the last packets come next
         except OSError as error:
             raise self._told(error) from None
-        end = buffer.find(b"\0", 0, size)
-        if end < 0 or size > len(buffer):
+        head, nul, payload = buffer[:size].partition(b"\0")
+        if not nul or size > len(buffer):
             raise self._no_packet(size)
-        kind, key = parse_head(buffer[:end])
-        received = new_tuple(kind, (key, buffer[end + 1 : size]))
+        kind, key = parsed_heads[head]
+        received: Received = new_tuple(kind, (key, payload))
         if self._questions and is_answer(received) and not flags & PEEK:
             self._questions -= 1
         return received
@@ -1005,9 +1010,12 @@ class Client:
         *end*; BlockingIOError with MSG_DONTWAIT; Disconnected if a server is
         there that cannot be used, or does not take what is subscribed.
         """
-        if not self.reconnect or self.socket.fileno() < 0:
+        if not self._epoll or self.socket.fileno() < 0:
             raise lost
-        self._lose()
+        if not self._is_lost:
+            self._is_lost = True
+            self._epoll.unregister(self.socket)
+            self._count_refusals()
         fresh = None
         while not fresh:
             self._pauses.wait(end, flags)
@@ -1020,24 +1028,18 @@ class Client:
         self._keep_the_rest()
         self.socket.close()
         self.socket = fresh
-        if self._epoll:
-            self._epoll.register(fresh, select.EPOLLIN)
+        self._epoll.register(fresh, select.EPOLLIN)
         self._is_lost = False
         self._questions = 0
         self._kept.append(Reconnected(b"", b""))
         self._restore()
         self._restored = time.monotonic()
 
-    def _lose(self) -> None:
-        """Note that the bus is lost, and how often so soon after a restore.
+    def _count_refusals(self) -> None:
+        """Note whether the bus was lost so soon that it refused a restore.
 
-        Raises: Disconnected if it was twice in a row.
+        Raises: Disconnected if it did so twice in a row.
         """
-        if self._is_lost:
-            return
-        self._is_lost = True
-        if self._epoll:
-            self._epoll.unregister(self.socket)
         is_soon = time.monotonic() < self._restored + REFUSED_SECONDS
         is_soon &= bool(self._patterns or self._modes)
         self._refusals = self._refusals + 1 if is_soon else 0
@@ -1094,24 +1096,13 @@ def private_key(client: Client, timeout: float | None) -> Iterator[bytes]:
     Raises: as Client.whoami.
     Spec: [CRED-4] [CRED-10] [CRED-12].
     """
-    path = client.whoami(timeout).path
-    key = path + b"/" + random_text()
+    key = client.whoami(timeout).path + b"/" + random_text()
     try:
         client.subscribe(key)
         yield key
     finally:
         with contextlib.suppress(Disconnected, BlockingIOError):
             client.unsubscribe(key, DONTWAIT)
-
-
-def receive_under(
-    client: Client, key: bytes, timeout: float | None
-) -> Received:
-    """Return the next message under a key; keep the others for receive."""
-    return client.receive_where(
-        lambda received: type(received) is Message and received.key == key,
-        timeout,
-    )
 
 
 # =============================================================================
@@ -1146,11 +1137,12 @@ class AsyncClient:
     next call, what it would have sent is sent whole or not at all.
     """
 
-    # Each call tries at once, on a Client that does not wait.  While tasks
-    # wait for room, the loop watches the descriptor for it, and lets all try
-    # again.  While tasks wait for what comes, it reads and hands over: an
-    # answer of whoami to the first who asked, a message under a reply key to
-    # that request, all else into the inbox, and tells one receiver of each.
+    # Each call tries at once, on a Client that does not wait.  Tasks that
+    # wait for room share a future, which the loop sets when the descriptor
+    # has room: then all try again.  While tasks wait for what comes, the loop
+    # reads and hands over: an answer of whoami to the first who asked, a
+    # message under a reply key to that request, all else into the inbox, and
+    # tells one receiver of each.
 
     def __init__(
         self,
@@ -1172,7 +1164,7 @@ class AsyncClient:
         )
         self._client: Client | None = None
         self._calls = 0  # since other tasks had a turn
-        self._senders: list[asyncio.Future[None]] = []
+        self._room: asyncio.Future[None] | None = None
         self._writing = -1  # the descriptor that is watched for room, if any
         self._readers = 0  # tasks that wait for what comes, of these kinds:
         self._askers: deque[asyncio.Future[Received] | None] = deque()
@@ -1221,7 +1213,7 @@ class AsyncClient:
         """Leave the bus; calls that wait raise Disconnected [CONN-6]."""
         fd = self.fileno()
         if self._client and fd >= 0:
-            self._fail(Disconnected("this client is closed"))
+            self._fail(Disconnected("this client is closed"), True)
             self._wake_senders()
             self._loop.remove_reader(fd)
             self._client.close()
@@ -1237,13 +1229,11 @@ class AsyncClient:
 
     async def subscribe(self, pattern: Text) -> None:
         """As Client.subscribe [SUB-1] [SUB-2]."""
-        client = self._client or not_connected()
-        await self._send(client.subscribe, pattern)
+        await self._send(Client.subscribe, pattern)
 
     async def unsubscribe(self, pattern: Text) -> None:
         """As Client.unsubscribe [UNSUB-1]."""
-        client = self._client or not_connected()
-        await self._send(client.unsubscribe, pattern)
+        await self._send(Client.unsubscribe, pattern)
 
     async def publish(self, key: Text, payload: Payload = b"") -> None:
         """As Client.publish, once the kernel has room for it [PUB-1]."""
@@ -1254,12 +1244,11 @@ class AsyncClient:
         try:
             client.publish(key, payload, DONTWAIT)
         except BlockingIOError:
-            await self._send(client.publish, key, payload)
+            await self._send(Client.publish, key, payload)
 
     async def control(self, key: Text, payload: Payload = b"") -> None:
         """As Client.control [CTL-1]."""
-        client = self._client or not_connected()
-        await self._send(client.control, key, payload)
+        await self._send(Client.control, key, payload)
         if to_bytes(key) == WHOAMI:
             self._askers.append(None)  # the answer is received like all else
 
@@ -1294,8 +1283,7 @@ class AsyncClient:
         Spec: [CRED-2] [CRED-12].
         """
         end = end_of(timeout)
-        client = self._client or not_connected()
-        await self._send(client.control, WHOAMI, end=end)
+        await self._send(Client.control, WHOAMI, end=end)
         answer: asyncio.Future[Received] = self._loop.create_future()
         self._askers.append(answer)
         return parse_credentials((await self._handed(answer, end)).payload)
@@ -1323,9 +1311,8 @@ class AsyncClient:
         content = reply_key + b"\0" + payload_bytes(payload)
         answer: asyncio.Future[Received] = self._loop.create_future()
         self._replies[reply_key] = answer
-        client = self._client or not_connected()
         try:
-            await self._send(client.publish, key, content, end=end)
+            await self._send(Client.publish, key, content, end=end)
             return (await self._handed(answer, end)).payload
         finally:
             del self._replies[reply_key]
@@ -1340,19 +1327,13 @@ class AsyncClient:
     async def _in_time(
         self, waiting: asyncio.Future[Result], end: float | None
     ) -> Result:
-        """Return what is waited for.  Raises: TimeoutError at *end*."""
+        """Return what tasks wait for.  Raises: TimeoutError at *end*."""
+        import asyncio
 
-        def expire() -> None:
-            if not waiting.done():
-                waiting.set_exception(TimeoutError("the time is over"))
-
-        left = left_of(end)
-        timer = left is not None and self._loop.call_later(left, expire)
-        try:
-            return await waiting
-        finally:
-            if timer:
-                timer.cancel()
+        await asyncio.wait([waiting], timeout=left_of(end))
+        if not waiting.done():
+            raise TimeoutError("the time is over")
+        return waiting.result()
 
     # Waiting for room
 
@@ -1362,41 +1343,34 @@ class AsyncClient:
         *content: object,
         end: float | None = None,
     ) -> None:
-        """Call what sends, once the kernel has room."""
+        """Call what sends, once there is room or it is time to connect."""
+        client = self._client or not_connected()
         while True:
             try:
-                return call(*content, flags=DONTWAIT)
+                return call(client, *content, flags=DONTWAIT)
             except BlockingIOError:
-                await self._wait_for_room(end)
-
-    async def _wait_for_room(self, end: float | None) -> None:
-        """Wait for room, or for when to connect again."""
-        client = self._client or not_connected()
-        room: asyncio.Future[None] = self._loop.create_future()
-        self._senders.append(room)
-        seconds = client.retry_in()
-        if seconds is not None:
-            self._loop.call_later(seconds, self._wake_senders)
-        elif self._writing < 0:
-            self._writing = client.socket.fileno()
-            self._loop.add_writer(self._writing, self._wake_senders)
-        try:
-            await self._in_time(room, end)
-        finally:
-            if room in self._senders:
-                self._senders.remove(room)
-                if not self._senders:
-                    self._wake_senders()
+                seconds = client.retry_in()
+            if not self._room:
+                self._room = self._loop.create_future()
+                if seconds is None:
+                    self._writing = client.socket.fileno()
+                    self._loop.add_writer(self._writing, self._wake_senders)
+                else:
+                    self._loop.call_later(seconds, self._wake_senders)
+            try:
+                await self._in_time(self._room, end)
+            except BaseException:
+                self._wake_senders()  # the loop watches for nobody else
+                raise
 
     def _wake_senders(self) -> None:
         """Let all who wait for room try again."""
         if self._writing >= 0:  # the socket may be another one by now
             self._loop.remove_writer(self._writing)
             self._writing = -1
-        for room in self._senders:
-            if not room.done():
-                room.set_result(None)
-        self._senders.clear()
+        if self._room:
+            self._room.set_result(None)
+            self._room = None
 
     # Waiting for what comes
 
@@ -1410,6 +1384,7 @@ class AsyncClient:
         try:
             return await self._in_time(waiting, end)
         finally:
+            waiting.cancel()  # nobody waits for it any more
             self._readers -= 1
             fd = self.fileno()
             if not self._readers and fd >= 0:
@@ -1449,12 +1424,12 @@ class AsyncClient:
             if seconds is not None:
                 self._loop.call_later(seconds, self._read)
         except Disconnected as error:
-            self._fail(error)
+            self._fail(error, True)
         except (PacketError, PacketTooLarge) as error:
             if self._receivers:
                 fail(self._receivers.popleft(), error)
             else:
-                self._fail_questions(error)
+                self._fail(error)
 
     def _is_awaited(self) -> bool:
         """Return whether anybody waits for what nobody has read yet."""
@@ -1468,7 +1443,7 @@ class AsyncClient:
         """Give something to the task that it is for, or to the inbox."""
         answer = None
         if isinstance(received, Reconnected):
-            self._fail_questions(Disconnected("the bus was lost: ask again"))
+            self._fail(Disconnected("the bus was lost: ask again"))
             self._askers.clear()
             self._wake_senders()
         elif is_answer(received) and self._askers:
@@ -1484,18 +1459,14 @@ class AsyncClient:
         self._inbox_bytes += kept_bytes(received)
         self._wake_receiver()
         if self._inbox_bytes > KEPT_BYTES_MAX:
-            self._fail_questions(too_much(len(self._inbox)))
+            self._fail(too_much(len(self._inbox)))
 
-    def _fail_questions(self, error: SbusError) -> None:
-        """Tell those who wait for answers that none will come."""
+    def _fail(self, error: SbusError, are_all: bool = False) -> None:
+        """Tell those who wait for answers, or all, that none will come."""
         for answer in (*self._askers, *self._replies.values()):
             if answer:
                 fail(answer, error)
-
-    def _fail(self, error: Disconnected) -> None:
-        """Tell all who wait for what comes that nothing will."""
-        self._fail_questions(error)
-        while self._receivers:
+        while are_all and self._receivers:
             fail(self._receivers.popleft(), error)
 
 
@@ -1864,8 +1835,8 @@ def wait_to_print(bus: Client, end: float | None) -> None:
     poll = select.poll()
     poll.register(bus, select.POLLIN)
     poll.register(standard_output(), 0)  # tells when its reader has gone
-    left = POLL_SECONDS_MAX if end is None else max(0, end - time.monotonic())
-    ready = dict(poll.poll(1000 * min(left, POLL_SECONDS_MAX)))
+    left = left_of(end)
+    ready = dict(poll.poll(None if left is None else 1000 * left))
     if ready and bus.fileno() not in ready:
         raise BrokenPipeError
 

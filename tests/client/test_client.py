@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -358,25 +359,20 @@ class TestReceiving:
         with pytest.raises(TimeoutError):
             ends.client.receive(0)
 
-    @pytest.mark.parametrize("poll_seconds_max", [0.001, 3_600.0])
-    def test_timeout_is_waited_for(
-        self,
-        ends: Ends,
-        monkeypatch: pytest.MonkeyPatch,
-        poll_seconds_max: float,
-    ) -> None:
-        """A timeout is not over before its time, however often we poll."""
-        monkeypatch.setattr(sbus_client, "POLL_SECONDS_MAX", poll_seconds_max)
+    def test_timeout_is_waited_for(self, ends: Ends) -> None:
+        """A timeout is not over before its time."""
         start = time.monotonic()
         with pytest.raises(TimeoutError):
             ends.client.receive(0.02)
         assert 0.02 <= time.monotonic() - start < SECONDS_MAX
 
-    @pytest.mark.parametrize("timeout", [1e10, float("inf")])
+    @pytest.mark.parametrize("timeout", [2e6, 1e10, float("inf")])
     def test_endless_timeout(self, ends: Ends, timeout: float) -> None:
         """A timeout may be longer than the kernel's longest."""
-        ends.server.send(b"MSG k\0v")
+        sender = threading.Timer(0.01, ends.server.send, [b"MSG k\0v"])
+        sender.start()
         assert ends.client.receive(timeout) == (b"k", b"v")
+        sender.join()
 
     def test_dontwait_without_a_packet(self, ends: Ends) -> None:
         """With MSG_DONTWAIT receive does not wait."""
