@@ -88,6 +88,7 @@ REFUSED_SECONDS = 1.0  # after which a lost connection is no refusal
 REFUSALS_MAX = 2  # in a row
 HEADS_MAX = 1_024  # that are remembered, each of so many bytes at most:
 HEAD_BYTES_MAX = 256
+LARGE_BYTES = 1 << 16  # to copy more takes longer than some calls
 KEPT_BYTES_MAX = 1 << 26  # beside an answer
 KEPT_OVERHEAD_BYTES = 256  # of each message
 TOKEN_BYTES = 16
@@ -103,6 +104,7 @@ MODES = set(  # what a server remembers of a client, besides its patterns
 DONTWAIT = int(socket.MSG_DONTWAIT)
 PEEK = int(socket.MSG_PEEK)
 TRUNC = int(socket.MSG_TRUNC)
+SO_PEEK_OFF = 42  # the socket module has no name for it
 
 
 # =============================================================================
@@ -633,6 +635,7 @@ class Client:
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._buffer = mmap.mmap(-1, packet_bytes_max, flags=private)
         self._kept: deque[Received] = deque()
+        self._is_large = False  # what was received last
         self._questions = 0  # that wait for their answers from whoami
         self._patterns: dict[bytes, int] = {}  # and how often each
         self._modes: dict[bytes, None] = {}  # the last sent is the last
@@ -948,32 +951,58 @@ class Client:
 
         Spec: [CONN-14] [CONN-15].
         """
-        buffer = self._buffer
+        buffer, parts = self._buffer, None
         try:
-            size = self.socket.recv_into(buffer, 0, flags | TRUNC)
+            if self._is_large:
+                parts = self._split_large(flags)
+            if not parts:
+                size = self.socket.recv_into(buffer, 0, flags | TRUNC)
+                if size > len(buffer):
+                    raise PacketTooLarge(
+                        f"a packet of {size} bytes was received and lost; the"
+                        f" limit is {len(buffer)} bytes"
+                    )
+                self._is_large = size > LARGE_BYTES
+                parts = buffer[:size].partition(b"\0")
         except ConnectionResetError:
             return self._receive_now(flags)  # the last packets come next
         except OSError as error:
             raise self._told(error) from None
-        head, nul, payload = buffer[:size].partition(b"\0")
-        if not nul or size > len(buffer):
-            raise self._no_packet(size)
+        head, nul, payload = parts
+        if not nul:  # [CLIENT-6] no server sends empty packets
+            if not head:
+                raise self._gone()
+            raise malformed("a malformed packet", head)
         kind, key = parsed_heads[head]
         received: Received = new_tuple(kind, (key, payload))
         if self._questions and is_answer(received) and not flags & PEEK:
             self._questions -= 1
         return received
 
-    def _no_packet(self, size: int) -> SbusError:
-        """Return the error that tells what was received, and is no packet."""
-        if size == 0:  # [CLIENT-6] no server sends empty packets
-            return self._gone()
-        if size > len(self._buffer):
-            return PacketTooLarge(
-                f"a packet of {size} bytes was received and lost; the"
-                f" limit is {len(self._buffer)} bytes"
-            )
-        return malformed("a malformed packet", self._buffer[:size])
+    def _split_large(self, flags: int) -> tuple[bytes, bytes, bytes] | None:
+        """Receive a large packet, and return what partition would of it.
+
+        The payload is copied only once: SO_PEEK_OFF has the kernel begin
+        behind the head.  Where that is not known, or the next packet is no
+        large one, return None.
+        """
+        wire, buffer = self.socket, self._buffer
+        size = wire.recv_into(buffer, HEAD_BYTES_MAX, flags | PEEK | TRUNC)
+        head, nul, _ = buffer[: min(size, HEAD_BYTES_MAX)].partition(b"\0")
+        if not nul or not LARGE_BYTES < size <= len(buffer):
+            return None
+        payload, start = b"", len(head) + 1
+        with contextlib.suppress(OSError):
+            try:
+                wire.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, start)
+                payload = wire.recv(size, PEEK)
+            finally:
+                wire.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, -1)
+        if start + len(payload) != size:
+            return None
+        if not flags & PEEK:
+            wire.recv_into(buffer, 1)
+        return head, nul, payload
 
     # Connecting
 

@@ -350,6 +350,59 @@ class TestReceiving:
             ends.client.receive(0)
         assert ends.client.receive(0) == (b"k", b"v")
 
+    def test_large_packets_among_others(self, ends: Ends) -> None:
+        """[CONN-15] What comes behind a large packet is as it was sent."""
+        large, longest = b"MSG k\0" + b"x" * 99_999, b"k" * 100_000
+        ends.server.wire.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES_MAX
+        )
+        for packet in (
+            large,
+            b"CMSG c\0" + b"y" * 99_999,
+            b"MSG " + longest + b"\0v",
+            large,
+            b"MSG k\0\0",
+            large,
+            b"MSG k",
+            large,
+        ):
+            ends.server.send(packet)
+            head, nul, payload = packet.partition(b"\0")
+            if not nul:
+                with pytest.raises(PacketError):
+                    ends.client.receive(0)
+                continue
+            for flags in (socket.MSG_PEEK, socket.MSG_PEEK, 0):
+                received = ends.client.receive(0, flags)
+                assert received == (head.partition(b" ")[2], payload)
+                assert isinstance(received, Message) == (head[:1] == b"M")
+        with pytest.raises(TimeoutError):
+            ends.client.receive(0)
+        with pytest.raises(TimeoutError):
+            ends.client.receive(0.001)
+        ends.server.send(large)
+        assert ends.client.socket.recv(3, socket.MSG_PEEK) == b"MSG"
+        assert ends.client.receive(0).payload == b"x" * 99_999
+
+    def test_large_packet_where_the_kernel_cannot_skip(
+        self, ends: Ends, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Other kernels refuse an option, or take no notice of it."""
+        large = b"MSG k\0" + b"x" * 99_999
+        for option in (-1, socket.SO_PRIORITY):
+            monkeypatch.setattr(sbus_client, "SO_PEEK_OFF", option)
+            for _ in range(3):
+                ends.server.send(large)
+                assert ends.client.receive(0) == (b"k", large[6:])
+
+    def test_long_keys_are_not_remembered(self) -> None:
+        """What others publish under long keys takes no memory later."""
+        heads = sbus_client.Heads(bytes.upper)
+        assert heads[b"k" * 1_000] == b"K" * 1_000 and not heads
+        for number in range(3_000):
+            assert heads[b"k%d" % number] == b"K%d" % number
+        assert 0 < len(heads) <= 1_024
+
     def test_timeout_of_zero(self, ends: Ends) -> None:
         """With a timeout of 0 what is there is returned, and nothing else."""
         with pytest.raises(TimeoutError):
