@@ -51,7 +51,7 @@ from typing import (
 )
 
 if TYPE_CHECKING:  # it takes long, and is imported where it is used
-    import asyncio
+    from asyncio import Future
 
 __version__ = "0.1.0"
 __all__ = [
@@ -174,6 +174,8 @@ new_tuple = tuple.__new__  # makes them in half the time of their own calls
 Received = Union[Message, ControlMessage]
 Text = Union[str, bytes]
 Payload = Union[bytes, bytearray, memoryview]
+Timeout = Union[float, None]  # in seconds, or for ever
+End = Union[float, None]  # when a timeout is over, by the monotonic clock
 
 
 def to_bytes(text: Text) -> bytes:
@@ -218,18 +220,14 @@ class Heads(dict[Any, Any]):
 
 
 def publish_head(key: Text) -> bytes:
-    """Return what a publish packet has before its payload.
-
-    Spec: [PUB-1] [CLIENT-1].
-    """
+    """Return what a publish packet has before its payload [CLIENT-1]."""
     return b"MSG " + to_bytes(key) + b"\0"
 
 
 def parse_head(head: bytes) -> tuple[type[Received], bytes]:
     """Return what kind of packet of a server begins so, and its key.
 
-    Raises: PacketError if it is neither a publish nor a control packet.
-    Spec: [PKT-1] [CLIENT-2].
+    Raises: PacketError if none does [PKT-1] [CLIENT-2].
     """
     word, space, key = head.partition(b" ")
     if space and word in (b"MSG", b"CMSG"):
@@ -246,9 +244,9 @@ def malformed(what: str, text: bytes) -> PacketError:
     return PacketError(f"the server sent {what}: {text[:80]!r}")
 
 
-def is_answer(received: Received) -> bool:
-    """Return whether something received is the answer to whoami."""
-    return type(received) is ControlMessage and received.key == WHOAMI
+def is_answer(received: Received, key: bytes = WHOAMI) -> bool:
+    """Return whether something is the server's answer to a question."""
+    return type(received) is ControlMessage and received.key == key
 
 
 def matches(pattern: Text, key: Text) -> bool:
@@ -290,9 +288,8 @@ def pattern_selector(pattern: bytes) -> re.Pattern[bytes] | None:
 class Credentials(NamedTuple):
     """Who the server says a client is [CRED-2].
 
-    *path* is the whole answer, as in b"!/cred/100/1000/4242": the keys that
-    begin with it and a '/' are private to that client.  The three numbers
-    are the last ones in it.
+    *path* is the whole answer, as in b"!/cred/100/1000/4242", of which the
+    numbers are the last: the keys that begin with it and a '/' are private.
     """
 
     gid: int
@@ -310,11 +307,7 @@ class Request(NamedTuple):
 
 
 def parse_credentials(path: bytes) -> Credentials:
-    """Return the answer to `!/cred/whoami` with its last three numbers.
-
-    Raises: PacketError if it is malformed.
-    Spec: [CRED-2].
-    """
+    """Return what whoami has answered.  Raises: PacketError [CRED-2]."""
     one = rb"!/cred/([0-9]{1,10})/([0-9]{1,10})/([0-9]{1,10})"
     match = re.fullmatch(rb"(?:!/cred/[0-9]+/[0-9]+/[0-9]+/)*" + one, path)
     if not match:
@@ -326,8 +319,7 @@ def parse_credentials(path: bytes) -> Credentials:
 def owner_of(key: bytes) -> Credentials:
     """Return the credentials of those who can read a private key.
 
-    Raises: PacketError if it is none.
-    Spec: [CRED-10] [CRED-11].
+    Raises: PacketError if it is none [CRED-10] [CRED-11].
     """
     path = re.match(rb"(?:!/cred/[0-9]+/[0-9]+/[0-9]+/)+(?!$)", key)
     if not path:
@@ -339,8 +331,7 @@ def parse_request(message: Received) -> Request:
     """Return what a message asks for.
 
     Raises: PacketError if it is no request, or wants its answer elsewhere
-    than under a secret key: anybody may publish such.
-    Spec: [CRED-10].
+    than under a secret key: anybody may publish such [CRED-10].
     """
     reply_key, nul, payload = message.payload.partition(b"\0")
     if not nul:
@@ -352,10 +343,8 @@ def parse_request(message: Received) -> Request:
 def requests(received: Iterable[Received]) -> Iterator[Request]:
     """Yield what messages ask for, and leave out those that are no requests.
 
-        for asked in requests(bus):
-            bus.reply(asked, b"answer")
-
-    Raises: as the iteration over the messages.
+    for asked in requests(bus):
+        bus.reply(asked, b"answer")
     """
     for message in received:
         with contextlib.suppress(PacketError):
@@ -375,8 +364,7 @@ def random_text() -> bytes:
 def default_address() -> str:
     """Return the address at which a server listens if not told otherwise.
 
-    Raises: AddressError if the environment does not tell.
-    Spec: [ADDR-1].
+    Raises: AddressError if the environment does not tell [ADDR-1].
     """
     if os.getuid() == 0:
         return "/run/sbus.socket"
@@ -387,10 +375,9 @@ def default_address() -> str:
 
 
 def socket_name(address: str) -> bytes:
-    """Return an address as the kernel knows it.
+    """Return an address as the kernel knows it [ADDR-4] [CLIENT-9].
 
     Raises: AddressError if it is malformed.
-    Spec: [ADDR-4] [CLIENT-9].
     """
     if address.startswith(ABSTRACT):
         digits = address[len(ABSTRACT) :]
@@ -409,14 +396,13 @@ def socket_name(address: str) -> bytes:
 
 
 def open_socket(
-    address: str, flags: int = 0, timeout: float | None = None
+    address: str, flags: int = 0, timeout: Timeout = None
 ) -> socket.socket:
     """Return a blocking socket that is connected to a server.
 
     It waits while the server's queue of new connections is full, or with
-    MSG_DONTWAIT raises BlockingIOError.
+    MSG_DONTWAIT raises BlockingIOError [CONN-17].
     Raises: TimeoutError; AddressError; Disconnected if there is no server.
-    Spec: [CONN-17].
     """
     if address.startswith("/dev/fd/"):
         number = address[len("/dev/fd/") :]
@@ -443,7 +429,7 @@ def open_socket(
     return connected
 
 
-def limit_sends(connected: socket.socket, timeout: float | None) -> None:
+def limit_sends(connected: socket.socket, timeout: Timeout) -> None:
     """Have connect(2) and send(2) wait for so long at most, or for ever."""
     seconds = min(timeout or 0.0, TIMEOUT_SECONDS_MAX)
     microseconds = math.ceil(seconds * 1e6)
@@ -453,19 +439,17 @@ def limit_sends(connected: socket.socket, timeout: float | None) -> None:
 
 def no_bus(address: str, failed: OSError) -> Disconnected:
     """Return the error that tells why connect(2) failed, and what to do."""
+    nothing, start = "nothing is there", "; start sbusd, or give its address"
     refused = "no server listens there (what is there is stale or no socket)"
     if address.startswith(ABSTRACT):  # nothing stale can be there
-        refused = "nothing is there"
-    causes = {
-        errno.ENOENT: "nothing is there",
-        errno.ECONNREFUSED: refused,
-        errno.EPROTOTYPE: "another kind of socket is there",
-    }
-    what = causes.get(failed.errno or 0, failed.strerror)
-    what = f"{what}; start sbusd, or give its address"
-    if failed.errno == errno.EACCES:
-        what = "it may not be used by this user: its server lets others in"
-        what += " with -g or -o"
+        refused = nothing
+    denied = "it may not be used by this user: its server lets others in"
+    what = {
+        errno.ENOENT: nothing + start,
+        errno.ECONNREFUSED: refused + start,
+        errno.EPROTOTYPE: "another kind of socket is there" + start,
+        errno.EACCES: denied + " with -g or -o",
+    }.get(failed.errno or 0, f"{failed.strerror}{start}")
     error = Disconnected(f"no bus at {address}: {what}")
     error.errno = failed.errno
     return error
@@ -474,8 +458,7 @@ def no_bus(address: str, failed: OSError) -> Disconnected:
 def inherit_socket(fd: int) -> socket.socket:
     """Return the socket with a descriptor, which the caller gives away.
 
-    Raises: AddressError if it is none that a client can use; then the
-    descriptor stays the caller's.
+    Raises: AddressError if it is of no use; then it stays the caller's.
     """
     inherited = None
     try:
@@ -492,21 +475,6 @@ def inherit_socket(fd: int) -> socket.socket:
     return inherited
 
 
-def check_server(connected: socket.socket, uid: int) -> None:
-    """Close a socket whose server runs as another user.
-
-    Raises: Disconnected if it does.
-    """
-    size = struct.calcsize("iII")
-    packed = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _, server_uid, _ = struct.unpack("iII", packed)
-    if server_uid != uid:
-        connected.close()
-        raise Disconnected(
-            f"the bus runs as the user {server_uid}, and not as {uid}"
-        )
-
-
 # =============================================================================
 # Waiting
 # =============================================================================
@@ -514,14 +482,14 @@ def check_server(connected: socket.socket, uid: int) -> None:
 Result = TypeVar("Result")
 
 
-def end_of(timeout: float | None) -> float | None:
-    """Return when a timeout is over by the monotonic clock, or None."""
+def end_of(timeout: Timeout) -> End:
+    """Return when a timeout is over."""
     if timeout is None or timeout > TIMEOUT_SECONDS_MAX:
         return None
     return time.monotonic() + timeout
 
 
-def left_of(end: float | None) -> float | None:
+def left_of(end: End) -> Timeout:
     """Return the timeout (s) that is over at *end*."""
     return None if end is None else max(0.0, end - time.monotonic())
 
@@ -537,7 +505,7 @@ class Pauses:
         """Return how many seconds are left until the next try."""
         return max(0.0, self._next_try - time.monotonic())
 
-    def wait(self, end: float | None, flags: int) -> None:
+    def wait(self, end: End, flags: int) -> None:
         """Return when it is time to try, and begin the next pause.
 
         Raises: TimeoutError at *end*; BlockingIOError with MSG_DONTWAIT.
@@ -616,7 +584,7 @@ class Client:
         server_uid: int | None = None,
         reconnect: bool = False,
         flags: int = 0,
-        timeout: float | None = None,
+        timeout: Timeout = None,
     ) -> None:
         if fd is not None and address is not None:
             raise AddressError("give an address or a descriptor, not both")
@@ -689,10 +657,7 @@ class Client:
         return self._pauses.left() if self._is_lost else None
 
     def subscribe(self, pattern: Text, flags: int = 0) -> None:
-        """Subscribe to the keys that a pattern selects; duplicates count.
-
-        Spec: [SUB-1] [SUB-2].
-        """
+        """Subscribe to a pattern; duplicates count [SUB-1] [SUB-2]."""
         pattern = to_bytes(pattern)
         self._send(b"SUB " + pattern, flags)
         self._patterns[pattern] = self._patterns.get(pattern, 0) + 1
@@ -712,12 +677,9 @@ class Client:
         key: Text,
         payload: Payload = b"",
         flags: int = 0,
-        timeout: float | None = None,
+        timeout: Timeout = None,
     ) -> None:
-        """Publish a message.  Raises: TimeoutError.
-
-        Spec: [PUB-1].
-        """
+        """Publish a message [PUB-1].  Raises: TimeoutError."""
         try:
             packet: bytes = publish_heads[key] + payload
             if len(packet) <= self.packet_bytes_max:
@@ -747,14 +709,11 @@ class Client:
             self._modes.pop(key, None)
             self._modes[key] = None
 
-    def receive(
-        self, timeout: float | None = None, flags: int = 0
-    ) -> Received:
-        """Return the next message or control message.
+    def receive(self, timeout: Timeout = None, flags: int = 0) -> Received:
+        """Return the next message or control message [CONN-15].
 
         With MSG_PEEK it stays the next.
-        Raises: TimeoutError; Disconnected when all is read.
-        Spec: [CONN-14] [CONN-15].
+        Raises: TimeoutError; Disconnected when all is read [CONN-14].
         """
         if not self._kept:
             end = None
@@ -769,9 +728,7 @@ class Client:
         return self._kept[0] if flags & PEEK else self._kept.popleft()
 
     def receive_where(
-        self,
-        wanted: Callable[[Received], bool],
-        timeout: float | None = None,
+        self, wanted: Callable[[Received], bool], timeout: Timeout = None
     ) -> Received:
         """Return the first that is wanted; keep the others for receive.
 
@@ -793,14 +750,13 @@ class Client:
                     raise too_much(len(self._kept))
         return received
 
-    def whoami(self, timeout: float | None = None) -> Credentials:
+    def whoami(self, timeout: Timeout = None) -> Credentials:
         """Return the credentials that the server knows this client by.
 
         What arrives meanwhile is kept for receive, and so are the answers
-        to earlier questions, as after a TimeoutError.
+        to earlier questions, as after a TimeoutError [CRED-12] [CLIENT-8].
         Raises: as receive_where; what was sent before a loss is not sure to
         have been handled, so that the question must be asked again.
-        Spec: [CRED-2] [CRED-12] [CLIENT-8].
         """
         end = end_of(timeout)
         with self._told_of_loss(end):
@@ -812,23 +768,21 @@ class Client:
         )
         return parse_credentials(answer.payload)
 
-    def sync(self, timeout: float | None = None) -> None:
-        """Return once the server has handled all that was sent before.
+    def sync(self, timeout: Timeout = None) -> None:
+        """Return once the server has handled all before [PKT-5] [CRED-3].
 
         Raises: as whoami; Disconnected if the server refused some of it.
-        Spec: [PKT-5] [CRED-3].
         """
         self.whoami(timeout)
 
     def request(
-        self, key: Text, payload: Payload = b"", timeout: float | None = None
+        self, key: Text, payload: Payload = b"", timeout: Timeout = None
     ) -> bytes:
         """Ask whoever listens to a key; return the first answer's payload.
 
         The request's payload is the key for the answer, NUL, and *payload*.
-        What else arrives meanwhile is kept for receive.
+        What else arrives meanwhile is kept for receive [CRED-10].
         Raises: as receive_where; TimeoutError also if nobody listens.
-        Spec: [PUB-1] [CRED-10].
         """
         end = end_of(timeout)
         content = b"\0" + payload_bytes(payload)
@@ -867,12 +821,10 @@ class Client:
 
     # Sending and receiving
 
-    def _send(
-        self, packet: bytes, flags: int = 0, end: float | None = None
-    ) -> None:
+    def _send(self, packet: bytes, flags: int = 0, end: End = None) -> None:
         """Send a packet, over a new connection if the old one is lost.
 
-        Spec: [LIMIT-1] [CLIENT-3] [CLIENT-4].
+        Raises: PacketTooLarge [LIMIT-1] [CLIENT-3] [CLIENT-4].
         """
         self._check_open()
         if len(packet) > self.packet_bytes_max:
@@ -886,28 +838,19 @@ class Client:
             self._connect_again(lost, end, flags)
             self._send_by(end, packet, flags)
 
-    def _send_by(
-        self, end: float | None, packet: bytes, flags: int = 0
-    ) -> None:
+    def _send_by(self, end: End, packet: bytes, flags: int = 0) -> None:
         """Send a packet.  Raises: TimeoutError at *end*."""
         send = functools.partial(self._send_now, packet)
         self._call_by(end, send, flags, select.POLLOUT)
 
-    def _receive_by(self, end: float | None, flags: int = 0) -> Received:
+    def _receive_by(self, end: End, flags: int = 0) -> Received:
         """Return the next packet.  Raises: TimeoutError at *end*."""
         return self._call_by(end, self._receive_now, flags, select.POLLIN)
 
     def _call_by(
-        self,
-        end: float | None,
-        call: Callable[[int], Result],
-        flags: int,
-        event: int,
+        self, end: End, call: Callable[[int], Result], flags: int, event: int
     ) -> Result:
-        """Call what takes flags, when an event of poll(2) lets it.
-
-        Raises: TimeoutError at *end*.
-        """
+        """Call what takes flags; at *end*, raise TimeoutError."""
         while end is not None and not flags & DONTWAIT:
             with contextlib.suppress(BlockingIOError):
                 return call(flags | DONTWAIT)
@@ -924,8 +867,7 @@ class Client:
     def _send_now(self, packet: bytes, flags: int) -> None:
         """Send a packet, with a larger send buffer if it needs one.
 
-        Raises: PacketTooLarge if the kernel has none.
-        Spec: [CONN-16] [CLIENT-7].
+        Raises: PacketTooLarge if the kernel has none [CONN-16] [CLIENT-7].
         """
         try:
             self.socket.send(packet, flags)
@@ -947,10 +889,7 @@ class Client:
             )
 
     def _receive_now(self, flags: int) -> Received:
-        """Return the next packet from the socket.
-
-        Spec: [CONN-14] [CONN-15].
-        """
+        """Return the next packet from the socket [CONN-14] [CONN-15]."""
         buffer, parts = self._buffer, None
         try:
             if self._is_large:
@@ -1006,19 +945,20 @@ class Client:
 
     # Connecting
 
-    def _open(self, flags: int, timeout: float | None = None) -> socket.socket:
+    def _open(self, flags: int, timeout: Timeout = None) -> socket.socket:
         """Return a socket that is connected to the right server."""
-        connected = open_socket(self.address, flags, timeout)
-        if self.server_uid is not None:
-            check_server(connected, self.server_uid)
-        return connected
+        wire = open_socket(self.address, flags, timeout)
+        option = (socket.SOL_SOCKET, socket.SO_PEERCRED)
+        _, uid, _ = struct.unpack("iII", wire.getsockopt(*option, 12))
+        if self.server_uid in (None, uid):
+            return wire
+        wire.close()
+        what = f"the user {uid}, and not as {self.server_uid}"
+        raise Disconnected(f"the bus runs as {what}")
 
     @contextlib.contextmanager
-    def _told_of_loss(self, end: float | None) -> Iterator[None]:
-        """Connect again if the bus is lost, and say that all is to be asked.
-
-        Raises: TimeoutError at *end*.
-        """
+    def _told_of_loss(self, end: End) -> Iterator[None]:
+        """Connect again if the bus is lost, and say that it was."""
         try:
             yield
         except Disconnected as lost:
@@ -1029,7 +969,7 @@ class Client:
             ) from None
 
     def _connect_again(
-        self, lost: Disconnected, end: float | None, flags: int = 0
+        self, lost: Disconnected, end: End, flags: int = 0
     ) -> None:
         """Connect, subscribe and set modes as before; keep a Reconnected.
 
@@ -1048,12 +988,13 @@ class Client:
         fresh = None
         while not fresh:
             self._pauses.wait(end, flags)
-            with contextlib.suppress(BlockingIOError):  # it is busy [CONN-17]
-                try:
-                    fresh = self._open(DONTWAIT)
-                except Disconnected as error:
-                    if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
-                        raise
+            try:
+                fresh = self._open(DONTWAIT)
+            except BlockingIOError:
+                pass  # it is busy [CONN-17]
+            except Disconnected as error:
+                if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
+                    raise
         self._keep_the_rest()
         self.socket.close()
         self.socket = fresh
@@ -1117,13 +1058,12 @@ def too_much(count: int) -> TooMuchKept:
 
 
 @contextlib.contextmanager
-def private_key(client: Client, timeout: float | None) -> Iterator[bytes]:
+def private_key(client: Client, timeout: Timeout) -> Iterator[bytes]:
     """Subscribe for a while to a new key that only this client can read.
 
-    The server has handled all before, so that what is sent under *key* has
-    room at once.
-    Raises: as Client.whoami.
-    Spec: [CRED-4] [CRED-10] [CRED-12].
+    The server has handled all before, so that what is sent under it has room
+    at once.
+    Raises: as Client.whoami [CRED-4] [CRED-10].
     """
     key = client.whoami(timeout).path + b"/" + random_text()
     try:
@@ -1193,12 +1133,12 @@ class AsyncClient:
         )
         self._client: Client | None = None
         self._calls = 0  # since other tasks had a turn
-        self._room: asyncio.Future[None] | None = None
+        self._room: Future[None] | None = None
         self._writing = -1  # the descriptor that is watched for room, if any
         self._readers = 0  # tasks that wait for what comes, of these kinds:
-        self._askers: deque[asyncio.Future[Received] | None] = deque()
-        self._replies: dict[bytes, asyncio.Future[Received]] = {}
-        self._receivers: deque[asyncio.Future[None]] = deque()
+        self._askers: deque[Future[Received] | None] = deque()
+        self._replies: dict[bytes, Future[Received]] = {}
+        self._receivers: deque[Future[None]] = deque()
         self._inbox: deque[Received] = deque()
         self._inbox_bytes = 0
         self._reply_keys = b""  # what they begin with
@@ -1211,9 +1151,8 @@ class AsyncClient:
     async def connect(self) -> AsyncClient:
         """Connect, and return this client.
 
-        It waits while the server's queue of new connections is full.
+        It waits while the server's queue of new connections is full [CONN-17].
         Raises: AddressError; Disconnected if there is no server.
-        Spec: [CONN-17].
         """
         import asyncio
 
@@ -1285,7 +1224,7 @@ class AsyncClient:
         """As Client.reply [PUB-1]."""
         await self.publish(asked.reply_key, payload)
 
-    async def receive(self, timeout: float | None = None) -> Received:
+    async def receive(self, timeout: Timeout = None) -> Received:
         """As Client.receive [CONN-14] [CONN-15]."""
         client = self._client or not_connected()
         self._calls += 1
@@ -1306,23 +1245,20 @@ class AsyncClient:
 
     __anext__ = receive
 
-    async def whoami(self, timeout: float | None = None) -> Credentials:
-        """As Client.whoami; several tasks may ask at once.
-
-        Spec: [CRED-2] [CRED-12].
-        """
+    async def whoami(self, timeout: Timeout = None) -> Credentials:
+        """As Client.whoami; several tasks may ask at once [CRED-12]."""
         end = end_of(timeout)
         await self._send(Client.control, WHOAMI, end=end)
-        answer: asyncio.Future[Received] = self._loop.create_future()
+        answer: Future[Received] = self._loop.create_future()
         self._askers.append(answer)
         return parse_credentials((await self._handed(answer, end)).payload)
 
-    async def sync(self, timeout: float | None = None) -> None:
+    async def sync(self, timeout: Timeout = None) -> None:
         """As Client.sync [PKT-5] [CRED-3]."""
         await self.whoami(timeout)
 
     async def request(
-        self, key: Text, payload: Payload = b"", timeout: float | None = None
+        self, key: Text, payload: Payload = b"", timeout: Timeout = None
     ) -> bytes:
         """As Client.request; any number may wait for their answers at once.
 
@@ -1338,7 +1274,7 @@ class AsyncClient:
                 self._reply_keys = reply_keys
         reply_key = self._reply_keys + b"%d" % next(self._requests)
         content = reply_key + b"\0" + payload_bytes(payload)
-        answer: asyncio.Future[Received] = self._loop.create_future()
+        answer: Future[Received] = self._loop.create_future()
         self._replies[reply_key] = answer
         try:
             await self._send(Client.publish, key, content, end=end)
@@ -1353,9 +1289,7 @@ class AsyncClient:
         self._calls = 0
         await asyncio.sleep(0)
 
-    async def _in_time(
-        self, waiting: asyncio.Future[Result], end: float | None
-    ) -> Result:
+    async def _in_time(self, waiting: Future[Result], end: End) -> Result:
         """Return what tasks wait for.  Raises: TimeoutError at *end*."""
         import asyncio
 
@@ -1367,10 +1301,7 @@ class AsyncClient:
     # Waiting for room
 
     async def _send(
-        self,
-        call: Callable[..., None],
-        *content: object,
-        end: float | None = None,
+        self, call: Callable[..., None], *content: object, end: End = None
     ) -> None:
         """Call what sends, once there is room or it is time to connect."""
         client = self._client or not_connected()
@@ -1403,9 +1334,7 @@ class AsyncClient:
 
     # Waiting for what comes
 
-    async def _handed(
-        self, waiting: asyncio.Future[Result], end: float | None
-    ) -> Result:
+    async def _handed(self, waiting: Future[Result], end: End) -> Result:
         """Return what is handed over, for which the loop reads meanwhile."""
         if not self._readers:
             self._loop.add_reader(self.fileno(), self._read)
@@ -1419,10 +1348,10 @@ class AsyncClient:
             if not self._readers and fd >= 0:
                 self._loop.remove_reader(fd)
 
-    async def _wait_for_message(self, end: float | None) -> None:
+    async def _wait_for_message(self, end: End) -> None:
         """Wait until something is in the inbox."""
         while not self._inbox:
-            waiting: asyncio.Future[None] = self._loop.create_future()
+            waiting: Future[None] = self._loop.create_future()
             self._receivers.append(waiting)
             try:
                 await self._handed(waiting, end)
@@ -1499,7 +1428,7 @@ class AsyncClient:
             fail(self._receivers.popleft(), error)
 
 
-def fail(waiting: asyncio.Future[Any], error: SbusError) -> None:
+def fail(waiting: Future[Any], error: SbusError) -> None:
     """Have a task that waits raise an error of its own."""
     if not waiting.done():
         waiting.set_exception(type(error)(*error.args))
@@ -1596,16 +1525,12 @@ def payload_room(bus: Client, word: bytes, key: bytes) -> int:
 
 def no_room(what: str, room: int) -> PacketTooLarge:
     """Return the error that tells that what was read is too large."""
-    return PacketTooLarge(
-        f"{what} holds more than the {room} bytes that fit with this key"
-    )
+    fits = f"the {room} bytes that fit with this key"
+    return PacketTooLarge(f"{what} holds more than {fits}")
 
 
 def given_payload(payload: str | None, room: int) -> bytes:
-    """Return the payload that an argument gives, or standard input.
-
-    Raises: SbusError; PacketTooLarge.
-    """
+    """Return the payload that an argument gives, or standard input."""
     if payload not in (None, "-"):
         return os.fsencode(payload)
     with standard_input() as file:
@@ -1616,10 +1541,7 @@ def given_payload(payload: str | None, room: int) -> bytes:
 
 
 def input_lines(room: int) -> Iterator[bytes]:
-    """Yield each line of standard input, without its line feed.
-
-    Raises: SbusError; PacketTooLarge.
-    """
+    """Yield each line of standard input, without its line feed."""
     with standard_input() as file:
         lines = iter(functools.partial(file.readline, room + 2), b"")
         for number, line in enumerate(lines, 1):
@@ -1695,11 +1617,6 @@ def flag(name: str, help: str) -> Argument:
     return argument(name, action="store_true", help=help)
 
 
-def number(name: str, help: str, **options: Any) -> Argument:
-    """Return an option with a count from 1."""
-    return argument(name, metavar="N", type=count_of, help=help, **options)
-
-
 def timeout(
     seconds: float = ANSWER_SECONDS, what: str = "for an answer"
 ) -> Argument:
@@ -1736,7 +1653,9 @@ INPUT = argument(
 LINES = flag(
     "--lines", "publish each line of standard input, without its line feed"
 )
-COUNT = number("--count", "end after N messages")
+COUNT = argument(
+    "--count", metavar="N", type=count_of, help="end after N messages"
+)
 DURATION = argument(
     "--timeout", metavar="S", type=amount_of, help="end after S seconds"
 )
@@ -1801,12 +1720,11 @@ def option_parsers(
 
 
 def open_bus(
-    options: Options, timeout: float | None = None, kind: type[Client] = Client
+    options: Options, timeout: Timeout = None, kind: type[Client] = Client
 ) -> Client:
     """Return a client of the bus that -a or the environment names.
 
-    Raises: TimeoutError; AddressError; UsageError; Disconnected if there is
-    no server.
+    Raises: UsageError; as Client.
     """
     limit = os.environ.get("SBUS_MAX_PACKET") or str(PACKET_BYTES_MAX)
     if not re.fullmatch("[1-9][0-9]{0,9}", limit):
@@ -1829,15 +1747,14 @@ def messages(
 ) -> Iterator[Message]:
     """Yield what is published: so many messages, or for so long.
 
-    What an excluded pattern selects is left out and does not count, and so
-    is what is too large.
-    What was written meanwhile is printed before it waits for more.
+    What an excluded pattern selects, or is too large, does not count.  What
+    was written meanwhile is printed before it waits for more.
     Raises: SbusError if the time is over before the count is reached.
     """
     end = end_of(seconds)
     heard = 0
     while count is None or heard < count:
-        if end is not None and time.monotonic() >= end:
+        if left_of(end) == 0:
             if count is None:
                 return
             raise SbusError(f"the time is over: heard {heard} of {count}")
@@ -1855,7 +1772,7 @@ def messages(
                 yield received
 
 
-def wait_to_print(bus: Client, end: float | None) -> None:
+def wait_to_print(bus: Client, end: End) -> None:
     """Print what is written, and wait until a message comes, or the end.
 
     Raises: BrokenPipeError if nobody reads standard output; SbusError.
@@ -1946,7 +1863,8 @@ def control(options: Options) -> None:
     """
     key = os.fsencode(options.key)
     with open_bus(options, options.timeout) as bus:
-        bus.control(key, question(options, bus, b"CMSG", key))
+        room = payload_room(bus, b"CMSG", key)
+        bus.control(key, given_payload(options.payload or "", room))
         bus.sync(options.timeout)
         is_known = key in {WHOAMI, STATS, *MODES}
         with contextlib.suppress(TimeoutError):
@@ -1956,16 +1874,6 @@ def control(options: Options) -> None:
     if not is_known:
         what = f"the server does not answer {options.key!r}"
         raise SbusError(f"{what}, and this client does not know it")
-
-
-def question(options: Options, bus: Client, word: bytes, key: bytes) -> bytes:
-    """Return the payload of what is asked, which may be empty.
-
-    Raises: SbusError; PacketTooLarge.
-    """
-    if options.payload is None:
-        return b""
-    return given_payload(options.payload, payload_room(bus, word, key))
 
 
 @command("measure how fast the server answers", "ping", timeout())
@@ -1993,17 +1901,12 @@ def stats(options: Options) -> None:
 def ask(bus: Client, key: bytes, timeout: float) -> bytes:
     """Return the payload of the server's answer to a control message.
 
-    Raises: SbusError if it gives none; TimeoutError.
-    Spec: [CTL-2].
+    Raises: SbusError if it gives none [CTL-2]; TimeoutError.
     """
-
-    def is_wanted(received: Received) -> bool:
-        return isinstance(received, ControlMessage) and received.key == key
-
     bus.control(key)
     bus.sync(timeout)
     try:
-        return bus.receive_where(is_wanted, 0).payload
+        return bus.receive_where(lambda got: is_answer(got, key), 0).payload
     except TimeoutError:
         what = f"the server at {bus.address} does not answer"
         raise SbusError(f"{what} {key.decode('latin-1')!r}") from None
@@ -2032,23 +1935,21 @@ def main(
     try:
         parser.parse_args(arguments, options)
         options.run(options)
+        return 0
     except BrokenPipeError:  # whoever read our output has had enough
-        return 1
+        pass
     except UsageError as error:
         parser.error(str(error))
     except Disconnected as error:
         elsewhere = error.errno not in (None, errno.EACCES)
         note(f"{error}{' with -a' * (elsewhere and options.has_address)}")
-        return 1
     except TimeoutError as error:
         note(f"{error}: the server hangs, is stopped, or makes us wait")
-        return 1
     except (SbusError, OSError) as error:
         note(str(error))
-        return 1
     except KeyboardInterrupt:
         return 130
-    return 0
+    return 1
 
 
 if __name__ == "__main__":

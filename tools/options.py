@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sbus_client import Argument, amount_of, argument
+from sbus_client import Argument, amount_of, argument, count_of
 
 PATTERN_OPTION = argument(
     "--pattern",
@@ -13,6 +13,11 @@ PATTERN_OPTION = argument(
     default=[],
     help="the keys to choose, as for sub; may be repeated; all by default",
 )
+
+
+def number(name: str, help: str, **options: Any) -> Argument:
+    """Return an option with a count from 1."""
+    return argument(name, metavar="N", type=count_of, help=help, **options)
 
 
 def amount(name: str, metavar: str, help: str, **options: Any) -> Argument:

@@ -11,11 +11,12 @@ from sbus_client import (
     Client,
     Options,
     command,
-    number,
     open_bus,
     timeout,
     write_line,
 )
+
+from .options import number
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:

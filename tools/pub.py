@@ -23,7 +23,6 @@ from sbus_client import (
     given_payload,
     input_lines,
     no_room,
-    number,
     open_bus,
     payload_room,
     standard_input,
@@ -31,7 +30,7 @@ from sbus_client import (
 )
 
 from .json_lines import parse_json
-from .options import amount
+from .options import amount, number
 from .progress import Progress
 
 INPUT_BYTES = 65_536  # read at once

@@ -15,9 +15,10 @@ from sbus_client import (
     UsageError,
     argument,
     command,
+    given_payload,
     messages,
     note,
-    question,
+    payload_room,
     requests,
     subscribe,
     timeout,
@@ -38,7 +39,8 @@ def request(options: Options) -> None:
     """Publish a request, and print what the first who answers it says."""
     key = os.fsencode(options.key)
     with open_bus(options, options.timeout) as bus:
-        payload = question(options, bus, b"MSG", key)
+        room = payload_room(bus, b"MSG", key)
+        payload = given_payload(options.payload or "", room)
         write_line(bus.request(key, payload, options.timeout))
 
 

@@ -18,7 +18,6 @@ from sbus_client import (
     command,
     flag,
     messages,
-    number,
     printable,
     standard_output,
     subscribe,
@@ -26,7 +25,7 @@ from sbus_client import (
 )
 
 from .lenient import open_bus
-from .options import amount
+from .options import amount, number
 from .progress import CLEAR_LINE, is_terminal
 
 TOP_KEYS_MAX = 10_000  # beyond, the quieter half is forgotten
