@@ -104,7 +104,7 @@ MODES = set(  # what a server remembers of a client, besides its patterns
 DONTWAIT = int(socket.MSG_DONTWAIT)
 PEEK = int(socket.MSG_PEEK)
 TRUNC = int(socket.MSG_TRUNC)
-SO_PEEK_OFF = 42  # the socket module has no name for it
+SO_PEEK_OFF = 42  # on most machines; the socket module has no name for it
 
 
 # =============================================================================
@@ -691,7 +691,7 @@ class Client:
                 raise
         except OSError:
             pass  # _send meets it again, and knows what to do
-        except (TypeError, BufferError):
+        except (TypeError, BufferError, BytesWarning):  # python3 -bb
             packet = publish_head(key) + payload_bytes(payload)
         self._send(packet, flags, end_of(timeout))
 

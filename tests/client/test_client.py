@@ -11,6 +11,7 @@ import resource
 import select
 import socket
 import struct
+import subprocess
 import sys
 import textwrap
 import threading
@@ -296,6 +297,18 @@ class TestPacketSize:
             assert client.receive(0) == (b"k", fitting)
 
 
+PUBLISH_BOTH = """
+import socket
+from sbus_client import Client
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+with Client(fd=ours.detach()) as client:
+    for key in ("k", b"k", "k", b"k"):
+        client.publish(key, b"v")
+        assert theirs.recv(100) == b"MSG k\\0v"
+theirs.close()
+"""
+
+
 class TestReceiving:
     """What receive returns, and when it gives up."""
 
@@ -394,6 +407,15 @@ class TestReceiving:
             for _ in range(3):
                 ends.server.send(large)
                 assert ends.client.receive(0) == (b"k", large[6:])
+
+    def test_keys_of_both_kinds(self) -> None:
+        """A key as str and as bytes is one, where bytes are no str, too."""
+        done = subprocess.run(
+            [sys.executable, "-bb", "-c", PUBLISH_BOTH],
+            cwd=Path(sbus_client.__file__).parent,
+            stderr=subprocess.PIPE,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
 
     def test_long_keys_are_not_remembered(self) -> None:
         """What others publish under long keys takes no memory later."""
