@@ -1135,7 +1135,7 @@ class AsyncClient:
         self._calls = 0  # since other tasks had a turn
         self._room: Future[None] | None = None
         self._writing = -1  # the descriptor that is watched for room, if any
-        self._readers = 0  # tasks that wait for what comes, of these kinds:
+        self._readers: set[Future[Any]] = set()  # all who wait for what comes:
         self._askers: deque[Future[Received] | None] = deque()
         self._replies: dict[bytes, Future[Received]] = {}
         self._receivers: deque[Future[None]] = deque()
@@ -1181,7 +1181,7 @@ class AsyncClient:
         """Leave the bus; calls that wait raise Disconnected [CONN-6]."""
         fd = self.fileno()
         if self._client and fd >= 0:
-            self._fail(Disconnected("this client is closed"), True)
+            self._fail(Disconnected("this client is closed"), self._readers)
             self._wake_senders()
             self._loop.remove_reader(fd)
             self._client.close()
@@ -1338,12 +1338,12 @@ class AsyncClient:
         """Return what is handed over, for which the loop reads meanwhile."""
         if not self._readers:
             self._loop.add_reader(self.fileno(), self._read)
-        self._readers += 1
+        self._readers.add(waiting)
         try:
             return await self._in_time(waiting, end)
         finally:
             waiting.cancel()  # nobody waits for it any more
-            self._readers -= 1
+            self._readers.remove(waiting)
             fd = self.fileno()
             if not self._readers and fd >= 0:
                 self._loop.remove_reader(fd)
@@ -1374,7 +1374,7 @@ class AsyncClient:
         client = self._client or not_connected()
         try:
             for _ in range(CALLS_PER_TURN):
-                if not self._is_awaited():
+                if all(waiting.done() for waiting in self._readers):
                     break
                 self._hand_over(client.receive(None, DONTWAIT))
         except BlockingIOError:
@@ -1382,20 +1382,10 @@ class AsyncClient:
             if seconds is not None:
                 self._loop.call_later(seconds, self._read)
         except Disconnected as error:
-            self._fail(error, True)
+            self._fail(error, self._readers)
         except (PacketError, PacketTooLarge) as error:
-            if self._receivers:
-                fail(self._receivers.popleft(), error)
-            else:
-                self._fail(error)
-
-    def _is_awaited(self) -> bool:
-        """Return whether anybody waits for what nobody has read yet."""
-        tasks = (self._receivers, self._askers, self._replies.values())
-        return any(
-            waiting and not waiting.done()
-            for waiting in itertools.chain(*tasks)
-        )
+            first = [self._receivers.popleft()] if self._receivers else None
+            self._fail(error, first)
 
     def _hand_over(self, received: Received) -> None:
         """Give something to the task that it is for, or to the inbox."""
@@ -1419,19 +1409,15 @@ class AsyncClient:
         if self._inbox_bytes > KEPT_BYTES_MAX:
             self._fail(too_much(len(self._inbox)))
 
-    def _fail(self, error: SbusError, are_all: bool = False) -> None:
-        """Tell those who wait for answers, or all, that none will come."""
-        for answer in (*self._askers, *self._replies.values()):
-            if answer:
-                fail(answer, error)
-        while are_all and self._receivers:
-            fail(self._receivers.popleft(), error)
-
-
-def fail(waiting: Future[Any], error: SbusError) -> None:
-    """Have a task that waits raise an error of its own."""
-    if not waiting.done():
-        waiting.set_exception(type(error)(*error.args))
+    def _fail(
+        self, error: SbusError, tasks: Iterable[Future[Any]] | None = None
+    ) -> None:
+        """Have tasks that wait, by default for answers, raise an error."""
+        if tasks is None:
+            tasks = self._readers.difference(self._receivers)
+        for waiting in tasks:
+            if not waiting.done():
+                waiting.set_exception(type(error)(*error.args))
 
 
 def not_connected() -> NoReturn:
