@@ -1133,9 +1133,9 @@ class AsyncClient:
         )
         self._client: Client | None = None
         self._calls = 0  # since other tasks had a turn
-        self._room: Future[None] | None = None
+        self._room: Future[None] | None = None  # if anybody waits for it
         self._writing = -1  # the descriptor that is watched for room, if any
-        self._readers: set[Future[Any]] = set()  # all who wait for what comes:
+        self._readers: set[Future[Any]] = set()  # each is one of these:
         self._askers: deque[Future[Received] | None] = deque()
         self._replies: dict[bytes, Future[Received]] = {}
         self._receivers: deque[Future[None]] = deque()
