@@ -431,8 +431,9 @@ def open_socket(
 
 def limit_sends(connected: socket.socket, timeout: Timeout) -> None:
     """Have connect(2) and send(2) wait for so long at most, or for ever."""
-    seconds = min(timeout or 0.0, TIMEOUT_SECONDS_MAX)
-    microseconds = math.ceil(seconds * 1e6)
+    microseconds = 0  # for ever
+    if timeout is not None and timeout <= TIMEOUT_SECONDS_MAX:
+        microseconds = max(1, math.ceil(timeout * 1e6))
     limit = struct.pack("ll", *divmod(microseconds, 1_000_000))
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
@@ -544,9 +545,9 @@ class Client:
 
     Keys and patterns are bytes, or str that is sent as UTF-8.  *flags* are
     those of send(2) and recv(2); with MSG_DONTWAIT, BlockingIOError tells
-    that the call would have to wait.  Timeouts are seconds, None for ever,
-    and TimeoutError tells that one is over: here, that the server has not
-    let us in.
+    that the call would have to wait.  Timeouts are seconds, None or more than
+    2,000,000 for ever, and TimeoutError tells that one is over: here, that
+    the server has not let us in.
 
     A client is a context manager, an iterator over what it receives, and
     has fileno() for select, poll and epoll; *socket* is there for all else.

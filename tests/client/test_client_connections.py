@@ -282,6 +282,15 @@ class TestConnecting:
                 answered = (0, "!/cred/100/1000/4242\n", "")
                 assert outcome(command) == answered
 
+    @pytest.mark.parametrize("timeout", [0, 0.001])
+    def test_full_queue_for_a_time(
+        self, directory: Path, timeout: float
+    ) -> None:
+        """[CONN-17] A timeout is over, one of nothing at once."""
+        full = Listener(str(directory / "bus"), backlog=0)
+        with full.wire, Client(full.path), pytest.raises(TimeoutError):
+            Client(full.path, timeout=timeout)
+
 
 class TestClientObject:
     """What a client is to Python."""
