@@ -1035,7 +1035,6 @@ def without_echo(
 # - What is used is counted for the client, for its user, and for the bus.
 # =============================================================================
 
-
 LIMITS = {  # by option: what is the default, what rule has it, what it counts
     "max_packet": (409_600, "LIMIT-1", "bytes of a packet"),
     "max_key": (4_096, "LIMIT-4", "bytes of a key or pattern"),
@@ -1939,9 +1938,7 @@ class Server:
 
     def _watch(self, client: Client) -> None:
         """Have the selector watch for what it can do [BLOCK-12] [CONN-9]."""
-        events = 0
-        if not client.held_by and not self.stopping:
-            events |= READ
+        events = 0 if client.held_by or self.stopping else READ
         is_ready = not (client.starved or client.deaf)
         if client.used[BACKLOG_BYTES] and is_ready:
             events |= WRITE
@@ -2716,6 +2713,9 @@ def describe_start(
     is_private = not (options.group or options.others)
     if endpoint.file >= 0 and options.user and is_private:
         about += "; -u lets nobody in without -g or -o"
+    mode = os.fstat(2).st_mode
+    if stat.S_ISREG(mode) and mode & 0o044 and not is_private:
+        about += "; who can read its log may make the bus wait"
     return about
 
 

@@ -113,6 +113,25 @@ class TestOptions:
         with RealBus(directory, "--max-bus-backlog", "unlimited") as bus:
             assert " memory<=unlimited" in bus.log()
 
+    @pytest.mark.parametrize(
+        "mode, option, is_told",
+        [
+            (0o644, "-o", True),
+            (0o640, "-g", True),
+            (0o600, "-go", False),
+            (0o644, "-f", False),
+        ],
+    )
+    def test_log_that_others_can_read(
+        self, directory: Path, mode: int, option: str, is_told: bool
+    ) -> None:
+        """[RUN-14] [RUN-16] Who can read a file can keep it locked."""
+        (directory / "log").touch()
+        (directory / "log").chmod(mode)
+        with RealBus(directory, option) as bus:
+            told = "; who can read its log may make the bus wait\n"
+            assert bus.log().endswith(told) == is_told
+
     @pytest.mark.parametrize("name", sbus.LIMITS)
     def test_limit(self, name: str) -> None:
         """[LIMIT-8] Above zero it is taken."""
