@@ -21,11 +21,30 @@ KEYS_OVER_TIME = 8  # the busiest
 GAPS_MAX = 100
 BUCKET_SECONDS = (1, 2, 5, 10, 30, 60, 300, 900, 3_600, 21_600, 86_400)
 
-COUNTED = ("size", "messages", "first", "last")
+
+def counted(table: DataFrame, *by: Column | str) -> DataFrame:
+    """Return how many messages there are, by whatever columns and by size.
+
+    | column | type | unit |
+    |---|---|---|
+    | those of *by* | | |
+    | size | long | bytes of payload of each message |
+    | messages | long | messages |
+    | first, last | long | nanoseconds since 1970 |
+
+    All else is added up of these, which are kept: they are fewer than the
+    messages, and percentiles of rows that are counts cost a fraction.
+    """
+    counts = table.groupBy(*by, "size").agg(
+        F.count(F.lit(1)).alias("messages"),
+        F.min("t").alias("first"),
+        F.max("t").alias("last"),
+    )
+    return counts.persist()
 
 
-def traffic(table: DataFrame, *by: Column | str) -> DataFrame:
-    """Return how much traffic there was, by whatever columns.
+def traffic(counts: DataFrame, *by: str) -> DataFrame:
+    """Return how much traffic there was, by columns of counted.
 
     | column | type | unit |
     |---|---|---|
@@ -35,21 +54,14 @@ def traffic(table: DataFrame, *by: Column | str) -> DataFrame:
     | p50, p99, largest | long | bytes of payload of a message |
     | first, last | long | nanoseconds since 1970 |
     """
-    # Percentiles of rows that are counts cost a fraction of those of messages
-    counted = table.groupBy(*by, "size").agg(
-        F.count(F.lit(1)).alias("messages"),
-        F.min("t").alias("first"),
-        F.max("t").alias("last"),
-    )
-    names = [name for name in counted.columns if name not in COUNTED]
     sizes = F.percentile("size", [0.5, 0.99], F.col("messages"))
     return (
-        counted.groupBy(*names)
+        counts.groupBy(*by)
         .agg(
             sizes.alias("sizes"),
             F.sum(F.col("size") * F.col("messages")).alias("bytes"),
             F.max("size").alias("largest"),
-            F.sum("messages").alias("messages"),
+            messages(),
             F.min("first").alias("first"),
             F.max("last").alias("last"),
         )
@@ -117,21 +129,23 @@ def bucket_seconds(first: int, last: int) -> int:
     return 86_400 * (days // BUCKETS_MAX + 1)
 
 
+def messages() -> Column:
+    """Return how many messages rows of counted count."""
+    return F.sum("messages").alias("messages")
+
+
 def over_time(
-    table: DataFrame, keys: Sequence[str], bucket: Column
+    spans: DataFrame, keys: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return how many messages some keys had, by spans of time."""
-    chosen = table.filter(F.col("key").isin(*keys))
-    counts = chosen.groupBy("key", bucket).agg(
-        F.count(F.lit(1)).alias("messages")
-    )
     found: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
-    for row in rows_of(counts):
-        found[row["key"]].append(row)
+    for row in rows_of(spans.groupBy("key", "t").agg(messages())):
+        if row["key"] in found:  # the others are together
+            found[row["key"]].append(row)
     return found
 
 
-def sizes(table: DataFrame) -> DataFrame:
+def sizes(counts: DataFrame) -> DataFrame:
     """Return how many messages are how large, by powers of two.
 
     | column | type | meaning |
@@ -141,35 +155,38 @@ def sizes(table: DataFrame) -> DataFrame:
     """
     digits = F.length(F.bin("size"))
     power = F.when(F.col("size") == 0, 0).otherwise(digits)
-    return table.groupBy(power.alias("power")).agg(
-        F.count(F.lit(1)).alias("messages")
-    )
+    return counts.groupBy(power.alias("power")).agg(messages())
 
 
 def summarize(table: DataFrame) -> dict[str, Any]:
     """Return all that a report shows; times in nanoseconds since 1970."""
-    totals = rows_of(traffic(table))[0]
+    counts = counted(table, "host", "key")
+    totals = rows_of(traffic(counts))[0]
     if not totals["messages"]:
         raise InputError("the table is empty: there is nothing to report")
-    seconds = bucket_seconds(totals["first"], totals["last"])
-    width = seconds * SECOND
-    bucket = (F.col("t") - F.col("t") % width).alias("t")
-    busiest = traffic(table, "key").orderBy(F.desc("messages"), "key")
+    busiest = traffic(counts, "key").orderBy(F.desc("messages"), "key")
     keys = rows_of(busiest.limit(KEYS_MAX))
     keys_total = len(keys)
     if keys_total == KEYS_MAX:
-        keys_total = table.select("key").distinct().count()
+        keys_total = counts.select("key").distinct().count()
+    seconds = bucket_seconds(totals["first"], totals["last"])
+    span = (F.col("t") - F.col("t") % (seconds * SECOND)).alias("t")
     first_keys = [row["key"] for row in keys[:KEYS_OVER_TIME]]
+    is_first = F.col("key").isin(first_keys)
+    spans = counted(table, span, F.when(is_first, F.col("key")).alias("key"))
     lost = rows_of(recordings(table).agg(F.sum("lost").alias("lost")))[0]
-    return {
+    summary = {
         "totals": totals,
         "keys_total": keys_total,
         "keys": keys,
-        "key_times": over_time(table, first_keys, bucket),
-        "sizes": rows_of(sizes(table)),
-        "hosts": rows_of(traffic(table, "host").orderBy("host").limit(1_000)),
+        "key_times": over_time(spans, first_keys),
+        "sizes": rows_of(sizes(counts)),
+        "hosts": rows_of(traffic(counts, "host").orderBy("host").limit(1_000)),
         "seconds": seconds,
-        "times": rows_of(traffic(table, bucket).orderBy("t")),
+        "times": rows_of(traffic(spans, "t").orderBy("t")),
         "lost": lost["lost"],
         "gaps": first_gaps(table) if lost["lost"] else [],
     }
+    counts.unpersist()
+    spans.unpersist()
+    return summary
