@@ -25,6 +25,7 @@ its docstring lists the columns that it returns.
     book        what the driver puts together of all blocks
     verdict     audit: a trace through all of that
     capture     read_capture: which lines are messages
+    segments    the same of files that are here, to Parquet
     table       ingest, expire, read_table
     report      the traffic in a table, in numbers
     render      the page of a report

@@ -10,9 +10,7 @@ Facts:
 
 from __future__ import annotations
 
-import base64
 import datetime
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -34,8 +32,8 @@ from pyspark.sql.streaming.datasource import (
 
 import sbus
 
-from .capture import NUMBER_MAX
 from .common import InputError
+from .segments import message_of
 from .table import BATCHES, EXPIRIES, current
 
 COLUMNS = (
@@ -43,16 +41,6 @@ COLUMNS = (
     " key string, payload binary"
 )
 SEGMENT = re.compile(r"([^._].*)-([0-9]{6,})\.jsonl")
-FIELDS = {
-    "rec": str,
-    "n": int,
-    "t": int,
-    "host": str,
-    "key": str,
-    "size": int,
-    "data": str,
-}
-NONE = "__HIVE_DEFAULT_PARTITION__"  # stands for no host, in a table
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 KNOWN_KEYS_MAX = 100_000
 Selects = Callable[[str], bool]
@@ -120,56 +108,22 @@ def rows_of(piece: Piece, selects: Selects, start: int) -> Iterator[Row]:
         for line in segment:
             place += len(line)
             try:
-                row, t = message_of(line)
+                found = message_of(line)
             except ValueError as error:
                 where = f"{piece.path}, the line up to byte {place}"
                 raise InputError(f"{where}: {error}") from None
-            if t >= start and selects(row.key):
-                yield row
+            if found["t"] >= start and selects(found["key"]):
+                yield row_of(found)
             if place == piece.end:
                 return
 
 
-def message_of(line: bytes) -> tuple[Row, int]:
-    """Return a line of a capture as a row, and its time in nanoseconds.
-
-    Raises: ValueError with what read_capture has for a reason.
-    """
-    try:
-        found = json.loads(line)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError("not a JSON object of ours")
-    wrong = [name for name, kind in FIELDS.items() if not has(found, name)]
-    if len(wrong) == len(FIELDS):
-        raise ValueError("not a JSON object of ours")
-    if wrong:
-        raise ValueError(f"missing or wrong: {', '.join(wrong)}")
-    try:
-        payload = base64.b64decode(found["data"], validate=True)
-    except ValueError:
-        raise ValueError("data is not base64") from None
-    n, t, key = found["n"], found["t"], found["key"]
-    if len(payload) != found["size"]:
-        raise ValueError("size is not data's")
-    if not 1 <= n <= NUMBER_MAX:
-        raise ValueError("n is out of range")
-    if t < 0:
-        raise ValueError("t is out of range")
-    if re.search("[^\x01-\xff]", key):
-        raise ValueError("key is not of bytes")
-    if not re.fullmatch("[ -~]{1,64}", found["host"]) or found["host"] == NONE:
-        raise ValueError("host is no name of a host")
-    time = EPOCH + datetime.timedelta(microseconds=t // 1_000)
-    return Row(found["host"], found["rec"], n, time, key, payload), t
-
-
-def has(found: dict[str, Any], name: str) -> bool:
-    """Return whether an object has a member of its right type."""
-    value = found.get(name)
-    is_long = type(value) is not int or -(1 << 63) <= value < 1 << 63
-    return type(value) is FIELDS[name] and is_long
+def row_of(found: dict[str, Any]) -> Row:
+    """Return a message as a row."""
+    time = EPOCH + datetime.timedelta(microseconds=found["t"] // 1_000)
+    names = ("host", "rec", "n", "key", "data")
+    host, recorder, n, key, payload = (found[name] for name in names)
+    return Row(host, recorder, n, time, key, payload)
 
 
 class Capture:

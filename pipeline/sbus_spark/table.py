@@ -21,6 +21,7 @@ import datetime
 import fcntl
 import itertools
 import os
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,6 +43,7 @@ from .common import (
     progress,
     schema,
 )
+from .segments import store
 
 TABLE_SCHEMA = schema(
     rec=TEXT,
@@ -55,6 +57,9 @@ TABLE_SCHEMA = schema(
     batch=TEXT,
 )
 QUARANTINE_SCHEMA = schema(file=TEXT, reason=TEXT, line=TEXT, batch=TEXT)
+FILE_COLUMNS = (
+    "path string, modificationTime timestamp, length long, content binary"
+)
 SEGMENTS_PER_BATCH = 64
 BATCHES_MAX = 8  # small folders of a day and host, that become one
 COMPACT_BYTES_MAX = 64 << 20  # of a small folder, and of its files then
@@ -198,11 +203,15 @@ def is_within(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return one != other and other[0] <= one[0] and one[1] <= other[1]
 
 
-def write_batch(lines: DataFrame, table: str, batch: int) -> tuple[int, int]:
-    """Write the lines of one batch, for the first time or again.
+def write_batch(
+    spark: SparkSession, files: Sequence[str], table: str, batch: int
+) -> tuple[int, int]:
+    """Do what store does, wherever Spark can read and write.
 
-    Return how many lines there are, and how many of them are quarantined.
+    This takes many times as long.
     """
+    names = [re.sub(r"([][{}*?\\])", r"\\\1", file) for file in files]
+    lines = spark.read.text(names).select("value", "_metadata")
     seen = Observation()
     counts = F.count(F.lit(1)).alias("lines"), F.count("reason").alias("bad")
     number = F.lit(str(batch))
@@ -277,11 +286,18 @@ def ingest_alone(
     totals = [0, 0]
     errors = []
 
-    def take(lines: DataFrame, batch: int) -> None:
+    def write(files: list[str], batch: int) -> tuple[int, int]:
+        are_here = all(file.startswith("file:") for file in files)
+        if are_here and "://" not in table:
+            return store(spark.sparkContext, files, table, batch)
+        return write_batch(spark, files, table, batch)
+
+    def take(segments: DataFrame, batch: int) -> None:
         try:
             folders.sweep()
             folders.compact(batch)  # those before are done with
-            counts = write_batch(lines, table, batch)
+            files = sorted(row["path"] for row in segments.collect())
+            counts = write(files, batch)
         except Exception as error:
             errors.append(error)
             raise
@@ -294,8 +310,10 @@ def ingest_alone(
         maxFilesPerTrigger=SEGMENTS_PER_BATCH,
         maxFileAge="36500d",  # else segments that come late are passed over
     )
-    lines = source.text(capture).select("value", "_metadata")
-    writer = lines.writeStream.foreachBatch(take).trigger(availableNow=True)
+    # Their names: this format reads no file of which nothing else is asked
+    source = source.format("binaryFile").schema(FILE_COLUMNS)
+    names = source.load(capture).select("path")
+    writer = names.writeStream.foreachBatch(take).trigger(availableNow=True)
     writer = writer.option("checkpointLocation", f"{table}/_checkpoint")
     told = time.monotonic()
     while True:

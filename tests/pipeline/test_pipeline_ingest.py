@@ -31,10 +31,14 @@ pytestmark = TIMEOUT
 class TestIngest:
     """Captures to tables."""
 
+    @pytest.mark.parametrize("where", ["", "file://"])
     def test_each_line_once_and_bad_ones_aside(
-        self, spark: SparkSession, tmp_path: Path
+        self, where: str, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """Segments that come later are added; those before stay."""
+        """Segments that come later are added; those before stay.
+
+        Where the table is named by a URL, Spark reads and writes it.
+        """
         capture, table = tmp_path / "capture", tmp_path / "table"
         write_segments(capture, 2)
         (capture / ".R-000007.jsonl").write_text(capture_line(900))
@@ -70,7 +74,7 @@ class TestIngest:
             capture_line(1, key="\u0100").strip(): "key is not of bytes",
         }
         (capture / "bad.jsonl").write_text("\n".join(bad) + "\n")
-        args = (spark, str(capture), str(table))
+        args = (spark, str(capture), f"{where}{table}")
         assert sbus_spark.ingest(*args) == (200 + len(bad), len(bad))
         assert numbers(spark, table) == list(range(1, 201))
         aside = spark.read.json(str(table / "_quarantine")).collect()
@@ -79,11 +83,17 @@ class TestIngest:
         made = [table, *table.glob("[!_.]*"), *table.rglob("*/part-*")]
         assert len(made) > 3
         assert not any(path.stat().st_mode & 0o077 for path in made)
-        odd = " " + capture_line(202, key="{} }").replace(",", ",\t")
-        (capture / "late.jsonl").write_text(capture_line(201) + odd)
+        host = "a %\"#'*/:=?\\^[]{}<"
+        odd = capture_line(202, key="{} }", host=host).replace(",", ",\t")
+        (capture / "late.jsonl").write_text(capture_line(201) + " " + odd)
         os.utime(capture / "late.jsonl", (1, 1))
         assert sbus_spark.ingest(*args) == (2, 0)
         assert numbers(spark, table) == list(range(1, 203))
+        hosts = [path.name for path in table.glob("day=*/host=*")]
+        found = sbus_spark.read_table(spark, str(table)).select("host")
+        assert {row["host"] for row in found.collect()} == {"h", host}
+        escaped = "%22%23%27%2A%2F%3A%3D%3F%5C%5E%5B%5D%7B"
+        assert set(hosts) == {"host=h", f"host=a %25{escaped}}}<"}
 
     def test_small_files_are_compacted(
         self,

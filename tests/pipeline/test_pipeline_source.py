@@ -23,12 +23,12 @@ from pipeline_bed import TIMEOUT
 from real_bus import RealBus
 from sbus_client import Client, Message
 from sbus_spark.live import LiveStream, publish_rows
+from sbus_spark.segments import message_of
 from sbus_spark.stored import (
     EPOCH,
     Capture,
     CaptureStream,
     is_any,
-    message_of,
 )
 
 pytest_plugins = "pipeline_session"
