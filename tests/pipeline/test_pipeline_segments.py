@@ -85,7 +85,7 @@ def test_many_lines_are_read_as_one_is(
     chosen = random.Random(1)
     texts = [f"{one}\n" for one in LINES]
     texts += [f"{one}\n{two}\n" for one in ODD for two in ODD]
-    for _ in range(either(5_000, 300)):
+    for _ in range(either(5_000, 60)):
         some = chosen.choices([GOOD, *LINES], [500, *[1] * len(LINES)], k=40)
         texts.append("".join(f"{line}\n" for line in some))
     for text in texts:
