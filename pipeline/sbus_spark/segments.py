@@ -6,8 +6,10 @@ Facts:
   knows no lines, takes those that are an object in braces each.
 - Where it cannot, or a line is no message, the text is halved, and halved
   again, until what is left is read line by line.  That is what says why.
-- A piece of a segment is written to a draft beside the table, as it is to be
+- A piece of a segment is written to a draft below the table, as it is to be
   there, in a file of a name of its own, which a second attempt replaces.
+- A task of an executor that is given up may still write: each batch, and each
+  attempt at it, has a draft of its own, and what comes late is not looked at.
 """
 
 from __future__ import annotations
@@ -184,14 +186,15 @@ def store(
 
     Return how many lines there are, and how many of them are quarantined.
     """
-    draft = f"{table}/_draft"
-    shutil.rmtree(draft, ignore_errors=True)
+    drafts = f"{table}/_drafts"
+    shutil.rmtree(drafts, ignore_errors=True)
+    draft = f"{drafts}/{secrets.token_hex(8)}"
     mask = context.getConf().get(f"spark.hadoop.{UMASK}", "022")
     task = functools.partial(store_segment, draft, batch, int(str(mask), 8))
     segments = context.parallelize(list(enumerate(files)), len(files))
     counts = segments.map(task).collect()
     publish(draft, table)
-    shutil.rmtree(draft)
+    shutil.rmtree(drafts, ignore_errors=True)
     return sum(one for one, _ in counts), sum(bad for _, bad in counts)
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,3 +146,53 @@ def test_a_segment_goes_where_it_belongs_however_often(
     row = {"file": f"file:{path}", "line": "x"}
     reason = "not a JSON object of ours"
     assert json.loads(aside.read_text()) == {**row, "reason": reason}
+
+
+def test_a_task_that_was_given_up_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes its part of one batch when the next is written."""
+    files = [tmp_path / f"R-00000{n}.jsonl" for n in (1, 2, 3)]
+    for n, file in enumerate(files, 1):
+        file.write_text(capture_line(n))
+    names = [f"file:{file}" for file in files]
+    given: list[tuple[Any, ...]] = []
+
+    def late(*arguments: Any) -> tuple[int, int]:
+        if len(given) == 2:
+            store_segment(*given[0])
+        given.append(arguments)
+        return store_segment(*arguments)
+
+    store_segment = segments.store_segment
+    monkeypatch.setattr(segments, "store_segment", late)
+    table = tmp_path / "table"
+    for batch, some in enumerate([names[:2], names[2:]]):
+        counts = segments.store(Here(), some, str(table), batch)  # type: ignore
+        assert counts == (len(some), 0)
+    rows = [
+        row["n"]
+        for path in sorted(table.glob("day=*/host=h/batch=*/part-*"))
+        for row in pyarrow.parquet.ParquetFile(path).read().to_pylist()
+    ]
+    assert rows == [1, 2, 3]
+    assert not list(table.glob("_drafts*"))
+
+
+class Here:
+    """Stands for a context of Spark, and for the RDD that it makes."""
+
+    def getConf(self) -> dict[str, str]:
+        return {}
+
+    def parallelize(self, some: list[Any], tasks: int) -> Here:
+        assert len(some) == tasks
+        self.some = some
+        return self
+
+    def map(self, task: Any) -> Here:
+        self.some = [task(one) for one in self.some]
+        return self
+
+    def collect(self) -> list[Any]:
+        return self.some
