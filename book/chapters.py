@@ -52,20 +52,22 @@ def aside(rule: str) -> str:
 
 
 def figure(kind: str, head: str, source: str) -> str:
-    """Return an example as it stands, which the page can run."""
+    """Return an example as it stands; the page runs those with a text."""
     found = HEAD.fullmatch(f" {head}")
     name, cited = (found[1], found[2]) if found else (head, "")
     lines = source.splitlines()
     notes = " ".join(line[1:] for line in lines if line[:1] == "#")
     note = "" if notes.startswith(" pattern ") else escape(notes)
+    text = (
+        "<details><summary>As text</summary>"
+        f'<textarea aria-label="{name} as text" spellcheck="false" '
+        f'rows="{len(lines) + 1}">{escape(source)}</textarea></details>'
+    )
     return (
         f'<figure id="example-{name}" data-kind="{kind}"><figcaption>'
         f'<a href="#example-{name}">{name}</a>{cite(cited)}{note}'
         f"</figcaption>{drawn(kind, lines, name)}"
-        "<details><summary>As text</summary>"
-        f'<textarea aria-label="{name} as text" spellcheck="false" '
-        f'rows="{len(lines) + 1}">{escape(source)}</textarea>'
-        "</details></figure>"
+        f"{'' if kind == 'client' else text}</figure>"
     )
 
 
@@ -77,6 +79,8 @@ def drawn(kind: str, lines: list[str], name: str) -> str:
         options = [step.argument for step in steps if step.verb == "server"]
         steps = [step for step in steps if step.verb != "server"]
         html = drawing.lanes(steps, options)
+    elif kind == "client":
+        html = drawing.told(lines)
     else:
         html = drawing.table(kind, lines)
     label = f'role="region" tabindex="0" aria-label="{name}"'
@@ -152,13 +156,16 @@ def text(_: Any, tokens: Sequence[Token], index: int, *__: Any) -> str:
         return escape(content)
     if content in drawing.rules():  # as in the matrix
         return drawing.link(content, content)
-    return re.sub(r"\bchapter ([1-9])\b", chapter_link, cite(content))
+    pieces = re.split(r"\b(chapter [1-9])\b", content)
+    pieces[::2] = map(cite, pieces[::2])
+    pieces[1::2] = map(chapter_link, pieces[1::2])
+    return "".join(pieces)
 
 
-def chapter_link(found: re.Match[str]) -> str:
+def chapter_link(words: str) -> str:
     """Return a link to a chapter."""
-    page = page_of(chapters()[int(found[1]) - 1].name)
-    return f'<a href="{page}">{found[0]}</a>'
+    page = page_of(chapters()[int(words[-1]) - 1].name)
+    return f'<a href="{page}">{words}</a>'
 
 
 def fence(_: Any, tokens: Sequence[Token], index: int, *__: Any) -> str:
@@ -167,16 +174,16 @@ def fence(_: Any, tokens: Sequence[Token], index: int, *__: Any) -> str:
     source = tokens[index].content.rstrip("\n")
     if kind == "question":
         return question(head, source)
-    if kind in ("match", "packet", "conversation"):
+    if kind in ("match", "packet", "conversation", "client"):
         return figure(kind, head, source)
     return f'<pre tabindex="0">{cite(source)}</pre>'
 
 
 def link_open(_: Any, tokens: Sequence[Token], index: int, *__: Any) -> str:
-    """Return the start of a link; without a page it leads nowhere."""
+    """Return the start of a link; without a page here it leads nowhere."""
     href = str(tokens[index].attrGet("href"))
     name, mark, anchor = href.rpartition("/")[2].partition("#")
-    if "://" not in href:
+    if name and "://" not in href:
         page = PAGES.get(name, name if name.endswith(".html") else "")
         href = page and page + mark + anchor
     return f'<a href="{escape(href)}">' if href else "<a>"

@@ -27,6 +27,9 @@ WORDS = {  # of steps that are no packets
     "fill": "has its buffer full",
     "room": "room for {}",
     "wait": "{} seconds pass",
+    "> end": "closes",
+    "< end": "finds the end: the server has closed",
+    "= nothing": "has no answer for now",
 }
 HEADS = {
     "match": ["pattern", "key", "selected"],
@@ -76,8 +79,12 @@ def marked(source: str) -> str:
         stars = re.sub("[*/]+", r"<b>\g<0></b>", escape(source))
         return f"<code>{stars}</code>"
     key, nul, load = rest.partition("\\0")
-    parts = {"word": word + " ", "key": key, "nul": nul, "load": load}
-    html = "".join(
+    return message(word=word + " ", key=key, nul=nul, load=load)
+
+
+def message(**parts: str) -> str:
+    """Return the parts of a packet or command, each marked as what it is."""
+    html = "<wbr>".join(
         f'<span class="{name}">{escape(part)}</span>'
         for name, part in parts.items()
         if part or name == "key"
@@ -161,6 +168,38 @@ def lane_cells(step: Step, names: list[str], outcome: Outcome | None) -> str:
         + wire * (len(names) - before - 1)
         + f'<td class="{"arrives" if is_sent else ""}">{decided(outcome)}</td>'
     )
+
+
+def told(lines: Sequence[str]) -> str:
+    """Return an example for clients: its program, the client, the server."""
+    html = place = ""
+    for line in lines:
+        verb, _, rest = line.partition(" ")
+        if verb == "server":
+            place = f"the server is at: {rest}"
+            continue
+        way = "receives" if verb in "<=" else "sends"
+        said = f"<span>{way}</span> "
+        if rest and line in WORDS:
+            said = f"<em>{WORDS[line]}</em>"
+        elif verb in "<>":
+            said += marked(rest)
+        else:
+            answers = line.lstrip("= ").split(" | ")
+            said += " or ".join(map(command, answers))
+        arrow = "arrives" if way == "sends" else ""
+        cells = f'<td class="{way}">{said}</td><td class="{arrow}"></td>'
+        row = "<td></td>" + cells if verb in "<>" else cells + "<td></td>"
+        html += f"<tr>{row}</tr>"
+    heads = ["its program", "the client", "the server"]
+    return frame("lanes", heads, html, place)
+
+
+def command(text: str) -> str:
+    """Return what a client is told, or answers, with its parts marked."""
+    word, *texts = FIELD.findall(text)
+    parts = zip(("key", "load"), (f" {part}" for part in texts))
+    return message(word=word, **dict(parts))
 
 
 def card(name: str, facts: dict[str, object]) -> str:

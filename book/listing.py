@@ -27,7 +27,7 @@ STYLES = {  # by kind of token, the first that fits
 }
 BANNER = re.compile(r"^# =+\n# (\d\. .+?) +spec/\S+\n", re.M)
 EXCERPT_MAX = 60  # lines of a definition that is shown whole
-PARAGRAPH_MAX = 12  # lines on either side, where it is not
+PARAGRAPH_MAX = 12  # lines of a paragraph before and after those that count
 
 
 class Section(NamedTuple):
@@ -139,6 +139,9 @@ class Listing:
                     line += 1  # the docstring begins before
                 found.setdefault(self._around(line), []).append(line)
         for (name, first, last), lines in found.items():
+            if not name:
+                first = max(first, lines[0] - PARAGRAPH_MAX)
+                last = min(last, lines[-1] + PARAGRAPH_MAX)
             what = f"<code>{escape(name)}</code> {self.path.name}, "
             yield (
                 f"<details><summary>{what}lines {first} to {last}</summary>"
@@ -161,9 +164,9 @@ class Listing:
             if first <= line <= last < first + EXCERPT_MAX:
                 return name, first, last
         first = last = line
-        while self._plain[first - 1] and line - first < PARAGRAPH_MAX:
+        while self._plain[first - 1]:
             first -= 1
-        while self._plain[last + 1] and last - line < PARAGRAPH_MAX:
+        while self._plain[last + 1]:
             last += 1
         return "", first, last
 

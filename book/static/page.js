@@ -39,7 +39,7 @@ const address = (text, played) => `bench.html#${new URLSearchParams({ played, te
 
 // ---- Examples and questions
 
-for (const example of document.querySelectorAll("figure")) {
+for (const example of document.querySelectorAll("figure:has(textarea)")) {
   const text = example.querySelector("textarea");
   const name = example.id.slice("example-".length);
   const row = example.appendChild(document.createElement("p"));

@@ -11,34 +11,44 @@ from pathlib import Path
 
 import pytest
 
-from fake_bus import BLOCKS, RULES
+from conformance.examples import read_blocks
+from fake_bus import RULES
 from processes import ROOT
 
 pytest.importorskip("markdown_it", reason="the book needs markdown-it-py")
 pytest.importorskip("pygments", reason="the book needs Pygments")
 
 from book.__main__ import build
-from book.chapters import listings
+from book.chapters import aside, figure, listings
+
+EMPTY = ("input", "link", "meta", "option", "wbr")  # what has no end
 
 
 class Page(HTMLParser):
-    """The anchors and links of a page."""
+    """The anchors and links of a page; whatever is opened is closed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.ids: list[str] = []
         self.links: list[str] = []
+        self.open: list[str] = []
         self.text = path.read_text("utf-8")
         self.feed(self.text)
+        assert not self.open, path
 
     def handle_starttag(
         self, tag: str, attrs: list[tuple[str, str | None]]
     ) -> None:
+        if tag not in EMPTY:
+            self.open.append(tag)
         for name, value in attrs:
             if name == "id" and value:
                 self.ids.append(value)
             elif name in ("href", "src", "for") and value:
                 self.links.append(f"#{value}" if name == "for" else value)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, self.getpos()
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +79,7 @@ class TestPages:
                 assert (site / target).exists(), f"{name}: {link}"
                 if anchor and not anchor.startswith("played="):
                     assert anchor in pages[target].ids, f"{name}: {link}"
+        assert "#clients" in pages["specification.html"].links
 
     def test_no_anchor_is_there_twice(self, pages: dict[str, Page]) -> None:
         """So that each link leads to one place."""
@@ -96,11 +107,46 @@ class TestPages:
                 assert "<mark>" in beside, rule.id
                 assert re.search(r"[1-9]\d* tests?</summary>", beside), rule.id
 
+    def test_no_line_stands_beside_a_rule_twice(self) -> None:
+        """What cites it near each other is one excerpt."""
+        for rule in RULES:
+            shown = re.findall(r"<i> *(\d+)</i>  (.*)", aside(rule))
+            assert shown or rule in ("KEY-2", "KEY-6", "CRED-12")
+            assert len(shown) == len(set(shown)), rule
+
     def test_every_example_is_drawn(self, pages: dict[str, Page]) -> None:
-        """In its chapter, with its name as the anchor, and as text."""
-        for block in BLOCKS:
+        """In its chapter, with its name as the anchor."""
+        for block in read_blocks():
             page = pages[block.file.replace(".md", ".html")]
             assert f"example-{block.name}" in page.ids
+
+    def test_an_example_for_clients_has_three_lanes(self) -> None:
+        """Its program, itself and the server; arrows say who speaks."""
+        steps = [
+            "server busy",
+            "publish k one",
+            r"> MSG k\0one",
+            "< end",
+            "= error | message k {x*3}",
+            "close",
+            "> end",
+        ]
+        html = figure("client", "a-name [CLIENT-1]", "\n".join(steps))
+        rows = [
+            [re.sub("<.*?>", "", cell) for cell in re.findall("<td.*?/td>", r)]
+            for r in html.split("<tr>")[2:]
+        ]
+        assert rows == [
+            ["sends publish k one", "", ""],
+            ["", r"sends MSG k\0one", ""],
+            ["", "finds the end: the server has closed", ""],
+            ["receives error or message k {x*3}", "", ""],
+            ["sends close", "", ""],
+            ["", "closes", ""],
+        ]
+        assert "the server is at: busy" in html
+        assert html.count('class="arrives"') == 4
+        assert "<textarea" not in html  # no page can run it
 
     def test_lines_of_the_source_are_anchors(
         self, pages: dict[str, Page]
