@@ -12,6 +12,7 @@
 # make vectors   write the examples of spec/ for other implementations
 # make requirements   accept the sentences of the rules as reviewed
 # make book      write the book of the specification to book/site
+# make book-results   have the kit try three servers, for a page of the book
 # make book-test open it in a browser, which takes some minutes
 # make conformance SERVER='./sbusd -f -a {address}'   try any server
 # make install   put the two programs into $(DESTDIR)$(PREFIX)/bin
@@ -118,6 +119,17 @@ book: .venv/ready
 	    tar xzf pyodide-*.tgz --strip-components=1 && rm pyodide-*.tgz; } || \
 	    echo "No pyodide to be had: the examples can be read, but not run."
 
+# A server that keeps all rules, one that is naive, one with one mistake
+MISTAKE = star-crosses-slashes
+BROKEN = tests/kit/broken_processes.py $(MISTAKE)
+book-results: book
+	@PYTHONPATH=.:spec:tests/bed .venv/bin/python spec/conformance --ours \
+	    --html book/site/report.html \
+	    --server 'sbus.py=.venv/bin/python sbus.py -f -a {address}' \
+	    --server 'naive=.venv/bin/python tests/kit/naive_server.py {address}' \
+	    --server '$(MISTAKE)=.venv/bin/python $(BROKEN) -f -a {address}' \
+	    >/dev/null || test $$? -eq 1  # that something failed
+
 AXE = build/axe
 book-test: book
 	@.venv/bin/python -m pip install -q --disable-pip-version-check \
@@ -178,7 +190,8 @@ clean:
 	rm -rf book/site .benchmarks .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: manual requirements vectors trace conformance book book-test
+.PHONY: manual requirements vectors trace conformance
+.PHONY: book book-results book-test
 .PHONY: pipeline-tests $(TESTS)
 .PHONY: test check coverage soak demo measure bench bench-pipeline attack
 .PHONY: install uninstall clean

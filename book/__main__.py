@@ -55,7 +55,8 @@ def pages() -> Iterator[Page]:
     yield text_page(
         "The specification", "specification.md", SPEC / "README.md"
     )
-    for path in [*chapters(), SPEC / "choices.md", SPEC / "traceability.md"]:
+    more = SPEC / "choices.md", SPEC / "traceability.md", BOOK / "results.md"
+    for path in (*chapters(), *more):
         yield text_page("The specification", path.name, path)
     for listing in listings():
         for section in listing.sections:
@@ -97,6 +98,8 @@ def build(site: Path) -> list[Path]:
     for before, page, after in zip([None, *whole], whole, [*others, None]):
         html = framed(page, before, after)
         (site / page.file).write_text(html, "utf-8")
+    if not (site / "report.html").exists():  # until make book-results
+        shutil.copy(site / "results.html", site / "report.html")
     for name in ("style.css", "page.js", "worker.js"):
         shutil.copy(BOOK / "static" / name, site)
     with zipfile.ZipFile(site / "player.zip", "w") as archive:

@@ -213,7 +213,7 @@ STYLE = """
   --faint: #6b6b70; --line: #d9d9de; --sunk: #f4f4f6; --link: #1f5fbf;
   --passed: #1a7f37; --failed: #c1121f; --differs: #8a5a00;
   --passed-back: #e3f4e7; --failed-back: #fde5e6; }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   :root { --text: #e6e6ea; --back: #17181b; --faint: #9a9aa3;
     --line: #36373d; --sunk: #202126; --link: #8ab4f8; --passed: #5fcf80;
     --failed: #ff7b83; --differs: #e0b050;
@@ -251,6 +251,7 @@ td.not-applicable, td.no-example, td.not-run { color: var(--faint); }
 summary { cursor: pointer; color: var(--failed); }
 .differs summary { color: var(--differs); }
 .more p { margin: 0; color: var(--faint); }
+.more p a { text-decoration: underline; }
 pre { margin: .4rem 0; padding: .6rem; overflow-x: auto;
   background: var(--sunk); border-radius: .3rem; }
 .bar { display: flex; height: .4rem; margin-top: .3rem; overflow: hidden;
@@ -273,7 +274,10 @@ pre { margin: .4rem 0; padding: .6rem; overflow-x: auto;
   td small { display: inline; margin-left: .5rem; }
   .runs th, .runs th + td { display: inline; }
 }
-@media print { #only, [for=only] { display: none; } }
+@media print {
+  :root { color-scheme: light; }
+  #only, [for=only] { display: none; }
+}
 """
 
 PAGE = Template("""<!DOCTYPE html>
