@@ -11,10 +11,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from conformance.rules import SPEC, chapters
+from conformance.rules import SPEC
 from traceability import ROOT
 
-from .chapters import listings, to_html
+from .chapters import TEXTS, listings, to_html
 from .drawing import page_of
 
 BOOK = ROOT / "book"
@@ -55,8 +55,7 @@ def pages() -> Iterator[Page]:
     yield text_page(
         "The specification", "specification.md", SPEC / "README.md"
     )
-    more = SPEC / "choices.md", SPEC / "traceability.md", BOOK / "results.md"
-    for path in (*chapters(), *more):
+    for path in (*TEXTS, BOOK / "results.md"):
         yield text_page("The specification", path.name, path)
     for listing in listings():
         for section in listing.sections:

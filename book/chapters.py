@@ -12,19 +12,17 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from conformance.examples import HEAD, Step, parse_step
-from conformance.rules import chapters
+from conformance.rules import SPEC, chapters
 from traceability import ROOT, tests_by_rule
 
 from . import drawing
-from .drawing import cite, page_of
+from .drawing import HOLE, cite, page_of
 from .listing import Listing
 
 RULE = re.compile(r"\*\*\[([A-Z]+-\d+)\]\*\*")
-HOLE = "____"  # what a question asks for
+TEXTS = [*chapters(), SPEC / "choices.md", SPEC / "traceability.md"]
 PAGES = {  # of files that texts link to
-    **{path.name: page_of(path.name) for path in chapters()},
-    "choices.md": "choices.html",
-    "traceability.md": "traceability.html",
+    **{path.name: page_of(path.name) for path in TEXTS},
     "sbus.py": "sbus-0.html",
     "sbus_client.py": "sbus_client.html",
 }

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from conformance.examples import CITED, FIELD, Step
 from conformance.rules import Rule, read_rules
 
+HOLE = "____"  # what a question asks for
 KINDS = ("SUB", "UNSUB", "MSG", "CMSG")
 WORDS = {  # of steps that are no packets
     "nothing": "receives nothing",
@@ -85,7 +86,7 @@ def marked(source: str) -> str:
 def message(**parts: str) -> str:
     """Return the parts of a packet or command, each marked as what it is."""
     html = "<wbr>".join(
-        f'<span class="{name}">{escape(part)}</span>'
+        f'<span class="{name}">{escape(part).replace("/", "/<wbr>")}</span>'
         for name, part in parts.items()
         if part or name == "key"
     )

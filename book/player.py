@@ -37,10 +37,9 @@ from conformance.examples import (
 from fake_bus import FakeBus
 
 from . import drawing
-from .drawing import Outcome
+from .drawing import HOLE, Outcome
 
 STEPS_MAX = 1_000
-HOLE = "____"  # what a question asks for
 WHO = re.compile(r"client=(\d+)(?: uid=\d+ pid=\d+)?")
 CREDENTIALS = re.compile(r"((uid|gid|pid)=\d{1,9}( |$))*")
 WHO_OPENS = re.compile(r"client=(\d+)")
@@ -220,7 +219,9 @@ def card(name: str, player: Player) -> str:
     client = player.seen[name]
     wire, backlog = client.wire, client.backlog
     names = {one: name for name, one in player.seen.items()}
-    state = "paused" if client.held_by else "stalled" if backlog else "there"
+    state = (
+        "paused" if client.held_by else "stalled" if backlog else "connected"
+    )
     echo = "on" if client.echo else "off"
     patterns = (
         escape(pattern) + (f" × {count}" if count > 1 else "")
