@@ -78,7 +78,7 @@ def drawn(kind: str, lines: list[str], name: str) -> str:
         steps = [step for step in steps if step.verb != "server"]
         html = drawing.lanes(steps, options)
     elif kind == "client":
-        html = drawing.told(lines)
+        html = drawing.client_lanes(lines)
     else:
         html = drawing.table(kind, lines)
     label = f'role="region" tabindex="0" aria-label="{name}"'

@@ -85,7 +85,7 @@ def marked(source: str) -> str:
 
 def message(**parts: str) -> str:
     """Return the parts of a packet or command, each marked as what it is."""
-    html = "<wbr>".join(
+    html = "".join(
         f'<span class="{name}">{escape(part).replace("/", "/<wbr>")}</span>'
         for name, part in parts.items()
         if part or name == "key"
@@ -171,28 +171,29 @@ def lane_cells(step: Step, names: list[str], outcome: Outcome | None) -> str:
     )
 
 
-def told(lines: Sequence[str]) -> str:
-    """Return an example for clients: its program, the client, the server."""
+def client_lanes(lines: Sequence[str]) -> str:
+    """Return an example for clients: a program, its client, the server."""
     html = place = ""
     for line in lines:
         verb, _, rest = line.partition(" ")
         if verb == "server":
             place = f"the server is at: {rest}"
             continue
-        way = "receives" if verb in "<=" else "sends"
+        is_packet = verb in ("<", ">")  # or what the program says or hears
+        way = "receives" if verb in ("<", "=") else "sends"
         said = f"<span>{way}</span> "
         if rest and line in WORDS:
             said = f"<em>{WORDS[line]}</em>"
-        elif verb in "<>":
+        elif is_packet:
             said += marked(rest)
         else:
             answers = line.lstrip("= ").split(" | ")
             said += " or ".join(map(command, answers))
         arrow = "arrives" if way == "sends" else ""
         cells = f'<td class="{way}">{said}</td><td class="{arrow}"></td>'
-        row = "<td></td>" + cells if verb in "<>" else cells + "<td></td>"
+        row = "<td></td>" + cells if is_packet else cells + "<td></td>"
         html += f"<tr>{row}</tr>"
-    heads = ["its program", "the client", "the server"]
+    heads = ["the program", "its client", "the server"]
     return frame("lanes", heads, html, place)
 
 

@@ -34,7 +34,8 @@ from conformance.examples import (
     conversations,
     escape,
 )
-from fake_bus import FakeBus
+from fake_bus import FakeBus, FakeConnection
+from fake_kernel import FakeWire
 
 from . import drawing
 from .drawing import HOLE, Outcome
@@ -77,6 +78,7 @@ class Player(Talk):
         self.bus.kernel.bus.journal = sbus.Journal(-1, {}, False, True)
         self.log = log
         self.got = ""  # in this step
+        self.names: dict[FakeWire, str] = {}
         self.seen: dict[str, sbus.Client] = {}  # by name, as the server does
 
     def watch(self, step: Step) -> Outcome:
@@ -91,7 +93,14 @@ class Player(Talk):
             wrong = str(failure)
         except KeyError as error:
             wrong = f"{error} is not connected"
+        self.look()
         return Outcome(wrong, tuple(self.words(step)), self.got)
+
+    def look(self) -> None:
+        """See whom the server has let in, though it was stopped before."""
+        for client in self.bus.kernel.bus.clients.values():
+            if client.wire in self.names:
+                self.seen[self.names[client.wire]] = client
 
     def words(self, step: Step) -> Iterable[str]:
         """Return what the server logged, with the names of the clients."""
@@ -113,10 +122,9 @@ class Player(Talk):
 
     def connect(self, step: Step) -> Connection:
         connection = super().connect(step)
-        clients = self.bus.kernel.bus.clients
-        newest = clients.get(max(clients, default=0))
-        if newest and newest not in self.seen.values():
-            self.seen[step.client] = newest
+        assert isinstance(connection, FakeConnection)
+        self.names[connection.wire] = step.client
+        self.look()
         return connection
 
     def matches(self, text: Text, got: bytes) -> bool:
@@ -219,9 +227,8 @@ def card(name: str, player: Player) -> str:
     client = player.seen[name]
     wire, backlog = client.wire, client.backlog
     names = {one: name for name, one in player.seen.items()}
-    state = (
-        "paused" if client.held_by else "stalled" if backlog else "connected"
-    )
+    state = "stalled" if backlog else "connected"
+    state = "paused" if client.held_by else state
     echo = "on" if client.echo else "off"
     patterns = (
         escape(pattern) + (f" × {count}" if count > 1 else "")

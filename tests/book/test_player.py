@@ -72,6 +72,14 @@ class TestExamples:
         assert "disconnect B [PKT-2] unknown packet kind" in text
         assert 'href="3-protocol.html#PKT-2"' in html
 
+    def test_who_comes_while_the_server_is_stopped_has_a_name(self) -> None:
+        """Once it goes on."""
+        text = "A > SUB a\nB >> MSG a\\0x\nB >> MSG a\\0y\nA < MSG a\\0x"
+        answer = play("bench", text)
+        said = re.sub("<[^>]*>", "", answer["html"])
+        assert "open B uid=" in said and "B MSG &quot;a&quot;" in said
+        assert "<h3>B</h3>" in answer["cards"]
+
     @pytest.mark.parametrize(
         ("text", "said"),
         [

@@ -121,7 +121,7 @@ class TestPages:
             assert f"example-{block.name}" in page.ids
 
     def test_an_example_for_clients_has_three_lanes(self) -> None:
-        """Its program, itself and the server; arrows say who speaks."""
+        """A program, its client and the server; arrows say who speaks."""
         steps = [
             "server busy",
             "publish k one",
