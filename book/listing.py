@@ -135,7 +135,7 @@ class Listing:
         found: dict[tuple[str, int, int], list[int]] = {}
         for line, cited in self._cited:
             if cited == rule:
-                while rule not in self._plain[line]:
+                while not re.search(rf"\b{rule}\b", self._plain[line]):
                     line += 1  # the docstring begins before
                 found.setdefault(self._around(line), []).append(line)
         for (name, first, last), lines in found.items():
