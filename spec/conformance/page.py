@@ -210,8 +210,8 @@ def css_class(verdict: str) -> str:
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c1c1e; --back: #fff;
-  --faint: #6b6b70; --line: #d9d9de; --sunk: #f4f4f6; --link: #1f5fbf;
-  --passed: #1a7f37; --failed: #c1121f; --differs: #8a5a00;
+  --faint: #606066; --line: #d9d9de; --sunk: #f4f4f6; --link: #1f5fbf;
+  --passed: #17702f; --failed: #c1121f; --differs: #8a5a00;
   --passed-back: #e3f4e7; --failed-back: #fde5e6; }
 @media screen and (prefers-color-scheme: dark) {
   :root { --text: #e6e6ea; --back: #17181b; --faint: #9a9aa3;
