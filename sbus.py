@@ -107,7 +107,6 @@ def quote(text: bytes) -> str:
 #   is a dictionary of patterns, in which each shape costs one look-up.
 # =============================================================================
 
-
 # What patterns of different literal bytes have in common: the number of their
 # segments, whether they are open, that is, more may follow what then is not
 # counted, and which segments have a '*' after how many bytes
@@ -383,7 +382,7 @@ class Client:
         return f"client={self.number} uid={own.uid} pid={own.pid}"
 
 
-WORK_MAX = 8  # packets and receivers, after which to ask the clock
+WORK_MAX = 16  # packets and receivers, after which to ask the clock
 STATS_USERS_MAX = 1_000  # so that the answer stays a packet
 RECENT_KEYS_MAX = 4_096
 RECENT_KEY_BYTES_MAX = 256
@@ -466,8 +465,9 @@ class Bus:
         end = start.find(b"\0")  # without one the head is for parse_packet
         head = start[:end]
         receivers = self._recent.get(head) if end > 0 else None
-        work = WORK_MAX if receivers is None else 1
+        work = 1
         if receivers is None:
+            work = WORK_MAX
             kind, key, _ = parse_packet(start, *self._head_limits)
             if kind != "publish":  # subscribe, unsubscribe, control
                 getattr(self, kind)(client, key)
@@ -809,9 +809,8 @@ class Backlog:
     def push(self, packet: bytes) -> None:
         """Add a packet, the newest."""
         self._arrivals += 1
-        if self._heaps:
-            for way, heap in self._heaps.items():
-                heapq.heappush(heap, rank(packet, self._arrivals, way))
+        for way, heap in self._heaps.items():
+            heapq.heappush(heap, rank(packet, self._arrivals, way))
         self._packets[self._arrivals] = packet
 
     def first(self) -> bytes:
@@ -1322,11 +1321,11 @@ class Server:
                 self._ring()
             turns, self._late = self._late, {}
             others = []
-            for (_, _, _, data), events in ready:
-                if isinstance(data, Client):
-                    turns[data] = events  # those put off keep their place
+            for key, events in ready:
+                if isinstance(key.data, Client):
+                    turns[key.data] = events  # those put off keep their place
                 else:
-                    others.append(data)
+                    others.append(key.data)
             self._turn_kinds.reverse()  # neither keeps the other waiting
             for kind in self._turn_kinds:
                 for client, events in turns.items():
@@ -1598,11 +1597,11 @@ class Server:
                 if count == 2:
                     client.single_turns = SINGLE_TURNS
                 return False
-            if 0 < size <= copied_max:
+            if not size:
+                return self._is_end(client)
+            if size <= copied_max:
                 packet = view[:size].tobytes()
                 work += handle(client, packet, packet)
-            elif size == 0:
-                return self._is_end(client)
             else:
                 work += self._handle_large(client, size, handle)
                 if client.held_by or client.closed:
@@ -1633,9 +1632,8 @@ class Server:
         empty one, would come with credentials.
         """
         with contextlib.suppress(OSError):
-            wire = client.wire
-            wire.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            _, credentials, *_ = wire.recvmsg(0, socket.CMSG_SPACE(12))
+            client.wire.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            _, credentials, *_ = client.wire.recvmsg(0, socket.CMSG_SPACE(12))
             if not credentials:
                 return True
         raise ProtocolError("PKT-4", "empty packet")
@@ -1692,6 +1690,7 @@ class Server:
         client.outbox = []
         send, used = client.wire.send, client.used
         journal, ticks = self.bus.journal, self._ticks
+        more = [journal] if journal else ticks  # to do after each send
         if client.put_off and not used[BACKLOG_BYTES]:
             client.put_off = self._is_slow(client.user)
         is_stalled = False
@@ -1701,6 +1700,8 @@ class Server:
                 if not (used[BACKLOG_BYTES] or client.deaf or client.put_off):
                     for packet in packets:
                         send(packet)  # [BLOCK-3] [BLOCK-6]
+                        if not more:
+                            continue
                         if journal:
                             journal.note("send", client, "", packet)
                         if ticks:
@@ -1789,9 +1790,8 @@ class Server:
         self._limit_holding(client)
         if client.discarded and not (client.discard_logged or client.fault):
             client.discard_logged = True
-            size = client.used[BACKLOG_BYTES]
             why = f"soft={client.soft_mode} hard={client.hard_mode}"
-            why += f" deaf={client.deaf} backlog={size}"
+            why += f" deaf={client.deaf} backlog={client.used[BACKLOG_BYTES]}"
             line = f"discard {client} [BLOCK-20] {why}"
             self._causes.write("BLOCK-20", client.credentials.uid, line)
 
