@@ -33,6 +33,8 @@ STARTER = '\#!/usr/bin/env python3\nimport sys\n\nsys.path[0] =\
 # Most tests wait most of the time, so they run in processes side by side.
 # Those of the pipeline take longest, and go first where others are nice.
 # The trace check comes last: each rule has a test that has just passed.
+PIPELINE = spark-tests cluster-tests
+CLUSTER = tests/pipeline/test_pipeline_cluster.py
 TESTS = first-server-tests more-server-tests client-tests kit-tests other-tests
 RULES = build/rules
 LAST = test_every_rule_has_a_test_that_passed
@@ -49,7 +51,7 @@ test: .venv/ready
 ifdef ARGS
 	.venv/bin/python -m pytest -q $(ARGS)
 else
-	$(call run_side_by_side,.venv/bin/python,pipeline-tests $(TESTS))
+	$(call run_side_by_side,.venv/bin/python,$(PIPELINE) $(TESTS))
 endif
 
 check:
@@ -59,8 +61,11 @@ else
 	$(call run_side_by_side,$(PYTHON),$(TESTS))
 endif
 
-pipeline-tests:
-	@$(PYTEST) tests/pipeline
+spark-tests:
+	@$(PYTEST) tests/pipeline --ignore $(CLUSTER)
+
+cluster-tests:
+	@$(PYTEST) $(CLUSTER)
 
 first-server-tests:
 	@nice -n 3 $(PYTEST) tests/server/test_[a-m]*.py
@@ -192,6 +197,6 @@ clean:
 
 .PHONY: manual requirements vectors trace conformance
 .PHONY: book book-results book-test
-.PHONY: pipeline-tests $(TESTS)
+.PHONY: $(PIPELINE) $(TESTS)
 .PHONY: test check coverage soak demo measure bench bench-pipeline attack
 .PHONY: install uninstall clean
