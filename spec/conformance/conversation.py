@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from typing import Any, Protocol
 
@@ -192,16 +193,21 @@ class Talk:
 
     def matches(self, text: Text, got: bytes) -> bool:
         """Return whether a packet is what a text says."""
-        pieces = [b""]  # between one {any} and the next
+        pieces = [b""]  # between one {any} or {json} and the next
+        objects = []
         for part in text:
-            if part.variable == "any":
+            if part.variable == "any" or part.variable[:4] == "json":
                 pieces.append(b"")
+                objects.append(part.variable[4:])
             else:
                 pieces[-1] += self.fill(part)
         if len(pieces) == 1:
             return got == pieces[0]
-        expression = b".*".join(map(re.escape, pieces))
-        return bool(re.fullmatch(expression, got, re.S))
+        expression = b"(.*)".join(map(re.escape, pieces))
+        found = re.fullmatch(expression, got, re.S)
+        if found is None:
+            return False
+        return all(map(has_members, found.groups(), objects))
 
     def expect_nothing(self, name: str, may_end: bool = False) -> None:
         """Raise Failure if a client has received a packet, or the end."""
@@ -223,6 +229,26 @@ class Talk:
         """Close what is open."""
         for client in self.clients.values():
             client.close()
+
+
+def has_members(text: bytes, members: str) -> bool:
+    """Return whether a text is a JSON object with members, if any are named.
+
+    `a.b=1` is the member b of the member a; what is null may be missing.
+    """
+    if not members:
+        return True
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        return False
+    for path, value in (one.split("=") for one in members.split()):
+        found = whole
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        if found != json.loads(value) or isinstance(found, bool):
+            return False
+    return isinstance(whole, dict)
 
 
 def describe(got: bytes) -> str:

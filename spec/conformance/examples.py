@@ -22,6 +22,7 @@ PIECE = re.compile(
     r'\\x([0-9a-f]{2})|\\([0n\\"])|\{([^{}]+)\}|([^\\{}])', re.S
 )
 ESCAPED = {"0": b"\0", "n": b"\n", "\\": b"\\", '"': b'"'}
+MEMBER = r"( [a-z_0-9.]+=([0-9]+|null))"
 FIELD = re.compile(r'((?:\w+=)?"(?:\\.|[^"\\])*"|\S+)\s*')
 
 
@@ -55,7 +56,7 @@ def parse_piece(piece: re.Match[str]) -> Part:
     bulk, star, times = braced.rpartition("*")
     if star:
         return Part(bulk.encode("utf-8"), int(times))
-    if not re.fullmatch(r"any|\w+\.(gid|uid|pid)", braced):
+    if not re.fullmatch(rf"any|\w+\.(gid|uid|pid)|json{MEMBER}+", braced):
         raise ValueError(f"not a variable: {braced!r}")
     return Part(b"", 1, braced)
 

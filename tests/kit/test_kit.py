@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import processes
-from conformance.conversation import Failure
+from conformance.conversation import Failure, has_members
 from conformance.examples import Block, conversations
 from conformance.rules import SPEC
 from conformance.server import ServerProcess
@@ -282,6 +282,7 @@ class TestKit:
             ("A > SUB k; B > MSG k\\0; A < MSG k", "received MSG k\\0"),
             ("A > SUB k; B > MSG k\\0.; A < MSG {any}.", ""),
             ("A > SUB k; B > MSG k\\0-; A < MSG {any}.", "received MSG k"),
+            ("A > CMSG stats; A < CMSG stats\\0{json patterns=1}", "received"),
             ("A > SUB k; B >> MSG k\\0{1..2}; A < MSG k\\0{1..2}", ""),
             ("A > SUB k; B >> MSG k\\0{1..2}; A < MSG k\\01", "received MSG"),
         ],
@@ -296,6 +297,27 @@ class TestKit:
         assert result.what.startswith(wrong), result
         assert bool(wrong) == (result.verdict == "failed"), result
         assert bool(wrong) != ("(the clients close)" in result.dialogue)
+
+    @pytest.mark.parametrize(
+        ("text", "members", "expected"),
+        [
+            (b'{"b":{"c":2},"a":1}', "a=1 b.c=2 d=null b.d=null", True),
+            (b'\n{ "a": 1 }', "a=1", True),
+            (b'{"a":1}', "a=2", False),
+            (b'{"a":1}', "b=1", False),
+            (b'{"a":true}', "a=1", False),
+            (b'{"a":"1"}', "a=1", False),
+            (b'{"a":1', "a=1", False),
+            (b"[1]", "a=null", False),
+            (b'{"a":{}}', "a=null", False),
+            (b"not JSON", "", True),
+        ],
+    )
+    def test_json_is_compared_as_such(
+        self, text: bytes, members: str, expected: bool
+    ) -> None:
+        """Its order and white space are a server's choice."""
+        assert has_members(text, members) == expected
 
     @pytest.mark.parametrize(
         "line", ["A", "A > \\q", "A > {b.pid", "a > SUB k", "A room", "go"]
