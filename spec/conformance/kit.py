@@ -39,8 +39,8 @@ class Result(NamedTuple):
 
     case: str
     rules: tuple[str, ...]
-    verdict: str  # passed, failed, differs, not run, or not applicable
-    what: str = ""  # went wrong, or why it is not applicable
+    verdict: str  # one of report's VERDICTS
+    what: str = ""  # went wrong, or why it was not run
     dialogue: tuple[str, ...] = ()  # up to the step that failed
 
 
@@ -94,6 +94,7 @@ def obstacle(case: Item) -> str:
 
 
 NO_TIME = "there was no time left; see --total"
+IGNORES_OPTIONS = "the server ignores options that it does not know"
 ANSWERS_MAX = 10  # so many times the longest, for the failures of a block
 
 
@@ -138,14 +139,17 @@ class Kit:
 
     def judge(self, case: Item) -> Result:
         """Run one case."""
-        why = self.left_out(case) or obstacle(case)
-        if not why and time.monotonic() > self.end:
-            return Result(case.name, case.rules, "not run", NO_TIME)
-        if not why and "fill" in needs_of(case):
-            why = self.learn_room()
+        for verdict, why in (
+            ("not asked for", self.left_out(case)),
+            ("not applicable", obstacle(case)),
+            ("not run", self.too_late(case)),
+        ):
+            if why:
+                return Result(case.name, case.rules, verdict, why)
+        why = self.learn_room() if "fill" in needs_of(case) else ""
         why = why or self.prepare(options_of(case))
         if why:
-            return Result(case.name, case.rules, "not applicable", why)
+            return self.refused(case, why)
         start = time.monotonic()
         try:
             wrong, said = self.perform(case)
@@ -156,9 +160,27 @@ class Kit:
             return Result(case.name, case.rules, "passed")
         self._options = None  # a server that went wrong is not used again
         self._slow[block_of(case)] += time.monotonic() - start
+        return self.wrong(case, wrong, tuple(said))
+
+    def wrong(
+        self, case: Item, what: str, said: tuple[str, ...] = ()
+    ) -> Result:
+        """Return the result of a case that did not end as it says."""
         is_choice = level_of(case, self.rules) == "choice"
         verdict = "differs" if is_choice else "failed"
-        return Result(case.name, case.rules, verdict, wrong, tuple(said))
+        return Result(case.name, case.rules, verdict, what, said)
+
+    def refused(self, case: Item, why: str) -> Result:
+        """Return the result of a case for which no server could be had.
+
+        Our rules name the options, so that is wrong where these are run.
+        """
+        if not self.ours:
+            return Result(case.name, case.rules, "not applicable", why)
+        if why == IGNORES_OPTIONS:  # and thus answers no wrong one
+            rules = ("RUN-1", *case.rules)
+            return Result(case.name, rules, "failed", why)
+        return self.wrong(case, why)
 
     def perform(self, case: Item) -> tuple[str, list[str]]:
         """Hold the conversation of a case, or make a check."""
@@ -170,11 +192,17 @@ class Kit:
     def left_out(self, case: Item) -> str:
         """Return why a case was not asked for, if so."""
         if not self.ours and origin_of(case, self.rules) == "ours":
-            return "not asked for by the original protocol; see --ours"
+            return "the original protocol does not ask for it; see --ours"
         if not self.ours and options_of(case) and not isinstance(case, Check):
             return "needs an option of the reference server; see --ours"
         if not self.choices and level_of(case, self.rules) == "choice":
             return "a server may choose; see --choices"
+        return ""
+
+    def too_late(self, case: Item) -> str:
+        """Return why there is no time for a case, if so."""
+        if time.monotonic() > self.end:
+            return NO_TIME
         if self._slow[block_of(case)] > ANSWERS_MAX * self.server.seconds_max:
             return "too many like it were not answered in time"
         return ""
@@ -197,7 +225,7 @@ class Kit:
         if why or options == self._options:
             return why
         if options and self.ignores_options():
-            return "the server ignores options that it does not know"
+            return IGNORES_OPTIONS
         self._options = None
         try:
             self.server.start(options)

@@ -10,6 +10,7 @@ from string import Template
 
 from .kit import Result
 from .report import (
+    NOT_TRIED,
     VERDICTS,
     Run,
     count,
@@ -25,7 +26,6 @@ from .rules import SPEC, Rule, read_rules
 
 FAILURES_SHOWN_MAX = 10  # of one rule
 WRONG = ("failed", "differs")
-NOT_TRIED = ("not run", "not applicable")
 
 
 def page(runs: Sequence[Run], title: str = "sbus conformance") -> str:
@@ -245,7 +245,8 @@ td small { display: block; }
 td.failed { color: var(--failed); background: var(--failed-back);
   font-weight: 600; }
 td.differs { color: var(--differs); }
-td.not-applicable, td.no-example, td.not-run { color: var(--faint); }
+td.not-applicable, td.no-example, td.not-run, td.not-asked-for {
+  color: var(--faint); }
 .rules .more td { width: auto; padding-top: 0; }
 .rules tr:has(+ .more) > * { border-bottom: 0; }
 summary { cursor: pointer; color: var(--failed); }
@@ -259,7 +260,8 @@ pre { margin: .4rem 0; padding: .6rem; overflow-x: auto;
 .bar .passed { background: var(--passed); }
 .bar .failed { background: var(--failed); min-width: .3rem; }
 .bar .differs { background: var(--differs); min-width: .3rem; }
-.bar .not-applicable, .bar .not-run { background: var(--line); }
+.bar .not-applicable, .bar .not-run, .bar .not-asked-for {
+  background: var(--line); }
 #only:checked ~ main tbody tr:not(.failed),
 #only:checked ~ main section:not(:has(.failed)) { display: none; }
 @media (max-width: 44rem) {

@@ -42,13 +42,21 @@ def verdicts(results: Iterable[Result]) -> dict[str, str]:
     by_rule = {}
     for rule, about in results_by_rule(results).items():
         found = {result.verdict for result in about}
-        order = ("failed", "not run", "differs", "passed", "not applicable")
         otherwise = "not run" if rule in shown else "no example"
-        by_rule[rule] = next((one for one in order if one in found), otherwise)
+        by_rule[rule] = next((one for one in ORDER if one in found), otherwise)
     return by_rule
 
 
-VERDICTS = ("passed", "failed", "differs", "not run", "not applicable")
+VERDICTS = (
+    "passed",
+    "failed",
+    "differs",
+    "not run",
+    "not applicable",
+    "not asked for",
+)
+NOT_TRIED = VERDICTS[3:]
+ORDER = ("failed", "not run", "differs", *VERDICTS)  # the first counts
 
 
 def count(results: Iterable[Result], verdict: str) -> int:
@@ -60,6 +68,8 @@ def tell(results: Sequence[Result]) -> str:
     """Return how many passed, of those that were run."""
     passed = count(results, "passed")
     run = passed + count(results, "failed") + count(results, "differs")
+    if not run and count(results, "not asked for") == len(results):
+        return "not asked for"
     return f"{passed}/{run} passed" if run else "none was run"
 
 
@@ -96,8 +106,9 @@ def text_report(command: str, results: Sequence[Result]) -> str:
     for verdict in ("failed", "differs"):
         for name, found in failures_by_rule(results, verdict).items():
             lines += described(name, found, verdict)
-    for why, names in reasons(results).items():
-        lines += ["", f"not applicable, {len(names)}: {why}"]
+    for verdict in ("not applicable", "not asked for"):
+        for why, names in reasons(results, verdict).items():
+            lines += ["", f"{verdict}, {len(names)}: {why}"]
     for why, names in reasons(results, "not run").items():
         blocks = dict.fromkeys(name.partition("/")[0] for name in names)
         lines += ["", f"not run, {len(names)}: {why}: {', '.join(blocks)}"]
@@ -151,10 +162,8 @@ def failure_lines(result: Result) -> list[str]:
     return [where, *said, f"    -> {result.what}"]
 
 
-def reasons(
-    results: Iterable[Result], verdict: str = "not applicable"
-) -> dict[str, list[str]]:
-    """Return the cases that are not applicable, by the reason."""
+def reasons(results: Iterable[Result], verdict: str) -> dict[str, list[str]]:
+    """Return the cases that were not run with a verdict, by the reason."""
     by_reason: dict[str, list[str]] = {}
     for result in results:
         if result.verdict == verdict:
@@ -189,11 +198,10 @@ def markdown_report(command: str, results: Sequence[Result]) -> str:
         for result in failed:
             code = (f"    {line}" for line in failure_lines(result))
             lines += ["", *code]
-    lines += ["", "## Not applicable", ""]
-    for why, names in reasons(results).items():
-        lines.append(f"- {why}: {', '.join(names)}")
-    for why, names in reasons(results, "not run").items():
-        lines.append(f"- not run, {why}: {', '.join(names)}")
+    lines += ["", "## Not run", ""]
+    for kind in NOT_TRIED:
+        for why, names in reasons(results, kind).items():
+            lines.append(f"- {kind}, {why}: {', '.join(names)}")
     return "\n".join(lines) + "\n"
 
 

@@ -74,7 +74,7 @@ class TestKit:
         assert done.status == 0 and not done.errors, done
         assert [*report["rules"]] == [*RULES]
         assert report["rules"]["CRED-11"] == "passed"
-        assert report["rules"]["LIMIT-4"] == "not applicable"
+        assert report["rules"]["LIMIT-4"] == "not asked for"
         assert report["rules"]["PUB-2"] == "not run"
         assert report["rules"]["RUN-1"] == "no example"
         assert re.fullmatch("[0-9a-f]{8}", report["specification"])
@@ -111,16 +111,35 @@ class TestKit:
         assert "3 passed, 1 failed, 0 not applicable" in done.output
 
     def test_a_server_that_knows_no_options(self, directory: Path) -> None:
-        """What needs one is not applicable, and told once."""
+        """Of what needs one nobody knows: that fails, if it is asked for."""
         path = directory / "server.py"
         source = NAIVE.read_text("utf-8")
         check = 'if len(sys.argv) > 2:\n    sys.exit("usage")\nlock ='
         path.write_text(source.replace("\nlock =", "\n" + check), "utf-8")
         only = ("--only", "CRED-9", "--only", "CRED-2", "--ours")
         done = run_kit("--server", naive(path), *only)
-        assert done.status == 0, done
-        message = "3: with --cred-prefix !/cred/1/2/3: the server ended with"
-        assert f"not applicable, {message} status 1: usage" in done.output
+        assert done.status == 1, done
+        message = "with --cred-prefix !/cred/1/2/3: the server ended with"
+        assert "FAILED [CRED-9] " in done.output
+        assert f"-> {message} status 1: usage" in done.output
+        assert ", 3 failed, 0 not applicable" in done.output
+        done = run_kit("--server", naive(path), *only[:-1])
+        assert done.status == 0 and ", 4 not asked for" in done.output
+
+    def test_a_server_that_ignores_options(self) -> None:
+        """[RUN-1] That explains why nothing is known of them."""
+        only = ("--only", "CRED-9", "--only", "LIMIT-5", "--ours")
+        done = run_kit("--server", naive(), *only)
+        assert done.status == 1, done
+        assert "FAILED [RUN-1] A server MUST answer a wrong" in done.output
+        assert "0 passed, 4 failed" in done.output
+
+    def test_what_nobody_asked_for(self) -> None:
+        """It is not called passed, nor not applicable."""
+        done = run_kit("--server", naive(), "--only", "BLOCK")
+        assert done.status == 0
+        assert "BLOCK     not asked for\n" in done.output
+        assert "0 passed, 0 failed, 0 not applicable, " in done.output
 
     def test_the_report_can_be_published(self) -> None:
         """It is Markdown with a row for each rule."""

@@ -134,7 +134,7 @@ class TestPage:
 
     def test_why_something_is_not_applicable(self) -> None:
         """It is told once, and pointed to."""
-        whys = [("no time", "not run"), ("needs a clock", "not applicable")]
+        whys = [("no time", "not run"), ("needs a clock", "not asked for")]
         others = [
             Result(case.name, case.rules, verdict, why)
             for case, (why, verdict) in zip(CASES, whys * len(CASES))
