@@ -12,6 +12,7 @@ stands in the place of a constant, it gets that and returns another.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import sys
@@ -19,7 +20,16 @@ from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 from fake_kernel import but
-from sbus import CHOICES, SECRET, WHOAMI, pattern_matches
+from sbus import (
+    BACKLOG_BYTES,
+    CHOICES,
+    CLIENTS,
+    PATTERN_BYTES,
+    PATTERNS,
+    SECRET,
+    WHOAMI,
+    pattern_matches,
+)
 
 Mistake = Callable[..., Any]
 
@@ -147,6 +157,68 @@ allow("backlog-of-a-user-has-no-limit", "LIMIT-14", "max_user_backlog")
 allow("backlog-of-the-bus-has-no-limit", "LIMIT-15", "max_bus_backlog")
 
 
+def unlimit(name: str, rule: str, start: bytes, *most: int) -> None:
+    """Have a server that allows more in one kind of packet."""
+
+    @broken(rule, "parse_packet", name)
+    def parse(parse, packet, *limits):
+        return parse(packet, *(most if packet[:4] == start else limits))
+
+
+unlimit("long-keys-of-unsubscribe", "LIMIT-4", b"UNSU", sys.maxsize, 64)
+unlimit("long-keys-of-control", "LIMIT-4", b"CMSG", sys.maxsize, 64)
+unlimit("segments-of-control", "LIMIT-17", b"CMSG", 4096, sys.maxsize)
+
+
+@broken("LIMIT-5", "Bus.__init__")
+def unlimited_is_1024(init, bus, limits, *options):
+    most = min(limits.max_patterns, 1024)
+    init(bus, but(limits, max_patterns=most), *options)
+
+
+@broken("LIMIT-10", "SubscriptionTable.__init__")
+def secret_shapes_are_not_apart(init, table, limits):
+    init(table, limits)
+    table._users = vars(limits).setdefault("shapes", {})
+
+
+def keep(name: str, rule: str, what: int) -> None:
+    """Have a server that counts for a user what has left."""
+
+    @broken(rule, "Server._depart", name)
+    def depart(depart, server, client):
+        kept = client.used[what]
+        depart(server, client)
+        client.user.used[what] += kept
+
+
+keep("places-of-the-departed-stay-taken", "LIMIT-11", CLIENTS)
+keep("patterns-of-the-departed-are-counted", "LIMIT-12", PATTERNS)
+keep("pattern-bytes-of-the-departed-are-counted", "LIMIT-13", PATTERN_BYTES)
+keep("backlog-of-the-departed-is-counted", "LIMIT-14", BACKLOG_BYTES)
+
+
+@broken("LIMIT-15", "Server._depart")
+def backlog_of_the_departed_is_counted_for_the_bus(depart, server, client):
+    kept = client.used[BACKLOG_BYTES]
+    depart(server, client)
+    server.bus.accounts.used[BACKLOG_BYTES] += kept
+
+
+@broken("LIMIT-14", "most_of")
+def backlog_of_root_has_a_limit(most_of, names, limits, *more):
+    own, _, total = found = most_of(names, limits, *more)
+    is_backlog = names[0] == "max_backlog"
+    return (own, limits.max_user_backlog, total) if is_backlog else found
+
+
+@broken("LIMIT-16", "most_of")
+def quarter_is_rounded_up(most_of, names, limits, is_privileged):
+    own, shared, total = most_of(names, limits, is_privileged)
+    whole = getattr(limits, names[2], sys.maxsize)
+    return own, shared, total if is_privileged else whole * 3 // 4
+
+
 @broken("LIMIT-18", "Server._admit")
 def one_too_many_is_not_heard(admit, server, wire):
     if len(server.bus.clients) >= server.bus.limits.max_clients:
@@ -179,6 +251,11 @@ def lone_exclamation_marks(check, text):
         check(text)
 
 
+@broken("KEY-4", "check_secret")
+def second_secret_head_is_refused(check, pattern, own, prefix):
+    check(pattern if prefix or pattern.count(b"!") < 2 else b"", own, prefix)
+
+
 @broken("KEY-5", "check_reserved")
 def all_exclamation_marks_are_reserved(check, text):
     if not text.startswith(SECRET):
@@ -189,6 +266,13 @@ def all_exclamation_marks_are_reserved(check, text):
 @wrong_match("MATCH-1")
 def patterns_become_lower_case(pattern, key):
     return pattern_matches(pattern.lower(), key)
+
+
+@wrong_match("MATCH-1")
+def highest_bits_are_ignored(pattern, key):
+    return pattern_matches(
+        *(bytes(b & 127 for b in t) for t in (pattern, key))
+    )
 
 
 @wrong_match("MATCH-2")
@@ -367,6 +451,12 @@ def unknown_control_packet_disconnects(control, bus, client, key):
     control(bus, client, key)
 
 
+@broken("CTL-2", "Bus.control")
+def beginning_of_a_control_key_is_enough(control, bus, client, key):
+    known = (one for one in CHOICES if key.startswith(one))
+    control(bus, client, next(known, key))
+
+
 @broken("CTL-3", "Bus._answer")
 def answers_need_a_subscription(answer, bus, client, key, payload):
     if key in client.patterns:
@@ -384,6 +474,13 @@ def payload_is_part_of_a_control_key(parse, packet, *most):
 def stats_are_not_known(control, bus, client, key):
     if key != b"stats":
         control(bus, client, key)
+
+
+@broken("CTL-5", "Bus.stats")
+def everybody_is_told_of_all_users(stats, bus, client):
+    client, client.user = copy.copy(client), copy.copy(client.user)
+    client.user.is_privileged = True
+    return stats(bus, client)
 
 
 # 4. Secret messages
@@ -529,6 +626,13 @@ def hard_discard_queues(refuse, flood, receiver, *args):
     refuse(flood, receiver, *args)
 
 
+@broken("BLOCK-9", "FloodControl.refuse")
+def first_packet_of_a_backlog_has_no_limit(refuse, flood, receiver, *args):
+    if receiver.hard_mode == "discard" and not receiver.backlog:
+        return queue(refuse, flood, receiver, *args)
+    refuse(flood, receiver, *args)
+
+
 @broken("BLOCK-10", "FloodControl.release")
 def paused_until_all_is_read(release, flood, receiver):
     return [] if receiver.backlog else release(flood, receiver)
@@ -546,6 +650,13 @@ def pause_is_for_all(turn, server, client):
 @broken("BLOCK-21", "FloodControl.refuse")
 def every_publisher_adds_to_a_backlog(refuse, *args):
     queue_instead("BLOCK-21", refuse, *args)
+
+
+@broken("BLOCK-21", "FloodControl._is_far_above")
+def backlog_of_the_user_is_not_looked_at(is_far_above, flood, receiver):
+    receiver, receiver.user = copy.copy(receiver), copy.copy(receiver.user)
+    receiver.user.used = [0] * 4
+    return is_far_above(flood, receiver)
 
 
 @broken("BLOCK-13", "FloodControl.may_pause")
@@ -581,6 +692,14 @@ def answers_are_discarded(refuse, flood, receiver, packet, publisher):
 @broken("BLOCK-18", "FloodControl.refuse")
 def answers_have_no_limit(refuse, *args):
     queue_instead("BLOCK-18", refuse, *args)
+
+
+@broken("BLOCK-18", "FloodControl.refuse")
+def answers_have_no_limit_but_ones_own(refuse, flood, receiver, packet, *args):
+    size = receiver.used[BACKLOG_BYTES] + len(packet) + 128
+    if packet[:4] == b"CMSG" and size <= flood.bus.limits.max_backlog:
+        return queue(refuse, flood, receiver, packet, *args)
+    refuse(flood, receiver, packet, *args)
 
 
 @broken("BLOCK-19", "PACKET_OVERHEAD_BYTES")
@@ -628,6 +747,12 @@ def no_echo_at_first(let_in, bus, own, wire):
     return client
 
 
+@broken("ECHO-2", "without_echo")
+def echo_is_counted_as_discarded(without_echo, receivers, publisher):
+    publisher.discarded += publisher in receivers
+    return without_echo(receivers, publisher)
+
+
 confuse("echo-off-is-ignored", "ECHO-2", b"echo/off", b"echo/on")
 confuse("echo-stays-off", "ECHO-3", b"echo/on", b"echo/off")
 
@@ -638,6 +763,14 @@ confuse("echo-stays-off", "ECHO-3", b"echo/on", b"echo/off")
 @broken("CONN-2", "Server._admit")
 def everybody_may_connect(admit, server, wire):
     server.allowed_uids = None
+    admit(server, wire)
+
+
+@broken("CONN-2", "Server._admit")
+def last_user_who_is_named_counts(admit, server, wire):
+    if server.allowed_uids:
+        own = server.bus.owner_uid
+        server.allowed_uids = {own, max(server.allowed_uids)}
     admit(server, wire)
 
 
@@ -654,6 +787,12 @@ def deaf_client_is_disconnected(deliver, server, client, publisher):
     deliver(server, client, publisher)
     if client.deaf:
         server.disconnect(client, "receives no more")
+
+
+@broken("CONN-8", "FloodControl.discard")
+def packets_for_the_deaf_are_not_counted(discard, flood, *args):
+    if args[-1] != "deaf":
+        discard(flood, *args)
 
 
 @broken("CONN-10", "Server._receive")
