@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import json
 import os
+import re
 import resource
 import select
 import signal
@@ -12,9 +15,9 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
-from .conversation import END, Failure, describe
+from .conversation import END, WHOAMI, Failure, describe
 from .processes import (
     descriptor_count,
     is_running,
@@ -36,6 +39,8 @@ SPIN_SHARE_MAX = 0.5  # of looks at a server that nobody asks for anything
 GROWTH_BYTES_MAX = 3 << 19
 GROWTH_DESCRIPTORS_MAX = 10
 WORK_TIMES_MAX = 4
+ABSTRACT = "/dev/unix/abstract"
+IN_ATTRIB = 4
 
 
 class NotApplicable(Exception):
@@ -149,6 +154,23 @@ def many_packets(trial: Trial) -> None:
             hear(reader, packet)
 
 
+@check("CONN-5")
+def turns_end(trial: Trial) -> None:
+    listener, first, second = trial.client("k"), trial.client(), trial.client()
+    first.settle()
+    second.settle()
+    trial.say("while the server is stopped, one sends 200, and another one")
+    trial.server.freeze()
+    for _ in range(200):
+        first.send(b"MSG k\0many")
+    second.send(b"MSG k\0one")
+    trial.server.thaw()
+    before = 0
+    while listener.receive() != b"MSG k\0one":
+        before += 1
+    require(before <= 64, f"{before} packets of one client came first")
+
+
 @contextlib.contextmanager
 def descriptors(count: int) -> Iterator[None]:
     """Let this process have so many."""
@@ -170,6 +192,7 @@ def memory_over_time(trial: Trial) -> None:
         ("a client subscribes and unsubscribes", change_patterns),
         ("a client publishes, and another reads", publish_much),
         ("packets wait for a client, which reads them or leaves", lag),
+        ("clients leave with packets unread", leave_unread),
         ("clients pass descriptors", pass_descriptors),
     ):
         trial.say(f"{what}, many times, again and again")
@@ -250,6 +273,17 @@ def lag(trial: Trial) -> None:
         publisher.settle()
         for _ in range(400 if reads else 0):
             hear(reader, packet)
+        reader.close()
+    publisher.close()
+
+
+def leave_unread(trial: Trial) -> None:
+    """Have clients leave with a packet unread, each by a reset."""
+    publisher = trial.client()
+    for _ in range(30):
+        reader = trial.client("k")
+        publisher.send(b"MSG k\0")
+        publisher.settle()
         reader.close()
     publisher.close()
 
@@ -337,7 +371,7 @@ class Held(NamedTuple):
     packets: list[bytes]  # four times as many in its backlog, and one more
 
 
-def hold(trial: Trial, *options: str) -> Held:
+def hold(trial: Trial, *options: str, mode: bytes = b"") -> Held:
     """Have a reader hold a publisher, by a backlog that is full."""
     room = trial.server.room
     packets = [
@@ -351,8 +385,13 @@ def hold(trial: Trial, *options: str) -> Held:
     trial.say(f"the kernel takes {room} packets, and a backlog {4 * room}")
     trial.server.fill(reader)
     trial.say("a publisher fills both, and is paused by one packet more")
-    for packet in packets:
+    for packet in packets[:-1]:
         publisher.send(packet)
+    if mode:
+        publisher.settle()
+        reader.send(b"CMSG " + mode)
+        reader.settle()
+    publisher.send(packets[-1])
     hear(listener, packets[-1])
     listener.settle()
     return Held(reader, publisher, room, packets)
@@ -375,6 +414,54 @@ def publisher_goes_on_at_half(trial: Trial) -> None:
     trial.say("and the rest")
     for packet in packets[2 * room :]:
         hear(reader, packet)
+
+
+@check("BLOCK-7", "BLOCK-10", options="--max-backlog 100000", fills=True)
+def soft_block_waits_for_all(trial: Trial) -> None:
+    held = hold(trial, mode=b"blocking/soft/block")
+    witness = trial.client("w")
+    held.publisher.send(b"MSG w\0")
+    trial.say("the reader reads more than half of what waits")
+    held.reader.read_fillers()
+    for packet in held.packets[: 3 * held.room]:
+        hear(held.reader, packet)
+    for _ in range(3):
+        require(witness.pending() is None, "it goes on before all is read")
+    trial.say("and the rest")
+    for packet in held.packets[3 * held.room :]:
+        hear(held.reader, packet)
+    hear(witness, b"MSG w\0")
+
+
+def overtake(trial: Trial, *packets: bytes) -> None:
+    """Have a packet wait, and others come when the kernel has some room."""
+    reader, publisher = trial.client("k"), trial.client()
+    trial.server.fill(reader)
+    trial.say("a message waits for a reader")
+    publisher.send(b"MSG k\0001")
+    publisher.settle()
+    trial.say("while the server is stopped, there comes room, and more")
+    trial.server.freeze()
+    reader.read_fillers(2)
+    for packet in packets:
+        (reader if packet == WHOAMI else publisher).send(packet)
+    trial.server.thaw()
+    reader.settle()  # by its helper: it does not read
+    publisher.settle()
+    hear(reader, b"MSG k\0001")
+    for packet in packets:
+        got = reader.receive()
+        require(got.startswith(packet), f"received {describe(got)}")
+
+
+@check("CRED-3", fills=True)
+def answer_does_not_overtake(trial: Trial) -> None:
+    overtake(trial, WHOAMI)
+
+
+@check("PUB-6", fills=True)
+def message_does_not_overtake(trial: Trial) -> None:
+    overtake(trial, b"MSG k\0002", b"MSG k\0003")
 
 
 @check(
@@ -474,6 +561,17 @@ def what_took_its_place_is_kept(trial: Trial) -> None:
 
 
 @check("RUN-12", fills=True)
+def end_does_not_wait_for_a_reader(trial: Trial) -> None:
+    reader, publisher = trial.client("k"), trial.client()
+    trial.server.fill(reader)
+    trial.say("a message waits for one that does not read; the server ends")
+    publisher.send(b"MSG k\0")
+    publisher.settle()
+    trial.server.send_signal(signal.SIGTERM)
+    trial.server.await_status(1 + trial.server.seconds_max)
+
+
+@check("RUN-12", fills=True)
 def end_delivers_what_was_read(trial: Trial) -> None:
     reader, publisher = trial.client("k"), trial.client()
     trial.server.fill(reader)
@@ -515,6 +613,20 @@ def mode_of_the_socket(trial: Trial) -> None:
     mode_is(trial, 0o700)
 
 
+@check("ADDR-6")
+def mode_from_the_first_moment(trial: Trial) -> None:
+    path = trial.server.new_path()
+    libc = ctypes.CDLL(None)
+    with open(libc.inotify_init1(os.O_NONBLOCK), "rb", 0) as watch:
+        directory = os.fsencode(os.path.dirname(path))
+        libc.inotify_add_watch(watch.fileno(), directory, IN_ATTRIB)
+        trial.say("the server starts, with the umask 0")
+        trial.server.start((), path, umask=0)
+        changed = watch.read(1 << 16) or b""
+    name = os.fsencode(os.path.basename(path)) + b"\0"
+    require(name not in changed, "the mode of the socket changes")
+
+
 @check("ADDR-6", options="-g")
 def mode_for_the_group(trial: Trial) -> None:
     mode_is(trial, 0o770)
@@ -533,11 +645,16 @@ def identity(path: str) -> tuple[int, int]:
     return 0, 0
 
 
-def refuse(trial: Trial, path: str, *options: str) -> None:
-    """Have another server refuse to start where something is."""
+def refuse(
+    trial: Trial, path: str, *options: str, status: int = 0, **more: Any
+) -> None:
+    """Have another server refuse to start where something is.
+
+    If its status is said, it is to say why in one line, too.
+    """
     before = identity(path)
     with trial.server.another() as rival:
-        rival.launch(options, path)
+        rival.launch(options, path, **more)
         end = time.monotonic() + rival.start_seconds_max
         while rival.status() is None:
             require(time.monotonic() < end, "another server starts there")
@@ -545,6 +662,11 @@ def refuse(trial: Trial, path: str, *options: str) -> None:
             require(is_same, "another server takes that place")
             time.sleep(0.005)  # no event tells of a foreign server
         require(rival.status(), "another ends as if all were well")
+        if status:
+            found = rival.status()
+            require(found == status, f"it ends with status {found}")
+            lines = rival.log_line_count()
+            require(lines == 1, f"it says why in {lines} lines")
 
 
 @check("ADDR-7")
@@ -589,6 +711,122 @@ def live_server_is_not_replaced(trial: Trial) -> None:
     require(not trial.server.fault(), "the first is not reached any more")
 
 
+@check("ADDR-8", options="-r")
+def what_is_not_stale_is_kept(trial: Trial) -> None:
+    path = trial.server.new_path()
+    trial.say("a server is started with -r where a file is that is not empty")
+    with open(path, "wb") as file:
+        file.write(b"precious")
+    refuse(trial, path, "-r")
+    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):
+        path = trial.server.new_path()
+        trial.say("and where a socket is that a process is bound to")
+        with socket.socket(socket.AF_UNIX, kind) as bound:
+            bound.bind(path)
+            refuse(trial, path, "-r")
+
+
+@check("RUN-1", "LIMIT-8")
+def wrong_options(trial: Trial) -> None:
+    for wrong in ("--no-such-option", "--max-patterns 0"):
+        trial.say(f"a server is started with {wrong}")
+        refuse(trial, trial.server.new_path(), *wrong.split(), status=2)
+
+
+@check("RUN-2", "LIMIT-9")
+def wrong_addresses(trial: Trial) -> None:
+    path = trial.server.new_path()
+    trial.say("a server is started with packets of no limit")
+    refuse(trial, path, "--max-packet", "unlimited")
+    for wrong in (f"{ABSTRACT}/41", path.ljust(108, "x")):
+        trial.say(f"a server is started at {wrong}")
+        refuse(trial, wrong, status=1)
+
+
+@check("ADDR-3")
+def inherited_socket_of_another_kind(trial: Trial) -> None:
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_UNIX, kind) as wrong:
+            wrong.bind(trial.server.new_path())
+            number = wrong.fileno()
+            trial.say(f"a server is started with a socket of {kind!r}")
+            refuse(trial, f"/dev/fd/{number}", status=1, pass_fds=[number])
+
+
+@check("RUN-3", "ADDR-5")
+def random_abstract_name(trial: Trial) -> None:
+    names = [random_name(trial) for _ in range(2)]
+    require(names[0] != names[1], "it chooses the same one again")
+
+
+def random_name(trial: Trial) -> bytes:
+    """Have a server choose an abstract name, and connect to it."""
+    trial.say("a server is started at a random abstract name")
+    reading, writing = os.pipe()
+    with open(reading, "rb", 0) as output:
+        with open(writing, "wb"):
+            trial.server.launch((), ABSTRACT, stdout=writing)
+        ready = select.select([output], [], [], trial.server.seconds_max)[0]
+        text = output.read(1000) if ready else b""
+    form = rf"{ABSTRACT}/(00[0-9A-Fa-f]{{214}})\n"
+    found = re.fullmatch(form, text.decode("latin-1"))
+    if not found:
+        raise Failure(f"it writes {describe(text)}")
+    trial.server.name = bytes.fromhex(found[1])
+    first_client(trial).settle()
+    return trial.server.name
+
+
+@check("ADDR-4", "ADDR-5")
+def abstract_name_is_filled_up(trial: Trial) -> None:
+    number = os.urandom(8)
+    trial.say("a server is started at a short abstract name")
+    trial.server.launch((), f"{ABSTRACT}/00{number.hex()}")
+    trial.server.name = (b"\0" + number).ljust(108, b"\0")
+    first_client(trial).settle()
+
+
+@check("RUN-17")
+def sigusr1_is_no_end(trial: Trial) -> None:
+    trial.say("the server receives SIGUSR1")
+    trial.server.send_signal(signal.SIGUSR1)
+    require(not trial.server.fault(), "it serves no more")
+
+
+@check("RUN-10")
+def ignored_sighup_stays_ignored(trial: Trial) -> None:
+    trial.say("the server is started with SIGHUP ignored, and receives it")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        trial.server.start()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    trial.server.send_signal(signal.SIGHUP)
+    require(not trial.server.fault(), "it serves no more")
+
+
+@check("TRACE-5", "TRACE-4")
+def trace_of_payloads(trial: Trial) -> None:
+    path = trial.server.new_path()
+    trial.say("a server is started with a trace, and with payloads")
+    options = ("--trace", path, "--trace-payload")
+    trial.server.start(options, umask=0)
+    client = trial.client()
+    client.send(b"MSG !/cred////k\0precious")
+    client.send(b"MSG k\0common")
+    client.settle()
+    end_by(trial, signal.SIGTERM)
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        with open(path, "rb") as file:
+            events = [json.loads(line) for line in file]
+    except (OSError, ValueError) as error:
+        raise Failure(f"the trace cannot be read: {error}") from None
+    require(mode == 0o600, f"the mode of the trace is {mode:04o}")
+    data = [one["data"] for one in events if "data" in one]
+    require(data == ["Y29tbW9u"], f"the payloads in it are {data}")
+
+
 @check("ADDR-7", options="-r")
 def stale_socket_is_replaced(trial: Trial) -> None:
     path = trial.server.new_path()
@@ -603,10 +841,11 @@ def end_with_the_last_client(trial: Trial) -> None:
     trial.server.launch(trial.options)
     first = first_client(trial)
     second = trial.client()
+    second.settle()
     trial.say("one leaves")
     first.close()
     for _ in range(5):
-        second.settle()
+        require(second.pending() is None, "it does not stay for the other")
     trial.say("and then the other")
     second.close()
     status = trial.server.await_status(trial.server.seconds_max)
@@ -619,6 +858,7 @@ def first_client(trial: Trial) -> Wire:
     while time.monotonic() < end:
         with contextlib.suppress(Failure):
             return trial.client("k")
+        require(trial.server.status() is None, "the server ends")
         time.sleep(0.005)  # no event tells of a foreign server
     raise Failure("the server does not serve")
 

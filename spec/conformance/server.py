@@ -49,6 +49,7 @@ class ServerProcess:
         os.chmod(self._directory.name, 0o755)  # for other users
         self._count = 0
         self._path = ""
+        self.name: str | bytes = ""  # what clients connect to
         self._process: subprocess.Popen[bytes] | None = None
         self._is_frozen = False
         self._was_frozen = False
@@ -88,6 +89,7 @@ class ServerProcess:
         self.stop()
         self._was_frozen = False
         self._path = path or self.new_path()
+        self.name = self._path
         words = [word.replace("{address}", self._path) for word in self._words]
         with open(self._log, "wb") as log, held_signals() as release:
             try:
@@ -156,10 +158,10 @@ class ServerProcess:
         try:
             if is_process:
                 client = connect_in_child(
-                    self._path, self.seconds_max, gid, uid
+                    self.name, self.seconds_max, gid, uid
                 )
             else:
-                wire = connect_socket(self._path, self.seconds_max)
+                wire = connect_socket(self.name, self.seconds_max)
                 client = Wire(wire, self.seconds_max, gid, uid, os.getpid())
         except OSError as error:
             raise Failure(f"cannot connect: {error.strerror}") from None
@@ -263,6 +265,11 @@ class ServerProcess:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 400))
             lines = file.read().splitlines()[-5:]
         return ": " + " / ".join(map(escape, lines)) if lines else ""
+
+    def log_line_count(self) -> int:
+        """Return how many lines the server wrote."""
+        with open(self._log, "rb") as file:
+            return len(file.readlines())
 
     def stop(self) -> None:
         """Stop the server and all that it started, and forget its log."""

@@ -221,7 +221,7 @@ def unread_bytes(wire: socket.socket) -> int:
     return int.from_bytes(count, sys.byteorder)
 
 
-def connect_socket(path: str, seconds_max: float) -> socket.socket:
+def connect_socket(path: str | bytes, seconds_max: float) -> socket.socket:
     """Return a socket that is connected to a server."""
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     whole, part = divmod(seconds_max, 1)
@@ -238,7 +238,7 @@ def connect_socket(path: str, seconds_max: float) -> socket.socket:
 
 
 def connect_in_child(
-    path: str, seconds_max: float, gid: int, uid: int
+    path: str | bytes, seconds_max: float, gid: int, uid: int
 ) -> Wire:
     """Return a client that another process connected.
 
@@ -259,7 +259,11 @@ def connect_in_child(
 
 
 def hand_over(
-    to: socket.socket, path: str, seconds_max: float, gid: int, uid: int
+    to: socket.socket,
+    path: str | bytes,
+    seconds_max: float,
+    gid: int,
+    uid: int,
 ) -> None:
     """Become another user, connect, pass the socket on, and exit."""
     try:

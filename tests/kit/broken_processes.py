@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
-from typing import Callable
+from typing import Any, Callable
 
 import broken_servers
 from broken_servers import Broken, Mistake
-from sbus import SO_PASSRIGHTS
+from sbus import BACKLOG_BYTES, SO_PASSRIGHTS
 
 BROKEN: list[Broken] = []
 
@@ -76,6 +77,15 @@ def descriptors_are_kept(part_with, server, client, reason):
     part_with(server, client, reason)
 
 
+@broken("memory-over-time", "Server._receive")
+def descriptors_are_kept_after_a_reset(receive, server, client):
+    try:
+        return receive(server, client)
+    except ConnectionResetError:
+        HOARD.append(client.wire.dup())
+        raise
+
+
 class Hoarder(socket.socket):
     """A socket that receives descriptors, and keeps them."""
 
@@ -94,6 +104,14 @@ def descriptors_are_received(admit, server, wire):
     admit(server, Hoarder(fileno=wire.detach()))
 
 
+@broken("turns-end", "Server._receive")
+def a_turn_has_no_end(receive, server, client):
+    for _ in range(9):
+        if receive(server, client):
+            return True
+    return False
+
+
 @broken("few-descriptors", "Server._set_alarm")
 def full_listener_is_tried_without_end(set_alarm, server, call, *args):
     if call == server._listen:
@@ -110,6 +128,33 @@ def full_listener_stops_the_server(accept, server):
 @broken("publisher-goes-on-at-half", "FloodControl.release")
 def paused_until_all_is_read(release, flood, receiver):
     return [] if receiver.backlog else release(flood, receiver)
+
+
+@broken("soft-block-waits-for-all", "FloodControl._pause")
+def soft_block_ends_at_half(pause, flood, publisher, receiver, level, rule):
+    if rule == "BLOCK-10":
+        level = receiver.used[BACKLOG_BYTES] // 2
+    pause(flood, publisher, receiver, level, rule)
+
+
+def hurry(client: Any, kind: bytes) -> None:
+    """Offer a kind of packet before those that wait."""
+    if client.backlog and bytes(client.outbox[0]).startswith(kind):
+        with contextlib.suppress(BlockingIOError):
+            client.wire.send(client.outbox[0])
+            del client.outbox[0]
+
+
+@broken("answer-does-not-overtake", "Server.deliver")
+def answers_overtake_a_backlog(deliver, server, client, publisher):
+    hurry(client, b"CMSG ")
+    deliver(server, client, publisher)
+
+
+@broken("message-does-not-overtake", "Server.deliver")
+def messages_overtake_a_backlog(deliver, server, client, publisher):
+    hurry(client, b"MSG k")
+    deliver(server, client, publisher)
 
 
 @broken("holder-that-reads-now-and-then", "Server._after_progress")
@@ -155,6 +200,11 @@ def backlogs_are_lost_at_the_end(finish, server):
     finish(server)
 
 
+@broken("end-does-not-wait-for-a-reader", "STOP_SECONDS_MAX")
+def the_end_waits_for_a_reader(seconds):
+    return 99.0
+
+
 @broken("standard-output-is-closed", "silence")
 def standard_output_stays_open(silence, *args):
     pass
@@ -163,6 +213,13 @@ def standard_output_stays_open(silence, *args):
 @broken("mode-of-the-socket", "open_path")
 def everybody_may_connect(open_path, path, mode, replace):
     return open_path(path, 0o777, replace)
+
+
+@broken("mode-from-the-first-moment", "open_path")
+def mode_is_set_too_late(open_path, path, mode, replace):
+    endpoint = open_path(path, 0o777, replace)
+    os.chmod(path, mode)
+    return endpoint
 
 
 @broken("mode-for-the-group", "open_path")
@@ -202,6 +259,66 @@ def every_socket_is_stale(is_stale, path):
 @broken("stale-socket-is-replaced", "is_stale")
 def no_socket_is_stale(is_stale, path):
     return False
+
+
+@broken("what-is-not-stale-is-kept", "remove_stale")
+def every_file_is_replaced(remove_stale, path):
+    if os.path.isfile(path):
+        os.unlink(path)
+    remove_stale(path)
+
+
+@broken("wrong-options", "OptionParser.error")
+def wrong_option_has_status_1(error, *args):
+    sys.exit(1)
+
+
+@broken("wrong-addresses", "open_endpoint")
+def wrong_address_has_status_3(open_endpoint, *args):
+    try:
+        return open_endpoint(*args)
+    except Exception:
+        sys.exit(3)
+
+
+@broken("inherited-socket-of-another-kind", "inherit")
+def every_socket_will_do(inherit, address):
+    os._exit(0)
+
+
+@broken("random-abstract-name", "abstract_name")
+def random_name_is_always_the_same(abstract_name, address):
+    if address == "/dev/unix/abstract":
+        address += "/00" + f"{os.getppid():08x}"
+    return abstract_name(address)
+
+
+@broken("abstract-name-is-filled-up", "abstract_name")
+def short_name_is_refused(abstract_name, address):
+    return abstract_name(address) if len(address) > 200 else sys.exit(1)
+
+
+@broken("sigusr1-is-no-end", "obey_signals")
+def sigusr1_kills(obey_signals, *args):
+    obey_signals(*args)
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+@broken("ignored-sighup-stays-ignored", "obey_signals")
+def sighup_is_never_ignored(obey_signals, *args):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    obey_signals(*args)
+
+
+@broken("trace-of-payloads", "open_regular")
+def everybody_may_read_the_trace(open_regular, path, flags, mode):
+    return open_regular(path, flags, 0o644)
+
+
+@broken("end-with-the-last-client", "Server._part_with")
+def it_ends_with_the_first_to_leave(part_with, server, *args):
+    part_with(server, *args)
+    server.stop()
 
 
 @broken("end-with-the-last-client", "Server.__init__")

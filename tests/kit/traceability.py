@@ -51,9 +51,6 @@ VECTORS = SPEC / "vectors"
 NOT_VISIBLE = {
     "KEY-2": "kept by whoever uses a client, not by the client",
     "KEY-6": "kept by whoever uses a client, not by the client",
-    "LIMIT-8": "about starting a server, not about a client of one",
-    "LIMIT-9": "about starting a server, not about a client of one",
-    "CONN-5": "about time: no client can tell how long a turn was",
     "CONN-19": "about time: no client can tell whom it waited for",
     "CONN-20": "about time: no client can tell how long a send took",
     "CONN-9": "shows only when the kernel has no memory left",
