@@ -170,10 +170,10 @@ unlimit("long-keys-of-control", "LIMIT-4", b"CMSG", sys.maxsize, 64)
 unlimit("segments-of-control", "LIMIT-17", b"CMSG", 4096, sys.maxsize)
 
 
-@broken("LIMIT-5", "Bus.__init__")
-def unlimited_is_1024(init, bus, limits, *options):
-    most = min(limits.max_patterns, 1024)
-    init(bus, but(limits, max_patterns=most), *options)
+@broken("LIMIT-4", "Bus.__init__")
+def unlimited_is_4096(init, bus, limits, *options):
+    most = min(limits.max_key, 4096)
+    init(bus, but(limits, max_key=most), *options)
 
 
 @broken("LIMIT-10", "SubscriptionTable.__init__")

@@ -113,7 +113,8 @@ def publish(key: bytes, packet: bytes) -> None:
 def main() -> None:
     """Accept clients for ever."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: os._exit(0))
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: os._exit(0))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     os.umask(0o077)
     listener.bind(sys.argv[1])

@@ -185,7 +185,7 @@ class TestKit:
         assert done.status == 0
         first, *others = done.output.splitlines()
         assert first == "payload-of-a-switch [CTL-4] [ECHO-2]"
-        assert others[0] == "echo-by-default [ECHO-1]" and len(others) == 3
+        assert others[0] == "echo-by-default [ECHO-1]" and len(others) == 4
 
     def test_list(self) -> None:
         """It has a line for each block and check."""
