@@ -459,7 +459,7 @@ def answer_does_not_overtake(trial: Trial) -> None:
     overtake(trial, WHOAMI)
 
 
-@check("PUB-6", fills=True)
+@check("PUB-6", "BLOCK-4", fills=True)
 def message_does_not_overtake(trial: Trial) -> None:
     overtake(trial, b"MSG k\0002", b"MSG k\0003")
 

@@ -106,10 +106,7 @@ def descriptors_are_received(admit, server, wire):
 
 @broken("turns-end", "Server._receive")
 def a_turn_has_no_end(receive, server, client):
-    for _ in range(9):
-        if receive(server, client):
-            return True
-    return False
+    return any(receive(server, client) for _ in range(9))
 
 
 @broken("few-descriptors", "Server._set_alarm")
