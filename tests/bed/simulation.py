@@ -234,6 +234,10 @@ class SimServer(sbus.Server):
         wire: Any = client.wire
         if not (client.closed or client.fault):
             wire.world.on_expulsion(wire, client.ignored or ignored)
+        elif (
+            ignored
+        ):  # one too many, which had been expelled in its first turn
+            wire.party.is_wrong = True
         super().expel(client, error, ignored)
 
 
