@@ -122,7 +122,7 @@ class TestKit:
         message = "with --cred-prefix !/cred/1/2/3: the server ended with"
         assert "FAILED [CRED-9] " in done.output
         assert f"-> {message} status 1: usage" in done.output
-        assert ", 3 failed, 0 not applicable" in done.output
+        assert ", 3 failed, " in done.output
         done = run_kit("--server", naive(path), *only[:-1])
         assert done.status == 0 and ", 4 not asked for" in done.output
 
