@@ -12,8 +12,8 @@
 # make vectors   write the examples of spec/ for other implementations
 # make requirements   accept the sentences of the rules as reviewed
 # make book      write the book of the specification to book/site
-# make book-results   have the kit try three servers, for a page of the book
 # make book-test open it in a browser, which takes some minutes
+# make book-results   have the kit try three servers, for a page of the book
 # make conformance SERVER='./sbusd -f -a {address}'   try any server
 # make install   put the two programs into $(DESTDIR)$(PREFIX)/bin
 # make uninstall remove them
@@ -76,6 +76,7 @@ more-server-tests:
 client-tests:
 	@nice -n 3 $(PYTEST) tests/client
 
+# Those of broken servers and clients take as long as the others of the kit
 kit-tests:
 	@nice -n 3 $(PYTEST) tests/kit/test_[bc]*.py
 

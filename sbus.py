@@ -382,7 +382,7 @@ class Client:
         return f"client={self.number} uid={own.uid} pid={own.pid}"
 
 
-WORK_MAX = 16  # packets and receivers, after which to ask the clock
+WORK_MAX = 8  # packets and receivers, after which to ask the clock
 STATS_USERS_MAX = 1_000  # so that the answer stays a packet
 RECENT_KEYS_MAX = 4_096
 RECENT_KEY_BYTES_MAX = 256
@@ -1690,7 +1690,7 @@ class Server:
         client.outbox = []
         send, used = client.wire.send, client.used
         journal, ticks = self.bus.journal, self._ticks
-        more = [journal] if journal else ticks  # to do after each send
+        more = journal or ticks  # to look at after each send
         if client.put_off and not used[BACKLOG_BYTES]:
             client.put_off = self._is_slow(client.user)
         is_stalled = False

