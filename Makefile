@@ -35,7 +35,8 @@ STARTER = '\#!/usr/bin/env python3\nimport sys\n\nsys.path[0] =\
 # The trace check comes last: each rule has a test that has just passed.
 PIPELINE = spark-tests cluster-tests
 CLUSTER = tests/pipeline/test_pipeline_cluster.py
-TESTS = first-server-tests more-server-tests client-tests kit-tests other-tests
+TESTS = example-tests first-server-tests more-server-tests client-tests\
+ kit-tests other-tests
 RULES = build/rules
 LAST = test_every_rule_has_a_test_that_passed
 # A module is compiled once, and not by each of a thousand processes
@@ -67,6 +68,9 @@ spark-tests:
 cluster-tests:
 	@$(PYTEST) $(CLUSTER)
 
+example-tests:
+	@nice -n 3 $(PYTEST) test_sbus.py
+
 first-server-tests:
 	@nice -n 3 $(PYTEST) tests/server/test_[a-m]*.py
 
@@ -81,7 +85,7 @@ kit-tests:
 	@nice -n 3 $(PYTEST) tests/kit/test_[bc]*.py
 
 other-tests:
-	@nice -n 3 $(PYTEST) test_sbus.py tests/test_*.py tests/book \
+	@nice -n 3 $(PYTEST) tests/test_*.py tests/book \
 	    tests/kit/test_[!bc]*.py -k "not $(LAST)"
 
 coverage: .venv/ready

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import sys
+import shlex
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -23,9 +23,9 @@ from conformance.server import ServerProcess
 from fake_bus import cases_of, each_block, run_on_fake_kernel
 from fake_kernel import OWNER, FakeKernel, FakePeer, count_calls
 from packets import ANSWER_HEAD, WHOAMI, publications, publish
-from processes import ROOT, SECONDS_MAX, naive
+from processes import ROOT, SBUSD, SECONDS_MAX, naive
 
-OURS = f"{sys.executable} {ROOT / 'sbus.py'} -f -a {{address}}"
+OURS = shlex.join([*SBUSD, "-f", "-a", "{address}"])
 
 
 def explain(results: Sequence[Result]) -> str:

@@ -28,7 +28,7 @@ def bench(*arguments: str) -> Result:
 class TestMeasuring:
     def test_figures_of_a_scenario(self) -> None:
         """Each has its rounds, and what it is compared with."""
-        result = bench("--only", "pipe-400k", "--rounds", "2", "--json")
+        result = bench("--only", "pipe-4k", "--rounds", "2", "--json")
         assert (result.status, result.errors) == (0, "")
         report = json.loads(result.output)
         (figure,) = report["figures"]
@@ -60,7 +60,7 @@ class TestMeasuring:
     def test_another_server(self) -> None:
         """Here the relay itself."""
         command = f"{sys.executable} {ROOT}/bench/relay.py {{address}}"
-        arguments = ("--only", "pipe-400k", "--rounds", "1")
+        arguments = ("--only", "pipe-4k", "--rounds", "1")
         result = bench("--server", command, *arguments)
         assert (result.status, result.errors) == (0, "")
 

@@ -15,12 +15,13 @@ import struct
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 import sbus
 from packets import publish
+
+if TYPE_CHECKING:  # broken servers are started without it, and faster
+    import pytest
 
 OWNER = 500  # the bus owner of a FakeKernel, unless told otherwise
 ROUNDS_MAX = 60  # with something to do, before a test calls it spinning

@@ -11,7 +11,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from typing import IO, Any, Callable
 import pytest
 
 from packets import WHOAMI
-from processes import ROOT, SECONDS_MAX
+from processes import SBUSD, SECONDS_MAX
 
 needs_root = pytest.mark.skipif(
     os.getuid() != 0, reason="only root can connect as other users"
@@ -34,13 +33,6 @@ def scratch_directory() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="sbus-") as name:
         os.chmod(name, 0o755)
         yield Path(name)
-
-
-# As the installed command does; a script would be compiled at each start
-SBUSD = f"""import sys
-sys.path[0] = {str(ROOT)!r}
-import sbus
-sys.exit(sbus.main())"""
 
 
 class RealBus:
@@ -56,7 +48,7 @@ class RealBus:
         self.path = str(directory / "bus")
         self.log_path = directory / "log"
         where = self.path if address is None else address
-        command = [sys.executable, "-c", SBUSD, "-a", where]
+        command = [*SBUSD, "-a", where]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *options],

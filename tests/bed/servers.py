@@ -11,24 +11,22 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import sbus
 from fake_kernel import but
-from processes import ROOT, SECONDS_MAX, run
+from processes import SBUSD, SECONDS_MAX, run
 from real_bus import connect, wait_for
 
-COMMAND = (sys.executable, str(ROOT / "sbus.py"))
 ABSTRACT = "/dev/unix/abstract"
 DATAGRAM = socket.SOCK_DGRAM
 
 
 def refusal(status: int, *arguments: str, **options: Any) -> str:
     """Start a server that must refuse; return the one line that it says."""
-    result = run("sbus.py", *arguments, **options)
+    result = run("tests/bed/sbusd.py", *arguments, **options)
     assert (result.status, result.output) == (status, ""), result
     assert re.fullmatch("sbusd: [ -~]{1,292}\n", result.errors), result
     return result.errors
@@ -38,7 +36,7 @@ def refusal(status: int, *arguments: str, **options: Any) -> str:
 def started(*arguments: str, **options: Any) -> Iterator[IO[bytes]]:
     """Start a server with streams that RealBus does not have; give stdout."""
     process = subprocess.Popen(
-        [*COMMAND, *arguments], stdout=subprocess.PIPE, **options
+        [*SBUSD, *arguments], stdout=subprocess.PIPE, **options
     )
     assert process.stdout
     with process.stdout as output:
@@ -56,7 +54,7 @@ def notifying(
     with new_unix_socket(directory / "notify", DATAGRAM) as notified:
         notified.settimeout(SECONDS_MAX)
         process = subprocess.Popen(
-            [*COMMAND, *arguments],
+            [*SBUSD, *arguments],
             env={**os.environ, "NOTIFY_SOCKET": f"{directory}/notify"},
             **options,
         )
@@ -91,7 +89,7 @@ def daemon(
     """Start a daemon with relative paths, and stop it."""
     popen_options.setdefault("stderr", subprocess.PIPE)
     result = subprocess.run(
-        [*COMMAND, "-a", address, "-p", "pid", *options],
+        [*SBUSD, "-a", address, "-p", "pid", *options],
         cwd=directory,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -21,10 +21,9 @@ import pytest
 import sbus
 from fake_kernel import FakeKernel, start_journal
 from packets import WHOAMI, publications, publish
-from processes import SECONDS_MAX
+from processes import SBUSD, SECONDS_MAX
 from real_bus import RealBus, connect, needs_root, read_to_end
 from servers import (
-    COMMAND,
     is_served,
     mode_of,
     occupied,
@@ -240,7 +239,7 @@ class TestBlockedLog:
                 os.write(writer, bytes(4096))
         os.set_blocking(writer, True)
         done = subprocess.run(
-            [*COMMAND, "-a", f"{directory}/bus", argument],
+            [*SBUSD, "-a", f"{directory}/bus", argument],
             stderr=writer,
             timeout=SECONDS_MAX,
         )

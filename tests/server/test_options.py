@@ -16,10 +16,9 @@ import pytest
 import sbus
 from fake_kernel import but
 from packets import publish
-from processes import SECONDS_MAX, run
+from processes import SBUSD, SECONDS_MAX, run
 from real_bus import RealBus, connect, needs_root, read_to_end
 from servers import (
-    COMMAND,
     is_served,
     mode_of,
     notifying,
@@ -350,7 +349,7 @@ class TestDescriptors:
     def test_refusal_without_standard_streams(self) -> None:
         """[RUN-1] [RUN-7] The exit status is right all the same."""
         done = subprocess.run(
-            [*COMMAND, "-x"],
+            [*SBUSD, "-x"],
             preexec_fn=lambda: os.closerange(0, 3),
             timeout=SECONDS_MAX,
         )
