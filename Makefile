@@ -69,23 +69,23 @@ cluster-tests:
 	@$(PYTEST) $(CLUSTER)
 
 example-tests:
-	@nice -n 3 $(PYTEST) test_sbus.py
+	@nice -n 5 $(PYTEST) test_sbus.py
 
 first-server-tests:
-	@nice -n 3 $(PYTEST) tests/server/test_[a-m]*.py
+	@nice -n 5 $(PYTEST) tests/server/test_[a-m]*.py
 
 more-server-tests:
-	@nice -n 3 $(PYTEST) tests/server/test_[n-z]*.py
+	@nice -n 5 $(PYTEST) tests/server/test_[n-z]*.py
 
 client-tests:
-	@nice -n 3 $(PYTEST) tests/client
+	@nice -n 5 $(PYTEST) tests/client
 
 # Those of broken servers and clients take as long as the others of the kit
 kit-tests:
-	@nice -n 3 $(PYTEST) tests/kit/test_[bc]*.py
+	@nice -n 5 $(PYTEST) tests/kit/test_[bc]*.py
 
 other-tests:
-	@nice -n 3 $(PYTEST) tests/test_*.py tests/book \
+	@nice -n 5 $(PYTEST) tests/test_*.py tests/book \
 	    tests/kit/test_[!bc]*.py -k "not $(LAST)"
 
 coverage: .venv/ready

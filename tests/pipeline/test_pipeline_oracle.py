@@ -27,7 +27,7 @@ from sbus_spark.verdict import Audit
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
 
-TRACES = either(300, 60)
+TRACES = either(300, 20)
 BLOCKS = (1 << 10, 3_000, 20_000, 32 << 20)  # bytes
 
 
