@@ -20,7 +20,7 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 from sbus_spark import segments
 from sbus_spark.common import DAY
 from sbus_spark.segments import FIELDS, message_of, messages_in, read_lines
-from sizes import either
+from sizes import SOAK, either
 
 GOOD = capture_line(7).strip()
 ODD = [  # messages or not, which Arrow or its halving could take otherwise
@@ -77,6 +77,7 @@ def one_by_one(text: bytes) -> tuple[list[object], list[object]]:
     return found, bad
 
 
+@SOAK
 @pytest.mark.parametrize("slow_bytes", [1, 2_000])
 def test_many_lines_are_read_as_one_is(
     slow_bytes: int, monkeypatch: pytest.MonkeyPatch
