@@ -135,10 +135,7 @@ class SimWire:
         self._check_call()
         if self.failures:
             self.refused = self.is_starved = True
-            error = self.failures.pop()
-            if error.errno != errno.EIO:
-                self.world.on_refusal(self)
-            raise error
+            raise self.failures.pop()
         if self.deaf:
             self.party.may_discard = True
             raise BrokenPipeError(errno.EPIPE, "broken pipe")
@@ -146,7 +143,6 @@ class SimWire:
             raise OSError(errno.EMSGSIZE, "message too long")
         if self.used_bytes >= self.room_bytes:
             self.refused = True
-            self.world.on_refusal(self)
             raise BlockingIOError(errno.EAGAIN, "no room")
         self.refused = self.is_starved = False
         self.took = True
@@ -226,7 +222,12 @@ class SimBus(sbus.Bus):
 
 
 class SimServer(sbus.Server):
-    """Tells each wire that its client is to be disconnected."""
+    """Tells each wire that its client is to be disconnected, or at its end."""
+
+    def _depart(self, client: sbus.Client) -> None:
+        wire: Any = client.wire
+        super()._depart(client)
+        wire.world.on_departure(wire)
 
     def expel(
         self, client: sbus.Client, error: Exception, ignored: bool = False
@@ -435,10 +436,10 @@ class World:
         party.taken_at_once += 1
         del party.pending[: index + 1]
 
-    def on_refusal(self, wire: SimWire) -> None:
-        """Note that who leaves comes back to hand over more [CONN-10]."""
-        is_gone = wire.party not in self.model.parties
-        if is_gone and wire.last_taken and not wire.party.is_wrong:
+    def on_departure(self, wire: SimWire) -> None:
+        """Note that who has not gone comes back to hand over more."""
+        if not wire.closed:
+            assert wire.last_taken, "not closed at its end"  # [CONN-10]
             self.model.stay(wire.party)
 
     def judge_newcomer(self) -> None:
