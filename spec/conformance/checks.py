@@ -31,6 +31,7 @@ OVERHEAD_BYTES = 128  # [BLOCK-19] of each packet of a backlog
 CROWD = 300  # clients
 PACKETS = 25_000
 BATCH_PACKETS = 100
+TURN_PACKETS = 200  # of a client, more than a turn has
 DESCRIPTORS = 24  # few, for a server
 IDLE_SECONDS = 0.5
 END_SECONDS_MIN = 0.1  # in which a server with a backlog does not end
@@ -156,19 +157,25 @@ def many_packets(trial: Trial) -> None:
 
 @check("CONN-5")
 def turns_end(trial: Trial) -> None:
-    listener, first, second = trial.client("k"), trial.client(), trial.client()
-    first.settle()
-    second.settle()
-    trial.say("while the server is stopped, one sends 200, and another one")
+    first, second, listener = trial.client(), trial.client(), trial.client("k")
+    for client in (first, second, listener):
+        client.settle()  # so the last turn before the stop is the listener's
+    trial.say(f"while the server is stopped, two send {TURN_PACKETS} each")
     trial.server.freeze()
-    for _ in range(200):
-        first.send(b"MSG k\0many")
-    second.send(b"MSG k\0one")
+    for client, name in ((first, b"1"), (second, b"2")):
+        for _ in range(TURN_PACKETS):
+            client.send(b"MSG k\0" + name)
     trial.server.thaw()
-    before = 0
-    while listener.receive() != b"MSG k\0one":
-        before += 1
-    require(before <= 64, f"{before} packets of one client came first")
+    trial.say("as long as both have some left, neither is served for long")
+    left = {b"MSG k\0001": TURN_PACKETS, b"MSG k\0002": TURN_PACKETS}
+    before, count = END, 0
+    while all(left.values()):
+        packet = listener.receive()
+        require(packet in left, f"received {describe(packet)}")
+        left[packet] -= 1
+        count = count + 1 if packet == before else 1
+        before = packet
+        require(count <= 64, f"{count} packets of one client came at once")
 
 
 @contextlib.contextmanager
