@@ -90,6 +90,7 @@ def perform(bus: Bus, conversation: Conversation) -> tuple[str, list[str]]:
     return "; ".join(filter(None, (wrong, fault))), talk.said
 
 
+SHOULD_CLOSE = "where the server should close the connection"
 NEED_NO_SERVER = (">>", "close", "shut", "deaf")
 
 
@@ -180,16 +181,22 @@ class Talk:
             may_end = step.argument == "no packet"
             return self.expect_nothing(step.client, may_end)
         if step.argument == "end":
-            client.await_end()
+            return self.expect_end(client, step)
         got = client.receive()
-        if step.argument == "end":
-            self.unsettled = None  # or it was settled before
-            self.drop(step.client)
-            matches = got == END
-        else:
-            matches = self.matches(step.text, got)
-        if not matches:
+        if not self.matches(step.text, got):
             raise Failure(f"received {describe(got)}")
+
+    def expect_end(self, client: Connection, step: Step) -> None:
+        """Raise Failure unless the server closes, and says no more."""
+        client.await_end()
+        try:
+            got = client.receive()
+        except Failure as failure:
+            raise Failure(f"{failure}, {SHOULD_CLOSE}") from None
+        self.unsettled = None  # or it was settled before
+        self.drop(step.client)
+        if got != END:
+            raise Failure(f"received {describe(got)}, {SHOULD_CLOSE}")
 
     def matches(self, text: Text, got: bytes) -> bool:
         """Return whether a packet is what a text says."""

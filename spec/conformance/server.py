@@ -21,6 +21,8 @@ from .wire import Wire, connect_in_child, connect_socket
 START_SECONDS_MAX = 10.0
 LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
 FREEZE_SECONDS_MAX = 0.2  # for what the server has started
+FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
+SANITIZER = " (built with -fsanitize=address it says where)"
 
 
 @contextlib.contextmanager
@@ -255,7 +257,8 @@ class ServerProcess:
         assert self._process
         status = self._process.poll()
         if status is not None and status < 0:
-            return f"was killed: {signal.strsignal(-status) or -status}"
+            hint = SANITIZER if -status in FAULTS else ""
+            return f"was killed: {signal.strsignal(-status) or -status}{hint}"
         when = ", having been stopped (SIGSTOP)" if self._was_frozen else ""
         return "" if status is None else f"ended with status {status}{when}"
 

@@ -92,15 +92,20 @@ class Wire:
             try:
                 packet = self._read()
             except Failure:
-                raise Failure(
-                    "!/cred/whoami is not answered in time"
-                ) from None
+                raise Failure(self._unanswered_why()) from None
             if self._unanswered or packet == END:
                 self._inbox.append(packet)
             if packet == END:
                 return
             if len(self._inbox) > UNREAD_PACKETS_MAX:
                 raise Failure(f"receives {describe(packet)} without end")
+
+    def _unanswered_why(self) -> str:
+        """Return what is wrong with the answer that is waited for."""
+        for packet in self._inbox:
+            if packet.startswith(WHOAMI) and b"\0" not in packet:
+                return f"received {describe(packet)}, which has no NUL"
+        return "!/cred/whoami is not answered in time"
 
     def receive(self) -> bytes:
         """Return the next packet that is no filler, or END."""

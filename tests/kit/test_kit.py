@@ -62,6 +62,9 @@ def flood(wire):
             wire.send(b"MSG k\\0")
     except OSError:
         pass
+def answer(wire):
+    wire.send(b"CMSG !/cred/whoami 1")
+    wires.append(wire)
 """
 
 
@@ -233,6 +236,7 @@ class TestKit:
             ("sh -c 'kill -9 $$' {address}", "was killed: Killed"),
             ("/no/such/server {address}", "cannot run /no/such/server"),
             ("yes {address}", "was killed: File size limit exceeded"),
+            ("sh -c 'kill -6 $$' {address}", "-fsanitize=address it says"),
         ],
     )
     def test_a_server_that_does_not_start(
@@ -253,6 +257,7 @@ class TestKit:
             ("serve(lambda wire: wire.close())", "it closes each connection"),
             ("serve(lambda wire: wires.append(wire))", "is not answered"),
             ("serve(flood)", "receives MSG k\\0 without end"),
+            ("serve(answer)", "CMSG !/cred/whoami 1, which has no NUL"),
         ],
     )
     def test_a_server_that_does_not_serve(
@@ -293,7 +298,14 @@ class TestKit:
             ("A > SUB k; A < no packet", ""),
             ("A > HELLO; A < no packet", ""),
             ("A > SUB k; A > MSG k\\0; A < no packet", "received MSG k\\0"),
-            ("A > SUB k; A < end", "received nothing"),
+            (
+                "A > SUB k; A < end",
+                "received nothing, where the server should close",
+            ),
+            (
+                "A > SUB k; A > MSG k\\0; A < end",
+                "received MSG k\\0, where the server should close",
+            ),
             ("A > HELLO; A < nothing", "received the end"),
             ("A > HELLO", "received the end"),
             ("A > SUB k; B > MSG k\\0", "received MSG k\\0"),
