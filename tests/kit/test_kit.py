@@ -29,6 +29,9 @@ def run_kit(*arguments: str) -> processes.Result:
     return run("spec/conformance", *arguments)
 
 
+CLIENT = f"{sys.executable} {NAIVE.parent}/client_adapter.py {{address}}"
+
+
 def broken_naive(directory: Path, statement: str, start: str = "UNSUB") -> str:
     """Return a naive server that does *statement* on packets of a kind."""
     source = NAIVE.read_text("utf-8")
@@ -136,6 +139,18 @@ class TestKit:
         assert done.status == 1, done
         assert "FAILED [RUN-1] A server MUST answer a wrong" in done.output
         assert "0 passed, 4 failed" in done.output
+
+    def test_a_server_and_a_client_at_once(self) -> None:
+        """What is to be run is known to one of them, or to nobody."""
+        both = ("--server", naive(), "--client", "false {address}")
+        done = run_kit(*both, "--only", "SUB-1", "--only", "SUBB")
+        assert done == (2, "", "conformance: no example of SUBB\n")
+        done = run_kit(*both[:2], "--client", CLIENT, "--only", "SUB-1")
+        assert done.status == 0 and "2 passed, 0 failed" in done.output
+        assert "CLIENT" not in done.output
+        client = "end-of-the-connection"
+        done = run_kit(*both[:2], "--client", CLIENT, "--only", client)
+        assert done.status == 0 and "1 passed, 0 failed" in done.output
 
     def test_what_nobody_asked_for(self) -> None:
         """It is not called passed, nor not applicable."""
