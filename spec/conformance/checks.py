@@ -33,6 +33,9 @@ PACKETS = 25_000
 BATCH_PACKETS = 100
 TURN_PACKETS = 200  # of a client, more than a turn has
 DESCRIPTORS = 24  # few, for a server
+START_DESCRIPTORS = 32, 64  # soft and hard limit
+RIVALS = 3
+LOGGED_BYTES_MAX = 80  # [RUN-15] of what a client sent
 IDLE_SECONDS = 0.5
 END_SECONDS_MIN = 0.1  # in which a server with a backlog does not end
 LOOKS = 50  # in that time
@@ -672,7 +675,7 @@ def refuse(
         if status:
             found = rival.status()
             require(found == status, f"it ends with status {found}")
-            lines = rival.log_line_count()
+            lines = len(rival.log_lines())
             require(lines == 1, f"it says why in {lines} lines")
 
 
@@ -812,6 +815,259 @@ def ignored_sighup_stays_ignored(trial: Trial) -> None:
     require(not trial.server.fault(), "it serves no more")
 
 
+@check("ADDR-9", options="-r")
+def servers_that_start_at_once(trial: Trial) -> None:
+    path = trial.server.new_path()
+    trial.say(f"{RIVALS} servers start with -r where a stale socket is")
+    leave_socket(path)
+    with contextlib.ExitStack() as cleanup:
+        rivals, outputs = [], []
+        for _ in range(RIVALS):
+            reading, writing = os.pipe()
+            outputs.append(cleanup.enter_context(open(reading, "rb", 0)))
+            rivals.append(cleanup.enter_context(trial.server.another()))
+            with open(writing, "wb"):
+                rivals[-1].launch(trial.options, path, stdout=writing)
+        trial.say("each listens or ends, and its standard output is closed")
+        end = time.monotonic() + trial.server.start_seconds_max
+        for output in outputs:
+            rest = max(0, end - time.monotonic())
+            select.select([output], [], [], rest)
+        end = time.monotonic() + trial.server.seconds_max
+        left = rivals
+        while len(left) > 1 and time.monotonic() < end:
+            time.sleep(0.005)  # no event tells of a foreign server
+            left = [one for one in rivals if one.status() is None]
+        require(len(left) == 1, f"{len(left)} of them are left")
+        require(not left[0].fault(), "the one that is left does not serve")
+
+
+@check("RUN-5")
+def readiness_is_told(trial: Trial) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(trial.server.new_path())
+        notified.settimeout(trial.server.start_seconds_max)
+        trial.say("the server is started with NOTIFY_SOCKET")
+        name = notified.getsockname()
+        trial.server.launch(env={**os.environ, "NOTIFY_SOCKET": name})
+        try:
+            told = notified.recv(1000)
+        except socket.timeout:
+            raise Failure("it does not tell that it is ready") from None
+        is_ready = b"READY=1" in told.split(b"\n")
+        require(is_ready, f"it tells {describe(told)}")
+        trial.say("it is ready, and a client connects")
+        trial.client().settle()
+
+
+@check("RUN-6")
+def descriptors_are_made_use_of(trial: Trial) -> None:
+    soft, hard = START_DESCRIPTORS
+    trial.say(f"the server may have {soft} descriptors, and raise that")
+    trial.say(f"to {hard}")
+    kind = resource.RLIMIT_NOFILE
+    trial.server.start(begin=lambda: resource.setrlimit(kind, (soft, hard)))
+    limits = [resource.prlimit(one, kind) for one in trial.server.processes]
+    require((hard, hard) in limits, "it has not raised its limit")
+    trial.say("as many connect, and each is served or disconnected")
+    for _ in range(hard):
+        trial.client().settle()
+
+
+@check("RUN-7")
+def closed_standard_streams(trial: Trial) -> None:
+    trial.say("the server is started with 0, 1 and 2 closed")
+    trial.server.start(begin=lambda: os.closerange(0, 3))
+    trial.say("three clients connect")
+    for _ in range(3):
+        trial.client().settle()
+    for process in trial.server.processes:
+        for number in range(3):
+            what = file_of(process, number)
+            is_socket = what.startswith("socket:")
+            require(not is_socket, f"{number} is a socket")
+
+
+def file_of(process: int, descriptor: int) -> str:
+    """Return what a descriptor of a process is of, if it is open."""
+    try:
+        return os.readlink(f"/proc/{process}/fd/{descriptor}")
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        raise NotApplicable("the server is another user's") from None
+
+
+# =============================================================================
+# The log
+# =============================================================================
+
+
+@check("RUN-14")
+def log_of_a_healthy_server(trial: Trial) -> None:
+    trial.server.start()
+    reader, publisher = trial.client("k"), trial.client()
+    trial.say("a client publishes, another hears it, and both leave")
+    publisher.send(b"MSG k\0")
+    hear(reader, b"MSG k\0")
+    reader.send(b"UNSUB k")
+    reader.settle()
+    trial.close()
+    require(not trial.server.fault(), "it serves no more")
+    count = len(trial.server.log_lines())
+    require(
+        count == 1, f"it has logged {count} lines, and one is of its start"
+    )
+    stop(trial)
+    count = len(trial.server.log_lines()) - 1
+    require(count == 1, f"it logs {count} lines when it stops")
+
+
+@check("RUN-15", options="-v")
+def log_of_bytes_of_clients(trial: Trial) -> None:
+    trial.server.start(trial.options)
+    strange = b"\x1b[31m\r\xc3\xa9\n"
+    reader = trial.client("k/")
+    trial.say("clients send strange and long keys and mistakes, and payloads")
+    for packet in (
+        b"SUB %b" % strange,
+        b"MSG k/%b\0precious" % strange,
+        b"MSG k/%b\0precious" % (b"x" * LOGGED_BYTES_MAX * 2),
+        b"CMSG %b" % strange,
+        strange,
+        b"HELLO %b" % (b"x" * LOGGED_BYTES_MAX * 2),
+    ):
+        client = trial.client()
+        client.send(packet)
+        client.settle()
+        client.close()
+    for _ in range(2):
+        require(reader.receive() != END, "a reader is disconnected")
+    stop(trial)
+    for line in trial.server.log_lines():
+        shown = line.rstrip(b"\n")
+        is_plain = all(32 <= byte < 127 for byte in shown)
+        require(is_plain, f"it logs {describe(shown)}")
+        require(b"precious" not in line, "it logs a payload")
+        is_short = b"x" * (LOGGED_BYTES_MAX + 1) not in line
+        require(is_short, f"it logs more than {LOGGED_BYTES_MAX} bytes")
+
+
+@check("RUN-16")
+def log_that_nobody_reads(trial: Trial) -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb"):
+        with open(writing, "wb"):
+            trial.server.start(stderr=writing)
+            name = f"/proc/self/fd/{writing}"  # opened anew, to wait no more
+            filler = os.open(name, os.O_WRONLY | os.O_NONBLOCK)
+        trial.say("the server's log is a pipe, which is full")
+        with open(filler, "wb", 0) as pipe:
+            while pipe.write(bytes(4096)):
+                pass
+        trial.say("a client breaks a rule, which is to be logged")
+        client = trial.client()
+        client.send(b"HELLO")
+        hear(client, END)
+        require(not trial.server.fault(), "it waits for its log")
+
+
+# =============================================================================
+# The trace
+# =============================================================================
+
+
+Event = dict[str, Any]
+
+
+def trace_of(trial: Trial) -> list[Event]:
+    """Return the events of a server, up to its end.
+
+    One client subscribes and unsubscribes, and another publishes.
+    """
+    path = trial.server.new_path()
+    trial.say("a server is started with a trace")
+    trial.server.start(("--trace", path))
+    trial.say("one subscribes, hears a message, unsubscribes")
+    reader, publisher = trial.client("k"), trial.client()
+    publisher.send(b"MSG k\0")
+    hear(reader, b"MSG k\0")
+    reader.send(b"UNSUB k")
+    reader.settle()
+    trial.say("and misses a message")
+    publisher.send(b"MSG k\0")
+    publisher.settle()
+    stop(trial)
+    return read_trace(path)[1]
+
+
+def read_trace(path: str) -> tuple[int, list[Event]]:
+    """Return the mode of a trace, and its events."""
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        with open(path, "rb") as file:
+            return mode, [json.loads(line) for line in file]
+    except (OSError, ValueError) as error:
+        raise Failure(f"the trace cannot be read: {error}") from None
+
+
+@check("TRACE-1")
+def trace_is_in_order(trial: Trial) -> None:
+    events = trace_of(trial)
+    found = [one.get("ev") for one in events]
+    wanted = "start, ..., stop"
+    require(found[:1] + found[-1:] == ["start", "stop"], f"not {wanted}")
+    named = "sub", "msg", "send", "unsub"
+    shown = ", ".join(one for one in map(str, found) if one in named)
+    require(shown == "sub, msg, send, unsub, msg", f"the trace says {shown}")
+    opened: set[Any] = set()
+    for one in events:
+        who = one.get("c")
+        if one.get("ev") == "open":
+            require(who not in opened, f"client {who} is opened twice")
+            opened.add(who)
+        require(who is None or who in opened, f"{who} is not open yet")
+
+
+@check("TRACE-2")
+def trace_is_numbered(trial: Trial) -> None:
+    numbers = [one.get("n") for one in trace_of(trial)]
+    wanted = [*range(1, len(numbers) + 1)]
+    require(numbers == wanted, f"its numbers are {numbers}")
+
+
+@check("TRACE-3")
+def trace_without_payloads(trial: Trial) -> None:
+    has_data = any("data" in one for one in trace_of(trial))
+    require(not has_data, "it has payloads")
+
+
+@check("TRACE-6")
+def trace_that_cannot_be_written(trial: Trial) -> None:
+    path = trial.server.new_path()
+    reading, writing = os.pipe()
+    with open(reading, "rb", 0) as log:
+        with open(writing, "wb"):
+            trial.server.start(
+                ("--trace", path), begin=ignore_large_files, stderr=writing
+            )
+        if select.select([log], [], [], 0)[0]:
+            log.read(1 << 16)  # what it says of its start
+        trial.say("the server has a trace, which must grow no more")
+        for process in trial.server.processes:
+            limit(process, resource.RLIMIT_FSIZE, 1)
+        trial.client("k").settle()
+        require(not trial.server.fault(), "it does not go on")
+        ready = select.select([log], [], [], trial.server.seconds_max)[0]
+        text = log.read(1000) if ready else b""
+        require(text, "it says nothing of that in its log")
+
+
+def ignore_large_files() -> None:
+    """Have a file that is too large fail to be written, and nothing more."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
 @check("TRACE-5", "TRACE-4")
 def trace_of_payloads(trial: Trial) -> None:
     path = trial.server.new_path()
@@ -823,12 +1079,7 @@ def trace_of_payloads(trial: Trial) -> None:
     client.send(b"MSG k\0common")
     client.settle()
     end_by(trial, signal.SIGTERM)
-    try:
-        mode = stat.S_IMODE(os.stat(path).st_mode)
-        with open(path, "rb") as file:
-            events = [json.loads(line) for line in file]
-    except (OSError, ValueError) as error:
-        raise Failure(f"the trace cannot be read: {error}") from None
+    mode, events = read_trace(path)
     require(mode == 0o600, f"the mode of the trace is {mode:04o}")
     data = [one["data"] for one in events if "data" in one]
     require(data == ["Y29tbW9u"], f"the payloads in it are {data}")

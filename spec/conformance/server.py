@@ -85,9 +85,16 @@ class ServerProcess:
         self._await(time.monotonic() + self.start_seconds_max)
 
     def launch(
-        self, options: Sequence[str] = (), path: str = "", **more: Any
+        self,
+        options: Sequence[str] = (),
+        path: str = "",
+        begin: Callable[[], object] = int,
+        **more: Any,
     ) -> None:
-        """Start a server, after the end of any other."""
+        """Start a server, after the end of any other.
+
+        Its process first does what it is to begin with.
+        """
         self.stop()
         self._was_frozen = False
         self._path = path or self.new_path()
@@ -102,7 +109,7 @@ class ServerProcess:
                         "stdout": log,
                         "stderr": log,
                         "start_new_session": True,
-                        "preexec_fn": release,
+                        "preexec_fn": lambda: (release(), begin()),
                         **more,
                     },
                 )
@@ -269,10 +276,10 @@ class ServerProcess:
             lines = file.read().splitlines()[-5:]
         return ": " + " / ".join(map(escape, lines)) if lines else ""
 
-    def log_line_count(self) -> int:
-        """Return how many lines the server wrote."""
+    def log_lines(self) -> list[bytes]:
+        """Return the lines that the server wrote."""
         with open(self._log, "rb") as file:
-            return len(file.readlines())
+            return file.readlines()
 
     def stop(self) -> None:
         """Stop the server and all that it started, and forget its log."""

@@ -12,10 +12,13 @@ sbus.py, or beside it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import resource
 import signal
 import socket
 import sys
+import time
 from typing import Any, Callable
 
 import broken_servers
@@ -300,6 +303,135 @@ def random_name_is_always_the_same(abstract_name, address):
 @broken("abstract-name-is-filled-up", "abstract_name")
 def short_name_is_refused(abstract_name, address):
     return abstract_name(address) if len(address) > 200 else sys.exit(1)
+
+
+@broken("servers-that-start-at-once", "open_path")
+def stale_socket_is_seen_too_early(open_path, path, mode, replace):
+    is_there = os.path.exists(path)
+    time.sleep(0.5)  # until the others have looked, too
+    if replace and is_there:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    return open_path(path, mode, replace)
+
+
+@broken("servers-that-start-at-once", "open_path")
+def none_is_left(open_path, path, mode, replace):
+    if os.path.exists(path):
+        sys.exit(1)
+    return open_path(path, mode, replace)
+
+
+@broken("readiness-is-told", "open_endpoint")
+def readiness_is_told_too_early(open_endpoint, *args):
+    import sbus
+
+    sbus.notify_ready()
+    time.sleep(0.2)
+    return open_endpoint(*args)
+
+
+@broken("readiness-is-told", "notify_ready")
+def another_thing_is_told(notify_ready):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+        name = os.environ.get("NOTIFY_SOCKET")
+        if name:
+            notifier.sendto(b"READY=0", name)
+
+
+@broken("descriptors-are-made-use-of", "limits_of")
+def soft_limit_stays(limits_of, options):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = limits_of(options)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    return limits
+
+
+@broken("descriptors-are-made-use-of", "limits_of")
+def limit_of_clients_is_not_lowered(limits_of, options):
+    limits = limits_of(options)
+    limits.max_clients = options.max_clients
+    return limits
+
+
+@broken("closed-standard-streams", "Server._admit")
+def client_becomes_standard_input(admit, server, wire):
+    os.dup2(wire.fileno(), 0)
+    admit(server, wire)
+
+
+@broken("log-of-a-healthy-server", "Server._admit")
+def clients_are_logged(admit, server, wire):
+    os.write(2, b"sbusd: a client\n")
+    admit(server, wire)
+
+
+@broken("log-of-a-healthy-server", "Server._finish")
+def its_end_is_not_logged(finish, server):
+    logging.disable(logging.CRITICAL)
+    finish(server)
+
+
+@broken("log-of-bytes-of-clients", "Bus.handle")
+def payloads_are_logged(handle, bus, client, packet, start):
+    os.write(2, bytes(packet).partition(b"\0")[2].replace(b"\n", b"") + b"\n")
+    return handle(bus, client, packet, start)
+
+
+@broken("log-of-bytes-of-clients", "Bus.handle")
+def keys_are_logged_as_they_are(handle, bus, client, packet, start):
+    os.write(2, bytes(packet).partition(b"\0")[0][:20] + b"\n")
+    return handle(bus, client, packet, start)
+
+
+@broken("log-of-bytes-of-clients", "Bus.handle")
+def keys_are_logged_whole(handle, bus, client, packet, start):
+    os.write(2, repr(bytes(packet).partition(b"\0")[0]).encode() + b"\n")
+    return handle(bus, client, packet, start)
+
+
+@broken("log-that-nobody-reads", "LogHandler.emit")
+def the_log_is_waited_for(emit, handler, record):
+    os.write(2, record.getMessage().encode() + b"\n")
+
+
+@broken("trace-is-in-order", "Journal.flush")
+def events_are_written_backwards(flush, journal):
+    journal._lines.reverse()
+    flush(journal)
+
+
+@broken("trace-is-in-order", "Journal._write")
+def messages_are_traced_when_they_were_sent(write, journal, event, fields):
+    write(journal, event, fields)
+    if event == "send":
+        journal._lines[-2:] = reversed(journal._lines[-2:])
+
+
+@broken("trace-is-numbered", "Journal._write")
+def control_packets_have_two_numbers(write, journal, event, fields):
+    journal._events += event == "ctl"
+    write(journal, event, fields)
+
+
+@broken("trace-without-payloads", "Journal.__init__")
+def payloads_are_always_traced(init, journal, trace, about, payloads, verbose):
+    init(journal, trace, about, True, verbose)
+
+
+@broken("trace-that-cannot-be-written", "Journal.flush")
+def it_ends_without_its_trace(flush, journal):
+    had_one = journal._trace >= 0
+    flush(journal)
+    if had_one and journal._trace < 0:
+        os._exit(1)
+
+
+@broken("trace-that-cannot-be-written", "Journal.flush")
+def its_trace_is_lost_in_silence(flush, journal):
+    logging.disable(logging.CRITICAL)
+    flush(journal)
+    logging.disable(logging.NOTSET)
 
 
 @broken("sigusr1-is-no-end", "obey_signals")

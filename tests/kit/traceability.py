@@ -57,7 +57,6 @@ NOT_VISIBLE = {
     "CONN-13": "the log does not go to clients",
     "ADDR": "about starting a server, not about a client of one",
     "RUN": "about the server's process, not about a client of one",
-    "TRACE": "the trace does not go to clients",
 }
 BY_USERS = {"KEY-2", "KEY-6"}  # kept by whoever uses the client
 
