@@ -984,9 +984,9 @@ class FloodControl:
     ) -> None:
         """Pause a publisher until a backlog is down to *level* bytes."""
         if publisher not in receiver.holding:
+            publisher.paused += not publisher.held_by  # [CTL-5]
             receiver.holding[publisher] = level
             publisher.held_by[receiver] = None
-            publisher.paused += 1
             facts = {"holder": receiver.number, "rule": rule}
             self.bus.tell("pause", publisher, **facts)
 

@@ -292,7 +292,7 @@ class Witness(sbus.Journal):
 
     def on_pause(self, publisher: sbus.Client) -> None:
         wire: Any = publisher.wire
-        wire.party.counts["paused"] += 1
+        wire.party.counts["paused"] += len(publisher.held_by) == 1
 
     def on_queue(self, client: sbus.Client, packet: sbus.Packet) -> None:
         if self.world.limits_broken(client, 0):  # [BLOCK-10] [BLOCK-18]
