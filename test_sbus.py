@@ -44,6 +44,7 @@ class TestExamples:
         results = [run_on_fake_kernel(case) for case in cases_of(block)]
         assert results and not explain(results), explain(results)
 
+    @pytest.mark.timeout(600)  # a hundred servers, one after the other
     def test_on_real_sockets(self) -> None:
         """[LIMIT-19] So it does as a process of its own."""
         with ServerProcess(OURS, SECONDS_MAX) as server:

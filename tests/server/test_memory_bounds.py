@@ -410,7 +410,7 @@ class TestMemory:
     def test_no_memory_is_left(self, directory: Path) -> None:
         """[CONN-12] [RUN-12] Of as much as it can start with, or of more."""
         started = 0
-        for mebibytes in [*range(16, 64, either(1, 12)), 80, 128]:
+        for mebibytes in [*range(16, 64, either(1, 12)), 80, 104, 128]:
             size = mebibytes * MEBIBYTE
             try:
                 started += is_served_in(directory, size)
