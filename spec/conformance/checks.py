@@ -35,6 +35,7 @@ TURN_PACKETS = 200  # of a client, more than a turn has
 DESCRIPTORS = 24  # few, for a server
 START_DESCRIPTORS = 32, 64  # soft and hard limit
 RIVALS = 3
+MISTAKES = 100
 LOGGED_BYTES_MAX = 80  # [RUN-15] of what a client sent
 IDLE_SECONDS = 0.5
 END_SECONDS_MIN = 0.1  # in which a server with a backlog does not end
@@ -570,6 +571,16 @@ def what_took_its_place_is_kept(trial: Trial) -> None:
     require(os.path.lexists(path), "it has removed what is not its own")
 
 
+@check("ADDR-10")
+def socket_that_took_its_place_is_kept(trial: Trial) -> None:
+    path = trial.server.path
+    trial.say("another socket takes the place of the server's")
+    os.rename(path, path + ".moved")
+    leave_socket(path)
+    stop(trial)
+    require(os.path.lexists(path), "it has removed what is not its own")
+
+
 @check("RUN-12", fills=True)
 def end_does_not_wait_for_a_reader(trial: Trial) -> None:
     reader, publisher = trial.client("k"), trial.client()
@@ -951,6 +962,22 @@ def log_of_bytes_of_clients(trial: Trial) -> None:
         require(b"precious" not in line, "it logs a payload")
         is_short = b"x" * (LOGGED_BYTES_MAX + 1) not in line
         require(is_short, f"it logs more than {LOGGED_BYTES_MAX} bytes")
+
+
+@check("CONN-13")
+def log_of_many_mistakes(trial: Trial) -> None:
+    trial.server.start(trial.options)
+    start = time.monotonic()
+    trial.say(f"{MISTAKES} clients of a user send HELLO")
+    for _ in range(MISTAKES):
+        with contextlib.closing(trial.client()) as client:
+            client.send(b"HELLO")
+            require(client.receive() == END, "HELLO is no end")
+    most = time.monotonic() - start + 2  # the first, and what is left out
+    stop(trial)
+    lines = sum(b"PKT-2" in line for line in trial.server.log_lines())
+    require(lines, "it logs no line that names PKT-2")
+    require(lines <= most, f"it logs {lines} lines, one a second wanted")
 
 
 @check("RUN-16")

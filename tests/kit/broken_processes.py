@@ -17,6 +17,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import sys
 import time
 from typing import Any, Callable
@@ -198,6 +199,11 @@ def socket_stays(remove, *args):
 @broken("what-took-its-place-is-kept", "is_in_place")
 def whatever_is_in_its_place_is_removed(is_in_place, *args):
     return True
+
+
+@broken("socket-that-took-its-place-is-kept", "is_in_place")
+def every_socket_in_its_place_is_removed(is_in_place, descriptor, path):
+    return stat.S_ISSOCK(os.lstat(path).st_mode)
 
 
 @broken("end-delivers-what-was-read", "Server._finish")
@@ -432,6 +438,16 @@ def its_trace_is_lost_in_silence(flush, journal):
     logging.disable(logging.CRITICAL)
     flush(journal)
     logging.disable(logging.NOTSET)
+
+
+@broken("log-of-many-mistakes", "CauseLog.write")
+def every_mistake_is_logged(write, causes, rule, uid, line):
+    logging.getLogger("sbus").warning(line)
+
+
+@broken("log-of-many-mistakes", "CauseLog.write")
+def no_mistake_is_logged(write, causes, rule, uid, line):
+    pass
 
 
 @broken("sigusr1-is-no-end", "obey_signals")

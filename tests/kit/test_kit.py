@@ -128,9 +128,9 @@ class TestKit:
         message = "with --cred-prefix !/cred/1/2/3: the server ended with"
         assert "FAILED [CRED-9] " in done.output
         assert f"-> {message} status 1: usage" in done.output
-        assert ", 3 failed, " in done.output
+        assert ", 4 failed, " in done.output
         done = run_kit("--server", naive(path), *only[:-1])
-        assert done.status == 0 and ", 4 not asked for" in done.output
+        assert done.status == 0 and ", 5 not asked for" in done.output
 
     def test_a_server_that_ignores_options(self) -> None:
         """[RUN-1] That explains why nothing is known of them."""
@@ -138,7 +138,7 @@ class TestKit:
         done = run_kit("--server", naive(), *only)
         assert done.status == 1, done
         assert "FAILED [RUN-1] A server MUST answer a wrong" in done.output
-        assert "0 passed, 4 failed" in done.output
+        assert "0 passed, 5 failed" in done.output
 
     def test_a_server_and_a_client_at_once(self) -> None:
         """What is to be run is known to one of them, or to nobody."""
