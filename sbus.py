@@ -1176,10 +1176,11 @@ ROUND_SECONDS_MAX = 0.002  # of all clients of a user, before others have turns
 TICK_SECONDS = 0.010  # of processor time
 LOOK_SECONDS = 0.005  # after which to look at the processor's time again
 SMALL_DEBT_MAX = 0.010  # seconds that are made up for in rounds, not in time
-DEBT_MAX = 1.0  # seconds; what is more is forgiven
+DEBT_MAX = 60.0  # seconds; what is more is forgiven
 NOTED_SENDS_MIN = 0.00002  # seconds, for sends to neighbours of one user
 SLOW_SENDS_MIN = 0.005  # seconds, of one flush to all of a user's clients
 SLOW_SECONDS = 1.0  # for which sends to a user are left to its own turns
+SLOW_DEBT_MIN = 0.1  # seconds of a debt; until it is less, they are, too
 BYTES_PER_TURN = 10_000_000  # times receivers
 SEND_COST_BYTES = 4_096  # what a send costs beside its bytes
 SEND_SECONDS = 0.000005  # that a send may take beside its bytes
@@ -1481,9 +1482,9 @@ class Server:
                 self._has_debts, self._settled = True, start
         self._spent[user.uid] = spent
 
-    def _owes(self, user: User) -> bool:
+    def _owes(self, user: User, least: float = ROUND_SECONDS_MAX) -> bool:
         """Return whether a user has had enough [CONN-19]."""
-        return self._spent.get(user.uid, 0.0) >= ROUND_SECONDS_MAX
+        return self._spent.get(user.uid, 0.0) >= least
 
     # ---- On a new connection
 
@@ -1746,9 +1747,10 @@ class Server:
 
         If much waits already, they do until it has made up for the last.
         """
+        if user.slow_until <= self._now:
+            return self._owes(user, SLOW_DEBT_MIN)
         most = self.bus.limits.max_user_backlog // 4
-        has_room = user.used[BACKLOG_BYTES] < most
-        return user.slow_until > self._now and (has_room or self._owes(user))
+        return user.used[BACKLOG_BYTES] < most or self._owes(user)
 
     def _leave_to_itself(self, user: User, seconds: float) -> None:
         """Leave sends to a user's clients to its own turns for a while.
@@ -2331,16 +2333,18 @@ class LogHandler(logging.Handler):
     """Writes to standard error and never waits for it [RUN-15] [RUN-16].
 
     A line that would have to wait is left out.  A terminal says that it has
-    room when it has little, so it is opened anew as one that never waits.
+    room when it has little, and who reads a pipe can make it smaller, so they
+    are opened anew as what never waits.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        with contextlib.suppress(OSError):  # no terminal, or not ours
-            flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK
-            terminal = os.open(os.ttyname(2), flags)
-            os.dup2(terminal, 2)
-            os.close(terminal)
+        with contextlib.suppress(OSError):  # neither, or not ours
+            if not stat.S_ISREG(os.fstat(2).st_mode):
+                flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK
+                log_file = os.open("/proc/self/fd/2", flags)
+                os.dup2(log_file, 2)
+                os.close(log_file)
 
     def emit(self, record: logging.LogRecord) -> None:
         text = re.sub("[^ -~]", "?", f"sbusd: {record.getMessage()}")

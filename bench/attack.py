@@ -46,8 +46,8 @@ READERS = 300
 NEWS = b"news/"  # what the readers of the witness hear
 ONE_SHOTS = 10_000
 PROMISED_MS = {"p99": 20.0, "max": 100.0}
-# What the first three do, the kernel does
-NOT_PROMISED = {"large", "filter", "watchers", "together"}
+# What the first four do, the kernel does
+NOT_PROMISED = {"large", "filter", "watchers", "nested", "together"}
 SBUS = Path(__file__).resolve().parent.parent / "sbus.py"
 
 
@@ -355,13 +355,26 @@ def storm_watchers(address: str) -> None:
         over_and_over(address, [b"MSG w\0x"])
 
 
+def storm_nested(address: str) -> None:
+    """A reader that 30 watch, by an epoll that ten poll 15,000 times over."""
+    wire = subscribers(address, 1, b"w")[0]
+    with watched(wire, 1, 30) as (watcher,):
+        poll = select.poll()
+        for _ in range(15_000):
+            poll.register(os.dup(watcher.fileno()), 0)
+        for _ in range(10):
+            in_background(poll.poll)
+        in_background(lambda: read_all([wire]))
+        over_and_over(address, [b"MSG w\0x"])
+
+
 @contextlib.contextmanager
 def watched(
     wire: socket.socket,
     watchers: int,
     copies: int,
     events: int = select.EPOLLIN | select.EPOLLOUT,
-) -> Iterator[None]:
+) -> Iterator[list[select.epoll]]:
     """Have a socket watched that many times over."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -370,7 +383,7 @@ def watched(
     for poll in polls:
         for dup in dups:
             poll.register(dup, events)
-    yield
+    yield polls
     for poll in polls:
         poll.close()
     for dup in dups:

@@ -11,6 +11,7 @@ import re
 import resource
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ import pytest
 import sbus
 from fake_kernel import FakeKernel, start_journal
 from packets import WHOAMI, publications, publish
-from processes import SBUSD, SECONDS_MAX
+from processes import ROOT, SBUSD, SECONDS_MAX
 from real_bus import RealBus, connect, needs_root, read_to_end
 from servers import (
     is_served,
@@ -192,6 +193,20 @@ class TestLog:
         assert len(resumed) == 1 and not sender.paused
 
 
+@contextlib.contextmanager
+def full_pipe() -> Iterator[int]:
+    """Give the end to write to of a pipe that has no room."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    yield writer
+    os.close(reader)
+    os.close(writer)
+
+
 class TestBlockedLog:
     def test_pipe_that_nobody_reads(self, directory: Path) -> None:
         """[RUN-16] The bus goes on; lines are left out, none is cut."""
@@ -232,20 +247,33 @@ class TestBlockedLog:
         self, directory: Path, status: int, argument: str
     ) -> None:
         """[RUN-16] [RUN-1] [RUN-2] A refusal does not wait either."""
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                os.write(writer, bytes(4096))
-        os.set_blocking(writer, True)
-        done = subprocess.run(
-            [*SBUSD, "-a", f"{directory}/bus", argument],
-            stderr=writer,
-            timeout=SECONDS_MAX,
-        )
+        with full_pipe() as writer:
+            done = subprocess.run(
+                [*SBUSD, "-a", f"{directory}/bus", argument],
+                stderr=writer,
+                timeout=SECONDS_MAX,
+            )
         assert done.returncode == status
-        os.close(reader)
-        os.close(writer)
+
+    def test_pipe_that_is_made_smaller(self) -> None:
+        """[RUN-16] Its reader can do so after it has said to have room."""
+        code = (
+            "import sbus, select, sys, types\n"
+            "ready = types.SimpleNamespace()\n"
+            "ready.register, ready.poll = print, lambda _: [2]\n"
+            "select.poll = lambda: ready\n"
+            "sys.exit(sbus.main(['-x']))"
+        )
+        with full_pipe() as writer:
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                stdout=subprocess.DEVNULL,
+                stderr=writer,
+                cwd=ROOT,
+                timeout=SECONDS_MAX,
+            )
+            assert os.get_blocking(writer)  # for those who share it
+        assert done.returncode == 2
 
     @pytest.mark.parametrize("what", ["full disk", "closed pipe"])
     def test_log_that_fails(self, directory: Path, what: str) -> None:

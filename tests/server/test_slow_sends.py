@@ -93,6 +93,22 @@ class TestSlowSends:
             assert reader.stats["refused"] == refused
         assert len(reader.read()) == 4
 
+    def test_send_that_took_very_long(self, kernel: FakeKernel) -> None:
+        """[CONN-20] [CONN-19] It is made up for in four times as long."""
+        reader, sender = kernel.connect(uid=1), kernel.connect(uid=2)
+        reader.send(b"SUB k")
+        spend_ticks(kernel, reader, seconds=5.0)
+        for taken in (1, 2, 3):
+            sender.wire.incoming.append(publish(b"k"))
+            kernel.server.round(0)  # all but the first wait for its turn
+            kernel.server.round(0)
+            for passed in (1.1, 18.0):
+                kernel.now += passed
+                sender.wire.incoming.append(publish(b"k"))
+                kernel.server.round(0)
+                assert len(reader.wire.taken) == taken
+            kernel.now += 1.0
+
     def test_long_refusals_beside_a_quick_reader(
         self, kernel: FakeKernel
     ) -> None:
