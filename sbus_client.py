@@ -37,7 +37,7 @@ import socket
 import struct
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
@@ -499,8 +499,8 @@ class Pauses:
     """When to try to connect: at once, and again after pauses that grow."""
 
     def __init__(self) -> None:
-        self._tries = 0  # since it last went well
         self._next_try = 0.0  # by the monotonic clock
+        self._pause = RECONNECT_SECONDS_MIN  # after that
 
     def left(self) -> float:
         """Return how many seconds are left until the next try."""
@@ -520,11 +520,9 @@ class Pauses:
         time.sleep(left)
         now = time.monotonic()
         if now > self._next_try + RECONNECT_SECONDS_MAX:
-            self._tries = 0  # the last is long ago, so it went well
-        delay = RECONNECT_SECONDS_MIN * 2**self._tries
-        delay = min(delay, RECONNECT_SECONDS_MAX) * random.uniform(0.5, 1)
-        self._next_try = now + delay
-        self._tries = min(self._tries + 1, 16)
+            self._pause = RECONNECT_SECONDS_MIN  # the last try went well
+        self._next_try = now + self._pause * random.uniform(0.5, 1)
+        self._pause = min(2 * self._pause, RECONNECT_SECONDS_MAX)
 
 
 # =============================================================================
@@ -606,7 +604,7 @@ class Client:
         self._kept: deque[Received] = deque()
         self._is_large = False  # what was received last
         self._questions = 0  # that wait for their answers from whoami
-        self._patterns: dict[bytes, int] = {}  # and how often each
+        self._patterns: Counter[bytes] = Counter()
         self._modes: dict[bytes, None] = {}  # the last sent is the last
         self._is_lost = False
         self._pauses = Pauses()
@@ -629,8 +627,7 @@ class Client:
 
     def __iter__(self) -> Iterator[Received]:
         """Return an iterator over what receive returns, without an end."""
-        while True:
-            yield self.receive()
+        return iter(self.receive, None)
 
     def close(self) -> None:
         """Leave the bus.  What was published is delivered [CONN-6]."""
@@ -661,17 +658,15 @@ class Client:
         """Subscribe to a pattern; duplicates count [SUB-1] [SUB-2]."""
         pattern = to_bytes(pattern)
         self._send(b"SUB " + pattern, flags)
-        self._patterns[pattern] = self._patterns.get(pattern, 0) + 1
+        self._patterns[pattern] += 1
 
     def unsubscribe(self, pattern: Text, flags: int = 0) -> None:
         """Take back one subscription to an identical pattern [UNSUB-1]."""
         pattern = to_bytes(pattern)
         self._send(b"UNSUB " + pattern, flags)
-        count = self._patterns.get(pattern, 0) - 1
-        if count > 0:
-            self._patterns[pattern] = count
-        else:
-            self._patterns.pop(pattern, None)
+        self._patterns[pattern] -= 1
+        if self._patterns[pattern] <= 0:
+            del self._patterns[pattern]
 
     def publish(
         self,
@@ -808,12 +803,8 @@ class Client:
         """Return the error that a user is told of, instead of the socket's."""
         if error.errno == errno.EBADF:
             return Disconnected("this client is closed")
-        if error.errno in (errno.EPIPE, errno.ECONNRESET):
-            return self._gone()
-        return error
-
-    def _gone(self) -> Disconnected:
-        """Return the error that tells that the server has closed."""
+        if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+            return error
         return Disconnected(
             f"the server at {self.address} has closed the connection: it"
             " stopped, has too many clients, or refused this user, what was"
@@ -840,9 +831,19 @@ class Client:
             self._send_by(end, packet, flags)
 
     def _send_by(self, end: End, packet: bytes, flags: int = 0) -> None:
-        """Send a packet.  Raises: TimeoutError at *end*."""
-        send = functools.partial(self._send_now, packet)
-        self._call_by(end, send, flags, select.POLLOUT)
+        """Send a packet, with a larger send buffer if it needs one.
+
+        Raises: TimeoutError at *end*; PacketTooLarge if the kernel has no
+        such buffer [CONN-16] [CLIENT-7].
+        """
+        send = functools.partial(self.socket.send, packet)
+        try:
+            self._call_by(end, send, flags, select.POLLOUT)
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise self._told(error) from None
+            self._raise_send_buffer(len(packet) + SOCKET_OVERHEAD_BYTES)
+            self._send_by(end, packet, flags)
 
     def _receive_by(self, end: End, flags: int = 0) -> Received:
         """Return the next packet.  Raises: TimeoutError at *end*."""
@@ -864,19 +865,6 @@ class Client:
         poll.register(self.socket, event)
         if not poll.poll(1000 * max(0.0, end - time.monotonic())):
             raise TimeoutError("the time is over")
-
-    def _send_now(self, packet: bytes, flags: int) -> None:
-        """Send a packet, with a larger send buffer if it needs one.
-
-        Raises: PacketTooLarge if the kernel has none [CONN-16] [CLIENT-7].
-        """
-        try:
-            self.socket.send(packet, flags)
-        except OSError as error:
-            if error.errno != errno.EMSGSIZE:
-                raise self._told(error) from None
-            self._raise_send_buffer(len(packet) + SOCKET_OVERHEAD_BYTES)
-            self._send_now(packet, flags)
 
     def _raise_send_buffer(self, size: int) -> None:
         """Have a send buffer of that size.  Raises: PacketTooLarge."""
@@ -904,14 +892,14 @@ class Client:
                     )
                 self._is_large = size > LARGE_BYTES
                 parts = buffer[:size].partition(b"\0")
+            head, nul, payload = parts
+            if not nul and not head:  # [CLIENT-6] no server sends such
+                raise BrokenPipeError(errno.EPIPE, "an empty packet")
         except ConnectionResetError:
             return self._receive_now(flags)  # the last packets come next
         except OSError as error:
             raise self._told(error) from None
-        head, nul, payload = parts
-        if not nul:  # [CLIENT-6] no server sends empty packets
-            if not head:
-                raise self._gone()
+        if not nul:
             raise malformed("a malformed packet", head)
         kind, key = parsed_heads[head]
         received: Received = new_tuple(kind, (key, payload))
@@ -1036,9 +1024,8 @@ class Client:
         """
         end = end_of(RECONNECT_SECONDS_MAX)
         try:
-            for pattern, count in self._patterns.items():
-                for _ in range(count):
-                    self._send_by(end, b"SUB " + pattern)
+            for pattern in self._patterns.elements():
+                self._send_by(end, b"SUB " + pattern)
             for mode in self._modes:
                 self._send_by(end, b"CMSG " + mode)
         except (Disconnected, TimeoutError):

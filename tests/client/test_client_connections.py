@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -561,14 +562,14 @@ class TestReconnecting:
         """A publish is tried on one new connection, and then fails."""
         client.subscribe("k")
         listener.accept().wire.close()
-        send = Client._send_now
+        send = Client._send_by
 
-        def refuse(self: Client, packet: bytes, flags: int) -> None:
+        def refuse(self: Client, end: Any, packet: bytes, *flags: int) -> None:
             if packet.startswith(b"SUB"):
                 listener.accept().wire.close()
-            send(self, packet, flags)
+            send(self, end, packet, *flags)
 
-        monkeypatch.setattr(Client, "_send_now", refuse)
+        monkeypatch.setattr(Client, "_send_by", refuse)
         with pytest.raises(Disconnected):
             client.publish("k")
         assert isinstance(client.receive(0), Reconnected)
