@@ -1,4 +1,4 @@
-"""Programs on top of the client: record, top, bridge, request and others.
+"""Programs on top of the client: record, top, bridge and others.
 
 They are the command `sbus`, with those of sbus_client.py, some of which can
 do more here than everybody needs in a drop-in.  A command's file is loaded

@@ -49,7 +49,7 @@ class TestClientFile:
     USED += (
         " itertools json math mmap os pathlib random re select signal socket"
     )
-    USED += " struct sys time types typing"
+    USED += " struct subprocess sys time types typing"
     # Python itself knows since 3.10
     STANDARD = getattr(sys, "stdlib_module_names", frozenset(USED.split()))
 

@@ -244,7 +244,8 @@ class TestUsage:
         "words, loaded",
         [
             (["whoami"], []),
-            (["reply", "a", "true"], ["tools.lenient", "tools.request"]),
+            (["reply", "a", "true"], []),
+            (["ping"], ["tools.options", "tools.ping"]),
         ],
     )
     def test_what_is_loaded(

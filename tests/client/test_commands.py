@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from commands import Terminal, publish_all, sbus, wait_for_patterns
 from packets import ANSWER, HEAD_BYTES, WHOAMI, publications, publish
 from processes import (
     ENVIRONMENT,
+    ROOT,
     SECONDS_MAX,
     Result,
     child_process,
@@ -631,6 +633,17 @@ class TestDropIn:
         assert self.published(bus, "k") == [publish(b"k", b"one\ntwo")]
         packets = [publish(b"k", text) for text in (b"one", b"two")]
         assert self.published(bus, "k", "--lines") == packets
+
+    def test_request(self, bus: RealBus, directory: Path) -> None:
+        """[CRED-10] A copy of the file asks a copy that answers."""
+        copy = directory / "sbus_client.py"
+        copy.write_bytes((ROOT / "sbus_client.py").read_bytes())
+        command = [sys.executable, str(copy), "-a", bus.path]
+        with subprocess.Popen([*command, "reply", "a", "cat"]) as answering:
+            wait_for_patterns(bus, 1)
+            words = (str(copy), "-a", bus.path, "request", "a", "hello")
+            assert run(*words, cwd=directory) == (0, "hello\n", "")
+            answering.terminate()
 
     def test_payload_that_is_said_twice(self) -> None:
         """What is published comes from one place."""
