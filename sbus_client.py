@@ -76,36 +76,6 @@ __all__ = [
     "requests",
 ]
 
-PACKET_BYTES_MAX = 409_600
-SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
-ABSTRACT = "/dev/unix/abstract/"
-ABSTRACT_BYTES = 108
-PATH_BYTES_MAX = 107
-TIMEOUT_SECONDS_MAX = 2e6  # poll(2) takes 24 days; what is longer is for ever
-RECONNECT_SECONDS_MIN = 0.05  # before the second try; doubled up to
-RECONNECT_SECONDS_MAX = 5.0
-REFUSED_SECONDS = 1.0  # after which a lost connection is no refusal
-REFUSALS_MAX = 2  # in a row
-HEADS_MAX = 1_024  # that are remembered, each of so many bytes at most:
-HEAD_BYTES_MAX = 256
-LARGE_BYTES = 1 << 16  # to copy more takes longer than some calls
-KEPT_BYTES_MAX = 1 << 26  # beside an answer
-KEPT_OVERHEAD_BYTES = 256  # of each message
-TOKEN_BYTES = 16
-WHOAMI = b"!/cred/whoami"
-STATS = b"stats"
-MODES = set(  # what a server remembers of a client, besides its patterns
-    b"blocking/soft/queue blocking/soft/discard blocking/soft/block"
-    b" blocking/soft/error blocking/hard/discard blocking/hard/block"
-    b" blocking/hard/error order/queue order/stack order/random"
-    b" echo/on echo/off".split()
-)
-# Plain numbers, because to combine those of the module takes longer than send
-DONTWAIT = int(socket.MSG_DONTWAIT)
-PEEK = int(socket.MSG_PEEK)
-TRUNC = int(socket.MSG_TRUNC)
-SO_PEEK_OFF = 42  # on most machines; the socket module has no name for it
-
 
 # =============================================================================
 # Errors
@@ -144,6 +114,18 @@ class PacketError(SbusError, ValueError):
 # =============================================================================
 # Packets
 # =============================================================================
+
+PACKET_BYTES_MAX = 409_600
+HEADS_MAX = 1_024  # that are remembered, each of so many bytes at most:
+HEAD_BYTES_MAX = 256
+WHOAMI = b"!/cred/whoami"
+STATS = b"stats"
+MODES = set(  # what a server remembers of a client, besides its patterns
+    b"blocking/soft/queue blocking/soft/discard blocking/soft/block"
+    b" blocking/soft/error blocking/hard/discard blocking/hard/block"
+    b" blocking/hard/error order/queue order/stack order/random"
+    b" echo/on echo/off".split()
+)
 
 
 class Message(NamedTuple):
@@ -353,12 +335,16 @@ def requests(received: Iterable[Received]) -> Iterator[Request]:
 
 def random_text() -> bytes:
     """Return what nobody can guess."""
-    return os.urandom(TOKEN_BYTES).hex().encode("ascii")
+    return os.urandom(16).hex().encode("ascii")
 
 
 # =============================================================================
 # Addresses
 # =============================================================================
+
+ABSTRACT = "/dev/unix/abstract/"
+ABSTRACT_BYTES = 108
+PATH_BYTES_MAX = 107
 
 
 def default_address() -> str:
@@ -395,14 +381,11 @@ def socket_name(address: str) -> bytes:
     return name
 
 
-def open_socket(
-    address: str, flags: int = 0, timeout: Timeout = None
-) -> socket.socket:
+def open_socket(address: str, timeout: Timeout) -> socket.socket:
     """Return a blocking socket that is connected to a server.
 
-    It waits while the server's queue of new connections is full, or with
-    MSG_DONTWAIT raises BlockingIOError [CONN-17].
-    Raises: TimeoutError; AddressError; Disconnected if there is no server.
+    Raises: BlockingIOError if the server's queue of new connections is full
+    for so long [CONN-17]; AddressError; Disconnected if there is no server.
     """
     if address.startswith("/dev/fd/"):
         number = address[len("/dev/fd/") :]
@@ -412,19 +395,15 @@ def open_socket(
     name = socket_name(address)
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connected.setblocking(not flags & DONTWAIT)
+        connected.setblocking(timeout != 0)
         limit_sends(connected, timeout)
         connected.connect(name)
         limit_sends(connected, None)
         connected.setblocking(True)
-    except BlockingIOError:
-        connected.close()
-        if timeout is None or flags & DONTWAIT:
-            raise
-        what = f"the bus at {address} does not let us in"
-        raise TimeoutError(what) from None
     except OSError as error:
         connected.close()
+        if isinstance(error, BlockingIOError):
+            raise
         raise no_bus(address, error) from None
     return connected
 
@@ -480,6 +459,13 @@ def inherit_socket(fd: int) -> socket.socket:
 # Waiting
 # =============================================================================
 
+TIMEOUT_SECONDS_MAX = 2e6  # poll(2) takes 24 days; what is longer is for ever
+RECONNECT_SECONDS_MIN = 0.05  # before the second try; doubled up to
+RECONNECT_SECONDS_MAX = 5.0
+# Plain numbers, because to combine those of the module takes longer than send
+DONTWAIT = int(socket.MSG_DONTWAIT)
+PEEK = int(socket.MSG_PEEK)
+TRUNC = int(socket.MSG_TRUNC)
 Result = TypeVar("Result")
 
 
@@ -528,6 +514,27 @@ class Pauses:
 # =============================================================================
 # The client
 # =============================================================================
+
+KEPT_BYTES_MAX = 1 << 26  # beside an answer
+KEPT_OVERHEAD_BYTES = 256  # of each message
+REFUSED_SECONDS = 1.0  # after which a lost connection is no refusal
+REFUSALS_MAX = 2  # in a row
+LARGE_BYTES = 1 << 16  # to copy more takes longer than some calls
+SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
+SO_PEEK_OFF = 42  # on most machines; the socket module has no name for it
+
+
+def kept_bytes(received: Received) -> int:
+    """Return how much memory something takes, about, as long as it is kept."""
+    return len(received.payload) + KEPT_OVERHEAD_BYTES
+
+
+def too_much(count: int) -> TooMuchKept:
+    """Return the error that tells how many messages are kept."""
+    return TooMuchKept(
+        f"{count:,} messages arrived while an answer was waited for: receive"
+        " them before you ask"
+    )
 
 
 class Client:
@@ -610,7 +617,13 @@ class Client:
         self._pauses = Pauses()
         self._restored = -math.inf  # when, by the monotonic clock
         self._refusals = 0  # in a row
-        self.socket = self._open(flags, timeout)
+        try:
+            self.socket = self._open(0 if flags & DONTWAIT else timeout)
+        except BlockingIOError:
+            if timeout is None or flags & DONTWAIT:
+                raise
+            what = f"the bus at {address} does not let us in"
+            raise TimeoutError(what) from None
         self._epoll = select.epoll() if reconnect else None
         if self._epoll:
             self._epoll.register(self.socket, select.EPOLLIN)
@@ -934,9 +947,9 @@ class Client:
 
     # Connecting
 
-    def _open(self, flags: int, timeout: Timeout = None) -> socket.socket:
+    def _open(self, timeout: Timeout) -> socket.socket:
         """Return a socket that is connected to the right server."""
-        wire = open_socket(self.address, flags, timeout)
+        wire = open_socket(self.address, timeout)
         option = (socket.SOL_SOCKET, socket.SO_PEERCRED)
         _, uid, _ = struct.unpack("iII", wire.getsockopt(*option, 12))
         if self.server_uid in (None, uid):
@@ -978,7 +991,7 @@ class Client:
         while not fresh:
             self._pauses.wait(end, flags)
             try:
-                fresh = self._open(DONTWAIT)
+                fresh = self._open(0)
             except BlockingIOError:
                 pass  # it is busy [CONN-17]
             except Disconnected as error:
@@ -1030,19 +1043,6 @@ class Client:
                 self._send_by(end, b"CMSG " + mode)
         except (Disconnected, TimeoutError):
             self.socket.shutdown(socket.SHUT_RDWR)
-
-
-def kept_bytes(received: Received) -> int:
-    """Return how much memory something takes, about, as long as it is kept."""
-    return len(received.payload) + KEPT_OVERHEAD_BYTES
-
-
-def too_much(count: int) -> TooMuchKept:
-    """Return the error that tells how many messages are kept."""
-    return TooMuchKept(
-        f"{count:,} messages arrived while an answer was waited for: receive"
-        " them before you ask"
-    )
 
 
 @contextlib.contextmanager
