@@ -194,14 +194,15 @@ def has_a_small_buffer(init, bus, address):
 def takes_no_payload_for_the_end(receive, bus):
     received = receive(bus)
     if not received.payload:
-        raise bus._gone()
+        raise sbus_client.Disconnected
     return received
 
 
-@broken("send-to-a-server-that-has-closed", "Client._gone")
-def leaves_when_it_cannot_send(gone, bus):
-    bus.close()
-    return gone(bus)
+@broken("send-to-a-server-that-has-closed", "Client._told")
+def leaves_when_it_cannot_send(told, bus, error):
+    if isinstance(error, ConnectionError):
+        bus.close()
+    return told(bus, error)
 
 
 @broken("send-to-a-server-that-has-closed", "Client.publish")
@@ -260,7 +261,7 @@ def takes_a_reset_for_the_end(receive_now, bus, flags):
     try:
         bus.socket.recv(1, socket.MSG_PEEK)
     except ConnectionResetError:
-        raise bus._gone() from None
+        raise sbus_client.Disconnected from None
     return receive_now(bus, flags)
 
 
@@ -276,4 +277,4 @@ def does_not_raise_its_buffer(raise_send_buffer, bus, size):
 
 @broken("server-that-is-slow-to-accept", "open_socket")
 def does_not_wait_to_connect(open_socket, address, *_):
-    return open_socket(address, socket.MSG_DONTWAIT)
+    return open_socket(address, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import processes
+import sbus_client
 from broken_clients import BROKEN, BrokenClient, ForkedClient
 from conformance.adapter import Line, parse_answer
 from conformance.clients import (
@@ -77,11 +79,13 @@ class TestClients:
         assert result.verdict == "passed", result
 
     def test_every_example_is_broken(self) -> None:
-        """By one client or several, each with its own name."""
+        """By one client or several, each with its own name and place."""
         assert len({one.name for one in BROKEN}) == len(BROKEN)
         names = {case.name for case in CASES_OF_CLIENTS}
         assert {one.example for one in BROKEN} == names
         assert not names & {case.name for case in CASES}
+        for one in BROKEN:  # a place that is not there breaks all examples
+            assert operator.attrgetter(one.place)(sbus_client)
 
     @pytest.mark.parametrize("broken", BROKEN, ids=lambda one: one.name)
     def test_the_kit_finds_it(self, broken: BrokenClient) -> None:
