@@ -1545,9 +1545,8 @@ example:
 class Command(NamedTuple):
     """What a command does, and what its help says."""
 
-    run: Callable[[Options], None]
+    run: Callable[[Options], None]  # its docstring is help
     short: str
-    about: str
     example: str
     arguments: tuple[Argument, ...]
     has_address: bool = True  # one, by -a
@@ -1556,13 +1555,8 @@ class Command(NamedTuple):
 def command(
     short: str, example: str, *arguments: Argument, has_address: bool = True
 ) -> Callable[[Callable[[Options], None]], Command]:
-    """Return what makes a command of a function, whose docstring is help."""
-
-    def make(run: Callable[[Options], None]) -> Command:
-        about = (run.__doc__ or "").replace("\n    ", "\n")
-        return Command(run, short, about, example, arguments, has_address)
-
-    return make
+    """Return what makes a command of a function."""
+    return lambda run: Command(run, short, example, arguments, has_address)
 
 
 def argument(*names: str, **options: Any) -> Argument:
@@ -1677,7 +1671,7 @@ def option_parsers(
         own = parsers.add_parser(
             name,
             help=command.short,
-            description=command.about,
+            description=(command.run.__doc__ or "").replace("\n    ", "\n"),
             epilog=f"example:\n  sbus {command.example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

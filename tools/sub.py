@@ -176,6 +176,7 @@ READY = argument(
     help="write a line there once it is subscribed, and close it; above 2",
 )
 
+print_messages.__doc__ = sbus_client.sub.run.__doc__
 sub = sbus_client.sub._replace(
     run=print_messages,
     arguments=(

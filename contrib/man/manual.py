@@ -106,7 +106,8 @@ def client_page() -> str:
     parser, parsers = sbus_client.option_parsers(commands)
     body = [".SH OPTIONS", *items(parser), ".SH COMMANDS"]
     for name, command in commands.items():
-        body.append(f".SS {name}\n{roff(command.about)}")
+        about = parsers[name].description or ""
+        body.append(f".SS {name}\n{roff(about)}")
         body += items(parsers[name])
         body.append(f".PP\nExample:\n.IP\n.B sbus {roff(command.example)}")
     return page("sbus", "use a message bus", CLIENT, body, CLIENT_MORE)
