@@ -528,10 +528,14 @@ class TestReceiving:
     def test_iteration_over_a_malformed_packet(
         self, ends: Ends, packet: bytes
     ) -> None:
-        """[PKT-1] A loop takes nothing malformed for a message."""
-        ends.server.send(packet)
+        """[PKT-1] A loop takes nothing malformed for a message, and can go on
+        behind it.
+        """
+        ends.server.send(packet, b"MSG k\0v")
+        received = iter(ends.client)
         with pytest.raises(PacketError, match="malformed packet"):
-            next(iter(ends.client))
+            next(received)
+        assert next(received) == (b"k", b"v")
 
     def test_iteration_over_a_packet_above_the_limit(self) -> None:
         """[CONN-15] A loop takes no cut packet for a message."""
