@@ -18,9 +18,12 @@ from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 from .conversation import END, WHOAMI, Failure, describe
+from .examples import escape
 from .processes import (
+    descendants,
     descriptor_count,
     is_running,
+    is_stopped,
     limit,
     memory_bytes,
 )
@@ -45,6 +48,7 @@ GROWTH_BYTES_MAX = 3 << 19
 GROWTH_DESCRIPTORS_MAX = 10
 WORK_TIMES_MAX = 4
 ABSTRACT = "/dev/unix/abstract"
+PR_SET_CHILD_SUBREAPER = 36
 IN_ATTRIB = 4
 
 
@@ -343,9 +347,11 @@ def passed_descriptor_is_closed(trial: Trial) -> None:
 def few_descriptors(trial: Trial) -> None:
     reader, publisher = trial.client("k"), trial.client()
     trial.say(f"the server may have {DESCRIPTORS} descriptors; 40 connect")
-    for process in trial.server.processes:
-        limit(process, resource.RLIMIT_NOFILE, DESCRIPTORS)
-    crowd = []
+    kind, processes = resource.RLIMIT_NOFILE, trial.server.processes
+    hard = {one: resource.prlimit(one, kind)[1] for one in processes}
+    for process in processes:
+        resource.prlimit(process, kind, (DESCRIPTORS, hard[process]))
+    crowd = [publisher]
     for _ in range(40):
         with contextlib.suppress(Failure):  # nobody lets them in
             crowd.append(trial.client())
@@ -359,10 +365,14 @@ def few_descriptors(trial: Trial) -> None:
         looks += any(map(is_running, trial.server.processes))
     share = f"it ran at {looks} of {LOOKS} looks, with nothing to do"
     require(looks < LOOKS * SPIN_SHARE_MAX, share)
+    trial.say("the server may have more again, and lets the last one in")
+    for process in processes:
+        resource.prlimit(process, kind, (hard[process], hard[process]))
+    crowd[-1].settle()  # of whom no event tells while it is not let in
     publisher.send(b"MSG k\0002")
     hear(reader, b"MSG k\0002")
     trial.say("the 40 leave, and another is let in")
-    for client in crowd:
+    for client in crowd[1:]:
         client.close()
     newcomer = trial.client("k")
     publisher.send(b"MSG k\0003")
@@ -380,21 +390,27 @@ class Held(NamedTuple):
     reader: Wire
     publisher: Wire
     room: int  # packets that the kernel takes for the reader
-    packets: list[bytes]  # four times as many in its backlog, and one more
+    packets: list[bytes]  # those that fill its backlog, and one more
 
 
-def hold(trial: Trial, *options: str, mode: bytes = b"") -> Held:
-    """Have a reader hold a publisher, by a backlog that is full."""
+def hold(
+    trial: Trial, *options: str, mode: bytes = b"", count: int = 0
+) -> Held:
+    """Have a reader hold a publisher, by a backlog that is full.
+
+    So many packets fill it, or four times as many as the kernel takes.
+    """
     room = trial.server.room
+    count = count or 4 * room
     packets = [
         (b"MSG k/%d\0" % number).ljust(FILLER_BYTES, b".")
-        for number in range(4 * room + 1)
+        for number in range(count + 1)
     ]
-    most = 4 * room * (FILLER_BYTES + OVERHEAD_BYTES)
+    most = count * (FILLER_BYTES + OVERHEAD_BYTES)
     trial.server.start(("--max-backlog", str(most), *options))
     reader, publisher = trial.client("k/"), trial.client()
-    listener = trial.client(f"k/{4 * room}")
-    trial.say(f"the kernel takes {room} packets, and a backlog {4 * room}")
+    listener = trial.client(f"k/{count}")
+    trial.say(f"the kernel takes {room} packets, and a backlog {count}")
     trial.server.fill(reader)
     trial.say("a publisher fills both, and is paused by one packet more")
     for packet in packets[:-1]:
@@ -426,6 +442,58 @@ def publisher_goes_on_at_half(trial: Trial) -> None:
     trial.say("and the rest")
     for packet in packets[2 * room :]:
         hear(reader, packet)
+
+
+def take_at_once(trial: Trial, held: Held) -> None:
+    """Have the kernel take from a full backlog what it has room for, once."""
+    trial.say("while the server is stopped, the reader makes room for all")
+    trial.server.freeze()
+    held.reader.read_fillers()
+    trial.server.thaw()
+    if not held.reader.holds_exactly(held.room):
+        raise NotApplicable("the kernel takes another number of packets")
+
+
+def await_half(
+    trial: Trial, held: Held, publishers: list[Wire], is_half: bool
+) -> None:
+    """Say whether paused publishers go on after the kernel took packets."""
+    witness = trial.client("w")
+    for publisher in publishers:
+        publisher.send(b"MSG w\0")
+    require(witness.pending() is None, "they are not paused")
+    take_at_once(trial, held)
+    for _ in range(0 if is_half else 5):
+        require(witness.pending() is None, "one goes on too early")
+    trial.say("what waits is " + ("half: they go on" if is_half else "more"))
+    for packet in [] if is_half else held.packets:
+        hear(held.reader, packet)
+    for _ in publishers:
+        hear(witness, b"MSG w\0")
+
+
+@check("BLOCK-10", options="--max-backlog 100000", fills=True)
+def exactly_half_is_enough(trial: Trial) -> None:
+    held = hold(trial, count=2 * trial.server.room - 2)
+    await_half(trial, held, [held.publisher], is_half=True)
+
+
+@check("BLOCK-10", options="--max-backlog 100000", fills=True)
+def a_bit_more_than_half_is_too_much(trial: Trial) -> None:
+    held = hold(trial, count=2 * trial.server.room - 1)
+    await_half(trial, held, [held.publisher], is_half=False)
+
+
+@check("BLOCK-10", options="--max-backlog 100000", fills=True)
+def half_of_the_limit_counts(trial: Trial) -> None:
+    held = hold(trial, count=2 * trial.server.room - 3)
+    second, listener = trial.client(), trial.client("k/last")
+    trial.say("the backlog is above its limit; one more adds to it")
+    packet = b"MSG k/last\0".ljust(FILLER_BYTES, b".")
+    second.send(packet)
+    hear(listener, packet)
+    held.packets.append(packet)
+    await_half(trial, held, [held.publisher, second], is_half=False)
 
 
 @check("BLOCK-7", "BLOCK-10", options="--max-backlog 100000", fills=True)
@@ -854,6 +922,124 @@ def servers_that_start_at_once(trial: Trial) -> None:
         require(not left[0].fault(), "the one that is left does not serve")
 
 
+# =============================================================================
+# A daemon
+# =============================================================================
+
+
+@contextlib.contextmanager
+def adopted() -> Iterator[None]:
+    """Be the parent of new daemons, and end them."""
+    before = set(descendants(os.getpid()))
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    try:
+        yield
+    finally:
+        for process in set(descendants(os.getpid())) - before:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+@contextlib.contextmanager
+def daemon(
+    trial: Trial, pid_file: str, status: int
+) -> Iterator[ServerProcess]:
+    """Have a command start a daemon; return what has started it.
+
+    The command ends with the status.
+    """
+    server = trial.server.another("-f", "--foreground")
+    with adopted(), server:
+        trial.say(f"a daemon is started, its pid file is {pid_file}")
+        server.launch(("-p", pid_file))
+        found = server.await_status(server.start_seconds_max)
+        if found == 2 and not trial.server.has_word("-f", "--foreground"):
+            raise NotApplicable("its command has no word -f to leave out")
+        require(found == status, f"its command ends with status {found}")
+        yield server
+
+
+def write_file(trial: Trial, data: bytes) -> str:
+    """Return a new file."""
+    path = trial.server.new_path()
+    with open(path, "wb") as file:
+        file.write(data)
+    return path
+
+
+def read_file(path: str) -> bytes:
+    """Return what is in a file."""
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def end_daemon(trial: Trial, number: int) -> None:
+    """Have SIGTERM end a daemon."""
+    trial.say("it receives SIGTERM")
+    os.kill(number, signal.SIGTERM)
+    end = time.monotonic() + 1 + trial.server.seconds_max
+    while not is_stopped(number):
+        require(time.monotonic() < end, "it does not end")
+        time.sleep(0.005)  # no event tells of another's child
+
+
+def number_in(path: str) -> int:
+    """Return the number in a pid file that a daemon of ours wrote."""
+    text = read_file(path)
+    form = re.fullmatch(rb"([0-9]{1,10})\n?", text)
+    number = int(form[1]) if form else 0
+    is_ours = number in descendants(os.getpid())
+    require(is_ours, f"it holds {describe(text)}, which is no daemon's number")
+    return number
+
+
+@check("RUN-8", "RUN-9", "RUN-13", "ADDR-10")
+def daemon_with_a_pid_file(trial: Trial) -> None:
+    dead = os.fork() or os._exit(0)
+    os.waitpid(dead, 0)
+    for text in (b"", b"%d\n" % dead):
+        pid_file = write_file(trial, text)
+        with daemon(trial, pid_file, 0) as server:
+            trial.say("its command has returned, and all is there")
+            number = number_in(pid_file)
+            with contextlib.closing(server.connect(False, {})) as client:
+                client.settle()
+            end_daemon(trial, number)
+            require(not os.path.lexists(pid_file), "its pid file is left")
+            require(not os.path.lexists(server.path), "its socket is left")
+
+
+@check("RUN-13")
+def pid_file_that_took_its_place_is_kept(trial: Trial) -> None:
+    pid_file = write_file(trial, b"")
+    with daemon(trial, pid_file, 0):
+        number = number_in(pid_file)
+        trial.say("another file takes the place of its pid file")
+        os.rename(pid_file, pid_file + ".moved")
+        with open(pid_file, "wb"):
+            pass
+        end_daemon(trial, number)
+        is_there = os.path.lexists(pid_file)
+        require(is_there, "it has removed what is not its own")
+
+
+@check("RUN-9")
+def what_is_no_pid_file_is_kept(trial: Trial) -> None:
+    for text in (b"%d\n" % os.getpid(), b"precious\n"):
+        pid_file = write_file(trial, text)
+        with daemon(trial, pid_file, 1):
+            found = read_file(pid_file)
+            require(found == text, f"the file now holds {describe(found)}")
+    target = write_file(trial, b"")
+    os.mkdir(target + ".directory")
+    with daemon(trial, target + ".directory", 1):
+        pass
+
+
 @check("RUN-5")
 def readiness_is_told(trial: Trial) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
@@ -979,6 +1165,27 @@ def log_of_many_mistakes(trial: Trial) -> None:
     lines = sum(b"PKT-2" in line for line in trial.server.log_lines())
     require(lines, "it logs no line that names PKT-2")
     require(lines <= most, f"it logs {lines} lines, one a second wanted")
+
+
+@check("CONN-13", "PKT-4")
+def log_of_each_mistake(trial: Trial) -> None:
+    for packet in (b"", b"MSG k", b"SUB !", b"SUB " + b"k" * 4097):
+        trial.server.start()
+        trial.say(f"a client sends {escape(packet) or 'an empty packet'}")
+        with contextlib.closing(trial.client()) as client:
+            client.send(packet)
+            hear(client, END)
+            uid, pid = client.uid, client.pid
+        stop(trial)
+        found = [
+            line
+            for line in trial.server.log_lines()
+            if re.search(rb"\b(PKT|KEY|CRED|LIMIT)-[0-9]", line)
+        ]
+        require(len(found) == 1, f"it names a rule in {len(found)} lines")
+        named = {int(one) for one in re.findall(rb"\b[0-9]+\b", found[0])}
+        require(uid in named, "its line does not name the user id")
+        require(pid in named, "its line does not name the process id")
 
 
 @check("RUN-16")

@@ -20,6 +20,7 @@ from .wire import Wire, connect_in_child, connect_socket
 
 START_SECONDS_MAX = 10.0
 LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
+LOG_BYTES_SHOWN = 400
 FREEZE_SECONDS_MAX = 0.2  # for what the server has started
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 SANITIZER = " (built with -fsanitize=address it says where)"
@@ -68,11 +69,19 @@ class ServerProcess:
         assert self._process
         return [self._process.pid, *descendants(self._process.pid)]
 
-    def another(self) -> ServerProcess:
-        """Return what can start a server like this beside it."""
-        other = ServerProcess(shlex.join(self._words), self.seconds_max)
+    def another(self, *left_out: str) -> ServerProcess:
+        """Return what can start a server like this beside it.
+
+        Its command lacks some words.
+        """
+        words = [word for word in self._words if word not in left_out]
+        other = ServerProcess(shlex.join(words), self.seconds_max)
         other.start_seconds_max = self.start_seconds_max
         return other
+
+    def has_word(self, *words: str) -> bool:
+        """Return whether one of some words is in the command."""
+        return not {*words}.isdisjoint(self._words)
 
     def start(
         self, options: Sequence[str] = (), path: str = "", **more: Any
@@ -272,8 +281,11 @@ class ServerProcess:
     def log(self) -> str:
         """Return the last lines that the server wrote, made printable."""
         with open(self._log, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 400))
-            lines = file.read().splitlines()[-5:]
+            start = max(0, file.seek(0, os.SEEK_END) - LOG_BYTES_SHOWN)
+            file.seek(start)
+            text = file.read()
+        whole = text.partition(b"\n")[2] if start else text
+        lines = (whole or text).splitlines()[-5:]
         return ": " + " / ".join(map(escape, lines)) if lines else ""
 
     def log_lines(self) -> list[bytes]:

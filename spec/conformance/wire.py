@@ -194,6 +194,11 @@ class Wire:
             time.sleep(0.001)  # no event tells of one packet more
         return True
 
+    def holds_exactly(self, count: int) -> bool:
+        """Return whether so many packets, each like a filler, come."""
+        is_enough = self._has_unread(count)
+        return is_enough and unread_bytes(self.wire) == count * FILLER_BYTES
+
     def _subscribe(self, key: bytes) -> bytes:
         """Subscribe to a key of our own; return a message under it."""
         key += b"/%d" % self.wire.fileno()

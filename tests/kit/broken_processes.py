@@ -133,9 +133,33 @@ def full_listener_stops_the_server(accept, server):
     accept(server)
 
 
+@broken("few-descriptors", "Server.accept")
+def full_listener_is_never_tried_again(accept, server):
+    server._set_alarm = lambda *_: None
+    accept(server)
+
+
 @broken("publisher-goes-on-at-half", "FloodControl.release")
 def paused_until_all_is_read(release, flood, receiver):
     return [] if receiver.backlog else release(flood, receiver)
+
+
+@broken("exactly-half-is-enough", "FloodControl._pause")
+def exactly_half_is_not_enough(pause, flood, publisher, receiver, level, rule):
+    pause(flood, publisher, receiver, max(0, level - 1), rule)
+
+
+@broken("a-bit-more-than-half-is-too-much", "FloodControl._pause")
+def half_with_the_packet_itself_will_do(pause, flood, *args):
+    publisher, receiver, level, rule = args
+    pause(flood, publisher, receiver, level and level + 2_064, rule)
+
+
+@broken("half-of-the-limit-counts", "FloodControl._pause")
+def half_of_what_is_above_the_limit_will_do(pause, flood, *args):
+    publisher, receiver, level, rule = args
+    level = level and receiver.used[BACKLOG_BYTES] // 2
+    pause(flood, publisher, receiver, level, rule)
 
 
 @broken("soft-block-waits-for-all", "FloodControl._pause")
@@ -449,6 +473,46 @@ def every_mistake_is_logged(write, causes, rule, uid, line):
 @broken("log-of-many-mistakes", "CauseLog.write")
 def no_mistake_is_logged(write, causes, rule, uid, line):
     pass
+
+
+@broken("log-of-each-mistake", "CauseLog.write")
+def an_empty_packet_is_not_logged(write, causes, rule, uid, line):
+    if rule != "PKT-4":
+        write(causes, rule, uid, line)
+
+
+@broken("log-of-each-mistake", "CauseLog.write")
+def the_user_is_not_named(write, causes, rule, uid, line):
+    write(causes, rule, uid, line.replace(f"{uid}", "someone"))
+
+
+@broken("daemon-with-a-pid-file", "remove")
+def pid_file_of_a_daemon_stays(remove, descriptor, path):
+    if stat.S_ISSOCK(os.lstat(path).st_mode):
+        remove(descriptor, path)
+
+
+@broken("daemon-with-a-pid-file", "detach")
+def command_returns_too_early(detach, *args):
+    if os.fork():
+        os._exit(0)
+    time.sleep(0.3)
+    return detach(*args)
+
+
+@broken("daemon-with-a-pid-file", "is_alive")
+def every_process_is_alive(is_alive, pid):
+    return True
+
+
+@broken("pid-file-that-took-its-place-is-kept", "is_in_place")
+def whatever_pid_file_is_there_is_removed(is_in_place, *args):
+    return True
+
+
+@broken("what-is-no-pid-file-is-kept", "is_alive")
+def no_process_is_alive(is_alive, pid):
+    return False
 
 
 @broken("sigusr1-is-no-end", "obey_signals")
