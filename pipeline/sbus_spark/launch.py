@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import os
+import py_compile
 import re
 import shlex
 import shutil
@@ -40,7 +41,15 @@ for option; do
     shift
     [ "$option" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$option"
 done
-exec {java} "$@"
+{before}exec {java} "$@"
+"""
+# Workers would import PySpark from an archive below SPARK_HOME that is not
+# compiled, which takes each of them longer than most tasks.  Where nobody but
+# PySpark itself has chosen that, they find it as we have.
+FIND_PYSPARK = """case " $* " in
+*" org.apache.spark.launcher.Main "*) ;;
+*) unset SPARK_HOME ;;
+esac
 """
 # What goes wrong is raised, and told once
 NO_LOG = """
@@ -54,6 +63,7 @@ logger.shell.level = off
 # How Java is to compile and to collect where it works, and where Python does
 WORKING = "-XX:+UseParallelGC"
 WAITING = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 CODE = ("sbus_spark", "sbus", "sbus_client")  # what workers import of ours
 SETTINGS = {  # where nothing else is given
     "spark.master": "local[*]",
@@ -110,7 +120,8 @@ def prepare_java(options: str) -> None:
     scratch = scratch_folder()
     wrapper = scratch / "bin" / "java"
     wrapper.parent.mkdir()
-    wrapper.write_text(JAVA_WRAPPER.format(java=java))
+    before = "" if "SPARK_HOME" in os.environ else FIND_PYSPARK
+    wrapper.write_text(JAVA_WRAPPER.format(before=before, java=java))
     wrapper.chmod(0o755)
     log_settings = scratch / "log4j2.properties"
     log_settings.write_text(NO_LOG)
@@ -124,15 +135,27 @@ def prepare_java(options: str) -> None:
 
 
 def write_archive(path: str | Path) -> None:
-    """Write an archive of this package, and what it needs beside PySpark."""
-    with zipfile.ZipFile(path, "w", strict_timestamps=False) as archive:
+    """Write an archive of this package, and what it needs beside PySpark.
+
+    Each module is there compiled as well, as each worker imports all of them.
+    A Python of another version takes its text.
+    """
+    with (
+        zipfile.ZipFile(path, "w", strict_timestamps=False) as archive,
+        tempfile.NamedTemporaryFile() as code,
+    ):
         for name in CODE:
             source = Path(str(importlib.import_module(name).__file__))
             files, top = [source], source.parent
             if source.name == "__init__.py":
                 files, top = sorted(top.rglob("*.py")), top.parent
             for file in files:
-                archive.write(file, file.relative_to(top))
+                name = str(file.relative_to(top))
+                archive.write(file, name)
+                py_compile.compile(
+                    str(file), code.name, name, invalidation_mode=UNCHECKED
+                )
+                archive.write(code.name, f"{name}c")
 
 
 @functools.cache

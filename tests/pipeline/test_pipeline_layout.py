@@ -47,21 +47,40 @@ def test_a_module_imports_only_those_above_it() -> None:
 
 
 def test_the_archive_has_all_that_is_imported(tmp_path: Path) -> None:
-    """And nothing else; it is imported as it is."""
+    """And nothing else; it is imported as it is, and is compiled already."""
     path = tmp_path / "code.zip"
     write_archive(path)
     with zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
     package = {f"sbus_spark/{file.name}" for file in PACKAGE.glob("*.py")}
-    assert names == package | {"sbus.py", "sbus_client.py"}
-    script = "import sbus_spark.launch as l; print(l.code_archive())"
+    texts = package | {"sbus.py", "sbus_client.py"}
+    assert names == texts | {f"{name}c" for name in texts}
+    assert imported_from(path) == f"{path} {path}/sbus.pyc\n"
+    other = tmp_path / "other.zip"
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(other, "w") as made:
+        for name in names:
+            text = archive.read(name)
+            if name.endswith("c"):  # as if by a Python of another version
+                text = b"\0\0\r\n" + text[4:]
+            made.writestr(name, text)
+    assert imported_from(other) == f"{other} {other}/sbus.py\n"
+
+
+def imported_from(archive: Path) -> str:
+    """Return where the package, and sbus, say that they are from."""
+    script = """
+import sbus, sbus_spark.launch
+print(sbus_spark.launch.code_archive(), sbus.__file__)
+"""
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={"PYTHONPATH": str(path)},
+        cwd=archive.parent,
+        env={"PYTHONPATH": str(archive)},
         capture_output=True,
         text=True,
     )
-    assert done.stdout == f"{path}\n", done.stderr
+    assert not done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("how", [[str(PACKAGE)], ["-m", "sbus_spark"]])
