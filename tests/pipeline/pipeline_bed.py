@@ -32,9 +32,13 @@ PATHS = f"""
 import sys
 sys.path[:0] = {[str(TOP / "pipeline"), str(TOP)]}
 """
-# Compiles less well and sooner: no test runs long enough to gain by the rest
-QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
-QUICK_JAVA = f"{QUICK_COMPILER} -XX:+UseSerialGC"
+# Compiles less well and sooner, and trusts the classes of Spark to be sound:
+# no test runs long enough to gain by the rest
+QUICK_START = (
+    "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions"
+    " -XX:-BytecodeVerificationRemote"
+)
+QUICK_JAVA = f"{QUICK_START} -XX:+UseSerialGC"
 TIMEOUT = pytest.mark.timeout(either(1_200, 600))
 
 
@@ -144,4 +148,4 @@ def plain_environment() -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if name != "PYSPARK_SUBMIT_ARGS"
-    } | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SUBMIT_OPTS": QUICK_COMPILER}
+    } | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SUBMIT_OPTS": QUICK_START}
