@@ -1,6 +1,7 @@
 """Examples as HTML: tables, packets with marked parts, lanes of clients.
 
-The generator draws them as they stand, and the player as they went.
+The generator draws them as they stand, and the player as they went.  What
+they look like is in templates/; what they show is here.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from html import escape
 from itertools import zip_longest
+from pathlib import Path
 from typing import NamedTuple
 
-from conformance.examples import CITED, FIELD, Step
-from conformance.rules import Rule, read_rules
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from conformance.examples import FIELD, Step
+from conformance.rules import chapters, read_rules
 
 HOLE = "____"  # what a question asks for
 KINDS = ("SUB", "UNSUB", "MSG", "CMSG")
@@ -27,7 +31,7 @@ WORDS = {  # of steps that are no packets
     "process": "is a process {}",
     "fill": "has its buffer full",
     "room": "room for {}",
-    "wait": "{} seconds pass",
+    "wait": "wait {} s",
     "> end": "closes",
     "< end": "finds the end: the server has closed",
     "= nothing": "has no answer for now",
@@ -36,6 +40,11 @@ HEADS = {
     "match": ["pattern", "key", "selected"],
     "packet": ["packet", "kind", "parts"],
 }
+CITED = re.compile(
+    r"\[(?P<id>[A-Z]+-\d+)\]|\b[Cc]hapter (?P<chapter>[1-9])\b"
+    r"|\A(?P<only>[A-Z]+-\d+)\Z"
+)
+PARTS = ("key", "load")  # of what a client is told, or answers
 
 
 class Outcome(NamedTuple):
@@ -46,6 +55,18 @@ class Outcome(NamedTuple):
     got: str = ""  # what was received, as it would stand in an example
 
 
+class Turn(NamedTuple):
+    """What one does in its lane: a packet with its parts, or words."""
+
+    lane: int  # from 0
+    does: str  # 'sends' or 'receives', or nothing of the kind
+    far: int  # the lane that a packet comes from, or goes to
+    said: Sequence[dict[str, str]] = ()
+    words: str = ""
+    outcome: Outcome | None = None
+    state: str = ""  # of the row: 'failed', or 'later' if it was not taken
+
+
 rules = functools.cache(read_rules)
 
 
@@ -54,162 +75,131 @@ def page_of(file: str) -> str:
     return file.replace(".md", ".html")
 
 
-def link(rule_id: str, text: str) -> str:
-    """Return a text as a link to a rule, if there is such a rule."""
-    rule: Rule | None = rules().get(rule_id)
-    if rule is None:
-        return text
-    place, title = f"{page_of(rule.file)}#{rule.id}", escape(rule.sentence)
-    return f'<a class="id" href="{place}" title="{title}">{text}</a>'
+def cite(text: str) -> Markup:
+    """Return a text in which ids in brackets, and chapters, are links.
+
+    An id that is all of the text needs no brackets.
+    """
+    return Markup(CITED.sub(linked, escape(text)))
 
 
-def cite(text: str) -> str:
-    """Return a text as HTML, in which ids in brackets are links."""
-    return CITED.sub(lambda found: link(found[1], found[0]), escape(text))
+def linked(found: re.Match[str]) -> Markup:
+    """Return a citation as a link, if there is such a rule."""
+    if found["chapter"]:
+        page = page_of(chapters()[int(found["chapter"]) - 1].name)
+        return Markup('<a href="{}">{}</a>').format(page, found[0])
+    rule = rules().get(found["only"] or found["id"])
+    if not rule:
+        return Markup(found[0])
+    html = Markup('<a class="id" href="{}#{}" title="{}">{}</a>')
+    return html.format(page_of(rule.file), rule.id, rule.sentence, found[0])
 
 
-def marked(source: str) -> str:
-    """Return a text of an example with the parts of a packet marked.
+def parts_of(source: str) -> dict[str, str]:
+    """Return a text of an example as the parts of a packet.
 
-    In a key or pattern '*' and '/' are.
+    If it is none, it is a key or pattern.
     """
     is_quoted = len(source) > 1 and source[0] == source[-1] == '"'
     text = source[1:-1] if is_quoted else source
     word, space, rest = text.partition(" ")
     if word not in KINDS or not space:
-        stars = re.sub("[*/]+", r"<b>\g<0></b>", escape(source))
-        return f"<code>{stars}</code>"
+        return {"plain": source}
     key, nul, load = rest.partition("\\0")
-    return message(word=word + " ", key=key, nul=nul, load=load)
+    return {"word": word + " ", "key": key, "nul": nul, "load": load}
 
 
-def message(**parts: str) -> str:
-    """Return the parts of a packet or command, each marked as what it is."""
-    html = "".join(
-        f'<span class="{name}">{escape(part).replace("/", "/<wbr>")}</span>'
-        for name, part in parts.items()
-        if part or name == "key"
-    )
-    return f'<code class="message">{html}</code>'
+def stars(text: str) -> Markup:
+    """Return a key or pattern with its '*' and '/' marked."""
+    return Markup(re.sub("[*/]+", r"<b>\g<0></b>", escape(text)))
 
 
-def decided(outcome: Outcome | None) -> str:
-    """Return what a server decided, with links to the rules."""
-    if outcome is None:
-        return ""
-    html = "".join(f"<div>{cite(line)}</div>" for line in outcome.decisions)
-    wrong = f"<strong>✗ {cite(outcome.wrong)}</strong>"
-    return html + (wrong if outcome.wrong else "")
+TEMPLATES = Environment(
+    autoescape=True,
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    lstrip_blocks=True,
+    trim_blocks=True,
+    undefined=StrictUndefined,
+)
+TEMPLATES.filters.update(cite=cite, parts=parts_of, stars=stars)
 
 
-def frame(kind: str, heads: Sequence[str], rows: str, caption: str) -> str:
-    """Return a table."""
-    cells = "".join(f'<th scope="col">{head}</th>' for head in heads)
-    title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    body = f"<thead><tr>{cells}</tr></thead><tbody>{rows}</tbody>"
-    return f'<table class="{kind}">{title}{body}</table>'
+def render(template: str, **facts: object) -> Markup:
+    """Return a template filled in."""
+    html = TEMPLATES.get_template(f"{template}.html").render(facts)
+    return Markup(html.strip())
 
 
 def table(
     kind: str, lines: Sequence[str], outcomes: Sequence[Outcome] = ()
-) -> str:
+) -> Markup:
     """Return the rows of a match or packet block."""
-    html = ""
-    for line, outcome in zip_longest(lines, outcomes):
-        first, second, *rest = FIELD.findall(line)
-        cells = [marked(first), marked(second), cite(" ".join(rest))]
-        if outcome:
-            cells[-1] += " ✗" if outcome.wrong else " ✓"
-            cells.append(decided(outcome))
-        answer = rest[0] if kind == "match" else ""
-        row = "</td><td>".join(cells)
-        html += f'<tr class="{escape(answer)}"><td>{row}</td></tr>'
     heads = HEADS[kind] + ["the server"] * bool(outcomes)
-    return frame(kind, heads, html, "")
+    fields = (FIELD.findall(line) for line in lines)
+    rows = [
+        (cells[:2], " ".join(cells[2:]), outcome)
+        for cells, outcome in zip_longest(fields, outcomes)
+    ]
+    return render("table", kind=kind, heads=heads, rows=rows)
 
 
 def lanes(
     steps: Sequence[Step],
     options: Sequence[str],
     outcomes: Sequence[Outcome] | None = None,
-) -> str:
+) -> Markup:
     """Return a conversation: a lane a client, and the server's at the right.
 
     Steps without an outcome, where there are outcomes, were not taken.
     """
     names = sorted({step.client for step in steps if step.client})
-    html = ""
+    turns = []
     for step, outcome in zip_longest(steps, outcomes or ()):
-        state = "later" if outcomes is not None and not outcome else ""
-        if outcome and outcome.wrong:
-            state = "failed"
-        html += f'<tr class="{state}">{lane_cells(step, names, outcome)}</tr>'
+        turn = turn_of(step, names, outcome)
+        if outcomes is not None and not outcome:
+            turn = turn._replace(state="later")
+        turns.append(turn)
     caption = "sbusd " + " ".join(options) if options else ""
-    return frame("lanes", [*names, "the server"], html, caption)
+    heads = [*names, "the server"]
+    return render("lanes", heads=heads, turns=turns, caption=caption)
 
 
-def lane_cells(step: Step, names: list[str], outcome: Outcome | None) -> str:
-    """Return a row: what a client does, and what the server makes of it."""
-    before = names.index(step.client) if step.client else 0
-    is_sent = step.verb[0] == ">"
-    is_packet = is_sent or bool(step.text)
-    if is_packet:
-        text = (outcome and not outcome.wrong and outcome.got) or step.argument
-        way = "sends" if is_sent else "receives"
-        said = f"<span>{way}</span> {marked(text)}"
+def turn_of(step: Step, names: list[str], outcome: Outcome | None) -> Turn:
+    """Return what a client does, and what the server makes of it."""
+    lane = names.index(step.client) if step.client else 0
+    state = "failed" if outcome and outcome.wrong else ""
+    if step.verb[0] == ">" or step.text:
+        does = "sends" if step.verb[0] == ">" else "receives"
+        text = (outcome and not state and outcome.got) or step.argument
+        said, words = [parts_of(text)], ""
     else:
-        way = "does"
         word = step.argument if step.verb == "<" else step.verb
-        what = WORDS.get(word, word).format(step.argument)
-        said = f"<span>{escape(what)}</span>"
-    wire = '<td class="wire"></td>' if is_packet else "<td></td>"
-    return (
-        "<td></td>" * before
-        + f'<td class="{way}">{said}</td>'
-        + wire * (len(names) - before - 1)
-        + f'<td class="{"arrives" if is_sent else ""}">{decided(outcome)}</td>'
-    )
+        said, words = [], WORDS.get(word, word).format(step.argument)
+        does = ""
+    return Turn(lane, does, len(names), said, words, outcome, state)
 
 
-def client_lanes(lines: Sequence[str]) -> str:
+def client_lanes(lines: Sequence[str]) -> Markup:
     """Return an example for clients: a program, its client, the server."""
-    html = place = ""
+    turns, caption = [], ""
     for line in lines:
         verb, _, rest = line.partition(" ")
         if verb == "server":
-            place = f"the server is at: {rest}"
+            caption = f"the server is at: {rest}"
             continue
-        is_packet = verb in ("<", ">")  # or what the program says or hears
-        way = "receives" if verb in ("<", "=") else "sends"
-        said = f"<span>{way}</span> "
-        if rest and line in WORDS:
-            said = f"<em>{WORDS[line]}</em>"
-        elif is_packet:
-            said += marked(rest)
+        lane = int(verb in ("<", ">"))  # or what the program says or hears
+        does = "receives" if verb in ("<", "=") else "sends"
+        words = WORDS.get(line, "") if rest else ""
+        if lane:
+            said = [parts_of(rest)]
         else:
-            answers = line.lstrip("= ").split(" | ")
-            said += " or ".join(map(command, answers))
-        arrow = "arrives" if way == "sends" else ""
-        cells = f'<td class="{way}">{said}</td><td class="{arrow}"></td>'
-        row = "<td></td>" + cells if is_packet else cells + "<td></td>"
-        html += f"<tr>{row}</tr>"
+            said = [command(one) for one in line.lstrip("= ").split(" | ")]
+        turns.append(Turn(lane, does, lane + 1, said, words))
     heads = ["the program", "its client", "the server"]
-    return frame("lanes", heads, html, place)
+    return render("lanes", heads=heads, turns=turns, caption=caption)
 
 
-def command(text: str) -> str:
-    """Return what a client is told, or answers, with its parts marked."""
+def command(text: str) -> dict[str, str]:
+    """Return the parts of what a client is told, or answers."""
     word, *texts = FIELD.findall(text)
-    parts = zip(("key", "load"), (f" {part}" for part in texts))
-    return message(word=word, **dict(parts))
-
-
-def card(name: str, facts: dict[str, object]) -> str:
-    """Return what is known of a client."""
-    items = "".join(
-        f"<div><dt>{what}</dt><dd>{escape(str(fact))}</dd></div>"
-        for what, fact in facts.items()
-        if fact != ""
-    )
-    inner = f"<h3>{name}</h3><dl>{items}</dl>"
-    return f'<article class="{facts["is"]}">{inner}</article>'
+    return {"word": word, **dict(zip(PARTS, (f" {one}" for one in texts)))}

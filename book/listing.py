@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator
-from html import escape
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from markupsafe import Markup
 from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, String
 
 from traceability import cited_lines, definitions
 
-from .drawing import cite, link
+from .drawing import cite, render
 
 STYLES = {  # by kind of token, the first that fits
     String.Doc: "doc",
@@ -37,6 +37,16 @@ class Section(NamedTuple):
     page: str
     first: int
     last: int
+
+
+class Excerpt(NamedTuple):
+    """The lines of a file that keep a rule."""
+
+    name: str  # of the definition that they are of, if they are of one
+    file: str
+    place: str  # in the source
+    lines: list[tuple[int, Markup]]
+    cited: list[int]  # the numbers of those that cite the rule
 
 
 class Listing:
@@ -99,38 +109,33 @@ class Listing:
         for child in ast.iter_child_nodes(node):
             yield from self._find_links(child, owner, local)
 
-    def _highlight(self, source: str) -> list[str]:
+    def _highlight(self, source: str) -> list[Markup]:
         """Return the lines as HTML, from the first."""
-        lines, column = ["", ""], 0
+        lines, column = [Markup(""), Markup("")], 0
         for _, kind, text in PythonLexer().get_tokens_unprocessed(source):
             style = next((css for k, css in STYLES.items() if kind in k), "")
             name = self._links.get((len(lines) - 1, column), "")
             for index, piece in enumerate(text.split("\n")):
                 if index:
-                    lines.append("")
+                    lines.append(Markup(""))
                     column = 0
                 column += len(piece.encode())
                 html = cite(piece)
-                if kind in String:  # an error has its rule's id alone
-                    html = link(piece, html)
                 if name and kind in Name:
                     place = self._place(self._places[name])
-                    html = f'<a href="{place}">{html}</a>'
+                    html = Markup('<a href="{}">{}</a>').format(place, html)
                 if style and piece:
-                    html = f'<span class="{style}">{html}</span>'
+                    span = Markup('<span class="{}">{}</span>')
+                    html = span.format(style, html)
                 lines[-1] += html
         return lines
 
-    def page(self, section: Section) -> str:
+    def page(self, section: Section) -> Markup:
         """Return a part, with an anchor for each line."""
-        rows = (
-            f'<i id="L{line}">{line:4}</i>  {self._lines[line]}\n'
-            for line in range(section.first, section.last + 1)
-        )
-        title = f"<h1>{escape(section.title)}</h1>"
-        return f'{title}<pre class="code" tabindex="0">{"".join(rows)}</pre>'
+        lines = self._numbered(section.first, section.last)
+        return render("section", title=section.title, lines=lines)
 
-    def excerpts(self, rule: str) -> Iterator[str]:
+    def excerpts(self, rule: str) -> Iterator[Excerpt]:
         """Return the definitions, or paragraphs, that cite a rule."""
         found: dict[tuple[str, int, int], list[int]] = {}
         for line, cited in self._cited:
@@ -138,25 +143,16 @@ class Listing:
                 while not re.search(rf"\b{rule}\b", self._plain[line]):
                     line += 1  # the docstring begins before
                 found.setdefault(self._around(line), []).append(line)
-        for (name, first, last), lines in found.items():
+        for (name, first, last), cited in found.items():
             if not name:
-                first = max(first, lines[0] - PARAGRAPH_MAX)
-                last = min(last, lines[-1] + PARAGRAPH_MAX)
-            what = f"<code>{escape(name)}</code> {self.path.name}, "
-            yield (
-                f"<details><summary>{what}lines {first} to {last}</summary>"
-                f"{self._excerpt(first, last, lines)}"
-                f'<p><a href="{self._place(first)}">in the source</a></p>'
-                "</details>"
-            )
+                first = max(first, cited[0] - PARAGRAPH_MAX)
+                last = min(last, cited[-1] + PARAGRAPH_MAX)
+            lines, place = self._numbered(first, last), self._place(first)
+            yield Excerpt(name, self.path.name, place, lines, cited)
 
-    def _excerpt(self, first: int, last: int, marked: Collection[int]) -> str:
-        """Return lines of which some are marked."""
-        rows = ""
-        for line in range(first, last + 1):
-            row = f"<i>{line:4}</i>  {self._lines[line]}"
-            rows += f"<mark>{row}</mark>\n" if line in marked else f"{row}\n"
-        return f'<pre class="code" tabindex="0">{rows}</pre>'
+    def _numbered(self, first: int, last: int) -> list[tuple[int, Markup]]:
+        """Return lines as HTML with their numbers."""
+        return list(enumerate(self._lines[first : last + 1], first))
 
     def _around(self, line: int) -> tuple[str, int, int]:
         """Return the name, first and last line of what a line is in."""
