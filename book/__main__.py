@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import zipfile
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,18 +20,16 @@ from .chapters import TEXTS, listings, to_html
 from .drawing import page_of, render
 
 BOOK = ROOT / "book"
-LIBRARIES = [Path(one.__path__[0]) for one in (jinja2, markupsafe)]
-PLAYED = [  # what the player needs, and from where
+PLAYED = [  # what the player needs: from where, what
     (ROOT, "sbus.py"),
-    (ROOT, "spec/*.md"),
-    (ROOT, "spec/conformance/*.py"),
-    (ROOT, "tests/bed/fake_*.py"),
-    (ROOT, "tests/bed/packets.py"),
-    (ROOT, "book/__init__.py"),
-    (ROOT, "book/drawing.py"),
-    (ROOT, "book/player.py"),
+    (ROOT, "book/[_dp]*.py"),
     (ROOT, "book/templates/*.html"),
-    *((library.parent, f"{library.name}/*.py") for library in LIBRARIES),
+    (ROOT / "spec", "*.md"),
+    (ROOT / "spec", "conformance/*.py"),
+    (ROOT / "tests/bed", "fake_*.py"),
+    (ROOT / "tests/bed", "packets.py"),
+    (Path(jinja2.__path__[0]).parent, "jinja2/*.py"),
+    (Path(markupsafe.__path__[0]).parent, "markupsafe/*.py"),
 ]
 
 
@@ -63,9 +62,9 @@ def parts() -> dict[str, list[Page]]:
             text_page("results.md", BOOK / "results.md"),
         ],
         "The source": [
-            Page(section.page, section.title, listing.page(section))
+            Page(one.page, one.title, render("section", one=one, of=listing))
             for listing in listings()
-            for section in listing.sections
+            for one in listing.sections
         ],
     }
 
@@ -74,12 +73,12 @@ def build(site: Path) -> list[Path]:
     """Write the site; return its pages."""
     site.mkdir(parents=True, exist_ok=True)
     others = parts()
-    first = text_page("index.md", BOOK / "index.md")
-    contents = render("contents", parts=others)
-    pages = [first._replace(body=first.body + contents)]
-    pages += [page for part in others.values() for page in part]
-    for before, page, after in zip([None, *pages], pages, [*pages[1:], None]):
-        html = render("frame", page=page, before=before, after=after)
+    pages = [
+        text_page("index.md", BOOK / "index.md"),
+        *chain(*others.values()),
+    ]
+    for number, page in enumerate(pages):
+        html = render("frame", pages=pages, number=number, parts=others)
         (site / page.file).write_text(html, "utf-8")
     if not (site / "report.html").exists():  # until make book-results
         shutil.copy(site / "results.html", site / "report.html")

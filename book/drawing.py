@@ -11,35 +11,17 @@ import re
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from conformance.examples import FIELD, Step
+from conformance.examples import FIELD, Step, parse_step
+from conformance.examples import escape as shown
 from conformance.rules import chapters, read_rules
 
 HOLE = "____"  # what a question asks for
 KINDS = ("SUB", "UNSUB", "MSG", "CMSG")
-WORDS = {  # of steps that are no packets
-    "nothing": "receives nothing",
-    "no packet": "receives no packet",
-    "end": "finds the end: the server has closed",
-    "close": "closes",
-    "shut": "will send no more",
-    "deaf": "will receive no more",
-    "process": "is a process {}",
-    "fill": "has its buffer full",
-    "room": "room for {}",
-    "wait": "wait {} s",
-    "> end": "closes",
-    "< end": "finds the end: the server has closed",
-    "= nothing": "has no answer for now",
-}
-HEADS = {
-    "match": ["pattern", "key", "selected"],
-    "packet": ["packet", "kind", "parts"],
-}
 CITED = re.compile(
     r"\[(?P<id>[A-Z]+-\d+)\]|\b[Cc]hapter (?P<chapter>[1-9])\b"
     r"|\A(?P<only>[A-Z]+-\d+)\Z"
@@ -56,15 +38,17 @@ class Outcome(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What one does in its lane: a packet with its parts, or words."""
+    """What one does in its lane: a packet with its parts, or something else.
+
+    There is no outcome of what was not done.
+    """
 
     lane: int  # from 0
-    does: str  # 'sends' or 'receives', or nothing of the kind
-    far: int  # the lane that a packet comes from, or goes to
+    does: str  # 'sends', 'receives', or what the template has words for
     said: Sequence[dict[str, str]] = ()
-    words: str = ""
-    outcome: Outcome | None = None
-    state: str = ""  # of the row: 'failed', or 'later' if it was not taken
+    far: int = 0  # the lane that a packet comes from, or goes to
+    argument: str = ""
+    outcome: Outcome | None = Outcome()
 
 
 rules = functools.cache(read_rules)
@@ -121,7 +105,7 @@ TEMPLATES = Environment(
     trim_blocks=True,
     undefined=StrictUndefined,
 )
-TEMPLATES.filters.update(cite=cite, parts=parts_of, stars=stars)
+TEMPLATES.filters.update(cite=cite, parts=parts_of, stars=stars, text=shown)
 
 
 def render(template: str, **facts: object) -> Markup:
@@ -130,36 +114,48 @@ def render(template: str, **facts: object) -> Markup:
     return Markup(html.strip())
 
 
+def drawn(kind: str, lines: Sequence[str]) -> Markup:
+    """Return a match table, packets, or lanes, as they stand."""
+    if kind == "client":
+        return client_lanes(lines)
+    if kind in ("match", "packet"):
+        return table(kind, lines)
+    steps = [step_of(line) for line in lines]
+    options = [step.argument for step in steps if step.verb == "server"]
+    taken = [(step, Outcome()) for step in steps if step.verb != "server"]
+    return lanes(taken, options)
+
+
+def step_of(line: str) -> Step:
+    """Return a step; that of a client who is asked for has the name '?'.
+
+    One that is said for each of some numbers is one step here.
+    """
+    plain = re.sub(r"\{\d+\.\.\d+\}", "1", re.sub(f"^{HOLE}", "A", line))
+    step = parse_step(plain)
+    step = step._replace(argument=line.partition(step.verb)[2].strip())
+    return step._replace(client="?") if line.startswith(HOLE) else step
+
+
 def table(
     kind: str, lines: Sequence[str], outcomes: Sequence[Outcome] = ()
 ) -> Markup:
     """Return the rows of a match or packet block."""
-    heads = HEADS[kind] + ["the server"] * bool(outcomes)
     fields = (FIELD.findall(line) for line in lines)
-    rows = [
-        (cells[:2], " ".join(cells[2:]), outcome)
-        for cells, outcome in zip_longest(fields, outcomes)
-    ]
-    return render("table", kind=kind, heads=heads, rows=rows)
+    rows = list(zip_longest(fields, outcomes))
+    return render("table", kind=kind, rows=rows, is_played=bool(outcomes))
 
 
 def lanes(
-    steps: Sequence[Step],
-    options: Sequence[str],
-    outcomes: Sequence[Outcome] | None = None,
+    taken: Sequence[tuple[Step, Outcome | None]], options: Sequence[str]
 ) -> Markup:
     """Return a conversation: a lane a client, and the server's at the right.
 
-    Steps without an outcome, where there are outcomes, were not taken.
+    What has no outcome was not taken.
     """
-    names = sorted({step.client for step in steps if step.client})
-    turns = []
-    for step, outcome in zip_longest(steps, outcomes or ()):
-        turn = turn_of(step, names, outcome)
-        if outcomes is not None and not outcome:
-            turn = turn._replace(state="later")
-        turns.append(turn)
-    caption = "sbusd " + " ".join(options) if options else ""
+    names = sorted({step.client for step, _ in taken if step.client})
+    turns = [turn_of(step, names, outcome) for step, outcome in taken]
+    caption = " ".join(["sbusd", *options]) if options else ""
     heads = [*names, "the server"]
     return render("lanes", heads=heads, turns=turns, caption=caption)
 
@@ -167,16 +163,13 @@ def lanes(
 def turn_of(step: Step, names: list[str], outcome: Outcome | None) -> Turn:
     """Return what a client does, and what the server makes of it."""
     lane = names.index(step.client) if step.client else 0
-    state = "failed" if outcome and outcome.wrong else ""
-    if step.verb[0] == ">" or step.text:
-        does = "sends" if step.verb[0] == ">" else "receives"
-        text = (outcome and not state and outcome.got) or step.argument
-        said, words = [parts_of(text)], ""
-    else:
-        word = step.argument if step.verb == "<" else step.verb
-        said, words = [], WORDS.get(word, word).format(step.argument)
-        does = ""
-    return Turn(lane, does, len(names), said, words, outcome, state)
+    said, does = step.argument, "sends" if step.verb[0] == ">" else "receives"
+    if does == "receives" and not step.text:
+        does = said if step.verb == "<" else step.verb
+        return Turn(lane, does, argument=said, outcome=outcome)
+    if outcome and outcome.got and not outcome.wrong:
+        said = outcome.got
+    return Turn(lane, does, [parts_of(said)], len(names), outcome=outcome)
 
 
 def client_lanes(lines: Sequence[str]) -> Markup:
@@ -184,17 +177,14 @@ def client_lanes(lines: Sequence[str]) -> Markup:
     turns, caption = [], ""
     for line in lines:
         verb, _, rest = line.partition(" ")
+        does = "receives" if verb in ("<", "=") else "sends"
         if verb == "server":
             caption = f"the server is at: {rest}"
-            continue
-        lane = int(verb in ("<", ">"))  # or what the program says or hears
-        does = "receives" if verb in ("<", "=") else "sends"
-        words = WORDS.get(line, "") if rest else ""
-        if lane:
-            said = [parts_of(rest)]
-        else:
+        elif verb in ("<", ">"):
+            turns.append(Turn(1, does, [parts_of(rest)], 2, line))
+        else:  # what the program says or hears
             said = [command(one) for one in line.lstrip("= ").split(" | ")]
-        turns.append(Turn(lane, does, lane + 1, said, words))
+            turns.append(Turn(0, does, said, 1, line))
     heads = ["the program", "its client", "the server"]
     return render("lanes", heads=heads, turns=turns, caption=caption)
 
@@ -203,3 +193,9 @@ def command(text: str) -> dict[str, str]:
     """Return the parts of what a client is told, or answers."""
     word, *texts = FIELD.findall(text)
     return {"word": word, **dict(zip(PARTS, (f" {one}" for one in texts)))}
+
+
+def cards(clients: dict[str, Any]) -> Markup:
+    """Return what the server knows of each client."""
+    names = {client: name for name, client in clients.items()}
+    return render("cards", clients=clients, names=names)

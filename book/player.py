@@ -12,7 +12,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -88,7 +88,7 @@ class Player(Talk):
             if client.wire in self.names:
                 self.seen[self.names[client.wire]] = client
 
-    def words(self, step: Step) -> Iterable[str]:
+    def words(self, step: Step) -> Iterator[str]:
         """Return what the server logged, with the names of the clients."""
         names = {str(one.number): name for name, one in self.seen.items()}
         for line in self.log:
@@ -120,32 +120,32 @@ class Player(Talk):
 
 def play(
     conversation: Conversation, is_whole: bool = True
-) -> tuple[Conversation, list[Outcome], Player]:
+) -> tuple[list[tuple[Step, Outcome]], Player]:
     """Take the steps of a conversation up to the first that fails.
 
     If it is whole, nobody may hear anything else, and the server has to go
-    on serving.  Return it, with the step that fails for that if one does.
+    on serving.  A step that fails for that is one more.
     """
     said: list[str] = []
     log = logging.Logger("sbus", logging.DEBUG)  # as with -v
     log.addFilter(lambda record: bool(said.append(record.getMessage())))
-    steps, outcomes = list(conversation.steps), []
+    taken: list[tuple[Step, Outcome]] = []
     with mock.patch.object(sbus, "log", log):
         player = Player(conversation.options, said)
-        for step in steps:
-            outcomes.append(player.watch(step))
-            if outcomes[-1].wrong:
-                return conversation, outcomes, player
+        for step in conversation.steps:
+            taken.append((step, player.watch(step)))
+            if taken[-1][1].wrong:
+                return taken, player
         for name in [*player.clients] if is_whole else ():
             last = Step(name, "<", "nothing")
             outcome = player.watch(last)
             if outcome.wrong:
-                more = conversation._replace(steps=(*steps, last))
-                return more, [*outcomes, outcome], player
+                return [*taken, (last, outcome)], player
         if is_whole:
             player.close()
-            outcomes[-1] = outcomes[-1]._replace(wrong=player.bus.fault())
-    return conversation, outcomes, player
+            step, outcome = taken[-1]
+            taken[-1] = step, outcome._replace(wrong=player.bus.fault())
+    return taken, player
 
 
 def kept_lines(text: str) -> tuple[str, ...]:
@@ -174,13 +174,15 @@ def talk(kind: str, text: str, count: int) -> dict[str, Any]:
     if not (kind != "bench") <= most <= STEPS_MAX:
         raise ValueError(f"a conversation has 1 to {STEPS_MAX} steps")
     part = whole._replace(steps=whole.steps[: most if count < 0 else count])
-    played, outcomes, player = play(part, kind == "conversation")
-    later = whole.steps[len(part.steps) :]
-    html = drawing.lanes(played.steps + later, whole.options, outcomes)
-    cards = (card(name, player) for name in player.seen)
-    facts = {"html": html, "cards": "".join(cards), "count": most}
-    clock = f"{player.bus.kernel.now:g} s"
-    return {**facts, "clock": clock, **verdict("step", outcomes, most)}
+    taken, player = play(part, kind == "conversation")
+    later = [(step, None) for step in whole.steps[len(taken) :]]
+    return {
+        **verdict("step", [outcome for _, outcome in taken], most),
+        "html": drawing.lanes([*taken, *later], whole.options),
+        "cards": drawing.cards(player.seen),
+        "count": most,
+        "clock": f"{player.bus.kernel.now:g} s",
+    }
 
 
 def rows(kind: str, text: str) -> dict[str, Any]:
@@ -202,11 +204,10 @@ def play_row(kind: str, line: str) -> Outcome:
     except (ValueError, KeyError, AssertionError):
         return Outcome(f"not a row: {line}; one is {FORMS[kind]}")
     for one in talks:
-        conversation, outcomes, _ = play(one)
-        taken = zip(conversation.steps, outcomes)
-        *_, probe = (one for step, one in taken if step.verb == ">")
+        taken, _ = play(one)
+        *_, probe = (led_to for step, led_to in taken if step.verb == ">")
         made = (said for said in probe.decisions if said[:5] != "open ")
-        outcome = outcomes[-1]._replace(decisions=tuple(made))
+        outcome = taken[-1][1]._replace(decisions=tuple(made))
         if outcome.wrong:
             break
     return outcome
@@ -224,25 +225,6 @@ def verdict(
     lost = [line for line in lost if line.startswith("disconnect ")]
     said = f"✓ {len(outcomes)} of {most} {what}s went as they say"
     return {"ok": True, "said": "; ".join([said, *lost])}
-
-
-def card(name: str, player: Player) -> str:
-    """Return what the server knows of a client."""
-    client = player.seen[name]
-    names = {one: name for name, one in player.seen.items()}
-    return drawing.render(
-        "card",
-        name=name,
-        client=client,
-        held_by=[names[one] for one in client.held_by],
-        holding=[names[one] for one in client.holding],
-        patterns=[
-            escape(pattern) + (f" × {count}" if count > 1 else "")
-            for pattern, count in client.patterns.items()
-        ],
-        unread=len(client.wire.taken),
-        room=client.wire.room,
-    )
 
 
 def check(text: str, answer: str) -> dict[str, Any]:

@@ -5,16 +5,12 @@ const player = (async () => {
   const python = await loadPyodide();
   const archive = await fetch("player.zip");
   python.unpackArchive(await archive.arrayBuffer(), "zip");
-  return python.runPython(`
-import sys
-sys.path[:0] = [".", "spec", "tests/bed"]
-from book.player import call
-call`);
+  return python.pyimport("book.player");
 })();
 
 onmessage = async ({ data: { id, call } }) => {
   try {
-    const answer = (await player)(...call);
+    const answer = (await player).call(...call);
     postMessage({ id, answer: JSON.parse(answer) });
   } catch (error) {
     postMessage({ id, answer: { ok: false, said: `✗ ${error.message}` } });

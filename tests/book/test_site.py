@@ -21,7 +21,7 @@ pytest.importorskip("markdown_it", reason="the book needs markdown-it-py")
 pytest.importorskip("pygments", reason="the book needs Pygments")
 
 from book.__main__ import build
-from book.chapters import aside, figure, listings
+from book.chapters import example, listings, part
 
 EMPTY = ("input", "link", "meta", "option", "wbr")  # what has no end
 
@@ -112,9 +112,9 @@ class TestPages:
     def test_no_line_stands_beside_a_rule_twice(self) -> None:
         """What cites it near each other is one excerpt."""
         for rule in RULES:
-            shown = re.findall(r"<i> *(\d+)</i>  (.*)", aside(rule))
+            shown = re.findall(r"<i> *(\d+)</i>  (.*)", part(rule, []))
             assert len(shown) == len(set(shown)), rule
-            for mark in re.findall("<mark>(.*)</mark>", aside(rule)):
+            for mark in re.findall("<mark>(.*)</mark>", part(rule, [])):
                 assert re.search(rf"\b{rule}\b", mark), rule
 
     def test_every_example_is_drawn(self, pages: dict[str, Page]) -> None:
@@ -134,7 +134,7 @@ class TestPages:
             "close",
             "> end",
         ]
-        html = figure("client", "a-name [CLIENT-1]", "\n".join(steps))
+        html = example("client", "a-name [CLIENT-1]", "\n".join(steps))
         rows = [
             [
                 " ".join(re.sub("<.*?>", "", cell).split())
