@@ -42,7 +42,9 @@ def example(kind: str, head: str, source: str) -> Markup:
     """Return an example as it stands, or a question.
 
     The page runs it, and checks an answer, by what stands in a text area.
+    Behind the head may be after how many steps the bench is to show it.
     """
+    head, _, played = head.partition(" bench=")
     found = HEAD.fullmatch(f" {head}")
     name, cited = (found[1], found[2]) if found else (head, "")
     lines = source.splitlines()
@@ -51,6 +53,7 @@ def example(kind: str, head: str, source: str) -> Markup:
         "question" if kind == "question" else "example",
         kind=kind,
         name=name,
+        played=played or -1,
         cited=cited,
         note="" if notes.startswith("pattern ") else notes,
         drawing=drawn(kind, [line for line in lines if line[:1] not in "#"]),

@@ -176,13 +176,12 @@ def talk(kind: str, text: str, count: int) -> dict[str, Any]:
     part = whole._replace(steps=whole.steps[: most if count < 0 else count])
     taken, player = play(part, kind == "conversation")
     later = [(step, None) for step in whole.steps[len(taken) :]]
-    return {
-        **verdict("step", [outcome for _, outcome in taken], most),
-        "html": drawing.lanes([*taken, *later], whole.options),
-        "cards": drawing.cards(player.seen),
-        "count": most,
-        "clock": f"{player.bus.kernel.now:g} s",
-    }
+    answer = verdict("step", [outcome for _, outcome in taken], most)
+    if player.bus.kernel.now:
+        answer["said"] += f"; the clock shows {player.bus.kernel.now:g} s"
+    html = drawing.lanes([*taken, *later], whole.options)
+    cards = drawing.cards(player.seen)
+    return {**answer, "html": html, "cards": cards, "count": most}
 
 
 def rows(kind: str, text: str) -> dict[str, Any]:

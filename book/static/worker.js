@@ -1,18 +1,17 @@
 // Runs player.py in Pyodide, away from the page, so that the page stays alive.
-import { loadPyodide } from "./pyodide/pyodide.mjs";
+const ABSENT = "✗ there is no player: the book was made without pyodide; see book/README.md";
 
-const player = (async () => {
+const player = import("./pyodide/pyodide.mjs").then(async ({ loadPyodide }) => {
   const python = await loadPyodide();
   const archive = await fetch("player.zip");
   python.unpackArchive(await archive.arrayBuffer(), "zip");
   return python.pyimport("book.player");
-})();
+}, () => ({ call: () => JSON.stringify({ ok: false, said: ABSENT }) }));
 
-onmessage = async ({ data: { id, call } }) => {
+onmessage = async ({ data, ports: [port] }) => {
   try {
-    const answer = (await player).call(...call);
-    postMessage({ id, answer: JSON.parse(answer) });
+    port.postMessage(JSON.parse((await player).call(...data)));
   } catch (error) {
-    postMessage({ id, answer: { ok: false, said: `✗ ${error.message}` } });
+    port.postMessage({ ok: false, said: `✗ ${error.message}` });
   }
 };
