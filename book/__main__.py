@@ -16,7 +16,7 @@ from markupsafe import Markup
 from conformance.rules import SPEC
 from traceability import ROOT
 
-from .chapters import TEXTS, listings, to_html
+from .chapters import LISTINGS, TEXTS, to_html
 from .drawing import page_of, render
 
 BOOK = ROOT / "book"
@@ -63,7 +63,7 @@ def parts() -> dict[str, list[Page]]:
         ],
         "The source": [
             Page(one.page, one.title, render("section", one=one, of=listing))
-            for listing in listings()
+            for listing in LISTINGS
             for one in listing.sections
         ],
     }

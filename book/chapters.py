@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +12,9 @@ from markdown_it.token import Token
 from markdown_it.tree import SyntaxTreeNode
 from markupsafe import Markup, escape
 
-import traceability
 from conformance.examples import HEAD
 from conformance.rules import SPEC, chapters
-from traceability import ROOT
+from traceability import ROOT, tests_by_rule
 
 from .drawing import cite, drawn, page_of, render
 from .listing import Listing
@@ -29,13 +27,8 @@ PAGES = {  # of files that texts link to
     "sbus_client.py": "sbus_client.html",
 }
 EXAMPLES = ("match", "packet", "conversation", "client", "question")
-tests_by_rule = functools.cache(traceability.tests_by_rule)
-
-
-@functools.cache
-def listings() -> list[Listing]:
-    """Return the server and the client."""
-    return [Listing(ROOT / name) for name in ("sbus.py", "sbus_client.py")]
+LISTINGS = [Listing(ROOT / name) for name in ("sbus.py", "sbus_client.py")]
+TESTS = tests_by_rule()
 
 
 def example(kind: str, head: str, source: str) -> Markup:
@@ -44,7 +37,7 @@ def example(kind: str, head: str, source: str) -> Markup:
     The page runs it, and checks an answer, by what stands in a text area.
     Behind the head may be after how many steps the bench is to show it.
     """
-    head, _, played = head.partition(" bench=")
+    head, _, shown = head.partition(" bench=")
     found = HEAD.fullmatch(f" {head}")
     name, cited = (found[1], found[2]) if found else (head, "")
     lines = source.splitlines()
@@ -53,7 +46,7 @@ def example(kind: str, head: str, source: str) -> Markup:
         "question" if kind == "question" else "example",
         kind=kind,
         name=name,
-        played=played or -1,
+        played=shown or -1,
         cited=cited,
         note="" if notes.startswith("pattern ") else notes,
         drawing=drawn(kind, [line for line in lines if line[:1] not in "#"]),
@@ -69,15 +62,13 @@ class Renderer(RendererHTML):
         is_link = index and tokens[index - 1].type == "link_open"
         return (escape if is_link else cite)(tokens[index].content)
 
-    def fence(self, tokens: Sequence[Token], index: int, *_: Any) -> str:
+    def fence(self, tokens: Sequence[Token], index: int, *__: Any) -> str:
         """Return an example, a question, or lines of code."""
         kind, _, head = tokens[index].info.partition(" ")
         source = tokens[index].content.rstrip("\n")
         if kind in EXAMPLES:
             return example(kind, head, source)
         return f'<pre tabindex="0">{cite(source)}</pre>'
-
-    code_block = fence
 
     def link_open(self, tokens: Sequence[Token], index: int, *_: Any) -> str:
         """Return the start of a link; without a page it leads nowhere."""
@@ -98,6 +89,7 @@ class Renderer(RendererHTML):
 
 
 MARKDOWN = MarkdownIt("commonmark", renderer_cls=Renderer).enable("table")
+MARKDOWN.add_render_rule("code_block", Renderer.fence)
 
 
 def to_html(source: str) -> Markup:
@@ -120,6 +112,5 @@ def part(rule: str, tokens: list[Token]) -> Markup:
     html = Markup(MARKDOWN.renderer.render(tokens, MARKDOWN.options, {}))
     if not rule:
         return html
-    code = [found for one in listings() for found in one.excerpts(rule)]
-    cited = tests_by_rule()[rule]
-    return render("rule", rule=rule, html=html, code=code, tests=cited)
+    code = [found for one in LISTINGS for found in one.excerpts(rule)]
+    return render("rule", rule=rule, html=html, code=code, tests=TESTS[rule])

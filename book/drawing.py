@@ -6,25 +6,23 @@ they look like is in templates/; what they show is here.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Sequence
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from conformance.examples import FIELD, Step, parse_step
 from conformance.examples import escape as shown
 from conformance.rules import chapters, read_rules
 
+RULES = read_rules()
 HOLE = "____"  # what a question asks for
-KINDS = ("SUB", "UNSUB", "MSG", "CMSG")
-CITED = re.compile(
-    r"\[(?P<id>[A-Z]+-\d+)\]|\b[Cc]hapter (?P<chapter>[1-9])\b"
-    r"|\A(?P<only>[A-Z]+-\d+)\Z"
+CITED = re.compile(r"\[([A-Z]+-\d+)\]|\A([A-Z]+-\d+)\Z|\b[Cc]hapter ([1-9])\b")
+PACKET = re.compile(
+    r'"?(?P<word>(UN)?SUB |C?MSG )(?P<key>.*?)((?P<nul>\\0)(?P<load>.*?))?"?'
 )
 PARTS = ("key", "load")  # of what a client is told, or answers
 
@@ -51,9 +49,6 @@ class Turn(NamedTuple):
     outcome: Outcome | None = Outcome()
 
 
-rules = functools.cache(read_rules)
-
-
 def page_of(file: str) -> str:
     """Return the page of a chapter."""
     return file.replace(".md", ".html")
@@ -69,28 +64,22 @@ def cite(text: str) -> Markup:
 
 def linked(found: re.Match[str]) -> Markup:
     """Return a citation as a link, if there is such a rule."""
-    if found["chapter"]:
-        page = page_of(chapters()[int(found["chapter"]) - 1].name)
+    if found[3]:
+        page = page_of(chapters()[int(found[3]) - 1].name)
         return Markup('<a href="{}">{}</a>').format(page, found[0])
-    rule = rules().get(found["only"] or found["id"])
-    if not rule:
+    if not (rule := RULES.get(found[1] or found[2])):
         return Markup(found[0])
     html = Markup('<a class="id" href="{}#{}" title="{}">{}</a>')
     return html.format(page_of(rule.file), rule.id, rule.sentence, found[0])
 
 
-def parts_of(source: str) -> dict[str, str]:
+def parts_of(text: str) -> dict[str, str]:
     """Return a text of an example as the parts of a packet.
 
     If it is none, it is a key or pattern.
     """
-    is_quoted = len(source) > 1 and source[0] == source[-1] == '"'
-    text = source[1:-1] if is_quoted else source
-    word, space, rest = text.partition(" ")
-    if word not in KINDS or not space:
-        return {"plain": source}
-    key, nul, load = rest.partition("\\0")
-    return {"word": word + " ", "key": key, "nul": nul, "load": load}
+    found = PACKET.fullmatch(text)
+    return found.groupdict("") if found else {"plain": text}
 
 
 def stars(text: str) -> Markup:
@@ -100,7 +89,7 @@ def stars(text: str) -> Markup:
 
 TEMPLATES = Environment(
     autoescape=True,
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    loader=PackageLoader("book"),
     lstrip_blocks=True,
     trim_blocks=True,
     undefined=StrictUndefined,
@@ -110,8 +99,7 @@ TEMPLATES.filters.update(cite=cite, parts=parts_of, stars=stars, text=shown)
 
 def render(template: str, **facts: object) -> Markup:
     """Return a template filled in."""
-    html = TEMPLATES.get_template(f"{template}.html").render(facts)
-    return Markup(html.strip())
+    return Markup(TEMPLATES.get_template(f"{template}.html").render(facts))
 
 
 def drawn(kind: str, lines: Sequence[str]) -> Markup:

@@ -23,23 +23,15 @@ if sys.platform == "emscripten":  # what is named at import, and is not there
     vars(time).setdefault("thread_time", time.monotonic)
 
 import sbus
+from conformance import examples
 from conformance.conversation import Connection, Failure, Talk
-from conformance.examples import (
-    EXPECTATIONS,
-    PARSERS,
-    Block,
-    Conversation,
-    Step,
-    Text,
-    conversations,
-    escape,
-)
-from fake_bus import FakeBus, FakeConnection
-from fake_kernel import FakeWire
+from conformance.examples import Block, Conversation, Step, Text
+from fake_bus import FakeBus
 
 from . import drawing
 from .drawing import HOLE, Outcome
 
+Answer = dict[str, Any]  # what a page is told
 STEPS_MAX = 1_000
 WHO = re.compile(r"client=(\d+)(?: uid=\d+ pid=\d+)?")
 CREDENTIALS = re.compile(r"((uid|gid|pid)=\d{1,9}( |$))*")
@@ -64,7 +56,6 @@ class Player(Talk):
         self.bus.kernel.bus.journal = sbus.Journal(-1, {}, False, True)
         self.log = log
         self.got = ""  # in this step
-        self.names: dict[FakeWire, str] = {}
         self.seen: dict[str, sbus.Client] = {}  # by name, as the server does
 
     def watch(self, step: Step) -> Outcome:
@@ -84,9 +75,11 @@ class Player(Talk):
 
     def look(self) -> None:
         """See whom the server has let in, though it was stopped before."""
-        for client in self.bus.kernel.bus.clients.values():
-            if client.wire in self.names:
-                self.seen[self.names[client.wire]] = client
+        clients = self.bus.kernel.bus.clients.values()
+        by_wire = {client.wire: client for client in clients}
+        for name, connection in self.clients.items():
+            if client := by_wire.get(vars(connection)["wire"]):
+                self.seen[name] = client
 
     def words(self, step: Step) -> Iterator[str]:
         """Return what the server logged, with the names of the clients."""
@@ -108,13 +101,11 @@ class Player(Talk):
 
     def connect(self, step: Step) -> Connection:
         connection = super().connect(step)
-        assert isinstance(connection, FakeConnection)
-        self.names[connection.wire] = step.client
         self.look()
         return connection
 
     def matches(self, text: Text, got: bytes) -> bool:
-        self.got = escape(got)
+        self.got = examples.escape(got)
         return super().matches(text, got)
 
 
@@ -128,7 +119,7 @@ def play(
     """
     said: list[str] = []
     log = logging.Logger("sbus", logging.DEBUG)  # as with -v
-    log.addFilter(lambda record: bool(said.append(record.getMessage())))
+    vars(log)["handle"] = lambda one: said.append(one.getMessage())
     taken: list[tuple[Step, Outcome]] = []
     with mock.patch.object(sbus, "log", log):
         player = Player(conversation.options, said)
@@ -163,13 +154,13 @@ def kept_lines(text: str) -> tuple[str, ...]:
 # ---- What a page asks for
 
 
-def talk(kind: str, text: str, count: int) -> dict[str, Any]:
+def talk(kind: str, text: str, count: int) -> Answer:
     """Play a conversation, or so many of its steps on the bench.
 
     Raises: ValueError if a line is no step, or there are none or too many.
     """
     block = Block(kind, "", (), kept_lines(text), "")
-    (whole,) = conversations(block)
+    (whole,) = examples.conversations(block)
     most = len(whole.steps)
     if not (kind != "bench") <= most <= STEPS_MAX:
         raise ValueError(f"a conversation has 1 to {STEPS_MAX} steps")
@@ -184,7 +175,7 @@ def talk(kind: str, text: str, count: int) -> dict[str, Any]:
     return {**answer, "html": html, "cards": cards, "count": most}
 
 
-def rows(kind: str, text: str) -> dict[str, Any]:
+def rows(kind: str, text: str, _: Any) -> Answer:
     """Play the rows of a match or packet block."""
     lines = kept_lines(text)
     outcomes = [play_row(kind, line) for line in lines]
@@ -199,7 +190,7 @@ def play_row(kind: str, line: str) -> Outcome:
     """
     try:
         block = Block(kind, "", (), (line,), "")
-        talks = [case.conversation() for case in PARSERS[kind](block)]
+        talks = [case.conversation() for case in examples.PARSERS[kind](block)]
     except (ValueError, KeyError, AssertionError):
         return Outcome(f"not a row: {line}; one is {FORMS[kind]}")
     for one in talks:
@@ -212,21 +203,23 @@ def play_row(kind: str, line: str) -> Outcome:
     return outcome
 
 
-def verdict(
-    what: str, outcomes: Sequence[Outcome], most: int
-) -> dict[str, Any]:
+def verdict(what: str, outcomes: Sequence[Outcome], most: int) -> Answer:
     """Return whether all came as was said, and a sentence."""
     for number, outcome in enumerate(outcomes, 1):
         if outcome.wrong:
             said = f"✗ {what} {number}: {outcome.wrong}"
             return {"ok": False, "said": said}
-    lost = [line for one in outcomes for line in one.decisions]
-    lost = [line for line in lost if line.startswith("disconnect ")]
+    lost = (
+        line
+        for outcome in outcomes
+        for line in outcome.decisions
+        if line.startswith("disconnect ")
+    )
     said = f"✓ {len(outcomes)} of {most} {what}s went as they say"
     return {"ok": True, "said": "; ".join([said, *lost])}
 
 
-def check(text: str, answer: str) -> dict[str, Any]:
+def check(_: str, text: str, answer: str) -> Answer:
     """Play a question with an answer in the place of the hole.
 
     Where a client is asked for, its line is said for each that is named.
@@ -235,7 +228,7 @@ def check(text: str, answer: str) -> dict[str, Any]:
         raise ValueError("{any} is no answer")
     plain = answer.lower().strip(" .`'\"")
     plain = plain[4:] if plain.startswith("the ") else plain
-    answer = plain if plain in EXPECTATIONS else answer.strip()
+    answer = plain if plain in examples.EXPECTATIONS else answer.strip()
     lines = []
     for line in kept_lines(text):
         is_name = line.startswith(HOLE)
@@ -244,15 +237,13 @@ def check(text: str, answer: str) -> dict[str, Any]:
     return talk("conversation", "\n".join(lines), -1)
 
 
+WAYS = {"question": check, "match": rows, "packet": rows}
+
+
 def call(kind: str, text: str, more: Any = -1) -> str:
     """Do what a page asks for; return the answer as JSON."""
     try:
-        if kind == "question":
-            answer = check(text, more)
-        elif kind in FORMS:
-            answer = rows(kind, text)
-        else:
-            answer = talk(kind, text, more)
+        answer = WAYS.get(kind, talk)(kind, text, more)
     except (ValueError, KeyError) as error:
         answer = {"ok": False, "said": f"✗ {error}"}
     return json.dumps(answer)

@@ -47,17 +47,6 @@ for (const question of document.querySelectorAll(".question")) {
 
 const bench = document.getElementById("bench");
 
-async function show() {
-  const state = new URLSearchParams(location.hash.slice(1));
-  const { lines } = bench.elements;
-  lines.value = state.get("text") ?? lines.defaultValue;
-  const played = Number(state.get("played") ?? -1);
-  const answer = await play(bench, "bench", lines.value, played);
-  if (!answer.html) return;
-  bench.querySelector(".cards").innerHTML = answer.cards;
-  bench.dataset.played = played < 0 ? answer.count : played;
-}
-
 if (bench) {
   const { lines } = bench.elements;
   const go = (text, played) => (location.href = address(text, played));
@@ -77,6 +66,15 @@ if (bench) {
   };
   bench.onsubmit = (event) => event.preventDefault();
   lines.onchange = () => go(lines.value, -1);
+  const show = async () => {
+    const state = new URLSearchParams(location.hash.slice(1));
+    lines.value = state.get("text") ?? lines.defaultValue;
+    const played = Number(state.get("played") ?? -1);
+    const answer = await play(bench, "bench", lines.value, played);
+    if (!answer.html) return;
+    bench.querySelector(".cards").innerHTML = answer.cards;
+    bench.dataset.played = played < 0 ? answer.count : played;
+  };
   window.onhashchange = show;
   show();
 }

@@ -17,7 +17,7 @@ ANSWERS = {  # to each: right ones, wrong ones
         ["!/cred////inbox", "!/cred////"],
         ["*/", "inbox", "!/cred/*/*/*/inbox"],
     ),
-    "wrong-number": (["end"], ["nothing", "MSG x\\0"]),
+    "wrong-number": (["end", "the end", "The end."], ["nothing", "MSG x\\0"]),
     "after-a-gap": (["MSG k\\0three"], ["MSG k\\0two", "nothing", "{any}"]),
     "newest-first": (
         ["CMSG order/stack"],

@@ -272,7 +272,7 @@ class TestBench:
         page.keyboard.press("Tab")
         page.keyboard.press("Space")
         assert self.lines(page) == ["A > SUB k", r"B > MSG k\0hello"]
-        assert "1 packets" in page.locator("article").first.text_content()
+        assert "unread1" in page.locator("article").first.text_content()
         tab_to(page, "[data-go=undo]")
         page.keyboard.press("Enter")
         page.wait_for_function("lines.value == 'A > SUB k'")
@@ -305,6 +305,29 @@ class TestBench:
         page.get_by_role("button", name="All steps").click()
         page.wait_for_function("document.querySelectorAll('.later').length==0")
 
+    def test_a_lesson_can_say_where_to_stop(self, page: Any) -> None:
+        """Its link leads to the bench after so many steps."""
+        page.goto("lesson-2-hearing.html")
+        page.locator("#example-counted a", has_text="on the bench").click()
+        outcome(page, "#bench")
+        assert "k × 2" in page.locator("article").first.text_content()
+        page.get_by_role("button", name="One step on").click()
+        page.wait_for_function("document.querySelectorAll('.later').length==2")
+        assert "× 2" not in page.locator("article").first.text_content()
+
+    def test_a_blank_at_the_end_is_sent(self, page: Any) -> None:
+        """The empty pattern is behind it."""
+        page.goto("bench.html#text=")
+        outcome(page, "#bench")
+        page.locator("[name=packet]").fill("SUB ")
+        for _ in range(2):
+            page.get_by_role("button", name="Send").click()
+            page.wait_for_function("lines.value.endsWith('SUB ')")
+            outcome(page, "#bench")
+        page.wait_for_function("lines.value == 'A > SUB \\nA > SUB '")
+        verdict, said = outcome(page, "#bench")
+        assert verdict == "good" and "disconnect" not in said
+
     def test_decisions_are_links(self, page: Any) -> None:
         """To the rule in its chapter."""
         page.goto("bench.html")
@@ -321,4 +344,14 @@ def test_a_page_without_a_player_says_so(page: Any, tmp_path: Path) -> None:
     window.goto((tmp_path / "bench.html").as_uri())
     verdict, said = outcome(window, "#bench")
     assert verdict == "bad" and "README" in said
+    window.close()
+
+
+def test_a_book_without_pyodide_says_so(page: Any, address: str) -> None:
+    """Where it could not be fetched."""
+    window = page.context.browser.new_page()
+    window.route("**/pyodide/**", lambda route: route.abort())
+    window.goto(f"{address}bench.html")
+    verdict, said = outcome(window, "#bench")
+    assert verdict == "bad" and "without pyodide" in said
     window.close()

@@ -68,6 +68,43 @@ class TestExamples:
         assert answer["html"].count("✓") == 2
         assert not play("packet", "MSG publish")["ok"]
 
+    @pytest.mark.parametrize(
+        ("kind", "row", "said"),
+        [
+            ("match", "a*", "one is a pattern, a key, and yes or no"),
+            ("match", "a* ab maybe", "one is a pattern, a key, and yes or no"),
+            ("match", "a* a b yes", "not a row: a* a b yes; one is"),
+            ("packet", '"SUB a" hello', "one is a packet, its kind or"),
+            ("packet", "\\q invalid", "one is a packet, its kind or"),
+        ],
+    )
+    def test_what_is_no_row_says_so(
+        self, kind: str, row: str, said: str
+    ) -> None:
+        """In a line of plain words, beside the other rows."""
+        fine = {"match": "a ab no", "packet": "HELLO invalid"}[kind]
+        answer = play(kind, f"{fine}\n{row}")
+        assert answer["said"].startswith("✗ row 2: ")
+        assert said in answer["said"] and "\n" not in answer["said"]
+        assert answer["html"].count("✓") == 1
+
+    def test_steps_have_numbers(self) -> None:
+        """Those that the status names, as they stand in the text."""
+        answer = play("conversation", "A > SUB a\nA < MSG a\\x00x")
+        numbers = re.findall(r'<th scope="row">(\d+)</th>', answer["html"])
+        assert numbers == ["1", "2"] and "step 2" in answer["said"]
+
+    def test_the_status_names_who_is_disconnected(self) -> None:
+        """Though that is what the example says."""
+        answer = play("bench", "A > HELLO")
+        said = "✓ 1 of 1 steps went as they say; disconnect A [PKT-2]"
+        assert answer["said"].startswith(said)
+
+    def test_a_blank_at_the_end_is_sent(self) -> None:
+        """And elsewhere it is none of the text."""
+        assert play("conversation", "A > SUB \nB > MSG x\\0\nA < {any} ")["ok"]
+        assert play("bench", "A > SUB")["said"].count("disconnect A")
+
     def test_decisions_name_clients_and_rules(self) -> None:
         """In the words of -v, and with links."""
         html = play("conversation", "A > SUB a\nB > HELLO\nB < end")["html"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -21,7 +22,7 @@ pytest.importorskip("markdown_it", reason="the book needs markdown-it-py")
 pytest.importorskip("pygments", reason="the book needs Pygments")
 
 from book.__main__ import build
-from book.chapters import example, listings, part
+from book.chapters import LISTINGS, example, part
 
 EMPTY = ("input", "link", "meta", "option", "wbr")  # what has no end
 
@@ -199,13 +200,27 @@ class TestPages:
         text = re.sub(r'<i id="L\d+".*?</i>  ', "", pages["sbus-4.html"].text)
         code = text.partition("<pre")[2].partition(">")[2]
         plain = re.sub("<[^>]*>", "", code.partition("</pre>")[0])
-        section = listings()[0].sections[4]
+        section = LISTINGS[0].sections[4]
         lines = (ROOT / "sbus.py").read_text("utf-8").split("\n")
         expected = "\n".join(lines[section.first - 1 : section.last])
         assert unescape(plain).strip("\n") == expected.rstrip()
 
 
 class TestPlayer:
+    def test_without_pyodide_it_is_said(self, tmp_path: Path) -> None:
+        """That what is made alone can be read, but not run."""
+        paths = [str(ROOT), *(str(ROOT / p) for p in ("spec", "tests/kit"))]
+        done = subprocess.run(
+            [sys.executable, "-m", "book", str(tmp_path)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert "pages are in" in done.stdout, done.stderr
+        assert "make book fetches pyodide" in done.stdout
+
     def test_the_archive_has_all_that_it_imports(
         self, site: Path, tmp_path: Path
     ) -> None:
@@ -213,12 +228,13 @@ class TestPlayer:
         with zipfile.ZipFile(site / "player.zip") as archive:
             archive.extractall(tmp_path)
         code = (
-            "import sys; sys.path[:0] = ['.', 'spec', 'tests/bed'];"
+            "import sys; from unittest.mock import MagicMock;"
+            "sys.modules['pytest'] = MagicMock();"
             "from book.player import call;"
             "print(call('bench', 'A > SUB a'))"
         )
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-S", "-c", code],
             cwd=tmp_path,
             capture_output=True,
             text=True,
