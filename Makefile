@@ -127,11 +127,12 @@ requirements vectors trace:
 # A Python for the page; where it cannot be had, the book is for reading
 PYODIDE = book/site/pyodide
 book: .venv/ready
-	@PYTHONPATH=spec:tests/kit .venv/bin/python -m book
 	@test -e $(PYODIDE)/pyodide.mjs || { mkdir -p $(PYODIDE) && \
-	    cd $(PYODIDE) && npm pack -s pyodide@314 >/dev/null 2>&1 && \
-	    tar xzf pyodide-*.tgz --strip-components=1 && rm pyodide-*.tgz; } || \
-	    echo "No pyodide to be had: the examples can be read, but not run."
+	    npm pack -s --pack-destination $(PYODIDE) pyodide@314 \
+	    >/dev/null 2>&1 && tar xzf $(PYODIDE)/pyodide-*.tgz \
+	    -C $(PYODIDE) --strip-components=1; } || rm -rf $(PYODIDE)
+	@rm -f $(PYODIDE)/*.tgz
+	@PYTHONPATH=spec:tests/kit .venv/bin/python -m book
 
 # A server that keeps all rules, one that is naive, one with one mistake
 MISTAKE = star-crosses-slashes
