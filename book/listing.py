@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,6 @@ STYLES = {  # by kind of token, the first that fits
     Name.Class: "def",
 }
 BANNER = re.compile(r"^# =+\n# (\d\. .+?) +spec/\S+\n", re.M)
-CONSTANT = re.compile(r"^([A-Za-z]\w*)(?:: .+?)? = ", re.M)
 HOLDER = re.compile(r"(\w+)(?:\(\))?\.$")  # of an attribute
 EXCERPT_MAX = 60  # lines of a definition that is shown whole
 PARAGRAPH_MAX = 12  # lines of a paragraph before and after those that count
@@ -61,8 +61,11 @@ class Listing:
         self._cited = list(cited_lines(source))
         self._definitions = list(definitions(source))
         self._places = {
-            one[1]: source.count("\n", 0, one.start()) + 1
-            for one in CONSTANT.finditer(source)
+            one.id: one.lineno
+            for node in ast.parse(source).body
+            if isinstance(node, (ast.Assign, ast.AnnAssign))
+            for one in ast.walk(node)
+            if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
         }
         self._places.update((one[0], one[1]) for one in self._definitions)
         self._lines = self._highlight(source)

@@ -177,7 +177,13 @@ class TestPages:
             near = "\n".join(lines[int(line) - 1 :][:2])  # behind a decorator
             assert re.search(rf"\b{name}\b", near), name
         names = {name for _, name in found}
-        assert {"pattern_for", "WHOAMI", "handle", "_route"} <= names
+        assert {
+            "pattern_for",
+            "WHOAMI",
+            "BACKLOG_BYTES",
+            "handle",
+            "_route",
+        } <= names
         linked = re.findall(r">(\w+)</a>", pages["sbus-8.html"].text)
         assert "seconds" not in linked
 
