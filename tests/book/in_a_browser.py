@@ -272,7 +272,8 @@ class TestBench:
         page.keyboard.press("Tab")
         page.keyboard.press("Space")
         assert self.lines(page) == ["A > SUB k", r"B > MSG k\0hello"]
-        assert "unread1" in page.locator("article").first.text_content()
+        card = page.locator("article").first
+        playwright.expect(card).to_contain_text("unread1")
         tab_to(page, "[data-go=undo]")
         page.keyboard.press("Enter")
         page.wait_for_function("lines.value == 'A > SUB k'")
@@ -310,10 +311,11 @@ class TestBench:
         page.goto("lesson-2-hearing.html")
         page.locator("#example-counted a", has_text="on the bench").click()
         outcome(page, "#bench")
-        assert "k × 2" in page.locator("article").first.text_content()
+        card = page.locator("article").first
+        playwright.expect(card).to_contain_text("k × 2")
         page.get_by_role("button", name="One step on").click()
         page.wait_for_function("document.querySelectorAll('.later').length==2")
-        assert "× 2" not in page.locator("article").first.text_content()
+        playwright.expect(card).not_to_contain_text("× 2")
 
     def test_a_blank_at_the_end_is_sent(self, page: Any) -> None:
         """The empty pattern is behind it."""
