@@ -1963,7 +1963,6 @@ class Server:
             self.selector.unregister(self.listener)  # if it is not resting
         self._alarms.pop((self._listen, self.listener), None)
         self._late.clear()
-        self.listener.close()
         clients = self.bus.clients
         for client in list(clients.values()):
             self._watch(client)
@@ -1973,6 +1972,7 @@ class Server:
             if left <= 0:
                 break
             self.round(left)
+        self.listener.close()
         for client in list(clients.values()):
             self.disconnect(client, "stop")
         self._causes.close()
