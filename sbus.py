@@ -1994,8 +1994,10 @@ def send_buffer_bytes(max_packet: int) -> int:
 # - The kernel says whether anybody is bound to a path without a visit: to
 #   connect a datagram socket fails with EPROTOTYPE if so, and with
 #   ECONNREFUSED if the socket is stale.
-# - A lock on the directory, held from that question until the new socket
-#   listens, leaves one of several servers that start at once.
+# - A lock on the directory, held from that question until the new socket is
+#   bound, leaves one of several servers that start at once.
+# - Whatever keeps the server from starting is a StartError, or an OSError
+#   that names a file.  What it has opened then, its end closes.
 # - The mode of a socket is the umask's doing; chmod would come too late.
 # - A handler of a signal does not end select, the wake-up descriptor does.
 # - Whoever writes to a pipe that nobody reads waits for ever.  The log asks
@@ -2008,6 +2010,7 @@ PATH_BYTES_MAX = 107
 ABSTRACT_BYTES = 108
 ABSTRACT = "/dev/unix/abstract"
 LISTEN_BACKLOG = 4_096
+TAKEN = "a server listens there already"
 LOCK_SECONDS_MAX = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SIGNALS = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGPROF)
@@ -2019,10 +2022,13 @@ LOG_LINE_BYTES_MAX = 300  # no pipe that has room makes such a line wait
 
 
 def default_address() -> str:
-    """Return where to listen if nothing else is said.
-
-    Raises: StartError if the environment does not tell [ADDR-1].
-    """
+    """Return where to listen if nothing else is said [ADDR-1] [ADDR-2]."""
+    pid = os.environ.pop("LISTEN_PID", "")
+    count = os.environ.pop("LISTEN_FDS", "")
+    if count and pid == str(os.getpid()):  # systemd has handed over so many
+        if count != "1":
+            raise StartError(f"LISTEN_FDS is {count}; one socket is needed")
+        return "/dev/fd/3"
     if os.getuid() == 0:
         return "/run/sbus.socket"
     directory = os.environ.get("XDG_RUNTIME_DIR")
@@ -2037,10 +2043,10 @@ class Endpoint(NamedTuple):
     listener: socket.socket
     address: str  # as a client of any directory can use it
     is_guarded: bool  # against descriptors of clients
-    file: int = -1  # what we created at a path, kept open
+    file: int  # what we created at a path, kept open, or -1
 
     def close(self) -> None:
-        """Close the socket, and remove it if it is still ours."""
+        """Close the socket, and remove it if it is still ours [ADDR-10]."""
         self.listener.close()
         if self.file >= 0:
             with (
@@ -2050,62 +2056,64 @@ class Endpoint(NamedTuple):
                 remove(self.file, self.address)
 
 
-def endpoint_of(options: argparse.Namespace) -> Endpoint:
-    """Listen where the options say, or else the service manager [ADDR-1].
-
-    Raises: StartError if that cannot be done.
-    """
-    mode = 0o700 | options.group * 0o070 | options.others * 0o007
-    address = options.address
-    if address is None:
-        address = inherited_address() or default_address()
-    endpoint = open_endpoint(address, mode, options.replace)
-    endpoint.listener.setblocking(False)
-    return endpoint
-
-
 def open_endpoint(address: str, mode: int, replace: bool) -> Endpoint:
-    """Listen at an address [ADDR-3].
-
-    Raises: StartError if it is malformed or taken.
-    """
-    if address.startswith("/dev/fd/"):
-        return inherit(address)
-    if address == ABSTRACT or address.startswith(ABSTRACT + "/"):
-        name = abstract_name(address)
-        return listen(name, address)._replace(
-            address=f"{ABSTRACT}/{name.hex()}"
-        )
-    return open_path(address, mode, replace)
-
-
-def inherit(address: str) -> Endpoint:
-    """Listen on a socket that the parent process opened [ADDR-2].
-
-    Raises: StartError if it is none that a bus can use.
-    """
-    number = address[len("/dev/fd/") :]
-    if not re.fullmatch("[0-9]{1,9}", number):
-        raise StartError(f"{address}: not a descriptor's number")
+    """Listen at an address of any kind; the mode is for a path [ADDR-7]."""
+    given, file = address, -1
     try:
-        descriptor = int(number)
-        if descriptor < 3:  # [RUN-7] those have other uses
-            descriptor = os.dup(descriptor)
-        listener = socket.socket(fileno=descriptor)
-        if (listener.family, listener.type) != SOCKET_KIND:
-            raise StartError(f"{address}: not a Unix-domain SEQPACKET socket")
-        endpoint = Endpoint(listener, address, refuse_descriptors(listener))
+        if address.startswith("/dev/fd/"):
+            listener = inherit(address)
+        else:
+            listener = socket.socket(*SOCKET_KIND)
+            if address == ABSTRACT or address.startswith(ABSTRACT + "/"):
+                name = abstract_name(address)
+                listener.bind(name)
+                address = f"{ABSTRACT}/{name.hex()}"
+            else:
+                address, file = bind_path(listener, address, mode, replace)
+        is_guarded = refuse_descriptors(listener)
         if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             listener.listen(LISTEN_BACKLOG)
     except OSError as error:
-        raise StartError(f"{address}: {error.strerror}") from None
-    return endpoint
+        is_taken = error.errno == errno.EADDRINUSE
+        what = TAKEN if is_taken else error.strerror
+        raise StartError(f"{given}: {what}") from None
+    listener.setblocking(False)
+    return Endpoint(listener, address, is_guarded, file)
 
 
-def open_path(path: str, mode: int, replace: bool) -> Endpoint:
-    """Listen at a path [ADDR-8] [ADDR-9].
+def inherit(address: str) -> socket.socket:
+    """Return a socket that the parent process opened [ADDR-2] [ADDR-3]."""
+    number = address[len("/dev/fd/") :]
+    if not re.fullmatch("[0-9]{1,9}", number):
+        raise StartError(f"{address}: not a descriptor's number")
+    descriptor = int(number)
+    if descriptor < 3:  # [RUN-7] those have other uses
+        descriptor = os.dup(descriptor)
+    listener = socket.socket(fileno=descriptor)
+    if (listener.family, listener.type) != SOCKET_KIND:
+        raise StartError(f"{address}: not a Unix-domain SEQPACKET socket")
+    return listener
 
-    Raises: StartError if that cannot be done.
+
+def abstract_name(address: str) -> bytes:
+    """Return the 108 bytes that an address stands for [ADDR-4] [ADDR-5]."""
+    if address == ABSTRACT:
+        return b"\0" + os.urandom(ABSTRACT_BYTES - 1)
+    digits = address[len(ABSTRACT) + 1 :]
+    if not re.fullmatch("00([0-9a-fA-F]{2}){0,107}", digits):
+        raise StartError(
+            f"after {ABSTRACT}/ come 2 to 216 hexadecimal digits, an even"
+            f" number, that begin with 00: {digits!r}"
+        )
+    return bytes.fromhex(digits).ljust(ABSTRACT_BYTES, b"\0")
+
+
+def bind_path(
+    listener: socket.socket, path: str, mode: int, replace: bool
+) -> tuple[str, int]:
+    """Create a socket in a directory; return its absolute path, and open it.
+
+    Spec: [ADDR-6] [ADDR-8] [ADDR-9].
     """
     name = os.fsencode(path)
     if not name or b"\0" in name or len(name) > PATH_BYTES_MAX:
@@ -2113,49 +2121,35 @@ def open_path(path: str, mode: int, replace: bool) -> Endpoint:
         raise StartError(f"{what}: {path!r}")
     address = absolute(path)
     with directory_lock(os.path.dirname(address)):
-        if replace:
-            remove_stale(path)
-        before = os.umask(0o777 & ~mode)  # [ADDR-6]
-        try:
-            endpoint = listen(name, path)
-        finally:
-            os.umask(before)
-        file = os.open(address, os.O_PATH | os.O_NOFOLLOW)
-        return endpoint._replace(address=address, file=file)
-
-
-def listen(name: bytes, address: str) -> Endpoint:
-    """Listen on a new socket.
-
-    Raises: StartError if that cannot be done [ADDR-7].
-    """
-    listener = socket.socket(*SOCKET_KIND)
-    is_guarded = refuse_descriptors(listener)
-    try:
+        make_way(path, replace)
+        before = os.umask(0o777 & ~mode)
         listener.bind(name)
-        listener.listen(LISTEN_BACKLOG)
-    except OSError as error:
-        listener.close()
-        what = error.strerror
-        if error.errno == errno.EADDRINUSE:
-            what = describe_occupant(address)
-        raise StartError(f"{address}: {what}") from None
-    return Endpoint(listener, address, is_guarded)
+        os.umask(before)
+        return address, os.open(address, os.O_PATH | os.O_NOFOLLOW)
 
 
-def refuse_descriptors(listener: socket.socket) -> bool:
-    """Have the kernel refuse the descriptors that clients pass [CONN-7].
-
-    To close one that nobody else holds may take its owner's time: a socket
-    can be made to linger.  Return whether no client can pass any, or has.
-    """
-    level = socket.SOL_SOCKET
+def make_way(path: str, replace: bool) -> None:
+    """Remove a stale socket or an empty file, and nothing else [ADDR-8]."""
     try:
-        was_open = listener.getsockopt(level, SO_PASSRIGHTS)
-        listener.setsockopt(level, SO_PASSRIGHTS, 0)
-    except OSError:
-        return False
-    return not (was_open and listener.getsockopt(level, socket.SO_ACCEPTCONN))
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    is_socket = stat.S_ISSOCK(status.st_mode)
+    is_empty = stat.S_ISREG(status.st_mode) and status.st_size == 0
+    if is_socket and not is_stale(path):
+        raise StartError(f"{path}: {TAKEN}")
+    if replace and (is_socket or is_empty):
+        return os.unlink(path)
+    what = "what is there is no socket; use another address"
+    if is_socket:
+        what = "a stale socket is there; -r replaces it"
+    raise StartError(f"{path}: {what}")
+
+
+def is_stale(path: str) -> bool:
+    """Return whether no process is bound to the socket at a path [ADDR-8]."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        return probe.connect_ex(path) == errno.ECONNREFUSED
 
 
 def absolute(path: str) -> str:
@@ -2175,52 +2169,19 @@ def is_in_place(descriptor: int, path: str) -> bool:
     return os.path.samestat(os.fstat(descriptor), there)
 
 
-def abstract_name(address: str) -> bytes:
-    """Return the 108 bytes of the abstract name that an address stands for.
+def refuse_descriptors(listener: socket.socket) -> bool:
+    """Have the kernel refuse the descriptors that clients pass [CONN-7].
 
-    Raises: StartError if the hexadecimal digits are wrong.
-    Spec: [ADDR-4] [ADDR-5].
+    To close one that nobody else holds may take its owner's time: a socket
+    can be made to linger.  Return whether no client can pass any, or has.
     """
-    if address == ABSTRACT:
-        return b"\0" + os.urandom(ABSTRACT_BYTES - 1)
-    digits = address[len(ABSTRACT) + 1 :]
-    if not re.fullmatch("00([0-9a-fA-F]{2}){0,107}", digits):
-        raise StartError(
-            f"after {ABSTRACT}/ come 2 to 216 hexadecimal digits, an even"
-            f" number, that begin with 00: {digits!r}"
-        )
-    return bytes.fromhex(digits).ljust(ABSTRACT_BYTES, b"\0")
-
-
-def describe_occupant(address: str) -> str:
-    """Return what is at an address that is taken, and what can be done."""
-    if address.startswith(ABSTRACT):
-        return "a server listens there already"
+    level = socket.SOL_SOCKET
     try:
-        mode = os.lstat(address).st_mode
+        was_open = listener.getsockopt(level, SO_PASSRIGHTS)
+        listener.setsockopt(level, SO_PASSRIGHTS, 0)
     except OSError:
-        return "something was there; try again"
-    if not stat.S_ISSOCK(mode):
-        return "what is there is no socket; use another address"
-    if is_stale(address):
-        return "a stale socket is there; -r replaces it"
-    return "a server listens there already"
-
-
-def is_stale(path: str) -> bool:
-    """Return whether no process is bound to the socket at a path [ADDR-8]."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        return probe.connect_ex(path) == errno.ECONNREFUSED
-
-
-def remove_stale(path: str) -> None:
-    """Remove a stale socket or an empty file, and nothing else [ADDR-8]."""
-    with contextlib.suppress(FileNotFoundError):
-        status = os.lstat(path)
-        if (stat.S_ISREG(status.st_mode) and status.st_size == 0) or (
-            stat.S_ISSOCK(status.st_mode) and is_stale(path)
-        ):
-            os.unlink(path)
+        return False
+    return not (was_open and listener.getsockopt(level, socket.SO_ACCEPTCONN))
 
 
 @contextlib.contextmanager
@@ -2229,7 +2190,6 @@ def directory_lock(directory: str) -> Iterator[None]:
 
     Whoever can read the directory can keep the lock, so none is waited for
     any longer than a start takes.
-    Raises: StartError if there is no such directory.
     """
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -2255,27 +2215,20 @@ def directory_lock(directory: str) -> Iterator[None]:
 
 
 def open_pid_file(path: str) -> int:
-    """Return a descriptor of a pid file, locked as long as it is open.
-
-    Raises: StartError if the file is not ours to write [RUN-9].
-    """
+    """Return a descriptor of a pid file, locked as long as it is open."""
     descriptor = open_regular(path, 0, 0o600)
-    text = os.pread(descriptor, 32, 0)
-    what = ""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        what = "a server holds this file"
-    else:
-        if not is_in_place(descriptor, path):
-            what = "a server has just removed this file; try again"
-        elif text and not re.fullmatch(rb"[0-9]{1,10}\n?", text):
-            what = "not a pid file; it is left as it is"
-        elif text and is_alive(int(text)):
-            what = f"process {int(text)} is alive"
-    if what:
-        os.close(descriptor)
+        raise StartError(f"{path}: a server holds this file") from None
+    if not is_in_place(descriptor, path):
+        what = "a server has just removed this file; try again"
         raise StartError(f"{path}: {what}")
+    text = os.pread(descriptor, 32, 0)
+    if text and not re.fullmatch(rb"[0-9]{1,10}\n?", text):
+        raise StartError(f"{path}: not a pid file; it is left as it is")
+    if text and is_alive(int(text)):  # [RUN-9]
+        raise StartError(f"{path}: process {int(text)} is alive")
     return descriptor
 
 
@@ -2301,28 +2254,19 @@ def is_alive(pid: int) -> bool:
 
 
 def open_regular(path: str, flags: int, mode: int) -> int:
-    """Open a regular file to read and write, or create it.
-
-    Raises: StartError if it is none, is behind a symbolic link, or belongs
-    to another user than root and our own.
-    """
+    """Open or create a file of our own, or root's, to read and write it."""
     flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags, mode)
     except OSError as error:
-        what = error.strerror
-        if error.errno == errno.ELOOP:
-            what = "a symbolic link is not followed"
+        is_link = error.errno == errno.ELOOP
+        what = "a symbolic link is not followed" if is_link else error.strerror
         raise StartError(f"{path}: {what}") from None
     status = os.fstat(descriptor)
-    what = ""
     if not stat.S_ISREG(status.st_mode):
-        what = "not a regular file"
-    elif status.st_uid not in (0, os.getuid()):
-        what = "another user's file"
-    if what:
-        os.close(descriptor)
-        raise StartError(f"{path}: {what}")
+        raise StartError(f"{path}: not a regular file")
+    if status.st_uid not in (0, os.getuid()):
+        raise StartError(f"{path}: another user's file")
     return descriptor
 
 
@@ -2588,10 +2532,7 @@ def guard_standard_streams() -> None:
 
 
 def limits_of(options: argparse.Namespace) -> Limits:
-    """Return the limits, with no more clients than descriptors [RUN-6].
-
-    Raises: StartError if there are none, or packets are to be too large.
-    """
+    """Return the limits, with no more clients than descriptors [RUN-6]."""
     limits = Limits(**{name: getattr(options, name) for name in LIMITS})
     check_packet_size(limits.max_packet)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -2618,20 +2559,6 @@ def check_packet_size(max_packet: int) -> None:
         except (OSError, MemoryError, OverflowError):
             what = "the kernel takes no packet of that size"
             raise StartError(f"--max-packet: {what}") from None
-
-
-def inherited_address() -> str | None:
-    """Return the address of the socket that systemd handed over, if any.
-
-    Raises: StartError if it handed over several [ADDR-2].
-    """
-    pid = os.environ.pop("LISTEN_PID", "")
-    count = os.environ.pop("LISTEN_FDS", "")
-    if pid != str(os.getpid()) or not count:
-        return None
-    if count != "1":
-        raise StartError(f"LISTEN_FDS is {count}; one socket is needed")
-    return "/dev/fd/3"
 
 
 def detach() -> int:
@@ -2792,7 +2719,6 @@ def go_to_background(
     """Detach if that is asked for, and write the pid file.
 
     Return a descriptor to write to once the server is ready.
-    Raises: StartError if the pid file is not ours to write.
     """
     path = options.pid_file
     if path is None:
@@ -2806,15 +2732,16 @@ def go_to_background(
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Run a server until it is stopped.
-
-    Raises: StartError or OSError if it cannot start.
-    """
+    """Run a server until it is stopped."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until it can obey
     limits = limits_of(options)
     bus = Bus(limits, os.getuid(), options.cred_prefix, options.strict)
     with contextlib.ExitStack() as cleanup:
-        endpoint = endpoint_of(options)
+        mode = 0o700 | options.group * 0o070 | options.others * 0o007
+        address = options.address
+        if address is None:
+            address = default_address()
+        endpoint = open_endpoint(address, mode, options.replace)
         cleanup.callback(endpoint.close)
         if options.trace is not None or options.verbose:
             bus.journal = open_journal(options, endpoint.address)

@@ -247,45 +247,45 @@ def standard_output_stays_open(silence, *args):
     pass
 
 
-@broken("mode-of-the-socket", "open_path")
-def everybody_may_connect(open_path, path, mode, replace):
-    return open_path(path, 0o777, replace)
+@broken("mode-of-the-socket", "bind_path")
+def everybody_may_connect(bind_path, listener, path, mode, replace):
+    return bind_path(listener, path, 0o777, replace)
 
 
-@broken("mode-from-the-first-moment", "open_path")
-def mode_is_set_too_late(open_path, path, mode, replace):
-    endpoint = open_path(path, 0o777, replace)
+@broken("mode-from-the-first-moment", "bind_path")
+def mode_is_set_too_late(bind_path, listener, path, mode, replace):
+    bound = bind_path(listener, path, 0o777, replace)
     os.chmod(path, mode)
-    return endpoint
+    return bound
 
 
-@broken("mode-for-the-group", "open_path")
-def group_may_not_connect(open_path, path, mode, replace):
-    return open_path(path, mode & 0o707, replace)
+@broken("mode-for-the-group", "bind_path")
+def group_may_not_connect(bind_path, listener, path, mode, replace):
+    return bind_path(listener, path, mode & 0o707, replace)
 
 
-@broken("mode-for-others", "open_path")
-def others_may_not_connect(open_path, path, mode, replace):
-    return open_path(path, mode & 0o770, replace)
+@broken("mode-for-others", "bind_path")
+def others_may_not_connect(bind_path, listener, path, mode, replace):
+    return bind_path(listener, path, mode & 0o770, replace)
 
 
-@broken("second-server-at-a-path", "open_path")
-def live_server_loses_its_place(open_path, path, mode, replace):
+@broken("second-server-at-a-path", "bind_path")
+def live_server_loses_its_place(bind_path, listener, path, mode, replace):
     if os.path.exists(path) and not os.path.isfile(path):
         os.unlink(path)
-    return open_path(path, mode, replace)
+    return bind_path(listener, path, mode, replace)
 
 
-@broken("file-at-the-path", "open_path")
-def file_is_replaced(open_path, path, mode, replace):
+@broken("file-at-the-path", "bind_path")
+def file_is_replaced(bind_path, listener, path, mode, replace):
     if os.path.isfile(path):
         os.unlink(path)
-    return open_path(path, mode, replace)
+    return bind_path(listener, path, mode, replace)
 
 
-@broken("stale-socket-at-the-path", "open_path")
-def stale_socket_is_always_replaced(open_path, path, mode, replace):
-    return open_path(path, mode, True)
+@broken("stale-socket-at-the-path", "bind_path")
+def stale_socket_is_always_replaced(bind_path, listener, path, mode, replace):
+    return bind_path(listener, path, mode, True)
 
 
 @broken("live-server-is-not-replaced", "is_stale")
@@ -298,11 +298,11 @@ def no_socket_is_stale(is_stale, path):
     return False
 
 
-@broken("what-is-not-stale-is-kept", "remove_stale")
-def every_file_is_replaced(remove_stale, path):
-    if os.path.isfile(path):
+@broken("what-is-not-stale-is-kept", "make_way")
+def every_file_is_replaced(make_way, path, replace):
+    if replace and os.path.isfile(path):
         os.unlink(path)
-    remove_stale(path)
+    make_way(path, replace)
 
 
 @broken("wrong-options", "OptionParser.error")
@@ -335,21 +335,21 @@ def short_name_is_refused(abstract_name, address):
     return abstract_name(address) if len(address) > 200 else sys.exit(1)
 
 
-@broken("servers-that-start-at-once", "open_path")
-def stale_socket_is_seen_too_early(open_path, path, mode, replace):
+@broken("servers-that-start-at-once", "bind_path")
+def stale_socket_is_seen_too_early(bind_path, listener, path, mode, replace):
     is_there = os.path.exists(path)
     time.sleep(0.5)  # until the others have looked, too
     if replace and is_there:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-    return open_path(path, mode, replace)
+    return bind_path(listener, path, mode, replace)
 
 
-@broken("servers-that-start-at-once", "open_path")
-def none_is_left(open_path, path, mode, replace):
+@broken("servers-that-start-at-once", "bind_path")
+def none_is_left(bind_path, listener, path, mode, replace):
     if os.path.exists(path):
         sys.exit(1)
-    return open_path(path, mode, replace)
+    return bind_path(listener, path, mode, replace)
 
 
 @broken("readiness-is-told", "open_endpoint")

@@ -322,7 +322,8 @@ class TestInheritedSocket:
         if pid is not None:
             environment["LISTEN_PID"] = pid
         monkeypatch.setattr(os, "environ", environment)
-        assert sbus.inherited_address() is None
+        monkeypatch.setattr(os, "getuid", lambda: 0)
+        assert sbus.default_address() == "/run/sbus.socket"
 
     @pytest.mark.parametrize("count", ["0", "2", "x"])
     def test_several_sockets(
@@ -332,7 +333,7 @@ class TestInheritedSocket:
         environment = {"LISTEN_FDS": count, "LISTEN_PID": str(os.getpid())}
         monkeypatch.setattr(os, "environ", environment)
         with pytest.raises(sbus.StartError, match=f"LISTEN_FDS is {count}"):
-            sbus.inherited_address()
+            sbus.default_address()
 
     def test_two_servers(self, directory: Path) -> None:
         """[ADDR-3] [CONN-3] On one socket they both serve."""
@@ -372,14 +373,14 @@ class TestMode:
         self, directory: Path, monkeypatch: pytest.MonkeyPatch, mode: int
     ) -> None:
         """[ADDR-6] The mode is right before anybody could connect."""
-        listen, modes = sbus.listen, []
+        listen, modes = socket.socket.listen, []
 
-        def watched(name: bytes, address: str) -> sbus.Endpoint:
-            endpoint = listen(name, address)
+        def watched(listener: socket.socket, backlog: int) -> None:
             modes.append(mode_of(directory / "bus"))
-            return endpoint
+            listen(listener, backlog)
+            modes.append(mode_of(directory / "bus"))
 
-        monkeypatch.setattr(sbus, "listen", watched)
+        monkeypatch.setattr(socket.socket, "listen", watched)
         before = os.umask(0o027)
         try:
             path = str(directory / "bus")
@@ -387,7 +388,7 @@ class TestMode:
             assert os.umask(0o027) == 0o027
         finally:
             os.umask(before)
-        assert modes == [mode]
+        assert modes == [mode, mode]
 
     @needs_root
     @pytest.mark.parametrize("option", MODES)
@@ -532,12 +533,15 @@ class TestOccupiedPath:
         os.close(lock)
         assert os.listdir(directory) == []
 
-    def test_occupant_has_gone(
+    def test_path_that_is_taken_meanwhile(
         self, directory: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """[RUN-2] Before it could be said what it was."""
-        text = sbus.describe_occupant(f"{directory}/bus")
-        assert text == "something was there; try again"
+        """[ADDR-7] [RUN-2] After it was seen that nothing is there."""
+        path = directory / "bus"
+        monkeypatch.setattr(sbus, "make_way", lambda *_: path.touch())
+        with pytest.raises(sbus.StartError, match="there already"):
+            sbus.open_endpoint(str(path), 0o700, True)
+        assert path.is_file()
 
     def test_path_of_another(self, directory: Path) -> None:
         """[ADDR-10] What replaced our socket meanwhile is left alone."""
