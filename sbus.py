@@ -38,6 +38,7 @@ import base64
 import contextlib
 import errno
 import fcntl
+import functools
 import gc
 import heapq
 import itertools
@@ -410,8 +411,8 @@ class Bus:
         self.clients: dict[int, Client] = {}
         self.users: dict[int, User] = {}  # those who have clients
         self.touched: list[Client] = []  # those with something in the outbox
-        self._numbered = 0  # clients so far
-        self._messages = 0  # so far, that the journal was told of
+        self._numbers = itertools.count(1)  # of clients
+        self._messages = itertools.count(1)  # that the journal is told of
         self._public = SubscriptionTable(limits)
         self._secret = SubscriptionTable(limits)
         # The receivers of recent heads (b"MSG " + key), secret ones never,
@@ -426,11 +427,10 @@ class Bus:
 
     def open(self, credentials: Credentials, wire: Any) -> Client:
         """Let a client in and return it."""
-        self._numbered += 1
         uid = credentials.uid
         user = User(uid, is_privileged=uid in (0, self.owner_uid))
         user = self.users.setdefault(uid, user)  # unless there is one
-        client = Client(self._numbered, credentials, user, wire)
+        client = Client(next(self._numbers), credentials, user, wire)
         self.clients[client.number] = client
         user.clients[client] = None
         self.accounts.use(client, CLIENTS, 1)
@@ -515,9 +515,8 @@ class Bus:
 
     def _number(self, packet: Packet) -> NumberedPacket:
         """Return a copy of a packet with a number, for the journal."""
-        self._messages += 1
         numbered = NumberedPacket(packet)
-        numbered.number = self._messages
+        numbered.number = next(self._messages)
         return numbered
 
     def subscribe(self, client: Client, pattern: bytes) -> None:
@@ -527,14 +526,12 @@ class Bus:
         the limits [SUB-1] [SUB-2] [KEY-4].
         """
         self._check_pattern(client, pattern)
-        if pattern in client.patterns:
-            client.patterns[pattern] += 1
-        else:
+        count = client.patterns.get(pattern, 0) + 1
+        if count == 1:
             self._hold(client, pattern)
-        if self.journal:
-            count = client.patterns[pattern]
-            rule = "SUB-1" if count == 1 else "SUB-2"
-            self.tell("sub", client, text_of(pattern), count=count, rule=rule)
+        client.patterns[pattern] = count
+        rule = "SUB-1" if count == 1 else "SUB-2"
+        self.tell("sub", client, text_of(pattern), count=count, rule=rule)
 
     def unsubscribe(self, client: Client, pattern: bytes) -> None:
         """Remove one of a client's identical patterns.
@@ -544,17 +541,14 @@ class Bus:
         """
         self._check_pattern(client, pattern)
         held = client.patterns.get(pattern, 0)
-        if not held:
-            if self.strict:  # [UNSUB-2] MAY
-                raise ProtocolError("UNSUB-2", f"{quote(pattern)} is not held")
-            self.tell("ignore", client, text_of(pattern))
-            return
-        if held > 1:
-            client.patterns[pattern] = held - 1
-        else:
+        if self.strict and not held:  # [UNSUB-2] MAY
+            raise ProtocolError("UNSUB-2", f"{quote(pattern)} is not held")
+        if held == 1:
             self.drop(client, pattern)
-        if self.journal:
-            self.tell("unsub", client, text_of(pattern), count=held - 1)
+        elif held:
+            client.patterns[pattern] = held - 1
+        event = "unsub" if held else "ignore"
+        self.tell(event, client, text_of(pattern), count=held - 1)
 
     def _check_pattern(self, client: Client, pattern: bytes) -> None:
         """Raise ProtocolError if it is forbidden [KEY-4] [CRED-4] [CRED-5]."""
@@ -574,16 +568,16 @@ class Bus:
         if error:  # [LIMIT-6] [LIMIT-13]
             raise error
         self._forget_recent(pattern)
+        client.patterns[pattern] = 1  # first, for drop to find if this fails
+        accounts.use(client, PATTERNS, 1)
+        accounts.use(client, PATTERN_BYTES, size)
         table, places = self._places(client, pattern)
-        client.patterns[pattern] = 1  # first, for drop to find if memory ends
         try:
             for place in places:
                 table.add(place, client)
-        except ProtocolError:  # [LIMIT-10] at the first: all have one shape
-            del client.patterns[pattern]
+        except ProtocolError:  # [LIMIT-10]
+            self.drop(client, pattern)
             raise
-        accounts.use(client, PATTERNS, 1)
-        accounts.use(client, PATTERN_BYTES, size)
 
     def drop(self, client: Client, pattern: bytes) -> None:
         """Take a pattern from its places, and then from its client."""
@@ -1166,6 +1160,7 @@ class Accounts:
 # =============================================================================
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+Ready = tuple[selectors.SelectorKey, int]  # what, and for which events
 MSG_TRUNC = socket.MSG_TRUNC
 SO_PASSRIGHTS = 83  # since Linux 6.16; Python has no name for it
 
@@ -1270,8 +1265,6 @@ class Server:
         self.disconnected: Counter[str] = Counter()  # for cause, by rule
         # What is to be done, to whom, and when
         self._alarms: dict[tuple[Callable[[Any], None], Any], float] = {}
-        self._slept = 0.0  # since when the loop waits for an alarm,
-        self._wake_time = math.inf  # and for how long
         # [CONN-19] Who has had how much time
         self._now = clock()  # when the last turn was over
         self._spent: dict[int, float] = {}  # seconds, not made up for, by uid
@@ -1309,10 +1302,8 @@ class Server:
         try:
             if self._reserve == b"":
                 self._recover()
-            if self._alarms:
-                seconds_max = self._until_alarm(seconds_max)
             ended = self._now
-            ready = self.selector.select(seconds_max)
+            ready = self._wait(seconds_max)
             self._now = self.clock()
             if self._has_debts:
                 self._settle_debts(self._now - ended)
@@ -1321,19 +1312,17 @@ class Server:
             if self._alarms:
                 self._ring()
             turns, self._late = self._late, {}
-            others = []
             for key, events in ready:
                 if isinstance(key.data, Client):
                     turns[key.data] = events  # those put off keep their place
-                else:
-                    others.append(key.data)
             self._turn_kinds.reverse()  # neither keeps the other waiting
             for kind in self._turn_kinds:
                 for client, events in turns.items():
                     if events & kind:
                         self._serve(client, kind)
-            for call in others:  # those who are here go before newcomers
-                call()
+            for key, _ in ready:  # those who are here go before newcomers
+                if not isinstance(key.data, Client):
+                    key.data()
             if self.bus.journal:
                 self.bus.journal.flush()
         except (OSError, MemoryError) as error:
@@ -1367,7 +1356,7 @@ class Server:
             self._causes.write("CONN-12", -1, f"[CONN-12] {error!r}")
         for client in [*self.bus.clients.values()]:
             if client.closed:
-                self._part_with(client, "no memory")
+                self.disconnect(client, "no memory")
             elif client.fault:
                 self._set_alarm(self._shut, client, 0.0)
             client.starved = False
@@ -1383,24 +1372,25 @@ class Server:
         self, call: Callable[[Any], None], client: Any, seconds: float
     ) -> None:
         """Have something done after some time, unless it is to be already."""
-        if not self._alarms:
-            self._wake_time = math.inf
         self._alarms.setdefault((call, client), self.clock() + seconds)
 
-    def _until_alarm(self, seconds_max: float | None) -> float:
-        """Return for how long to wait for events, at most."""
-        self._slept = self.clock()
-        left = max(0.0, min(self._alarms.values()) - self._slept)
+    def _wait(self, seconds_max: float | None) -> list[Ready]:
+        """Wait for an event or the next alarm, and return what is ready."""
+        if not self._alarms:
+            return self.selector.select(seconds_max)
+        start = self.clock()
         most = SELECT_SECONDS_MAX if seconds_max is None else seconds_max
-        self._wake_time = self._slept + min(left, most)
-        return min(left, most)
+        most = min(most, max(0.0, min(self._alarms.values()) - start))
+        ready = self.selector.select(most)
+        passed = self.clock() - start
+        if passed > most + STOPPED_SECONDS_MIN:
+            for alarm in self._alarms:  # nobody could be served meanwhile
+                self._alarms[alarm] += passed
+        return ready
 
     def _ring(self) -> None:
         """Do what is due and no event asks for."""
         now = self.clock()
-        if now > self._wake_time + STOPPED_SECONDS_MIN:
-            for alarm in self._alarms:  # nobody could be served meanwhile
-                self._alarms[alarm] += now - self._slept
         for alarm in [*self._alarms]:
             call, client = alarm
             must_wait = isinstance(client, Client) and self._owes(client.user)
@@ -1890,15 +1880,14 @@ class Server:
         self._charge(client.user, self.clock() - self._now)
 
     def disconnect(self, client: Client, cause: str | Exception) -> None:
-        """Forget a client and close its socket [CONN-12] [LIMIT-19]."""
-        if client.closed:
+        """Forget a client and close its socket [CONN-12] [LIMIT-19].
+
+        If memory has run out half way, all is done again.
+        """
+        if client.number not in self.bus.clients:
             return
         if isinstance(cause, Exception):
             cause = client.fault or self._blame(client, cause)
-        self._part_with(client, cause)
-
-    def _part_with(self, client: Client, reason: str) -> None:
-        """Forget a client; without memory, what is half done is done again."""
         with contextlib.suppress(KeyError, ValueError, OSError):
             self.selector.unregister(client.wire)  # if it is watched
         if not client.closed:
@@ -1906,7 +1895,7 @@ class Server:
             with contextlib.suppress(OSError):
                 client.wire.close()
         self._free(client)
-        resumed = self.bus.close(client, reason)
+        resumed = self.bus.close(client, cause)
         for call in (self._check_holder, self._feed, self._shut):
             self._alarms.pop((call, client), None)
         for publisher in resumed:
@@ -2420,23 +2409,15 @@ class OptionParser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-def positive(text: str) -> int:
-    """Return a limit of bytes, packets, patterns or clients [LIMIT-8]."""
+def limit(is_whole: bool, text: str) -> float:
+    """Return a limit, which only seconds have a fraction of [LIMIT-8]."""
     if text == "unlimited":
-        return sys.maxsize
-    if re.fullmatch("[0-9]{1,15}", text) and int(text):
-        return int(text)
-    what = f"{text!r} is neither a whole number above 0 nor 'unlimited'"
-    raise argparse.ArgumentTypeError(what)
-
-
-def seconds(text: str) -> float:
-    """Return a limit of seconds [LIMIT-8]."""
-    if text == "unlimited":
-        return math.inf
-    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) and float(text):
-        return float(text)
-    what = f"{text!r} is neither a number of seconds nor 'unlimited'"
+        return sys.maxsize if is_whole else math.inf
+    fraction = "" if is_whole else r"(\.[0-9]{1,9})?"
+    if re.fullmatch("[0-9]{1,15}" + fraction, text) and float(text):
+        return int(text) if is_whole else float(text)
+    what = "whole number" if is_whole else "number of seconds"
+    what = f"{text!r} is neither a {what} above 0 nor 'unlimited'"
     raise argparse.ArgumentTypeError(what)
 
 
@@ -2499,7 +2480,7 @@ def option_parser() -> OptionParser:
         add(
             option_of(name),
             metavar="N",
-            type=seconds if what == "seconds" else positive,
+            type=functools.partial(limit, isinstance(default, int)),
             default=default,
             help=f"{what} (default %(default)s)",
         )
@@ -2634,7 +2615,8 @@ def describe_start(
         for name, value in vars(limits).items()
         if value != LIMITS[name][0]
     )
-    about += f" memory<={describe_bytes(limits.memory_bytes_max())}"
+    most = limits.memory_bytes_max() >> 20
+    about += f" memory<={most}MiB" if most < 1 << 40 else " memory<=unlimited"
     if not endpoint.is_guarded:
         about += "; a client may make the bus wait for its descriptors"
     if endpoint.address.startswith(ABSTRACT) and not options.user:
@@ -2669,11 +2651,6 @@ def announce(address: str, is_random: bool, ready: int | None) -> None:
         silence(0)
         os.write(ready, b"1")
         os.close(ready)
-
-
-def describe_bytes(count: int) -> str:
-    """Return a number of bytes for people."""
-    return f"{count >> 20}MiB" if count < 1 << 60 else "unlimited"
 
 
 def log_stats(server: Server) -> None:

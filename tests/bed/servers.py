@@ -146,7 +146,7 @@ def told_of(**changes: int) -> str:
     for name, value in vars(limits).items():
         if value != getattr(sbus.Limits(), name):
             told += f" {sbus.option_of(name)[2:]}={value}"
-    told += f" memory<={sbus.describe_bytes(limits.memory_bytes_max())}"
+    told += f" memory<={limits.memory_bytes_max() >> 20}MiB"
     with new_unix_socket() as wire:
         if not sbus.refuse_descriptors(wire):
             told += "; a client may make the bus wait for its descriptors"

@@ -55,11 +55,11 @@ def packet_20001_is_lost(handle, *args):
     return handle(*args) if len(COUNT) != 20_001 else False
 
 
-@broken("memory-over-time", "Server._part_with")
-def clients_are_kept(part_with, server, client, reason):
+@broken("memory-over-time", "Server.disconnect")
+def clients_are_kept(disconnect, server, client, cause):
     HOARD.append((client, b"x" * 2000, len(HOARD)))
     HOARD.append(bytes(2000))
-    part_with(server, client, reason)
+    disconnect(server, client, cause)
 
 
 @broken("memory-over-time", "Bus.unsubscribe")
@@ -74,11 +74,11 @@ def messages_are_kept(handle, bus, client, packet, start):
     return handle(bus, client, packet, start)
 
 
-@broken("memory-over-time", "Server._part_with")
-def descriptors_are_kept(part_with, server, client, reason):
+@broken("memory-over-time", "Server.disconnect")
+def descriptors_are_kept(disconnect, server, client, cause):
     with contextlib.suppress(OSError):
         HOARD.append(client.wire.dup())
-    part_with(server, client, reason)
+    disconnect(server, client, cause)
 
 
 @broken("memory-over-time", "Server._receive")
@@ -532,9 +532,9 @@ def everybody_may_read_the_trace(open_regular, path, flags, mode):
     return open_regular(path, flags, 0o644)
 
 
-@broken("end-with-the-last-client", "Server._part_with")
-def it_ends_with_the_first_to_leave(part_with, server, *args):
-    part_with(server, *args)
+@broken("end-with-the-last-client", "Server.disconnect")
+def it_ends_with_the_first_to_leave(disconnect, server, *args):
+    disconnect(server, *args)
     server.stop()
 
 
