@@ -72,6 +72,8 @@ __version__ = "0.1.0"
 # Facts
 # - The answer to a client's mistake is the end of its connection.  Nobody
 #   else notices, and the log names the client and the rule.
+# - So whatever finds a mistake raises ProtocolError: for the client whose
+#   packet is handled, and in section 5 for the receiver that gives up.
 # =============================================================================
 
 
@@ -178,10 +180,7 @@ class SubscriptionTable:
         self._users: dict[int, dict[Shape, int]] = {}  # and by user id
 
     def add(self, pattern: bytes, client: Client) -> None:
-        """Add a pair.
-
-        Raises: ProtocolError if its user has too many shapes [LIMIT-10].
-        """
+        """Add a pair, unless its user has too many shapes [LIMIT-10]."""
         shape, pattern = parse_pattern(pattern)
         if shape:
             own = self._users.setdefault(client.credentials.uid, {})
@@ -202,22 +201,19 @@ class SubscriptionTable:
         """Remove a pair if it is in the table."""
         shape, pattern = parse_pattern(pattern)
         holders: Any = self._holders.get(pattern)
-        count = int(holders is client)
-        if isinstance(holders, dict):
-            count = holders.get(client, 0)
-        if shape and count:
-            if count > 1:
-                holders[client] = count - 1
-            elif holders is client or len(holders) == 1:
-                del self._holders[pattern]
-            else:
-                del holders[client]
+        if not isinstance(holders, dict):
+            holders = {holders: 1}
+        if shape and client in holders:
             uid = client.credentials.uid
-            for counts in (self._users[uid], self._shapes):
-                counts[shape] -= 1
-                if not counts[shape]:
-                    del counts[shape]
-            if not self._users[uid]:
+            own = self._users[uid]
+            less: Any = (holders, client), (own, shape), (self._shapes, shape)
+            for counts, what in less:
+                counts[what] -= 1
+                if not counts[what]:
+                    del counts[what]
+            if not holders:
+                del self._holders[pattern]
+            if not own:
                 del self._users[uid]
 
     def find(self, key: bytes) -> dict[Client, int]:
@@ -271,9 +267,7 @@ def parse_packet(
     """Return a packet's kind, its key or pattern, and its payload.
 
     The payload of a subscribe or unsubscribe packet is empty.
-    Raises: ProtocolError if the packet is none of the four kinds [PKT-2], or
-    its key is too long [LIMIT-4] [LIMIT-17].
-    Spec: [PKT-1] [KEY-1] [SUB-3] [UNSUB-3].
+    Spec: [PKT-1] [KEY-1] [SUB-3] [UNSUB-3] [LIMIT-4] [LIMIT-17].
     """
     head, nul, payload = packet.partition(b"\0")
     word, space, key = head.partition(b" ")
@@ -459,7 +453,6 @@ class Bus:
 
         *start* is the packet, or as much of its beginning as holds the
         longest head.  The packet is only good until the outboxes are emptied.
-        Raises: ProtocolError if the client is to be disconnected.
         Spec: [PKT-1] [PKT-3] [PUB-1] [PUB-4] [PUB-5].
         """
         end = start.find(b"\0")  # without one the head is for parse_packet
@@ -487,11 +480,7 @@ class Bus:
         return work + len(receivers)
 
     def _route(self, head: bytes, key: bytes) -> tuple[Client, ...]:
-        """Return the receivers of a key, and remember them.
-
-        Raises: ProtocolError if the key holds a reserved segment [KEY-4].
-        Spec: [PUB-1] [PUB-2] [PUB-3] [CRED-10] [CRED-11].
-        """
+        """Return the receivers of a key, and remember them [PUB-1]."""
         if b"!" in key:
             check_reserved(key)
         if key.startswith(SECRET):
@@ -520,11 +509,7 @@ class Bus:
         return numbered
 
     def subscribe(self, client: Client, pattern: bytes) -> None:
-        """Store a pattern for a client.
-
-        Raises: ProtocolError if it is reserved, secret to others, or above
-        the limits [SUB-1] [SUB-2] [KEY-4].
-        """
+        """Store a pattern for a client, or count it again [SUB-1]."""
         self._check_pattern(client, pattern)
         count = client.patterns.get(pattern, 0) + 1
         if count == 1:
@@ -534,11 +519,7 @@ class Bus:
         self.tell("sub", client, text_of(pattern), count=count, rule=rule)
 
     def unsubscribe(self, client: Client, pattern: bytes) -> None:
-        """Remove one of a client's identical patterns.
-
-        Raises: ProtocolError if it is reserved or secret to others, or if
-        the server is strict and the client does not hold it [UNSUB-1] [KEY-4].
-        """
+        """Remove one of a client's identical patterns [UNSUB-1]."""
         self._check_pattern(client, pattern)
         held = client.patterns.get(pattern, 0)
         if self.strict and not held:  # [UNSUB-2] MAY
@@ -558,10 +539,7 @@ class Bus:
             check_reserved(pattern)
 
     def _hold(self, client: Client, pattern: bytes) -> None:
-        """Give a pattern to a client, and its places in a table.
-
-        Raises: ProtocolError if a limit of its user, or its own, forbids it.
-        """
+        """Give a pattern to a client, and its places in a table."""
         accounts, size = self.accounts, len(pattern)
         error = accounts.excess(client, PATTERNS, 1)  # [LIMIT-5] [LIMIT-12]
         error = error or accounts.excess(client, PATTERN_BYTES, size)
@@ -616,9 +594,11 @@ class Bus:
                 client.backlog.reorder(choice)
             else:
                 setattr(client, what, choice)
-        elif key == WHOAMI:
+        elif key == WHOAMI:  # [CRED-2]
             rule = "CRED-2"
-            self._answer(client, key, whoami(client, self.cred_prefix))
+            own = SECRET + b"/".join(client.credentials.fields())
+            prefix = self.cred_prefix
+            self._answer(client, key, prefix + b"/" + own if prefix else own)
         elif key == b"stats":
             rule = "CTL-5"
             self._answer(client, key, self.stats(client))
@@ -673,12 +653,6 @@ class Credentials(NamedTuple):
     def fields(self) -> tuple[bytes, bytes, bytes]:
         """Return the three numbers as they stand in secret keys [CRED-7]."""
         return b"%d" % self.gid, b"%d" % self.uid, b"%d" % self.pid
-
-
-def whoami(client: Client, prefix: bytes) -> bytes:
-    """Return what `!/cred/whoami` is answered with [CRED-2]."""
-    own = SECRET + b"/".join(client.credentials.fields())
-    return prefix + b"/" + own if prefix else own
 
 
 def check_reserved(text: bytes) -> None:
@@ -883,10 +857,7 @@ class FloodControl:
     def refuse(
         self, receiver: Client, packet: Packet, publisher: Client
     ) -> None:
-        """Queue or discard a packet, pause its publisher, or give up.
-
-        Raises: ProtocolError if the receiver is to be disconnected.
-        """
+        """Queue or discard a packet, pause its publisher, or give up."""
         receiver.refused += 1  # [BLOCK-20]
         soft, hard = receiver.soft_mode, receiver.hard_mode
         excess = self.accounts.excess(receiver, BACKLOG_BYTES, cost(packet))
@@ -914,11 +885,7 @@ class FloodControl:
     def _hold_back(
         self, publisher: Client, receiver: Client, why: str
     ) -> None:
-        """Pause who fills a backlog above its limit.
-
-        Raises: ProtocolError if that cannot or must not be, and the receiver
-        is to be disconnected.
-        """
+        """Pause who fills a backlog above its limit, or give up."""
         if receiver.hard_mode == "error":
             raise ProtocolError("BLOCK-11", why)
         if not self.may_pause(publisher, receiver):
@@ -958,8 +925,7 @@ class FloodControl:
         receiver.backlog.push(packet)
         self.accounts.use(receiver, BACKLOG_BYTES, cost(packet))
         if self.bus.journal:
-            used = receiver.used[BACKLOG_BYTES]
-            facts = {"backlog": used, "rule": rule}
+            facts = {"rule": rule, "backlog": receiver.used[BACKLOG_BYTES]}
             self.bus.tell("queue", receiver, packet=packet, **facts)
 
     def discard(
@@ -981,8 +947,8 @@ class FloodControl:
             publisher.paused += not publisher.held_by  # [CTL-5]
             receiver.holding[publisher] = level
             publisher.held_by[receiver] = None
-            facts = {"holder": receiver.number, "rule": rule}
-            self.bus.tell("pause", publisher, **facts)
+            holder = receiver.number
+            self.bus.tell("pause", publisher, holder=holder, rule=rule)
 
     def release(self, receiver: Client) -> list[Client]:
         """Return those that a backlog pauses no more [BLOCK-7] [BLOCK-10]."""
@@ -1302,8 +1268,8 @@ class Server:
         try:
             if self._reserve == b"":
                 self._recover()
-            ended = self._now
-            ready = self._wait(seconds_max)
+            wait = self._wait if self._alarms else self.selector.select
+            ended, ready = self._now, wait(seconds_max)
             self._now = self.clock()
             if self._has_debts:
                 self._settle_debts(self._now - ended)
@@ -1326,8 +1292,7 @@ class Server:
             if self.bus.journal:
                 self.bus.journal.flush()
         except (OSError, MemoryError) as error:
-            self._reserve = b""
-            self._want = error.with_traceback(None)
+            self._reserve, self._want = b"", error.with_traceback(None)
 
     def _recover(self) -> None:
         """Go on after memory has run out, which may happen here as well."""
@@ -1376,8 +1341,6 @@ class Server:
 
     def _wait(self, seconds_max: float | None) -> list[Ready]:
         """Wait for an event or the next alarm, and return what is ready."""
-        if not self._alarms:
-            return self.selector.select(seconds_max)
         start = self.clock()
         most = SELECT_SECONDS_MAX if seconds_max is None else seconds_max
         most = min(most, max(0.0, min(self._alarms.values()) - start))

@@ -491,10 +491,12 @@ def all_clients_are_the_server_itself(let_in, bus, own, wire):
     return let_in(bus, own._replace(pid=os.getpid()), wire)
 
 
-@broken("CRED-2", "whoami")
-def uid_comes_first(whoami, *args):
-    *start, gid, uid, pid = whoami(*args).split(b"/")
-    return b"/".join([*start, uid, gid, pid])
+@broken("CRED-2", "Bus._answer")
+def uid_comes_first(answer, bus, client, key, payload):
+    if key == WHOAMI:
+        *start, gid, uid, pid = payload.split(b"/")
+        payload = b"/".join([*start, uid, gid, pid])
+    answer(bus, client, key, payload)
 
 
 @broken("CRED-3", "Bus._answer")
