@@ -2114,11 +2114,9 @@ def absolute(path: str) -> str:
 
 def is_in_place(descriptor: int, path: str) -> bool:
     """Return whether a path leads to an open file."""
-    try:
-        there = os.lstat(path)
-    except OSError:
-        return False
-    return os.path.samestat(os.fstat(descriptor), there)
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    return False
 
 
 def refuse_descriptors(listener: socket.socket) -> bool:
@@ -2505,23 +2503,6 @@ def check_packet_size(max_packet: int) -> None:
             raise StartError(f"--max-packet: {what}") from None
 
 
-def detach() -> int:
-    """Go on as a daemon; return a descriptor to write to once it is ready.
-
-    The process that called waits for that, and exits [RUN-8].
-    """
-    reader, writer = os.pipe()
-    if os.fork():
-        os.close(writer)
-        os._exit(0 if os.read(reader, 1) else 1)
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    os.close(reader)
-    os.chdir("/")
-    return writer
-
-
 def silence(descriptor: int) -> None:
     """Replace a standard stream by nothing."""
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -2548,13 +2529,11 @@ def obey_signals(server: Server, is_daemon: bool) -> None:
 
     They wake it up.  A timer of the processor's time lets it tick.
     """
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def wake_up() -> None:
-        if signal.SIGUSR1 in reader.recv(4096):
+        if signal.SIGUSR1 in os.read(reader, 4096):
             log_stats(server)
 
     server.selector.register(reader, READ, wake_up)
@@ -2653,22 +2632,28 @@ def open_journal(options: argparse.Namespace, address: str) -> Journal:
     return Journal(trace, about, options.trace_payload, options.verbose)
 
 
-def go_to_background(
-    options: argparse.Namespace, cleanup: contextlib.ExitStack
-) -> int | None:
-    """Detach if that is asked for, and write the pid file.
+def go_to_background(path: str | None, cleanup: contextlib.ExitStack) -> int:
+    """Go on as a daemon, and write its process id to a pid file, if any.
 
-    Return a descriptor to write to once the server is ready.
+    Return a descriptor to write to once the server is ready: the process
+    that called waits for that, and exits [RUN-8].
     """
-    path = options.pid_file
-    if path is None:
-        return detach() if options.daemon else None
-    pid_file = open_pid_file(path)
-    cleanup.callback(remove, pid_file, absolute(path))
-    ready = detach()
-    os.ftruncate(pid_file, 0)
-    os.pwrite(pid_file, b"%d\n" % os.getpid(), 0)
-    return ready
+    if path is not None:
+        pid_file = open_pid_file(path)
+        cleanup.callback(remove, pid_file, absolute(path))
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        os._exit(0 if os.read(reader, 1) else 1)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.close(reader)
+    os.chdir("/")
+    if path is not None:
+        os.ftruncate(pid_file, 0)
+        os.pwrite(pid_file, b"%d\n" % os.getpid(), 0)
+    return writer
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -2686,7 +2671,9 @@ def serve(options: argparse.Namespace) -> None:
         if options.trace is not None or options.verbose:
             bus.journal = open_journal(options, endpoint.address)
             cleanup.callback(bus.journal.close)
-        ready = go_to_background(options, cleanup)
+        ready = None
+        if options.daemon:
+            ready = go_to_background(options.pid_file, cleanup)
         users = {os.getuid(), *options.user} if options.user else None
         selector, clock = selectors.DefaultSelector(), time.monotonic
         server = Server(
@@ -2707,11 +2694,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status [RUN-1] [RUN-2]."""
     guard_standard_streams()
     log.addHandler(LogHandler())
-    log.setLevel(logging.INFO)
     log.propagate = False
     options = parse_options(arguments)
-    if options.verbose:
-        log.setLevel(logging.DEBUG)
+    log.setLevel(logging.DEBUG if options.verbose else logging.INFO)
     try:
         serve(options)
         return 0
