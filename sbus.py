@@ -298,14 +298,11 @@ class NumberedPacket(bytes):
 
 
 class User:
-    """What the clients of one user id use together, and have done.
-
-    Root and the bus owner are privileged [LIMIT-16] [CTL-5].
-    """
+    """What the clients of one user id use together, and have done."""
 
     def __init__(self, uid: int, is_privileged: bool) -> None:
         self.uid = uid
-        self.is_privileged = is_privileged
+        self.is_privileged = is_privileged  # [LIMIT-16] root, the bus owner
         self.clients: dict[Client, None] = {}
         self.used = [0] * len(USE_LIMITS)
         self.past: Counter[str] = Counter()  # of clients that have gone
@@ -596,7 +593,7 @@ class Bus:
                 setattr(client, what, choice)
         elif key == WHOAMI:  # [CRED-2]
             rule = "CRED-2"
-            own = SECRET + b"/".join(client.credentials.fields())
+            own = SECRET + b"%d/%d/%d" % client.credentials
             prefix = self.cred_prefix
             self._answer(client, key, prefix + b"/" + own if prefix else own)
         elif key == b"stats":
@@ -644,15 +641,11 @@ SECRET_HEAD = re.compile(rb"(?:!/cred/[0-9]*/[0-9]*/[0-9]*/)*")
 
 
 class Credentials(NamedTuple):
-    """Who a client is, as the kernel says [CRED-1]."""
+    """Who a client is, as the kernel says, and as secret keys do [CRED-1]."""
 
     gid: int
     uid: int
     pid: int
-
-    def fields(self) -> tuple[bytes, bytes, bytes]:
-        """Return the three numbers as they stand in secret keys [CRED-7]."""
-        return b"%d" % self.gid, b"%d" % self.uid, b"%d" % self.pid
 
 
 def check_reserved(text: bytes) -> None:
@@ -676,8 +669,8 @@ def fields_fit(text: bytes, own: Credentials, prefix: bytes) -> bool:
     """
     match = match_fields(text, prefix)
     return match is not None and all(
-        field in (b"", number)
-        for field, number in zip(match.groups(), own.fields())
+        field in (b"", b"%d" % number)
+        for field, number in zip(match.groups(), own)
     )
 
 
@@ -701,8 +694,8 @@ def resolve(pattern: bytes, own: Credentials, prefix: bytes) -> list[bytes]:
     assert match
     start, end = match.span()
     choices = [
-        (field,) if field else (number, field)
-        for field, number in zip(match.groups(), own.fields())
+        (field,) if field else (b"%d" % number, field)
+        for field, number in zip(match.groups(), own)
     ]
     return [
         pattern[:start] + SECRET + b"/".join(fields) + b"/" + pattern[end:]
@@ -1931,10 +1924,7 @@ class Server:
 
 
 def send_buffer_bytes(max_packet: int) -> int:
-    """Return what to ask of the kernel for a packet of that size to fit.
-
-    The kernel doubles what it is asked for.
-    """
+    """Return what to ask of the kernel, which doubles it, for it to fit."""
     needed = max_packet + SOCKET_OVERHEAD_BYTES
     return max(SEND_BUFFER_BYTES, (needed + 1) // 2)
 
@@ -2166,7 +2156,7 @@ def directory_lock(directory: str) -> Iterator[None]:
 
 def open_pid_file(path: str) -> int:
     """Return a descriptor of a pid file, locked as long as it is open."""
-    descriptor = open_regular(path, 0, 0o600)
+    descriptor = open_regular(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -2203,11 +2193,11 @@ def is_alive(pid: int) -> bool:
     return state not in b"ZX"
 
 
-def open_regular(path: str, flags: int, mode: int) -> int:
+def open_regular(path: str, flags: int = 0) -> int:
     """Open or create a file of our own, or root's, to read and write it."""
     flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        descriptor = os.open(path, flags, mode)
+        descriptor = os.open(path, flags, 0o600)
     except OSError as error:
         is_link = error.errno == errno.ELOOP
         what = "a symbolic link is not followed" if is_link else error.strerror
@@ -2466,11 +2456,9 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def guard_standard_streams() -> None:
     """Keep the descriptors 0, 1 and 2 from becoming sockets [RUN-7]."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
+    while (lowest := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass  # it is left open
+    os.close(lowest)
 
 
 def limits_of(options: argparse.Namespace) -> Limits:
@@ -2628,7 +2616,7 @@ def open_journal(options: argparse.Namespace, address: str) -> Journal:
     }
     trace = -1
     if options.trace is not None:
-        trace = open_regular(options.trace, os.O_APPEND, 0o600)
+        trace = open_regular(options.trace, os.O_APPEND)
     return Journal(trace, about, options.trace_payload, options.verbose)
 
 

@@ -281,7 +281,7 @@ class TestSubscribe:
     ) -> None:
         """[CONN-10] Nothing remains of a client that has gone."""
         peer, other = kernel.connect(), kernel.connect()
-        own = b"!/cred/" + b"/".join(peer.wire.credentials.fields()) + b"/x"
+        own = b"!/cred/%d/%d/%d/x" % peer.wire.credentials
         peer.send(b"SUB k", b"SUB k", b"SUB a/", b"SUB *", b"SUB " + own)
         peer.close()
         other.send(publish(b"k"), publish(own))

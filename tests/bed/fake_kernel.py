@@ -315,7 +315,7 @@ def start_journal(
     payloads: bool = False,
 ) -> sbus.Journal:
     """Have a server write a trace; return what is to be closed in the end."""
-    trace = sbus.open_regular(str(path), os.O_APPEND, 0o600)
+    trace = sbus.open_regular(str(path), os.O_APPEND)
     kernel.bus.journal = sbus.Journal(trace, about, payloads, False)
     return kernel.bus.journal
 

@@ -528,8 +528,10 @@ def sighup_is_never_ignored(obey_signals, *args):
 
 
 @broken("trace-of-payloads", "open_regular")
-def everybody_may_read_the_trace(open_regular, path, flags, mode):
-    return open_regular(path, flags, 0o644)
+def everybody_may_read_the_trace(open_regular, path, *flags):
+    descriptor = open_regular(path, *flags)
+    os.fchmod(descriptor, 0o644)
+    return descriptor
 
 
 @broken("end-with-the-last-client", "Server.disconnect")
