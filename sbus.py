@@ -1506,6 +1506,7 @@ class Server:
         """Read a run of a client's packets, route them, and flush [CONN-5]."""
         ended = False
         fault: Exception | None = None
+        self._ticks.clear()
         try:
             ended = self._receive(client)
         except ConnectionResetError:
@@ -1531,12 +1532,9 @@ class Server:
         touched, recv_into = self.bus.touched, client.wire.recv_into
         handle = (lambda *_: WORK_MAX) if client.ignored else self.bus.handle
         view, copied_max = self._view, self._copied_bytes_max
-        end, ticks = self._now + TURN_SECONDS_MAX, self._ticks
-        ticks.clear()
-        work, packets_max = 0, PACKETS_PER_TURN
-        if client.single_turns:
-            client.single_turns -= 1
-            packets_max = 1
+        work, ticks, end = 0, self._ticks, self._now + TURN_SECONDS_MAX
+        packets_max = 1 if client.single_turns else PACKETS_PER_TURN
+        client.single_turns = max(0, client.single_turns - 1)
         for count in range(1, packets_max + 1):
             try:
                 size = recv_into(view, 0, MSG_TRUNC)
@@ -1600,6 +1598,7 @@ class Server:
                 self._judge_sends(user)
                 user = client.user
             if not client.closed:
+                self._offered.append(client.outbox)
                 self.deliver(client, publisher)
         if self.clock() > start + SLOW_SENDS_MIN:
             self._judge_sends(user)
@@ -1631,13 +1630,10 @@ class Server:
 
     def deliver(self, client: Client, publisher: Client) -> None:
         """Empty a client's outbox into the kernel, or its backlog [PUB-6]."""
-        self._offered.append(client.outbox)
         client.delivered += len(client.outbox)
-        packets = iter(client.outbox)
-        client.outbox = []
+        packets, client.outbox = iter(client.outbox), []
         send, used = client.wire.send, client.used
-        journal, ticks = self.bus.journal, self._ticks
-        more = journal or ticks  # to look at after each send
+        more = self.bus.journal or self._ticks  # to look at after each send
         if client.put_off and not used[BACKLOG_BYTES]:
             client.put_off = self._is_slow(client.user)
         is_stalled = False
@@ -1647,15 +1643,8 @@ class Server:
                 if not (used[BACKLOG_BYTES] or client.deaf or client.put_off):
                     for packet in packets:
                         send(packet)  # [BLOCK-3] [BLOCK-6]
-                        if not more:
-                            continue
-                        if journal:
-                            journal.note("send", client, "", packet)
-                        if ticks:
-                            ticks.clear()
-                            self._judge_sends(client.user)
-                            if client.put_off:
-                                break
+                        if more and self._is_put_off(client, packet):
+                            break
                     else:
                         break
                 packet = next(packets, None)
@@ -1669,6 +1658,14 @@ class Server:
             self._refuse(client, packet, publisher)
         if is_stalled:
             self._after_refusal(client)
+
+    def _is_put_off(self, client: Client, packet: Packet) -> bool:
+        """Note a send; return whether the next are left to turns [CONN-20]."""
+        self.bus.tell("send", client, packet=packet)
+        if self._ticks:
+            self._ticks.clear()
+            self._judge_sends(client.user)
+        return client.put_off
 
     def _refuse(
         self, client: Client, packet: Packet, publisher: Client
@@ -2651,29 +2648,27 @@ def serve(options: argparse.Namespace) -> None:
     bus = Bus(limits, os.getuid(), options.cred_prefix, options.strict)
     with contextlib.ExitStack() as cleanup:
         mode = 0o700 | options.group * 0o070 | options.others * 0o007
-        address = options.address
-        if address is None:
-            address = default_address()
+        given = options.address
+        address = default_address() if given is None else given
         endpoint = open_endpoint(address, mode, options.replace)
         cleanup.callback(endpoint.close)
         if options.trace is not None or options.verbose:
             bus.journal = open_journal(options, endpoint.address)
             cleanup.callback(bus.journal.close)
-        ready = None
-        if options.daemon:
-            ready = go_to_background(options.pid_file, cleanup)
+        path, is_daemon = options.pid_file, options.daemon
+        ready = go_to_background(path, cleanup) if is_daemon else None
         users = {os.getuid(), *options.user} if options.user else None
         selector, clock = selectors.DefaultSelector(), time.monotonic
         server = Server(
             bus, endpoint.listener, selector, clock, users, options.close
         )
         cleanup.callback(signal.pthread_sigmask, signal.SIG_BLOCK, SIGNALS)
-        obey_signals(server, options.daemon)
+        obey_signals(server, is_daemon)
         bytes(2 * RESERVE_BYTES)  # without so much it is no use to begin
         gc.set_threshold(700, 10, 1 << 30)  # to look at all takes long
         about = describe_start(options, endpoint, limits)
         log.info("start %s pid=%d%s", endpoint.address, os.getpid(), about)
-        announce(endpoint.address, options.address == ABSTRACT, ready)
+        announce(endpoint.address, given == ABSTRACT, ready)
         server.run()
     log.info("stop")
 
