@@ -1533,8 +1533,10 @@ class Server:
         handle = (lambda *_: WORK_MAX) if client.ignored else self.bus.handle
         view, copied_max = self._view, self._copied_bytes_max
         work, ticks, end = 0, self._ticks, self._now + TURN_SECONDS_MAX
-        packets_max = 1 if client.single_turns else PACKETS_PER_TURN
-        client.single_turns = max(0, client.single_turns - 1)
+        packets_max = PACKETS_PER_TURN
+        if client.single_turns:
+            client.single_turns -= 1
+            packets_max = 1
         for count in range(1, packets_max + 1):
             try:
                 size = recv_into(view, 0, MSG_TRUNC)
