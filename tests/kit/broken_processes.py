@@ -492,12 +492,12 @@ def pid_file_of_a_daemon_stays(remove, descriptor, path):
         remove(descriptor, path)
 
 
-@broken("daemon-with-a-pid-file", "detach")
-def command_returns_too_early(detach, *args):
+@broken("daemon-with-a-pid-file", "go_to_background")
+def command_returns_too_early(go_to_background, *args):
     if os.fork():
         os._exit(0)
     time.sleep(0.3)
-    return detach(*args)
+    return go_to_background(*args)
 
 
 @broken("daemon-with-a-pid-file", "is_alive")
