@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import re
@@ -557,6 +558,26 @@ def holder_that_reads_now_and_then(trial: Trial) -> None:
         hear(held.reader, packet)
 
 
+@check("BLOCK-16", options="--block-timeout 9", fills=True)
+def holder_that_made_room_unseen(trial: Trial) -> None:
+    trial.server.start(("--block-timeout", "0.5"))
+    reader, publisher = trial.client("k"), trial.client()
+    listener, witness = trial.client("k"), trial.client("w")
+    reader.send(b"CMSG blocking/soft/block")
+    trial.server.fill(reader)
+    trial.say("a message waits for a reader, which holds its publisher")
+    publisher.send(b"MSG k\0")
+    hear(listener, b"MSG k\0")
+    listener.settle()
+    publisher.send(b"MSG w\0")
+    require(witness.pending() is None, "it is not paused")
+    trial.say("the reader makes so little room that no event tells of it")
+    reader.read_fillers(2)
+    trial.say("when the block time is over, that is made use of")
+    hear(witness, b"MSG w\0")
+    hear(reader, b"MSG k\0")
+
+
 # =============================================================================
 # Departure
 # =============================================================================
@@ -814,21 +835,46 @@ def what_is_not_stale_is_kept(trial: Trial) -> None:
         with socket.socket(socket.AF_UNIX, kind) as bound:
             bound.bind(path)
             refuse(trial, path, "-r")
+    trial.say("and where a symbolic link to an empty file is")
+    path = trial.server.new_path()
+    os.symlink(write_file(trial, b""), path)
+    refuse(trial, path, "-r")
 
 
 @check("RUN-1", "LIMIT-8")
 def wrong_options(trial: Trial) -> None:
-    for wrong in ("--no-such-option", "--max-patterns 0"):
+    is_said = trial.server.has_word("-f", "--foreground")
+    pid_file = trial.server.new_path()
+    for wrong in (
+        "--no-such-option",
+        "--max-patterns 0",
+        "--max-patterns 5x",
+        "--block-timeout 0",
+        "--cred-prefix !/cred/1//3",
+        "--trace-payload",
+        "-u 4294967295",
+        f"{'' if is_said else '-f'} -p {pid_file}",
+    ):
         trial.say(f"a server is started with {wrong}")
-        refuse(trial, trial.server.new_path(), *wrong.split(), status=2)
+        with adopted():  # should it become a daemon
+            refuse(trial, trial.server.new_path(), *wrong.split(), status=2)
 
 
 @check("RUN-2", "LIMIT-9")
 def wrong_addresses(trial: Trial) -> None:
     path = trial.server.new_path()
-    trial.say("a server is started with packets of no limit")
-    refuse(trial, path, "--max-packet", "unlimited")
-    for wrong in (f"{ABSTRACT}/41", path.ljust(108, "x")):
+    for wrong in (
+        "--max-packet unlimited",
+        "--max-packet 99999999999",
+        f"--trace {path}/none",
+    ):
+        trial.say(f"a server is started with {wrong}")
+        refuse(trial, path, *wrong.split(), status=1)
+    for wrong in (
+        f"{ABSTRACT}/41",
+        f"{ABSTRACT}/001",
+        path.ljust(108, "x"),
+    ):
         trial.say(f"a server is started at {wrong}")
         refuse(trial, wrong, status=1)
 
@@ -878,9 +924,17 @@ def abstract_name_is_filled_up(trial: Trial) -> None:
 
 @check("RUN-17")
 def sigusr1_is_no_end(trial: Trial) -> None:
+    client = trial.client("k")
+    before = len(trial.server.log_lines())
     trial.say("the server receives SIGUSR1")
     trial.server.send_signal(signal.SIGUSR1)
     require(not trial.server.fault(), "it serves no more")
+    trial.say("it logs a line that names the user of its client")
+    end = time.monotonic() + trial.server.seconds_max
+    named = rb"\b%d\b" % client.uid
+    while not re.search(named, b"".join(trial.server.log_lines()[before:])):
+        require(time.monotonic() < end, "there is no such line")
+        time.sleep(0.005)  # no event tells of a line
 
 
 @check("RUN-10")
@@ -946,7 +1000,7 @@ def adopted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def daemon(
-    trial: Trial, pid_file: str, status: int
+    trial: Trial, pid_file: str, status: int, **more: Any
 ) -> Iterator[ServerProcess]:
     """Have a command start a daemon; return what has started it.
 
@@ -955,7 +1009,7 @@ def daemon(
     server = trial.server.another("-f", "--foreground")
     with adopted(), server:
         trial.say(f"a daemon is started, its pid file is {pid_file}")
-        server.launch(("-p", pid_file))
+        server.launch(("-p", pid_file), **more)
         found = server.await_status(server.start_seconds_max)
         if found == 2 and not trial.server.has_word("-f", "--foreground"):
             raise NotApplicable("its command has no word -f to leave out")
@@ -1011,6 +1065,29 @@ def daemon_with_a_pid_file(trial: Trial) -> None:
             end_daemon(trial, number)
             require(not os.path.lexists(pid_file), "its pid file is left")
             require(not os.path.lexists(server.path), "its socket is left")
+
+
+@check("RUN-10", "RUN-16")
+def daemon_without_its_terminal(trial: Trial) -> None:
+    pid_file = write_file(trial, b"")
+    reading, writing = os.pipe()
+    with contextlib.ExitStack() as cleanup:
+        cleanup.enter_context(open(reading, "rb"))
+        with open(writing, "wb") as log:
+            start = daemon(trial, pid_file, 0, stderr=log)
+            server = cleanup.enter_context(start)
+        trial.say("its standard error is a pipe, which it has closed")
+        for _ in range(9):  # it may have said something before
+            ready = select.select([reading], [], [], server.seconds_max)
+            text = os.read(reading, 1000) if ready[0] else b"more"
+            if not text:
+                break
+        require(not text, "it has not")
+        trial.say("it receives SIGHUP, and goes on")
+        number = number_in(pid_file)
+        os.kill(number, signal.SIGHUP)
+        require(not server.fault(), "it serves no more")
+        end_daemon(trial, number)
 
 
 @check("RUN-13")
@@ -1070,6 +1147,23 @@ def descriptors_are_made_use_of(trial: Trial) -> None:
     trial.say("as many connect, and each is served or disconnected")
     for _ in range(hard):
         trial.client().settle()
+
+
+@check("RUN-6", options="-g -o")
+def half_of_the_descriptors_for_a_user(trial: Trial) -> None:
+    if os.geteuid() != 0:
+        raise NotApplicable("needs to be run by root")
+    kind, most = resource.RLIMIT_NOFILE, START_DESCRIPTORS[1]
+    begin = functools.partial(resource.setrlimit, kind, (most, most))
+    trial.server.start(trial.options, begin=begin)
+    trial.say(f"the server may have {most} descriptors; a user asks for most")
+    with contextlib.ExitStack() as crowd:
+        count = 0
+        for _ in range(most * 5 // 8):
+            client = trial.server.connect(True, {"uid": 1001})
+            crowd.enter_context(contextlib.closing(client))
+            count += client.pending() is None
+        require(count <= most // 2, f"{count} of its clients are let in")
 
 
 @check("RUN-7")
@@ -1155,16 +1249,40 @@ def log_of_bytes_of_clients(trial: Trial) -> None:
 def log_of_many_mistakes(trial: Trial) -> None:
     trial.server.start(trial.options)
     start = time.monotonic()
-    trial.say(f"{MISTAKES} clients of a user send HELLO")
-    for _ in range(MISTAKES):
+    trial.say(f"{MISTAKES} clients of a user send HELLO, the last one later")
+    for number in range(MISTAKES):
+        if number == MISTAKES - 1:
+            time.sleep(1.1)  # until a line more is due
         with contextlib.closing(trial.client()) as client:
             client.send(b"HELLO")
             require(client.receive() == END, "HELLO is no end")
     most = time.monotonic() - start + 2  # the first, and what is left out
     stop(trial)
-    lines = sum(b"PKT-2" in line for line in trial.server.log_lines())
+    found = [line for line in trial.server.log_lines() if b"PKT-2" in line]
+    lines = len(found)
     require(lines, "it logs no line that names PKT-2")
     require(lines <= most, f"it logs {lines} lines, one a second wanted")
+    sums = {0}  # of a number of each line after the first, or none
+    for line in found[1:]:
+        numbers = {0, *map(int, re.findall(rb"\b[0-9]+\b", line))}
+        sums = {one + other for one in sums for other in numbers}
+    left_out = MISTAKES - lines
+    require(left_out in sums, f"it does not say that it left out {left_out}")
+
+
+@check("BLOCK-20", fills=True)
+def log_of_the_first_discard(trial: Trial) -> None:
+    trial.server.start()
+    reader, publisher = trial.client("k"), trial.client()
+    reader.send(b"CMSG blocking/soft/discard")
+    trial.server.fill(reader)
+    before = len(trial.server.log_lines())
+    trial.say("three messages are discarded for a reader")
+    for _ in range(3):
+        publisher.send(b"MSG k\0")
+    publisher.settle()
+    count = len(trial.server.log_lines()) - before
+    require(count == 1, f"it logs {count} lines of that")
 
 
 @check("CONN-13", "PKT-4")
@@ -1277,6 +1395,31 @@ def trace_without_payloads(trial: Trial) -> None:
     require(not has_data, "it has payloads")
 
 
+@check("TRACE-1", options="--max-backlog 1", fills=True)
+def trace_of_discards(trial: Trial) -> None:
+    path = trial.server.new_path()
+    trial.say("a server is started with a trace, and nearly no backlog")
+    trial.server.start((*trial.options, "--trace", path))
+    reader, publisher = trial.client("k"), trial.client()
+    reader.send(b"CMSG blocking/soft/discard")
+    trial.server.fill(reader)
+    trial.say("a message of three bytes is discarded, by either mode")
+    publisher.send(b"MSG k\0abc")
+    publisher.settle()
+    reader.send(b"CMSG blocking/soft/queue")
+    reader.send(b"CMSG blocking/hard/discard")
+    reader.settle()
+    publisher.send(b"MSG k\0abc")
+    publisher.settle()
+    stop(trial)
+    events = read_trace(path)[1]
+    sizes = [one.get("size") for one in events if one.get("key") == "k"]
+    require(sizes == [3, 3], f"their sizes are {sizes}")
+    why = [one.get("reason") for one in events if one.get("ev") == "drop"]
+    wanted = ["soft/discard", "hard/discard"]
+    require(why == wanted, f"the reasons are {why}")
+
+
 @check("TRACE-6")
 def trace_that_cannot_be_written(trial: Trial) -> None:
     path = trial.server.new_path()
@@ -1314,8 +1457,12 @@ def trace_of_payloads(trial: Trial) -> None:
     client.send(b"MSG k\0common")
     client.settle()
     end_by(trial, signal.SIGTERM)
+    trial.say("and ends, and is started once more")
+    trial.server.start(options)
     mode, events = read_trace(path)
     require(mode == 0o600, f"the mode of the trace is {mode:04o}")
+    starts = sum(one.get("ev") == "start" for one in events)
+    require(starts == 2, f"the trace has {starts} starts")
     data = [one["data"] for one in events if "data" in one]
     require(data == ["Y29tbW9u"], f"the payloads in it are {data}")
 
@@ -1328,13 +1475,15 @@ def stale_socket_is_replaced(trial: Trial) -> None:
     trial.server.start(trial.options, path)
 
 
-@check("RUN-11", options="-c")
+@check("RUN-11", options="-c --max-clients 2")
 def end_with_the_last_client(trial: Trial) -> None:
     trial.say("the server starts, and two clients connect")
     trial.server.launch(trial.options)
     first = first_client(trial)
     second = trial.client()
     second.settle()
+    trial.say("a third is one too many")
+    hear(trial.client(), END)
     trial.say("one leaves")
     first.close()
     for _ in range(5):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import resource
 import signal
 import socket
@@ -194,6 +195,13 @@ def holding_begins_once(after_progress, server, client):
     pass
 
 
+@broken("holder-that-made-room-unseen", "Server._check_holder")
+def room_unseen_stays_unused(check_holder, server, client):
+    server._serve = lambda *_: None
+    check_holder(server, client)
+    del server._serve
+
+
 @broken("departure-with-a-backlog", "Server._depart")
 def who_leaves_is_handed_nothing(depart, server, client):
     server.disconnect(client, "end of input")
@@ -310,6 +318,18 @@ def wrong_option_has_status_1(error, *args):
     sys.exit(1)
 
 
+@broken("what-is-not-stale-is-kept", "remove_stale")
+def link_to_an_empty_file_is_replaced(remove_stale, path):
+    if os.path.islink(path):
+        os.unlink(path)
+    remove_stale(path)
+
+
+@broken("wrong-options", "positive")
+def what_follows_a_number_is_ignored(positive, text):
+    return positive(re.sub("(?<=[0-9])[a-z].*", "", text))
+
+
 @broken("wrong-addresses", "open_endpoint")
 def wrong_address_has_status_3(open_endpoint, *args):
     try:
@@ -381,6 +401,13 @@ def soft_limit_stays(limits_of, options):
 def limit_of_clients_is_not_lowered(limits_of, options):
     limits = limits_of(options)
     limits.max_clients = options.max_clients
+    return limits
+
+
+@broken("half-of-the-descriptors-for-a-user", "limits_of")
+def one_user_may_have_all_descriptors(limits_of, options):
+    limits = limits_of(options)
+    limits.max_user_clients = options.max_user_clients
     return limits
 
 
@@ -475,6 +502,24 @@ def no_mistake_is_logged(write, causes, rule, uid, line):
     pass
 
 
+@broken("log-of-many-mistakes", "CauseLog.write")
+def what_is_left_out_is_not_counted(write, causes, *args):
+    causes._left_out.clear()
+    write(causes, *args)
+
+
+@broken("log-of-the-first-discard", "Server._after_refusal")
+def no_discard_is_logged(after_refusal, server, client):
+    client.discard_logged = True
+    after_refusal(server, client)
+
+
+@broken("log-of-the-first-discard", "FloodControl.discard")
+def every_discard_is_logged(discard, *args):
+    os.write(2, b"sbusd: discard\n")
+    discard(*args)
+
+
 @broken("log-of-each-mistake", "CauseLog.write")
 def an_empty_packet_is_not_logged(write, causes, rule, uid, line):
     if rule != "PKT-4":
@@ -505,6 +550,17 @@ def every_process_is_alive(is_alive, pid):
     return True
 
 
+@broken("daemon-without-its-terminal", "obey_signals")
+def sighup_ends_a_daemon(obey_signals, server, is_daemon):
+    obey_signals(server, False)
+
+
+@broken("daemon-without-its-terminal", "silence")
+def daemon_keeps_its_standard_error(silence, descriptor):
+    if descriptor != 2:
+        silence(descriptor)
+
+
 @broken("pid-file-that-took-its-place-is-kept", "is_in_place")
 def whatever_pid_file_is_there_is_removed(is_in_place, *args):
     return True
@@ -513,6 +569,11 @@ def whatever_pid_file_is_there_is_removed(is_in_place, *args):
 @broken("what-is-no-pid-file-is-kept", "is_alive")
 def no_process_is_alive(is_alive, pid):
     return False
+
+
+@broken("sigusr1-is-no-end", "log_stats")
+def nothing_is_logged_on_sigusr1(log_stats, server):
+    pass
 
 
 @broken("sigusr1-is-no-end", "obey_signals")
@@ -532,6 +593,16 @@ def everybody_may_read_the_trace(open_regular, path, *flags):
     descriptor = open_regular(path, *flags)
     os.fchmod(descriptor, 0o644)
     return descriptor
+
+
+@broken("trace-of-payloads", "open_regular")
+def the_trace_is_emptied(open_regular, path, flags, mode):
+    return open_regular(path, flags | os.O_TRUNC, mode)
+
+
+@broken("trace-of-discards", "Journal._write")
+def every_drop_is_one_for_the_deaf(write, journal, event, fields):
+    write(journal, event, fields.replace("soft/discard", "deaf"))
 
 
 @broken("end-with-the-last-client", "Server.disconnect")
