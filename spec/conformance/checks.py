@@ -51,6 +51,7 @@ WORK_TIMES_MAX = 4
 ABSTRACT = "/dev/unix/abstract"
 PR_SET_CHILD_SUBREAPER = 36
 IN_ATTRIB = 4
+ORDINARY_USER = 1001
 
 
 class NotApplicable(Exception):
@@ -889,6 +890,48 @@ def inherited_socket_of_another_kind(trial: Trial) -> None:
             refuse(trial, f"/dev/fd/{number}", status=1, pass_fds=[number])
 
 
+def be_handed(descriptor: int, directory: str, process: int = 0) -> None:
+    """Begin as a service manager has an ordinary user's server begin.
+
+    The socket is for another process, if one is given.
+    """
+    os.dup2(descriptor, 3)
+    os.set_inheritable(3, True)
+    os.environ["LISTEN_PID"] = str(process or os.getpid())
+    os.environ["LISTEN_FDS"] = "1"
+    os.environ["XDG_RUNTIME_DIR"] = directory
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(ORDINARY_USER)
+        os.setuid(ORDINARY_USER)
+
+
+@check("ADDR-1", "ADDR-2")
+def socket_that_is_handed_over(trial: Trial) -> None:
+    if not trial.server.has_word("-a", "--address"):
+        raise NotApplicable("its command has no words -a {address}")
+    path, directory = trial.server.new_path(), trial.server.new_path()
+    os.mkdir(directory)
+    os.chmod(directory, 0o777)
+    server = trial.server.another("-a", "--address", "{address}")
+    kind = socket.SOCK_SEQPACKET
+    with server, socket.socket(socket.AF_UNIX, kind) as handed:
+        handed.bind(path)
+        handed.listen()
+        trial.say("a server is started without an address, and has a socket")
+        begin = functools.partial(be_handed, handed.fileno(), directory)
+        try:
+            server.start((), path, begin, close_fds=False)
+        except Failure as failure:
+            if os.geteuid() == 0 and "Permission denied" in str(failure):
+                raise NotApplicable("no user can start it") from None
+            raise
+        trial.say("and another, whose socket is for process 1")
+        path = f"{directory}/sbus.socket"
+        begin = functools.partial(begin, process=1)
+        server.start((), path, begin, close_fds=False)
+
+
 @check("RUN-3", "ADDR-5")
 def random_abstract_name(trial: Trial) -> None:
     names = [random_name(trial) for _ in range(2)]
@@ -1067,7 +1110,7 @@ def daemon_with_a_pid_file(trial: Trial) -> None:
             require(not os.path.lexists(server.path), "its socket is left")
 
 
-@check("RUN-10", "RUN-16")
+@check("RUN-8", "RUN-10")
 def daemon_without_its_terminal(trial: Trial) -> None:
     pid_file = write_file(trial, b"")
     reading, writing = os.pipe()
@@ -1160,7 +1203,7 @@ def half_of_the_descriptors_for_a_user(trial: Trial) -> None:
     with contextlib.ExitStack() as crowd:
         count = 0
         for _ in range(most * 5 // 8):
-            client = trial.server.connect(True, {"uid": 1001})
+            client = trial.server.connect(True, {"uid": ORDINARY_USER})
             crowd.enter_context(contextlib.closing(client))
             count += client.pending() is None
         require(count <= most // 2, f"{count} of its clients are let in")

@@ -84,13 +84,17 @@ class ServerProcess:
         return not {*words}.isdisjoint(self._words)
 
     def start(
-        self, options: Sequence[str] = (), path: str = "", **more: Any
+        self,
+        options: Sequence[str] = (),
+        path: str = "",
+        begin: Callable[[], object] = int,
+        **more: Any,
     ) -> None:
         """Start a server, after the end of any other, and wait for it.
 
         Raises: Failure if it does not serve.
         """
-        self.launch(options, path, **more)
+        self.launch(options, path, begin, **more)
         self._await(time.monotonic() + self.start_seconds_max)
 
     def launch(

@@ -343,6 +343,12 @@ def every_socket_will_do(inherit, address):
     os._exit(0)
 
 
+@broken("socket-that-is-handed-over", "inherited_address")
+def the_socket_of_any_process_will_do(inherited_address):
+    os.environ["LISTEN_PID"] = str(os.getpid())
+    return inherited_address()
+
+
 @broken("random-abstract-name", "abstract_name")
 def random_name_is_always_the_same(abstract_name, address):
     if address == "/dev/unix/abstract":

@@ -83,4 +83,6 @@ class TestBrokenProcesses:
         command = shlex.join([*words, broken.name, "-f", "-a", "{address}"])
         with ServerProcess(command, SECONDS_FOR_A_MISTAKE) as server:
             result = Kit(server, ours=True, choices=False).judge(check)
+        if result.what == "no user can start it":
+            pytest.skip("root's Python is not for others")
         assert result.verdict == "failed", result

@@ -130,7 +130,7 @@ class TestKit:
         assert f"-> {message} status 1: usage" in done.output
         assert ", 5 failed, " in done.output
         done = run_kit("--server", naive(path), *only[:-1])
-        assert done.status == 0 and ", 5 not asked for" in done.output
+        assert done.status == 0 and ", 6 not asked for" in done.output
 
     def test_a_server_that_ignores_options(self) -> None:
         """[RUN-1] That explains why nothing is known of them."""
