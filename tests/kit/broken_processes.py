@@ -318,16 +318,16 @@ def wrong_option_has_status_1(error, *args):
     sys.exit(1)
 
 
-@broken("what-is-not-stale-is-kept", "remove_stale")
-def link_to_an_empty_file_is_replaced(remove_stale, path):
-    if os.path.islink(path):
+@broken("what-is-not-stale-is-kept", "make_way")
+def link_to_an_empty_file_is_replaced(make_way, path, replace):
+    if replace and os.path.islink(path):
         os.unlink(path)
-    remove_stale(path)
+    make_way(path, replace)
 
 
-@broken("wrong-options", "positive")
-def what_follows_a_number_is_ignored(positive, text):
-    return positive(re.sub("(?<=[0-9])[a-z].*", "", text))
+@broken("wrong-options", "limit")
+def what_follows_a_number_is_ignored(limit, is_whole, text):
+    return limit(is_whole, re.sub("(?<=[0-9])[a-z].*", "", text))
 
 
 @broken("wrong-addresses", "open_endpoint")
@@ -343,10 +343,10 @@ def every_socket_will_do(inherit, address):
     os._exit(0)
 
 
-@broken("socket-that-is-handed-over", "inherited_address")
-def the_socket_of_any_process_will_do(inherited_address):
+@broken("socket-that-is-handed-over", "default_address")
+def the_socket_of_any_process_will_do(default_address, *args):
     os.environ["LISTEN_PID"] = str(os.getpid())
-    return inherited_address()
+    return default_address(*args)
 
 
 @broken("random-abstract-name", "abstract_name")
@@ -602,8 +602,8 @@ def everybody_may_read_the_trace(open_regular, path, *flags):
 
 
 @broken("trace-of-payloads", "open_regular")
-def the_trace_is_emptied(open_regular, path, flags, mode):
-    return open_regular(path, flags | os.O_TRUNC, mode)
+def the_trace_is_emptied(open_regular, path, flags):
+    return open_regular(path, flags | os.O_TRUNC)
 
 
 @broken("trace-of-discards", "Journal._write")

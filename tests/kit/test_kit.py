@@ -82,7 +82,7 @@ class TestKit:
         assert report["rules"]["CRED-11"] == "passed"
         assert report["rules"]["LIMIT-4"] == "not asked for"
         assert report["rules"]["PUB-2"] == "not run"
-        assert report["rules"]["ADDR-1"] == "no example"
+        assert report["rules"]["CONN-19"] == "no example"
         assert re.fullmatch("[0-9a-f]{8}", report["specification"])
 
     def test_rules_of_ours_are_reported(self) -> None:
