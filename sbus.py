@@ -239,8 +239,6 @@ class SubscriptionTable:
 # 3. Protocol                                               spec/3-protocol.md
 #
 # Facts
-# - One packet is one message.  Its head, all before the first NUL byte, is
-#   a word, a space, and a key or pattern.
 # - The bus decides and does no I/O.  It leaves packets in outboxes and their
 #   owners in Bus.touched; section 8 empties both.
 # - A packet is routed as it came.  Large ones come as a view of the receive
@@ -466,7 +464,8 @@ class Bus:
         if not client.echo:
             receivers = without_echo(receivers, client)
         if self.journal:
-            packet = self._number(packet)
+            packet = NumberedPacket(packet)
+            packet.number = next(self._messages)
             text, count = text_of(head[4:]), len(receivers)
             self.journal.note("msg", client, text, packet, receivers=count)
         client.published += 1
@@ -498,12 +497,6 @@ class Bus:
             self._recent_heads.setdefault(start, []).append(head)
             self._recent[head] = receivers
         return receivers
-
-    def _number(self, packet: Packet) -> NumberedPacket:
-        """Return a copy of a packet with a number, for the journal."""
-        numbered = NumberedPacket(packet)
-        numbered.number = next(self._messages)
-        return numbered
 
     def subscribe(self, client: Client, pattern: bytes) -> None:
         """Store a pattern for a client, or count it again [SUB-1]."""
@@ -624,11 +617,8 @@ class Bus:
 # 4. Secret messages                                 spec/4-secret-messages.md
 #
 # Facts
-# - Anybody may publish under a secret key.  Reading is what is restricted.
-# - Two checks guard it: check_secret when a client subscribes, fields_fit
-#   at every delivery, in Bus._route.
-# - Secret patterns have a table of their own.  No public pattern, however
-#   wide, is ever compared with a secret key.
+# - Two checks guard a secret: check_secret when a client subscribes, and
+#   fields_fit at every delivery, in Bus._route.
 # - The kernel gives pid 0 and the id 65534 to whatever it cannot name.
 # =============================================================================
 
@@ -709,10 +699,6 @@ def resolve(pattern: bytes, own: Credentials, prefix: bytes) -> list[bytes]:
 # Facts
 # - Modes belong to the receiver.  They say nothing until the kernel has
 #   refused a packet for it.
-# - A client with a backlog is stalled: packets wait behind those of it.
-#   Without one, each packet is tried anew.
-# - Only publishers are ever paused, one by one, and only by receivers of
-#   their own user, of root, or of the bus owner.
 # - Packets of a backlog are bytes: what arrived as a view is copied here.
 # =============================================================================
 
@@ -966,9 +952,6 @@ class FloodControl:
 
 # =============================================================================
 # 6. Echoes                                                   spec/6-echoes.md
-#
-# Facts
-# - A client that subscribes to what it publishes hears itself by default.
 # =============================================================================
 
 
@@ -981,10 +964,6 @@ def without_echo(
 
 # =============================================================================
 # 7. Limits                                                   spec/7-limits.md
-#
-# Facts
-# - Whatever a client can make grow has a limit, and a limit has a unit.
-# - What is used is counted for the client, for its user, and for the bus.
 # =============================================================================
 
 LIMITS = {  # by option: what is the default, what rule has it, what it counts
@@ -1109,11 +1088,8 @@ class Accounts:
 # - The selector is level-triggered: what is not read now is reported again.
 # - The kernel can refuse a packet (EAGAIN) although the socket was never
 #   reported as full, and take one although it was not reported as writable.
-# - A closed peer is reported as readable and writable, for ever.
+# - More on the kernel is in the chapter's notes for authors in C.
 # - To learn that nothing is left costs more than to read a packet.
-# - recv returns 0 for an empty packet as well as at the end of input.
-# - One ECONNRESET may come before the last packets of a client that has
-#   closed with unread input.
 # - A descriptor that is closed in a round may be accepted anew in it, so
 #   events name the client, which knows whether it is closed.
 # =============================================================================
@@ -1935,14 +1911,10 @@ def send_buffer_bytes(max_packet: int) -> int:
 # - The kernel says whether anybody is bound to a path without a visit: to
 #   connect a datagram socket fails with EPROTOTYPE if so, and with
 #   ECONNREFUSED if the socket is stale.
-# - A lock on the directory, held from that question until the new socket is
-#   bound, leaves one of several servers that start at once.
 # - Whatever keeps the server from starting is a StartError, or an OSError
 #   that names a file.  What it has opened then, its end closes.
 # - The mode of a socket is the umask's doing; chmod would come too late.
 # - A handler of a signal does not end select, the wake-up descriptor does.
-# - Whoever writes to a pipe that nobody reads waits for ever.  The log asks
-#   first, and leaves a line out if it would have to wait.
 # =============================================================================
 
 SOCKET_KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)  # [CONN-1]
@@ -2127,6 +2099,7 @@ def refuse_descriptors(listener: socket.socket) -> bool:
 def directory_lock(directory: str) -> Iterator[None]:
     """Keep other servers from starting or ending in a directory [ADDR-9].
 
+    It is held from the look at what is there until the socket is bound.
     Whoever can read the directory can keep the lock, so none is waited for
     any longer than a start takes.
     """
@@ -2453,13 +2426,6 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 # ---- Start
 
 
-def guard_standard_streams() -> None:
-    """Keep the descriptors 0, 1 and 2 from becoming sockets [RUN-7]."""
-    while (lowest := os.open(os.devnull, os.O_RDWR)) < 3:
-        pass  # it is left open
-    os.close(lowest)
-
-
 def limits_of(options: argparse.Namespace) -> Limits:
     """Return the limits, with no more clients than descriptors [RUN-6]."""
     limits = Limits(**{name: getattr(options, name) for name in LIMITS})
@@ -2677,7 +2643,9 @@ def serve(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status [RUN-1] [RUN-2]."""
-    guard_standard_streams()
+    while (lowest := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass  # [RUN-7] 0, 1 and 2 are left open, to become no sockets
+    os.close(lowest)
     log.addHandler(LogHandler())
     log.propagate = False
     options = parse_options(arguments)
