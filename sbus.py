@@ -157,12 +157,7 @@ def pattern_for(segments: list[bytes], shape: Shape) -> bytes | None:
 
 
 def pattern_matches(pattern: bytes, key: bytes) -> bool:
-    """Return whether *pattern* selects *key*.
-
-    Neither may hold a NUL byte.  Whether a client may receive what it
-    selects is another question, of chapter 4 if the key is a secret one.
-    Cost: linear in len(pattern) + len(key).
-    """
+    """Return whether *pattern* selects *key*; neither holds a NUL byte."""
     shape, pattern = parse_pattern(pattern)
     return shape is not None and (
         pattern_for(key.split(b"/"), shape) == pattern
@@ -219,8 +214,7 @@ class SubscriptionTable:
     def find(self, key: bytes) -> dict[Client, int]:
         """Return the clients with a pattern that selects *key*, as keys.
 
-        They are in no particular order.  Cost: one look-up for each shape,
-        whatever the number of patterns [PUB-1] [PUB-3].
+        They are in no particular order [PUB-1] [PUB-3].
         """
         found: dict[Client, int] = {}
         segments = key.split(b"/")
@@ -264,7 +258,6 @@ def parse_packet(
 ) -> tuple[str, bytes, bytes]:
     """Return a packet's kind, its key or pattern, and its payload.
 
-    The payload of a subscribe or unsubscribe packet is empty.
     Spec: [PKT-1] [KEY-1] [SUB-3] [UNSUB-3] [LIMIT-4] [LIMIT-17].
     """
     head, nul, payload = packet.partition(b"\0")
@@ -869,22 +862,13 @@ class FloodControl:
             raise ProtocolError("BLOCK-11", why)
         if not self.may_pause(publisher, receiver):
             raise ProtocolError("BLOCK-15", why)
-        if self._is_far_above(receiver):
+        if self.accounts.excess(receiver, BACKLOG_BYTES, 0, is_far=True):
             raise ProtocolError("BLOCK-21", f"far {why}")
         level = 0
         if receiver.soft_mode != "block":
             most = self.bus.limits.max_backlog
             level = min(receiver.used[BACKLOG_BYTES], most) // 2
         self._pause(publisher, receiver, level, "BLOCK-10")
-
-    def _is_far_above(self, receiver: Client) -> bool:
-        """Return whether pausing does not explain what waits [BLOCK-21]."""
-        most = self.accounts.most[receiver.user.is_privileged][BACKLOG_BYTES]
-        sizes = (receiver.used, receiver.user.used, self.accounts.used)
-        return any(
-            used[BACKLOG_BYTES] > with_overshoot(limit)
-            for used, limit in zip(sizes, most)
-        )
 
     def may_pause(self, publisher: Client, receiver: Client) -> bool:
         """Return whether a receiver may hold a publisher up [BLOCK-13]."""
@@ -1055,17 +1039,18 @@ class Accounts:
         self.used[what] += amount
 
     def excess(
-        self, client: Client, what: int, more: int
+        self, client: Client, what: int, more: int, is_far: bool = False
     ) -> ProtocolError | None:
-        """Return which limit so much more would break [BLOCK-19]."""
+        """Return which limit so much more would break, or break by far.
+
+        Spec: [BLOCK-19] [BLOCK-21].
+        """
         user = client.user
-        own, shared, total = self.most[user.is_privileged][what]
-        if client.used[what] + more > own:
-            return over(USE_LIMITS[what][0], client.used[what] + more, own)
-        if user.used[what] + more > shared:
-            return over(USE_LIMITS[what][1], user.used[what] + more, shared)
-        if self.used[what] + more > total:
-            return over(USE_LIMITS[what][2], self.used[what] + more, total)
+        sizes = client.used[what], user.used[what], self.used[what]
+        limits = self.most[user.is_privileged][what]
+        for name, size, most in zip(USE_LIMITS[what], sizes, limits):
+            if size + more > (with_overshoot(most) if is_far else most):
+                return over(name, size + more, most)
         return None
 
     def add_up(self, users: Iterable[User]) -> None:
@@ -1650,13 +1635,14 @@ class Server:
     ) -> None:
         """Have it decided what becomes of a packet that was not taken."""
         client.delivered -= 1
-        waiting = len(client.backlog)
+        waiting = client.used[BACKLOG_BYTES]
         try:
             self.bus.flood.refuse(client, packet, publisher)
         except (ProtocolError, MemoryError) as error:
             self.expel(client, error)
             self.bus.flood.discard(client, [packet], "deaf")
-        uid, is_queued = publisher.user.uid, len(client.backlog) > waiting
+        uid = publisher.user.uid
+        is_queued = client.used[BACKLOG_BYTES] > waiting
         if is_queued and not client.put_off and client.user.uid != uid:
             # Or a flood would outrun readers that take all that they get
             spent = self._spent.get(uid, 0.0)
@@ -2198,9 +2184,7 @@ class LogHandler(logging.Handler):
         with contextlib.suppress(OSError):  # neither, or not ours
             if not stat.S_ISREG(os.fstat(2).st_mode):
                 flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK
-                log_file = os.open("/proc/self/fd/2", flags)
-                os.dup2(log_file, 2)
-                os.close(log_file)
+                redirect(2, "/proc/self/fd/2", flags)
 
     def emit(self, record: logging.LogRecord) -> None:
         text = re.sub("[^ -~]", "?", f"sbusd: {record.getMessage()}")
@@ -2456,11 +2440,13 @@ def check_packet_size(max_packet: int) -> None:
             raise StartError(f"--max-packet: {what}") from None
 
 
-def silence(descriptor: int) -> None:
-    """Replace a standard stream by nothing."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, descriptor)
-    os.close(nothing)
+def redirect(
+    descriptor: int, path: str = os.devnull, flags: int = os.O_RDWR
+) -> None:
+    """Have a standard stream lead to a file, or to nothing."""
+    file = os.open(path, flags)
+    os.dup2(file, descriptor)
+    os.close(file)
 
 
 def notify_ready() -> None:
@@ -2537,13 +2523,13 @@ def announce(address: str, is_random: bool, ready: int | None) -> None:
     if is_random:  # [RUN-3] nobody knows it yet
         with contextlib.suppress(OSError):
             os.write(1, f"{address}\n".encode("ascii"))
-    silence(1)  # [RUN-4] whoever waits for the end of it goes on now
+    redirect(1)  # [RUN-4] whoever waits for the end of it goes on now
     notify_ready()
     is_file = stat.S_ISREG(os.fstat(2).st_mode)
     if is_foreign_terminal() or (ready is not None and not is_file):
-        silence(2)
+        redirect(2)
     if ready is not None:
-        silence(0)
+        redirect(0)
         os.write(ready, b"1")
         os.close(ready)
 

@@ -250,9 +250,10 @@ def the_end_waits_for_a_reader(seconds):
     return 99.0
 
 
-@broken("standard-output-is-closed", "silence")
-def standard_output_stays_open(silence, *args):
-    pass
+@broken("standard-output-is-closed", "redirect")
+def standard_output_stays_open(redirect, descriptor, *args):
+    if descriptor != 1:
+        redirect(descriptor, *args)
 
 
 @broken("mode-of-the-socket", "bind_path")

@@ -654,11 +654,14 @@ def every_publisher_adds_to_a_backlog(refuse, *args):
     queue_instead("BLOCK-21", refuse, *args)
 
 
-@broken("BLOCK-21", "FloodControl._is_far_above")
-def backlog_of_the_user_is_not_looked_at(is_far_above, flood, receiver):
-    receiver, receiver.user = copy.copy(receiver), copy.copy(receiver.user)
-    receiver.user.used = [0] * 4
-    return is_far_above(flood, receiver)
+@broken("BLOCK-21", "Accounts.excess")
+def backlog_of_the_user_is_not_looked_at(
+    excess, accounts, client, *args, is_far=False
+):
+    if is_far:
+        client, client.user = copy.copy(client), copy.copy(client.user)
+        client.user.used = [0] * 4
+    return excess(accounts, client, *args, is_far=is_far)
 
 
 @broken("BLOCK-13", "FloodControl.may_pause")
