@@ -766,9 +766,8 @@ class Backlog:
         """Give back the memory of packets that are gone."""
         count = len(self._packets)
         if self._heaps:
-            most = 2 * count + HEAP_SLACK
-            kept = {way: h for way, h in self._heaps.items() if len(h) <= most}
-            self._heaps = kept
+            most, heaps = 2 * count + HEAP_SLACK, self._heaps.items()
+            self._heaps = {way: h for way, h in heaps if len(h) <= most}
         if sys.getsizeof(self._packets) > IDLE_BYTES + count * ENTRY_BYTES:
             self._packets = OrderedDict(self._packets)
 
@@ -915,16 +914,16 @@ class FloodControl:
 
     def release(self, receiver: Client) -> list[Client]:
         """Return those that a backlog pauses no more [BLOCK-7] [BLOCK-10]."""
-        held = receiver.holding.items()
+        resumed = []
         # Who receives nothing any more pauses nobody
         size = 0 if receiver.deaf else receiver.used[BACKLOG_BYTES]
-        free = [publisher for publisher, level in held if size <= level]
-        for publisher in free:
-            publisher.held_by.pop(receiver, None)
-            del receiver.holding[publisher]
-        resumed = [publisher for publisher in free if not publisher.held_by]
-        for publisher in resumed:
-            self.bus.tell("resume", publisher)
+        for publisher, level in [*receiver.holding.items()]:
+            if size <= level:
+                publisher.held_by.pop(receiver, None)
+                del receiver.holding[publisher]
+                if not publisher.held_by:
+                    resumed.append(publisher)
+                    self.bus.tell("resume", publisher)
         return resumed
 
     def deafen(self, client: Client) -> None:
@@ -1105,8 +1104,7 @@ DRAIN_SECONDS = 0.00001  # to send a packet of a backlog, one with another
 CROWD_MAX = 64  # clients above a limit that are read out
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
 SELECT_SECONDS_MAX = 3_600.0  # epoll knows no more than 24 days
-REST_SECONDS = 0.1
-MEMORY_PAUSE_SECONDS = 0.05
+REST_SECONDS = 0.05  # after which to try again what no event tells
 STOP_SECONDS_MAX = 1.0
 STOPPED_SECONDS_MIN = 1.0  # a round so much too long had the process stopped
 CAUSE_LINES_MAX = 10  # a second, for one rule
@@ -1685,7 +1683,7 @@ class Server:
         number = getattr(error, "errno", None)
         if number in (errno.ENOBUFS, errno.ENOMEM):
             client.starved = True
-            self._set_alarm(self._feed, client, MEMORY_PAUSE_SECONDS)
+            self._set_alarm(self._feed, client, REST_SECONDS)
             self._watch(client)
         elif number in (errno.EPIPE, errno.ECONNRESET):
             self.bus.flood.deafen(client)
@@ -1867,7 +1865,6 @@ class Server:
         """Deliver what was read, for a second at most, and close [RUN-12]."""
         with contextlib.suppress(KeyError, OSError, MemoryError):
             self.selector.unregister(self.listener)  # if it is not resting
-        self._alarms.pop((self._listen, self.listener), None)
         self._late.clear()
         clients = self.bus.clients
         for client in list(clients.values()):
