@@ -1045,11 +1045,15 @@ class Accounts:
         Spec: [BLOCK-19] [BLOCK-21].
         """
         user = client.user
-        sizes = client.used[what], user.used[what], self.used[what]
-        limits = self.most[user.is_privileged][what]
-        for name, size, most in zip(USE_LIMITS[what], sizes, limits):
-            if size + more > (with_overshoot(most) if is_far else most):
-                return over(name, size + more, most)
+        own, shared, total = self.most[user.is_privileged][what]
+        if is_far:
+            own, shared, total = map(with_overshoot, (own, shared, total))
+        if client.used[what] + more > own:
+            return over(USE_LIMITS[what][0], client.used[what] + more, own)
+        if user.used[what] + more > shared:
+            return over(USE_LIMITS[what][1], user.used[what] + more, shared)
+        if self.used[what] + more > total:
+            return over(USE_LIMITS[what][2], self.used[what] + more, total)
         return None
 
     def add_up(self, users: Iterable[User]) -> None:
