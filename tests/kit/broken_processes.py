@@ -562,10 +562,10 @@ def sighup_ends_a_daemon(obey_signals, server, is_daemon):
     obey_signals(server, False)
 
 
-@broken("daemon-without-its-terminal", "silence")
-def daemon_keeps_its_standard_error(silence, descriptor):
-    if descriptor != 2:
-        silence(descriptor)
+@broken("daemon-without-its-terminal", "redirect")
+def daemon_keeps_its_standard_error(redirect, descriptor, *args):
+    if descriptor != 2 or args:
+        redirect(descriptor, *args)
 
 
 @broken("pid-file-that-took-its-place-is-kept", "is_in_place")
