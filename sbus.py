@@ -208,6 +208,10 @@ class SubscriptionTable:
                     del counts[what]
             if not holders:
                 del self._holders[pattern]
+            elif len(holders) == 1 and 1 in holders.values():
+                (self._holders[pattern],) = holders
+            elif sys.getsizeof(holders) > 200 + 100 * len(holders):
+                self._holders[pattern] = dict(holders)  # del shrinks nothing
             if not own:
                 del self._users[uid]
 

@@ -108,6 +108,24 @@ class TestMemoryBound:
         limits = {"max_patterns": 1_000, "max_pattern_bytes": size}
         assert self.used(work) <= self.term(max_clients=1, **limits)
 
+    @pytest.mark.parametrize("keepers", [1, 2])
+    def test_patterns_that_many_held(self, keepers: int) -> None:
+        """[LIMIT-5] [LIMIT-19] What they took is given up with them."""
+        bus, client = self.bus()
+        others = [bus.open(client.credentials, None) for _ in range(100)]
+        texts = [b"!/cred////%d" % number for number in range(20)]
+
+        def work() -> None:
+            for text in texts:
+                for one in (client, *others):
+                    bus.subscribe(one, bytes(bytearray(text)))
+                for one in others[keepers - 1 :]:
+                    bus.unsubscribe(one, text)
+
+        size, count = sum(map(len, texts)), len(texts) * keepers
+        limits = {"max_patterns": count, "max_pattern_bytes": size * keepers}
+        assert self.used(work) <= self.term(max_clients=1, **limits)
+
     def test_shapes(self) -> None:
         """[LIMIT-10] [LIMIT-17] Each pattern of the largest shape."""
         bus, client = self.bus()
