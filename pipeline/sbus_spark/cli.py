@@ -29,7 +29,7 @@ from sbus_client import SbusError as ClientError
 from .blocks import check_traces
 from .breaches import Breach
 from .common import InputError, PipelineError, check_there, printable
-from .launch import context, session, stop
+from .launch import WAITING, WORKING, context, session, stop
 from .playback import in_order, replay
 from .render import page
 from .report import summarize
@@ -79,7 +79,8 @@ def run_ingest(options: argparse.Namespace) -> int:
     """Bring new segments into a table; a signal ends --follow."""
     if "://" not in options.capture and not os.path.isdir(options.capture):
         raise InputError(f"{options.capture}: there is no such directory")
-    spark = session()
+    are_here = "://" not in options.capture + options.table
+    spark = session(java_options=WAITING if are_here else WORKING)
     until = threading.Event() if options.follow else None
     if until:
         for number in (signal.SIGINT, signal.SIGTERM):

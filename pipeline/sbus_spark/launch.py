@@ -192,12 +192,12 @@ def context(name: str = "sbus", java_options: str = WAITING) -> SparkContext:
     return made
 
 
-def session(name: str = "sbus") -> SparkSession:
+def session(name: str = "sbus", java_options: str = WORKING) -> SparkSession:
     """Return the Spark session; where nothing is set, on all cores here.
 
     Raises: JavaError.
     """
-    context(name, WORKING)
+    context(name, java_options)
     return SparkSession.builder.getOrCreate()
 
 
