@@ -101,7 +101,8 @@ def run_expire(options: argparse.Namespace) -> int:
 def run_report(options: argparse.Namespace) -> int:
     """Write a report of a table."""
     check_there([options.table], NO_TABLE)
-    summary = summarize(read_table(session(), options.table))
+    spark = session(java_options=WAITING)  # no loop runs for that long
+    summary = summarize(read_table(spark, options.table))
     if options.json:
         print(json.dumps(summary))
         return 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,11 +22,13 @@ pyspark = pytest.importorskip("pyspark", reason="it needs Python 3.10")
 import sbus_spark
 from pipeline_bed import (
     PATHS,
+    QUICK_JAVA,
     TIMEOUT,
     TOP,
     plain_environment,
     submit_arguments,
 )
+from sizes import IS_SOAK
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
@@ -68,6 +73,89 @@ read = spark.read.format("sbus").load(capture).count()
 results = [sorted(row["breach"] for row in found), counts, times, read]
 Path(folder, "results").write_text(json.dumps(results))
 """
+STANDALONE = f"""
+{PATHS}
+import json, os, signal, subprocess
+from pathlib import Path
+import sbus_spark as S
+from sbus_spark.launch import prepare_java
+
+capture, folder = sys.argv[1:]
+prepare_java("")  # for the cluster, too
+spark_class = os.environ["SPARK_HOME"] + "/bin/spark-class"
+
+def start(*arguments):
+    command = [spark_class, "org.apache.spark.deploy." + arguments[0]]
+    command += ["--host", "127.0.0.1", "--webui-port", "0", *arguments[1:]]
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    )
+
+def told(daemon, what):
+    # The line of its log; it logs too little after that to fill the pipe
+    return next(line for line in daemon.stderr if what in line)
+
+master = start("master.Master", "--port", "0")
+address = told(master, "Starting Spark master at").split()[-1]
+sizes = ("--cores", "1", "--memory", "1g", "--work-dir", folder + "/work")
+workers = [start("worker.Worker", *sizes, address) for _ in range(2)]
+for worker in workers:
+    told(worker, "Successfully registered")
+arguments = os.environ["PYSPARK_SUBMIT_ARGS"].replace("MASTER", address)
+os.environ["PYSPARK_SUBMIT_ARGS"] = arguments
+spark = S.session("stream")
+S.register(spark)
+batches = []
+
+def executors(worker):
+    command = ["ps", "-o", "pid=", "--ppid", str(worker.pid)]
+    text = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout
+    return list(map(int, text.split()))
+
+def take(rows, batch):
+    if batch == 1:
+        assert all(map(executors, workers))
+        for pid in (workers[0].pid, *executors(workers[0])):
+            os.kill(pid, signal.SIGKILL)
+    batches.append([row["n"] for row in rows.collect()])
+
+reader = spark.readStream.format("sbus").option("maxMessagesPerTrigger", 100)
+writer = reader.load(capture).writeStream.foreachBatch(take)
+writer = writer.option("checkpointLocation", folder + "/checkpoint")
+writer.trigger(availableNow=True).start().awaitTermination()
+assert workers[0].wait() == -signal.SIGKILL and workers[1].poll() is None
+Path(folder, "results").write_text(json.dumps(batches))
+"""
+
+
+def run_on(master: str, script: str, *arguments: Path, folder: Path) -> Any:
+    """Run a script that uses a cluster, and return its results."""
+    home = folder / "home"  # where workers make their folders
+    home.mkdir()
+    for path in Path(pyspark.__file__).parent.iterdir():
+        if path.name != "python":  # PySpark, which nobody has compiled
+            (home / path.name).symlink_to(path)
+    environment = os.environ | {
+        "SPARK_HOME": str(home),
+        "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_SUBMIT_ARGS": submit_arguments(master, folder),
+        "TMPDIR": str(folder),
+    }
+    running = subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments), str(folder)],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, told = running.communicate(timeout=400)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)  # also what it has started
+    assert running.returncode == 0, told
+    return json.loads((folder / "results").read_text())
 
 
 class TestCluster:
@@ -82,33 +170,29 @@ class TestCluster:
         misdeliver(events)
         write_trace(tmp_path / "trace", events)
         write_segments(tmp_path / "capture", 3)
-        home = tmp_path / "home"  # where workers make their folders
-        home.mkdir()
-        for path in Path(pyspark.__file__).parent.iterdir():
-            if path.name != "python":  # PySpark, which nobody has compiled
-                (home / path.name).symlink_to(path)
-        environment = os.environ | {
-            "SPARK_HOME": str(home),
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_SUBMIT_ARGS": submit_arguments(
-                "local-cluster[2,1,1024]", tmp_path
-            ),
-            "TMPDIR": str(tmp_path),
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", CLUSTER]
-            + [str(tmp_path / name) for name in ("trace", "capture", "")],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=400,
+        results = run_on(
+            "local-cluster[2,1,1024]",
+            CLUSTER,
+            tmp_path / "trace",
+            tmp_path / "capture",
+            folder=tmp_path,
         )
-        assert done.returncode == 0, done.stderr
-        results = json.loads((tmp_path / "results").read_text())
         breaches, counts, times, read = results
         assert breaches == ["missing", "unowed"]
         assert counts == [300, 0] and read == 300
         assert times == sorted(times) and len(times) == 300
+
+    if IS_SOAK:  # six programs of Java, of which each starts slowly
+
+        def test_a_worker_that_dies_while_a_stream_is_read(
+            self, tmp_path: Path
+        ) -> None:
+            """On a standalone cluster of two, each message comes once."""
+            write_segments(tmp_path / "capture", 4)
+            capture = tmp_path / "capture"
+            batches = run_on("MASTER", STANDALONE, capture, folder=tmp_path)
+            assert len(batches) > 2
+            assert sorted(sum(batches, [])) == [*range(1, 401)]
 
     def test_submitted_with_the_line_of_the_readme(
         self, tmp_path: Path
