@@ -142,6 +142,7 @@ def run_on(master: str, script: str, *arguments: Path, folder: Path) -> Any:
         "PYSPARK_SUBMIT_ARGS": submit_arguments(master, folder),
         "TMPDIR": str(folder),
     }
+    environment.pop("JAVA_HOME", None)  # a session's own, blind to SPARK_HOME
     running = subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments), str(folder)],
         env=environment,
