@@ -196,24 +196,33 @@ class SubscriptionTable:
         """Remove a pair if it is in the table."""
         shape, pattern = parse_pattern(pattern)
         holders: Any = self._holders.get(pattern)
-        if not isinstance(holders, dict):
-            holders = {holders: 1}
-        if shape and client in holders:
-            uid = client.credentials.uid
-            own = self._users[uid]
-            less: Any = (holders, client), (own, shape), (self._shapes, shape)
-            for counts, what in less:
-                counts[what] -= 1
-                if not counts[what]:
-                    del counts[what]
-            if not holders:
+        count = int(holders is client)
+        if isinstance(holders, dict):
+            count = holders.get(client, 0)
+        if shape and count:
+            if count > 1:
+                holders[client] = count - 1
+            elif holders is client or len(holders) == 1:
                 del self._holders[pattern]
-            elif len(holders) == 1 and 1 in holders.values():
+            else:
+                del holders[client]
+            uid = client.credentials.uid
+            for counts in (self._users[uid], self._shapes):
+                counts[shape] -= 1
+                if not counts[shape]:
+                    del counts[shape]
+            if not self._users[uid]:
+                del self._users[uid]
+            self._shrink(pattern)
+
+    def _shrink(self, pattern: bytes) -> None:
+        """Give up the room of holders that have gone, as del does not."""
+        holders = self._holders.get(pattern)
+        if isinstance(holders, dict):
+            if len(holders) == 1 and 1 in holders.values():
                 (self._holders[pattern],) = holders
             elif sys.getsizeof(holders) > 200 + 100 * len(holders):
-                self._holders[pattern] = dict(holders)  # del shrinks nothing
-            if not own:
-                del self._users[uid]
+                self._holders[pattern] = dict(holders)
 
     def find(self, key: bytes) -> dict[Client, int]:
         """Return the clients with a pattern that selects *key*, as keys.
