@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Callable, NamedTuple, Protocol, TypeVar, Union
 
-from .checks import CHECKS, Check, NotApplicable, perform_check
+from .checks import CHECKS
 from .conversation import Failure, perform
 from .examples import Case, read_cases
 from .rules import SPEC, Rule, read_rules
 from .server import ServerProcess
+from .trial import Check, NotApplicable, perform_check
 
 Item = Union[Case, Check]  # what is run
 

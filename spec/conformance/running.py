@@ -1,0 +1,987 @@
+"""What an observer of a server's process sees at start and end, and in logs."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import re
+import resource
+import select
+import signal
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from .conversation import END, Failure, describe
+from .examples import escape
+from .processes import (
+    descendants,
+    is_stopped,
+    limit,
+)
+from .server import ServerProcess
+from .trial import (
+    NotApplicable,
+    Trial,
+    check,
+    hear,
+    require,
+)
+from .wire import Wire
+
+START_DESCRIPTORS = 32, 64  # soft and hard limit
+RIVALS = 3
+MISTAKES = 100
+LOGGED_BYTES_MAX = 80  # [RUN-15] of what a client sent
+END_SECONDS_MIN = 0.1  # in which a server with a backlog does not end
+ABSTRACT = "/dev/unix/abstract"
+PR_SET_CHILD_SUBREAPER = 36
+IN_ATTRIB = 4
+ORDINARY_USER = 1001
+
+
+# =============================================================================
+# Start and end
+# =============================================================================
+
+
+def stop(trial: Trial, number: signal.Signals = signal.SIGTERM) -> int:
+    """Have a signal end the server; return its exit status."""
+    trial.say(f"the server receives {number.name}")
+    trial.server.send_signal(number)
+    return trial.server.await_status(trial.server.seconds_max)
+
+
+def end_by(trial: Trial, number: signal.Signals) -> None:
+    """Have a signal end the server as it is to."""
+    status = stop(trial, number)
+    require(status == 0, f"it ends with status {status}")
+
+
+@check("RUN-10")
+def end_by_sigterm(trial: Trial) -> None:
+    client = trial.client("k")
+    end_by(trial, signal.SIGTERM)
+    hear(client, END)
+
+
+@check("RUN-10")
+def end_by_sigint(trial: Trial) -> None:
+    end_by(trial, signal.SIGINT)
+
+
+@check("RUN-10")
+def end_by_sighup(trial: Trial) -> None:
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        raise NotApplicable("the server was started with SIGHUP ignored")
+    end_by(trial, signal.SIGHUP)
+
+
+@check("ADDR-10")
+def socket_is_removed(trial: Trial) -> None:
+    path = trial.server.path
+    stop(trial)
+    require(not os.path.lexists(path), "its socket is still there")
+
+
+@check("ADDR-10")
+def what_took_its_place_is_kept(trial: Trial) -> None:
+    path = trial.server.path
+    trial.say("another file takes the place of the socket")
+    os.rename(path, path + ".moved")
+    with open(path, "wb"):
+        pass
+    stop(trial)
+    require(os.path.lexists(path), "it has removed what is not its own")
+
+
+@check("ADDR-10")
+def socket_that_took_its_place_is_kept(trial: Trial) -> None:
+    path = trial.server.path
+    trial.say("another socket takes the place of the server's")
+    os.rename(path, path + ".moved")
+    leave_socket(path)
+    stop(trial)
+    require(os.path.lexists(path), "it has removed what is not its own")
+
+
+@check("RUN-12", fills=True)
+def end_does_not_wait_for_a_reader(trial: Trial) -> None:
+    reader, publisher = trial.client("k"), trial.client()
+    trial.server.fill(reader)
+    trial.say("a message waits for one that does not read; the server ends")
+    publisher.send(b"MSG k\0")
+    publisher.settle()
+    trial.server.send_signal(signal.SIGTERM)
+    trial.server.await_status(1 + trial.server.seconds_max)
+
+
+@check("RUN-12", fills=True)
+def end_delivers_what_was_read(trial: Trial) -> None:
+    reader, publisher = trial.client("k"), trial.client()
+    trial.server.fill(reader)
+    packets = [b"MSG k\0%d" % number for number in range(10)]
+    trial.say("ten messages wait for a reader, and the server ends")
+    for packet in packets:
+        publisher.send(packet)
+    publisher.settle()
+    trial.server.send_signal(signal.SIGTERM)
+    reader.await_end(END_SECONDS_MIN)
+    for packet in packets:
+        hear(reader, packet)
+    hear(reader, END)
+
+
+@check("RUN-4")
+def standard_output_is_closed(trial: Trial) -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb"):
+        with open(writing, "wb"):
+            trial.server.start(stdout=writing)
+        trial.say("the server listens; its standard output is a pipe")
+        ready = select.select([reading], [], [], trial.server.seconds_max)
+        text = os.read(reading, 1000) if ready[0] else b""
+        require(ready[0], "it is still open")
+        require(not text, f"it says {describe(text)}")
+
+
+def mode_is(trial: Trial, mode: int) -> None:
+    """Start the server, and look at the mode of its socket."""
+    trial.say("the server starts, with the umask 0")
+    trial.server.start(trial.options, umask=0)
+    found = stat.S_IMODE(os.stat(trial.server.path).st_mode)
+    require(found == mode, f"the mode of the socket is {found:04o}")
+
+
+@check("ADDR-6")
+def mode_of_the_socket(trial: Trial) -> None:
+    mode_is(trial, 0o700)
+
+
+@check("ADDR-6")
+def mode_from_the_first_moment(trial: Trial) -> None:
+    path = trial.server.new_path()
+    libc = ctypes.CDLL(None)
+    with open(libc.inotify_init1(os.O_NONBLOCK), "rb", 0) as watch:
+        directory = os.fsencode(os.path.dirname(path))
+        libc.inotify_add_watch(watch.fileno(), directory, IN_ATTRIB)
+        trial.say("the server starts, with the umask 0")
+        trial.server.start((), path, umask=0)
+        changed = watch.read(1 << 16) or b""
+    name = os.fsencode(os.path.basename(path)) + b"\0"
+    require(name not in changed, "the mode of the socket changes")
+
+
+@check("ADDR-6", options="-g")
+def mode_for_the_group(trial: Trial) -> None:
+    mode_is(trial, 0o770)
+
+
+@check("ADDR-6", options="-o")
+def mode_for_others(trial: Trial) -> None:
+    mode_is(trial, 0o707)
+
+
+def identity(path: str) -> tuple[int, int]:
+    """Return what tells a file from another that takes its place."""
+    with contextlib.suppress(FileNotFoundError):
+        status = os.lstat(path)
+        return status.st_ino, status.st_ctime_ns
+    return 0, 0
+
+
+def refuse(
+    trial: Trial, path: str, *options: str, status: int = 0, **more: Any
+) -> None:
+    """Have another server refuse to start where something is.
+
+    If its status is said, it is to say why in one line, too.
+    """
+    before = identity(path)
+    with trial.server.another() as rival:
+        rival.launch(options, path, **more)
+        end = time.monotonic() + rival.start_seconds_max
+        while rival.status() is None:
+            require(time.monotonic() < end, "another server starts there")
+            is_same = identity(path) == before
+            require(is_same, "another server takes that place")
+            time.sleep(0.005)  # no event tells of a foreign server
+        require(rival.status(), "another ends as if all were well")
+        if status:
+            found = rival.status()
+            require(found == status, f"it ends with status {found}")
+            lines = len(rival.log_lines())
+            require(lines == 1, f"it says why in {lines} lines")
+
+
+@check("ADDR-7")
+def second_server_at_a_path(trial: Trial) -> None:
+    client = trial.client("k")
+    trial.say("another server is started at the same path")
+    refuse(trial, trial.server.path)
+    client.send(b"MSG k\0")
+    hear(client, b"MSG k\0")
+    require(not trial.server.fault(), "the first is not reached any more")
+
+
+@check("ADDR-7")
+def file_at_the_path(trial: Trial) -> None:
+    path = trial.server.new_path()
+    trial.say("there is a file at the path")
+    with open(path, "wb") as file:
+        file.write(b"precious")
+    refuse(trial, path)
+    with open(path, "rb") as file:
+        require(file.read() == b"precious", "the file has changed")
+
+
+@check("ADDR-7")
+def stale_socket_at_the_path(trial: Trial) -> None:
+    path = trial.server.new_path()
+    trial.say("there is a stale socket at the path")
+    leave_socket(path)
+    refuse(trial, path)
+
+
+def leave_socket(path: str) -> None:
+    """Leave a socket behind that nobody listens to."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stale:
+        stale.bind(path)
+
+
+@check("ADDR-8", options="-r")
+def live_server_is_not_replaced(trial: Trial) -> None:
+    trial.say("another server is started at the same path, with -r")
+    refuse(trial, trial.server.path, "-r")
+    require(not trial.server.fault(), "the first is not reached any more")
+
+
+@check("ADDR-8", options="-r")
+def what_is_not_stale_is_kept(trial: Trial) -> None:
+    path = trial.server.new_path()
+    trial.say("a server is started with -r where a file is that is not empty")
+    with open(path, "wb") as file:
+        file.write(b"precious")
+    refuse(trial, path, "-r")
+    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):
+        path = trial.server.new_path()
+        trial.say("and where a socket is that a process is bound to")
+        with socket.socket(socket.AF_UNIX, kind) as bound:
+            bound.bind(path)
+            refuse(trial, path, "-r")
+    trial.say("and where a symbolic link to an empty file is")
+    path = trial.server.new_path()
+    os.symlink(write_file(trial, b""), path)
+    refuse(trial, path, "-r")
+
+
+@check("RUN-1", "LIMIT-8")
+def wrong_options(trial: Trial) -> None:
+    is_said = trial.server.has_word("-f", "--foreground")
+    pid_file = trial.server.new_path()
+    for wrong in (
+        "--no-such-option",
+        "--max-patterns 0",
+        "--max-patterns 5x",
+        "--block-timeout 0",
+        "--cred-prefix !/cred/1//3",
+        "--trace-payload",
+        "-u 4294967295",
+        f"{'' if is_said else '-f'} -p {pid_file}",
+    ):
+        trial.say(f"a server is started with {wrong}")
+        with adopted():  # should it become a daemon
+            refuse(trial, trial.server.new_path(), *wrong.split(), status=2)
+
+
+@check("RUN-2", "LIMIT-9")
+def wrong_addresses(trial: Trial) -> None:
+    path = trial.server.new_path()
+    for wrong in (
+        "--max-packet unlimited",
+        "--max-packet 99999999999",
+        f"--trace {path}/none",
+    ):
+        trial.say(f"a server is started with {wrong}")
+        refuse(trial, path, *wrong.split(), status=1)
+    for wrong in (
+        f"{ABSTRACT}/41",
+        f"{ABSTRACT}/001",
+        path.ljust(108, "x"),
+    ):
+        trial.say(f"a server is started at {wrong}")
+        refuse(trial, wrong, status=1)
+
+
+@check("ADDR-3")
+def inherited_socket_of_another_kind(trial: Trial) -> None:
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_UNIX, kind) as wrong:
+            wrong.bind(trial.server.new_path())
+            number = wrong.fileno()
+            trial.say(f"a server is started with a socket of {kind!r}")
+            refuse(trial, f"/dev/fd/{number}", status=1, pass_fds=[number])
+
+
+def be_handed(descriptor: int, directory: str, process: int = 0) -> None:
+    """Begin as a service manager has an ordinary user's server begin.
+
+    The socket is for another process, if one is given.
+    """
+    os.dup2(descriptor, 3)
+    os.set_inheritable(3, True)
+    os.environ["LISTEN_PID"] = str(process or os.getpid())
+    os.environ["LISTEN_FDS"] = "1"
+    os.environ["XDG_RUNTIME_DIR"] = directory
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(ORDINARY_USER)
+        os.setuid(ORDINARY_USER)
+
+
+@check("ADDR-1", "ADDR-2")
+def socket_that_is_handed_over(trial: Trial) -> None:
+    if not trial.server.has_word("-a", "--address"):
+        raise NotApplicable("its command has no words -a {address}")
+    path, directory = trial.server.new_path(), trial.server.new_path()
+    os.mkdir(directory)
+    os.chmod(directory, 0o777)
+    server = trial.server.another("-a", "--address", "{address}")
+    kind = socket.SOCK_SEQPACKET
+    with server, socket.socket(socket.AF_UNIX, kind) as handed:
+        handed.bind(path)
+        handed.listen()
+        trial.say("a server is started without an address, and has a socket")
+        begin = functools.partial(be_handed, handed.fileno(), directory)
+        try:
+            server.start((), path, begin, close_fds=False)
+        except Failure as failure:
+            if os.geteuid() == 0 and "Permission denied" in str(failure):
+                raise NotApplicable("no user can start it") from None
+            raise
+        trial.say("and another, whose socket is for process 1")
+        path = f"{directory}/sbus.socket"
+        begin = functools.partial(begin, process=1)
+        server.start((), path, begin, close_fds=False)
+
+
+@check("RUN-3", "ADDR-5")
+def random_abstract_name(trial: Trial) -> None:
+    names = [random_name(trial) for _ in range(2)]
+    require(names[0] != names[1], "it chooses the same one again")
+
+
+def random_name(trial: Trial) -> bytes:
+    """Have a server choose an abstract name, and connect to it."""
+    trial.say("a server is started at a random abstract name")
+    reading, writing = os.pipe()
+    with open(reading, "rb", 0) as output:
+        with open(writing, "wb"):
+            trial.server.launch((), ABSTRACT, stdout=writing)
+        ready = select.select([output], [], [], trial.server.seconds_max)[0]
+        text = output.read(1000) if ready else b""
+    form = rf"{ABSTRACT}/(00[0-9A-Fa-f]{{214}})\n"
+    found = re.fullmatch(form, text.decode("latin-1"))
+    if not found:
+        raise Failure(f"it writes {describe(text)}")
+    trial.server.name = bytes.fromhex(found[1])
+    first_client(trial).settle()
+    return trial.server.name
+
+
+@check("ADDR-4", "ADDR-5")
+def abstract_name_is_filled_up(trial: Trial) -> None:
+    number = os.urandom(8)
+    trial.say("a server is started at a short abstract name")
+    trial.server.launch((), f"{ABSTRACT}/00{number.hex()}")
+    trial.server.name = (b"\0" + number).ljust(108, b"\0")
+    first_client(trial).settle()
+
+
+@check("RUN-17")
+def sigusr1_is_no_end(trial: Trial) -> None:
+    client = trial.client("k")
+    before = len(trial.server.log_lines())
+    trial.say("the server receives SIGUSR1")
+    trial.server.send_signal(signal.SIGUSR1)
+    require(not trial.server.fault(), "it serves no more")
+    trial.say("it logs a line that names the user of its client")
+    end = time.monotonic() + trial.server.seconds_max
+    named = rb"\b%d\b" % client.uid
+    while not re.search(named, b"".join(trial.server.log_lines()[before:])):
+        require(time.monotonic() < end, "there is no such line")
+        time.sleep(0.005)  # no event tells of a line
+
+
+@check("RUN-10")
+def ignored_sighup_stays_ignored(trial: Trial) -> None:
+    trial.say("the server is started with SIGHUP ignored, and receives it")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        trial.server.start()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    trial.server.send_signal(signal.SIGHUP)
+    require(not trial.server.fault(), "it serves no more")
+
+
+@check("ADDR-9", options="-r")
+def servers_that_start_at_once(trial: Trial) -> None:
+    path = trial.server.new_path()
+    trial.say(f"{RIVALS} servers start with -r where a stale socket is")
+    leave_socket(path)
+    with contextlib.ExitStack() as cleanup:
+        rivals, outputs = [], []
+        for _ in range(RIVALS):
+            reading, writing = os.pipe()
+            outputs.append(cleanup.enter_context(open(reading, "rb", 0)))
+            rivals.append(cleanup.enter_context(trial.server.another()))
+            with open(writing, "wb"):
+                rivals[-1].launch(trial.options, path, stdout=writing)
+        trial.say("each listens or ends, and its standard output is closed")
+        end = time.monotonic() + trial.server.start_seconds_max
+        for output in outputs:
+            rest = max(0, end - time.monotonic())
+            select.select([output], [], [], rest)
+        end = time.monotonic() + trial.server.seconds_max
+        left = rivals
+        while len(left) > 1 and time.monotonic() < end:
+            time.sleep(0.005)  # no event tells of a foreign server
+            left = [one for one in rivals if one.status() is None]
+        require(len(left) == 1, f"{len(left)} of them are left")
+        require(not left[0].fault(), "the one that is left does not serve")
+
+
+# =============================================================================
+# A daemon
+# =============================================================================
+
+
+@contextlib.contextmanager
+def adopted() -> Iterator[None]:
+    """Be the parent of new daemons, and end them."""
+    before = set(descendants(os.getpid()))
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    try:
+        yield
+    finally:
+        for process in set(descendants(os.getpid())) - before:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+@contextlib.contextmanager
+def daemon(
+    trial: Trial, pid_file: str, status: int, **more: Any
+) -> Iterator[ServerProcess]:
+    """Have a command start a daemon; return what has started it.
+
+    The command ends with the status.
+    """
+    server = trial.server.another("-f", "--foreground")
+    with adopted(), server:
+        trial.say(f"a daemon is started, its pid file is {pid_file}")
+        server.launch(("-p", pid_file), **more)
+        found = server.await_status(server.start_seconds_max)
+        if found == 2 and not trial.server.has_word("-f", "--foreground"):
+            raise NotApplicable("its command has no word -f to leave out")
+        require(found == status, f"its command ends with status {found}")
+        yield server
+
+
+def write_file(trial: Trial, data: bytes) -> str:
+    """Return a new file."""
+    path = trial.server.new_path()
+    with open(path, "wb") as file:
+        file.write(data)
+    return path
+
+
+def read_file(path: str) -> bytes:
+    """Return what is in a file."""
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def end_daemon(trial: Trial, number: int) -> None:
+    """Have SIGTERM end a daemon."""
+    trial.say("it receives SIGTERM")
+    os.kill(number, signal.SIGTERM)
+    end = time.monotonic() + 1 + trial.server.seconds_max
+    while not is_stopped(number):
+        require(time.monotonic() < end, "it does not end")
+        time.sleep(0.005)  # no event tells of another's child
+
+
+def number_in(path: str) -> int:
+    """Return the number in a pid file that a daemon of ours wrote."""
+    text = read_file(path)
+    form = re.fullmatch(rb"([0-9]{1,10})\n?", text)
+    number = int(form[1]) if form else 0
+    is_ours = number in descendants(os.getpid())
+    require(is_ours, f"it holds {describe(text)}, which is no daemon's number")
+    return number
+
+
+@check("RUN-8", "RUN-9", "RUN-13", "ADDR-10")
+def daemon_with_a_pid_file(trial: Trial) -> None:
+    dead = os.fork() or os._exit(0)
+    os.waitpid(dead, 0)
+    for text in (b"", b"%d\n" % dead):
+        pid_file = write_file(trial, text)
+        with daemon(trial, pid_file, 0) as server:
+            trial.say("its command has returned, and all is there")
+            number = number_in(pid_file)
+            with contextlib.closing(server.connect(False, {})) as client:
+                client.settle()
+            end_daemon(trial, number)
+            require(not os.path.lexists(pid_file), "its pid file is left")
+            require(not os.path.lexists(server.path), "its socket is left")
+
+
+@check("RUN-8", "RUN-10")
+def daemon_without_its_terminal(trial: Trial) -> None:
+    pid_file = write_file(trial, b"")
+    reading, writing = os.pipe()
+    with contextlib.ExitStack() as cleanup:
+        cleanup.enter_context(open(reading, "rb"))
+        with open(writing, "wb") as log:
+            start = daemon(trial, pid_file, 0, stderr=log)
+            server = cleanup.enter_context(start)
+        trial.say("its standard error is a pipe, which it has closed")
+        for _ in range(9):  # it may have said something before
+            ready = select.select([reading], [], [], server.seconds_max)
+            text = os.read(reading, 1000) if ready[0] else b"more"
+            if not text:
+                break
+        require(not text, "it has not")
+        trial.say("it receives SIGHUP, and goes on")
+        number = number_in(pid_file)
+        os.kill(number, signal.SIGHUP)
+        require(not server.fault(), "it serves no more")
+        end_daemon(trial, number)
+
+
+@check("RUN-13")
+def pid_file_that_took_its_place_is_kept(trial: Trial) -> None:
+    pid_file = write_file(trial, b"")
+    with daemon(trial, pid_file, 0):
+        number = number_in(pid_file)
+        trial.say("another file takes the place of its pid file")
+        os.rename(pid_file, pid_file + ".moved")
+        with open(pid_file, "wb"):
+            pass
+        end_daemon(trial, number)
+        is_there = os.path.lexists(pid_file)
+        require(is_there, "it has removed what is not its own")
+
+
+@check("RUN-9")
+def what_is_no_pid_file_is_kept(trial: Trial) -> None:
+    for text in (b"%d\n" % os.getpid(), b"precious\n"):
+        pid_file = write_file(trial, text)
+        with daemon(trial, pid_file, 1):
+            found = read_file(pid_file)
+            require(found == text, f"the file now holds {describe(found)}")
+    target = write_file(trial, b"")
+    os.mkdir(target + ".directory")
+    with daemon(trial, target + ".directory", 1):
+        pass
+
+
+@check("RUN-5")
+def readiness_is_told(trial: Trial) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(trial.server.new_path())
+        notified.settimeout(trial.server.start_seconds_max)
+        trial.say("the server is started with NOTIFY_SOCKET")
+        name = notified.getsockname()
+        trial.server.launch(env={**os.environ, "NOTIFY_SOCKET": name})
+        try:
+            told = notified.recv(1000)
+        except socket.timeout:
+            raise Failure("it does not tell that it is ready") from None
+        is_ready = b"READY=1" in told.split(b"\n")
+        require(is_ready, f"it tells {describe(told)}")
+        trial.say("it is ready, and a client connects")
+        trial.client().settle()
+
+
+@check("RUN-6")
+def descriptors_are_made_use_of(trial: Trial) -> None:
+    soft, hard = START_DESCRIPTORS
+    trial.say(f"the server may have {soft} descriptors, and raise that")
+    trial.say(f"to {hard}")
+    kind = resource.RLIMIT_NOFILE
+    trial.server.start(begin=lambda: resource.setrlimit(kind, (soft, hard)))
+    limits = [resource.prlimit(one, kind) for one in trial.server.processes]
+    require((hard, hard) in limits, "it has not raised its limit")
+    trial.say("as many connect, and each is served or disconnected")
+    for _ in range(hard):
+        trial.client().settle()
+
+
+@check("RUN-6", options="-g -o")
+def half_of_the_descriptors_for_a_user(trial: Trial) -> None:
+    if os.geteuid() != 0:
+        raise NotApplicable("needs to be run by root")
+    kind, most = resource.RLIMIT_NOFILE, START_DESCRIPTORS[1]
+    begin = functools.partial(resource.setrlimit, kind, (most, most))
+    trial.server.start(trial.options, begin=begin)
+    trial.say(f"the server may have {most} descriptors; a user asks for most")
+    with contextlib.ExitStack() as crowd:
+        count = 0
+        for _ in range(most * 5 // 8):
+            client = trial.server.connect(True, {"uid": ORDINARY_USER})
+            crowd.enter_context(contextlib.closing(client))
+            count += client.pending() is None
+        require(count <= most // 2, f"{count} of its clients are let in")
+
+
+@check("RUN-7")
+def closed_standard_streams(trial: Trial) -> None:
+    trial.say("the server is started with 0, 1 and 2 closed")
+    trial.server.start(begin=lambda: os.closerange(0, 3))
+    trial.say("three clients connect")
+    for _ in range(3):
+        trial.client().settle()
+    for process in trial.server.processes:
+        for number in range(3):
+            what = file_of(process, number)
+            is_socket = what.startswith("socket:")
+            require(not is_socket, f"{number} is a socket")
+
+
+def file_of(process: int, descriptor: int) -> str:
+    """Return what a descriptor of a process is of, if it is open."""
+    try:
+        return os.readlink(f"/proc/{process}/fd/{descriptor}")
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        raise NotApplicable("the server is another user's") from None
+
+
+# =============================================================================
+# The log
+# =============================================================================
+
+
+@check("RUN-14")
+def log_of_a_healthy_server(trial: Trial) -> None:
+    trial.server.start()
+    reader, publisher = trial.client("k"), trial.client()
+    trial.say("a client publishes, another hears it, and both leave")
+    publisher.send(b"MSG k\0")
+    hear(reader, b"MSG k\0")
+    reader.send(b"UNSUB k")
+    reader.settle()
+    trial.close()
+    require(not trial.server.fault(), "it serves no more")
+    count = len(trial.server.log_lines())
+    require(
+        count == 1, f"it has logged {count} lines, and one is of its start"
+    )
+    stop(trial)
+    count = len(trial.server.log_lines()) - 1
+    require(count == 1, f"it logs {count} lines when it stops")
+
+
+@check("RUN-15", options="-v")
+def log_of_bytes_of_clients(trial: Trial) -> None:
+    trial.server.start(trial.options)
+    strange = b"\x1b[31m\r\xc3\xa9\n"
+    reader = trial.client("k/")
+    trial.say("clients send strange and long keys and mistakes, and payloads")
+    for packet in (
+        b"SUB %b" % strange,
+        b"MSG k/%b\0precious" % strange,
+        b"MSG k/%b\0precious" % (b"x" * LOGGED_BYTES_MAX * 2),
+        b"CMSG %b" % strange,
+        strange,
+        b"HELLO %b" % (b"x" * LOGGED_BYTES_MAX * 2),
+    ):
+        client = trial.client()
+        client.send(packet)
+        client.settle()
+        client.close()
+    for _ in range(2):
+        require(reader.receive() != END, "a reader is disconnected")
+    stop(trial)
+    for line in trial.server.log_lines():
+        shown = line.rstrip(b"\n")
+        is_plain = all(32 <= byte < 127 for byte in shown)
+        require(is_plain, f"it logs {describe(shown)}")
+        require(b"precious" not in line, "it logs a payload")
+        is_short = b"x" * (LOGGED_BYTES_MAX + 1) not in line
+        require(is_short, f"it logs more than {LOGGED_BYTES_MAX} bytes")
+
+
+@check("CONN-13")
+def log_of_many_mistakes(trial: Trial) -> None:
+    trial.server.start(trial.options)
+    start = time.monotonic()
+    trial.say(f"{MISTAKES} clients of a user send HELLO, the last one later")
+    for number in range(MISTAKES):
+        if number == MISTAKES - 1:
+            time.sleep(1.1)  # until a line more is due
+        with contextlib.closing(trial.client()) as client:
+            client.send(b"HELLO")
+            require(client.receive() == END, "HELLO is no end")
+    most = time.monotonic() - start + 2  # the first, and what is left out
+    stop(trial)
+    found = [line for line in trial.server.log_lines() if b"PKT-2" in line]
+    lines = len(found)
+    require(lines, "it logs no line that names PKT-2")
+    require(lines <= most, f"it logs {lines} lines, one a second wanted")
+    sums = {0}  # of a number of each line after the first, or none
+    for line in found[1:]:
+        numbers = {0, *map(int, re.findall(rb"\b[0-9]+\b", line))}
+        sums = {one + other for one in sums for other in numbers}
+    left_out = MISTAKES - lines
+    require(left_out in sums, f"it does not say that it left out {left_out}")
+
+
+@check("BLOCK-20", fills=True)
+def log_of_the_first_discard(trial: Trial) -> None:
+    trial.server.start()
+    reader, publisher = trial.client("k"), trial.client()
+    reader.send(b"CMSG blocking/soft/discard")
+    trial.server.fill(reader)
+    before = len(trial.server.log_lines())
+    trial.say("three messages are discarded for a reader")
+    for _ in range(3):
+        publisher.send(b"MSG k\0")
+    publisher.settle()
+    count = len(trial.server.log_lines()) - before
+    require(count == 1, f"it logs {count} lines of that")
+
+
+@check("CONN-13", "PKT-4")
+def log_of_each_mistake(trial: Trial) -> None:
+    for packet in (b"", b"MSG k", b"SUB !", b"SUB " + b"k" * 4097):
+        trial.server.start()
+        trial.say(f"a client sends {escape(packet) or 'an empty packet'}")
+        with contextlib.closing(trial.client()) as client:
+            client.send(packet)
+            hear(client, END)
+            uid, pid = client.uid, client.pid
+        stop(trial)
+        found = [
+            line
+            for line in trial.server.log_lines()
+            if re.search(rb"\b(PKT|KEY|CRED|LIMIT)-[0-9]", line)
+        ]
+        require(len(found) == 1, f"it names a rule in {len(found)} lines")
+        named = {int(one) for one in re.findall(rb"\b[0-9]+\b", found[0])}
+        require(uid in named, "its line does not name the user id")
+        require(pid in named, "its line does not name the process id")
+
+
+@check("RUN-16")
+def log_that_nobody_reads(trial: Trial) -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb"):
+        with open(writing, "wb"):
+            trial.server.start(stderr=writing)
+            name = f"/proc/self/fd/{writing}"  # opened anew, to wait no more
+            filler = os.open(name, os.O_WRONLY | os.O_NONBLOCK)
+        trial.say("the server's log is a pipe, which is full")
+        with open(filler, "wb", 0) as pipe:
+            while pipe.write(bytes(4096)):
+                pass
+        trial.say("a client breaks a rule, which is to be logged")
+        client = trial.client()
+        client.send(b"HELLO")
+        hear(client, END)
+        require(not trial.server.fault(), "it waits for its log")
+
+
+# =============================================================================
+# The trace
+# =============================================================================
+
+
+Event = dict[str, Any]
+
+
+def trace_of(trial: Trial) -> list[Event]:
+    """Return the events of a server, up to its end.
+
+    One client subscribes and unsubscribes, and another publishes.
+    """
+    path = trial.server.new_path()
+    trial.say("a server is started with a trace")
+    trial.server.start(("--trace", path))
+    trial.say("one subscribes, hears a message, unsubscribes")
+    reader, publisher = trial.client("k"), trial.client()
+    publisher.send(b"MSG k\0")
+    hear(reader, b"MSG k\0")
+    reader.send(b"UNSUB k")
+    reader.settle()
+    trial.say("and misses a message")
+    publisher.send(b"MSG k\0")
+    publisher.settle()
+    stop(trial)
+    return read_trace(path)[1]
+
+
+def read_trace(path: str) -> tuple[int, list[Event]]:
+    """Return the mode of a trace, and its events."""
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        with open(path, "rb") as file:
+            return mode, [json.loads(line) for line in file]
+    except (OSError, ValueError) as error:
+        raise Failure(f"the trace cannot be read: {error}") from None
+
+
+@check("TRACE-1")
+def trace_is_in_order(trial: Trial) -> None:
+    events = trace_of(trial)
+    found = [one.get("ev") for one in events]
+    wanted = "start, ..., stop"
+    require(found[:1] + found[-1:] == ["start", "stop"], f"not {wanted}")
+    named = "sub", "msg", "send", "unsub"
+    shown = ", ".join(one for one in map(str, found) if one in named)
+    require(shown == "sub, msg, send, unsub, msg", f"the trace says {shown}")
+    opened: set[Any] = set()
+    for one in events:
+        who = one.get("c")
+        if one.get("ev") == "open":
+            require(who not in opened, f"client {who} is opened twice")
+            opened.add(who)
+        require(who is None or who in opened, f"{who} is not open yet")
+
+
+@check("TRACE-2")
+def trace_is_numbered(trial: Trial) -> None:
+    numbers = [one.get("n") for one in trace_of(trial)]
+    wanted = [*range(1, len(numbers) + 1)]
+    require(numbers == wanted, f"its numbers are {numbers}")
+
+
+@check("TRACE-3")
+def trace_without_payloads(trial: Trial) -> None:
+    has_data = any("data" in one for one in trace_of(trial))
+    require(not has_data, "it has payloads")
+
+
+@check("TRACE-1", options="--max-backlog 1", fills=True)
+def trace_of_discards(trial: Trial) -> None:
+    path = trial.server.new_path()
+    trial.say("a server is started with a trace, and nearly no backlog")
+    trial.server.start((*trial.options, "--trace", path))
+    reader, publisher = trial.client("k"), trial.client()
+    reader.send(b"CMSG blocking/soft/discard")
+    trial.server.fill(reader)
+    trial.say("a message of three bytes is discarded, by either mode")
+    publisher.send(b"MSG k\0abc")
+    publisher.settle()
+    reader.send(b"CMSG blocking/soft/queue")
+    reader.send(b"CMSG blocking/hard/discard")
+    reader.settle()
+    publisher.send(b"MSG k\0abc")
+    publisher.settle()
+    stop(trial)
+    events = read_trace(path)[1]
+    sizes = [one.get("size") for one in events if one.get("key") == "k"]
+    require(sizes == [3, 3], f"their sizes are {sizes}")
+    why = [one.get("reason") for one in events if one.get("ev") == "drop"]
+    wanted = ["soft/discard", "hard/discard"]
+    require(why == wanted, f"the reasons are {why}")
+
+
+@check("TRACE-6")
+def trace_that_cannot_be_written(trial: Trial) -> None:
+    path = trial.server.new_path()
+    reading, writing = os.pipe()
+    with open(reading, "rb", 0) as log:
+        with open(writing, "wb"):
+            trial.server.start(
+                ("--trace", path), begin=ignore_large_files, stderr=writing
+            )
+        if select.select([log], [], [], 0)[0]:
+            log.read(1 << 16)  # what it says of its start
+        trial.say("the server has a trace, which must grow no more")
+        for process in trial.server.processes:
+            limit(process, resource.RLIMIT_FSIZE, 1)
+        trial.client("k").settle()
+        require(not trial.server.fault(), "it does not go on")
+        ready = select.select([log], [], [], trial.server.seconds_max)[0]
+        text = log.read(1000) if ready else b""
+        require(text, "it says nothing of that in its log")
+
+
+def ignore_large_files() -> None:
+    """Have a file that is too large fail to be written, and nothing more."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
+@check("TRACE-5", "TRACE-4")
+def trace_of_payloads(trial: Trial) -> None:
+    path = trial.server.new_path()
+    trial.say("a server is started with a trace, and with payloads")
+    options = ("--trace", path, "--trace-payload")
+    trial.server.start(options, umask=0)
+    client = trial.client()
+    client.send(b"MSG !/cred////k\0precious")
+    client.send(b"MSG k\0common")
+    client.settle()
+    end_by(trial, signal.SIGTERM)
+    trial.say("and ends, and is started once more")
+    trial.server.start(options)
+    mode, events = read_trace(path)
+    require(mode == 0o600, f"the mode of the trace is {mode:04o}")
+    starts = sum(one.get("ev") == "start" for one in events)
+    require(starts == 2, f"the trace has {starts} starts")
+    data = [one["data"] for one in events if "data" in one]
+    require(data == ["Y29tbW9u"], f"the payloads in it are {data}")
+
+
+@check("ADDR-7", options="-r")
+def stale_socket_is_replaced(trial: Trial) -> None:
+    path = trial.server.new_path()
+    trial.say("a server is started with -r where a stale socket is")
+    leave_socket(path)
+    trial.server.start(trial.options, path)
+
+
+@check("RUN-11", options="-c --max-clients 2")
+def end_with_the_last_client(trial: Trial) -> None:
+    trial.say("the server starts, and two clients connect")
+    trial.server.launch(trial.options)
+    first = first_client(trial)
+    second = trial.client()
+    second.settle()
+    trial.say("a third is one too many")
+    hear(trial.client(), END)
+    trial.say("one leaves")
+    first.close()
+    for _ in range(5):
+        require(second.pending() is None, "it does not stay for the other")
+        time.sleep(0.02)  # no event tells that nothing happens
+    trial.say("and then the other")
+    second.close()
+    status = trial.server.await_status(trial.server.seconds_max)
+    require(status == 0, f"it ends with status {status}")
+
+
+def first_client(trial: Trial) -> Wire:
+    """Return the first client of a server that starts."""
+    end = time.monotonic() + trial.server.start_seconds_max
+    while time.monotonic() < end:
+        with contextlib.suppress(Failure):
+            return trial.client("k")
+        require(trial.server.status() is None, "the server ends")
+        time.sleep(0.005)  # no event tells of a foreign server
+    raise Failure("the server does not serve")
