@@ -1,4 +1,4 @@
-"""What an observer of a server's process sees at start and end, and in logs."""
+"""What an observer of a process sees at start and end, and in the logs."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def identity(path: str) -> tuple[int, int]:
 def refuse(
     trial: Trial, path: str, *options: str, status: int = 0, **more: Any
 ) -> None:
-    """Have another server refuse to start where something is.
+    """Have another server refuse to start, and leave the place as it was.
 
     If its status is said, it is to say why in one line, too.
     """
@@ -206,12 +206,14 @@ def refuse(
     with trial.server.another() as rival:
         rival.launch(options, path, **more)
         end = time.monotonic() + rival.start_seconds_max
-        while rival.status() is None:
+        while rival.status() is None and identity(path) == before:
             require(time.monotonic() < end, "another server starts there")
-            is_same = identity(path) == before
-            require(is_same, "another server takes that place")
             time.sleep(0.005)  # no event tells of a foreign server
-        require(rival.status(), "another ends as if all were well")
+        with contextlib.suppress(Failure):
+            rival.await_status(rival.seconds_max)  # it may have listened
+        is_same = identity(path) == before
+        require(is_same, "another server takes that place")
+        require(rival.status(), "another goes on, or ends as if all were well")
         if status:
             found = rival.status()
             require(found == status, f"it ends with status {found}")

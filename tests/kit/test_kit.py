@@ -21,7 +21,7 @@ from conformance.examples import Block, conversations
 from conformance.rules import SPEC
 from conformance.server import ServerProcess
 from fake_bus import RULES, run_on_fake_kernel
-from processes import NAIVE, naive, run
+from processes import NAIVE, ROOT, naive, run
 
 
 def run_kit(*arguments: str) -> processes.Result:
@@ -68,6 +68,20 @@ def flood(wire):
 def answer(wire):
     wire.send(b"CMSG !/cred/whoami 1")
     wires.append(wire)
+"""
+
+# A server whose socket is there for a moment before it opens its trace
+LATE = f"""
+import sys, time
+sys.path.insert(0, {str(ROOT)!r})
+import sbus
+open_endpoint = sbus.open_endpoint
+def open_and_wait(*arguments):
+    endpoint = open_endpoint(*arguments)
+    time.sleep(0.1)
+    return endpoint
+sbus.open_endpoint = open_and_wait
+sys.exit(sbus.main(["-f", "-a", *sys.argv[1:]]))
 """
 
 
@@ -139,6 +153,14 @@ class TestKit:
         assert done.status == 1, done
         assert "FAILED [RUN-1] A server MUST answer a wrong" in done.output
         assert "0 passed, 6 failed" in done.output
+
+    def test_a_server_that_listens_and_refuses(self, directory: Path) -> None:
+        """It may find out what is wrong when its socket is there already."""
+        path = directory / "server.py"
+        path.write_text(LATE, "utf-8")
+        only = ("--ours", "--only", "wrong-addresses")
+        done = run_kit("--server", naive(path), *only)
+        assert done.status == 0, done
 
     def test_a_server_and_a_client_at_once(self) -> None:
         """What is to be run is known to one of them, or to nobody."""
