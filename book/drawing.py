@@ -84,7 +84,7 @@ def parts_of(text: str) -> dict[str, str]:
 
 def stars(text: str) -> Markup:
     """Return a key or pattern with its '*' and '/' marked."""
-    return Markup(re.sub("[*/]+", r"<b>\g<0></b>", escape(text)))
+    return Markup(re.sub("[*/]+", r"<b>\g<0></b>", str(escape(text))))
 
 
 TEMPLATES = Environment(

@@ -23,6 +23,7 @@ pytest.importorskip("pygments", reason="the book needs Pygments")
 
 from book.__main__ import build
 from book.chapters import LISTINGS, example, part
+from book.drawing import drawn
 
 EMPTY = ("input", "link", "meta", "option", "wbr")  # what has no end
 
@@ -123,6 +124,17 @@ class TestPages:
         for block in read_blocks():
             page = pages[block.file.replace(".md", ".html")]
             assert f"example-{block.name}" in page.ids
+
+    @pytest.mark.parametrize("kind", ["match", "packet"])
+    def test_rows_say_what_their_lines_say(self, kind: str) -> None:
+        """But for blanks and quotation marks."""
+        for block in read_blocks():
+            if block.kind == kind:
+                html = drawn(kind, block.lines).partition("<tbody>")[2]
+                cells = re.findall("(?s)<td>.*?</td>", html)
+                text = unescape(re.sub("<[^>]*>", "", "".join(cells)))
+                said = "".join(block.lines)
+                assert re.sub(r'[\s"]', "", text) == re.sub(r'[\s"]', "", said)
 
     def test_an_example_for_clients_has_three_lanes(self) -> None:
         """A program, its client and the server; arrows say who speaks."""
