@@ -384,8 +384,8 @@ def socket_name(address: str) -> bytes:
 def open_socket(address: str, timeout: Timeout) -> socket.socket:
     """Return a blocking socket that is connected to a server.
 
-    Raises: BlockingIOError if the server's queue of new connections is full
-    for so long [CONN-17]; AddressError; Disconnected if there is no server.
+    Raises: TimeoutError if the server's queue of new connections is full for
+    so long [CONN-17]; AddressError; Disconnected if there is no server.
     """
     if address.startswith("/dev/fd/"):
         number = address[len("/dev/fd/") :]
@@ -403,7 +403,8 @@ def open_socket(address: str, timeout: Timeout) -> socket.socket:
     except OSError as error:
         connected.close()
         if isinstance(error, BlockingIOError):
-            raise
+            what = f"the bus at {address} does not let us in"
+            raise TimeoutError(what) from None
         raise no_bus(address, error) from None
     return connected
 
@@ -589,7 +590,6 @@ class Client:
         packet_bytes_max: int = PACKET_BYTES_MAX,
         server_uid: int | None = None,
         reconnect: bool = False,
-        flags: int = 0,
         timeout: Timeout = None,
     ) -> None:
         if fd is not None and address is not None:
@@ -617,13 +617,7 @@ class Client:
         self._pauses = Pauses()
         self._restored = -math.inf  # when, by the monotonic clock
         self._refusals = 0  # in a row
-        try:
-            self.socket = self._open(0 if flags & DONTWAIT else timeout)
-        except BlockingIOError:
-            if timeout is None or flags & DONTWAIT:
-                raise
-            what = f"the bus at {address} does not let us in"
-            raise TimeoutError(what) from None
+        self.socket = self._open(timeout)
         self._epoll = select.epoll() if reconnect else None
         if self._epoll:
             self._epoll.register(self.socket, select.EPOLLIN)
@@ -992,7 +986,7 @@ class Client:
             self._pauses.wait(end, flags)
             try:
                 fresh = self._open(0)
-            except BlockingIOError:
+            except TimeoutError:
                 pass  # it is busy [CONN-17]
             except Disconnected as error:
                 if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
@@ -1117,7 +1111,7 @@ class AsyncClient:
             packet_bytes_max=packet_bytes_max,
             server_uid=server_uid,
             reconnect=reconnect,
-            flags=DONTWAIT,
+            timeout=0,
         )
         self._client: Client | None = None
         self._calls = 0  # since other tasks had a turn
@@ -1148,7 +1142,7 @@ class AsyncClient:
         while not self._client:
             try:
                 self._client = self._new_client()
-            except BlockingIOError:
+            except TimeoutError:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, CONNECT_SECONDS_MAX)
         self._loop = asyncio.get_running_loop()
