@@ -1090,10 +1090,10 @@ class AsyncClient:
 
     # Each call tries at once, on a Client that does not wait.  Tasks that
     # wait for room share a future, which the loop sets when the descriptor
-    # has room: then all try again.  While tasks wait for what comes, the loop
-    # reads and hands over: an answer of whoami to the first who asked, a
-    # message under a reply key to that request, all else into the inbox, and
-    # tells one receiver of each.
+    # has room: then all try again.  While tasks wait for what comes, each for
+    # a future of its own, the loop reads and hands over: an answer of whoami
+    # to the first who asked, a message under a reply key to that request, all
+    # else to the inbox, of which one receiver is told.
 
     def __init__(
         self,
@@ -1116,8 +1116,8 @@ class AsyncClient:
         self._client: Client | None = None
         self._calls = 0  # since other tasks had a turn
         self._room: Future[None] | None = None  # if anybody waits for it
-        self._writing = -1  # the descriptor that is watched for room, if any
-        self._readers: set[Future[Any]] = set()  # each is one of these:
+        self._watched = -1  # the descriptor that had none
+        self._waiting: set[Future[Any]] = set()  # those of these three:
         self._askers: deque[Future[Received] | None] = deque()
         self._replies: dict[bytes, Future[Received]] = {}
         self._receivers: deque[Future[None]] = deque()
@@ -1163,7 +1163,7 @@ class AsyncClient:
         """Leave the bus; calls that wait raise Disconnected [CONN-6]."""
         fd = self.fileno()
         if self._client and fd >= 0:
-            self._fail(Disconnected("this client is closed"), self._readers)
+            self._fail(Disconnected("this client is closed"), self._waiting)
             self._wake_senders()
             self._loop.remove_reader(fd)
             self._client.close()
@@ -1231,7 +1231,7 @@ class AsyncClient:
         """As Client.whoami; several tasks may ask at once [CRED-12]."""
         end = end_of(timeout)
         await self._send(Client.control, WHOAMI, end=end)
-        answer: Future[Received] = self._loop.create_future()
+        answer = self._loop.create_future()
         self._askers.append(answer)
         return parse_credentials((await self._handed(answer, end)).payload)
 
@@ -1256,11 +1256,11 @@ class AsyncClient:
                 self._reply_keys = reply_keys
         reply_key = self._reply_keys + b"%d" % next(self._requests)
         content = reply_key + b"\0" + payload_bytes(payload)
-        answer: Future[Received] = self._loop.create_future()
-        self._replies[reply_key] = answer
+        answer = self._replies[reply_key] = self._loop.create_future()
         try:
             await self._send(Client.publish, key, content, end=end)
-            return (await self._handed(answer, end)).payload
+            received: Received = await self._handed(answer, end)
+            return received.payload
         finally:
             del self._replies[reply_key]
 
@@ -1288,29 +1288,22 @@ class AsyncClient:
         """Call what sends, once there is room or it is time to connect."""
         client = self._client or not_connected()
         while True:
-            try:
+            with contextlib.suppress(BlockingIOError):
                 return call(client, *content, flags=DONTWAIT)
-            except BlockingIOError:
-                seconds = client.retry_in()
             if not self._room:
                 self._room = self._loop.create_future()
+                self._watched = client.socket.fileno()
+                seconds = client.retry_in()
                 if seconds is None:
-                    self._writing = client.socket.fileno()
-                    self._loop.add_writer(self._writing, self._wake_senders)
+                    self._loop.add_writer(self._watched, self._wake_senders)
                 else:
                     self._loop.call_later(seconds, self._wake_senders)
-            try:
-                await self._in_time(self._room, end)
-            except BaseException:
-                self._wake_senders()  # the loop watches for nobody else
-                raise
+            await self._in_time(self._room, end)
 
     def _wake_senders(self) -> None:
         """Let all who wait for room try again."""
-        if self._writing >= 0:  # the socket may be another one by now
-            self._loop.remove_writer(self._writing)
-            self._writing = -1
         if self._room:
+            self._loop.remove_writer(self._watched)
             self._room.set_result(None)
             self._room = None
 
@@ -1318,16 +1311,16 @@ class AsyncClient:
 
     async def _handed(self, waiting: Future[Result], end: End) -> Result:
         """Return what is handed over, for which the loop reads meanwhile."""
-        if not self._readers:
+        if not self._waiting:
             self._loop.add_reader(self.fileno(), self._read)
-        self._readers.add(waiting)
+        self._waiting.add(waiting)
         try:
             return await self._in_time(waiting, end)
         finally:
             waiting.cancel()  # nobody waits for it any more
-            self._readers.remove(waiting)
+            self._waiting.remove(waiting)
             fd = self.fileno()
-            if not self._readers and fd >= 0:
+            if not self._waiting and fd >= 0:
                 self._loop.remove_reader(fd)
 
     async def _wait_for_message(self, end: End) -> None:
@@ -1356,7 +1349,7 @@ class AsyncClient:
         client = self._client or not_connected()
         try:
             for _ in range(CALLS_PER_TURN):
-                if all(waiting.done() for waiting in self._readers):
+                if all(waiting.done() for waiting in self._waiting):
                     break
                 self._hand_over(client.receive(None, DONTWAIT))
         except BlockingIOError:
@@ -1364,7 +1357,7 @@ class AsyncClient:
             if seconds is not None:
                 self._loop.call_later(seconds, self._read)
         except Disconnected as error:
-            self._fail(error, self._readers)
+            self._fail(error, self._waiting)
         except (PacketError, PacketTooLarge) as error:
             first = [self._receivers.popleft()] if self._receivers else None
             self._fail(error, first)
@@ -1396,7 +1389,7 @@ class AsyncClient:
     ) -> None:
         """Have tasks that wait, by default for answers, raise an error."""
         if tasks is None:
-            tasks = self._readers.difference(self._receivers)
+            tasks = self._waiting.difference(self._receivers)
         for waiting in tasks:
             if not waiting.done():
                 waiting.set_exception(type(error)(*error.args))

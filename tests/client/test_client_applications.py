@@ -457,7 +457,7 @@ class TestAsyncClient:
 
     @in_loop
     async def test_loop_watches_nothing_that_nobody_waits_for(self) -> None:
-        """A reader that was left behind would keep the loop busy."""
+        """A descriptor that was left behind would keep the loop busy."""
         loop = asyncio.get_running_loop()
         async with async_ends() as (client, server):
             with pytest.raises(TimeoutError):
@@ -466,12 +466,16 @@ class TestAsyncClient:
             server.send(b"MSG k\0v")
             await task
             assert not loop.remove_reader(client.fileno())
-            await fill_up(client)
+            count = await fill_up(client)
             task = await waiting(client.receive())
             publishing = await waiting(client.publish("k"))
             publishing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await publishing
+            for _ in range(count):
+                server.receive()
+            while client._room:
+                await asyncio.sleep(0)
             assert not loop.remove_writer(client.fileno())
             fd = client.fileno()
             client.close()
@@ -708,7 +712,7 @@ class TestAsyncClient:
                 asked = [one.request("service", text) for text in texts]
                 answers = await asyncio.gather(*asked)
                 assert answers == [b"to " + text for text in texts]
-                assert not one._replies and not one._readers
+                assert not one._replies and not one._waiting
                 serving.cancel()
 
         work()
