@@ -482,36 +482,6 @@ def left_of(end: End) -> Timeout:
     return None if end is None else max(0.0, end - time.monotonic())
 
 
-class Pauses:
-    """When to try to connect: at once, and again after pauses that grow."""
-
-    def __init__(self) -> None:
-        self._next_try = 0.0  # by the monotonic clock
-        self._pause = RECONNECT_SECONDS_MIN  # after that
-
-    def left(self) -> float:
-        """Return how many seconds are left until the next try."""
-        return max(0.0, self._next_try - time.monotonic())
-
-    def wait(self, end: End, flags: int) -> None:
-        """Return when it is time to try, and begin the next pause.
-
-        Raises: TimeoutError at *end*; BlockingIOError with MSG_DONTWAIT.
-        """
-        left = self.left()
-        if left and flags & DONTWAIT:
-            raise BlockingIOError(errno.EAGAIN, "no bus yet")
-        if left and end is not None and end < self._next_try:
-            time.sleep(max(0.0, end - time.monotonic()))
-            raise TimeoutError("the time is over")
-        time.sleep(left)
-        now = time.monotonic()
-        if now > self._next_try + RECONNECT_SECONDS_MAX:
-            self._pause = RECONNECT_SECONDS_MIN  # the last try went well
-        self._next_try = now + self._pause * random.uniform(0.5, 1)
-        self._pause = min(2 * self._pause, RECONNECT_SECONDS_MAX)
-
-
 # =============================================================================
 # The client
 # =============================================================================
@@ -614,9 +584,10 @@ class Client:
         self._patterns: Counter[bytes] = Counter()
         self._modes: dict[bytes, None] = {}  # the last sent is the last
         self._is_lost = False
-        self._pauses = Pauses()
-        self._restored = -math.inf  # when, by the monotonic clock
+        self._connected_at = -math.inf  # again, by the monotonic clock
         self._refusals = 0  # in a row
+        self._next_try = 0.0  # to connect, by the same clock
+        self._pause = 0.0  # after that
         self.socket = self._open(timeout)
         self._epoll = select.epoll() if reconnect else None
         if self._epoll:
@@ -659,7 +630,7 @@ class Client:
         That is None while there is a bus; with *reconnect*, a program waits
         no longer than this in select, poll and epoll.
         """
-        return self._pauses.left() if self._is_lost else None
+        return left_of(self._next_try) if self._is_lost else None
 
     def subscribe(self, pattern: Text, flags: int = 0) -> None:
         """Subscribe to a pattern; duplicates count [SUB-1] [SUB-2]."""
@@ -980,10 +951,11 @@ class Client:
         if not self._is_lost:
             self._is_lost = True
             self._epoll.unregister(self.socket)
-            self._count_refusals()
+            self._keep_the_rest()
+            self._judge_loss()
         fresh = None
         while not fresh:
-            self._pauses.wait(end, flags)
+            self._wait_to_try(end, flags)
             try:
                 fresh = self._open(0)
             except TimeoutError:
@@ -991,7 +963,6 @@ class Client:
             except Disconnected as error:
                 if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
                     raise
-        self._keep_the_rest()
         self.socket.close()
         self.socket = fresh
         self._epoll.register(fresh, select.EPOLLIN)
@@ -999,22 +970,7 @@ class Client:
         self._questions = 0
         self._kept.append(Reconnected(b"", b""))
         self._restore()
-        self._restored = time.monotonic()
-
-    def _count_refusals(self) -> None:
-        """Note whether the bus was lost so soon that it refused a restore.
-
-        Raises: Disconnected if it did so twice in a row.
-        """
-        is_soon = time.monotonic() < self._restored + REFUSED_SECONDS
-        is_soon &= bool(self._patterns or self._modes)
-        self._refusals = self._refusals + 1 if is_soon else 0
-        if self._refusals == REFUSALS_MAX:
-            self._refusals = 0
-            raise Disconnected(
-                f"the server at {self.address} has closed the connection each"
-                " time after the same subscriptions: it refuses one of them"
-            )
+        self._connected_at = time.monotonic()
 
     def _keep_the_rest(self) -> None:
         """Keep what the server sent before it closed [CONN-14]."""
@@ -1022,6 +978,42 @@ class Client:
             while True:
                 with contextlib.suppress(PacketError, PacketTooLarge):
                     self._kept.append(self._receive_now(DONTWAIT))
+
+    def _judge_loss(self) -> None:
+        """Go on with longer pauses if this bus was lost soon, too.
+
+        Raises: Disconnected if it twice refused what was sent at once.
+        """
+        seconds = time.monotonic() - self._connected_at
+        if seconds > RECONNECT_SECONDS_MAX:
+            self._pause = RECONNECT_SECONDS_MIN
+        may_be_refused = bool(self._patterns or self._modes)
+        is_refused = may_be_refused and seconds < REFUSED_SECONDS
+        self._refusals = self._refusals + 1 if is_refused else 0
+        if self._refusals == REFUSALS_MAX:
+            self._refusals = 0
+            raise Disconnected(
+                f"the server at {self.address} has closed the connection each"
+                " time after the same subscriptions: it refuses one of them"
+            )
+
+    def _wait_to_try(self, end: End, flags: int) -> None:
+        """Return when it is time to try, and begin the next pause.
+
+        Raises: TimeoutError at *end*; BlockingIOError with MSG_DONTWAIT.
+        """
+        seconds = self._next_try - time.monotonic()
+        if seconds > 0:
+            if flags & DONTWAIT:
+                raise BlockingIOError(errno.EAGAIN, "no bus yet")
+            left = left_of(end)
+            if left is not None and left < seconds:
+                time.sleep(left)
+                raise TimeoutError("the time is over")
+            time.sleep(seconds)
+        pause = self._pause * random.uniform(0.5, 1)
+        self._next_try = time.monotonic() + pause
+        self._pause = min(2 * self._pause, RECONNECT_SECONDS_MAX)
 
     def _restore(self) -> None:
         """Subscribe and set modes as on the connection before.

@@ -502,31 +502,45 @@ class TestReconnecting:
                 assert server.receive() == b"MSG k\0"
 
     def test_pauses_grow_to_a_limit_and_start_anew(
-        self, monkeypatch: pytest.MonkeyPatch
+        self,
+        client: Client,
+        listener: Listener,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Pauses double up to 5 s, less up to half; and begin again later."""
+        """Pauses double up to 5 s, less up to half, and begin again after a
+        connection that lived for longer.
+        """
         now, slept = 1000.0, []
-        pauses = sbus_client.Pauses()
 
         def sleep(seconds: float) -> None:
             nonlocal now
             slept.append(seconds)
             now += seconds
+            if len(slept) == 29:
+                bind()
+
+        def bind() -> None:
+            os.unlink(listener.path)
+            listeners.append(Listener(listener.path, backlog=8))
 
         monkeypatch.setattr(sbus_client, "RECONNECT_SECONDS_MIN", 0.05)
         monkeypatch.setattr(time, "monotonic", lambda: now)
         monkeypatch.setattr(time, "sleep", sleep)
-        for _ in range(30):
-            pauses.wait(None, 0)
-        assert slept[0] == 0
-        for number, seconds in enumerate(slept[1:]):
-            longest = min(5.0, 0.05 * 2**number)
-            assert longest / 2 <= round(seconds, 9) <= longest
-        assert len(set(slept)) == 30
-        now += 11
-        pauses.wait(None, 0)
-        pauses.wait(None, 0)
-        assert slept[30] == 0 and slept[31] <= 0.05
+        listeners = [listener]
+        for lived, first in ((0, 0.05), (1, 5.0), (11, 0.05)):
+            now += lived
+            slept.clear()
+            server = listeners[-1].accept()
+            listeners.pop().wire.close()
+            server.wire.close()
+            assert isinstance(client.receive(), Reconnected)
+            for number, seconds in enumerate(slept):
+                longest = min(5.0, first * 2**number)
+                assert (
+                    longest / 2 - (number == 0) <= round(seconds, 9) <= longest
+                )
+            assert len(slept) == len(set(slept)) == 29
+        listeners.pop().wire.close()
 
     def test_full_queue_of_new_connections(
         self, directory: Path, monkeypatch: pytest.MonkeyPatch
