@@ -111,6 +111,11 @@ class PacketError(SbusError, ValueError):
     """A key holds a NUL byte, or a received packet is malformed."""
 
 
+def malformed(what: str, text: bytes) -> PacketError:
+    """Return the error that shows what a server has sent."""
+    return PacketError(f"the server sent {what}: {text[:80]!r}")
+
+
 # =============================================================================
 # Packets
 # =============================================================================
@@ -219,11 +224,6 @@ def parse_head(head: bytes) -> tuple[type[Received], bytes]:
 
 publish_heads = Heads(publish_head)
 parsed_heads = Heads(parse_head)
-
-
-def malformed(what: str, text: bytes) -> PacketError:
-    """Return the error that shows what a server has sent."""
-    return PacketError(f"the server sent {what}: {text[:80]!r}")
 
 
 def is_answer(received: Received, key: bytes = WHOAMI) -> bool:
@@ -381,32 +381,24 @@ def socket_name(address: str) -> bytes:
     return name
 
 
-def open_socket(address: str, timeout: Timeout) -> socket.socket:
-    """Return a blocking socket that is connected to a server.
+def inherit_socket(fd: int) -> socket.socket:
+    """Return the socket with a descriptor, which the caller gives away.
 
-    Raises: TimeoutError if the server's queue of new connections is full for
-    so long [CONN-17]; AddressError; Disconnected if there is no server.
+    Raises: AddressError if it is of no use; then it stays the caller's.
     """
-    if address.startswith("/dev/fd/"):
-        number = address[len("/dev/fd/") :]
-        if not re.fullmatch("[0-9]{1,9}", number):
-            raise AddressError(f"{address!r}: not a descriptor's number")
-        return inherit_socket(int(number))
-    name = socket_name(address)
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    inherited = None
     try:
-        connected.setblocking(timeout != 0)
-        limit_sends(connected, timeout)
-        connected.connect(name)
-        limit_sends(connected, None)
-        connected.setblocking(True)
+        inherited = socket.socket(fileno=fd)
+        kind = (inherited.family, inherited.type)
+        if kind != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+            raise OSError(errno.EINVAL, "not a Unix-domain SEQPACKET socket")
+        inherited.getpeername()
     except OSError as error:
-        connected.close()
-        if isinstance(error, BlockingIOError):
-            what = f"the bus at {address} does not let us in"
-            raise TimeoutError(what) from None
-        raise no_bus(address, error) from None
-    return connected
+        if inherited:
+            inherited.detach()
+        raise AddressError(f"descriptor {fd}: {error.strerror}") from None
+    inherited.setblocking(True)
+    return inherited
 
 
 def limit_sends(connected: socket.socket, timeout: Timeout) -> None:
@@ -436,24 +428,32 @@ def no_bus(address: str, failed: OSError) -> Disconnected:
     return error
 
 
-def inherit_socket(fd: int) -> socket.socket:
-    """Return the socket with a descriptor, which the caller gives away.
+def open_socket(address: str, timeout: Timeout) -> socket.socket:
+    """Return a blocking socket that is connected to a server.
 
-    Raises: AddressError if it is of no use; then it stays the caller's.
+    Raises: TimeoutError if the server's queue of new connections is full for
+    so long [CONN-17]; AddressError; Disconnected if there is no server.
     """
-    inherited = None
+    if address.startswith("/dev/fd/"):
+        number = address[len("/dev/fd/") :]
+        if not re.fullmatch("[0-9]{1,9}", number):
+            raise AddressError(f"{address!r}: not a descriptor's number")
+        return inherit_socket(int(number))
+    name = socket_name(address)
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        inherited = socket.socket(fileno=fd)
-        kind = (inherited.family, inherited.type)
-        if kind != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-            raise OSError(errno.EINVAL, "not a Unix-domain SEQPACKET socket")
-        inherited.getpeername()
+        connected.setblocking(timeout != 0)
+        limit_sends(connected, timeout)
+        connected.connect(name)
+        limit_sends(connected, None)
+        connected.setblocking(True)
     except OSError as error:
-        if inherited:
-            inherited.detach()
-        raise AddressError(f"descriptor {fd}: {error.strerror}") from None
-    inherited.setblocking(True)
-    return inherited
+        connected.close()
+        if isinstance(error, BlockingIOError):
+            what = f"the bus at {address} does not let us in"
+            raise TimeoutError(what) from None
+        raise no_bus(address, error) from None
+    return connected
 
 
 # =============================================================================
@@ -609,6 +609,7 @@ class Client:
 
     def close(self) -> None:
         """Leave the bus.  What was published is delivered [CONN-6]."""
+        self._kept.clear()
         self.socket.close()
         if self._epoll:
             self._epoll.close()
@@ -698,7 +699,6 @@ class Client:
                 return self._receive_by(end, flags)
             except Disconnected as lost:
                 self._connect_again(lost, end, flags)
-        self._check_open()
         return self._kept[0] if flags & PEEK else self._kept.popleft()
 
     def receive_where(
@@ -709,7 +709,6 @@ class Client:
         Raises: TimeoutError; TooMuchKept; Disconnected, also with
         *reconnect*, after it has connected again: what was waited for is gone.
         """
-        self._check_open()
         for index, received in enumerate(self._kept):
             if wanted(received):
                 del self._kept[index]
@@ -770,12 +769,7 @@ class Client:
         """Answer what parse_request, or requests, has made of a message."""
         self.publish(asked.reply_key, payload)
 
-    # What is told
-
-    def _check_open(self) -> None:
-        """Raise Disconnected if the client is closed."""
-        if self.socket.fileno() < 0:
-            raise Disconnected("this client is closed")
+    # Sending and receiving
 
     def _told(self, error: OSError) -> OSError:
         """Return the error that a user is told of, instead of the socket's."""
@@ -789,15 +783,12 @@ class Client:
             " sent or a reader so slow; its log says why"
         )
 
-    # Sending and receiving
-
     def _send(self, packet: bytes, flags: int = 0, end: End = None) -> None:
         """Send a packet, over a new connection if the old one is lost.
 
         Raises: PacketTooLarge [LIMIT-1] [CLIENT-3] [CLIENT-4].
         """
-        self._check_open()
-        if len(packet) > self.packet_bytes_max:
+        if len(packet) > self.packet_bytes_max and self.fileno() >= 0:
             raise PacketTooLarge(
                 f"a packet of {len(packet)} bytes is above the limit of"
                 f" {self.packet_bytes_max} bytes"
