@@ -1073,10 +1073,11 @@ class AsyncClient:
 
     # Each call tries at once, on a Client that does not wait.  Tasks that
     # wait for room share a future, which the loop sets when the descriptor
-    # has room: then all try again.  While tasks wait for what comes, each for
-    # a future of its own, the loop reads and hands over: an answer of whoami
-    # to the first who asked, a message under a reply key to that request, all
-    # else to the inbox, of which one receiver is told.
+    # has room, or another task when it has sent: then all try again.  While
+    # tasks wait for what comes, each for a future of its own, the loop reads
+    # and hands over: an answer of whoami to the first who asked, a message
+    # under a reply key to that request, all else to the inbox, of which one
+    # receiver is told.
 
     def __init__(
         self,
@@ -1176,6 +1177,8 @@ class AsyncClient:
             await self._give_turn()
         try:
             client.publish(key, payload, DONTWAIT)
+            if self._room:
+                self._wake_senders()
         except BlockingIOError:
             await self._send(Client.publish, key, payload)
 
@@ -1272,7 +1275,8 @@ class AsyncClient:
         client = self._client or not_connected()
         while True:
             with contextlib.suppress(BlockingIOError):
-                return call(client, *content, flags=DONTWAIT)
+                call(client, *content, flags=DONTWAIT)
+                return self._wake_senders()
             if not self._room:
                 self._room = self._loop.create_future()
                 self._watched = client.socket.fileno()

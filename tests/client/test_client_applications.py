@@ -816,6 +816,29 @@ class TestAsyncClient:
 
         work()
 
+    def test_reconnect_beside_a_task_that_waits_for_room(
+        self, listener: Listener
+    ) -> None:
+        """Who publishes on the new connection tells those who wait."""
+
+        @in_loop
+        async def work() -> None:
+            client = AsyncClient(listener.path, reconnect=True)
+            await client.connect()
+            for call in (client.publish, client.subscribe):
+                server = listener.accept()
+                await fill_up(client)
+                publishing = await waiting(client.publish("last"))
+                server.wire.close()
+                await call("first")  # before the loop looks at the old one
+                await publishing
+            with listener.accept() as server:
+                received = {server.receive() for _ in range(2)}
+                assert received == {b"SUB first", b"MSG last\0"}
+            client.close()
+
+        work()
+
     def test_publish_while_the_bus_is_away(self, directory: Path) -> None:
         """It waits, and is published once there is a bus."""
 
