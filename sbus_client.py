@@ -121,16 +121,7 @@ def malformed(what: str, text: bytes) -> PacketError:
 # =============================================================================
 
 PACKET_BYTES_MAX = 409_600
-HEADS_MAX = 1_024  # that are remembered, each of so many bytes at most:
-HEAD_BYTES_MAX = 256
 WHOAMI = b"!/cred/whoami"
-STATS = b"stats"
-MODES = set(  # what a server remembers of a client, besides its patterns
-    b"blocking/soft/queue blocking/soft/discard blocking/soft/block"
-    b" blocking/soft/error blocking/hard/discard blocking/hard/block"
-    b" blocking/hard/error order/queue order/stack order/random"
-    b" echo/on echo/off".split()
-)
 
 
 class Message(NamedTuple):
@@ -157,12 +148,9 @@ class Reconnected(ControlMessage):
     __slots__ = ()
 
 
-new_tuple = tuple.__new__  # makes them in half the time of their own calls
 Received = Union[Message, ControlMessage]
 Text = Union[str, bytes]
 Payload = Union[bytes, bytearray, memoryview]
-Timeout = Union[float, None]  # in seconds, or for ever
-End = Union[float, None]  # when a timeout is over, by the monotonic clock
 
 
 def to_bytes(text: Text) -> bytes:
@@ -186,6 +174,10 @@ def payload_bytes(payload: Payload) -> bytes:
         kind = type(payload).__name__
         what = f"a payload is bytes, not {kind}: encode it"
         raise TypeError(what) from None
+
+
+HEADS_MAX = 1_024  # that are remembered
+HEAD_BYTES_MAX = 256  # what is longer is not
 
 
 class Heads(dict[Any, Any]):
@@ -224,11 +216,6 @@ def parse_head(head: bytes) -> tuple[type[Received], bytes]:
 
 publish_heads = Heads(publish_head)
 parsed_heads = Heads(parse_head)
-
-
-def is_answer(received: Received, key: bytes = WHOAMI) -> bool:
-    """Return whether something is the server's answer to a question."""
-    return type(received) is ControlMessage and received.key == key
 
 
 def matches(pattern: Text, key: Text) -> bool:
@@ -336,6 +323,34 @@ def requests(received: Iterable[Received]) -> Iterator[Request]:
 def random_text() -> bytes:
     """Return what nobody can guess."""
     return os.urandom(16).hex().encode("ascii")
+
+
+# =============================================================================
+# Waiting
+# =============================================================================
+
+Timeout = Union[float, None]  # in seconds, or for ever
+End = Union[float, None]  # when a timeout is over, by the monotonic clock
+TIMEOUT_SECONDS_MAX = 2e6  # poll(2) takes 24 days; what is longer is for ever
+RECONNECT_SECONDS_MIN = 0.05  # before the second try; doubled up to
+RECONNECT_SECONDS_MAX = 5.0
+# Plain numbers, because to combine those of the module takes longer than send
+DONTWAIT = int(socket.MSG_DONTWAIT)
+PEEK = int(socket.MSG_PEEK)
+TRUNC = int(socket.MSG_TRUNC)
+Result = TypeVar("Result")
+
+
+def end_of(timeout: Timeout) -> End:
+    """Return when a timeout is over."""
+    if timeout is None or timeout > TIMEOUT_SECONDS_MAX:
+        return None
+    return time.monotonic() + timeout
+
+
+def left_of(end: End) -> Timeout:
+    """Return the timeout (s) that is over at *end*."""
+    return None if end is None else max(0.0, end - time.monotonic())
 
 
 # =============================================================================
@@ -457,32 +472,6 @@ def open_socket(address: str, timeout: Timeout) -> socket.socket:
 
 
 # =============================================================================
-# Waiting
-# =============================================================================
-
-TIMEOUT_SECONDS_MAX = 2e6  # poll(2) takes 24 days; what is longer is for ever
-RECONNECT_SECONDS_MIN = 0.05  # before the second try; doubled up to
-RECONNECT_SECONDS_MAX = 5.0
-# Plain numbers, because to combine those of the module takes longer than send
-DONTWAIT = int(socket.MSG_DONTWAIT)
-PEEK = int(socket.MSG_PEEK)
-TRUNC = int(socket.MSG_TRUNC)
-Result = TypeVar("Result")
-
-
-def end_of(timeout: Timeout) -> End:
-    """Return when a timeout is over."""
-    if timeout is None or timeout > TIMEOUT_SECONDS_MAX:
-        return None
-    return time.monotonic() + timeout
-
-
-def left_of(end: End) -> Timeout:
-    """Return the timeout (s) that is over at *end*."""
-    return None if end is None else max(0.0, end - time.monotonic())
-
-
-# =============================================================================
 # The client
 # =============================================================================
 
@@ -493,6 +482,18 @@ REFUSALS_MAX = 2  # in a row
 LARGE_BYTES = 1 << 16  # to copy more takes longer than some calls
 SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
 SO_PEEK_OFF = 42  # on most machines; the socket module has no name for it
+MODES = set(  # what a server remembers of a client, besides its patterns
+    b"blocking/soft/queue blocking/soft/discard blocking/soft/block"
+    b" blocking/soft/error blocking/hard/discard blocking/hard/block"
+    b" blocking/hard/error order/queue order/stack order/random"
+    b" echo/on echo/off".split()
+)
+new_tuple = tuple.__new__  # makes a Message in half the time of its own call
+
+
+def is_answer(received: Received, key: bytes = WHOAMI) -> bool:
+    """Return whether something is the server's answer to a question."""
+    return type(received) is ControlMessage and received.key == key
 
 
 def kept_bytes(received: Received) -> int:
@@ -666,7 +667,9 @@ class Client:
                 raise
         except OSError:
             pass  # _send meets it again, and knows what to do
-        except (TypeError, BufferError, BytesWarning):  # python3 -bb
+        except (TypeError, BufferError, BytesWarning):
+            # The payload is no bytes, or the key a str where python3 -bb
+            # forbids to look for it among others that are bytes
             packet = publish_head(key) + payload_bytes(payload)
         self._send(packet, flags, end_of(timeout))
 
@@ -715,7 +718,7 @@ class Client:
                 return received
         end = end_of(timeout)
         room = KEPT_BYTES_MAX - sum(map(kept_bytes, self._kept))
-        with self._told_of_loss(end):
+        with self._saying_if_lost(end):
             while not wanted(received := self._receive_by(end)):
                 self._kept.append(received)
                 room -= kept_bytes(received)
@@ -732,7 +735,7 @@ class Client:
         have been handled, so that the question must be asked again.
         """
         end = end_of(timeout)
-        with self._told_of_loss(end):
+        with self._saying_if_lost(end):
             self._send_by(end, b"CMSG " + WHOAMI)
         self._questions += 1
         answer = self.receive_where(
@@ -769,9 +772,9 @@ class Client:
         """Answer what parse_request, or requests, has made of a message."""
         self.publish(asked.reply_key, payload)
 
-    # Sending and receiving
+    # Sending and receiving, where _by is: until *end* at most
 
-    def _told(self, error: OSError) -> OSError:
+    def _explained(self, error: OSError) -> OSError:
         """Return the error that a user is told of, instead of the socket's."""
         if error.errno == errno.EBADF:
             return Disconnected("this client is closed")
@@ -810,7 +813,7 @@ class Client:
             self._call_by(end, send, flags, select.POLLOUT)
         except OSError as error:
             if error.errno != errno.EMSGSIZE:
-                raise self._told(error) from None
+                raise self._explained(error) from None
             self._raise_send_buffer(len(packet) + SOCKET_OVERHEAD_BYTES)
             self._send_by(end, packet, flags)
 
@@ -848,10 +851,9 @@ class Client:
 
     def _receive_now(self, flags: int) -> Received:
         """Return the next packet from the socket [CONN-14] [CONN-15]."""
-        buffer, parts = self._buffer, None
+        buffer = self._buffer
         try:
-            if self._is_large:
-                parts = self._split_large(flags)
+            parts = self._split_large(flags) if self._is_large else None
             if not parts:
                 size = self.socket.recv_into(buffer, 0, flags | TRUNC)
                 if size > len(buffer):
@@ -862,14 +864,15 @@ class Client:
                 self._is_large = size > LARGE_BYTES
                 parts = buffer[:size].partition(b"\0")
             head, nul, payload = parts
-            if not nul and not head:  # [CLIENT-6] no server sends such
-                raise BrokenPipeError(errno.EPIPE, "an empty packet")
+            if not nul:
+                if head:
+                    raise malformed("a malformed packet", head)
+                # [CLIENT-6] It has closed: none sends an empty packet
+                raise BrokenPipeError(errno.EPIPE, "the end")
         except ConnectionResetError:
             return self._receive_now(flags)  # the last packets come next
         except OSError as error:
-            raise self._told(error) from None
-        if not nul:
-            raise malformed("a malformed packet", head)
+            raise self._explained(error) from None
         kind, key = parsed_heads[head]
         received: Received = new_tuple(kind, (key, payload))
         if self._questions and is_answer(received) and not flags & PEEK:
@@ -915,7 +918,7 @@ class Client:
         raise Disconnected(f"the bus runs as {what}")
 
     @contextlib.contextmanager
-    def _told_of_loss(self, end: End) -> Iterator[None]:
+    def _saying_if_lost(self, end: End) -> Iterator[None]:
         """Connect again if the bus is lost, and say that it was."""
         try:
             yield
@@ -1391,6 +1394,7 @@ def not_connected() -> NoReturn:
 # The command line: input and output
 # =============================================================================
 
+STATS = b"stats"
 ANSWER_SECONDS = 10.0  # in which a server is to answer
 PUBLISH_SECONDS = 60.0  # in which the bus is to take a message
 

@@ -198,11 +198,11 @@ def takes_no_payload_for_the_end(receive, bus):
     return received
 
 
-@broken("send-to-a-server-that-has-closed", "Client._told")
-def leaves_when_it_cannot_send(told, bus, error):
+@broken("send-to-a-server-that-has-closed", "Client._explained")
+def leaves_when_it_cannot_send(explained, bus, error):
     if isinstance(error, ConnectionError):
         bus.close()
-    return told(bus, error)
+    return explained(bus, error)
 
 
 @broken("send-to-a-server-that-has-closed", "Client.publish")
