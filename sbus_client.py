@@ -1524,17 +1524,16 @@ class Command(NamedTuple):
     """What a command does, and what its help says."""
 
     run: Callable[[Options], None]  # its docstring is help
-    short: str
     example: str
     arguments: tuple[Argument, ...]
     has_address: bool = True  # one, by -a
 
 
 def command(
-    short: str, example: str, *arguments: Argument, has_address: bool = True
+    example: str, *arguments: Argument, has_address: bool = True
 ) -> Callable[[Callable[[Options], None]], Command]:
     """Return what makes a command of a function."""
-    return lambda run: Command(run, short, example, arguments, has_address)
+    return lambda run: Command(run, example, arguments, has_address)
 
 
 def argument(*names: str, **options: Any) -> Argument:
@@ -1646,10 +1645,12 @@ def option_parsers(
         metavar="COMMAND", dest="command", required=True
     )
     for name, command in commands.items():
+        about = (command.run.__doc__ or "").replace("\n    ", "\n")
+        first = about.partition("\n")[0].rstrip(".")
         own = parsers.add_parser(
             name,
-            help=command.short,
-            description=(command.run.__doc__ or "").replace("\n    ", "\n"),
+            help=first[:1].lower() + first[1:],
+            description=about,
             epilog=f"example:\n  sbus {command.example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -1734,7 +1735,6 @@ def wait_to_print(bus: Client, end: End) -> None:
 
 
 @command(
-    "print messages",
     "sub 'sensors/*/temp'",
     PATTERNS,
     flag("--raw", "print the payloads alone, as they are"),
@@ -1761,7 +1761,6 @@ def sub(options: Options) -> None:
 
 
 @command(
-    "publish messages",
     "pub sensors/1/temp 21.5",
     KEY,
     PAYLOAD,
@@ -1784,7 +1783,7 @@ def pub(options: Options) -> None:
         bus.sync(options.timeout)
 
 
-@command("print your credentials", "whoami", timeout())
+@command("whoami", timeout())
 def whoami(options: Options) -> None:
     """Print the credentials by which the server knows this client.
 
@@ -1796,7 +1795,6 @@ def whoami(options: Options) -> None:
 
 
 @command(
-    "send a control message",
     "control '!/cred/whoami'",
     argument("key", metavar="KEY", help="such as '!/cred/whoami'"),
     INPUT,
@@ -1822,7 +1820,7 @@ def control(options: Options) -> None:
         raise SbusError(f"{what}, and this client does not know it")
 
 
-@command("measure how fast the server answers", "ping", timeout())
+@command("ping", timeout())
 def ping(options: Options) -> None:
     """Print how long the server takes to answer a question."""
     with open_bus(options, options.timeout) as bus:
@@ -1833,7 +1831,7 @@ def ping(options: Options) -> None:
         write_line(os.fsencode(line))
 
 
-@command("print what the server has counted", "stats", timeout())
+@command("stats", timeout())
 def stats(options: Options) -> None:
     """Print what the server has counted, as a JSON object.
 
@@ -1859,7 +1857,6 @@ def ask(bus: Client, key: bytes, timeout: float) -> bytes:
 
 
 @command(
-    "ask, and print the answer",
     "request services/time",
     KEY,
     INPUT,
@@ -1875,7 +1872,6 @@ def request(options: Options) -> None:
 
 
 @command(
-    "answer requests",
     "reply services/time date",
     argument("pattern", metavar="PATTERN", help="the keys to answer"),
     argument(

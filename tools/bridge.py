@@ -156,7 +156,6 @@ def forward_all(
 
 
 @command(
-    "join two buses",
     "bridge /tmp/one.bus /tmp/other.bus --pattern 'shared/'",
     argument("addresses", metavar="ADDRESS", nargs=2, help="a bus"),
     PATTERN_OPTION,

@@ -94,7 +94,6 @@ SHELLS = {
 
 
 @command(
-    "print completion for a shell",
     "completion bash >~/.local/share/bash-completion/completions/sbus",
     argument("shell", choices=[*SHELLS], help="the shell"),
     has_address=False,

@@ -35,7 +35,6 @@ def round_trip(bus: Client, seconds: float) -> float:
 
 
 @command(
-    "measure how fast the server answers",
     "ping --count 100",
     number("--count", "ask N times (1000)", default=1000),
     timeout(),

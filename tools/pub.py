@@ -108,7 +108,6 @@ def check_pub(options: Options) -> None:
 
 
 @command(
-    "publish messages",
     "pub sensors/1/temp 21.5",
     argument(*KEY[0], **KEY[1], nargs="?"),
     PAYLOAD,

@@ -263,7 +263,6 @@ def create_segment(path: str, flags: int) -> int:
 
 
 @command(
-    "record messages in files",
     "record /var/lib/capture --pattern 'sensors/'",
     argument("directory", metavar="DIR", help="made if it is missing"),
     PATTERN_OPTION,

@@ -90,7 +90,6 @@ def metrics_lines(counts: Counts) -> list[str]:
 
 
 @command(
-    "print what the server has counted",
     "stats --json",
     flag("--json", "print the server's answer, a JSON object"),
     flag("--openmetrics", "print the counts of users for Prometheus"),

@@ -135,7 +135,6 @@ def draw(lines: Sequence[str]) -> None:
 
 
 @command(
-    "show the loudest keys",
     "top 'sensors/'",
     PATTERNS,
     flag("--bytes", "order by bytes a second instead of messages"),
