@@ -545,8 +545,8 @@ class Client:
     """
 
     # What waits for an answer keeps all else that comes for receive.  Answers
-    # come in the order of the questions, so whoami knows its own: it is that
-    # after which no question is open.
+    # of whoami come in the order of the questions: the first is that to the
+    # first question, and so on.
     #
     # With *reconnect* a client is connected, or lost: from when a call finds
     # the old connection closed until one that needs a bus has opened another,
@@ -581,7 +581,8 @@ class Client:
         self._buffer = mmap.mmap(-1, packet_bytes_max, flags=private)
         self._kept: deque[Received] = deque()
         self._is_large = False  # what was received last
-        self._questions = 0  # that wait for their answers from whoami
+        self._asked = 0  # questions to whoami
+        self._answered = 0  # of these
         self._patterns: Counter[bytes] = Counter()
         self._modes: dict[bytes, None] = {}  # the last sent is the last
         self._is_lost = False
@@ -682,7 +683,7 @@ class Client:
         packet = b"CMSG " + key
         self._send(packet + b"\0" + payload if payload else packet, flags)
         if key == WHOAMI:
-            self._questions += 1
+            self._asked += 1
         elif key in MODES:
             self._modes.pop(key, None)
             self._modes[key] = None
@@ -737,9 +738,9 @@ class Client:
         end = end_of(timeout)
         with self._saying_if_lost(end):
             self._send_by(end, b"CMSG " + WHOAMI)
-        self._questions += 1
+        self._asked = number = self._asked + 1
         answer = self.receive_where(
-            lambda received: is_answer(received) and not self._questions,
+            lambda received: is_answer(received) and self._answered == number,
             left_of(end),
         )
         return parse_credentials(answer.payload)
@@ -875,8 +876,8 @@ class Client:
             raise self._explained(error) from None
         kind, key = parsed_heads[head]
         received: Received = new_tuple(kind, (key, payload))
-        if self._questions and is_answer(received) and not flags & PEEK:
-            self._questions -= 1
+        if self._answered != self._asked and is_answer(received):
+            self._answered += not flags & PEEK
         return received
 
     def _split_large(self, flags: int) -> tuple[bytes, bytes, bytes] | None:
@@ -961,7 +962,7 @@ class Client:
         self.socket = fresh
         self._epoll.register(fresh, select.EPOLLIN)
         self._is_lost = False
-        self._questions = 0
+        self._answered = self._asked  # as far as they ever will be
         self._kept.append(Reconnected(b"", b""))
         self._restore()
         self._connected_at = time.monotonic()
@@ -1078,9 +1079,8 @@ class AsyncClient:
     # wait for room share a future, which the loop sets when the descriptor
     # has room, or another task when it has sent: then all try again.  While
     # tasks wait for what comes, each for a future of its own, the loop reads
-    # and hands over: an answer of whoami to the first who asked, a message
-    # under a reply key to that request, all else to the inbox, of which one
-    # receiver is told.
+    # and hands over: an answer to who asked that question, all else to the
+    # inbox, of which one receiver is told.
 
     def __init__(
         self,
@@ -1104,14 +1104,13 @@ class AsyncClient:
         self._calls = 0  # since other tasks had a turn
         self._room: Future[None] | None = None  # if anybody waits for it
         self._watched = -1  # the descriptor that had none
-        self._waiting: set[Future[Any]] = set()  # those of these three:
-        self._askers: deque[Future[Received] | None] = deque()
-        self._replies: dict[bytes, Future[Received]] = {}
+        # By the number of a question to whoami, or the reply key of a request
+        self._questions: dict[int | bytes, Future[Received]] = {}
+        self._reply_keys = b""  # what they begin with
+        self._requests = itertools.count()
         self._receivers: deque[Future[None]] = deque()
         self._inbox: deque[Received] = deque()
         self._inbox_bytes = 0
-        self._reply_keys = b""  # what they begin with
-        self._requests = itertools.count()
 
     def __repr__(self) -> str:
         inner = repr(self._client) if self._client else "not connected"
@@ -1150,7 +1149,7 @@ class AsyncClient:
         """Leave the bus; calls that wait raise Disconnected [CONN-6]."""
         fd = self.fileno()
         if self._client and fd >= 0:
-            self._fail(Disconnected("this client is closed"), self._waiting)
+            self._fail_all(Disconnected("this client is closed"))
             self._wake_senders()
             self._loop.remove_reader(fd)
             self._client.close()
@@ -1188,8 +1187,6 @@ class AsyncClient:
     async def control(self, key: Text, payload: Payload = b"") -> None:
         """As Client.control [CTL-1]."""
         await self._send(Client.control, key, payload)
-        if to_bytes(key) == WHOAMI:
-            self._askers.append(None)  # the answer is received like all else
 
     async def reply(self, asked: Request, payload: Payload = b"") -> None:
         """As Client.reply [PUB-1]."""
@@ -1209,7 +1206,7 @@ class AsyncClient:
             else:
                 if type(received) is Message and not self._reply_keys:
                     return received
-                self._hand_over(received)
+                self._hand_over(client, received)
         received = self._inbox.popleft()
         self._inbox_bytes -= kept_bytes(received)
         return received
@@ -1220,9 +1217,9 @@ class AsyncClient:
         """As Client.whoami; several tasks may ask at once [CRED-12]."""
         end = end_of(timeout)
         await self._send(Client.control, WHOAMI, end=end)
-        answer = self._loop.create_future()
-        self._askers.append(answer)
-        return parse_credentials((await self._handed(answer, end)).payload)
+        client = self._client or not_connected()
+        answer = await self._answer(client._asked, end)
+        return parse_credentials(answer.payload)
 
     async def sync(self, timeout: Timeout = None) -> None:
         """As Client.sync [PKT-5] [CRED-3]."""
@@ -1245,13 +1242,8 @@ class AsyncClient:
                 self._reply_keys = reply_keys
         reply_key = self._reply_keys + b"%d" % next(self._requests)
         content = reply_key + b"\0" + payload_bytes(payload)
-        answer = self._replies[reply_key] = self._loop.create_future()
-        try:
-            await self._send(Client.publish, key, content, end=end)
-            received: Received = await self._handed(answer, end)
-            return received.payload
-        finally:
-            del self._replies[reply_key]
+        await self._send(Client.publish, key, content, end=end)
+        return (await self._answer(reply_key, end)).payload
 
     async def _give_turn(self) -> None:
         """Let other tasks run."""
@@ -1301,17 +1293,17 @@ class AsyncClient:
 
     async def _handed(self, waiting: Future[Result], end: End) -> Result:
         """Return what is handed over, for which the loop reads meanwhile."""
-        if not self._waiting:
-            self._loop.add_reader(self.fileno(), self._read)
-        self._waiting.add(waiting)
+        self._loop.add_reader(self.fileno(), self._read)
+        return await self._in_time(waiting, end)
+
+    async def _answer(self, question: int | bytes, end: End) -> Received:
+        """Return the answer to a question that was sent just now."""
+        waiting: Future[Received] = self._loop.create_future()
+        self._questions[question] = waiting
         try:
-            return await self._in_time(waiting, end)
+            return await self._handed(waiting, end)
         finally:
-            waiting.cancel()  # nobody waits for it any more
-            self._waiting.remove(waiting)
-            fd = self.fileno()
-            if not self._waiting and fd >= 0:
-                self._loop.remove_reader(fd)
+            self._questions.pop(question, None)
 
     async def _wait_for_message(self, end: End) -> None:
         """Wait until something is in the inbox."""
@@ -1339,50 +1331,53 @@ class AsyncClient:
         client = self._client or not_connected()
         try:
             for _ in range(CALLS_PER_TURN):
-                if all(waiting.done() for waiting in self._waiting):
+                if not self._questions and not self._receivers:
+                    if client.fileno() >= 0:
+                        self._loop.remove_reader(client.fileno())
                     break
-                self._hand_over(client.receive(None, DONTWAIT))
+                self._hand_over(client, client.receive(None, DONTWAIT))
         except BlockingIOError:
             seconds = client.retry_in()
             if seconds is not None:
                 self._loop.call_later(seconds, self._read)
         except Disconnected as error:
-            self._fail(error, self._waiting)
+            self._fail_all(error)
         except (PacketError, PacketTooLarge) as error:
-            first = [self._receivers.popleft()] if self._receivers else None
-            self._fail(error, first)
+            if self._receivers:
+                fail(error, self._receivers.popleft())
+            else:
+                fail(error, *self._questions.values())
 
-    def _hand_over(self, received: Received) -> None:
+    def _hand_over(self, client: Client, received: Received) -> None:
         """Give something to the task that it is for, or to the inbox."""
-        answer = None
         if isinstance(received, Reconnected):
-            self._fail(Disconnected("the bus was lost: ask again"))
-            self._askers.clear()
+            lost = Disconnected("the bus was lost: ask again")
+            fail(lost, *self._questions.values())
             self._wake_senders()
-        elif is_answer(received) and self._askers:
-            answer = self._askers.popleft()
-        elif isinstance(received, Message) and self._reply_keys:
-            answer = self._replies.get(received.key)
-            if not answer and received.key.startswith(self._reply_keys):
-                return  # too late
+        number = client._answered
+        question = number if is_answer(received) else received.key
+        answer = self._questions.pop(question, None)
         if answer and not answer.done():
             answer.set_result(received)
             return
+        if self._reply_keys and received.key.startswith(self._reply_keys):
+            return  # too late
         self._inbox.append(received)
         self._inbox_bytes += kept_bytes(received)
         self._wake_receiver()
         if self._inbox_bytes > KEPT_BYTES_MAX:
-            self._fail(too_much(len(self._inbox)))
+            fail(too_much(len(self._inbox)), *self._questions.values())
 
-    def _fail(
-        self, error: SbusError, tasks: Iterable[Future[Any]] | None = None
-    ) -> None:
-        """Have tasks that wait, by default for answers, raise an error."""
-        if tasks is None:
-            tasks = self._waiting.difference(self._receivers)
-        for waiting in tasks:
-            if not waiting.done():
-                waiting.set_exception(type(error)(*error.args))
+    def _fail_all(self, error: SbusError) -> None:
+        """Have all tasks that wait for something to come raise an error."""
+        fail(error, *self._questions.values(), *self._receivers)
+
+
+def fail(error: SbusError, *waiting: Future[Any]) -> None:
+    """Have tasks that wait raise an error."""
+    for each in waiting:
+        if not each.done():
+            each.set_exception(type(error)(*error.args))
 
 
 def not_connected() -> NoReturn:

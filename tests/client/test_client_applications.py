@@ -466,6 +466,13 @@ class TestAsyncClient:
             server.send(b"MSG k\0v")
             await task
             assert not loop.remove_reader(client.fileno())
+            task = await waiting(client.receive())
+            task.cancel()
+            server.send(b"MSG k\0v")
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert not loop.remove_reader(client.fileno())
+            assert await client.receive() == (b"k", b"v")
             count = await fill_up(client)
             task = await waiting(client.receive())
             publishing = await waiting(client.publish("k"))
@@ -712,7 +719,7 @@ class TestAsyncClient:
                 asked = [one.request("service", text) for text in texts]
                 answers = await asyncio.gather(*asked)
                 assert answers == [b"to " + text for text in texts]
-                assert not one._replies and not one._waiting
+                assert not one._questions and not one._receivers
                 serving.cancel()
 
         work()
@@ -762,7 +769,7 @@ class TestAsyncClient:
                 await client.sync()
                 receiving = await waiting(client.receive())
                 asking = asyncio.ensure_future(client.request("nobody"))
-                while not client._replies:
+                while not client._reply_keys or not client._questions:
                     await asyncio.sleep(0)
                 bus.stop()
             with RealBus(directory):
