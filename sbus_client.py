@@ -1077,10 +1077,10 @@ class AsyncClient:
 
     # Each call tries at once, on a Client that does not wait.  Tasks that
     # wait for room share a future, which the loop sets when the descriptor
-    # has room, or another task when it has sent: then all try again.  While
-    # tasks wait for what comes, each for a future of its own, the loop reads
-    # and hands over: an answer to who asked that question, all else to the
-    # inbox, of which one receiver is told.
+    # has room: then all try again.  While tasks wait for what comes, each for
+    # a future of its own, the loop reads and hands over: an answer to who
+    # asked that question, all else to the inbox, of which one receiver is
+    # told.  What is sent may find the bus lost: then both happen at once.
 
     def __init__(
         self,
@@ -1106,6 +1106,7 @@ class AsyncClient:
         self._watched = -1  # the descriptor that had none
         # By the number of a question to whoami, or the reply key of a request
         self._questions: dict[int | bytes, Future[Received]] = {}
+        self._answered = 0  # of those to whoami
         self._reply_keys = b""  # what they begin with
         self._requests = itertools.count()
         self._receivers: deque[Future[None]] = deque()
@@ -1179,8 +1180,8 @@ class AsyncClient:
             await self._give_turn()
         try:
             client.publish(key, payload, DONTWAIT)
-            if self._room:
-                self._wake_senders()
+            if client._kept:
+                self._look_again()
         except BlockingIOError:
             await self._send(Client.publish, key, payload)
 
@@ -1271,7 +1272,7 @@ class AsyncClient:
         while True:
             with contextlib.suppress(BlockingIOError):
                 call(client, *content, flags=DONTWAIT)
-                return self._wake_senders()
+                return self._look_again()
             if not self._room:
                 self._room = self._loop.create_future()
                 self._watched = client.socket.fileno()
@@ -1281,6 +1282,12 @@ class AsyncClient:
                 else:
                     self._loop.call_later(seconds, self._wake_senders)
             await self._in_time(self._room, end)
+
+    def _look_again(self) -> None:
+        """Have those who wait look again, as the bus may have been lost."""
+        self._wake_senders()
+        if self._questions or self._receivers:
+            self._loop.call_soon(self._read)
 
     def _wake_senders(self) -> None:
         """Let all who wait for room try again."""
@@ -1354,8 +1361,11 @@ class AsyncClient:
             lost = Disconnected("the bus was lost: ask again")
             fail(lost, *self._questions.values())
             self._wake_senders()
-        number = client._answered
-        question = number if is_answer(received) else received.key
+            self._answered = client._answered
+        question: int | bytes = received.key
+        if is_answer(received):
+            self._answered += self._answered < client._asked
+            question = self._answered
         answer = self._questions.pop(question, None)
         if answer and not answer.done():
             answer.set_result(received)

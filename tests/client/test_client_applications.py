@@ -801,6 +801,29 @@ class TestAsyncClient:
 
         work()
 
+    def test_answer_before_a_reconnect(self, listener: Listener) -> None:
+        """[CRED-12] It is that to the first question, however it is found."""
+
+        @in_loop
+        async def work() -> None:
+            client = AsyncClient(listener.path, reconnect=True)
+            await client.connect()
+            one = await waiting(client.whoami())
+            two = await waiting(client.whoami())
+            with listener.accept() as server:
+                server.send(ANSWER)
+            await client.publish("k")  # before the loop sees the answer
+            assert (await one).pid == 4242
+            with pytest.raises(Disconnected, match="ask again"):
+                await two
+            with listener.accept() as server:
+                asking = await waiting(client.whoami())
+                server.send(WHOAMI + b"\0!/cred/1/2/3")
+                assert (await asking).pid == 3
+            client.close()
+
+        work()
+
     def test_reconnect_while_a_task_waits_for_room(
         self, listener: Listener
     ) -> None:
