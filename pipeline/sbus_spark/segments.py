@@ -15,6 +15,7 @@ Facts:
 from __future__ import annotations
 
 import base64
+import binascii
 import contextlib
 import datetime
 import functools
@@ -26,6 +27,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from pyspark import SparkContext
 
 from .capture import NUMBER_MAX
@@ -46,6 +48,7 @@ HALVES = "[\ud800-\udfff]"  # of characters, which are no text
 EPOCH = datetime.date(1970, 1, 1)
 UMASK = "fs.permissions.umask-mode"
 PIECE_BYTES = 32 << 20
+READ_BYTES = 1 << 20  # that are parsed at once: what a cache holds
 SLOW_BYTES = 1 << 14  # that are read line by line
 
 
@@ -66,7 +69,7 @@ def message_of(line: bytes) -> dict[str, Any]:
     if wrong:
         raise ValueError(f"missing or wrong: {', '.join(wrong)}")
     try:
-        payload = payload_of(found["data"])
+        payload = base64.b64decode(found["data"], validate=True)
     except ValueError:
         raise ValueError("data is not base64") from None
     if len(payload) != found["size"]:
@@ -106,23 +109,24 @@ def messages_in(text: bytes) -> Any:
     import pyarrow.compute as compute  # type: ignore[import-untyped]
     import pyarrow.json  # type: ignore[import-untyped]
 
-    count = text.count(b"\n")
-    braces = [text.count(one) for one in (b"{", b"}", b"}\n", b"\n{")]
-    if not text.isascii() or braces != [count, count, count, count - 1]:
+    longest = longest_of(text)
+    if not longest:
         return None
-    size = pyarrow.json.ReadOptions(use_threads=False, block_size=len(text))
+    size = max(longest, READ_BYTES)
+    how = pyarrow.json.ReadOptions(use_threads=False, block_size=size)
     kinds = pyarrow.json.ParseOptions(
         explicit_schema=schema_of(pyarrow.string()),
         unexpected_field_behavior="ignore",
     )
     try:
-        found = pyarrow.json.read_json(pyarrow.BufferReader(text), size, kinds)
-        data = pyarrow.array(map(payload_of, found["data"].to_pylist()))
-    except (ValueError, TypeError):  # of JSON, of base64, or it is null
+        found = pyarrow.json.read_json(pyarrow.BufferReader(text), how, kinds)
+        data = payloads_of(found["data"].combine_chunks())
+    except ValueError:  # of JSON, or of base64
         return None
     lengths = compute.equal(compute.binary_length(data), found["size"])
     n, t = (compute.min_max(found[name]).as_py() for name in ("n", "t"))
-    odd_keys = compute.match_substring_regex(found["key"], r"[^\x01-\x{FF}]")
+    keys = compute.unique(found["key"])
+    odd_keys = compute.match_substring_regex(keys, r"[^\x01-\x{FF}]")
     is_right = (
         not any(column.null_count for column in found.columns)
         and compute.all(lengths).as_py()
@@ -135,9 +139,49 @@ def messages_in(text: bytes) -> Any:
     return found.set_column(at, "data", data) if is_right else None
 
 
-def payload_of(data: str) -> bytes:
-    """Return what base64 says.  Raises: ValueError."""
-    return base64.b64decode(data, validate=True)
+def longest_of(text: bytes) -> int:
+    """Return the bytes of the longest line, 0 if one may be no object."""
+    chars = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(chars == ord("\n"))
+    counts = [np.count_nonzero(chars == ord(one)) for one in "{}"]
+    is_right = (
+        text.isascii()
+        and counts == [len(ends)] * 2
+        and (chars[ends - 1] == ord("}")).all()
+        and (chars[np.append(0, ends[:-1] + 1)] == ord("{")).all()
+    )
+    return int(np.diff(ends, prepend=-1).max()) if is_right else 0
+
+
+def payloads_of(texts: Any) -> Any:
+    """Return what an array of texts says in base64.
+
+    All are decoded at once, padding as if it were of bytes, which are then
+    left out.  Raises: ValueError if one of them may be wrong.
+    """
+    import pyarrow
+
+    _, offsets, found = texts.buffers()
+    ends = np.frombuffer(offsets, np.int32)[: len(texts) + 1]
+    text = found.to_pybytes()[: ends[-1]] if found else b""
+    width, chars = np.diff(ends), np.frombuffer(b"  " + text, np.uint8)
+    last, second = (chars[ends[1:] + at] == ord("=") for at in (1, 0))
+    pads = (width > 0) * last * (1 + second)
+    data = np.frombuffer(
+        binascii.a2b_base64(text.replace(b"=", b"A")), np.uint8
+    )
+    if (
+        (width % 4).any()
+        or pads.sum() != text.count(b"=")
+        or len(data) * 4 != len(text) * 3
+    ):
+        raise ValueError("this is no base64")
+    after = np.cumsum(width) // 4 * 3
+    left_out = np.append(after[pads > 0] - 1, after[pads > 1] - 2)
+    data = np.delete(data, left_out)
+    ends = np.append(0, np.cumsum(width // 4 * 3 - pads)).astype(np.int32)
+    buffers = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(data)]
+    return pyarrow.Array.from_buffers(pyarrow.binary(), len(texts), buffers)
 
 
 def schema_of(data: Any) -> Any:
@@ -260,7 +304,12 @@ def store_piece(
         with new_file(
             f"{draft}/day={day}/host={host}/batch={batch}", f"{name}.parquet"
         ) as path:
-            pyarrow.parquet.write_table(own.drop(["day", "host"]), path)
+            pyarrow.parquet.write_table(
+                own.drop(["day", "host"]),
+                path,
+                use_dictionary=["rec", "key", "size"],
+                column_encoding=dict.fromkeys("nt", "DELTA_BINARY_PACKED"),
+            )
     bad = [one for some in lists for one in some]
     if bad:
         folder = f"{draft}/_quarantine/batch={batch}"

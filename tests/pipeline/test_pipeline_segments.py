@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
@@ -104,6 +105,34 @@ def test_plain_lines_are_read_at_once() -> None:
     assert messages_in(text).num_rows == 1_000
     assert messages_in(text).schema.names == list(FIELDS)
     assert messages_in(text + b"\n") is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_right"),
+    [
+        (["", "", ""], True),
+        (["eA==", "", "eHh4", "eHg=", "/+8=", "eB=="], True),
+        (["eA==", "e==="], False),
+        (["eHh4", "===="], False),
+        (["eHg=", "eH=4"], False),
+        (["eHg", "=eHh4"], False),  # right if it were one
+        (["eA", "==eHh4eA=="], False),
+        (["eHh4", "eHh"], False),
+        (["eHh4", "eH 4"], False),
+        (["eHh4", "eHh4-_8="], False),
+    ],
+)
+def test_payloads_are_decoded_at_once(
+    texts: list[str], is_right: bool
+) -> None:
+    """To what each of them says; if one may be wrong, none is taken."""
+    array = pyarrow.array(texts)
+    if is_right:
+        each = [base64.b64decode(text, validate=True) for text in texts]
+        assert segments.payloads_of(array).to_pylist() == each
+    else:
+        with pytest.raises(ValueError):
+            segments.payloads_of(array)
 
 
 def test_a_segment_goes_where_it_belongs_however_often(
