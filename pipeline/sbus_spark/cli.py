@@ -32,7 +32,7 @@ from .common import InputError, PipelineError, check_there, printable
 from .launch import WAITING, WORKING, context, session, stop
 from .playback import in_order, replay
 from .render import page
-from .report import summarize
+from .report import summarize, summarize_here
 from .table import NO_TABLE, expire, ingest, read_table
 from .verdict import Audit
 
@@ -101,12 +101,14 @@ def run_expire(options: argparse.Namespace) -> int:
 def run_report(options: argparse.Namespace) -> int:
     """Write a report of a table."""
     check_there([options.table], NO_TABLE)
-    spark = session(java_options=WAITING)  # no loop runs for that long
-    summary = summarize(read_table(spark, options.table))
+    is_here = "://" not in options.table
+    if is_here:
+        summary = summarize_here(context(), options.table)
+    else:
+        summary = summarize(read_table(session(), options.table))
     if options.json:
         print(json.dumps(summary))
         return 0
-    is_here = "://" not in options.table
     name = os.path.relpath(options.table) if is_here else options.table
     text = page(summary, name)
     Path(options.output).write_text(text, "utf-8")

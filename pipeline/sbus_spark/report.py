@@ -1,123 +1,53 @@
 """Reports: the traffic in a table, in numbers.
 
-What reaches the driver is a few rows, however large the table: at most
-BUCKETS_MAX of time, also for each of KEYS_OVER_TIME keys, KEYS_MAX of keys,
-GAPS_MAX of gaps.
+Two jobs read the table.  The first counts messages by key, host and size,
+and looks at the numbers that recorders gave them; the second counts by spans
+of time, whose length the first has found.  A task counts what it reads; what
+tasks have counted of the same key, host, recorder or span meets in one task,
+which adds it up.
+
+What reaches the driver is a few rows, however large the table: from each of
+TASKS_MAX tasks at most KEYS_MAX of a kind, and GAPS_MAX of gaps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+import operator
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.compute as compute  # type: ignore[import-untyped]
+from pyspark import SparkContext
+from pyspark.sql import DataFrame
 
-from .common import DAY, SECOND, InputError, rows_of
+from .common import DAY, SECOND, InputError
+from .table import leaves, no_messages, rows_in
 
 BUCKETS_MAX = 120
 KEYS_MAX = 10_000
 KEYS_OVER_TIME = 8  # the busiest
+HOSTS_MAX = 1_000
 GAPS_MAX = 100
 BUCKET_SECONDS = (1, 2, 5, 10, 30, 60, 300, 900, 3_600, 21_600, 86_400)
+TASKS_MAX = 16  # that add up
+FILES_MAX = 64  # of a table, that a task reads
+ROWS = 1 << 16  # of Spark, that are counted at once
+COUNTS = 1 << 20  # that a task keeps before it adds them up
+COLUMNS = ("host", "rec", "n", "t", "key", "size")
+PERCENTILES = {"p50": 50, "p99": 99, "largest": 100}
+RECORDER = ("host", "rec")
+NUMBERS = {"messages": "sum", "bytes": "sum", "first": "min", "last": "max"}
 
-
-def counted(table: DataFrame, *by: Column | str) -> DataFrame:
-    """Return how many messages there are, by whatever columns and by size.
-
-    | column | type | unit |
-    |---|---|---|
-    | those of *by* | | |
-    | size | long | bytes of payload of each message |
-    | messages | long | messages |
-    | first, last | long | nanoseconds since 1970 |
-
-    All else is added up of these, which are kept: they are fewer than the
-    messages, and percentiles of rows that are counts cost a fraction.
-    """
-    counts = table.groupBy(*by, "size").agg(
-        F.count(F.lit(1)).alias("messages"),
-        F.min("t").alias("first"),
-        F.max("t").alias("last"),
-    )
-    return counts.persist()
-
-
-def traffic(counts: DataFrame, *by: str) -> DataFrame:
-    """Return how much traffic there was, by columns of counted.
-
-    | column | type | unit |
-    |---|---|---|
-    | those of *by* | | |
-    | messages | long | messages |
-    | bytes | long | bytes of payload |
-    | p50, p99, largest | long | bytes of payload of a message |
-    | first, last | long | nanoseconds since 1970 |
-    """
-    sizes = F.percentile("size", [0.5, 0.99], F.col("messages"))
-    return (
-        counts.groupBy(*by)
-        .agg(
-            sizes.alias("sizes"),
-            F.sum(F.col("size") * F.col("messages")).alias("bytes"),
-            F.max("size").alias("largest"),
-            messages(),
-            F.min("first").alias("first"),
-            F.max("last").alias("last"),
-        )
-        .withColumn("p50", F.col("sizes")[0].cast("long"))
-        .withColumn("p99", F.col("sizes")[1].cast("long"))
-        .drop("sizes")
-    )
-
-
-def recordings(table: DataFrame) -> DataFrame:
-    """Return the runs of recorders.
-
-    | column | type | unit |
-    |---|---|---|
-    | host, rec | string | the run |
-    | messages | long | messages |
-    | lost | long | numbers that are not there |
-    """
-    # To count numbers that may come twice: 64 of them are the bits of a word
-    bit = F.expr("shiftleft(1L, int(n % 64))")
-    words = table.groupBy("host", "rec", F.expr("n div 64")).agg(
-        F.count(F.lit(1)).alias("messages"),
-        F.bit_or(bit).alias("bits"),
-        F.max("n").alias("last"),
-    )
-    lost = F.max("last") - F.sum(F.bit_count("bits"))
-    return words.groupBy("host", "rec").agg(
-        F.sum("messages").alias("messages"), lost.alias("lost")
-    )
-
-
-def gaps(table: DataFrame) -> DataFrame:
-    """Return where the numbers of a recorder's run do not go on.
-
-    | column | type | unit |
-    |---|---|---|
-    | host, rec | string | the run |
-    | after | long | the number before the gap |
-    | lost | long | messages |
-    | t | long | nanoseconds since 1970, of the first message after it |
-    """
-    in_run = Window.partitionBy("host", "rec").orderBy("n")
-    lossy = recordings(table).filter(F.col("lost") > 0).select("host", "rec")
-    return (
-        table.select("host", "rec", "n", "t")
-        .join(lossy, ["host", "rec"], how="left_semi")
-        .withColumn("after", F.lag("n", 1, 0).over(in_run))
-        .withColumn("lost", F.col("n") - F.col("after") - 1)
-        .filter(F.col("lost") > 0)
-        .select("host", "rec", "after", "lost", "t")
-    )
-
-
-def first_gaps(table: DataFrame) -> list[dict[str, Any]]:
-    """Return the first GAPS_MAX of the gaps."""
-    return rows_of(gaps(table).orderBy("t").limit(GAPS_MAX))
+By = tuple[str, ...]  # names of columns
+Table = Any  # of Arrow
+Part = tuple[int, tuple[By, Table]]  # which task is to add it up, and what
+Found = tuple[int, list[dict[str, Any]]]  # how many there are, and the first
 
 
 def bucket_seconds(first: int, last: int) -> int:
@@ -129,64 +59,267 @@ def bucket_seconds(first: int, last: int) -> int:
     return 86_400 * (days // BUCKETS_MAX + 1)
 
 
-def messages() -> Column:
-    """Return how many messages rows of counted count."""
-    return F.sum("messages").alias("messages")
+# =============================================================================
+# Counting
+# =============================================================================
 
 
-def over_time(
-    spans: DataFrame, keys: Sequence[str]
-) -> dict[str, list[dict[str, Any]]]:
-    """Return how many messages some keys had, by spans of time."""
-    found: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
-    for row in rows_of(spans.groupBy("key", "t").agg(messages())):
-        if row["key"] in found:  # the others are together
-            found[row["key"]].append(row)
-    return found
+def summed(counts: Table, *by: str) -> Table:
+    """Return the NUMBERS of all messages, by some columns."""
+    groups = counts.group_by([*by], use_threads=False)
+    made = groups.aggregate(list(NUMBERS.items()))
+    return made.rename_columns([*by, *NUMBERS])
 
 
-def sizes(counts: DataFrame) -> DataFrame:
-    """Return how many messages are how large, by powers of two.
+class Counts:
+    """The NUMBERS of messages, by some columns and by size."""
+
+    def __init__(self) -> None:
+        self._parts: list[Table] = []
+
+    def add(self, batch: Table, **by: Any) -> None:
+        """Count the messages of a batch by columns that are given."""
+        size, t = batch["size"], batch["t"]
+        columns = pyarrow.repeat(1, len(size)), size, t, t
+        by["size"] = size
+        found = pyarrow.table({**by, **dict(zip(NUMBERS, columns))})
+        self._parts.append(summed(found, *by))
+        first, *others = map(len, self._parts)
+        if sum(others) > max(COUNTS, first):
+            self._parts = [summed(pyarrow.concat_tables(self._parts), *by)]
+
+    def parts(self, tasks: int, *kinds: By) -> Iterator[Part]:
+        """Yield what was counted, by columns of each kind and by size."""
+        if self._parts:
+            counts = pyarrow.concat_tables(self._parts)
+            # 0 for no byte, n for up to 2 to the power of n less one
+            power = np.frexp(counts["size"].to_numpy())[1].astype("i8")
+            counts = counts.append_column("power", pyarrow.array(power))
+            for by in kinds:
+                yield from spread(tasks, by, summed(counts, *by, "size"))
+
+
+def spread(tasks: int, by: By, counts: Table) -> Iterator[Part]:
+    """Yield each row for the task that gets those that are like it."""
+    number = np.zeros(len(counts), "i8")
+    if by:
+        names = counts[by[0]].combine_chunks().dictionary_encode()
+        texts = (str(name).encode() for name in names.dictionary.to_pylist())
+        chosen = [zlib.crc32(text) % tasks for text in texts]
+        number = np.array(chosen, "i8")[names.indices]
+    for task in set(number.tolist()):
+        yield task, (by, counts.filter(pyarrow.array(number == task)))
+
+
+def count_kinds(tasks: int, batches: Iterable[Table]) -> Iterator[Part]:
+    """Yield what a task counts by key, host and size, and what is there."""
+    counts = Counts()
+    for batch in batches:
+        counts.add(batch, host=batch["host"], key=batch["key"])
+        n = batch["n"]
+        numbers = {"first": n, "last": n, "t": batch["t"]}
+        names = {name: batch[name] for name in RECORDER}
+        for own in recorders(pyarrow.table({**names, **numbers})):
+            yield from spread(tasks, RECORDER, ranges(own))
+    yield from counts.parts(tasks, ("key",), ("host",), ("power",), ())
+
+
+def count_times(
+    span: int, keys: list[str], tasks: int, batches: Iterable[Table]
+) -> Iterator[Part]:
+    """Yield what a task counts by spans of time, also of some keys."""
+    counts, wanted = Counts(), pyarrow.array(keys, pyarrow.string())
+    for batch in batches:
+        t, key = batch["t"].to_numpy(), batch["key"]
+        key = compute.if_else(compute.is_in(key, wanted), key, None)
+        counts.add(batch, t=pyarrow.array(t - t % span), key=key)
+    yield from counts.parts(tasks, ("t",), ("t", "key"))
+
+
+def recorders(rows: Table) -> Iterator[Table]:
+    """Yield the rows of each recorder."""
+    names = rows.group_by([*RECORDER]).aggregate([]).to_pylist()
+    for one in names:
+        own = rows
+        if len(names) > 1:
+            is_own = (compute.field(name) == one[name] for name in one)
+            own = rows.filter(functools.reduce(operator.and_, is_own))
+        yield own
+
+
+def ranges(rows: Table) -> Table:
+    """Return the numbers of one recorder, in order, as ranges without gaps.
 
     | column | type | meaning |
     |---|---|---|
-    | power | int | 0 for no byte, n for up to 2 to the power of n less one |
-    | messages | long | messages |
+    | host, rec | string | the run |
+    | first, last | long | the range, both included |
+    | t | long | nanoseconds since 1970, of the first |
     """
-    digits = F.length(F.bin("size"))
-    power = F.when(F.col("size") == 0, 0).otherwise(digits)
-    return counts.groupBy(power.alias("power")).agg(messages())
+    rows = rows.take(np.argsort(rows["first"].to_numpy(), kind="stable"))
+    first = rows["first"].to_numpy()
+    last = np.maximum.accumulate(rows["last"].to_numpy())
+    begins = np.flatnonzero(np.append(True, first[1:] > last[:-1] + 1))
+    ends = np.append(begins[1:], len(rows)) - 1
+    last = pyarrow.array(last[ends])
+    return rows.take(begins).drop(["last"]).append_column("last", last)
+
+
+# =============================================================================
+# Adding up
+# =============================================================================
+
+
+def gaps(tables: list[Table], by: By) -> Found:
+    """Return where the numbers of recorders' runs do not go on.
+
+    They are the first GAPS_MAX of them, how many there are is of messages.
+
+    | column | type | unit |
+    |---|---|---|
+    | host, rec | string | the run |
+    | after | long | the number before the gap |
+    | lost | long | messages |
+    | t | long | nanoseconds since 1970, of the first message after it |
+    """
+    found = []
+    for own in recorders(pyarrow.concat_tables(tables)):
+        own = ranges(own)
+        after = np.append(0, own["last"].to_numpy()[:-1])
+        lost = own["first"].to_numpy() - after - 1
+        own = own.append_column("after", pyarrow.array(after))
+        own = own.append_column("lost", pyarrow.array(lost))
+        found.append(own.filter(pyarrow.array(lost > 0)))
+    every = pyarrow.concat_tables(found).select([*by, "after", "lost", "t"])
+    lost = compute.sum(every["lost"]).as_py() or 0
+    return lost, every.sort_by("t").slice(0, GAPS_MAX).to_pylist()
+
+
+def traffic(tables: list[Table], by: By) -> Found:
+    """Return how much traffic there was, by columns, the busiest first.
+
+    | column | type | unit |
+    |---|---|---|
+    | those of *by* | | |
+    | messages | long | messages |
+    | bytes | long | bytes of payload |
+    | first, last | long | nanoseconds since 1970 |
+    | p50, p99, largest | long | bytes of payload of a message |
+    """
+    counts = summed(pyarrow.concat_tables(tables), *by, "size")
+    names = [(name, "ascending") for name in by]
+    counts = counts.sort_by([*names, ("size", "ascending")])
+    found = summed(counts, *by)
+    found = found.sort_by(names) if by else found
+    messages = found["messages"].to_numpy()
+    begins = np.cumsum(messages) - messages
+    ends = np.cumsum(counts["messages"].to_numpy())
+    sizes = counts["size"].to_numpy()
+    for name, percent in PERCENTILES.items():
+        place, part = np.divmod(percent * (messages - 1), 100)
+        low, high = (
+            sizes[np.searchsorted(ends, begins + one, "right")]
+            for one in (place, place + (part > 0))
+        )
+        size = low + (high - low) * part // 100
+        found = found.append_column(name, pyarrow.array(size))
+    found = found.sort_by([("messages", "descending"), *names])
+    return len(found), found.slice(0, KEYS_MAX).to_pylist()
+
+
+def added_up(parts: Iterable[Part]) -> Iterator[tuple[By, Found]]:
+    """Yield what tasks have counted, by the same columns."""
+    tables: dict[By, list[Table]] = {}
+    for _, (by, table) in parts:
+        tables.setdefault(by, []).append(table)
+    for by, some in tables.items():
+        yield by, (gaps if by == RECORDER else traffic)(some, by)
+
+
+def job(
+    batches: Any, count: Callable[[int, Iterable[Table]], Iterator[Part]]
+) -> dict[By, Found]:
+    """Return what is counted of an RDD of batches, as added_up."""
+    tasks = min(batches.getNumPartitions(), TASKS_MAX)
+    parts = batches.mapPartitions(functools.partial(count, tasks))
+    rows = parts.partitionBy(tasks, int).mapPartitions(added_up).collect()
+    found: dict[By, Found] = {}
+    for by, (number, some) in rows:
+        total, first = found.get(by, (0, []))
+        found[by] = total + number, first + some
+    return found
+
+
+# =============================================================================
+# What is read
+# =============================================================================
+
+
+def batches_of(rows: Iterable[Any]) -> Iterator[Table]:
+    """Yield rows of Spark as batches."""
+    rows = iter(rows)
+    while some := list(itertools.islice(rows, ROWS)):
+        yield pyarrow.table(dict(zip(COLUMNS, map(list, zip(*some)))))
+
+
+def batches_in(files: Iterable[str]) -> Iterator[Table]:
+    """Yield what is in files of a table as batches."""
+    for file in files:
+        for batch in rows_in(file, COLUMNS[1:]):
+            yield pyarrow.Table.from_batches([batch])
+
+
+def summarize_here(context: SparkContext, table: str) -> dict[str, Any]:
+    """Return what summarize does, of a table in a folder of all executors.
+
+    This takes a fraction of the time.  Raises: InputError.
+    """
+    files = leaves(table)
+    if not files:
+        raise no_messages(table, os.path.exists(f"{table}/_checkpoint"))
+    tasks = min(len(files), 4 * context.defaultParallelism)
+    tasks = max(tasks, len(files) // FILES_MAX)
+    return summary(context.parallelize(files, tasks).mapPartitions(batches_in))
 
 
 def summarize(table: DataFrame) -> dict[str, Any]:
-    """Return all that a report shows; times in nanoseconds since 1970."""
-    counts = counted(table, "host", "key")
-    totals = rows_of(traffic(counts))[0]
-    if not totals["messages"]:
+    """Return all that a report shows; times in nanoseconds since 1970.
+
+    Raises: InputError if the table is empty.
+    """
+    return summary(table.select(*COLUMNS).rdd.mapPartitions(batches_of))
+
+
+def summary(batches: Any) -> dict[str, Any]:
+    """Return all that a report shows of an RDD of batches."""
+    found = job(batches, count_kinds)
+    if not found:
         raise InputError("the table is empty: there is nothing to report")
-    busiest = traffic(counts, "key").orderBy(F.desc("messages"), "key")
-    keys = rows_of(busiest.limit(KEYS_MAX))
-    keys_total = len(keys)
-    if keys_total == KEYS_MAX:
-        keys_total = counts.select("key").distinct().count()
+    (totals,) = found[()][1]
+    keys_total, keys = found["key",]
+    keys.sort(key=lambda row: (-row["messages"], row["key"]))
+    hosts = sorted(found["host",][1], key=lambda row: row["host"])
+    lost, some_gaps = found[RECORDER]
     seconds = bucket_seconds(totals["first"], totals["last"])
-    span = (F.col("t") - F.col("t") % (seconds * SECOND)).alias("t")
     first_keys = [row["key"] for row in keys[:KEYS_OVER_TIME]]
-    is_first = F.col("key").isin(first_keys)
-    spans = counted(table, span, F.when(is_first, F.col("key")).alias("key"))
-    lost = rows_of(recordings(table).agg(F.sum("lost").alias("lost")))[0]
-    summary = {
+    count = functools.partial(count_times, seconds * SECOND, first_keys)
+    spans = job(batches, count)
+    times, key_times = (
+        sorted(spans[by][1], key=lambda row: row["t"])
+        for by in (("t",), ("t", "key"))
+    )
+    return {
         "totals": totals,
         "keys_total": keys_total,
-        "keys": keys,
-        "key_times": over_time(spans, first_keys),
-        "sizes": rows_of(sizes(counts)),
-        "hosts": rows_of(traffic(counts, "host").orderBy("host").limit(1_000)),
+        "keys": keys[:KEYS_MAX],
+        "key_times": {
+            key: [row for row in key_times if row["key"] == key]
+            for key in first_keys
+        },
+        "sizes": sorted(found["power",][1], key=lambda row: row["power"]),
+        "hosts": hosts[:HOSTS_MAX],
         "seconds": seconds,
-        "times": rows_of(traffic(spans, "t").orderBy("t")),
-        "lost": lost["lost"],
-        "gaps": first_gaps(table) if lost["lost"] else [],
+        "times": times,
+        "lost": lost,
+        "gaps": sorted(some_gaps, key=lambda row: row["t"])[:GAPS_MAX],
     }
-    counts.unpersist()
-    spans.unpersist()
-    return summary

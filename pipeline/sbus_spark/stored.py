@@ -14,9 +14,7 @@ import datetime
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from pyspark.sql.datasource import (
     DataSourceReader,
@@ -34,7 +32,7 @@ import sbus
 
 from .common import InputError
 from .segments import message_of
-from .table import BATCHES, EXPIRIES, current
+from .table import leaves, rows_in
 
 COLUMNS = (
     "host string, recorder string, n long, time timestamp,"
@@ -285,33 +283,19 @@ class TableReader(DataSourceReader):
     """Reads the files of a table, each in a task."""
 
     def __init__(self, path: str, selects: Selects) -> None:
-        self._path = Path(path)
+        self._path = path
         self._selects = selects
 
     def partitions(self) -> list[InputPartition]:
-        folders = map(str, self._path.glob(BATCHES))
-        groups = current(folders, map(str, self._path.glob(EXPIRIES)))
-        return [
-            Leaf(str(file))
-            for group in groups.values()
-            for folder in group
-            for file in sorted(Path(folder).glob("[!._]*.parquet"))
-        ]
+        return [Leaf(file) for file in leaves(self._path)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         import pyarrow  # type: ignore[import-untyped]
         import pyarrow.compute as compute  # type: ignore[import-untyped]
-        import pyarrow.parquet  # type: ignore[import-untyped]
 
         assert isinstance(partition, Leaf)
-        parts = Path(partition.path).parts
-        (name,) = (one[5:] for one in parts[-4:] if one.startswith("host="))
-        host = pyarrow.scalar(unquote(name), pyarrow.string())
         stamp = pyarrow.timestamp("us", "UTC")
-        file = pyarrow.parquet.ParquetFile(partition.path)
-        for batch in file.iter_batches(
-            columns=["rec", "n", "t", "key", "data"]
-        ):
+        for batch in rows_in(partition.path, ["rec", "n", "t", "key", "data"]):
             keys = compute.unique(batch["key"]).to_pylist()
             wanted = pyarrow.array(
                 [key for key in keys if self._selects(key)], pyarrow.string()
@@ -319,14 +303,5 @@ class TableReader(DataSourceReader):
             if len(wanted) < len(keys):
                 batch = batch.filter(compute.is_in(batch["key"], wanted))
             time = compute.divide(batch["t"], 1_000).cast(stamp)
-            yield pyarrow.RecordBatch.from_arrays(
-                [
-                    pyarrow.repeat(host, batch.num_rows),
-                    batch["rec"],
-                    batch["n"],
-                    time,
-                    batch["key"],
-                    batch["data"],
-                ],
-                names=list(Row._fields),
-            )
+            batch = batch.set_column(3, "time", time)
+            yield batch.rename_columns(Row._fields)

@@ -25,7 +25,9 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -353,9 +355,37 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
     """
     there = Folders(spark, table)
     folders = list(itertools.chain(*there.batches().values()))
-    if not folders and there.find("_checkpoint"):
-        raise InputError(f"{table}: no message was ingested yet")
     if not folders:
-        raise InputError(f"{table}: {NO_TABLE}")
+        raise no_messages(table, bool(there.find("_checkpoint")))
     reader = spark.read.schema(TABLE_SCHEMA).option("basePath", table)
     return reader.parquet(*folders)
+
+
+def no_messages(table: str, is_there: bool) -> InputError:
+    """Return what is wrong with a table of no messages."""
+    what = "no message was ingested yet" if is_there else NO_TABLE
+    return InputError(f"{table}: {what}")
+
+
+def leaves(table: str) -> list[str]:
+    """Return the files of a table that is in a folder here."""
+    path = Path(table)
+    marks = map(str, path.glob(EXPIRIES))
+    groups = current(map(str, path.glob(BATCHES)), marks)
+    return [
+        str(file)
+        for folder in itertools.chain(*groups.values())
+        for file in sorted(Path(folder).glob("[!._]*.parquet"))
+    ]
+
+
+def rows_in(file: str, columns: Sequence[str]) -> Iterator[Any]:
+    """Yield batches of Arrow: host, and columns, of a file of a table."""
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    name = file.rpartition("/host=")[2].partition("/")[0]
+    with pyarrow.parquet.ParquetFile(file) as found:
+        for batch in found.iter_batches(columns=columns, use_threads=False):
+            host = pyarrow.repeat(unquote(name), len(batch))
+            yield batch.add_column(0, "host", host)
