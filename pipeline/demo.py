@@ -3,8 +3,8 @@
 
     make demo
 
-All files go to build/demo, which is emptied first.  It takes about half a
-minute.  Where sbus is not installed: PYTHONPATH=. python3 pipeline/demo.py.
+All files go to build/demo, which is emptied first.  It takes some twenty
+seconds.  Where sbus is not installed: PYTHONPATH=. python3 pipeline/demo.py.
 Licence: ISC, see LICENSE.
 """
 
@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -78,7 +79,10 @@ def main() -> int:
         assert bus.stdout
         bus.stdout.read()  # it is closed once the bus listens
         recorder = start("tools", "-a", address, "record", capture)
+        starting = threading.Thread(target=sbus_spark.session)
+        starting.start()  # it takes about as long as the traffic
         publish(address)
+        starting.join()
         for process in recorder, bus:
             process.send_signal(signal.SIGTERM)
             process.wait()
