@@ -74,6 +74,7 @@ SETTINGS = {  # where nothing else is given
     "spark.sql.files.maxPartitionBytes": "32m",
     "spark.sql.codegen.cache.maxEntries": "1000",  # more than an audit makes
 }
+SOCKETS_MAX = 64  # bytes of the path of their folder: an address is short
 
 
 def java_version(java: str) -> int:
@@ -104,8 +105,9 @@ def find_java() -> str:
     raise JavaError(JAVA_WANTED)
 
 
+@functools.cache
 def scratch_folder() -> Path:
-    """Return a new folder that is removed when this process ends."""
+    """Return a folder of ours that is removed when this process ends."""
     scratch = Path(tempfile.mkdtemp(prefix="sbus-spark-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     return scratch
@@ -169,6 +171,19 @@ def code_archive() -> Path:
     return made
 
 
+def sockets(master: str, folder: str) -> dict[str, str]:
+    """Return the settings by which Spark talks to Python over sockets there.
+
+    Over TCP a task waits 40 ms for each answer.  On other hosts there is no
+    such folder.
+    """
+    is_short = len(os.fsencode(folder)) <= SOCKETS_MAX
+    if not is_short or not re.match(r"local(\[|$)", master):
+        return {}
+    of_python = "spark.python.unix.domain.socket"
+    return {f"{of_python}.enabled": "true", f"{of_python}.dir": folder}
+
+
 def context(name: str = "sbus", java_options: str = WAITING) -> SparkContext:
     """Return the Spark context; where nothing is set, on all cores here.
 
@@ -182,6 +197,9 @@ def context(name: str = "sbus", java_options: str = WAITING) -> SparkContext:
     is_watched = str(sys.stderr.isatty()).lower()
     settings.set("spark.ui.showConsoleProgress", is_watched)
     for option, value in SETTINGS.items():
+        settings.setIfMissing(option, value)
+    master = str(settings.get("spark.master"))
+    for option, value in sockets(master, str(scratch_folder())).items():
         settings.setIfMissing(option, value)
     handler = signal.getsignal(signal.SIGINT)
     made = SparkContext.getOrCreate(settings)

@@ -235,7 +235,8 @@ def store(
     draft = f"{drafts}/{secrets.token_hex(8)}"
     mask = context.getConf().get(f"spark.hadoop.{UMASK}", "022")
     task = functools.partial(store_segment, draft, batch, int(str(mask), 8))
-    segments = context.parallelize(list(enumerate(files)), len(files))
+    tasks = min(len(files), 4 * context.defaultParallelism)
+    segments = context.parallelize(list(enumerate(files)), tasks)
     counts = segments.map(task).collect()
     publish(draft, table)
     shutil.rmtree(drafts, ignore_errors=True)

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
 from sbus_spark import write_archive
+from sbus_spark.launch import sockets
 
 PIPELINE = Path(__file__).parents[2] / "pipeline"
 PACKAGE = PIPELINE / "sbus_spark"
@@ -97,3 +98,21 @@ def test_started_by_its_path_and_by_its_name(
         text=True,
     )
     assert done.stdout.startswith("usage: sbus_spark "), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("master", "folder", "is_used"),
+    [
+        ("local", "/tmp/a", True),
+        ("local[*]", "/" + 63 * "a", True),
+        ("local[2]", "/" + 64 * "a", False),  # no address is as long
+        ("local[2]", "/" + 32 * "\xe9", False),
+        ("local-cluster[2,1,1024]", "/tmp/a", False),
+        ("spark://host:7077", "/tmp/a", False),
+    ],
+)
+def test_sockets_of_files_where_all_is_on_one_host(
+    master: str, folder: str, is_used: bool
+) -> None:
+    """Executors of others have no such folder."""
+    assert (folder in sockets(master, folder).values()) == is_used
