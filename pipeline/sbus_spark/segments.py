@@ -322,11 +322,6 @@ def store_piece(
     return len(bad)
 
 
-def escape(found: re.Match[str]) -> str:
-    """Return a character as the name of a folder has it."""
-    return f"%{ord(found[0]):02X}"
-
-
 @contextlib.contextmanager
 def new_file(folder: str, name: str) -> Iterator[str]:
     """Yield a path to write a file to, which then has its name."""

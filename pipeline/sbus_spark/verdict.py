@@ -19,7 +19,7 @@ import pickle
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
@@ -58,13 +58,6 @@ from .owed import Owed
 
 TASKS_MAX = 16  # that put open accounts together
 SPREAD_BITS = 12  # so many low bits of a message number do not choose one
-
-
-class Doubts(NamedTuple):
-    """What is to be looked at more closely; a run is the key."""
-
-    messages: dict[int, Ranges]
-    clients: dict[int, Ranges]
 
 
 def all_facts(

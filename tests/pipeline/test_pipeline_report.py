@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 import sbus_spark
 from pipeline_bed import TIMEOUT
+from sbus_spark import report
 from sbus_spark.common import DAY, SECOND
 from sbus_spark.render import keys_as_json, over_time
 from sbus_spark.report import BUCKETS_MAX, bucket_seconds, summarize_here
@@ -105,6 +106,25 @@ def gaps_by_hand(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if n > after + 1
         ]
     return sorted(found, key=lambda gap: gap["t"])
+
+
+def test_many_counts_are_added_up_as_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To the same as all at once."""
+    names = report.COLUMNS
+    rows = [
+        [row[name] for name in names] for row in random_rows(random.Random(1))
+    ]
+    monkeypatch.setattr(report, "ROWS", 100)
+
+    def found() -> dict[report.By, report.Found]:
+        batches = report.batches_of(rows)
+        return dict(report.added_up(report.count_kinds(2, batches)))
+
+    at_once = found()
+    monkeypatch.setattr(report, "COUNTS", 1)
+    assert found() == at_once and at_once[()][0] == 1
 
 
 class TestReport:
