@@ -212,6 +212,8 @@ def test_a_task_that_was_given_up_changes_nothing(
 class Here:
     """Stands for a context of Spark, and for the RDD that it makes."""
 
+    defaultParallelism = 1
+
     def getConf(self) -> dict[str, str]:
         return {}
 
