@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from .examples import Conversation, Part, Step, Text, escape
@@ -15,6 +16,10 @@ END = b""  # no server sends an empty packet, so it stands for the end
 
 class Failure(Exception):
     """A server did not do what an example says."""
+
+
+class Unanswered(Failure):
+    """A client's question was not answered."""
 
 
 class Connection(Protocol):
@@ -107,6 +112,8 @@ class Talk:
         self.said: list[str] = []
         self.clients: dict[str, Connection] = {}
         self.unsettled: Connection | None = None
+        self.is_full = False  # whether the kernel takes no more for a client
+        self.may_be_paused: set[Connection] = set()
 
     def hold(self, conversation: Conversation) -> None:
         """Take all steps; raise Failure at one that fails."""
@@ -142,8 +149,10 @@ class Talk:
         elif step.verb == "deaf":
             client.deafen()
         elif step.verb == "room":
+            self.is_full = True
             client.set_room(int(step.argument))
         elif step.verb == "fill":
+            self.is_full = True
             self.bus.fill(client)
 
     def connect(self, step: Step) -> Connection:
@@ -160,11 +169,27 @@ class Talk:
         """Settle the client whose turn is over."""
         client, self.unsettled = self.unsettled, None
         if client:
-            client.settle()
+            with self.named(client):
+                client.settle()
+
+    @contextlib.contextmanager
+    def named(self, client: Connection) -> Iterator[None]:
+        """Say whose question it is that is not answered."""
+        try:
+            yield
+        except Unanswered as failure:
+            every = self.clients.items()
+            name = next(name for name, one in every if one is client)
+            pause = f"; {name} may be paused"
+            pause *= client in self.may_be_paused
+            raise Failure(f"{name}'s {failure}{pause}") from None
 
     def send(self, client: Connection, step: Step) -> None:
         """Send a packet."""
-        client.send(b"".join(map(self.fill, step.text)))
+        packet = b"".join(map(self.fill, step.text))
+        if self.is_full and packet.startswith(b"MSG "):
+            self.may_be_paused.add(client)
+        client.send(packet)
         if step.verb == ">":
             self.unsettled = client
 
@@ -221,8 +246,9 @@ class Talk:
         client = self.clients[name]
         self.bus.thaw()
         self.settle()
-        client.pending()  # an answer may overtake what others have posted
-        got = client.pending()
+        with self.named(client):
+            client.pending()  # an answer may overtake what others have posted
+            got = client.pending()
         if got == END and may_end:
             self.drop(name)
         elif got is not None:

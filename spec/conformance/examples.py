@@ -18,6 +18,8 @@ class Part(NamedTuple):
 
 
 Text = tuple[Part, ...]
+SHOWN_BYTES_MAX = 200  # of a packet in a report
+SHOWN_END_BYTES = 40  # of these
 PIECE = re.compile(
     r'\\x([0-9a-f]{2})|\\([0n\\"])|\{([^{}]+)\}|([^\\{}])', re.S
 )
@@ -153,13 +155,17 @@ Case = Union[MatchCase, PacketCase, Conversation]
 
 
 def escape(text: bytes) -> str:
-    """Return bytes as they would stand in a block, cut if they are many."""
-    shown = text[:200].decode("latin-1")
-    shown = shown.encode("unicode_escape").decode("ascii")
+    """Return bytes as they would stand in a block.
+
+    Of many the beginning and the end are shown.
+    """
+    if len(text) > SHOWN_BYTES_MAX:
+        start, end = text[:-SHOWN_END_BYTES], text[-SHOWN_END_BYTES:]
+        start = start[: SHOWN_BYTES_MAX - SHOWN_END_BYTES]
+        return f"{escape(start)}...{escape(end)} ({len(text)} bytes)"
+    shown = text.decode("latin-1").encode("unicode_escape").decode("ascii")
     shown = shown.replace("\\x00", "\\0")
-    if shown != shown.strip() or not shown:
-        shown = f'"{shown}"'
-    return shown + (f"... ({len(text)} bytes)" if len(text) > 200 else "")
+    return shown if shown and shown == shown.strip() else f'"{shown}"'
 
 
 def send(client: str, packet: bytes) -> Step:

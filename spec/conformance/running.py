@@ -314,6 +314,8 @@ def wrong_addresses(trial: Trial) -> None:
     for wrong in (
         f"{ABSTRACT}/41",
         f"{ABSTRACT}/001",
+        f"{ABSTRACT}/00xy",
+        f"{ABSTRACT}/{'00' * 109}",
         path.ljust(108, "x"),
     ):
         trial.say(f"a server is started at {wrong}")

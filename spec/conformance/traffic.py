@@ -128,6 +128,7 @@ def memory_over_time(trial: Trial) -> None:
         ("packets wait for a client, which reads them or leaves", lag),
         ("clients leave with packets unread", leave_unread),
         ("clients pass descriptors", pass_descriptors),
+        ("a client asks who it is", ask_much),
     ):
         trial.say(f"{what}, many times, again and again")
         memory, count = growth(trial, work)
@@ -220,6 +221,17 @@ def leave_unread(trial: Trial) -> None:
         publisher.settle()
         reader.close()
     publisher.close()
+
+
+def ask_much(trial: Trial) -> None:
+    """Have a client ask who it is, very often, as an answer is short."""
+    client = trial.client()
+    for _ in range(20_000 // BATCH_PACKETS):
+        for _ in range(BATCH_PACKETS):
+            client.send(WHOAMI)
+        for _ in range(BATCH_PACKETS):
+            client.receive()
+    client.close()
 
 
 def pass_descriptors(trial: Trial) -> None:

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from typing import Callable
 
-from .conversation import END, WHOAMI, Failure, describe
+from .conversation import END, WHOAMI, Failure, Unanswered, describe
 
 SEND_BUFFER_BYTES = 1 << 19
 READ_BYTES_MAX = 1 << 20
@@ -92,7 +92,7 @@ class Wire:
             try:
                 packet = self._read()
             except Failure:
-                raise Failure(self._unanswered_why()) from None
+                raise Unanswered(self._unanswered_why()) from None
             if self._unanswered or packet == END:
                 self._inbox.append(packet)
             if packet == END:
@@ -102,10 +102,11 @@ class Wire:
 
     def _unanswered_why(self) -> str:
         """Return what is wrong with the answer that is waited for."""
+        why = "!/cred/whoami is not answered in time"
         for packet in self._inbox:
             if packet.startswith(WHOAMI) and b"\0" not in packet:
-                return f"received {describe(packet)}, which has no NUL"
-        return "!/cred/whoami is not answered in time"
+                why += f": received {describe(packet)}, which has no NUL"
+        return why
 
     def receive(self) -> bytes:
         """Return the next packet that is no filler, or END."""

@@ -75,6 +75,13 @@ def messages_are_kept(handle, bus, client, packet, start):
     return handle(bus, client, packet, start)
 
 
+@broken("memory-over-time", "Bus.handle")
+def questions_are_kept(handle, bus, client, packet, start):
+    if bytes(packet[:4]) == b"CMSG":
+        HOARD.append(bytes(100))
+    return handle(bus, client, packet, start)
+
+
 @broken("memory-over-time", "Server.disconnect")
 def descriptors_are_kept(disconnect, server, client, cause):
     with contextlib.suppress(OSError):
@@ -337,6 +344,25 @@ def wrong_address_has_status_3(open_endpoint, *args):
         return open_endpoint(*args)
     except Exception:
         sys.exit(3)
+
+
+@broken("wrong-addresses", "open_regular")
+def trace_that_cannot_be_opened_is_left_out(open_regular, path, *flags):
+    try:
+        return open_regular(path, *flags)
+    except Exception:
+        return -1
+
+
+@broken("wrong-addresses", "limits_of")
+def packet_size_is_lowered_in_silence(limits_of, options):
+    options.max_packet = min(options.max_packet, 1 << 18)
+    return limits_of(options)
+
+
+@broken("wrong-addresses", "abstract_name")
+def what_is_no_digit_is_left_out(abstract_name, address):
+    return abstract_name(address.replace("xy", ""))
 
 
 @broken("inherited-socket-of-another-kind", "inherit")

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 import processes
-from conformance.conversation import Failure, has_members
-from conformance.examples import Block, conversations
+from conformance.conversation import Failure, Unanswered, has_members
+from conformance.examples import Block, conversations, escape
 from conformance.rules import SPEC
 from conformance.server import ServerProcess
-from fake_bus import RULES, run_on_fake_kernel
+from fake_bus import RULES, FakeConnection, run_on_fake_kernel
 from processes import NAIVE, ROOT, naive, run
 
 
@@ -127,8 +127,36 @@ class TestKit:
         done = run_kit("--server", command, "--seconds", "1", *only)
         assert done.status == 1
         assert "  unsubscribe-is-for-oneself [UNSUB-1]" in done.output
-        assert "!/cred/whoami is not answered in time; the" in done.output
+        assert "A's !/cred/whoami is not answered in time; the" in done.output
         assert "3 passed, 1 failed, 0 not applicable" in done.output
+
+    @pytest.mark.parametrize(
+        ("step", "pause"), [("A fill", "; B may be paused"), ("A deaf", "")]
+    )
+    def test_who_is_not_answered(
+        self, monkeypatch: pytest.MonkeyPatch, step: str, pause: str
+    ) -> None:
+        """A report says whom to look at, and whether it may be paused."""
+
+        def settle(client: FakeConnection) -> None:
+            if b"MSG k\0" in client.wire.incoming:
+                raise Unanswered("question is not answered")
+            client.kernel.run()
+
+        monkeypatch.setattr(FakeConnection, "settle", settle)
+        lines = ("A > SUB k", step, "B > MSG k\\0", "A < nothing")
+        block = Block("conversation", "x", ("SUB-1",), lines, "x.md")
+        result = run_on_fake_kernel(*conversations(block))
+        wrong = f"B's question is not answered{pause}"
+        assert result.what.startswith(wrong), result
+        assert ("paused" in result.what) == bool(pause)
+
+    def test_a_long_packet_in_a_report(self) -> None:
+        """Its beginning and its end are shown."""
+        shown = escape(b"MSG k\0" + bytes(100_000) + b" the end")
+        assert shown.startswith(r"MSG k\0\0\0")
+        assert shown.endswith(r"\0\0 the end (100014 bytes)")
+        assert "..." in shown and len(shown) < 500
 
     def test_a_server_that_knows_no_options(self, directory: Path) -> None:
         """Of what needs one nobody knows: that fails, if it is asked for."""
