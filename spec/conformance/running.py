@@ -37,6 +37,7 @@ from .wire import Wire
 START_DESCRIPTORS = 32, 64  # soft and hard limit
 RIVALS = 3
 MISTAKES = 100
+KEPT_OUT = 30
 LOGGED_BYTES_MAX = 80  # [RUN-15] of what a client sent
 END_SECONDS_MIN = 0.1  # in which a server with a backlog does not end
 ABSTRACT = "/dev/unix/abstract"
@@ -755,6 +756,29 @@ def log_of_many_mistakes(trial: Trial) -> None:
     require(left_out in sums, f"it does not say that it left out {left_out}")
 
 
+@check("CONN-13", "CONN-2", options="-u root -g -o")
+def log_of_many_who_are_kept_out(trial: Trial) -> None:
+    if os.geteuid() != 0:
+        raise NotApplicable("needs to be run by root")
+    trial.server.start(trial.options)
+    start = time.monotonic()
+    trial.say(f"a user who is kept out tries it {KEPT_OUT} times")
+    for _ in range(KEPT_OUT):
+        client = trial.server.connect(True, {"uid": ORDINARY_USER})
+        with contextlib.closing(client):
+            hear(client, END)
+    most = time.monotonic() - start + 2  # the first, and what is left out
+    stop(trial)
+    found = [
+        line
+        for line in trial.server.log_lines()
+        if re.search(rb"\bCONN-2\b", line)
+    ]
+    lines = len(found)
+    require(lines, "it logs no line that names CONN-2")
+    require(lines <= most, f"it logs {lines} lines, one a second wanted")
+
+
 @check("BLOCK-20", fills=True)
 def log_of_the_first_discard(trial: Trial) -> None:
     trial.server.start()
@@ -808,6 +832,19 @@ def log_that_nobody_reads(trial: Trial) -> None:
         client.send(b"HELLO")
         hear(client, END)
         require(not trial.server.fault(), "it waits for its log")
+
+
+@check("RUN-16")
+def log_that_is_closed(trial: Trial) -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb"), open(writing, "wb"):
+        trial.server.start(stderr=writing)
+    trial.say("the server's log is a pipe, whose reader has closed it")
+    trial.say("a client breaks a rule, which is to be logged")
+    client = trial.client()
+    client.send(b"HELLO")
+    hear(client, END)
+    require(not trial.server.fault(), "it ends with its log")
 
 
 # =============================================================================

@@ -137,6 +137,30 @@ def memory_over_time(trial: Trial) -> None:
         require(not is_more, f"{grown} more each time")
 
 
+@check("LIMIT-19", options="--max-shapes 1 --max-segments unlimited")
+def memory_of_mistakes(trial: Trial) -> None:
+    trial.server.start(trial.options)
+    trial.say("clients with large packets break rules, again and again")
+    memory, count = growth(trial, break_rules)
+    grown = f"the server has {memory >> 10} KiB and {count} descriptors"
+    is_more = memory > GROWTH_BYTES_MAX or count > GROWTH_DESCRIPTORS_MAX
+    require(not is_more, f"{grown} more each time")
+
+
+def break_rules(trial: Trial) -> None:
+    """Have clients break rules, each once."""
+    for packet in (
+        b"SUB " + b"*/" * 2000,  # a second shape
+        b"SUB !/" + b"x" * 4000,
+        b"HELLO" + b"x" * 4000,
+    ):
+        for _ in range(500):
+            with contextlib.closing(trial.server.connect(False, {})) as client:
+                client.send(b"SUB k")
+                client.send(packet)
+                hear(client, END)
+
+
 def growth(trial: Trial, work: Callable[[Trial], None]) -> tuple[int, int]:
     """Return what the server has more after some work, done again.
 
@@ -258,6 +282,17 @@ def pass_descriptor(client: Wire, descriptor: int) -> bool:
 # =============================================================================
 
 
+def rest(trial: Trial) -> None:
+    """Have the server do nothing for a while."""
+    trial.say("the server rests")
+    looks = 0
+    for _ in range(LOOKS):
+        time.sleep(IDLE_SECONDS / LOOKS)
+        looks += any(map(is_running, trial.server.processes))
+    share = f"it ran at {looks} of {LOOKS} looks, with nothing to do"
+    require(looks < LOOKS * SPIN_SHARE_MAX, share)
+
+
 @check("CONN-7")
 def passed_descriptor_is_closed(trial: Trial) -> None:
     client = trial.client("k")
@@ -288,13 +323,7 @@ def few_descriptors(trial: Trial) -> None:
     trial.say("a client publishes, and another hears it")
     publisher.send(b"MSG k\0001")
     hear(reader, b"MSG k\0001")
-    trial.say("the server rests")
-    looks = 0
-    for _ in range(LOOKS):
-        time.sleep(IDLE_SECONDS / LOOKS)
-        looks += any(map(is_running, trial.server.processes))
-    share = f"it ran at {looks} of {LOOKS} looks, with nothing to do"
-    require(looks < LOOKS * SPIN_SHARE_MAX, share)
+    rest(trial)
     trial.say("the server may have more again, and lets the last one in")
     for process in processes:
         resource.prlimit(process, kind, (hard[process], hard[process]))
@@ -440,6 +469,28 @@ def soft_block_waits_for_all(trial: Trial) -> None:
     trial.say("and the rest")
     for packet in held.packets[3 * held.room :]:
         hear(held.reader, packet)
+    hear(witness, b"MSG w\0")
+
+
+@check("BLOCK-12", options="--block-timeout unlimited", fills=True)
+def rest_while_one_is_paused(trial: Trial) -> None:
+    trial.server.start(trial.options)
+    reader, publisher = trial.client("k"), trial.client()
+    listener, witness = trial.client("k"), trial.client("w")
+    reader.send(b"CMSG blocking/soft/block")
+    trial.server.fill(reader)
+    trial.say("a reader holds a publisher, which sends more")
+    publisher.send(b"MSG k\0")
+    hear(listener, b"MSG k\0")
+    listener.settle()
+    publisher.send(b"MSG w\0")
+    require(witness.pending() is None, "it is not paused")
+    rest(trial)
+    trial.say("the publisher hangs up")
+    publisher.close()
+    rest(trial)
+    trial.say("the reader reads")
+    hear(reader, b"MSG k\0")
     hear(witness, b"MSG w\0")
 
 

@@ -82,6 +82,12 @@ def questions_are_kept(handle, bus, client, packet, start):
     return handle(bus, client, packet, start)
 
 
+@broken("memory-of-mistakes", "Server._blame")
+def mistakes_are_kept(blame, *args):
+    HOARD.append(bytes(4_000))
+    return blame(*args)
+
+
 @broken("memory-over-time", "Server.disconnect")
 def descriptors_are_kept(disconnect, server, client, cause):
     with contextlib.suppress(OSError):
@@ -175,6 +181,12 @@ def soft_block_ends_at_half(pause, flood, publisher, receiver, level, rule):
     if rule == "BLOCK-10":
         level = receiver.used[BACKLOG_BYTES] // 2
     pause(flood, publisher, receiver, level, rule)
+
+
+@broken("rest-while-one-is-paused", "Server.round")
+def paused_clients_are_looked_at_without_end(go_round, server, *seconds_max):
+    is_held = any(one.held_by for one in server.bus.clients.values())
+    go_round(server, *([0] if is_held else seconds_max))
 
 
 def hurry(client: Any, kind: bytes) -> None:
@@ -484,6 +496,19 @@ def keys_are_logged_whole(handle, bus, client, packet, start):
 def the_log_is_waited_for(emit, handler, record):
     os.set_blocking(2, True)
     os.write(2, record.getMessage().encode() + b"\n")
+
+
+@broken("log-that-is-closed", "LogHandler.emit")
+def it_ends_with_its_log(emit, handler, record):
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.write(2, record.getMessage().encode() + b"\n")
+
+
+@broken("log-of-many-who-are-kept-out", "CauseLog.write")
+def everybody_who_is_kept_out_is_logged(write, causes, rule, uid, line):
+    if rule == "CONN-2":
+        return logging.getLogger("sbus").warning(line)
+    write(causes, rule, uid, line)
 
 
 @broken("trace-is-in-order", "Journal.flush")

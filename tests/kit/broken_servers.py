@@ -476,6 +476,12 @@ def stats_are_not_known(control, bus, client, key):
         control(bus, client, key)
 
 
+@broken("CTL-5", "Client.counts")
+def clients_are_told_of_their_user(counts, client):
+    every = [counts(one) for one in client.user.clients]
+    return {name: sum(one[name] for one in every) for name in every[0]}
+
+
 @broken("CTL-5", "Bus.stats")
 def everybody_is_told_of_all_users(stats, bus, client):
     client, client.user = copy.copy(client), copy.copy(client.user)
@@ -806,6 +812,13 @@ def end_of_input_loses_the_outbox(receive, server, client):
     if ended:
         server.bus.touched.clear()
     return ended
+
+
+@broken("CONN-18", "FloodControl.refuse")
+def who_is_expelled_holds_on(refuse, flood, receiver, packet, publisher):
+    if receiver.fault and receiver.soft_mode == "block":
+        return flood._pause(publisher, receiver, 0, "BLOCK-7")
+    refuse(flood, receiver, packet, publisher)
 
 
 @broken("CONN-18", "Server.expel")
