@@ -472,19 +472,25 @@ def soft_block_waits_for_all(trial: Trial) -> None:
     hear(witness, b"MSG w\0")
 
 
-@check("BLOCK-12", options="--block-timeout unlimited", fills=True)
-def rest_while_one_is_paused(trial: Trial) -> None:
-    trial.server.start(trial.options)
+def hold_softly(trial: Trial) -> tuple[Wire, Wire, Wire]:
+    """Have a reader hold a publisher, which sends more, to a witness."""
     reader, publisher = trial.client("k"), trial.client()
     listener, witness = trial.client("k"), trial.client("w")
     reader.send(b"CMSG blocking/soft/block")
     trial.server.fill(reader)
-    trial.say("a reader holds a publisher, which sends more")
+    trial.say("a message waits for a reader, which holds its publisher")
     publisher.send(b"MSG k\0")
     hear(listener, b"MSG k\0")
     listener.settle()
     publisher.send(b"MSG w\0")
     require(witness.pending() is None, "it is not paused")
+    return reader, publisher, witness
+
+
+@check("BLOCK-12", options="--block-timeout unlimited", fills=True)
+def rest_while_one_is_paused(trial: Trial) -> None:
+    trial.server.start(trial.options)
+    reader, publisher, witness = hold_softly(trial)
     rest(trial)
     trial.say("the publisher hangs up")
     publisher.close()
@@ -541,16 +547,7 @@ def holder_that_reads_now_and_then(trial: Trial) -> None:
 @check("BLOCK-16", options="--block-timeout 9", fills=True)
 def holder_that_made_room_unseen(trial: Trial) -> None:
     trial.server.start(("--block-timeout", "0.5"))
-    reader, publisher = trial.client("k"), trial.client()
-    listener, witness = trial.client("k"), trial.client("w")
-    reader.send(b"CMSG blocking/soft/block")
-    trial.server.fill(reader)
-    trial.say("a message waits for a reader, which holds its publisher")
-    publisher.send(b"MSG k\0")
-    hear(listener, b"MSG k\0")
-    listener.settle()
-    publisher.send(b"MSG w\0")
-    require(witness.pending() is None, "it is not paused")
+    reader, _, witness = hold_softly(trial)
     trial.say("the reader makes so little room that no event tells of it")
     reader.read_fillers(2)
     trial.say("when the block time is over, that is made use of")

@@ -742,6 +742,13 @@ def ties_are_always_oldest_first(reorder, backlog, order):
     backlog.direction = 1
 
 
+@broken("ORDER-4", "Backlog.reorder")
+def ties_stay_newest_first(reorder, backlog, order):
+    before = backlog.direction
+    reorder(backlog, order)
+    backlog.direction = min(before, backlog.direction)
+
+
 @broken("ORDER-5", "Backlog.reorder")
 def new_order_for_new_packets_only(reorder, backlog, order):
     if not backlog:
