@@ -35,6 +35,7 @@ from .trial import (
 from .wire import Wire
 
 START_DESCRIPTORS = 32, 64  # soft and hard limit
+FEWER_DESCRIPTORS = 40  # hard limit; a server may need more
 RIVALS = 3
 MISTAKES = 100
 KEPT_OUT = 30
@@ -624,6 +625,17 @@ def readiness_is_told(trial: Trial) -> None:
 @check("RUN-6")
 def descriptors_are_made_use_of(trial: Trial) -> None:
     soft, hard = START_DESCRIPTORS
+    few_serve(trial, soft, hard)
+    try:
+        few_serve(trial, soft, FEWER_DESCRIPTORS)
+    except Failure:
+        if trial.server.status() is None:
+            raise
+        trial.say("it does not start with so few")
+
+
+def few_serve(trial: Trial, soft: int, hard: int) -> None:
+    """Have a server with few descriptors serve as many clients as it can."""
     trial.say(f"the server may have {soft} descriptors, and raise that")
     trial.say(f"to {hard}")
     kind = resource.RLIMIT_NOFILE

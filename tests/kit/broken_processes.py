@@ -449,6 +449,14 @@ def limit_of_clients_is_not_lowered(limits_of, options):
     return limits
 
 
+@broken("descriptors-are-made-use-of", "limits_of")
+def an_eighth_of_few_descriptors_is_kept(limits_of, options):
+    limits = limits_of(options)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    limits.max_clients = min(limits.max_clients + 16, hard * 7 // 8)
+    return limits
+
+
 @broken("half-of-the-descriptors-for-a-user", "limits_of")
 def one_user_may_have_all_descriptors(limits_of, options):
     limits = limits_of(options)
