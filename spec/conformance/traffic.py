@@ -128,7 +128,7 @@ def memory_over_time(trial: Trial) -> None:
         ("packets wait for a client, which reads them or leaves", lag),
         ("clients leave with packets unread", leave_unread),
         ("clients pass descriptors", pass_descriptors),
-        ("a client asks who it is", ask_much),
+        ("a client asks who it is, and for numbers", ask_much),
     ):
         trial.say(f"{what}, many times, again and again")
         memory, count = growth(trial, work)
@@ -248,13 +248,18 @@ def leave_unread(trial: Trial) -> None:
 
 
 def ask_much(trial: Trial) -> None:
-    """Have a client ask who it is, very often, as an answer is short."""
+    """Have a client ask, very often, as an answer is short."""
     client = trial.client()
     for _ in range(20_000 // BATCH_PACKETS):
-        for _ in range(BATCH_PACKETS):
+        for number in range(BATCH_PACKETS):
+            if number % 2:
+                client.send(b"CMSG stats")
             client.send(WHOAMI)
-        for _ in range(BATCH_PACKETS):
-            client.receive()
+        answers = 0
+        while answers < BATCH_PACKETS:
+            got = client.receive()
+            require(got != END, "one that asks is disconnected")
+            answers += got.startswith(WHOAMI)
     client.close()
 
 
