@@ -105,9 +105,8 @@ def find_java() -> str:
     raise JavaError(JAVA_WANTED)
 
 
-@functools.cache
 def scratch_folder() -> Path:
-    """Return a folder of ours that is removed when this process ends."""
+    """Return a new folder that is removed when this process ends."""
     scratch = Path(tempfile.mkdtemp(prefix="sbus-spark-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     return scratch

@@ -217,7 +217,7 @@ class TestCluster:
         done = subprocess.run(
             [*command, "audit", "--json", str(trace)],
             cwd=TOP,
-            env=plain_environment(),
+            env={**plain_environment(), "PYSPARK_PYTHON": sys.executable},
             capture_output=True,
             text=True,
         )
