@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import io
 import json
 import logging
 import os
@@ -14,13 +15,11 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
 
-from py4j.protocol import (  # type: ignore[import-untyped]
-    Py4JError,
-    Py4JJavaError,
-)
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException as SparkException
 
 from sbus_client import Client
@@ -81,11 +80,8 @@ def run_ingest(options: argparse.Namespace) -> int:
         raise InputError(f"{options.capture}: there is no such directory")
     are_here = "://" not in options.capture + options.table
     spark = session(java_options=WAITING if are_here else WORKING)
-    until = threading.Event() if options.follow else None
-    if until:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: until.set())
-    lines, bad = ingest(spark, options.capture, options.table, until)
+    where = options.capture, options.table
+    lines, bad = ingest(spark, *where, options.until)
     print(f"{lines - bad} messages ingested, {bad} lines quarantined")
     return 0
 
@@ -184,7 +180,15 @@ def option_parser() -> OptionParser:
     help_text = "the directory that `sbus record` writes to"
     add("capture", metavar="CAPTURE", type=path, help=help_text)
     add("table", **a_table, help="a directory, made if it is not there")
-    add("--follow", action="store_true", help="go on until interrupted")
+    event = threading.Event()
+    help_text = "go on until interrupted"
+    add(
+        "--follow",
+        dest="until",
+        action="store_const",
+        const=event,
+        help=help_text,
+    )
     add = command(run_expire, "drop the old days of a table")
     add("table", **a_table, help="what ingest has made")
     help_text = "the first day that stays, as 2026-11-22"
@@ -214,7 +218,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> int:
     """Do what the command line asks for; return the exit status.
 
-    0 is success, 1 an error or a breach, 130 an interruption.
+    0 is success, 1 an error or a breach.
     """
     try:
         status: int = options.run(options)
@@ -224,20 +228,7 @@ def run(options: argparse.Namespace) -> int:
     except (SparkException, Py4JJavaError) as error:
         print(f"sbus_spark: {reason_of(error)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
-    except Py4JError as error:
-        if is_interruption(error):
-            return 130
-        raise
     return status
-
-
-def is_interruption(error: BaseException | None) -> bool:
-    """Return whether an error came of an interruption of a call of Java."""
-    while error and not isinstance(error, KeyboardInterrupt):
-        error = error.__context__
-    return error is not None
 
 
 def reason_of(error: Exception) -> str:
@@ -264,8 +255,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_and_stop(options: argparse.Namespace) -> int:
-    """Run the command line, and end the session that it has started."""
+    """Run the command line, and end the session that it has started.
+
+    Return the exit status, 130 after an interruption.  The work has a thread
+    of its own, which an interruption does not reach: what is between us and
+    Java would not survive an exception halfway.
+    """
+    until = getattr(options, "until", None)
+    if until:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: until.set())
+    work: Future[int] = Future()
+    threading.Thread(target=do, args=(work, options), daemon=True).start()
     try:
-        return run(options)
+        return work.result()
+    except KeyboardInterrupt:
+        sys.stderr = io.StringIO()  # the work tells there how it fails now
+        return 130
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         stop()
+
+
+def do(work: Future[int], options: argparse.Namespace) -> None:
+    """Run the command line; keep its status, or the error that it raises."""
+    try:
+        work.set_result(run(options))
+    except BaseException as error:
+        work.set_exception(error)

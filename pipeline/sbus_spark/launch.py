@@ -15,13 +15,12 @@ import py_compile
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
@@ -200,11 +199,7 @@ def context(name: str = "sbus", java_options: str = WAITING) -> SparkContext:
     master = str(settings.get("spark.master"))
     for option, value in sockets(master, str(scratch_folder())).items():
         settings.setIfMissing(option, value)
-    handler = signal.getsignal(signal.SIGINT)
     made = SparkContext.getOrCreate(settings)
-    if threading.current_thread() is threading.main_thread():
-        # That of Spark calls Java, maybe in the middle of another call
-        signal.signal(signal.SIGINT, handler)
     made.addPyFile(str(code_archive()))
     return made
 
@@ -219,10 +214,16 @@ def session(name: str = "sbus", java_options: str = WORKING) -> SparkSession:
 
 
 def stop() -> None:
-    """Stop Spark, if it runs, at the end of this process."""
-    running = SparkContext._active_spark_context
+    """Stop Spark, if it runs, at the end of this process.
+
+    What this cuts short, workers and a thread that serves them, would tell
+    of it.
+    """
+    running: Any = SparkContext._active_spark_context
     if running is not None:
-        # A thread that ends with us, but that is waited for up to a second
-        running._accumulatorServer = None  # type: ignore[assignment]
+        running._accumulatorServer.handle_error = lambda *_: None
+        # Its thread ends with us, but is waited for up to a second
+        running._accumulatorServer = None
         with contextlib.suppress(Py4JError):  # Java may have gone before
+            running._jvm.java.lang.System.err.close()
             running.stop()

@@ -184,6 +184,27 @@ class TestRunning:
         assert process.returncode == 130
         wait_for(lambda: not list(scratch.iterdir()))
 
+    def test_what_an_end_cuts_short_says_nothing(self) -> None:
+        """Neither a worker, whose words Java passes on, nor a thread."""
+        code = """
+from pyspark import SparkContext
+from sbus_spark.launch import context, stop
+
+context().parallelize([0]).count()
+gateway = SparkContext._gateway
+stop()
+gateway.jvm.java.lang.System.err.println("a worker is cut short")
+gateway.shutdown()
+gateway.proc.stdin.close()
+gateway.proc.wait()
+"""
+        told = subprocess.check_output(
+            [sys.executable, "-c", code],
+            env=plain_environment(),
+            stderr=subprocess.STDOUT,
+        )
+        assert told == b""
+
     def test_a_file_without_events_is_a_bad_trace(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
