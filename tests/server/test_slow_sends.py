@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import tracemalloc
 from collections import deque
 from typing import Any
 
@@ -56,6 +57,17 @@ class TestSlowSends:
         kernel.run()
         for peer in slow:
             assert peer.read_all() == publications(9)
+
+    def test_ticks_do_not_add_up(self, kernel: FakeKernel) -> None:
+        """[CONN-20] Without a turn, as while newcomers are refused."""
+        tracemalloc.start()
+        try:
+            for _ in range(10_000):
+                kernel.server.tick()
+            used, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert used < 10_000
 
     @pytest.mark.parametrize("ticks, seconds", [([0.1], 0.004), ([0.01], 0.1)])
     def test_sends_beside_much_else(
