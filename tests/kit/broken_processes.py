@@ -574,6 +574,13 @@ def what_is_left_out_is_not_counted(write, causes, *args):
     write(causes, *args)
 
 
+@broken("log-of-many-mistakes", "CauseLog.write")
+def what_was_left_out_is_told_again(write, causes, rule, uid, line):
+    told = causes._left_out[rule, uid]
+    write(causes, rule, uid, line)
+    causes._left_out[rule, uid] = max(told, causes._left_out[rule, uid])
+
+
 @broken("log-of-the-first-discard", "Server._after_refusal")
 def no_discard_is_logged(after_refusal, server, client):
     client.discard_logged = True

@@ -84,6 +84,24 @@ sbus.open_endpoint = open_and_wait
 sys.exit(sbus.main(["-f", "-a", *sys.argv[1:]]))
 """
 
+# A server that logs how many lines it left out apart from the others
+APART = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import sbus
+def write(causes, rule, uid, line):
+    if causes._left_out and causes._clock() > causes.due:
+        causes.close()
+        causes.due = causes._clock() + 1
+    elif not hasattr(causes, "due"):
+        sbus.log.warning(line)
+        causes.due = causes._clock() + 1
+        return
+    causes._left_out[rule, uid] += 1
+sbus.CauseLog.write = write
+sys.exit(sbus.main(["-f", "-a", *sys.argv[1:]]))
+"""
+
 
 class TestKit:
     def test_the_report_can_be_processed(self) -> None:
@@ -187,6 +205,14 @@ class TestKit:
         path = directory / "server.py"
         path.write_text(LATE, "utf-8")
         only = ("--ours", "--only", "wrong-addresses")
+        done = run_kit("--server", naive(path), *only)
+        assert done.status == 0, done
+
+    def test_a_server_that_counts_apart(self, directory: Path) -> None:
+        """[CONN-13] A line of its own may say how many were left out."""
+        path = directory / "server.py"
+        path.write_text(APART, "utf-8")
+        only = ("--ours", "--only", "log-of-many-mistakes")
         done = run_kit("--server", naive(path), *only)
         assert done.status == 0, done
 
