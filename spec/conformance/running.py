@@ -976,6 +976,21 @@ def trace_of_discards(trial: Trial) -> None:
     require(why == wanted, f"the reasons are {why}")
 
 
+@check("TRACE-1", "CONN-2", options="-u root -g -o")
+def trace_of_one_who_is_kept_out(trial: Trial) -> None:
+    if os.geteuid() != 0:
+        raise NotApplicable("needs to be run by root")
+    path = trial.server.new_path()
+    trial.say("a server has a trace, and a user is kept out")
+    trial.server.start((*trial.options, "--trace", path))
+    client = trial.server.connect(True, {"uid": ORDINARY_USER})
+    with contextlib.closing(client):
+        hear(client, END)
+    stop(trial)
+    users = [one.get("uid") for one in read_trace(path)[1]]
+    require(ORDINARY_USER not in users, "its trace says that the user came")
+
+
 @check("TRACE-6")
 def trace_that_cannot_be_written(trial: Trial) -> None:
     path = trial.server.new_path()
@@ -1047,6 +1062,30 @@ def end_with_the_last_client(trial: Trial) -> None:
         time.sleep(0.02)  # no event tells that nothing happens
     trial.say("and then the other")
     second.close()
+    status = trial.server.await_status(trial.server.seconds_max)
+    require(status == 0, f"it ends with status {status}")
+
+
+@check("RUN-11", options="-c -u root -g -o")
+def no_end_before_the_first_client(trial: Trial) -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb", 0) as output:
+        with open(writing, "wb"):
+            trial.server.launch(trial.options, stdout=writing)
+        trial.say("the server listens, and is stopped and goes on")
+        select.select([output], [], [], trial.server.start_seconds_max)
+    trial.server.freeze()
+    trial.server.thaw()
+    if os.geteuid() == 0:
+        trial.say("a user is kept out, who never was a client")
+        client = trial.server.connect(True, {"uid": ORDINARY_USER})
+        with contextlib.closing(client):
+            hear(client, END)
+    for _ in range(5):
+        require(trial.server.status() is None, "it ends without a client")
+        time.sleep(0.02)  # no event tells that nothing happens
+    trial.say("a client comes and leaves")
+    first_client(trial).close()
     status = trial.server.await_status(trial.server.seconds_max)
     require(status == 0, f"it ends with status {status}")
 

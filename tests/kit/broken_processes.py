@@ -678,6 +678,23 @@ def every_drop_is_one_for_the_deaf(write, journal, event, fields):
     write(journal, event, fields.replace("soft/discard", "deaf"))
 
 
+@broken("trace-of-one-who-is-kept-out", "Server._admit")
+def who_is_kept_out_is_traced(admit, server, wire):
+    server.allowed_uids, allowed = None, server.allowed_uids
+    admit(server, wire)
+    server.allowed_uids = allowed
+    client = max(server.bus.clients.values(), key=lambda one: one.number)
+    if allowed and client.user.uid not in allowed:
+        server.disconnect(client, "kept out")
+
+
+@broken("no-end-before-the-first-client", "Server.round")
+def it_ends_when_nobody_has_come(go_round, server, *seconds_max):
+    go_round(server, *seconds_max)
+    if server.close_after_last and not server.bus.clients:
+        server.stop()
+
+
 @broken("end-with-the-last-client", "Server.disconnect")
 def it_ends_with_the_first_to_leave(disconnect, server, *args):
     disconnect(server, *args)
