@@ -1200,6 +1200,7 @@ class Server:
         self.disconnected: Counter[str] = Counter()  # for cause, by rule
         # What is to be done, to whom, and when
         self._alarms: dict[tuple[Callable[[Any], None], Any], float] = {}
+        self._woken = clock()  # when the last wait was over
         # [CONN-19] Who has had how much time
         self._now = clock()  # when the last turn was over
         self._spent: dict[int, float] = {}  # seconds, not made up for, by uid
@@ -1239,7 +1240,7 @@ class Server:
                 self._recover()
             wait = self._wait if self._alarms else self.selector.select
             ended, ready = self._now, wait(seconds_max)
-            self._now = self.clock()
+            self._now = self._woken = self.clock()
             if self._has_debts:
                 self._settle_debts(self._now - ended)
             else:
@@ -1310,11 +1311,10 @@ class Server:
 
     def _wait(self, seconds_max: float | None) -> list[Ready]:
         """Wait for an event or the next alarm, and return what is ready."""
-        start = self.clock()
         most = SELECT_SECONDS_MAX if seconds_max is None else seconds_max
-        most = min(most, max(0.0, min(self._alarms.values()) - start))
+        most = min(most, max(0.0, min(self._alarms.values()) - self.clock()))
         ready = self.selector.select(most)
-        passed = self.clock() - start
+        passed = self.clock() - self._woken
         if passed > most + STOPPED_SECONDS_MIN:
             for alarm in self._alarms:  # nobody could be served meanwhile
                 self._alarms[alarm] += passed

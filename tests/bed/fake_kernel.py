@@ -291,9 +291,11 @@ class FakeKernel:
         raise AssertionError("the server spins")
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now += seconds
-        self.run()
+        """Let time pass in rounds that do not look like a stop."""
+        rounds = int(seconds) + 1
+        for _ in range(rounds):
+            self.now += seconds / rounds
+            self.run()
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:

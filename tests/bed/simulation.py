@@ -358,7 +358,7 @@ class World:
         elif what == "connect":
             self.connect(slot, how)
         elif what == "wait":
-            self.now += how
+            self.wait(how)
         elif what == "exhaust":
             self.listener.failures.append(OSError(how, os.strerror(how)))
         else:
@@ -399,6 +399,13 @@ class World:
         self.selector.salt = salt
         self.server.round(0)
         self.check()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass in rounds that do not look like a stop."""
+        rounds = int(seconds) + 1
+        for _ in range(rounds):
+            self.now += seconds / rounds
+            self.serve(0)
 
     # ---- What the wires report
 

@@ -20,6 +20,7 @@ from fake_kernel import (
 )
 from packets import WHOAMI, publications, publish
 from sizes import either
+from slowness import slow_down
 
 
 class TestBacklog:
@@ -553,6 +554,18 @@ class TestBlockTimeout:
         reader.read(1)
         kernel.wait(0.2)
         kernel.wait(4.9)
+        assert not reader.wire.closed
+        kernel.wait(0.2)
+        assert reader.wire.closed
+
+    def test_stop_of_a_busy_server(self) -> None:
+        """[BLOCK-16] Nor does it where it hit the server in a turn."""
+        kernel, reader, _ = self.held()
+        other = kernel.connect(uid=2)
+        kernel.wait(4)
+        slow_down(kernel, 7)
+        other.send(publish(b"other"))
+        kernel.wait(0.9)
         assert not reader.wire.closed
         kernel.wait(0.2)
         assert reader.wire.closed
