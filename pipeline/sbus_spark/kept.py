@@ -7,6 +7,7 @@ of a session.  An executor that lacks the file reads the trace once more.
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import os
 import pickle
@@ -23,8 +24,7 @@ def pieces_of(
     name: str, task: int, elements: Iterable[Element]
 ) -> Iterator[tuple[str, Piece]]:
     """Yield (file, piece) for all that a task of an audit is to read."""
-    if not gc.get_freeze_count():
-        gc.freeze()  # Spark looks for garbage after each task
+    freeze()
     folders = os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir())
     path = os.path.join(folders.partition(",")[0], f"{name}-{task}")
     if not os.path.exists(path):
@@ -33,6 +33,12 @@ def pieces_of(
     with open(path, "rb") as kept:
         while kept.peek(1):
             yield pickle.load(kept)
+
+
+@functools.cache
+def freeze() -> None:
+    """Have Spark look for less garbage after each task of this process."""
+    gc.freeze()
 
 
 def keep(path: str, elements: Iterable[Element]) -> None:
