@@ -1887,10 +1887,9 @@ class Server:
         for client in list(clients.values()):
             self._watch(client)
         end = self.clock() + STOP_SECONDS_MAX
-        while any(one.backlog and not one.deaf for one in clients.values()):
-            left = end - self.clock()
-            if left <= 0:
-                break
+        while (left := end - self.clock()) > 0 and any(
+            one.backlog and not one.deaf for one in clients.values()
+        ):
             self.round(left)
         self.listener.close()
         for client in list(clients.values()):
@@ -2203,10 +2202,8 @@ class LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = re.sub("[^ -~]", "?", f"sbusd: {record.getMessage()}")
         line = text[: LOG_LINE_BYTES_MAX - 1].encode("ascii") + b"\n"
-        poll = select.poll()
-        poll.register(2, select.POLLOUT)
         with contextlib.suppress(OSError):
-            if poll.poll(0):
+            if select.select((), (2,), (), 0)[1]:
                 os.write(2, line)
 
 
@@ -2521,9 +2518,12 @@ def describe_start(
     is_private = not (options.group or options.others)
     if endpoint.file >= 0 and options.user and is_private:
         about += "; -u lets nobody in without -g or -o"
-    mode = os.fstat(2).st_mode
-    if stat.S_ISREG(mode) and mode & 0o044 and not is_private:
-        about += "; who can read its log may make the bus wait"
+    log_file = "/proc/self/fd/2"
+    places = (log_file, os.path.dirname(os.path.realpath(log_file)))
+    there = filter(os.path.exists, places)
+    is_open = any(os.stat(place).st_mode & 0o044 for place in there)
+    if is_open and stat.S_ISREG(os.fstat(2).st_mode) and not is_private:
+        about += "; who can read its log or its directory may make it wait"
     return about
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -113,23 +114,45 @@ class TestOptions:
             assert " memory<=unlimited" in bus.log()
 
     @pytest.mark.parametrize(
-        "mode, option, is_told",
+        "mode, directory_mode, option, is_told",
         [
-            (0o644, "-o", True),
-            (0o640, "-g", True),
-            (0o600, "-go", False),
-            (0o644, "-f", False),
+            (0o644, 0o711, "-o", True),
+            (0o640, 0o711, "-g", True),
+            (0o600, 0o755, "-o", True),
+            (0o600, 0o750, "-g", True),
+            (0o600, 0o711, "-go", False),
+            (0o644, 0o755, "-f", False),
         ],
     )
-    def test_log_that_others_can_read(
-        self, directory: Path, mode: int, option: str, is_told: bool
+    def test_log_that_others_can_watch(
+        self,
+        directory: Path,
+        mode: int,
+        directory_mode: int,
+        option: str,
+        is_told: bool,
     ) -> None:
-        """[RUN-14] [RUN-16] Who can read a file can keep it locked."""
+        """[RUN-14] [RUN-16] Or keep locked, as who can read it can."""
         (directory / "log").touch()
         (directory / "log").chmod(mode)
+        directory.chmod(directory_mode)
         with RealBus(directory, option) as bus:
-            told = "; who can read its log may make the bus wait\n"
-            assert bus.log().endswith(told) == is_told
+            told = "; who can read its log or its directory may make it wait"
+            assert bus.log().endswith(f"{told}\n") == is_told
+
+    def test_log_whose_directory_has_gone(self, directory: Path) -> None:
+        """[RUN-14] [RUN-16] That keeps nobody from starting."""
+        (directory / "gone").mkdir()
+        with (directory / "gone" / "log").open("wb+") as log:
+            os.fchmod(log.fileno(), 0o600)
+            shutil.rmtree(directory / "gone")
+            address = str(directory / "bus")
+            with started("-o", "-a", address, stderr=log) as output:
+                read_to_end(output)
+                assert is_served(directory / "bus")
+                line = os.pread(log.fileno(), 1000, 0)
+                assert line.startswith(b"sbusd: start")
+                assert b"its log" not in line
 
     @pytest.mark.parametrize("name", sbus.LIMITS)
     def test_limit(self, name: str) -> None:
