@@ -1551,10 +1551,10 @@ class Server:
     def _is_end(self, client: Client) -> bool:
         """Return that the input has ended, or raise ProtocolError [PKT-4].
 
-        After the end there is nothing but the end, and a packet, even an
-        empty one, would come with credentials.
+        After the end comes the end, or once a reset, which is turn's to pass
+        over.  A packet, even an empty one, would come with credentials.
         """
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(BlockingIOError):
             client.wire.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             _, credentials, *_ = client.wire.recvmsg(0, socket.CMSG_SPACE(12))
             if not credentials:

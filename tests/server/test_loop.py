@@ -619,6 +619,22 @@ class TestLoop:
         sender.close()
         assert reader.read() == publications(200)
 
+    def test_reset_after_the_end_is_no_mistake(
+        self, kernel: FakeKernel, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """[CONN-10] [CONN-13] [PKT-4] It closed after it had shut down."""
+        wire = kernel.connect().wire
+        closings = iter([True])
+
+        def set_option_and_close(*_: int) -> None:
+            wire.reset = next(closings, False)
+
+        wire.setsockopt = set_option_and_close  # type: ignore
+        wire.ended = True
+        kernel.run()
+        assert wire.closed
+        assert not next(closings, False) and not caplog.messages
+
     def test_backlog_of_one_that_leaves(self, kernel: FakeKernel) -> None:
         """[CONN-10] The kernel gets what it takes of it."""
         reader, sender = kernel.connect(), kernel.connect()
