@@ -279,6 +279,8 @@ def pass_descriptor(client: Wire, descriptor: int) -> bool:
         socket.send_fds(client.wire, [b"MSG fd\0"], [descriptor])
     except PermissionError:  # [CONN-7] SO_PASSRIGHTS is off
         return False
+    except OSError as error:
+        raise Failure(f"cannot pass one: {error.strerror}") from None
     return True
 
 

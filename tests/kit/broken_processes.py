@@ -25,7 +25,7 @@ from typing import Any, Callable
 
 import broken_servers
 from broken_servers import Broken, Mistake
-from sbus import BACKLOG_BYTES, SO_PASSRIGHTS
+from sbus import BACKLOG_BYTES, SO_PASSRIGHTS, ProtocolError
 
 BROKEN: list[Broken] = []
 
@@ -120,6 +120,11 @@ def descriptors_are_received(admit, server, wire):
     with contextlib.suppress(OSError):  # the kernel is too old to refuse any
         wire.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 1)
     admit(server, Hoarder(fileno=wire.detach()))
+
+
+@broken("passed-descriptor-is-closed", "Bus.subscribe")
+def who_subscribes_is_disconnected(subscribe, *args):
+    raise ProtocolError("SUB-1", "subscribes")
 
 
 @broken("turns-end", "Server._receive")
