@@ -39,6 +39,7 @@ FEWER_DESCRIPTORS = 40  # hard limit; a server may need more
 RIVALS = 3
 MISTAKES = 100
 KEPT_OUT = 30
+USERS = 150
 LINE_SECONDS = 1.1  # [CONN-13] after which a line more is due
 LOGGED_BYTES_MAX = 80  # [RUN-15] of what a client sent
 END_SECONDS_MIN = 0.1  # in which a server with a backlog does not end
@@ -190,6 +191,11 @@ def mode_for_others(trial: Trial) -> None:
     mode_is(trial, 0o707)
 
 
+@check("ADDR-6", options="-go")
+def mode_for_all(trial: Trial) -> None:
+    mode_is(trial, 0o777)
+
+
 def identity(path: str) -> tuple[int, int]:
     """Return what tells a file from another that takes its place."""
     with contextlib.suppress(FileNotFoundError):
@@ -335,6 +341,14 @@ def inherited_socket_of_another_kind(trial: Trial) -> None:
             refuse(trial, f"/dev/fd/{number}", status=1, pass_fds=[number])
 
 
+def become_ordinary() -> None:
+    """Go on as an ordinary user, if that can be."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(ORDINARY_USER)
+        os.setuid(ORDINARY_USER)
+
+
 def be_handed(descriptor: int, directory: str, process: int = 0) -> None:
     """Begin as a service manager has an ordinary user's server begin.
 
@@ -345,19 +359,33 @@ def be_handed(descriptor: int, directory: str, process: int = 0) -> None:
     os.environ["LISTEN_PID"] = str(process or os.getpid())
     os.environ["LISTEN_FDS"] = "1"
     os.environ["XDG_RUNTIME_DIR"] = directory
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(ORDINARY_USER)
-        os.setuid(ORDINARY_USER)
+    become_ordinary()
+
+
+def open_directory(trial: Trial) -> str:
+    """Return a directory that is open to all."""
+    path = trial.server.new_path()
+    os.mkdir(path)
+    os.chmod(path, 0o777)
+    return path
+
+
+@contextlib.contextmanager
+def by_a_user() -> Iterator[None]:
+    """Let what is not for an ordinary user be no failure of the server."""
+    try:
+        yield
+    except Failure as failure:
+        if os.geteuid() == 0 and "Permission denied" in str(failure):
+            raise NotApplicable("no user can start it") from None
+        raise
 
 
 @check("ADDR-1", "ADDR-2")
 def socket_that_is_handed_over(trial: Trial) -> None:
     if not trial.server.has_word("-a", "--address"):
         raise NotApplicable("its command has no words -a {address}")
-    path, directory = trial.server.new_path(), trial.server.new_path()
-    os.mkdir(directory)
-    os.chmod(directory, 0o777)
+    path, directory = trial.server.new_path(), open_directory(trial)
     server = trial.server.another("-a", "--address", "{address}")
     kind = socket.SOCK_SEQPACKET
     with server, socket.socket(socket.AF_UNIX, kind) as handed:
@@ -365,16 +393,67 @@ def socket_that_is_handed_over(trial: Trial) -> None:
         handed.listen()
         trial.say("a server is started without an address, and has a socket")
         begin = functools.partial(be_handed, handed.fileno(), directory)
-        try:
+        with by_a_user():
             server.start((), path, begin, close_fds=False)
-        except Failure as failure:
-            if os.geteuid() == 0 and "Permission denied" in str(failure):
-                raise NotApplicable("no user can start it") from None
-            raise
+        trial.say("two clients connect, and the last is the first to ask")
+        clients = [server.connect(False, {}) for _ in range(2)]
+        for client in reversed(clients):
+            client.settle()
+            client.close()
         trial.say("and another, whose socket is for process 1")
         path = f"{directory}/sbus.socket"
         begin = functools.partial(begin, process=1)
         server.start((), path, begin, close_fds=False)
+
+
+@check("CTL-5", options="-g -o")
+def owner_who_is_not_root(trial: Trial) -> None:
+    if os.geteuid() != 0:
+        raise NotApplicable("needs to be run by root")
+    path = f"{open_directory(trial)}/socket"
+    trial.say("a server is started by an ordinary user")
+    with by_a_user():
+        trial.server.start(trial.options, path, become_ordinary)
+    for uid, is_told in ((0, 1), (ORDINARY_USER, 1), (ORDINARY_USER + 1, 0)):
+        trial.say(f"the user {uid} asks for numbers")
+        client = trial.server.connect(True, {"uid": uid})
+        with contextlib.closing(client):
+            found = "users" in numbers_for(client)
+            require(found == is_told, f"all users are in its answer: {found}")
+
+
+def numbers_for(client: Wire) -> dict[str, Any]:
+    """Return what a client is told when it asks for numbers."""
+    client.send(b"CMSG stats")
+    got = client.receive()
+    try:
+        found: dict[str, Any] = json.loads(got.partition(b"\0")[2])
+    except ValueError:
+        raise Failure(f"received {describe(got)}") from None
+    return found
+
+
+@contextlib.contextmanager
+def many_users(trial: Trial) -> Iterator[list[Wire]]:
+    """Start the server, and connect a client of each of many users."""
+    if os.geteuid() != 0:
+        raise NotApplicable("needs to be run by root")
+    trial.server.start(trial.options)
+    trial.say(f"{USERS} users connect")
+    with contextlib.ExitStack() as cleanup:
+        crowd = []
+        for uid in range(ORDINARY_USER, ORDINARY_USER + USERS):
+            crowd.append(trial.server.connect(True, {"uid": uid}))
+            cleanup.callback(crowd[-1].close)
+        yield crowd
+
+
+@check("CTL-5", options="-g -o")
+def numbers_of_many_users(trial: Trial) -> None:
+    with many_users(trial):
+        trial.say("root asks for numbers")
+        count = len(numbers_for(trial.client()).get("users", ()))
+    require(count == USERS + 1, f"it tells of {count} users")
 
 
 @check("RUN-3", "ADDR-5")
@@ -403,11 +482,12 @@ def random_name(trial: Trial) -> bytes:
 
 @check("ADDR-4", "ADDR-5")
 def abstract_name_is_filled_up(trial: Trial) -> None:
-    number = os.urandom(8)
-    trial.say("a server is started at a short abstract name")
-    trial.server.launch((), f"{ABSTRACT}/00{number.hex()}")
-    trial.server.name = (b"\0" + number).ljust(108, b"\0")
-    first_client(trial).settle()
+    for count in (8, 107):
+        address = f"{ABSTRACT}/00{os.urandom(count).hex()}"
+        trial.say(f"a server is started at {address}")
+        trial.server.launch((), address)
+        trial.server.name = full_name(address)
+        first_client(trial).settle()
 
 
 @check("RUN-17")
@@ -488,7 +568,7 @@ def adopted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def daemon(
-    trial: Trial, pid_file: str, status: int, **more: Any
+    trial: Trial, pid_file: str, status: int, *options: str, **more: Any
 ) -> Iterator[ServerProcess]:
     """Have a command start a daemon; return what has started it.
 
@@ -497,7 +577,7 @@ def daemon(
     server = trial.server.another("-f", "--foreground")
     with adopted(), server:
         trial.say(f"a daemon is started, its pid file is {pid_file}")
-        server.launch(("-p", pid_file), **more)
+        server.launch(("-p", pid_file, *options), **more)
         found = server.await_status(server.start_seconds_max)
         if found == 2 and not trial.server.has_word("-f", "--foreground"):
             raise NotApplicable("its command has no word -f to leave out")
@@ -539,20 +619,36 @@ def number_in(path: str) -> int:
     return number
 
 
-@check("RUN-8", "RUN-9", "RUN-13", "ADDR-10")
+@check("RUN-8", "RUN-9", "RUN-13", "ADDR-10", "ADDR-6")
 def daemon_with_a_pid_file(trial: Trial) -> None:
     dead = os.fork() or os._exit(0)
     os.waitpid(dead, 0)
-    for text in (b"", b"%d\n" % dead):
+    for text, *options in ((b"", "-d"), (b"%d\n" % dead,)):
         pid_file = write_file(trial, text)
-        with daemon(trial, pid_file, 0) as server:
+        with daemon(trial, pid_file, 0, *options, umask=0) as server:
             trial.say("its command has returned, and all is there")
             number = number_in(pid_file)
+            mode = stat.S_IMODE(os.stat(server.path).st_mode)
+            require(mode == 0o700, f"the mode of its socket is {mode:04o}")
             with contextlib.closing(server.connect(False, {})) as client:
                 client.settle()
             end_daemon(trial, number)
             require(not os.path.lexists(pid_file), "its pid file is left")
             require(not os.path.lexists(server.path), "its socket is left")
+
+
+@check("ADDR-10", "RUN-13")
+def relative_names_of_a_daemon(trial: Trial) -> None:
+    directory = f"{trial.server.new_path()}/{'d' * 200}"
+    os.makedirs(directory)
+    place = {"path": "socket", "cwd": directory}
+    with daemon(trial, "pid", 0, **place):
+        found = sorted(os.listdir(directory))
+        require(found == ["pid", "socket"], f"in its directory are {found}")
+        number = number_in(f"{directory}/pid")
+        end_daemon(trial, number)
+        left = os.listdir(directory)
+        require(not left, f"it leaves {left}")
 
 
 @check("RUN-8", "RUN-10")
@@ -667,16 +763,28 @@ def half_of_the_descriptors_for_a_user(trial: Trial) -> None:
 
 @check("RUN-7")
 def closed_standard_streams(trial: Trial) -> None:
-    trial.say("the server is started with 0, 1 and 2 closed")
-    trial.server.start(begin=lambda: os.closerange(0, 3))
-    trial.say("three clients connect")
-    for _ in range(3):
-        trial.client().settle()
-    for process in trial.server.processes:
-        for number in range(3):
-            what = file_of(process, number)
-            is_socket = what.startswith("socket:")
-            require(not is_socket, f"{number} is a socket")
+    name = f"{ABSTRACT}/00{os.urandom(8).hex()}"  # its first file is a socket
+    user = "-u", str(os.geteuid())
+    for options, path in (((), ""), (user, name)):
+        trial.say("the server is started with 0, 1 and 2 closed")
+        close = functools.partial(os.closerange, 0, 3)
+        trial.server.launch(options, path, begin=close)
+        if path:
+            trial.server.name = full_name(path)
+        first_client(trial)
+        trial.say("three clients connect")
+        for _ in range(3):
+            trial.client().settle()
+        for process in trial.server.processes:
+            for number in range(3):
+                what = file_of(process, number)
+                is_socket = what.startswith("socket:")
+                require(not is_socket, f"{number} is a socket")
+
+
+def full_name(address: str) -> bytes:
+    """Return the abstract name that an address stands for."""
+    return bytes.fromhex(address.rpartition("/")[2]).ljust(108, b"\0")
 
 
 def file_of(process: int, descriptor: int) -> str:
@@ -813,6 +921,23 @@ def log_of_many_who_are_kept_out(trial: Trial) -> None:
     require(lines <= most, f"it logs {lines} lines, one a second wanted")
 
 
+@check("CONN-13", options="-g -o")
+def log_of_mistakes_of_many_users(trial: Trial) -> None:
+    with many_users(trial) as crowd:
+        trial.say("each sends HELLO while the server is stopped")
+        trial.server.freeze()
+        for client in crowd:
+            client.send(b"HELLO")
+        trial.server.thaw()
+        start = time.monotonic()
+        for client in crowd:
+            hear(client, END)
+        seconds = time.monotonic() - start
+    lines = len(lines_of(trial, "PKT-2"))
+    most = 10 * int(seconds + 2)  # in each second that it touched
+    require(lines <= most, f"it logs {lines} lines in {seconds:.1f} s")
+
+
 @check("BLOCK-20", fills=True)
 def log_of_the_first_discard(trial: Trial) -> None:
     trial.server.start()
@@ -887,6 +1012,18 @@ def log_that_is_closed(trial: Trial) -> None:
 
 
 Event = dict[str, Any]
+ENDS = "n", "t", "version", "address", "host", "cred_prefix"
+FIELDS: dict[Any, tuple[str, ...]] = {
+    "start": ENDS,
+    "stop": ENDS,
+    "open": ("n", "t", "c", "gid", "uid", "pid"),
+    "close": ("n", "t", "c", "reason"),
+    "sub": ("n", "t", "c", "pattern"),
+    "unsub": ("n", "t", "c", "pattern"),
+    "ctl": ("n", "t", "c", "key"),
+    "msg": ("n", "t", "c", "m", "key", "size"),
+    "send": ("n", "t", "m", "c"),
+}
 
 
 def trace_of(trial: Trial) -> list[Event]:
@@ -936,6 +1073,16 @@ def trace_is_in_order(trial: Trial) -> None:
             require(who not in opened, f"client {who} is opened twice")
             opened.add(who)
         require(who is None or who in opened, f"{who} is not open yet")
+
+
+@check("TRACE-1")
+def trace_has_its_fields(trial: Trial) -> None:
+    events = trace_of(trial)
+    for one in events:
+        missing = {*FIELDS.get(one.get("ev"), ())} - {*one}
+        require(not missing, f"{one} has no {missing}")
+    found = [one["address"] for one in events if one.get("ev") == "start"]
+    require(found == [trial.server.path], f"it starts at {found}")
 
 
 @check("TRACE-2")

@@ -9,6 +9,7 @@ import select
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Callable, NamedTuple
 
@@ -31,6 +32,7 @@ OVERHEAD_BYTES = 128  # [BLOCK-19] of each packet of a backlog
 CROWD = 300  # clients
 PACKETS = 25_000
 BATCH_PACKETS = 100
+VISITS = 6_000
 TURN_PACKETS = 200  # of a client, more than a turn has
 DESCRIPTORS = 24  # few, for a server
 IDLE_SECONDS = 0.5
@@ -83,26 +85,33 @@ def many_packets(trial: Trial) -> None:
 
 @check("CONN-5")
 def turns_end(trial: Trial) -> None:
-    first, second, listener = trial.client(), trial.client(), trial.client("k")
-    for client in (first, second, listener):
+    senders = {b"MSG k\0%d" % number: trial.client() for number in range(6)}
+    listener = trial.client("k")
+    for client in (*senders.values(), listener):
         client.settle()  # so the last turn before the stop is the listener's
-    trial.say(f"while the server is stopped, two send {TURN_PACKETS} each")
+    trial.say(f"while the server is stopped, six send {TURN_PACKETS} each")
     trial.server.freeze()
-    for client, name in ((first, b"1"), (second, b"2")):
+    for packet, client in senders.items():
         for _ in range(TURN_PACKETS):
-            client.send(b"MSG k\0" + name)
+            client.send(packet)
     trial.server.thaw()
-    trial.say("as long as both have some left, neither is served for long")
-    left = {b"MSG k\0001": TURN_PACKETS, b"MSG k\0002": TURN_PACKETS}
-    before, count, most = END, 0, 64
+    trial.say("as long as all have some left, none waits for much of another")
+    left = dict.fromkeys(senders, TURN_PACKETS)
+    ahead = {packet: Counter[bytes]() for packet in senders}
+    first, most = b"", 64
     while all(left.values()):
         packet = listener.receive()
         require(packet in left, f"received {describe(packet)}")
         left[packet] -= 1
-        if before not in (packet, END):  # whose turns may meet another's:
-            count, most = 0, 128  # who was put off was first just once
-        before, count = packet, count + 1
-        require(count <= most, f"{count} packets of one client came at once")
+        first = first or packet
+        if packet != first:  # whose turns may meet another's:
+            most = 128  # who was put off was first just once
+        for other, packets in ahead.items():
+            packets[packet] += 1
+            if other == packet:
+                packets.clear()
+        count = max(packets[packet] for packets in ahead.values())
+        require(count <= most, f"{count} of one client came before another's")
 
 
 @contextlib.contextmanager
@@ -191,11 +200,12 @@ def usage(trial: Trial) -> tuple[int, int]:
 
 
 def visit(trial: Trial) -> None:
-    """Have clients come, subscribe, ask, and leave."""
-    for number in range(2000):
+    """Have clients come, subscribe, ask if it is their turn, and leave."""
+    for number in range(VISITS):
         with contextlib.closing(trial.server.connect(False, {})) as client:
             client.send(b"SUB %d/" % number + b"x" * 1000)
-            client.settle()
+            if number % 4 == 0:
+                client.settle()
 
 
 def change_patterns(trial: Trial) -> None:

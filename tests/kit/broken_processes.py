@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import resource
+import select
 import signal
 import socket
 import stat
@@ -60,6 +61,12 @@ def packet_20001_is_lost(handle, *args):
 def clients_are_kept(disconnect, server, client, cause):
     HOARD.append((client, b"x" * 2000, len(HOARD)))
     HOARD.append(bytes(2000))
+    disconnect(server, client, cause)
+
+
+@broken("memory-over-time", "Server.disconnect")
+def a_bit_of_each_client_is_kept(disconnect, server, client, cause):
+    HOARD.append(bytes(300))
     disconnect(server, client, cause)
 
 
@@ -137,6 +144,15 @@ def one_client_has_turns_without_end(receive, server, client):
     is_last_but_one = client.number == max(server.bus.clients) - 1
     turns = 99 if is_last_but_one else 1
     return any(receive(server, client) for _ in range(turns))
+
+
+@broken("turns-end", "Server.turn")
+def one_client_waits_for_all_others(turn, server, client):
+    is_last_but_one = client.number == max(server.bus.clients) - 1
+    every = [one.wire for one in server.bus.clients.values()]
+    others = [wire for wire in every if wire is not client.wire]
+    if not (is_last_but_one and select.select(others, [], [], 0)[0]):
+        turn(server, client)
 
 
 @broken("few-descriptors", "Server._set_alarm")
@@ -302,6 +318,11 @@ def others_may_not_connect(bind_path, listener, path, mode, replace):
     return bind_path(listener, path, mode & 0o770, replace)
 
 
+@broken("mode-for-all", "main")
+def only_the_first_of_a_bundle_counts(main, options):
+    return main([re.sub("^(-[a-z])[a-z]+$", r"\1", one) for one in options])
+
+
 @broken("second-server-at-a-path", "bind_path")
 def live_server_loses_its_place(bind_path, listener, path, mode, replace):
     if os.path.exists(path) and not os.path.isfile(path):
@@ -393,6 +414,23 @@ def the_socket_of_any_process_will_do(default_address, *args):
     return default_address(*args)
 
 
+@broken("socket-that-is-handed-over", "Server.accept")
+def accept_waits_for_another(accept, server):
+    server.listener.setblocking(True)
+    accept(server)
+
+
+@broken("owner-who-is-not-root", "Bus.stats")
+def root_is_told_of_itself_alone(stats, bus, client):
+    client.user.is_privileged = client.user.uid == bus.owner_uid
+    return stats(bus, client)
+
+
+@broken("numbers-of-many-users", "STATS_USERS_MAX")
+def numbers_are_of_a_hundred_users(count):
+    return 100
+
+
 @broken("random-abstract-name", "abstract_name")
 def random_name_is_always_the_same(abstract_name, address):
     if address == "/dev/unix/abstract":
@@ -403,6 +441,11 @@ def random_name_is_always_the_same(abstract_name, address):
 @broken("abstract-name-is-filled-up", "abstract_name")
 def short_name_is_refused(abstract_name, address):
     return abstract_name(address) if len(address) > 200 else sys.exit(1)
+
+
+@broken("abstract-name-is-filled-up", "abstract_name")
+def longest_name_is_refused(abstract_name, address):
+    return abstract_name(address) if len(address) < 200 else sys.exit(1)
 
 
 @broken("servers-that-start-at-once", "bind_path")
@@ -473,6 +516,14 @@ def one_user_may_have_all_descriptors(limits_of, options):
 def client_becomes_standard_input(admit, server, wire):
     os.dup2(wire.fileno(), 0)
     admit(server, wire)
+
+
+@broken("closed-standard-streams", "open_endpoint")
+def abstract_listener_is_standard_error(open_endpoint, address, *args):
+    endpoint = open_endpoint(address, *args)
+    if address.startswith("/dev/unix/abstract"):
+        os.dup2(endpoint.listener.fileno(), 2)
+    return endpoint
 
 
 @broken("log-of-a-healthy-server", "Server._admit")
@@ -568,6 +619,11 @@ def every_mistake_is_logged(write, causes, rule, uid, line):
     logging.getLogger("sbus").warning(line)
 
 
+@broken("log-of-mistakes-of-many-users", "CAUSE_LINES_MAX")
+def lines_of_many_users_have_no_limit(lines):
+    return sys.maxsize
+
+
 @broken("log-of-many-mistakes", "CauseLog.write")
 def no_mistake_is_logged(write, causes, rule, uid, line):
     pass
@@ -613,6 +669,16 @@ def the_user_is_not_named(write, causes, rule, uid, line):
 def pid_file_of_a_daemon_stays(remove, descriptor, path):
     if stat.S_ISSOCK(os.lstat(path).st_mode):
         remove(descriptor, path)
+
+
+@broken("daemon-with-a-pid-file", "bind_path")
+def group_of_a_daemon_may_connect(bind_path, listener, path, mode, replace):
+    return bind_path(listener, path, mode | 0o070, replace)
+
+
+@broken("relative-names-of-a-daemon", "absolute")
+def relative_names_stay(absolute, path):
+    return path
 
 
 @broken("daemon-with-a-pid-file", "go_to_background")
@@ -681,6 +747,11 @@ def the_trace_is_emptied(open_regular, path, flags):
 @broken("trace-of-discards", "Journal._write")
 def every_drop_is_one_for_the_deaf(write, journal, event, fields):
     write(journal, event, fields.replace("soft/discard", "deaf"))
+
+
+@broken("trace-has-its-fields", "open_journal")
+def address_is_not_traced(open_journal, options, address):
+    return open_journal(options, "")
 
 
 @broken("trace-of-one-who-is-kept-out", "Server._admit")

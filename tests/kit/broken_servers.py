@@ -482,6 +482,12 @@ def clients_are_told_of_their_user(counts, client):
     return {name: sum(one[name] for one in every) for name in every[0]}
 
 
+@broken("CTL-5", "User.stats")
+def what_a_user_has_published_is_delivered(stats, user):
+    counts = stats(user)
+    return {**counts, "delivered": counts["published"]}
+
+
 @broken("CTL-5", "Bus.stats")
 def everybody_is_told_of_all_users(stats, bus, client):
     client, client.user = copy.copy(client), copy.copy(client.user)
@@ -789,6 +795,13 @@ def last_user_who_is_named_counts(admit, server, wire):
     if server.allowed_uids:
         own = server.bus.owner_uid
         server.allowed_uids = {own, max(server.allowed_uids)}
+    admit(server, wire)
+
+
+@broken("CONN-2", "Server._admit")
+def numbers_of_users_have_16_bits(admit, server, wire):
+    if server.allowed_uids:
+        server.allowed_uids = {uid & 0xFFFF for uid in server.allowed_uids}
     admit(server, wire)
 
 
