@@ -761,14 +761,25 @@ def half_of_the_descriptors_for_a_user(trial: Trial) -> None:
         require(count <= most // 2, f"{count} of its clients are let in")
 
 
+def close_standard_streams() -> None:
+    """Begin without standard input, output and error."""
+    os.closerange(0, 3)
+
+
+@check("CONN-2")
+def user_of_a_number_without_streams(trial: Trial) -> None:
+    options = "-u", str(os.geteuid())
+    trial.say(f"the server is started with {options}; 0, 1, 2 are closed")
+    trial.server.start(options, begin=close_standard_streams)
+    trial.client().settle()
+
+
 @check("RUN-7")
 def closed_standard_streams(trial: Trial) -> None:
     name = f"{ABSTRACT}/00{os.urandom(8).hex()}"  # its first file is a socket
-    user = "-u", str(os.geteuid())
-    for options, path in (((), ""), (user, name)):
+    for path in ("", name):
         trial.say("the server is started with 0, 1 and 2 closed")
-        close = functools.partial(os.closerange, 0, 3)
-        trial.server.launch(options, path, begin=close)
+        trial.server.launch((), path, close_standard_streams)
         if path:
             trial.server.name = full_name(path)
         first_client(trial)

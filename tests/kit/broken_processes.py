@@ -518,6 +518,11 @@ def client_becomes_standard_input(admit, server, wire):
     admit(server, wire)
 
 
+@broken("user-of-a-number-without-streams", "user_id")
+def numbers_of_users_are_names(user_id, text):
+    return user_id(f"{text} ")
+
+
 @broken("closed-standard-streams", "open_endpoint")
 def abstract_listener_is_standard_error(open_endpoint, address, *args):
     endpoint = open_endpoint(address, *args)
