@@ -26,7 +26,7 @@ NONE = (None, None, None, None)
 
 
 def parse(line: bytes) -> tuple[Any, bool]:
-    """Return an event; or the number of what is none, and False."""
+    """Return an event; or the number of what is none, if any, and False."""
     try:
         event = json.loads(line)
         numbers, texts = FIELDS.get(event.get("ev"), ("none", ""))
@@ -39,7 +39,7 @@ def parse(line: bytes) -> tuple[Any, bool]:
     if is_event and "c" in numbers:
         is_event = event["c"] > 0 and event.get("size", 0) >= 0
     n = values[0] if is_number[0] else None
-    return event if is_event else n, is_event
+    return event if is_event else n or None, is_event
 
 
 def selects(pattern: str, own: str, key: str, prefix: str) -> bool:

@@ -134,6 +134,9 @@ def spoil(path: Path, chosen: random.Random) -> None:
         lines.insert(at, chosen.choice(["", "{", '{"n":7', "[]", "é" * 99]))
     if chosen.random() < 0.1:
         lines[chosen.randrange(len(lines))] = '{"n":7,"ev":"send"}'
+    if chosen.random() < 0.1:  # a number that JSON does not have
+        at = chosen.randrange(len(lines))
+        lines[at] = lines[at].replace('":', '":0', chosen.choice([1, 4]))
     text = "\n".join(lines) + chosen.choice(["\n", "\n", "\n{"])
     path.write_text(text, "utf-8")
 
@@ -141,13 +144,13 @@ def spoil(path: Path, chosen: random.Random) -> None:
 def spoil_once(events: list[Event], chosen: random.Random) -> None:
     """Change, move, remove, repeat or add an event."""
     at = chosen.randrange(len(events))
-    kinds = chosen.choice([("send",), ("msg",), ("drop",), RARE, RARE])
+    kinds = chosen.choice([("send",), ("msg",), ("drop",), RARE, RARE, ENDS])
     some = [i for i, event in enumerate(events) if event["ev"] in kinds]
     if some:
         at = chosen.choice(some)
     event, other = events[at], chosen.choice(events)
-    acts = ["remove", "repeat", "move", "swap", "give", "add", "c", "m", ""]
-    act = chosen.choice(acts)
+    acts = ["remove", "repeat", "move", "swap", "give", "add", ""]
+    act = chosen.choice([*acts, "n", "c", "m"])
     if act == "remove":
         del events[at]
     elif act == "repeat":
@@ -167,7 +170,7 @@ def spoil_once(events: list[Event], chosen: random.Random) -> None:
     elif act == "add":
         extra = {"n": 1, "t": 1, "c": other.get("c", 1)}
         events.insert(at, extra | chosen.choice(EXTRAS))
-    elif act in ("c", "m"):
+    elif act in ("n", "c", "m"):
         if act in event:
             values = [other.get(act, 1), event[act] - 1, 0, 10**15]
             event[act] = chosen.choice(values)
@@ -189,4 +192,5 @@ EXTRAS: tuple[Event, ...] = (
     {"ev": "open", "gid": 100, "uid": 1000, "pid": 1},
     {"ev": "close"},
 )
-RARE = ("open", "close", "sub", "unsub", "ctl", "start", "stop")
+ENDS = ("start", "stop")
+RARE = ("open", "close", "sub", "unsub", "ctl", *ENDS)
