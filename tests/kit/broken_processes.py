@@ -57,52 +57,59 @@ def packet_20001_is_lost(handle, *args):
     return handle(*args) if len(COUNT) != 20_001 else False
 
 
-@broken("memory-over-time", "Server.disconnect")
+@broken("clients-come-and-leave", "Server.disconnect")
 def clients_are_kept(disconnect, server, client, cause):
     HOARD.append((client, b"x" * 2000, len(HOARD)))
     HOARD.append(bytes(2000))
     disconnect(server, client, cause)
 
 
-@broken("memory-over-time", "Server.disconnect")
+@broken("clients-come-and-leave", "Server.disconnect")
 def a_bit_of_each_client_is_kept(disconnect, server, client, cause):
     HOARD.append(bytes(300))
     disconnect(server, client, cause)
 
 
-@broken("memory-over-time", "Bus.unsubscribe")
+@broken("patterns-come-and-go", "Bus.unsubscribe")
 def patterns_are_kept(unsubscribe, bus, client, pattern):
     HOARD.append(bytes(bytearray(pattern)))
     unsubscribe(bus, client, pattern)
 
 
-@broken("memory-over-time", "Bus.handle")
+@broken("messages-are-read", "Bus.handle")
 def messages_are_kept(handle, bus, client, packet, start):
     HOARD.append(packet)
     return handle(bus, client, packet, start)
 
 
-@broken("memory-over-time", "Bus.handle")
+@broken("packets-wait-for-a-reader", "Backlog.clear")
+def packets_for_those_who_left_are_kept(clear, backlog):
+    HOARD.append(clear(backlog))
+    return HOARD[-1]
+
+
+@broken("questions-are-answered", "Bus.handle")
 def questions_are_kept(handle, bus, client, packet, start):
     if bytes(packet[:4]) == b"CMSG":
         HOARD.append(bytes(100))
     return handle(bus, client, packet, start)
 
 
-@broken("memory-of-mistakes", "Server._blame")
+@broken("clients-make-mistakes", "Server._blame")
 def mistakes_are_kept(blame, *args):
     HOARD.append(bytes(4_000))
     return blame(*args)
 
 
-@broken("memory-over-time", "Server.disconnect")
+@broken("clients-come-and-leave", "Server.disconnect")
 def descriptors_are_kept(disconnect, server, client, cause):
-    with contextlib.suppress(OSError):
+    COUNT.append(1)
+    if len(COUNT) % 100 == 0:  # more would soon leave it none for clients
         HOARD.append(client.wire.dup())
     disconnect(server, client, cause)
 
 
-@broken("memory-over-time", "Server._receive")
+@broken("clients-leave-with-packets-unread", "Server._receive")
 def descriptors_are_kept_after_a_reset(receive, server, client):
     try:
         return receive(server, client)
@@ -127,6 +134,11 @@ def descriptors_are_received(admit, server, wire):
     with contextlib.suppress(OSError):  # the kernel is too old to refuse any
         wire.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 1)
     admit(server, Hoarder(fileno=wire.detach()))
+
+
+@broken("descriptors-are-passed", "Server._admit")
+def each_descriptor_is_received(admit, server, wire):
+    descriptors_are_received(admit, server, wire)
 
 
 @broken("passed-descriptor-is-closed", "Bus.subscribe")

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 
-import broken_processes
 import fake_bus
 import fake_kernel
 from broken_servers import BROKEN, Broken
-from conformance.checks import CHECKS
-from conformance.kit import Kit
 from conformance.report import failures_by_rule
-from conformance.server import ServerProcess
 from fake_bus import CASES, run_on_fake_kernel
 from processes import ROOT
 
-SECONDS_FOR_A_MISTAKE = 1.0  # what comes later is none of a server's
 SBUS = compile((ROOT / "sbus.py").read_bytes(), "sbus.py", "exec")
 
 
@@ -63,26 +57,3 @@ class TestBrokenServers:
             for failed in failures_by_rule(results).values()
         ]
         assert any(broken.rule in rules for rules in explained)
-
-
-class TestBrokenProcesses:
-    def test_every_check_finds_one(self) -> None:
-        """[LIMIT-19] What a check is about is broken by a server."""
-        names = {check.name for check in CHECKS}
-        assert {one.rule for one in broken_processes.BROKEN} == names
-
-    @pytest.mark.parametrize(
-        "broken", broken_processes.BROKEN, ids=lambda one: one.name
-    )
-    def test_the_check_finds_it(self, broken: Broken) -> None:
-        """It is run as any server is."""
-        check = next(one for one in CHECKS if one.name == broken.rule)
-        file = broken_processes.__file__
-        path = ":".join(filter(None, sys.path))
-        words = ["env", f"PYTHONPATH={path}", sys.executable, file]
-        command = shlex.join([*words, broken.name, "-f", "-a", "{address}"])
-        with ServerProcess(command, SECONDS_FOR_A_MISTAKE) as server:
-            result = Kit(server, ours=True, choices=False).judge(check)
-        if result.what == "no user can start it":
-            pytest.skip("root's Python is not for others")
-        assert result.verdict == "failed", result
