@@ -58,13 +58,6 @@ def packet_20001_is_lost(handle, *args):
 
 
 @broken("clients-come-and-leave", "Server.disconnect")
-def clients_are_kept(disconnect, server, client, cause):
-    HOARD.append((client, b"x" * 2000, len(HOARD)))
-    HOARD.append(bytes(2000))
-    disconnect(server, client, cause)
-
-
-@broken("clients-come-and-leave", "Server.disconnect")
 def a_bit_of_each_client_is_kept(disconnect, server, client, cause):
     HOARD.append(bytes(300))
     disconnect(server, client, cause)
