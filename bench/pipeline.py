@@ -17,6 +17,7 @@ Licence: ISC, see LICENSE.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -254,12 +255,18 @@ BENCHES = {"audit": bench_audit, "table": bench_table}
 
 def main() -> None:
     """Print the tables that are asked for."""
-    count, *names = sys.argv[1:] or ["20000000"]
+    asked = argparse.ArgumentParser(description="How fast the pipeline is.")
+    asked.add_argument("count", type=int, nargs="?", default=20_000_000)
+    asked.add_argument("names", nargs="*", metavar="{audit,table}")
+    options = asked.parse_args()
+    wrong = {*options.names}.difference(BENCHES)
+    if options.count < 1 or wrong:
+        asked.error("a number of events, audit or table is wanted")
     print("| what | by | seconds | MiB of the largest process |")
     print("|---|---|---|---|", flush=True)
-    for name in names or BENCHES:
+    for name in options.names or BENCHES:
         with tempfile.TemporaryDirectory(prefix="sbus-") as folder:
-            BENCHES[name](int(count), folder)
+            BENCHES[name](options.count, folder)
 
 
 if __name__ == "__main__":
