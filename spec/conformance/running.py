@@ -301,6 +301,9 @@ def wrong_options(trial: Trial) -> None:
         "--max-patterns 5x",
         "--block-timeout 0",
         "--cred-prefix !/cred/1//3",
+        "--cred-prefix !/crew/1/2/3",
+        "--cred-prefix !/cred/1/2",
+        "--cred-prefix !/cred/1/2/3/",
         "--trace-payload",
         "-u 4294967295",
         f"{'' if is_said else '-f'} -p {pid_file}",
@@ -689,13 +692,16 @@ def pid_file_that_took_its_place_is_kept(trial: Trial) -> None:
         require(is_there, "it has removed what is not its own")
 
 
-@check("RUN-9")
+@check("RUN-9", "ADDR-10")
 def what_is_no_pid_file_is_kept(trial: Trial) -> None:
-    for text in (b"%d\n" % os.getpid(), b"precious\n"):
+    own = b"%d\n" % os.getpid()
+    for text, *options in ((own,), (b"precious\n",), (own, "-r")):
         pid_file = write_file(trial, text)
-        with daemon(trial, pid_file, 1):
+        with daemon(trial, pid_file, 1, *options) as server:
             found = read_file(pid_file)
             require(found == text, f"the file now holds {describe(found)}")
+            is_left = os.path.lexists(server.path)
+            require(not is_left, "it does not start, and leaves its socket")
     target = write_file(trial, b"")
     os.mkdir(target + ".directory")
     with daemon(trial, target + ".directory", 1):
@@ -767,12 +773,15 @@ def close_standard_streams() -> None:
     os.closerange(0, 3)
 
 
-@check("CONN-2")
-def user_of_a_number_without_streams(trial: Trial) -> None:
-    options = "-u", str(os.geteuid())
+@check("CONN-2", "LIMIT-5")
+def numbers_without_streams(trial: Trial) -> None:
+    options = "--max-patterns", "1", "-u", str(os.geteuid())
     trial.say(f"the server is started with {options}; 0, 1, 2 are closed")
     trial.server.start(options, begin=close_standard_streams)
-    trial.client().settle()
+    client = trial.client("k")
+    trial.say("a client's second pattern is one too many")
+    client.send(b"SUB l")
+    hear(client, END)
 
 
 @check("RUN-7")
@@ -950,9 +959,9 @@ def log_of_mistakes_of_many_users(trial: Trial) -> None:
     require(lines <= most, f"it logs {lines} lines in {seconds:.1f} s")
 
 
-@check("BLOCK-20", fills=True)
+@check("BLOCK-20", options="--max-backlog 1", fills=True)
 def log_of_the_first_discard(trial: Trial) -> None:
-    trial.server.start()
+    trial.server.start(trial.options)
     reader, publisher = trial.client("k"), trial.client()
     reader.send(b"CMSG blocking/soft/discard")
     trial.server.fill(reader)
@@ -960,6 +969,12 @@ def log_of_the_first_discard(trial: Trial) -> None:
     trial.say("three messages are discarded for a reader")
     for _ in range(3):
         publisher.send(b"MSG k\0")
+    publisher.settle()
+    trial.say("and one for another reason")
+    reader.send(b"CMSG blocking/soft/queue")
+    reader.send(b"CMSG blocking/hard/discard")
+    reader.settle()
+    publisher.send(b"MSG k\0")
     publisher.settle()
     count = len(trial.server.log_lines()) - before
     require(count == 1, f"it logs {count} lines of that")
@@ -1133,6 +1148,24 @@ def trace_of_discards(trial: Trial) -> None:
     why = [one.get("reason") for one in events if one.get("ev") == "drop"]
     wanted = ["soft/discard", "hard/discard"]
     require(why == wanted, f"the reasons are {why}")
+    readers = {one.get("c") for one in events if one.get("pattern") == "k"}
+    messages = [one.get("m") for one in events if one.get("key") == "k"]
+    found = [
+        (one.get("m"), {one.get("c")})
+        for one in events
+        if one.get("ev") == "drop"
+    ]
+    is_told = found == [(message, readers) for message in messages]
+    require(is_told, f"it tells of {found}, of messages {messages}")
+
+
+@check("TRACE-1")
+def trace_of_a_daemon(trial: Trial) -> None:
+    pid_file, path = trial.server.new_path(), trial.server.new_path()
+    with daemon(trial, pid_file, 0, "--trace", path):
+        end_daemon(trial, number_in(pid_file))
+    found = [one.get("ev") for one in read_trace(path)[1]]
+    require(found == ["start", "stop"], f"its trace says {found}")
 
 
 @check("TRACE-1", "CONN-2", options="-u root -g -o")

@@ -140,6 +140,7 @@ def leaves_nothing(work: Callable[[Trial], None]) -> Callable[[Trial], None]:
     @functools.wraps(work)
     def run(trial: Trial) -> None:
         trial.say(f"{work.__name__.replace('_', ' ')}, again and again")
+        trial.server.start(trial.options)  # with no memory left to use again
         memory, count = growth(trial, work)
         grown = f"the server has {memory >> 10} KiB and {count} descriptors"
         is_more = memory > GROWTH_BYTES_MAX or count > GROWTH_DESCRIPTORS_MAX

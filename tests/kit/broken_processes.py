@@ -381,6 +381,21 @@ def what_follows_a_number_is_ignored(limit, is_whole, text):
     return limit(is_whole, re.sub("(?<=[0-9])[a-z].*", "", text))
 
 
+@broken("wrong-options", "prefix")
+def beginning_of_a_prefix_may_be_another(prefix, text):
+    return prefix(text.replace("!/crew/", "!/cred/"))
+
+
+@broken("wrong-options", "prefix")
+def prefix_may_end_in_a_slash(prefix, text):
+    return prefix(text.rstrip("/"))
+
+
+@broken("wrong-options", "prefix")
+def prefix_may_lack_a_number(prefix, text):
+    return prefix(text if text.count("/") > 3 else f"{text}/0")
+
+
 @broken("wrong-addresses", "open_endpoint")
 def wrong_address_has_status_3(open_endpoint, *args):
     try:
@@ -523,9 +538,16 @@ def client_becomes_standard_input(admit, server, wire):
     admit(server, wire)
 
 
-@broken("user-of-a-number-without-streams", "user_id")
+@broken("numbers-without-streams", "user_id")
 def numbers_of_users_are_names(user_id, text):
     return user_id(f"{text} ")
+
+
+@broken("numbers-without-streams", "limits_of")
+def limits_are_the_default_without_streams(limits_of, options):
+    if os.readlink("/proc/self/fd/1") == os.devnull:
+        options.max_patterns = 1024
+    return limits_of(options)
 
 
 @broken("closed-standard-streams", "open_endpoint")
@@ -664,6 +686,14 @@ def every_discard_is_logged(discard, *args):
     discard(*args)
 
 
+@broken("log-of-the-first-discard", "FloodControl.discard")
+def first_of_each_reason_is_logged(discard, flood, receiver, packets, reason):
+    if HOARD and reason not in HOARD:
+        os.write(2, b"sbusd: discard\n")
+    HOARD.append(reason)
+    discard(flood, receiver, packets, reason)
+
+
 @broken("log-of-each-mistake", "CauseLog.write")
 def an_empty_packet_is_not_logged(write, causes, rule, uid, line):
     if rule != "PKT-4":
@@ -725,6 +755,21 @@ def no_process_is_alive(is_alive, pid):
     return False
 
 
+@broken("what-is-no-pid-file-is-kept", "open_pid_file")
+def pid_file_is_replaced_like_a_socket(open_pid_file, path):
+    if "-r" in sys.argv:
+        os.unlink(path)
+    return open_pid_file(path)
+
+
+@broken("what-is-no-pid-file-is-kept", "open_pid_file")
+def socket_is_left_for_want_of_a_pid_file(open_pid_file, path):
+    try:
+        return open_pid_file(path)
+    except Exception:
+        os._exit(1)
+
+
 @broken("sigusr1-is-no-end", "log_stats")
 def nothing_is_logged_on_sigusr1(log_stats, server):
     pass
@@ -757,6 +802,19 @@ def the_trace_is_emptied(open_regular, path, flags):
 @broken("trace-of-discards", "Journal._write")
 def every_drop_is_one_for_the_deaf(write, journal, event, fields):
     write(journal, event, fields.replace("soft/discard", "deaf"))
+
+
+@broken("trace-of-discards", "Journal._write")
+def every_drop_is_for_one_client(write, journal, event, fields):
+    number = '"c":1,' if event == "drop" else r"\g<0>"
+    write(journal, event, re.sub('"c":[0-9]+,', number, fields))
+
+
+@broken("trace-of-a-daemon", "open_journal")
+def daemon_has_no_trace(open_journal, options, address):
+    if options.daemon:
+        options.trace = None
+    return open_journal(options, address)
 
 
 @broken("trace-has-its-fields", "open_journal")

@@ -170,6 +170,18 @@ unlimit("long-keys-of-control", "LIMIT-4", b"CMSG", sys.maxsize, 64)
 unlimit("segments-of-control", "LIMIT-17", b"CMSG", 4096, sys.maxsize)
 
 
+@broken("LIMIT-17", "parse_packet")
+def first_segment_does_not_count_if_empty(parse, packet, max_key, segments):
+    head = packet.partition(b"\0")[0]
+    return parse(packet, max_key, segments + (b" /" in head))
+
+
+@broken("LIMIT-5", "limit")
+def number_with_a_leading_zero_is_octal(limit, is_whole, text):
+    is_octal = text.startswith("0") and text.isdigit()
+    return limit(is_whole, f"{int(text, 8)}" if is_octal else text)
+
+
 @broken("LIMIT-4", "Bus.__init__")
 def unlimited_is_4096(init, bus, limits, *options):
     most = min(limits.max_key, 4096)
@@ -454,6 +466,12 @@ def unknown_control_packet_disconnects(control, bus, client, key):
 @broken("CTL-2", "Bus.control")
 def beginning_of_a_control_key_is_enough(control, bus, client, key):
     known = (one for one in CHOICES if key.startswith(one))
+    control(bus, client, next(known, key))
+
+
+@broken("CTL-2", "Bus.control")
+def beginning_of_a_question_is_enough(control, bus, client, key):
+    known = (one for one in (b"stats", WHOAMI) if key.startswith(one))
     control(bus, client, next(known, key))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 
@@ -14,7 +15,8 @@ from conformance.kit import Kit, Result
 from conformance.server import ServerProcess
 
 SECONDS_FOR_A_MISTAKE = 1.0  # what comes later is none of a server's
-PYTHONS = (sys.executable, "/usr/bin/python3")  # root's may be for root only
+# One that root has made for itself may be for root only
+PYTHONS = [*filter(os.path.exists, (sys.executable, "/usr/bin/python3"))]
 
 
 def find(broken: Broken, python: str) -> Result:
