@@ -19,6 +19,7 @@ from typing import IO, NamedTuple, Protocol
 
 from .conversation import Failure
 from .examples import escape
+from .processes import held_signals
 
 COMMANDS = {  # and how many texts each has
     "subscribe": 1,
@@ -159,9 +160,10 @@ class Adapter:
 
     def _end(self) -> str:
         """Return how a client that has closed its output has ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.2)
-        status = self._process.poll()
+        with held_signals():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.2)
+            status = self._process.poll()
         if status is None:
             return "has closed its standard output"
         how = f"ended with status {status}"

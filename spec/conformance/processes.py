@@ -1,14 +1,32 @@
-"""What Linux tells of processes: children, states, what they use."""
+"""Processes: their children, states, what they use; signals to the kit."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
+import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Callable
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[Callable[[], object]]:
+    """Hold up signals that end the kit; return what releases them.
+
+    Where one arrives, what was begun is not finished: a process that is
+    started would be unknown, a lock within subprocess locked for ever.
+    """
+    hold, restore = signal.SIG_BLOCK, signal.SIG_SETMASK
+    ending = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = signal.pthread_sigmask(hold, ending)
+    try:
+        yield lambda: signal.pthread_sigmask(restore, before)
+    finally:
+        signal.pthread_sigmask(restore, before)
 
 
 def descendants(process: int) -> Iterator[int]:

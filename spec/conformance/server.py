@@ -10,12 +10,12 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable
 
 from .conversation import Failure
 from .examples import escape
-from .processes import descendants, is_stopped, limit
+from .processes import descendants, held_signals, is_stopped, limit
 from .wire import Wire, connect_in_child, connect_socket
 
 START_SECONDS_MAX = 10.0
@@ -24,21 +24,6 @@ LOG_BYTES_SHOWN = 400
 FREEZE_SECONDS_MAX = 0.2  # for what the server has started
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 SANITIZER = " (built with -fsanitize=address it says where)"
-
-
-@contextlib.contextmanager
-def held_signals() -> Iterator[Callable[[], object]]:
-    """Hold up signals that end the kit; return what releases them.
-
-    A server is known, and thus ended, too, when they arrive.
-    """
-    hold, restore = signal.SIG_BLOCK, signal.SIG_SETMASK
-    ending = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = signal.pthread_sigmask(hold, ending)
-    try:
-        yield lambda: signal.pthread_sigmask(restore, before)
-    finally:
-        signal.pthread_sigmask(restore, before)
 
 
 class ServerProcess:
@@ -151,24 +136,25 @@ class ServerProcess:
     def status(self) -> int | None:
         """Return the server's exit status if it has ended."""
         assert self._process
-        return self._process.poll()
+        with held_signals():
+            return self._process.poll()
 
     def await_status(self, seconds_max: float) -> int:
         """Wait for the server's end; return its exit status.
 
         Raises: Failure if it does not end in time.
         """
-        assert self._process
-        try:
-            return self._process.wait(seconds_max)
-        except subprocess.TimeoutExpired:
-            raise Failure("the server does not end") from None
+        end = time.monotonic() + seconds_max
+        while (status := self.status()) is None:
+            if time.monotonic() > end:
+                raise Failure("the server does not end")
+            time.sleep(0.002)  # as subprocess does
+        return status
 
     def _await(self, end: float) -> None:
         """Return once the server serves."""
-        assert self._process
         what = ""
-        while time.monotonic() < end and self._process.poll() is None:
+        while time.monotonic() < end and self.status() is None:
             try:
                 return self._probe()
             except Failure as failure:
@@ -249,13 +235,12 @@ class ServerProcess:
 
     def fault(self) -> str:
         """Return what is wrong with the server if it serves no more."""
-        assert self._process
         self.thaw()
         try:
             self._probe()
         except Failure as failure:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.2)
+            with contextlib.suppress(Failure):
+                self.await_status(0.2)
             what = self._end() or f"does not serve a new client: {failure}"
             return f"the server {what}{self.log()}"
         return ""
@@ -277,8 +262,7 @@ class ServerProcess:
 
     def _end(self) -> str:
         """Return how the server ended, if it did."""
-        assert self._process
-        status = self._process.poll()
+        status = self.status()
         if status is not None and status < 0:
             hint = SANITIZER if -status in FAULTS else ""
             return f"was killed: {signal.strsignal(-status) or -status}{hint}"
@@ -307,12 +291,12 @@ class ServerProcess:
             return
         self.thaw()
         self.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(self.seconds_max)
+        with contextlib.suppress(Failure):
+            self.await_status(self.seconds_max)
         self.send_signal(signal.SIGKILL)
         process.wait()
-        os.unlink(self._log)
         self._process = None
+        os.unlink(self._log)
 
     def __enter__(self) -> ServerProcess:
         return self

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import processes
+from conformance.cli import SIGNALS, end
 from conformance.conversation import Failure, Unanswered, has_members
 from conformance.examples import Block, conversations, escape
 from conformance.rules import SPEC
@@ -101,6 +102,26 @@ def write(causes, rule, uid, line):
 sbus.CauseLog.write = write
 sys.exit(sbus.main(["-f", "-a", *sys.argv[1:]]))
 """
+
+
+class InterruptedLock:
+    """A lock of one thread: a signal comes as it is taken."""
+
+    is_locked = False
+
+    def acquire(self, _: bool = True) -> bool:
+        self.is_locked = True
+        os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+    def release(self) -> None:
+        self.is_locked = False
+
+    def __enter__(self) -> None:
+        self.is_locked = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_locked = False
 
 
 class TestKit:
@@ -319,6 +340,21 @@ class TestKit:
         assert not list(files.iterdir())
         with pytest.raises(ProcessLookupError):
             os.kill(server, 0)
+
+    def test_a_signal_while_a_lock_is_taken(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It leaves none locked: the end of the server would wait for it."""
+        before = {one: signal.signal(one, end) for one in SIGNALS}
+        with ServerProcess(naive(), processes.SECONDS_MAX) as server:
+            server.start()
+            lock = InterruptedLock()
+            monkeypatch.setattr(server._process, "_waitpid_lock", lock)
+            with pytest.raises(SystemExit):
+                server.status()
+            assert not lock.is_locked
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
     @pytest.mark.parametrize(
         ("server", "message"),
