@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import running, traffic
+from . import logs, running, traffic
 from .trial import CHECKS
 
-__all__ = ["CHECKS", "running", "traffic"]
+__all__ = ["CHECKS", "logs", "running", "traffic"]
