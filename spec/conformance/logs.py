@@ -30,6 +30,7 @@ from .trial import NotApplicable, Trial, check, hear, require
 MISTAKES = 100
 KEPT_OUT = 30
 LINE_SECONDS = 1.1  # [CONN-13] after which a line more is due
+HOUR = 3600 * 10**9  # in nanoseconds
 LOGGED_BYTES_MAX = 80  # [RUN-15] of what a client sent
 
 
@@ -58,6 +59,15 @@ def log_of_a_healthy_server(trial: Trial) -> None:
     require(count == 1, f"it logs {count} lines when it stops")
 
 
+@check("RUN-14")
+def log_of_a_daemon(trial: Trial) -> None:
+    pid_file = trial.server.new_path()
+    with daemon(trial, pid_file, 0) as server:
+        end_daemon(trial, number_in(pid_file))
+        count = len(server.log_lines())
+        require(count == 2, f"in the file of its log are {count} lines")
+
+
 @check("RUN-15", options="-v")
 def log_of_bytes_of_clients(trial: Trial) -> None:
     trial.server.start(trial.options)
@@ -79,7 +89,9 @@ def log_of_bytes_of_clients(trial: Trial) -> None:
     for _ in range(2):
         require(reader.receive() != END, "a reader is disconnected")
     stop(trial)
-    for line in trial.server.log_lines():
+    lines = trial.server.log_lines()
+    require(len(lines) > 2, "it logs no decision")
+    for line in lines:
         shown = line.rstrip(b"\n")
         is_plain = all(32 <= byte < 127 for byte in shown)
         require(is_plain, f"it logs {describe(shown)}")
@@ -255,6 +267,7 @@ def log_that_is_closed(trial: Trial) -> None:
 
 Event = dict[str, Any]
 ENDS = "n", "t", "version", "address", "host", "cred_prefix"
+UNKNOWN = {*ENDS, "reason"}  # to a client
 FIELDS: dict[Any, tuple[str, ...]] = {
     "start": ENDS,
     "stop": ENDS,
@@ -294,7 +307,7 @@ def read_trace(path: str) -> tuple[int, list[Event]]:
     try:
         mode = stat.S_IMODE(os.stat(path).st_mode)
         with open(path, "rb") as file:
-            return mode, [json.loads(line) for line in file]
+            return mode, [json.loads(line.decode("ascii")) for line in file]
     except (OSError, ValueError) as error:
         raise Failure(f"the trace cannot be read: {error}") from None
 
@@ -318,11 +331,77 @@ def trace_is_in_order(trial: Trial) -> None:
 
 
 @check("TRACE-1")
+def trace_of_a_conversation(trial: Trial) -> None:
+    path = trial.server.new_path()
+    trial.say("a server is started with a trace")
+    trial.server.start(("--trace", path))
+    reader, publisher = trial.client("x"), trial.client("y")
+    for client, packet in (
+        (reader, b'SUB "\xff*'),
+        (reader, b'SUB "\xff*'),
+        (publisher, b'MSG "\xff\n\0four'),
+        (publisher, b"MSG k\0"),
+        (publisher, b"CMSG unknown/\0x"),
+        (publisher, b"UNSUB none"),
+        (reader, b'UNSUB "\xff*'),
+    ):
+        trial.say(f"a client sends {escape(packet)}")
+        client.send(packet)
+        client.settle()
+    trial.say("and its reader leaves")
+    reader.close()
+    for _ in range(2):
+        publisher.settle()
+    stop(trial)
+    events = read_trace(path)[1]
+    opened = [one.get("c") for one in events if one.get("ev") == "open"]
+    is_counted = opened == [*range(1, len(opened) + 1)]
+    require(is_counted, f"the numbers of its clients are {opened}")
+    a, b = opened[-2:]
+    who = reader.gid, reader.uid, reader.pid
+    wanted = (
+        ("open", a, *who),
+        ("sub", a, "x"),
+        ("open", b, *who),
+        ("sub", b, "y"),
+        ("sub", a, '"\xff*'),
+        ("sub", a, '"\xff*'),
+        ("msg", b, 1, '"\xff\n', 4),
+        ("send", 1, a),
+        ("msg", b, 2, "k", 0),
+        ("ctl", b, "unknown/"),
+        ("unsub", a, '"\xff*'),
+        ("close", a),
+    )
+    about = [one for one in events if one.get("c") in (a, b)]
+    told = [fields_told(one) for one in about if not is_question(one)]
+    for found, one in zip(told, wanted):
+        require(found == one, f"it tells {found}, not {one}")
+    left = told[len(wanted) :]
+    require(left in ([], [("close", b)]), f"then it tells {left}")
+    require(len(told) >= len(wanted), f"it ends with {told[-1:]}")
+
+
+def is_question(event: Event) -> bool:
+    """Return whether an event is of a question of the kit."""
+    return event.get("ev") == "ctl" and "whoami" in event.get("key", "")
+
+
+def fields_told(event: Event) -> tuple[Any, ...]:
+    """Return an event's kind, and its fields that a client knows."""
+    kind = event.get("ev")
+    names = [one for one in FIELDS.get(kind, ()) if one not in UNKNOWN]
+    return kind, *map(event.get, names)
+
+
+@check("TRACE-1")
 def trace_has_its_fields(trial: Trial) -> None:
     events = trace_of(trial)
     for one in events:
         missing = {*FIELDS.get(one.get("ev"), ())} - {*one}
         require(not missing, f"{one} has no {missing}")
+        age = time.time_ns() - one["t"]
+        require(abs(age) < HOUR, f"the time of {one} is no time since 1970")
     found = [one["address"] for one in events if one.get("ev") == "start"]
     require(found == [trial.server.path], f"it starts at {found}")
 

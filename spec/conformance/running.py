@@ -181,6 +181,11 @@ def mode_for_all(trial: Trial) -> None:
     mode_is(trial, 0o777)
 
 
+@check("ADDR-6", "RUN-1", options="--group --others")
+def long_names_of_options(trial: Trial) -> None:
+    mode_is(trial, 0o777)
+
+
 def identity(path: str) -> tuple[int, int]:
     """Return what tells a file from another that takes its place."""
     with contextlib.suppress(FileNotFoundError):
@@ -284,6 +289,10 @@ def wrong_options(trial: Trial) -> None:
         "--no-such-option",
         "--max-patterns 0",
         "--max-patterns 5x",
+        "--verb",
+        "--max-patterns",
+        "surplus",
+        "-u nobody/else",
         "--block-timeout 0",
         "--cred-prefix !/cred/1//3",
         "--cred-prefix !/crew/1/2/3",
@@ -313,6 +322,8 @@ def wrong_addresses(trial: Trial) -> None:
         f"{ABSTRACT}/001",
         f"{ABSTRACT}/00xy",
         f"{ABSTRACT}/{'00' * 109}",
+        "/dev/fd/",
+        "/dev/fd/999",
         path.ljust(108, "x"),
     ):
         trial.say(f"a server is started at {wrong}")
@@ -329,6 +340,20 @@ def inherited_socket_of_another_kind(trial: Trial) -> None:
             refuse(trial, f"/dev/fd/{number}", status=1, pass_fds=[number])
 
 
+@check("ADDR-3", "ADDR-10")
+def inherited_socket_that_does_not_listen(trial: Trial) -> None:
+    path = trial.server.new_path()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as handed:
+        handed.bind(path)
+        number = handed.fileno()
+        trial.say(f"a server is started with a socket, at /dev/fd/{number}")
+        trial.server.launch((), f"/dev/fd/{number}", pass_fds=[number])
+        trial.server.name = path
+        first_client(trial).settle()
+        end_by(trial, signal.SIGTERM)
+    require(os.path.lexists(path), "it has removed what is not its own")
+
+
 def become_ordinary() -> None:
     """Go on as an ordinary user, if that can be."""
     if os.geteuid() == 0:
@@ -337,7 +362,9 @@ def become_ordinary() -> None:
         os.setuid(ORDINARY_USER)
 
 
-def be_handed(descriptor: int, directory: str, process: int = 0) -> None:
+def be_handed(
+    descriptor: int, directory: str, process: int = 0, count: str = "1"
+) -> None:
     """Begin as a service manager has an ordinary user's server begin.
 
     The socket is for another process, if one is given.
@@ -345,7 +372,7 @@ def be_handed(descriptor: int, directory: str, process: int = 0) -> None:
     os.dup2(descriptor, 3)
     os.set_inheritable(3, True)
     os.environ["LISTEN_PID"] = str(process or os.getpid())
-    os.environ["LISTEN_FDS"] = "1"
+    os.environ["LISTEN_FDS"] = count
     os.environ["XDG_RUNTIME_DIR"] = directory
     become_ordinary()
 
@@ -388,10 +415,17 @@ def socket_that_is_handed_over(trial: Trial) -> None:
         for client in reversed(clients):
             client.settle()
             client.close()
-        trial.say("and another, whose socket is for process 1")
         path = f"{directory}/sbus.socket"
-        begin = functools.partial(begin, process=1)
-        server.start((), path, begin, close_fds=False)
+        for process, count in ((1, "1"), (0, "")):
+            trial.say(f"one is told of {count or 'no'} socket for {process}")
+            other = functools.partial(begin, process=process, count=count)
+            server.start((), path, other, close_fds=False)
+        server.stop()
+        trial.say("and one is told of two")
+        two = functools.partial(begin, count="2")
+        server.launch((), path, two, close_fds=False)
+        status = server.await_status(server.start_seconds_max)
+        require(status == 1, f"it ends with status {status}")
 
 
 @check("CTL-5", options="-g -o")
@@ -706,11 +740,14 @@ def relative_names_of_a_daemon(trial: Trial) -> None:
 def daemon_without_its_terminal(trial: Trial) -> None:
     pid_file = write_file(trial, b"")
     reading, writing = os.pipe()
+    unread, typed = os.pipe()
     with contextlib.ExitStack() as cleanup:
         cleanup.enter_context(open(reading, "rb"))
-        with open(writing, "wb") as log:
-            start = daemon(trial, pid_file, 0, stderr=log)
+        keyboard = cleanup.enter_context(open(typed, "wb", 0))
+        with open(writing, "wb") as log, open(unread, "rb") as keys:
+            start = daemon(trial, pid_file, 0, stderr=log, stdin=keys)
             server = cleanup.enter_context(start)
+            session = server.processes[0]  # which it has left
         trial.say("its standard error is a pipe, which it has closed")
         for _ in range(9):  # it may have said something before
             ready = select.select([reading], [], [], server.seconds_max)
@@ -719,8 +756,13 @@ def daemon_without_its_terminal(trial: Trial) -> None:
             if not text:
                 break
         require(not text, "it has not")
+        trial.say("and so is its standard input")
+        with contextlib.suppress(BrokenPipeError):
+            raise Failure(f"it is not: {keyboard.write(b'x')} byte fits")
         trial.say("it receives SIGHUP, and goes on")
         number = number_in(pid_file)
+        is_alone = os.getsid(number) != session
+        require(is_alone, "it has not left its session")
         os.kill(number, signal.SIGHUP)
         require(not server.fault(), "it serves no more")
         end_daemon(trial, number)
@@ -752,8 +794,9 @@ def what_is_no_pid_file_is_kept(trial: Trial) -> None:
             require(not is_left, "it does not start, and leaves its socket")
     target = write_file(trial, b"")
     os.mkdir(target + ".directory")
-    with daemon(trial, target + ".directory", 1):
-        pass
+    for pid_file in (target + ".directory", target + ".none/pid"):
+        with daemon(trial, pid_file, 1):
+            pass
 
 
 @check("RUN-5")

@@ -11,6 +11,7 @@ sbus.py, or beside it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -260,6 +261,7 @@ def status_of_the_end_is_1(finish, server):
 
 @broken("end-by-sigint", "STOP_SIGNALS")
 def sigint_is_ignored(signals):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     return [one for one in signals if one.name != "SIGINT"]
 
 
@@ -396,6 +398,35 @@ def prefix_may_lack_a_number(prefix, text):
     return prefix(text if text.count("/") > 3 else f"{text}/0")
 
 
+@broken("wrong-options", "user_id")
+def unknown_user_is_nobody(user_id, text):
+    return user_id(text if text.isdigit() else "nobody")
+
+
+@broken("wrong-options", "parse_options")
+def beginning_of_a_long_name_is_enough(parse_options, arguments):
+    return parse_options([re.sub("^--verb$", "-v", one) for one in arguments])
+
+
+@broken("wrong-options", "parse_options")
+def further_words_are_ignored(parse_options, arguments):
+    return parse_options([one for one in arguments if one != "surplus"])
+
+
+@broken("wrong-options", "parse_options")
+def option_may_lack_its_value(parse_options, arguments):
+    if arguments[-1] == "--max-patterns":
+        arguments.pop()
+    return parse_options(arguments)
+
+
+@broken("long-names-of-options", "parse_options")
+def long_name_of_others_is_ignored(parse_options, arguments):
+    options = parse_options(arguments)
+    options.others &= "--others" not in arguments
+    return options
+
+
 @broken("wrong-addresses", "open_endpoint")
 def wrong_address_has_status_3(open_endpoint, *args):
     try:
@@ -423,6 +454,29 @@ def what_is_no_digit_is_left_out(abstract_name, address):
     return abstract_name(address.replace("xy", ""))
 
 
+@broken("wrong-addresses", "open_endpoint")
+def closed_descriptor_is_reported_in_two_lines(open_endpoint, address, *args):
+    if address == "/dev/fd/999":
+        os.write(2, b"sbusd: what a pity\n")
+    return open_endpoint(address, *args)
+
+
+@broken("inherited-socket-that-does-not-listen", "open_endpoint")
+def inherited_socket_is_to_listen(open_endpoint, address, *args):
+    if address.startswith("/dev/fd/"):
+        with socket.socket(fileno=os.dup(int(address[8:]))) as listener:
+            kind = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            listener.getsockopt(*kind) or sys.exit(1)
+    return open_endpoint(address, *args)
+
+
+@broken("inherited-socket-that-does-not-listen", "open_endpoint")
+def inherited_socket_is_removed(open_endpoint, *args):
+    endpoint = open_endpoint(*args)
+    atexit.register(os.unlink, endpoint.listener.getsockname())
+    return endpoint
+
+
 @broken("inherited-socket-of-another-kind", "inherit")
 def every_socket_will_do(inherit, address):
     os._exit(0)
@@ -438,6 +492,18 @@ def the_socket_of_any_process_will_do(default_address, *args):
 def accept_waits_for_another(accept, server):
     server.listener.setblocking(True)
     accept(server)
+
+
+@broken("socket-that-is-handed-over", "default_address")
+def first_of_two_sockets_will_do(default_address):
+    os.environ["LISTEN_FDS"] = os.environ["LISTEN_FDS"][:1] and "1"
+    return default_address()
+
+
+@broken("socket-that-is-handed-over", "default_address")
+def no_socket_is_one(default_address):
+    os.environ["LISTEN_FDS"] = os.environ["LISTEN_FDS"] or "1"
+    return default_address()
 
 
 @broken("owner-who-is-not-root", "Bus.stats")
@@ -755,11 +821,34 @@ def no_process_is_alive(is_alive, pid):
     return False
 
 
+@broken("daemon-without-its-terminal", "go_to_background")
+def daemon_stays_in_its_session(go_to_background, *args):
+    os.setsid = lambda: None
+    return go_to_background(*args)
+
+
+@broken("daemon-without-its-terminal", "redirect")
+def daemon_keeps_its_standard_input(redirect, descriptor, *args):
+    if descriptor:
+        redirect(descriptor, *args)
+
+
+@broken("log-of-a-daemon", "go_to_background")
+def daemon_closes_its_log(go_to_background, *args):
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    return go_to_background(*args)
+
+
 @broken("what-is-no-pid-file-is-kept", "open_pid_file")
 def pid_file_is_replaced_like_a_socket(open_pid_file, path):
     if "-r" in sys.argv:
         os.unlink(path)
     return open_pid_file(path)
+
+
+@broken("what-is-no-pid-file-is-kept", "open_pid_file")
+def no_pid_file_where_there_is_no_directory(open_pid_file, path):
+    return os.memfd_create("") if "none" in path else open_pid_file(path)
 
 
 @broken("what-is-no-pid-file-is-kept", "open_pid_file")
@@ -808,6 +897,63 @@ def every_drop_is_one_for_the_deaf(write, journal, event, fields):
 def every_drop_is_for_one_client(write, journal, event, fields):
     number = '"c":1,' if event == "drop" else r"\g<0>"
     write(journal, event, re.sub('"c":[0-9]+,', number, fields))
+
+
+def shift(fields: str, name: str, by: int) -> str:
+    """Return fields of an event, one of them made larger."""
+    head, name, tail = fields.partition(f'"{name}":')
+    digits = re.match("[0-9]*", tail)
+    if digits and digits[0]:
+        tail = f"{int(digits[0]) + by}{tail[digits.end() :]}"
+    return head + name + tail
+
+
+@broken("trace-of-a-conversation", "Journal._write")
+def size_counts_the_whole_packet(write, journal, event, fields):
+    write(journal, event, shift(fields, "size", 6))
+
+
+@broken("trace-of-a-conversation", "Journal._write")
+def second_of_two_like_patterns_is_not_traced(write, journal, event, fields):
+    if event != "sub" or HOARD[-1:] != [fields]:
+        write(journal, event, fields)
+    HOARD.extend([fields] * (event == "sub"))
+
+
+@broken("trace-of-a-conversation", "Journal._write")
+def quotes_in_keys_are_left_out(write, journal, event, fields):
+    write(journal, event, fields.replace(r"\"", ""))
+
+
+@broken("trace-of-a-conversation", "Journal._write")
+def unknown_control_packet_is_not_traced(write, journal, event, fields):
+    if event != "ctl" or "whoami" in fields:
+        write(journal, event, fields)
+
+
+@broken("trace-of-a-conversation", "Bus.unsubscribe")
+def every_unsubscription_is_traced(unsubscribe, bus, client, pattern):
+    if pattern == b"none":
+        bus.journal.note("unsub", client, "none")
+    unsubscribe(bus, client, pattern)
+
+
+@broken("trace-of-a-conversation", "Journal._write")
+def messages_are_numbered_from_0(write, journal, event, fields):
+    write(journal, event, shift(fields, "m", -1))
+
+
+@broken("trace-of-a-conversation", "Journal._write")
+def departures_are_not_traced(write, journal, event, fields):
+    if event != "close":
+        write(journal, event, fields)
+
+
+@broken("trace-has-its-fields", "Journal._write")
+def time_is_in_microseconds(write, journal, event, fields):
+    write(journal, event, fields)
+    shorter = re.sub(r'("t":[0-9]+)[0-9]{3},', r"\1,", journal._lines[-1])
+    journal._lines[-1] = shorter
 
 
 @broken("trace-of-a-daemon", "open_journal")

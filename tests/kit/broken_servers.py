@@ -182,6 +182,12 @@ def number_with_a_leading_zero_is_octal(limit, is_whole, text):
     return limit(is_whole, f"{int(text, 8)}" if is_octal else text)
 
 
+@broken("LIMIT-5", "limit")
+def limit_has_32_bits(limit, is_whole, text):
+    low = str(int(text) % (1 << 32)) if text.isdigit() else text
+    return limit(is_whole, low)
+
+
 @broken("LIMIT-4", "Bus.__init__")
 def unlimited_is_4096(init, bus, limits, *options):
     most = min(limits.max_key, 4096)

@@ -45,3 +45,4 @@ class TestBrokenProcesses:
             if result.what != "no user can start it":
                 break
         assert result.verdict == "failed", result
+        assert 'File "' not in result.what, "the mistake is a mistake"

@@ -219,7 +219,7 @@ class TestKit:
         done = run_kit("--server", naive(), *only)
         assert done.status == 1, done
         assert "FAILED [RUN-1] A server MUST answer a wrong" in done.output
-        assert "0 passed, 8 failed" in done.output
+        assert "0 passed, 9 failed" in done.output
 
     def test_a_server_that_listens_and_refuses(self, directory: Path) -> None:
         """It may find out what is wrong when its socket is there already."""
