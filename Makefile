@@ -36,7 +36,7 @@ STARTER = '\#!/usr/bin/env python3\nimport sys\n\nsys.path[0] =\
 PIPELINE = spark-tests cluster-tests
 CLUSTER = tests/pipeline/test_pipeline_cluster.py
 TESTS = example-tests first-server-tests more-server-tests client-tests\
- broken-server-tests kit-tests other-tests
+ broken-server-tests broken-log-tests kit-tests other-tests
 RULES = build/rules
 LAST = test_every_rule_has_a_test_that_passed
 # A module is compiled once, and not by each of a thousand processes
@@ -84,7 +84,10 @@ client-tests:
 # Those of broken servers take as long as all others of the kit
 BROKEN_SERVERS = tests/kit/test_broken_processes.py
 broken-server-tests:
-	@nice -n 5 $(PYTEST) $(BROKEN_SERVERS)
+	@nice -n 5 $(PYTEST) $(BROKEN_SERVERS)::TestBrokenProcesses
+
+broken-log-tests:
+	@nice -n 5 $(PYTEST) $(BROKEN_SERVERS)::TestBrokenLogs
 
 kit-tests:
 	@nice -n 5 $(PYTEST) tests/kit --ignore $(BROKEN_SERVERS) -k "not $(LAST)"

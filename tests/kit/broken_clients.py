@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Callable, NamedTuple
 
 import sbus_client
-from broken_servers import Mistake, put_before
+from broken_servers import Mistake, collect, put_before
 from client_adapter import serve
 from conformance.adapter import Adapter
 from sbus_client import AddressError, Message, PacketTooLarge, is_answer
@@ -111,17 +111,7 @@ class BrokenClient(NamedTuple):
 
 
 BROKEN: list[BrokenClient] = []
-
-
-def broken(example: str, place: str) -> Callable[[Mistake], Mistake]:
-    """Have a client that makes the mistake below."""
-
-    def add(mistake: Mistake) -> Mistake:
-        name = mistake.__name__.replace("_", "-")
-        BROKEN.append(BrokenClient(name, example, place, mistake))
-        return mistake
-
-    return add
+broken = collect(BROKEN, BrokenClient)
 
 
 @broken("every-kind-of-packet", "Client.unsubscribe")

@@ -32,6 +32,7 @@ from sbus import (
 )
 
 Mistake = Callable[..., Any]
+Decorator = Callable[[Mistake], Mistake]
 
 
 class Broken(NamedTuple):
@@ -58,20 +59,25 @@ def put_before(owner: Any, name: str, mistake: Mistake) -> None:
     setattr(owner, name, call if callable(before) else call())
 
 
+def collect(ones: list[Any], kind: Any = Broken) -> Callable[..., Decorator]:
+    """Return a decorator that has a list hold what makes the mistake below.
+
+    It takes what finds the mistake, its place, and perhaps another name.
+    """
+
+    def broken(found_by: str, place: str, name: str = "") -> Decorator:
+        def add(mistake: Mistake) -> Mistake:
+            dashed = (name or mistake.__name__).replace("_", "-")
+            ones.append(kind(dashed, found_by, place, mistake))
+            return mistake
+
+        return add
+
+    return broken
+
+
 BROKEN: list[Broken] = []
-
-
-def broken(
-    rule: str, place: str, name: str = ""
-) -> Callable[[Mistake], Mistake]:
-    """Have a server that makes the mistake below; its name is the server's."""
-
-    def add(mistake: Mistake) -> Mistake:
-        dashed = (name or mistake.__name__).replace("_", "-")
-        BROKEN.append(Broken(dashed, rule, place, mistake))
-        return mistake
-
-    return add
+broken = collect(BROKEN)
 
 
 def allow(

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import broken_logs
 import broken_processes
 from broken_servers import Broken
 from conformance.checks import CHECKS
@@ -29,20 +30,35 @@ def find(broken: Broken, python: str) -> Result:
         return Kit(server, ours=True, choices=False).judge(check)
 
 
+def require_failure(broken: Broken) -> None:
+    """Have the check that is to find a mistake find it."""
+    for python in PYTHONS:
+        result = find(broken, python)
+        if result.what != "no user can start it":
+            break
+    assert result.verdict == "failed", result
+    assert 'File "' not in result.what, "the mistake is a mistake"
+
+
 class TestBrokenProcesses:
     def test_every_check_finds_one(self) -> None:
         """[LIMIT-19] What a check is about is broken by a server."""
         names = {check.name for check in CHECKS}
-        assert {one.rule for one in broken_processes.BROKEN} == names
+        every = broken_processes.BROKEN + broken_logs.BROKEN
+        assert {one.rule for one in every} == names
 
     @pytest.mark.parametrize(
         "broken", broken_processes.BROKEN, ids=lambda one: one.name
     )
     def test_the_check_finds_it(self, broken: Broken) -> None:
         """It is run as any server is."""
-        for python in PYTHONS:
-            result = find(broken, python)
-            if result.what != "no user can start it":
-                break
-        assert result.verdict == "failed", result
-        assert 'File "' not in result.what, "the mistake is a mistake"
+        require_failure(broken)
+
+
+class TestBrokenLogs:
+    @pytest.mark.parametrize(
+        "broken", broken_logs.BROKEN, ids=lambda one: one.name
+    )
+    def test_the_check_finds_it(self, broken: Broken) -> None:
+        """It is run as any server is."""
+        require_failure(broken)
