@@ -39,7 +39,9 @@ class Console:
 
     def __init__(self, folder: Path) -> None:
         self.scratch = folder / "scratch"  # where Spark keeps what it needs
+        self._of_java = folder / "java"  # what it leaves if it is killed
         self.scratch.mkdir()
+        self._of_java.mkdir()
         self._files = [folder / "output", folder / "errors"]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -56,6 +58,7 @@ class Console:
     def _begin(self) -> None:
         environment = plain_environment() | {
             "SPARK_LOCAL_DIRS": str(self.scratch),
+            "SPARK_SUBMIT_OPTS": f"-Djava.io.tmpdir={self._of_java}",
         }
         self._status, status = os.pipe()
         output, errors = (path.open("ab") for path in self._files)
