@@ -32,6 +32,7 @@ ABSTRACT = "/dev/unix/abstract"
 PR_SET_CHILD_SUBREAPER = 36
 IN_ATTRIB = 4
 ORDINARY_USER = 1001
+NO_PROCESS = b"4194304\n"  # a number above all of processes
 
 
 # =============================================================================
@@ -300,6 +301,7 @@ def wrong_options(trial: Trial) -> None:
         "--cred-prefix !/cred/1/2/3/",
         "--trace-payload",
         "-u 4294967295",
+        "-u 18446744073709551617",
         f"{'' if is_said else '-f'} -p {pid_file}",
     ):
         trial.say(f"a server is started with {wrong}")
@@ -708,7 +710,7 @@ def number_in(path: str) -> int:
 def daemon_with_a_pid_file(trial: Trial) -> None:
     dead = os.fork() or os._exit(0)
     os.waitpid(dead, 0)
-    for text, *options in ((b"", "-d"), (b"%d\n" % dead,)):
+    for text, *options in ((b"", "-d"), (b"%d\n" % dead,), (NO_PROCESS,)):
         pid_file = write_file(trial, text)
         with daemon(trial, pid_file, 0, *options, umask=0) as server:
             trial.say("its command has returned, and all is there")
@@ -726,14 +728,15 @@ def daemon_with_a_pid_file(trial: Trial) -> None:
 def relative_names_of_a_daemon(trial: Trial) -> None:
     directory = f"{trial.server.new_path()}/{'d' * 200}"
     os.makedirs(directory)
-    place = {"path": "socket", "cwd": directory}
-    with daemon(trial, "pid", 0, **place):
-        found = sorted(os.listdir(directory))
-        require(found == ["pid", "socket"], f"in its directory are {found}")
-        number = number_in(f"{directory}/pid")
-        end_daemon(trial, number)
-        left = os.listdir(directory)
-        require(not left, f"it leaves {left}")
+    for path in ("socket", "./socket"):
+        place = {"path": path, "cwd": directory}
+        with daemon(trial, f"{path}.pid", 0, **place):
+            found = sorted(os.listdir(directory))
+            wanted = ["socket", "socket.pid"]
+            require(found == wanted, f"in its directory are {found}")
+            end_daemon(trial, number_in(f"{directory}/socket.pid"))
+            left = os.listdir(directory)
+            require(not left, f"it leaves {left}")
 
 
 @check("RUN-8", "RUN-10")

@@ -97,14 +97,15 @@ class ServerProcess:
         self._was_frozen = False
         self._path = path or self.new_path()
         self.name = self._path
-        words = [word.replace("{address}", self._path) for word in self._words]
+        words = [*self._words, *options]
+        words = [word.replace("{address}", self._path) for word in words]
         if "cwd" in more:  # where the files of its command have other names
             exists, full = os.path.exists, os.path.abspath
             words = [full(word) if exists(word) else word for word in words]
         with open(self._log, "wb") as log, held_signals() as release:
             try:
                 self._process = subprocess.Popen(
-                    [*words, *options],
+                    words,
                     **{
                         "stdin": subprocess.DEVNULL,
                         "stdout": log,

@@ -217,6 +217,17 @@ def messages_are_read(trial: Trial) -> None:
     publisher.close()
 
 
+@check("LIMIT-19", options="--trace {address}.trace")
+@leaves_nothing
+def messages_are_traced(trial: Trial) -> None:
+    """Have a client publish many messages, which nobody reads."""
+    publisher = trial.client()
+    for number in range(8000):
+        publisher.send(b"MSG %d/" % number + b"x" * 1000 + b"\0")
+    publisher.settle()
+    publisher.close()
+
+
 @check("LIMIT-19")
 @leaves_nothing
 def packets_wait_for_a_reader(trial: Trial) -> None:

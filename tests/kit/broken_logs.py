@@ -240,6 +240,12 @@ def messages_are_numbered_from_0(write, journal, event, fields):
 
 
 @broken("trace-of-a-conversation", "Journal._write")
+def arrivals_are_not_traced(write, journal, event, fields):
+    if event != "open":
+        write(journal, event, fields)
+
+
+@broken("trace-of-a-conversation", "Journal._write")
 def departures_are_not_traced(write, journal, event, fields):
     if event != "close":
         write(journal, event, fields)
@@ -257,6 +263,12 @@ def daemon_has_no_trace(open_journal, options, address):
     if options.daemon:
         options.trace = None
     return open_journal(options, address)
+
+
+@broken("trace-has-its-fields", "Journal._write")
+def quote_in_the_address_is_not_escaped(write, journal, event, fields):
+    plain = event not in ("start", "stop")
+    write(journal, event, fields if plain else fields.replace('\\"', '"'))
 
 
 @broken("trace-has-its-fields", "open_journal")

@@ -66,6 +66,12 @@ def messages_are_kept(handle, bus, client, packet, start):
     return handle(bus, client, packet, start)
 
 
+@broken("messages-are-traced", "Journal._write")
+def lines_of_the_trace_are_kept(write, journal, *args):
+    write(journal, *args)
+    HOARD.append(journal._lines[-1] + "")
+
+
 @broken("packets-wait-for-a-reader", "Backlog.clear")
 def packets_for_those_who_left_are_kept(clear, backlog):
     HOARD.append(clear(backlog))
@@ -393,6 +399,11 @@ def unknown_user_is_nobody(user_id, text):
     return user_id(text if text.isdigit() else "nobody")
 
 
+@broken("wrong-options", "user_id")
+def numbers_of_users_wrap_around(user_id, text):
+    return user_id(f"{int(text) % (1 << 64)}" if text.isdigit() else text)
+
+
 @broken("wrong-options", "parse_options")
 def beginning_of_a_long_name_is_enough(parse_options, arguments):
     return parse_options([re.sub("^--verb$", "-v", one) for one in arguments])
@@ -628,6 +639,17 @@ def group_of_a_daemon_may_connect(bind_path, listener, path, mode, replace):
 @broken("relative-names-of-a-daemon", "absolute")
 def relative_names_stay(absolute, path):
     return path
+
+
+@broken("relative-names-of-a-daemon", "absolute")
+def names_that_begin_with_a_dot_stay(absolute, path):
+    return path if path.startswith(".") else absolute(path)
+
+
+@broken("daemon-with-a-pid-file", "go_to_background")
+def rest_of_a_longer_number_stays(go_to_background, *args):
+    os.ftruncate = lambda *_: None
+    return go_to_background(*args)
 
 
 @broken("daemon-with-a-pid-file", "go_to_background")
