@@ -36,7 +36,8 @@ STARTER = '\#!/usr/bin/env python3\nimport sys\n\nsys.path[0] =\
 PIPELINE = spark-tests cluster-tests
 CLUSTER = tests/pipeline/test_pipeline_cluster.py
 TESTS = example-tests first-server-tests more-server-tests client-tests\
- broken-server-tests broken-log-tests kit-tests other-tests
+ broken-server-tests broken-log-tests broken-traffic-tests kit-tests\
+ other-tests
 RULES = build/rules
 LAST = test_every_rule_has_a_test_that_passed
 # A module is compiled once, and not by each of a thousand processes
@@ -81,13 +82,16 @@ more-server-tests:
 client-tests:
 	@nice -n 5 $(PYTEST) tests/client
 
-# Those of broken servers take as long as all others of the kit
+# Those of broken servers take longer than all others of the kit
 BROKEN_SERVERS = tests/kit/test_broken_processes.py
 broken-server-tests:
 	@nice -n 5 $(PYTEST) $(BROKEN_SERVERS)::TestBrokenProcesses
 
 broken-log-tests:
 	@nice -n 5 $(PYTEST) $(BROKEN_SERVERS)::TestBrokenLogs
+
+broken-traffic-tests:
+	@nice -n 5 $(PYTEST) $(BROKEN_SERVERS)::TestBrokenTraffic
 
 kit-tests:
 	@nice -n 5 $(PYTEST) tests/kit --ignore $(BROKEN_SERVERS) -k "not $(LAST)"

@@ -10,6 +10,7 @@ import pytest
 
 import broken_logs
 import broken_processes
+import broken_traffic
 from broken_servers import Broken
 from conformance.checks import CHECKS
 from conformance.kit import Kit, Result
@@ -44,8 +45,9 @@ class TestBrokenProcesses:
     def test_every_check_finds_one(self) -> None:
         """[LIMIT-19] What a check is about is broken by a server."""
         names = {check.name for check in CHECKS}
-        every = broken_processes.BROKEN + broken_logs.BROKEN
-        assert {one.rule for one in every} == names
+        every = broken_processes, broken_logs, broken_traffic
+        broken = [one for module in every for one in module.BROKEN]
+        assert {one.rule for one in broken} == names
 
     @pytest.mark.parametrize(
         "broken", broken_processes.BROKEN, ids=lambda one: one.name
@@ -58,6 +60,15 @@ class TestBrokenProcesses:
 class TestBrokenLogs:
     @pytest.mark.parametrize(
         "broken", broken_logs.BROKEN, ids=lambda one: one.name
+    )
+    def test_the_check_finds_it(self, broken: Broken) -> None:
+        """It is run as any server is."""
+        require_failure(broken)
+
+
+class TestBrokenTraffic:
+    @pytest.mark.parametrize(
+        "broken", broken_traffic.BROKEN, ids=lambda one: one.name
     )
     def test_the_check_finds_it(self, broken: Broken) -> None:
         """It is run as any server is."""
