@@ -3,6 +3,7 @@
 
     python3 -m bench.speed                            sbus.py, all scenarios
     python3 -m bench.speed --server 'CMD {address}'   any other server
+    python3 -m bench.speed --beside 'CMD {address}'   beside another server
     python3 -m bench.speed --only pipe-64,churn       some scenarios
     python3 -m bench.speed --list                     what there is
 
@@ -13,7 +14,9 @@ compared with runs in the same round, after it and before it in turn.  A
 figure is the median of the rounds, and a ratio, the figure divided by the
 one that it is compared with, is the median of the rounds' ratios.
 
-The relay is the baseline (relay.py).
+The relay is the baseline (relay.py).  With --beside, another server is, in
+each scenario that measures a server, such as an older sbus.py: what a change
+has cost.
 Ratios of one run mean something; figures of two runs are not comparable.
 
 The load is made by processes, one for each publisher and each subscriber,
@@ -995,6 +998,22 @@ SCENARIOS = {
     ),
 }
 OWN_SCENARIOS = ("matching", "trace")  # not for any server
+OTHER = "other server"
+
+
+def beside(command: Sequence[str]) -> dict[str, Scenario]:
+    """Return the scenarios of servers, each compared with another server."""
+    return {
+        name: Scenario(one.measure, OTHER, on_other(one.measure, command))
+        for name, one in SCENARIOS.items()
+        if name not in OWN_SCENARIOS and not one.in_turn
+    }
+
+
+def on_other(measure: Side, command: Sequence[str]) -> Side:
+    """Return what measures the same on a server of its own."""
+    return lambda _: measure(command)
+
 
 # (scenario, figure): of its ratio or its value, at least or at most, this
 TARGETS = {
@@ -1048,18 +1067,18 @@ def split_sample(sample: Sample) -> Pair:
 
 
 def run_rounds(
-    names: Sequence[str], command: Sequence[str], rounds: int
+    scenarios: dict[str, Scenario], command: Sequence[str], rounds: int
 ) -> dict[str, list[Pair]]:
     """Return what was measured, by scenario; those that failed are not there.
 
     Raises: ServerError.
     """
-    pairs: dict[str, list[Pair]] = {name: [] for name in names}
+    pairs: dict[str, list[Pair]] = {name: [] for name in scenarios}
     for count in range(rounds):
         for name in list(pairs):
             show_progress(f"round {count + 1} of {rounds}: {name}")
             try:
-                pair = run_round(SCENARIOS[name], command, count % 2 == 1)
+                pair = run_round(scenarios[name], command, count % 2 == 1)
                 pairs[name].append(pair)
             except LoadError as error:
                 complain(f"{name}: {error}")
@@ -1079,8 +1098,13 @@ LAYOUT = "{:<10}  {:<18} {:>9} {:>5} {:>9} {:>6}  {:<14}  {}"
 HEADINGS = "scenario,figure,server,busy,compared,ratio,compared with,wanted"
 
 
-def summarize(name: str, figure: str, pairs: Sequence[Pair]) -> Row:
-    """Return what the rounds say of a figure; None where nothing is said."""
+def summarize(
+    name: str, figure: str, pairs: Sequence[Pair], against: str
+) -> Row:
+    """Return what the rounds say of a figure; None where nothing is said.
+
+    What is wanted is said of a server for itself, not beside another.
+    """
     values = [sample[figure] for sample, _ in pairs]
     others = [other[figure] for _, other in pairs if figure in other]
     busy = [sample["busy"] for sample, _ in pairs if "busy" in sample]
@@ -1092,13 +1116,13 @@ def summarize(name: str, figure: str, pairs: Sequence[Pair]) -> Row:
         "busy": statistics.median(busy) if busy else None,
         "compared": statistics.median(others) if others else None,
         "ratio": statistics.median(ratios) if others else None,
-        "against": SCENARIOS[name].against if others else None,
+        "against": against if others else None,
         "wanted": None,
         "met": None,
         "values": values,
         "ratios": ratios,
     }
-    if (name, figure) in TARGETS:
+    if (name, figure) in TARGETS and against != OTHER:
         of, relation, limit = TARGETS[name, figure]
         found = row[of]
         row["wanted"] = f"{of} {relation} {show_number(limit)}"
@@ -1203,6 +1227,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     text = "with {address} in it (default: sbus.py of this folder)"
     add("--server", metavar="COMMAND", type=server_command, help=text)
+    text = "another to compare it with, instead of the relay"
+    add("--beside", metavar="COMMAND", type=server_command, help=text)
     text = "these (default: all; matching and trace not with --server)"
     add("--only", metavar="NAME,...", type=scenario_names, help=text)
     text = "rounds (default 3)"
@@ -1210,7 +1236,11 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--list", action="store_true", help="list the scenarios and end")
     add("--json", action="store_true", help="print JSON, not a table")
     add("--check", action="store_true", help="status 1 if a target is missed")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.beside and options.only:
+        for name in {*options.only} - {*beside(options.beside)}:
+            parser.error(f"{name} is not measured beside a server")
+    return options
 
 
 def show_progress(text: str) -> None:
@@ -1231,13 +1261,15 @@ def bench(options: argparse.Namespace) -> int:
     Raises: ServerError.
     """
     start = time.monotonic()
+    scenarios = beside(options.beside) if options.beside else SCENARIOS
     left_out = OWN_SCENARIOS if options.server else ()
-    usual = [name for name in SCENARIOS if name not in left_out]
+    usual = [name for name in scenarios if name not in left_out]
     names = options.only or usual
+    scenarios = {name: scenarios[name] for name in names}
     command = options.server or OWN_SERVER
-    measured = run_rounds(names, command, options.rounds)
+    measured = run_rounds(scenarios, command, options.rounds)
     rows = [
-        summarize(name, figure, pairs)
+        summarize(name, figure, pairs, scenarios[name].against)
         for name, pairs in measured.items()
         for figure in pairs[0][0]
         if figure != "busy"

@@ -64,6 +64,17 @@ class TestMeasuring:
         result = bench("--server", command, *arguments)
         assert (result.status, result.errors) == (0, "")
 
+    def test_beside_another_server(self) -> None:
+        """It is what the figures are compared with, and nothing is wanted."""
+        command = f"{sys.executable} {ROOT}/sbus.py -a {{address}}"
+        arguments = ("--only", "pipe-4k,memory", "--rounds", "1", "--json")
+        result = bench("--beside", command, *arguments)
+        assert (result.status, result.errors) == (0, "")
+        figures = json.loads(result.output)["figures"]
+        assert {figure["against"] for figure in figures} == {"other server"}
+        assert {figure["wanted"] for figure in figures} == {None}
+        assert min(figure["ratio"] for figure in figures) > 0
+
     def test_list(self) -> None:
         """Every scenario has a line."""
         lines = bench("--list").output.splitlines()
@@ -78,6 +89,11 @@ class TestFailing:
             (["--only", "nothing"], "no scenario 'nothing'"),
             (["--rounds", "0"], "'0' is not a number from 1"),
             (["--server", "sbusd"], "has no {address}"),
+            (["--beside", "sbusd"], "has no {address}"),
+            (
+                ["--beside", "sbusd -a {address}", "--only", "mesh,client"],
+                "client is not measured beside a server",
+            ),
             (["--fast"], "unrecognized arguments: --fast"),
         ],
     )
