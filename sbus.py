@@ -739,8 +739,8 @@ class Backlog:
     """The packets that wait for one client, in the order it chose.
 
     An order by size has a heap, made when it is first needed, and kept for
-    as long as most of what it names still waits: a client that changes its
-    order at every packet costs no more than others.
+    as long as nearly all that it names still waits: a client that changes
+    its order at every packet costs no more than others.
     Spec: [ORDER-1] [ORDER-2] [ORDER-3] [ORDER-4] [ORDER-5].
     """
 
@@ -779,7 +779,7 @@ class Backlog:
         """Give back the memory of packets that are gone."""
         count = len(self._packets)
         if self._heaps:
-            most, heaps = 2 * count + HEAP_SLACK, self._heaps.items()
+            most, heaps = count * 9 // 8, self._heaps.items()
             self._heaps = {way: h for way, h in heaps if len(h) <= most}
         if sys.getsizeof(self._packets) > IDLE_BYTES + count * ENTRY_BYTES:
             self._packets = OrderedDict(self._packets)
@@ -815,7 +815,6 @@ class Backlog:
             heapq.heappop(heap)
 
 
-HEAP_SLACK = 1_024  # entries
 IDLE_BYTES = 4_096
 ENTRY_BYTES = 256  # twice what a packet's place takes, and more
 ARRIVALS_MAX = 1 << 48
@@ -996,7 +995,8 @@ class Limits(types.SimpleNamespace):
         shape = 1_500 + 64 * self.max_segments
         shapes = min(self.max_patterns, 2 * self.max_shapes) * shape
         patterns = self.max_patterns * 1_800 + self.max_pattern_bytes * 9
-        clients = self.max_clients * (2_500 + patterns + shapes)
+        holders = min(self.max_clients, self.max_user_clients) * 220
+        clients = self.max_clients * (2_500 + patterns + shapes + holders)
         backlog = with_overshoot(self.max_bus_backlog) * 4  # in small pieces
         recent = RECENT_KEYS_MAX * 3_200
         return int(clients + backlog + recent + self.max_packet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import heapq
 import random
 import sys
 import tracemalloc
@@ -152,7 +153,31 @@ class TestBacklog:
             backlog.pop()
             backlog.trim()
         assert len(backlog) == 2
-        assert all(len(heap) < 3_000 for heap in backlog._heaps.values())
+        assert all(len(heap) <= 2 for heap in backlog._heaps.values())
+
+    def test_order_that_comes_back(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """[CONN-19] [ORDER-5] Few places are left of what was sent since."""
+        backlog = self.backlog("random", *[b"xx"] * 20_000)
+        backlog.first()
+        backlog.reorder("queue")
+        for _ in range(9_000):
+            backlog.first()
+            backlog.pop()
+            backlog.push(b"x")
+            backlog.trim()
+        pops: list[list[int]] = []
+
+        def pop(heap: list[int]) -> None:
+            pops.append(heap)
+            sort_out(heap)
+
+        sort_out = heapq.heappop
+        monkeypatch.setattr("heapq.heappop", pop)
+        backlog.reorder("random")
+        assert backlog.first() == b"xx"
+        assert len(pops) <= 20_000 // 8
 
     @pytest.mark.parametrize("left", [0, 1])
     def test_backlog_that_was_large(

@@ -49,6 +49,7 @@ class TestMemoryBound:
         max_pattern_bytes=0,
         max_backlog=0,
         max_clients=0,
+        max_user_clients=0,
         max_bus_backlog=0,
     )
 
@@ -84,6 +85,24 @@ class TestMemoryBound:
                 bus.open(sbus.Credentials(100, uid, 100_000 + uid), None)
 
         assert self.used(work) <= self.term(max_clients=1_000)
+
+    @pytest.mark.parametrize("count", [86, 171, 342])
+    def test_clients_that_hold_each_other(self, count: int) -> None:
+        """[BLOCK-7] All of a user; a dictionary has just grown."""
+        bus, first = self.bus()
+
+        def work() -> None:
+            for _ in range(count):
+                client = bus.open(first.credentials, None)
+                client.soft_mode, client.put_off = "block", False
+            clients = [*first.user.clients]
+            for receiver in clients[1:]:
+                for publisher in clients:
+                    bus.flood.refuse(receiver, b"MSG k\0", publisher)
+                bus.flood.deafen(receiver)
+
+        limits = {"max_clients": count, "max_user_clients": count}
+        assert self.used(work) <= self.term(**limits)
 
     @pytest.mark.parametrize(
         "form",
