@@ -359,6 +359,7 @@ class Client:
         self.fault = ""  # [CONN-18] why it is disconnected, once all is read
         self.ignored = False  # whatever is still to be read of it
         self.put_off = True  # [CONN-20] if its user is slow, or has been
+        self.progressed = 0.0  # when it took packets, or began to lag
         self.starved = False  # [CONN-9]
         self.discard_logged = False
         self.single_turns = 0  # left, in which one packet is read
@@ -1069,6 +1070,13 @@ class Accounts:
             return over(USE_LIMITS[what][2], self.used[what] + more, total)
         return None
 
+    def fill(self, client: Client, what: int) -> float:
+        """Return how much is used of what has least room, from 0 to 1."""
+        user = client.user
+        used = (client.used[what], user.used[what], self.used[what])
+        most = self.most[user.is_privileged][what]
+        return min(1.0, max(one / of for one, of in zip(used, most)))
+
     def add_up(self, users: Iterable[User]) -> None:
         """Count anew what may be half counted, as memory has run out."""
         self.used = [0] * len(USE_LIMITS)
@@ -1117,7 +1125,12 @@ SEND_COST_BYTES = 4_096  # what a send costs beside its bytes
 SEND_SECONDS = 0.000005  # that a send may take beside its bytes
 BYTES_PER_SECOND = 4e9  # that a send copies at least
 LARGE_BYTES = 130_000  # a packet of so many may take twice as long
-DRAIN_SECONDS = 0.00001  # to send a packet of a backlog, one with another
+READ_SECONDS = 0.00001  # that a reader takes for a packet beside its bytes
+READ_BYTES_PER_SECOND = 5e8
+READING_SECONDS = 1.0  # for which who has taken a packet counts as reading
+LAG_MIN = 16_384  # bytes that wait for a client; its user's may be more
+PACED_FILL_MIN = 0.25  # of the limit of a backlog
+PACED_DEBT_MAX = 0.0115  # seconds; it takes 6 ms until that is a small debt
 CROWD_MAX = 64  # clients above a limit that are read out
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
 SELECT_SECONDS_MAX = 3_600.0  # epoll knows no more than 24 days
@@ -1204,6 +1217,7 @@ class Server:
         # [CONN-19] Who has had how much time
         self._now = clock()  # when the last turn was over
         self._spent: dict[int, float] = {}  # seconds, not made up for, by uid
+        self._paced = 0.0  # seconds that newcomers have been charged for it
         self._turn_kinds = [WRITE, READ]  # which go first, in turns
         self._has_debts = False  # somebody has spent too much
         self._settled = 0.0  # when debts were, last
@@ -1415,7 +1429,8 @@ class Server:
         start, processed = self._now, self.processor_clock()
         if start < self._accept_time:
             return
-        while self._now < start + ROUND_SECONDS_MAX:
+        self._paced = 0.0
+        while self._now + self._paced < start + ROUND_SECONDS_MAX:
             try:
                 wire, _ = self.listener.accept()
             except (BlockingIOError, ConnectionError):
@@ -1430,7 +1445,8 @@ class Server:
             self._admit(wire)
             self._now = self.clock()
         taken = min(self._now - start, self.processor_clock() - processed)
-        if taken > 2 * ROUND_SECONDS_MAX:  # what they sent was costly
+        taken += self._paced
+        if self._paced or taken > 2 * ROUND_SECONDS_MAX:  # they are costly
             self._accept_time = start + 4 * taken
 
     def _admit(self, wire: socket.socket) -> None:
@@ -1527,7 +1543,7 @@ class Server:
                 work += handle(client, packet, packet)
             else:
                 work += self._handle_large(client, size, handle)
-                if client.held_by or client.closed:
+                if client.held_by or client.closed or self._owes(client.user):
                     break
             if work >= WORK_MAX or ticks:
                 work = 0
@@ -1656,13 +1672,27 @@ class Server:
         except (ProtocolError, MemoryError) as error:
             self.expel(client, error)
             self.bus.flood.discard(client, [packet], "deaf")
-        uid = publisher.user.uid
         is_queued = client.used[BACKLOG_BYTES] > waiting
-        if is_queued and not client.put_off and client.user.uid != uid:
-            # Or a flood would outrun readers that take all that they get
-            spent = self._spent.get(uid, 0.0)
-            if spent < SMALL_DEBT_MAX / 2:
-                self._spent[uid] = spent + DRAIN_SECONDS
+        if is_queued and client.user is not publisher.user:
+            if not waiting:
+                client.progressed = self._now
+            self._keep_pace(publisher.user, client, packet)
+
+    def _keep_pace(self, user: User, reader: Client, packet: Packet) -> None:
+        """Have a user account for the time in which a reader takes a packet.
+
+        Or a flood would outrun readers of another user that take all they
+        get.  It waits neither for slow ones nor for those who do not read
+        [CONN-19].
+        """
+        fill = self.bus.accounts.fill(reader, BACKLOG_BYTES)
+        lags = fill >= PACED_FILL_MIN and reader.used[BACKLOG_BYTES] > LAG_MIN
+        if lags and self._now < reader.progressed + READING_SECONDS:
+            seconds = READ_SECONDS + len(packet) / READ_BYTES_PER_SECOND
+            self._paced += fill * seconds
+            spent = max(SMALL_DEBT_MAX, self._spent.get(user.uid, 0.0))
+            if spent < PACED_DEBT_MAX:
+                self._spent[user.uid] = spent + fill * seconds
 
     def _is_slow(self, user: User) -> bool:
         """Return whether sends to a user wait for its turns [CONN-20].
@@ -1743,6 +1773,7 @@ class Server:
         if taken:
             backlog.trim()
             self.bus.accounts.use(client, BACKLOG_BYTES, -taken_bytes)
+            client.progressed = self._now
             client.delivered += taken
             self._after_progress(client)
         if error:

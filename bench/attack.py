@@ -252,6 +252,11 @@ def storm_news(address: str) -> None:
     over_and_over(address, [b"MSG " + NEWS + b"\0x"])
 
 
+def storm_volumes(address: str) -> None:
+    """Packets of 16 kB to the 300 readers of the witness."""
+    over_and_over(address, [b"MSG " + NEWS + b"\0" + bytes(16_000)])
+
+
 def storm_large(address: str) -> None:
     """Packets of 400 kB to 500 readers."""
     wires = subscribers(address, 500, b"l")

@@ -326,23 +326,6 @@ class TestLoop:
         drained = [len(reader.wire.taken) for reader in readers]
         assert sum(drained) >= 15
 
-    @pytest.mark.parametrize("uid, is_late", [(1, False), (2, True)])
-    def test_flood_does_not_outrun_readers(
-        self, kernel: FakeKernel, uid: int, is_late: bool
-    ) -> None:
-        """[CONN-19] Who has packets wait for others accounts for more."""
-        readers = [kernel.connect(uid=1) for _ in range(100)]
-        flooder, sibling = kernel.connect(uid=uid), kernel.connect(uid=uid)
-        for reader in readers:
-            reader.send(b"SUB k")
-            reader.wire.room = 0
-        flooder.wire.incoming.extend(publications(4))
-        kernel.server.round(0)
-        assert not flooder.wire.incoming
-        sibling.wire.incoming.append(publish(b"x"))
-        kernel.server.round(0)
-        assert bool(sibling.wire.incoming) == is_late
-
     def test_burst_to_readers_that_do_not_read(
         self, kernel: FakeKernel
     ) -> None:
