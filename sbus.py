@@ -1125,12 +1125,12 @@ SEND_COST_BYTES = 4_096  # what a send costs beside its bytes
 SEND_SECONDS = 0.000005  # that a send may take beside its bytes
 BYTES_PER_SECOND = 4e9  # that a send copies at least
 LARGE_BYTES = 130_000  # a packet of so many may take twice as long
-READ_SECONDS = 0.00001  # that a reader takes for a packet beside its bytes
-READ_BYTES_PER_SECOND = 5e8
+READ_SECONDS = 0.00004  # in which a reader surely takes a packet
+READ_BYTES_PER_SECOND = 1.25e8  # that it surely takes, beside that
 READING_SECONDS = 1.0  # for which who has taken a packet counts as reading
 LAG_MIN = 16_384  # bytes that wait for a client; its user's may be more
 PACED_FILL_MIN = 0.25  # of the limit of a backlog
-PACED_DEBT_MAX = 0.0115  # seconds; it takes 6 ms until that is a small debt
+PACE_SECONDS_MAX = 0.008  # that a turn is later because of readers
 CROWD_MAX = 64  # clients above a limit that are read out
 COPY_BYTES_MAX = 16_384  # larger packets are sent from the receive buffer
 SELECT_SECONDS_MAX = 3_600.0  # epoll knows no more than 24 days
@@ -1217,9 +1217,10 @@ class Server:
         # [CONN-19] Who has had how much time
         self._now = clock()  # when the last turn was over
         self._spent: dict[int, float] = {}  # seconds, not made up for, by uid
-        self._paced = 0.0  # seconds that newcomers have been charged for it
         self._turn_kinds = [WRITE, READ]  # which go first, in turns
-        self._has_debts = False  # somebody has spent too much
+        self._paced_until: dict[int, float] = {}  # by uid, as readers lag
+        self._paced = 0.0  # seconds, because of what newcomers have sent
+        self._has_debts = False  # somebody has spent too much, or is paced
         self._settled = 0.0  # when debts were, last
         self._late: dict[Client, int] = {}  # put off, and for which events
         self._accept_time = 0.0  # when newcomers have their next turn
@@ -1385,7 +1386,9 @@ class Server:
             is_small = spent <= SMALL_DEBT_MAX
             self._spent[uid] -= ROUND_SECONDS_MAX if is_small else passed
         self._spent = {uid: s for uid, s in self._spent.items() if s > 0}
-        self._has_debts = bool(self._spent)
+        times, now = self._paced_until, self._now
+        self._paced_until = {uid: t for uid, t in times.items() if t > now}
+        self._has_debts = bool(self._spent or self._paced_until)
 
     def _serve(self, client: Client, kind: int, is_new: bool = False) -> None:
         """Give a client a turn, unless its user had enough [CONN-19]."""
@@ -1418,9 +1421,11 @@ class Server:
                 self._has_debts, self._settled = True, start
         self._spent[user.uid] = spent
 
-    def _owes(self, user: User, least: float = ROUND_SECONDS_MAX) -> bool:
+    def _owes(self, user: User) -> bool:
         """Return whether a user has had enough [CONN-19]."""
-        return self._spent.get(user.uid, 0.0) >= least
+        if self._now < self._paced_until.get(user.uid, 0.0):
+            return True
+        return self._spent.get(user.uid, 0.0) >= ROUND_SECONDS_MAX
 
     # ---- On a new connection
 
@@ -1445,9 +1450,9 @@ class Server:
             self._admit(wire)
             self._now = self.clock()
         taken = min(self._now - start, self.processor_clock() - processed)
-        taken += self._paced
-        if self._paced or taken > 2 * ROUND_SECONDS_MAX:  # they are costly
+        if taken > 2 * ROUND_SECONDS_MAX:  # what they sent was costly
             self._accept_time = start + 4 * taken
+        self._accept_time = max(self._accept_time, start + self._paced)
 
     def _admit(self, wire: socket.socket) -> None:
         """Make a client of a new connection, and give it its first turn.
@@ -1679,7 +1684,7 @@ class Server:
             self._keep_pace(publisher.user, client, packet)
 
     def _keep_pace(self, user: User, reader: Client, packet: Packet) -> None:
-        """Have a user account for the time in which a reader takes a packet.
+        """Have a user wait while a reader takes a packet, if it lags much.
 
         Or a flood would outrun readers of another user that take all they
         get.  It waits neither for slow ones nor for those who do not read
@@ -1688,11 +1693,12 @@ class Server:
         fill = self.bus.accounts.fill(reader, BACKLOG_BYTES)
         lags = fill >= PACED_FILL_MIN and reader.used[BACKLOG_BYTES] > LAG_MIN
         if lags and self._now < reader.progressed + READING_SECONDS:
-            seconds = READ_SECONDS + len(packet) / READ_BYTES_PER_SECOND
-            self._paced += fill * seconds
-            spent = max(SMALL_DEBT_MAX, self._spent.get(user.uid, 0.0))
-            if spent < PACED_DEBT_MAX:
-                self._spent[user.uid] = spent + fill * seconds
+            pace = READ_SECONDS + len(packet) / READ_BYTES_PER_SECOND
+            self._paced += fill * pace
+            until = max(self._now, self._paced_until.get(user.uid, 0.0))
+            until = min(until + fill * pace, self._now + PACE_SECONDS_MAX)
+            self._paced_until[user.uid] = until
+            self._has_debts = True
 
     def _is_slow(self, user: User) -> bool:
         """Return whether sends to a user wait for its turns [CONN-20].
@@ -1700,7 +1706,7 @@ class Server:
         If much waits already, they do until it has made up for the last.
         """
         if user.slow_until <= self._now:
-            return self._owes(user, SLOW_DEBT_MIN)
+            return self._spent.get(user.uid, 0.0) >= SLOW_DEBT_MIN
         most = self.bus.limits.max_user_backlog // 4
         return user.used[BACKLOG_BYTES] < most or self._owes(user)
 

@@ -139,6 +139,19 @@ class TestPace:
         flooder.wire.incoming.extend(messages(20))
         kernel.server.round(0)
         assert rounds_until_served(kernel, flooder) < 100
+        kernel.wait(1)
+        assert not kernel.server._has_debts
+
+    def test_what_others_send_to_it(self, kernel: FakeKernel) -> None:
+        """[CONN-20] Whoever has to wait is not slow."""
+        make_lag(kernel, waiting=50)
+        flooder, other = kernel.connect(FLOODER), kernel.connect(READER)
+        flooder.send(b"SUB news")
+        flooder.wire.incoming.extend(messages(1))
+        kernel.server.round(0)
+        other.wire.incoming.append(publish(b"news"))
+        kernel.server.round(0)
+        assert list(flooder.wire.taken) == [publish(b"news")]
 
     def test_large_packets(self) -> None:
         """[CONN-19] They are let in one by one, or two would be too many."""
