@@ -1452,7 +1452,8 @@ class Server:
         taken = min(self._now - start, self.processor_clock() - processed)
         if taken > 2 * ROUND_SECONDS_MAX:  # what they sent was costly
             self._accept_time = start + 4 * taken
-        self._accept_time = max(self._accept_time, start + self._paced)
+        paced = min(self._paced, PACE_SECONDS_MAX)
+        self._accept_time = max(self._accept_time, start + paced)
 
     def _admit(self, wire: socket.socket) -> None:
         """Make a client of a new connection, and give it its first turn.

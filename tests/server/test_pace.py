@@ -38,6 +38,25 @@ def make_lag(
     return readers
 
 
+def stuck_readers(kernel: FakeKernel, count: int) -> list[FakePeer]:
+    """Return readers that have begun to lag by ten large packets."""
+    readers = [kernel.connect(READER) for _ in range(count)]
+    for reader in readers:
+        reader.send(b"SUB k")
+        reader.wire.room = 0
+    kernel.connect(READER).send(*[LARGE] * 10)
+    return readers
+
+
+def wait_outside(kernel: FakeKernel, count: int) -> None:
+    """Have clients of the flooder connect, each with a large packet."""
+    for number in range(1_000, 1_000 + count):
+        wire = FakeWire(number, sbus.Credentials(1, FLOODER, 1))
+        wire.incoming.append(LARGE)
+        wire.ended = True
+        kernel.listener.waiting.append(wire)
+
+
 def rounds_until_served(kernel: FakeKernel, peer: FakePeer) -> int:
     """Have a client send a packet, and return when that is read."""
     peer.wire.incoming.append(publish(b"x"))
@@ -56,7 +75,7 @@ class TestPace:
     def test_readers_of_others(
         self, kernel: FakeKernel, uid: int, is_paced: bool
     ) -> None:
-        """[CONN-19] Whoever has packets wait for others accounts for more."""
+        """[CONN-19] Whoever has packets wait for others waits, too."""
         make_lag(kernel, waiting=50)
         flooder, sibling = kernel.connect(uid), kernel.connect(uid)
         flooder.wire.incoming.extend(messages(1))
@@ -166,22 +185,24 @@ class TestPace:
     def test_newcomers(self) -> None:
         """[CONN-19] They wait before they are let in, as nobody is lost."""
         kernel = FakeKernel(sbus.Limits(max_backlog=10_000_000))
-        reader, friend = kernel.connect(READER), kernel.connect(READER)
-        reader.send(b"SUB k")
-        reader.wire.room = 0
-        friend.send(*[LARGE] * 10)
-        own = sbus.Credentials(1, FLOODER, 1)
-        wires = [FakeWire(number, own) for number in range(1_000, 1_020)]
-        for wire in wires:
-            wire.incoming.append(LARGE)
-            wire.ended = True
-        kernel.listener.waiting.extend(wires)
+        (reader,) = stuck_readers(kernel, 1)
+        wait_outside(kernel, 20)
         left = []
         for _ in range(10):
             kernel.server.round(0)
             left.append(len(kernel.listener.waiting))
             kernel.now += 0.001
-        assert 10 < left[0] == left[1] > left[-1]
+        assert 10 < left[0] == left[1] > left[9]
         reader.wire.room = None
         kernel.wait(1)
         assert len(reader.wire.taken) == 30
+
+    def test_newcomers_beside_many_readers(self) -> None:
+        """[CONN-19] They wait no longer than others."""
+        kernel = FakeKernel(sbus.Limits(max_backlog=10_000_000))
+        stuck_readers(kernel, 20)
+        wait_outside(kernel, 2)
+        for _ in range(3):
+            kernel.server.round(0)
+            kernel.now += 0.004
+        assert not kernel.listener.waiting
