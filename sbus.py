@@ -1394,9 +1394,11 @@ class Server:
         """Give a client a turn, unless its user had enough [CONN-19]."""
         if client.closed:
             return
-        if self._has_debts and not is_new and self._owes(client.user):
-            self._late[client] = self._late.get(client, 0) | kind
-            return
+        if self._has_debts and not is_new:
+            user = client.user
+            if self._owes(user) or (kind == READ and self._is_paced(user)):
+                self._late[client] = self._late.get(client, 0) | kind
+                return
         if self._now > self._look_time:
             self._look_time = self._now + LOOK_SECONDS
             self._processed = self.processor_clock()
@@ -1421,11 +1423,13 @@ class Server:
                 self._has_debts, self._settled = True, start
         self._spent[user.uid] = spent
 
-    def _owes(self, user: User) -> bool:
+    def _owes(self, user: User, least: float = ROUND_SECONDS_MAX) -> bool:
         """Return whether a user has had enough [CONN-19]."""
-        if self._now < self._paced_until.get(user.uid, 0.0):
-            return True
-        return self._spent.get(user.uid, 0.0) >= ROUND_SECONDS_MAX
+        return self._spent.get(user.uid, 0.0) >= least
+
+    def _is_paced(self, user: User) -> bool:
+        """Return whether a user has to wait for readers [CONN-19]."""
+        return self._now < self._paced_until.get(user.uid, 0.0)
 
     # ---- On a new connection
 
@@ -1549,7 +1553,9 @@ class Server:
                 work += handle(client, packet, packet)
             else:
                 work += self._handle_large(client, size, handle)
-                if client.held_by or client.closed or self._owes(client.user):
+                if client.held_by or client.closed:
+                    break
+                if self._is_paced(client.user):
                     break
             if work >= WORK_MAX or ticks:
                 work = 0
@@ -1707,7 +1713,7 @@ class Server:
         If much waits already, they do until it has made up for the last.
         """
         if user.slow_until <= self._now:
-            return self._spent.get(user.uid, 0.0) >= SLOW_DEBT_MIN
+            return self._owes(user, SLOW_DEBT_MIN)
         most = self.bus.limits.max_user_backlog // 4
         return user.used[BACKLOG_BYTES] < most or self._owes(user)
 

@@ -161,6 +161,20 @@ class TestPace:
         kernel.wait(1)
         assert not kernel.server._has_debts
 
+    def test_what_waits_for_it(self, kernel: FakeKernel) -> None:
+        """[CONN-19] It waits before it sends more, not before it receives."""
+        make_lag(kernel, waiting=50)
+        flooder, other = kernel.connect(FLOODER), kernel.connect(READER)
+        flooder.send(b"SUB news")
+        flooder.wire.room = 0
+        other.send(publish(b"news"))
+        flooder.wire.incoming.extend(messages(1))
+        kernel.server.round(0)
+        flooder.wire.incoming.append(publish(b"x"))
+        flooder.wire.room = 1
+        kernel.server.round(0)
+        assert flooder.wire.taken and flooder.wire.incoming
+
     def test_what_others_send_to_it(self, kernel: FakeKernel) -> None:
         """[CONN-20] Whoever has to wait is not slow."""
         make_lag(kernel, waiting=50)
