@@ -19,6 +19,7 @@ from conformance.server import ServerProcess
 SECONDS_FOR_A_MISTAKE = 1.0  # what comes later is none of a server's
 # One that root has made for itself may be for root only
 PYTHONS = [*filter(os.path.exists, (sys.executable, "/usr/bin/python3"))]
+TRIALS_MAX = 5  # on a busy machine the kernel may take a packet more or less
 
 
 def find(broken: Broken, python: str) -> Result:
@@ -33,9 +34,9 @@ def find(broken: Broken, python: str) -> Result:
 
 def require_failure(broken: Broken) -> None:
     """Have the check that is to find a mistake find it."""
-    for python in PYTHONS:
+    for python in PYTHONS * TRIALS_MAX:
         result = find(broken, python)
-        if result.what != "no user can start it":
+        if result.verdict != "not applicable":
             break
     assert result.verdict == "failed", result
     assert 'File "' not in result.what, "the mistake is a mistake"
