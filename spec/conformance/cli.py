@@ -42,7 +42,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--client", action="append", default=[], metavar=name, help=what)
     what = "list the examples and checks that would be run"
     add("--list", action="store_true", help=what)
-    what = "run the rules, too, that are not in the original protocol text"
+    what = "run what the original protocol text does not ask for, too"
     add("--ours", action="store_true", help=what)
     what = "run what a server may choose, too"
     add("--choices", action="store_true", help=what)

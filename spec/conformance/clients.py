@@ -130,14 +130,12 @@ class Place(NamedTuple):
     environment: dict[str, str]
 
 
-def listen(
-    name: str | bytes, address: str, backlog: int = 8, **environment: str
-) -> Place:
+def listen(name: str | bytes, address: str, **environment: str) -> Place:
     """Return a place, in an environment that tells nothing else."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(name)
-        listener.listen(backlog)
+        listener.listen()
     except OSError:
         listener.close()
         raise
@@ -176,33 +174,13 @@ def at_default(directory: Path) -> Place:
     return listen(path, "", XDG_RUNTIME_DIR=str(directory))
 
 
-def at_busy_path(directory: Path) -> Place:
-    """Listen at a path, with room for one connection."""
-    path = str(directory / "bus")
-    return listen(path, path, backlog=0)
-
-
 PLACES = {
     "path": at_path,
     "longest-path": at_longest_path,
     "abstract-name": at_abstract_name,
     "SBUS_ADDRESS": at_variable,
     "default": at_default,
-    "busy": at_busy_path,
 }
-
-
-def fill(address: str) -> list[socket.socket]:
-    """Return connections that leave no room for another."""
-    sockets: list[socket.socket] = []
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            sockets.append(one)
-            one.setblocking(False)
-            one.connect(address)
-    sockets.pop().close()
-    return sockets
 
 
 # =============================================================================
@@ -217,13 +195,11 @@ class ClientTalk:
         self,
         adapter: Adapter,
         listener: socket.socket,
-        guests: list[socket.socket],  # who have connected before
         seconds_max: float,
         idle_seconds: float,
     ) -> None:
         self._adapter = adapter
         self._listener = listener
-        self._guests = guests
         self._seconds_max = seconds_max
         self._idle_seconds = idle_seconds
         self._wire: socket.socket | None = None
@@ -255,8 +231,7 @@ class ClientTalk:
         if step.verb in COMMANDS:
             self._adapter.tell(step.lines[0])
             self._unanswered.append(step.verb)
-            if not self._guests:
-                self._connection()
+            self._connection()
         elif step.verb == ">":
             self._expect(step.packet)
         elif step.verb == "<":
@@ -295,9 +270,6 @@ class ClientTalk:
     def _connection(self) -> socket.socket:
         """Return the client's connection, once it has connected."""
         if self._wire is None:
-            for guest in self._guests:
-                guest.close()
-                self._listener.accept()[0].close()
             if not self._adapter.wait_for(
                 self._listener.fileno(), START_SECONDS_MAX
             ):
@@ -342,8 +314,7 @@ class ClientTalk:
 
     def close(self) -> None:
         """Close what is open."""
-        for one in (self._listener, *self._guests):
-            one.close()
+        self._listener.close()
         if self._wire:
             self._wire.close()
         self._adapter.close()
@@ -455,19 +426,16 @@ class ClientKit:
         with tempfile.TemporaryDirectory(prefix="sbus-") as name:
             directory = Path(name)
             place = PLACES[case.place](directory)
-            guests = fill(place.address) if case.place == "busy" else []
             adapter = self.starter.start(
                 place.address, place.environment, directory / "log"
             )
             talk = ClientTalk(
                 adapter,
                 place.listener,
-                guests,
                 self.seconds_max,
                 self.idle_seconds,
             )
             with contextlib.closing(talk):
                 yield talk
-            if not guests:
-                seconds = IDLE_STARTS * (talk.connected - start)
-                self.idle_seconds = max(self.idle_seconds, seconds)
+            seconds = IDLE_STARTS * (talk.connected - start)
+            self.idle_seconds = max(self.idle_seconds, seconds)

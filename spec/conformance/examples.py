@@ -1,12 +1,13 @@
-"""The examples of the chapters: match tables, packets, conversations."""
+"""The examples of the specification: match tables, packets, conversations."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Callable, NamedTuple, Union
 
-from .rules import chapters
+from .rules import chapters, examples_of
 
 
 class Part(NamedTuple):
@@ -179,7 +180,7 @@ def hear(client: str, packet: bytes) -> Step:
 
 
 class Block(NamedTuple):
-    """A fenced example of a chapter."""
+    """A fenced example: in a chapter, or in the file of its examples."""
 
     kind: str
     name: str
@@ -197,12 +198,14 @@ CITED = re.compile(r"\[([A-Z]+-\d+)\]")
 
 
 def read_blocks() -> Iterator[Block]:
-    """Return the examples of all chapters.
+    """Return the examples of all chapters, each chapter's own first.
 
     Raises: ValueError if the first line of one is malformed.
     """
     for chapter in chapters():
-        for found in FENCE.finditer(chapter.read_text("utf-8")):
+        files = filter(Path.exists, (chapter, examples_of(chapter)))
+        text = "\n".join(file.read_text("utf-8") for file in files)
+        for found in FENCE.finditer(text):
             kind, head, body = found.groups()
             parts = HEAD.fullmatch(head)
             if not parts:

@@ -13,7 +13,7 @@ from typing import Callable, NamedTuple, Protocol, TypeVar, Union
 from .checks import CHECKS
 from .conversation import Failure, perform
 from .examples import Case, read_cases
-from .rules import SPEC, Rule, read_rules
+from .rules import ORIGINS, SPEC, Rule, read_rules
 from .server import ServerProcess
 from .trial import Check, NotApplicable, perform_check
 
@@ -46,9 +46,8 @@ class Result(NamedTuple):
 
 
 def origin_of(case: Item, rules: dict[str, Rule]) -> str:
-    """Return whether upstream's rules alone ask for what a case shows."""
-    ours = any(rules[rule].origin == "ours" for rule in case.rules)
-    return "ours" if ours else "upstream"
+    """Return the origin that is farthest from the text, of a case's rules."""
+    return max((rules[one].origin for one in case.rules), key=ORIGINS.index)
 
 
 def level_of(case: Item, rules: dict[str, Rule]) -> str:
@@ -192,7 +191,7 @@ class Kit:
 
     def left_out(self, case: Item) -> str:
         """Return why a case was not asked for, if so."""
-        if not self.ours and origin_of(case, self.rules) == "ours":
+        if not self.ours and origin_of(case, self.rules) != "upstream":
             return "the original protocol does not ask for it; see --ours"
         if not self.ours and options_of(case) and not isinstance(case, Check):
             return "needs an option of the reference server; see --ours"

@@ -39,7 +39,7 @@ LOGGED_BYTES_MAX = 80  # [RUN-15] of what a client sent
 # =============================================================================
 
 
-@check("RUN-14")
+@check("RUN-15")
 def log_of_a_healthy_server(trial: Trial) -> None:
     trial.server.start()
     reader, publisher = trial.client("k"), trial.client()
@@ -59,7 +59,7 @@ def log_of_a_healthy_server(trial: Trial) -> None:
     require(count == 1, f"it logs {count} lines when it stops")
 
 
-@check("RUN-14")
+@check("RUN-15")
 def log_of_a_daemon(trial: Trial) -> None:
     pid_file = trial.server.new_path()
     with daemon(trial, pid_file, 0) as server:
@@ -186,7 +186,7 @@ def log_of_mistakes_of_many_users(trial: Trial) -> None:
     require(lines <= most, f"it logs {lines} lines in {seconds:.1f} s")
 
 
-@check("BLOCK-20", options="--max-backlog 1", fills=True)
+@check("CTL-5", options="--max-backlog 1", fills=True)
 def log_of_the_first_discard(trial: Trial) -> None:
     trial.server.start(trial.options)
     reader, publisher = trial.client("k"), trial.client()
@@ -207,7 +207,7 @@ def log_of_the_first_discard(trial: Trial) -> None:
     require(count == 1, f"it logs {count} lines of that")
 
 
-@check("CONN-13", "PKT-4")
+@check("CONN-13", "PKT-2")
 def log_of_each_mistake(trial: Trial) -> None:
     for packet in (b"", b"MSG k", b"SUB !", b"SUB " + b"k" * 4097):
         trial.server.start()
@@ -410,14 +410,14 @@ def trace_has_its_fields(trial: Trial) -> None:
     require(found == [trial.server.path], f"it starts at {found}")
 
 
-@check("TRACE-2")
+@check("TRACE-1")
 def trace_is_numbered(trial: Trial) -> None:
     numbers = [one.get("n") for one in trace_of(trial)]
     wanted = [*range(1, len(numbers) + 1)]
     require(numbers == wanted, f"its numbers are {numbers}")
 
 
-@check("TRACE-3")
+@check("TRACE-4")
 def trace_without_payloads(trial: Trial) -> None:
     has_data = any("data" in one for one in trace_of(trial))
     require(not has_data, "it has payloads")
@@ -481,7 +481,7 @@ def trace_of_one_who_is_kept_out(trial: Trial) -> None:
     require(ORDINARY_USER not in users, "its trace says that the user came")
 
 
-@check("TRACE-6")
+@check("RUN-16")
 def trace_that_cannot_be_written(trial: Trial) -> None:
     path = trial.server.new_path()
     reading, writing = os.pipe()
@@ -507,7 +507,7 @@ def ignore_large_files() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
-@check("TRACE-5", "TRACE-4")
+@check("TRACE-1", "TRACE-4")
 def trace_of_payloads(trial: Trial) -> None:
     path = trial.server.new_path()
     trial.say("a server is started with a trace, and with payloads")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from string import Template
 
@@ -31,7 +31,7 @@ WRONG = ("failed", "differs")
 def page(runs: Sequence[Run], title: str = "sbus conformance") -> str:
     """Return an HTML page with the results of servers and clients."""
     columns = [Column(run, notes_of(runs)) for run in runs]
-    chapters = rules_by_chapter({run.kind for run in runs})
+    chapters = rules_by_chapter(columns)
     return PAGE.substitute(
         title=escape(title),
         style=STYLE,
@@ -61,15 +61,6 @@ def all_reasons(results: Sequence[Result]) -> list[str]:
     return [why for one in NOT_TRIED for why in reasons(results, one)]
 
 
-def rules_by_chapter(kinds: Container[str]) -> dict[str, list[Rule]]:
-    """Return the rules that bind servers, clients or both, by their files."""
-    chapters: dict[str, list[Rule]] = {}
-    for rule in read_rules().values():
-        if rule.subject in kinds:
-            chapters.setdefault(rule.file, []).append(rule)
-    return chapters
-
-
 class Column:
     """What the tables say of one server or client."""
 
@@ -83,9 +74,13 @@ class Column:
             for verdict in WRONG
         }
 
+    def binds(self, rule: Rule) -> bool:
+        """Return whether a rule is for this one."""
+        return rule.subject == self.run.kind or bool(self.results[rule.id])
+
     def verdict(self, rule: Rule) -> str:
         """Return the verdict on a rule, empty if it is for others."""
-        return self.verdicts[rule.id] if rule.subject == self.run.kind else ""
+        return self.verdicts[rule.id] if self.binds(rule) else ""
 
     def cell(self, rule: Rule) -> str:
         """Return the verdict, of how many examples it is, and why."""
@@ -136,6 +131,15 @@ class Column:
             if any(one.case in names for one in about)
         )
         return f"<p>{escape(self.run.name)}: see {links}</p>" if links else ""
+
+
+def rules_by_chapter(columns: Sequence[Column]) -> dict[str, list[Rule]]:
+    """Return the rules that bind one of the columns, by their files."""
+    chapters: dict[str, list[Rule]] = {}
+    for rule in read_rules().values():
+        if any(column.binds(rule) for column in columns):
+            chapters.setdefault(rule.file, []).append(rule)
+    return chapters
 
 
 def chapter_html(

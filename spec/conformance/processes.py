@@ -1,16 +1,13 @@
-"""Processes: their children, states, what they use; signals to the kit."""
+"""Processes: their children, states, limits; signals to the kit."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
-
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @contextlib.contextmanager
@@ -38,36 +35,22 @@ def descendants(process: int) -> Iterator[int]:
                 yield from descendants(child)
 
 
-def fields_of(process: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; [] if none."""
+def state_of(process: int) -> str:
+    """Return the letter that Linux has for a process's state, if it lives."""
     with contextlib.suppress(OSError):
         stat = Path(f"/proc/{process}/stat").read_text("latin-1")
-        return stat.rpartition(")")[2].split()
-    return []
+        return stat.rpartition(")")[2].split()[0]
+    return ""
 
 
 def is_stopped(process: int) -> bool:
     """Return whether a process does nothing until it is told to go on."""
-    return fields_of(process)[:1] not in (["R"], ["S"], ["D"])
+    return state_of(process) not in ("R", "S", "D")
 
 
 def is_running(process: int) -> bool:
     """Return whether a process has the processor, or waits for it."""
-    return fields_of(process)[:1] == ["R"]
-
-
-def memory_bytes(processes: Iterable[int]) -> int:
-    """Return how much memory processes have."""
-    fields = filter(None, map(fields_of, processes))
-    return sum(int(one[21]) * PAGE_BYTES for one in fields)
-
-
-def descriptor_count(processes: Iterable[int]) -> int:
-    """Return how many descriptors processes have open.
-
-    Raises: OSError if that is not ours to know.
-    """
-    return sum(len(os.listdir(f"/proc/{one}/fd")) for one in processes)
+    return state_of(process) == "R"
 
 
 def limit(process: int, what: int, most: int) -> None:

@@ -15,7 +15,7 @@ class Rule(NamedTuple):
     id: str
     level: str  # MUST, MUST NOT, SHOULD, SHOULD NOT or MAY
     subject: str  # server or client
-    origin: str  # upstream or ours
+    origin: str  # one of ORIGINS
     file: str
     sentence: str
 
@@ -25,18 +25,26 @@ class Rule(NamedTuple):
         return self.id.partition("-")[0]
 
 
+# What the protocol text asks for, what it says a server may do, what only the
+# original daemon does, and what this project decided
+ORIGINS = ("upstream", "upstream, optional", "original daemon", "ours")
 RULE = re.compile(
     r"^\*\*\[([A-Z]+-\d+)\]\*\* (.+?)(?=\n\n|\n*\Z)", re.M | re.S
 )
 SENTENCE = re.compile(
     r"A (server|client) .*?\b(MUST NOT|MUST|SHOULD NOT|SHOULD|MAY)\b"
-    r".+ \((upstream|ours)\)"
+    rf".+ \(({'|'.join(ORIGINS)})\)"
 )
 
 
 def chapters() -> list[Path]:
     """Return the files of the specification, in order."""
     return sorted(SPEC.glob("[1-9]-*.md"))
+
+
+def examples_of(chapter: Path) -> Path:
+    """Return the file of the examples of a chapter that are not in it."""
+    return SPEC / "examples" / chapter.name
 
 
 def read_rules() -> dict[str, Rule]:

@@ -3,45 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import resource
 import select
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from .conversation import END, WHOAMI, Failure, describe
-from .processes import (
-    descriptor_count,
-    is_running,
-    memory_bytes,
-)
-from .trial import (
-    NotApplicable,
-    Trial,
-    check,
-    hear,
-    require,
-)
+from .processes import is_running
+from .trial import NotApplicable, Trial, check, hear, require
 from .wire import FILLER_BYTES, Wire
 
-OVERHEAD_BYTES = 128  # [BLOCK-19] of each packet of a backlog
+OVERHEAD_BYTES = 128  # [LIMIT-12] of each packet of a backlog
 CROWD = 300  # clients
 PACKETS = 25_000
 BATCH_PACKETS = 100
-VISITS = 6_000
 TURN_PACKETS = 200  # of a client, more than a turn has
-DESCRIPTORS = 24  # few, for a server
 IDLE_SECONDS = 0.5
 LOOKS = 50  # in that time
 SPIN_SHARE_MAX = 0.5  # of looks at a server that nobody asks for anything
-GROWTH_BYTES_MAX = 3 << 19
-GROWTH_DESCRIPTORS_MAX = 10
-WORK_TIMES_MAX = 4
 
 
 # =============================================================================
@@ -129,165 +112,6 @@ def descriptors(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-# =============================================================================
-# Memory
-# =============================================================================
-
-
-def leaves_nothing(work: Callable[[Trial], None]) -> Callable[[Trial], None]:
-    """Return a check that a server has no more after some work, done again."""
-
-    @functools.wraps(work)
-    def run(trial: Trial) -> None:
-        trial.say(f"{work.__name__.replace('_', ' ')}, again and again")
-        trial.server.start(trial.options)  # with no memory left to use again
-        memory, count = growth(trial, work)
-        grown = f"the server has {memory >> 10} KiB and {count} descriptors"
-        is_more = memory > GROWTH_BYTES_MAX or count > GROWTH_DESCRIPTORS_MAX
-        require(not is_more, f"{grown} more each time")
-
-    return run
-
-
-def growth(trial: Trial, work: Callable[[Trial], None]) -> tuple[int, int]:
-    """Return what the server has more after some work, done again.
-
-    What it has once and for all does not count: the least of some times.
-    """
-    least = (sys.maxsize, sys.maxsize)
-    before = (0, 0)
-    for _ in range(WORK_TIMES_MAX):
-        work(trial)
-        after = usage(trial)
-        memory, count = after[0] - before[0], after[1] - before[1]
-        least = min(least[0], memory), min(least[1], count)
-        if least[0] <= GROWTH_BYTES_MAX and least[1] <= GROWTH_DESCRIPTORS_MAX:
-            break
-        before = after
-    return least
-
-
-def usage(trial: Trial) -> tuple[int, int]:
-    """Return how much memory the server has, and how many descriptors."""
-    for _ in range(5):  # each comes after what came before
-        fault = trial.server.fault()
-        require(not fault, fault)
-    processes = trial.server.processes
-    try:
-        return memory_bytes(processes), descriptor_count(processes)
-    except OSError:
-        raise NotApplicable("the server is another user's") from None
-
-
-@check("LIMIT-19")
-@leaves_nothing
-def clients_come_and_leave(trial: Trial) -> None:
-    """Have clients come, subscribe, ask if it is their turn, and leave."""
-    for number in range(VISITS):
-        with contextlib.closing(trial.server.connect(False, {})) as client:
-            client.send(b"SUB %d/" % number + b"x" * 1000)
-            if number % 4 == 0:
-                client.settle()
-
-
-@check("LIMIT-19")
-@leaves_nothing
-def patterns_come_and_go(trial: Trial) -> None:
-    """Have a client subscribe and unsubscribe."""
-    client = trial.client()
-    for number in range(4000):
-        pattern = b"SUB %d/" % number + b"x" * 1000
-        client.send(pattern)
-        client.send(b"UN" + pattern)
-        if number % 50 == 0:
-            client.settle()
-    client.close()
-
-
-@check("LIMIT-19")
-@leaves_nothing
-def messages_are_read(trial: Trial) -> None:
-    """Have a client publish under many keys, and another read."""
-    reader, publisher = trial.client("m/"), trial.client()
-    for number in range(4000):
-        packet = b"MSG m/%d\0" % number + b"x" * 1000
-        publisher.send(packet)
-        hear(reader, packet)
-    reader.close()
-    publisher.close()
-
-
-@check("LIMIT-19", options="--trace {address}.trace")
-@leaves_nothing
-def messages_are_traced(trial: Trial) -> None:
-    """Have a client publish many messages, which nobody reads."""
-    publisher = trial.client()
-    for number in range(8000):
-        publisher.send(b"MSG %d/" % number + b"x" * 1000 + b"\0")
-    publisher.settle()
-    publisher.close()
-
-
-@check("LIMIT-19")
-@leaves_nothing
-def packets_wait_for_a_reader(trial: Trial) -> None:
-    """Have many packets wait for a client, which reads them, or leaves."""
-    publisher = trial.client()
-    packet = b"MSG l\0" + b"x" * 10_000
-    for reads in (True, False):
-        reader = trial.client("l")
-        for _ in range(400):
-            publisher.send(packet)
-        publisher.settle()
-        for _ in range(400 if reads else 0):
-            hear(reader, packet)
-        reader.close()
-    publisher.close()
-
-
-@check("LIMIT-19")
-@leaves_nothing
-def clients_leave_with_packets_unread(trial: Trial) -> None:
-    """Have clients leave with a packet unread, each by a reset."""
-    publisher = trial.client()
-    for _ in range(30):
-        reader = trial.client("k")
-        publisher.send(b"MSG k\0")
-        publisher.settle()
-        reader.close()
-    publisher.close()
-
-
-@check("LIMIT-19")
-@leaves_nothing
-def questions_are_answered(trial: Trial) -> None:
-    """Have a client ask, very often, as an answer is short."""
-    client = trial.client()
-    for _ in range(20_000 // BATCH_PACKETS):
-        for number in range(BATCH_PACKETS):
-            if number % 2:
-                client.send(b"CMSG stats")
-            client.send(WHOAMI)
-        answers = 0
-        while answers < BATCH_PACKETS:
-            got = client.receive()
-            require(got != END, "one that asks is disconnected")
-            answers += got.startswith(WHOAMI)
-    client.close()
-
-
-@check("LIMIT-19")
-@leaves_nothing
-def descriptors_are_passed(trial: Trial) -> None:
-    """Have clients pass descriptors that nobody asked for."""
-    with open(os.devnull, "rb") as file:
-        client = trial.client("k")
-        for _ in range(100):
-            if not pass_descriptor(client, file.fileno()):
-                break
-        client.close()
-
-
 def pass_descriptor(client: Wire, descriptor: int) -> bool:
     """Pass a descriptor beside a packet; return whether that can be."""
     try:
@@ -297,22 +121,6 @@ def pass_descriptor(client: Wire, descriptor: int) -> bool:
     except OSError as error:
         raise Failure(f"cannot pass one: {error.strerror}") from None
     return True
-
-
-@check("LIMIT-19", options="--max-shapes 1 --max-segments unlimited")
-@leaves_nothing
-def clients_make_mistakes(trial: Trial) -> None:
-    """Have clients with large packets break rules, each once."""
-    for packet in (
-        b"SUB " + b"*/" * 2000,  # a second shape
-        b"SUB !/" + b"x" * 4000,
-        b"HELLO" + b"x" * 4000,
-    ):
-        for _ in range(500):
-            with contextlib.closing(trial.server.connect(False, {})) as client:
-                client.send(b"SUB k")
-                client.send(packet)
-                hear(client, END)
 
 
 # =============================================================================
@@ -344,36 +152,6 @@ def passed_descriptor_is_closed(trial: Trial) -> None:
         trial.say("and waits for the end of file at the reading one")
         ready = select.select([reading], [], [], trial.server.seconds_max)
         require(ready[0], "the server has kept it open")
-
-
-@check("CONN-3")
-def few_descriptors(trial: Trial) -> None:
-    reader, publisher = trial.client("k"), trial.client()
-    trial.say(f"the server may have {DESCRIPTORS} descriptors; 40 connect")
-    kind, processes = resource.RLIMIT_NOFILE, trial.server.processes
-    hard = {one: resource.prlimit(one, kind)[1] for one in processes}
-    for process in processes:
-        resource.prlimit(process, kind, (DESCRIPTORS, hard[process]))
-    crowd = [publisher]
-    for _ in range(40):
-        with contextlib.suppress(Failure):  # nobody lets them in
-            crowd.append(trial.client())
-    trial.say("a client publishes, and another hears it")
-    publisher.send(b"MSG k\0001")
-    hear(reader, b"MSG k\0001")
-    rest(trial)
-    trial.say("the server may have more again, and lets the last one in")
-    for process in processes:
-        resource.prlimit(process, kind, (hard[process], hard[process]))
-    crowd[-1].settle()  # of whom no event tells while it is not let in
-    publisher.send(b"MSG k\0002")
-    hear(reader, b"MSG k\0002")
-    trial.say("the 40 leave, and another is let in")
-    for client in crowd[1:]:
-        client.close()
-    newcomer = trial.client("k")
-    publisher.send(b"MSG k\0003")
-    hear(newcomer, b"MSG k\0003")
 
 
 # =============================================================================

@@ -138,7 +138,7 @@ class Wire:
             try:
                 packet = self.wire.recv(READ_BYTES_MAX)
             except ConnectionResetError:
-                continue  # [CONN-14] what was sent comes after it
+                continue  # [CLIENT-6] what was sent comes after it
             except BlockingIOError:
                 raise Failure("received nothing in time") from None
             except OSError as error:

@@ -1,47 +1,50 @@
 """A kernel that does as it is told.
 
 FakeKernel runs the server's own loop on fake sockets, so that a test can say
-how many packets a receiver has room for and what the clock shows.
+how many packets a receiver has room for, what the clock shows, and how long
+each call takes.
 """
 
 from __future__ import annotations
 
+import argparse
 import errno
 import json
-import os
 import selectors
 import socket
 import struct
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sbus
 from packets import publish
 
-if TYPE_CHECKING:  # broken servers are started without it, and faster
-    import pytest
-
-OWNER = 500  # the bus owner of a FakeKernel, unless told otherwise
-ROUNDS_MAX = 60  # with something to do, before a test calls it spinning
+OWNER = 500  # the bus owner of a FakeKernel
+ROUNDS_MAX = 10_000  # with something to do, before a test calls it spinning
 
 
 class FakeWire:
     """A client's socket as the server sees it, and the client behind it."""
 
-    def __init__(self, number: int, credentials: sbus.Credentials) -> None:
+    def __init__(
+        self, kernel: Any, number: int, credentials: sbus.Credentials
+    ) -> None:
+        self.kernel = kernel  # whose clock goes on
         self.credentials = credentials
         self.incoming: deque[bytes] = deque()  # sent, not read by the server
         self.taken: deque[bytes] = deque()  # for the client, not read by it
         self.room: int | None = None  # packets that may wait in taken
-        self.failures: deque[Exception] = deque()  # of the next sends
+        self.failures: deque[OSError] = deque()  # of the next sends
         self.ended = False  # the client has closed, or will send no more
         self.reset = False  # the next call fails with ECONNRESET
         self.is_silent = False  # no event tells of room
         self.deaf = False  # the client has shut down its reading side
         self.closed = False  # by the server
-        self.options: dict[int, int] = {}
+        self.send_buffer_bytes = 212_992
+        self.recv_seconds = 0.0  # that it takes to receive a packet
+        self.send_seconds = 0.0
         self._number = number
 
     # What the server calls
@@ -50,31 +53,29 @@ class FakeWire:
         return self._number
 
     def recv_into(self, buffer: Any, size: int, flags: int, /) -> int:
-        assert flags == socket.MSG_TRUNC and not self.closed
-        if self.reset:
-            self.reset = False
-            raise ConnectionResetError(errno.ECONNRESET, "reset")
-        if self.incoming:
-            packet = self.incoming.popleft()
-            count = min(len(packet), len(buffer))
-            buffer[:count] = packet[:count]
-            return len(packet)
-        if self.ended:
+        assert flags == socket.MSG_TRUNC
+        if not self._wait_for_input():
             return 0
-        raise BlockingIOError(errno.EAGAIN, "nothing to read")
+        packet = self.incoming.popleft()
+        self.note_read(packet)
+        count = min(len(packet), len(buffer))
+        buffer[:count] = packet[:count]
+        return len(packet)
 
-    def recvmsg(self, size: int, room: int, /) -> tuple[bytes, list[str]]:
-        had = len(self.incoming)
-        self.recv_into(bytearray(size), 0, socket.MSG_TRUNC)
-        return b"", ["credentials"] if len(self.incoming) < had else []
+    def recv(self, size: int, flags: int, /) -> bytes:
+        assert (size, flags) == (1, socket.MSG_PEEK)
+        return self.incoming[0][:1] if self._wait_for_input() else b""
 
     def send(self, packet: Any, /) -> int:
-        assert not self.closed
+        self.kernel.now += self.send_seconds
         if self.failures:
             raise self.failures.popleft()
+        self._check()
         if self.deaf:
             raise BrokenPipeError(errno.EPIPE, "broken pipe")
-        if self.room is not None and len(self.taken) >= self.room:
+        if len(packet) + 32 > self.send_buffer_bytes:
+            raise OSError(errno.EMSGSIZE, "message too long")
+        if not self.has_room():
             raise BlockingIOError(errno.EAGAIN, "no room")
         self.taken.append(bytes(packet))
         return len(packet)
@@ -85,7 +86,8 @@ class FakeWire:
         return struct.pack("iII", pid, uid, gid)
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None:
-        self.options[option] = value
+        assert option == socket.SO_SNDBUF
+        self.send_buffer_bytes = 2 * value
 
     def setblocking(self, flag: bool, /) -> None:
         assert flag is False
@@ -98,6 +100,18 @@ class FakeWire:
         assert not self.closed, "closed twice"
         self.closed = True
 
+    def _check(self) -> None:
+        assert not self.closed, "a call after close"
+        if self.reset:
+            self.reset = False
+            raise ConnectionResetError(errno.ECONNRESET, "reset")
+
+    def _wait_for_input(self) -> bool:
+        self._check()
+        if not self.incoming and not self.ended:
+            raise BlockingIOError(errno.EAGAIN, "nothing to read")
+        return bool(self.incoming)
+
     # What the selector asks
 
     def events(self) -> int:
@@ -105,12 +119,24 @@ class FakeWire:
         events = 0
         if self.incoming or self.ended or self.reset:
             events |= sbus.READ
-        # The kernel reports room only when three quarters are free
-        waiting = len(self.taken)
-        has_room = self.room is None or waiting * 4 <= self.room > waiting
-        if has_room and not self.is_silent:
+        if self.has_much_room() or (self.ended and self.deaf):
             events |= sbus.WRITE
         return events
+
+    # What is different in other kernels
+
+    def note_read(self, packet: bytes) -> None:
+        """Note that the server reads a packet."""
+        self.kernel.now += self.recv_seconds
+
+    def has_room(self) -> bool:
+        """Return whether another packet may wait."""
+        return self.room is None or len(self.taken) < self.room
+
+    def has_much_room(self) -> bool:
+        """Return whether the kernel reports it: three quarters are free."""
+        is_free = self.room is None or len(self.taken) * 4 <= self.room
+        return is_free and self.has_room() and not self.is_silent
 
 
 class FakeListener:
@@ -118,7 +144,7 @@ class FakeListener:
 
     def __init__(self) -> None:
         self.waiting: deque[FakeWire] = deque()
-        self.failures: deque[Exception] = deque()  # of the next accepts
+        self.failures: deque[OSError] = deque()  # of the next accepts
         self.closed = False
 
     def fileno(self) -> int:
@@ -130,9 +156,6 @@ class FakeListener:
         if not self.waiting:
             raise BlockingIOError(errno.EAGAIN, "nobody waits")
         return self.waiting.popleft(), None
-
-    def close(self) -> None:
-        self.closed = True
 
     def events(self) -> int:
         """Return what the socket is ready for."""
@@ -149,11 +172,7 @@ class FakeSelector(selectors.BaseSelector):
     def register(
         self, fileobj: Any, events: int, data: Any = None
     ) -> selectors.SelectorKey:
-        assert events
-        if fileobj.closed:
-            raise ValueError("it has no descriptor")
-        if fileobj in self.keys:
-            raise KeyError(fileobj)
+        assert events and not fileobj.closed and fileobj not in self.keys
         key = selectors.SelectorKey(fileobj, fileobj.fileno(), events, data)
         self.keys[fileobj] = key
         return key
@@ -167,16 +186,21 @@ class FakeSelector(selectors.BaseSelector):
         self.unregister(fileobj)
         return self.register(fileobj, events, data)
 
-    def select(
-        self, timeout: float | None = None
-    ) -> list[tuple[selectors.SelectorKey, int]]:
-        self.timeouts.append(timeout)
+    def ready(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Return what would be reported now."""
         ready = []
         for key in self.keys.values():
+            assert not key.fileobj.closed, "closed and still watched"  # type: ignore
             events = key.events & key.fileobj.events()  # type: ignore
             if events:
                 ready.append((key, events))
         return ready
+
+    def select(
+        self, timeout: float | None = None
+    ) -> list[tuple[selectors.SelectorKey, int]]:
+        self.timeouts.append(timeout)
+        return self.ready()
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
         return self.keys
@@ -189,9 +213,13 @@ class FakePeer:
         self.kernel = kernel
         self.wire = wire
 
+    def post(self, *packets: bytes) -> None:
+        """Send packets; the server handles them later."""
+        self.wire.incoming.extend(packets)
+
     def send(self, *packets: bytes) -> None:
         """Send packets, and let the server handle them."""
-        self.wire.incoming.extend(packets)
+        self.post(*packets)
         self.kernel.run()
 
     def read(self, count: int | None = None) -> list[bytes]:
@@ -219,13 +247,20 @@ class FakePeer:
     @property
     def client(self) -> sbus.Client:
         """What the bus knows of this client."""
-        clients = self.kernel.bus.clients.values()
+        clients = self.kernel.bus.clients
         return next(client for client in clients if client.wire is self.wire)
 
     @property
-    def stats(self) -> Any:
+    def stats(self) -> dict[str, Any]:
         """What the bus would answer if this client asked for `stats`."""
-        return json.loads(self.kernel.bus.stats(self.client))
+        return stats_of(self.client)
+
+    @property
+    def waiting(self) -> int:
+        """How many bytes wait in this client's backlog."""
+        waiting = self.stats["backlog_bytes"]
+        assert isinstance(waiting, int)
+        return waiting
 
     @property
     def paused(self) -> bool:
@@ -237,100 +272,93 @@ class FakePeer:
 class FakeKernel:
     """A server on fake sockets and a fake clock."""
 
-    def __init__(
-        self,
-        limits: sbus.Limits | None = None,
-        owner_uid: int = OWNER,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *arguments: str, **options: Any) -> None:
+        """Start a server with options, also by name as in max_backlog=1."""
         self.now = 0.0
-        self.listener: Any
         self.numbers = iter(range(10, 1 << 30))
         self.listener = FakeListener()
         self.selector = FakeSelector()
-        self.bus = sbus.Bus(
-            limits or sbus.Limits(),
-            owner_uid,
-            options.pop("cred_prefix", b""),
-            options.pop("strict", False),
-        )
+        self.bus = sbus.Bus(options_of(*arguments, **options), OWNER)
+        listener: Any = self.listener
         self.server = sbus.Server(
-            self.bus,
-            self.listener,
-            self.selector,
-            lambda: self.now,
-            processor_clock=lambda: self.now,
-            **options,
+            self.bus, listener, self.selector, self.clock
         )
+
+    def clock(self) -> float:
+        """Return what the server takes for the time."""
+        return self.now
+
+    def knock(
+        self, uid: int = 1000, gid: int = 100, pid: int | None = None
+    ) -> FakePeer:
+        """Have a client wait for being accepted."""
+        number = next(self.numbers)
+        pid = 4000 + number if pid is None else pid
+        own = sbus.Credentials(gid, uid, pid)
+        peer = FakePeer(self, FakeWire(self, number, own))
+        self.listener.waiting.append(peer.wire)
+        return peer
 
     def connect(
         self, uid: int = 1000, gid: int = 100, pid: int | None = None
     ) -> FakePeer:
         """Connect a client."""
-        number = next(self.numbers)
-        pid = 4000 + number if pid is None else pid
-        credentials = sbus.Credentials(gid, uid, pid)
-        peer = FakePeer(self, FakeWire(number, credentials))
-        self.listener.waiting.append(peer.wire)
+        peer = self.knock(uid, gid, pid)
         self.run()
         return peer
 
     def run(self) -> None:
-        """Let the server work until nothing is left to do.
-
-        If it goes on for long, it may be waiting for a user's debts to end.
-        """
-        for count in range(10_000):
+        """Let the server work until nothing is left to do."""
+        for _ in range(ROUNDS_MAX):
             self.server.round(0)
-            is_due = min(self.server._alarms.values(), default=1e9) <= self.now
-            is_idle = not self.selector.select() and not is_due
-            if is_idle and not self.server._want:
+            if not self.selector.ready():
                 return
-            if count > 100:
-                self.now += 0.001
         raise AssertionError("the server spins")
 
     def wait(self, seconds: float) -> None:
-        """Let time pass in rounds that do not look like a stop."""
+        """Let time pass in steps of a second."""
         rounds = int(seconds) + 1
         for _ in range(rounds):
             self.now += seconds / rounds
             self.run()
 
 
-def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
-    """Return a list that grows with each call of a function of sbus.py."""
-    function, calls = getattr(sbus, name), []
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(1)
-        return function(*arguments)
-
-    monkeypatch.setattr(sbus, name, counted)
-    return calls
+def stats_of(client: sbus.Client) -> dict[str, Any]:
+    """Return what the bus would answer if a client asked for `stats`."""
+    stats = json.loads(sbus.stats_of(client))
+    assert isinstance(stats, dict)
+    return stats
 
 
 def start_journal(
-    kernel: FakeKernel,
-    path: Path,
-    about: dict[str, str],
-    payloads: bool = False,
+    kernel: FakeKernel, path: Path, payloads: bool = False
 ) -> sbus.Journal:
     """Have a server write a trace; return what is to be closed in the end."""
-    trace = sbus.open_regular(str(path), os.O_APPEND)
-    kernel.bus.journal = sbus.Journal(trace, about, payloads, False)
+    changes = {"trace": str(path), "trace_payload": payloads}
+    options = but(kernel.bus.options, **changes)
+    kernel.bus.journal = sbus.Journal(options, "/run/bus")
     return kernel.bus.journal
 
 
-def but(limits: sbus.Limits, **other: float) -> sbus.Limits:
-    """Return limits of which some are others."""
-    return sbus.Limits(**{**vars(limits), **other})
+def options_of(*arguments: str, **options: Any) -> argparse.Namespace:
+    """Return what the server makes of options, some of them by name."""
+    more = list(arguments)
+    for name, value in options.items():
+        for one in value if isinstance(value, list) else [value]:
+            more.append("--" + name.replace("_", "-"))
+            more += [] if one is True else [str(one)]
+    return sbus.parse_options(more)
 
 
-def small(backlog_packets: int, payload_bytes: int = 1) -> sbus.Limits:
-    """Return limits with room for so many packets with the key `k`."""
+def but(options: argparse.Namespace, **others: Any) -> argparse.Namespace:
+    """Return options of which some are others."""
+    return argparse.Namespace(**{**vars(options), **others})
+
+
+def cost(packets: int = 1, payload_bytes: int = 1) -> int:
+    """Return what packets with the key `k` count for in a backlog."""
     size = len(publish(b"k")) + payload_bytes + sbus.PACKET_OVERHEAD_BYTES
-    return sbus.Limits(max_backlog=backlog_packets * size)
+    return packets * size
 
 
 def choices(start: bytes) -> list[bytes]:

@@ -5,6 +5,7 @@ Listener a server that does what the test says.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -36,7 +37,10 @@ def scratch_directory() -> Iterator[Path]:
 
 
 class RealBus:
-    """A running sbus.py with its socket and its log in a directory."""
+    """A running sbus.py with its socket and its log in a directory.
+
+    An empty address stands for none: the server is to find its own.
+    """
 
     def __init__(
         self,
@@ -48,21 +52,17 @@ class RealBus:
         self.path = str(directory / "bus")
         self.log_path = directory / "log"
         where = self.path if address is None else address
-        command = [*SBUSD, "-a", where]
+        command = [*SBUSD, *(["-a", where] if where else []), *options]
         with self.log_path.open("ab") as log:
+            streams = {"stdout": subprocess.PIPE, "stderr": log}
             self.process = subprocess.Popen(
-                [*command, *options],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                **popen_options,
+                command, **{**streams, **popen_options}
             )
-        assert self.process.stdout
-        with self.process.stdout as ready:
-            self.output = read_to_end(ready).decode("ascii")
-        if not self.is_alive():
-            self.process.kill()
-            self.process.wait()
-            raise AssertionError(f"no server: {self.log()}")
+        self.output = ""
+        if self.process.stdout:
+            with self.process.stdout as ready:
+                self.output = read_to_end(ready).decode("ascii")
+        assert self.is_alive(), f"no server: {self.log()}"
 
     def is_alive(self) -> bool:
         """Return whether the server is alive."""
@@ -95,31 +95,26 @@ class RealBus:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        if self.is_alive():
             self.process.send_signal(signal.SIGCONT)
-        if self.process.poll() is None:
             self.process.terminate()
         try:
             self.process.wait(SECONDS_MAX)
-        except subprocess.TimeoutExpired:
+        finally:
             self.process.kill()
-            self.process.wait()
-            raise
 
 
 def read_to_end(file: IO[bytes]) -> bytes:
     """Return what comes out of a pipe until it is closed."""
-    end = time.monotonic() + SECONDS_MAX
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
     text = b""
-    while True:
-        poll = select.poll()
-        poll.register(file, select.POLLIN)
-        if not poll.poll(max(0, (end - time.monotonic()) * 1000)):
-            raise AssertionError("the server is not ready in time")
+    while poll.poll(SECONDS_MAX * 1000):
         more = os.read(file.fileno(), 4096)
         if not more:
             return text
         text += more
+    raise AssertionError("the server is not ready in time")
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -174,6 +169,13 @@ class Peer:
         """The client's credentials, as in b"!/cred/100/1000/4242"."""
         return self._ask()[-1].partition(b"\0")[2]
 
+    def stats(self) -> dict[str, Any]:
+        """Return what the server tells of its work."""
+        self.send(b"CMSG stats")
+        stats = json.loads(self.receive().partition(b"\0")[2])
+        assert isinstance(stats, dict)
+        return stats
+
     def _ask(self) -> list[bytes]:
         """Ask who we are; return all up to the answer."""
         self.send(WHOAMI)
@@ -190,44 +192,14 @@ class Peer:
 
 def connect(path: str | bytes, uid: int | None = None, gid: int = 0) -> Peer:
     """Connect a client, as another user if *uid* is given (root only)."""
-    if uid is not None:
-        return Peer(connected_by(path, uid, gid))
-    wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    wire = seqpacket()
     try:
-        wire.connect(path)
+        with contextlib.nullcontext() if uid is None else other_user(uid, gid):
+            wire.connect(path)
     except OSError:
         wire.close()
         raise
     return Peer(wire)
-
-
-def connected_by(path: str | bytes, uid: int, gid: int) -> socket.socket:
-    """Return a socket that a process of another user connected.
-
-    The kernel keeps that process's credentials although it has ended.
-    Raises: PermissionError if the user may not connect.
-    """
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        child = os.fork()
-        if not child:
-            os.setgroups([])
-            os.setgid(gid)
-            os.setuid(uid)
-            wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            number = wire.connect_ex(path)
-            socket.send_fds(
-                theirs, [struct.pack("i", number)], [wire.fileno()]
-            )
-            os._exit(0)
-        packed, descriptors, _, _ = socket.recv_fds(ours, 4, 1)
-        os.waitpid(child, 0)
-    wire = socket.socket(fileno=descriptors[0])
-    number = struct.unpack("i", packed)[0]
-    if number:
-        wire.close()
-        raise OSError(number, os.strerror(number))
-    return wire
 
 
 def freeze(bus: RealBus) -> None:
@@ -242,14 +214,19 @@ def thaw(bus: RealBus) -> None:
 
 
 @contextlib.contextmanager
-def other_user() -> Iterator[None]:
+def other_user(uid: int = 65534, gid: int = 65534) -> Iterator[None]:
     """Be a user without privileges for a while, if we are root."""
-    own = os.geteuid()
-    os.seteuid(own or 65534)
+    if os.geteuid():
+        yield
+        return
+    own = os.getegid()
+    os.setegid(gid)
+    os.seteuid(uid)
     try:
         yield
     finally:
-        os.seteuid(own)
+        os.seteuid(0)
+        os.setegid(own)
 
 
 def seqpacket() -> socket.socket:

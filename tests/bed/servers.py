@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import resource
 import select
 import signal
 import socket
@@ -13,15 +12,14 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import sbus
-from fake_kernel import but
 from processes import SBUSD, SECONDS_MAX, run
-from real_bus import connect, wait_for
+from real_bus import connect, read_to_end
 
 ABSTRACT = "/dev/unix/abstract"
-DATAGRAM = socket.SOCK_DGRAM
+USER = 1234  # one without privileges, where we are root
 
 
 def refusal(status: int, *arguments: str, **options: Any) -> str:
@@ -32,46 +30,52 @@ def refusal(status: int, *arguments: str, **options: Any) -> str:
     return result.errors
 
 
-@contextlib.contextmanager
-def started(*arguments: str, **options: Any) -> Iterator[IO[bytes]]:
-    """Start a server with streams that RealBus does not have; give stdout."""
-    process = subprocess.Popen(
-        [*SBUSD, *arguments], stdout=subprocess.PIPE, **options
-    )
-    assert process.stdout
-    with process.stdout as output:
-        try:
-            yield output
-        finally:
-            end(process)
+class Forked:
+    """A server in a fork of this process, which first prepares itself."""
+
+    def __init__(self, prepare: Callable[[], object], *arguments: str) -> None:
+        reader, writer = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            status = 70
+            try:
+                os.dup2(writer, 1)
+                os.close(reader)
+                os.close(writer)
+                prepare()
+                status = sbus.main([*arguments])
+            finally:
+                os._exit(status)
+        os.close(writer)
+        self._output = os.fdopen(reader, "rb")
+        self._status: int | None = None
+
+    def __enter__(self) -> Forked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._output.close()
+        self.end(signal.SIGKILL)
+
+    def wait(self) -> bytes:
+        """Return what it prints, once it serves or has refused to."""
+        return read_to_end(self._output)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal, unless it has ended; return the exit status."""
+        if self._status is None:
+            os.kill(self.pid, number)
+            _, status = os.waitpid(self.pid, 0)
+            self._status = os.waitstatus_to_exitcode(status)
+        return self._status
 
 
-@contextlib.contextmanager
-def notifying(
-    directory: Path, *arguments: str, **options: Any
-) -> Iterator[int]:
-    """Start a server whose output tells nothing; give its process id."""
-    with new_unix_socket(directory / "notify", DATAGRAM) as notified:
-        notified.settimeout(SECONDS_MAX)
-        process = subprocess.Popen(
-            [*SBUSD, *arguments],
-            env={**os.environ, "NOTIFY_SOCKET": f"{directory}/notify"},
-            **options,
-        )
-        try:
-            assert notified.recv(100)
-            yield process.pid
-        finally:
-            end(process)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Stop a server; it must end well."""
-    process.terminate()
-    try:
-        assert process.wait(SECONDS_MAX) == 0
-    finally:
-        process.kill()
+def drop_privileges() -> None:
+    """Become an ordinary user for ever, where we are root."""
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setgid(USER)
+        os.setuid(USER)
 
 
 class Daemon(NamedTuple):
@@ -87,7 +91,6 @@ def daemon(
     directory: Path, *options: str, address: str = "bus", **popen_options: Any
 ) -> Iterator[Daemon]:
     """Start a daemon with relative paths, and stop it."""
-    popen_options.setdefault("stderr", subprocess.PIPE)
     result = subprocess.run(
         [*SBUSD, "-a", address, "-p", "pid", *options],
         cwd=directory,
@@ -95,7 +98,7 @@ def daemon(
         stdout=subprocess.PIPE,
         text=True,
         timeout=SECONDS_MAX,
-        **popen_options,
+        **{"stderr": subprocess.PIPE, **popen_options},
     )
     assert result.returncode == 0, result
     pid = int((directory / "pid").read_text("ascii"))
@@ -105,15 +108,10 @@ def daemon(
     finally:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-        wait_for_end(descriptor)
-
-
-def wait_for_end(descriptor: int) -> None:
-    """Return once a process, given by its descriptor, has ended."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    assert poll.poll(SECONDS_MAX * 1000), "the daemon does not stop"
-    os.close(descriptor)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        assert poll.poll(SECONDS_MAX * 1000), "the daemon does not stop"
+        os.close(descriptor)
 
 
 def is_served(path: Path | bytes) -> bool:
@@ -126,31 +124,13 @@ def is_served(path: Path | bytes) -> bool:
         return peer.fence() == []
 
 
-def new_unix_socket(
-    path: Path | bytes | None = None, kind: int = socket.SOCK_SEQPACKET
+def bound(
+    path: Path | bytes, kind: int = socket.SOCK_SEQPACKET
 ) -> socket.socket:
-    """Return a socket, bound if a path is given."""
+    """Return a Unix-domain socket at an address."""
     wire = socket.socket(socket.AF_UNIX, kind)
-    if path is not None:
-        wire.bind(path if isinstance(path, bytes) else str(path))
+    wire.bind(path if isinstance(path, bytes) else str(path))
     return wire
-
-
-def told_of(**changes: int) -> str:
-    """Return what a start line tells of limits, memory, and the kernel."""
-    limits = sbus.Limits(**changes)
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    max_clients = min(limits.max_clients, hard - sbus.DESCRIPTORS_KEPT)
-    limits = but(limits, max_clients=max_clients)
-    told = ""
-    for name, value in vars(limits).items():
-        if value != getattr(sbus.Limits(), name):
-            told += f" {sbus.option_of(name)[2:]}={value}"
-    told += f" memory<={limits.memory_bytes_max() >> 20}MiB"
-    with new_unix_socket() as wire:
-        if not sbus.refuse_descriptors(wire):
-            told += "; a client may make the bus wait for its descriptors"
-    return told
 
 
 def mode_of(path: Path) -> int:
@@ -158,44 +138,27 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(os.lstat(path).st_mode)
 
 
-def stand_still(pid: int) -> None:
-    """Stop a process, and return once it has stopped."""
-    os.kill(pid, signal.SIGSTOP)
-    status = Path(f"/proc/{pid}/stat")
-    wait_for(lambda: status.read_text().rpartition(")")[2].split()[0] == "T")
-
-
 @contextlib.contextmanager
 def occupied(path: Path, what: str) -> Iterator[None]:
-    """Put something at a path, and see that nobody visits or changes it."""
-    kinds = {
-        "stream server": socket.SOCK_STREAM,
-        "datagram server": DATAGRAM,
-        "silent socket": socket.SOCK_SEQPACKET,
-    }
-    wire = None
-    if what == "file":
-        path.write_text("content")
-    elif what == "directory":
-        path.mkdir()
-    elif what == "FIFO":
-        os.mkfifo(path)
-    elif what.startswith("link"):
-        path.symlink_to("there")
-        if "stale" in what:
-            new_unix_socket(path.parent / "there").close()
-    else:
-        wire = new_unix_socket(path, kinds[what])
-        wire.setblocking(False)
-        if what == "stream server":
-            wire.listen()
-    before = os.lstat(path)
-    yield
-    after = os.lstat(path)
-    assert os.path.samestat(before, after)
-    assert before.st_mode == after.st_mode
-    assert before.st_mtime_ns == after.st_mtime_ns
-    if wire:
-        with wire:
-            visited = select.select([wire], [], [], 0)[0]
-            assert what == "silent socket" or not visited
+    """Have something at a path, and check that nobody changes it."""
+    kinds = {"stream": socket.SOCK_STREAM, "datagram": socket.SOCK_DGRAM}
+    with contextlib.ExitStack() as stack:
+        if "file" in what:
+            path.write_text("content" if what == "file" else "")
+        elif what == "directory":
+            path.mkdir()
+        elif what == "FIFO":
+            os.mkfifo(path)
+        elif what == "link":
+            path.symlink_to("there")
+        else:
+            wire = bound(path, kinds.get(what, socket.SOCK_SEQPACKET))
+            if what == "stale socket":
+                wire.close()
+            stack.enter_context(wire)
+        before = os.lstat(path)
+        yield
+        after = os.lstat(path)
+        assert os.path.samestat(before, after)
+        assert before.st_mode == after.st_mode
+        assert before.st_size == after.st_size

@@ -1,18 +1,20 @@
-"""A model of the specification: what each client is owed, packet by packet.
+"""A model of the specification: what becomes of each packet, and why.
 
 It is the second reading of the rules, and shares nothing with sbus.py but the
-names of the limits.
+names of the limits.  It is told what the kernel sees and what the trace says,
+and raises AssertionError where a rule forbids that.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import re
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, Callable, NamedTuple, Union
 
 import sbus
-from fake_kernel import OWNER, but
+from fake_kernel import OWNER
 from packets import WHOAMI
 
 FORMS = {
@@ -21,7 +23,7 @@ FORMS = {
     "publish": re.compile(rb"MSG ([^\x00]*)\x00(.*)", re.S),
     "control": re.compile(rb"CMSG ([^\x00]*)(\x00(.*))?", re.S),
 }
-SECRET_FORM = re.compile(rb"(?:!/cred/[0-9]*/[0-9]*/[0-9]*/)+(.*)", re.S)
+RUN_FORM = re.compile(rb"!/cred/[0-9]*/[0-9]*/[0-9]*/")
 FIELDS_FORM = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/(.*)", re.S)
 SECRET = b"!/cred/"
 CHOICES = {
@@ -30,6 +32,9 @@ CHOICES = {
     "order": ("queue", "stack", "random"),
     "echo": ("on", "off"),
 }
+MODES = [f"{what}/{how}" for what, hows in CHOICES.items() for how in hows]
+FOREVER = float("inf")
+Line = Union[dict[str, Any], None]  # of the trace
 
 
 def read_form(packet: bytes) -> tuple[str, bytes]:
@@ -57,13 +62,18 @@ def selects(pattern: bytes, key: bytes) -> bool:
             return True
         else:
             place += 1
-    return place == len(key)  # [MATCH-5]
+    return place == len(key)
 
 
 def is_reserved(text: bytes) -> bool:
     """Return whether a key or pattern misuses the segment '!' [KEY-4]."""
-    secret = SECRET_FORM.fullmatch(text)
-    return b"!" in (secret[1] if secret else text).split(b"/")
+    start = 0
+    for segment in text.split(b"/"):
+        is_run = text.startswith(SECRET) and RUN_FORM.match(text, start)
+        if segment == b"!" and not is_run:
+            return True
+        start += len(segment) + 1
+    return False
 
 
 class Secret(NamedTuple):
@@ -73,10 +83,7 @@ class Secret(NamedTuple):
     rest: bytes
 
     def suits(self, own: sbus.Credentials) -> bool:
-        """Return whether each field is empty or a client's own.
-
-        Spec: [CRED-4] [CRED-7] [CRED-11].
-        """
+        """Return whether each field is empty or a client's own [CRED-7]."""
         return all(
             field in (b"", str(number).encode())
             for field, number in zip(self.fields, own)
@@ -102,7 +109,7 @@ def may_use(
         return True
     secret = read_secret(pattern, prefix)
     is_somebody = own.pid != 0 and 65534 not in (own.gid, own.uid)  # [CRED-8]
-    return is_somebody and secret is not None and secret.suits(own)  # [CRED-5]
+    return is_somebody and secret is not None and secret.suits(own)  # [CRED-4]
 
 
 @functools.lru_cache(100_000)
@@ -128,7 +135,7 @@ def may_hear(
 
 
 def shape_of(pattern: bytes) -> object:
-    """Return what is left of a pattern without its literal bytes [LIMIT-10].
+    """Return what is left of a pattern without its literal bytes [LIMIT-5].
 
     Nothing is left of one that matches nothing.
     """
@@ -139,237 +146,425 @@ def shape_of(pattern: bytes) -> object:
     return not segments[-1], tuple(stars)
 
 
+class Message(NamedTuple):
+    """A packet on its way to clients."""
+
+    packet: bytes
+    publisher: Party | None  # nobody's, if it is an answer
+    number: int = 0  # in the trace
+
+    @property
+    def cost(self) -> int:
+        """What it counts for in a backlog."""
+        return len(self.packet) + 128
+
+
+class Hold(NamedTuple):
+    """For how long a receiver pauses a publisher.
+
+    It has to with more bytes of backlog than one number says, and may with
+    more than the other says.
+    """
+
+    surely: float
+    perhaps: float
+
+
 class Party:
     """What the specification says of one client."""
 
     def __init__(self, own: sbus.Credentials) -> None:
         self.own = own
+        self.number = 0
         self.patterns: Counter[bytes] = Counter()
         self.echo = True
-        self.soft = "queue"  # [BLOCK-1]
-        self.hard = "block"
-        self.order = "queue"
-        self.ties = "queue"
+        self.soft, self.hard, self.order = "queue", "block", "queue"  # BLOCK-1
+        self.fresh: list[Message] = []  # routed to it in this turn
+        self.backlog: list[Message] = []  # by arrival
+        self.queued = 0  # bytes of it that came in this turn
+        self.is_refused = False  # what is the first of fresh
+        self.is_leaving = False  # whatever is for it is lost
         self.is_wrong = False  # it has broken a rule
-        self.pending: list[bytes] = []  # owed to it and not sent, oldest first
-        self.may_discard = False  # it was in a mode discard, or hears nothing
-        self.waited = 0  # packets in its backlog, other than answers
-        self.same_soft = ""  # its soft mode, if it was so since it stalled
-        self.owed = 0  # packets that were routed to it
-        self.taken_at_once = 0
-        self.counts = Counter(dict.fromkeys(sbus.COUNTED, 0))
-        self.sum: Counter[str] = Counter()  # of those who left, of its user
+        self.is_expelled = False  # for what it did not read
+        self.is_at_end = False  # two empty packets are taken for it
+        self.may_be_blamed = {False}  # when it was closed
+        self.is_closed = False
+        self.holds: dict[Party, Hold] = {}
+        self.since = 0.0  # it may hold somebody, or has taken a packet
+        self.surely_since = 0.0  # likewise, and surely holds somebody
+        self.pauses = 0  # that may have been counted
+        self.counts: Counter[str] = Counter()
+        self.is_privileged = own.uid in (0, OWNER)
 
     @property
-    def is_privileged(self) -> bool:
-        """Whether it is root or the bus owner."""
-        return self.own.uid in (0, OWNER)
+    def waiting(self) -> int:
+        """The bytes of its backlog."""
+        return sum(one.cost for one in self.backlog)
 
-    def owe(self, packet: bytes) -> None:
-        """Route a packet to it."""
-        self.pending.append(packet)
-        self.owed += 1
+    def may_pause(self, publisher: Party) -> bool:
+        """Return whether it may hold a publisher up [BLOCK-13]."""
+        is_same = self.own.uid == publisher.own.uid != 65534
+        return is_same or self.is_privileged
 
-    def shapes(self, is_secret: bool) -> set[object]:
-        """Return the shapes of its patterns, those of secrets or others."""
-        some = {
-            pattern
-            for pattern in self.patterns
-            if pattern.startswith(SECRET) == is_secret
+    def uses(self) -> dict[str, int]:
+        """Return what it uses of what is limited."""
+        return {
+            "patterns": len(self.patterns),
+            "pattern_bytes": sum(map(len, self.patterns)),
+            "backlog_bytes": self.waiting,
         }
-        return {one for one in map(shape_of, some) if one}
+
+    def shapes(self) -> set[object]:
+        """Return the shapes of its patterns."""
+        return {shape_of(pattern) for pattern in self.patterns} - {None}
 
     def next_index(self) -> int:
         """Return which packet of its backlog is to be sent next."""
         if self.order == "queue":  # [ORDER-1]
             return 0
-        last = len(self.pending) - 1
         if self.order == "stack":  # [ORDER-2]
-            return last
-        sizes = [len(packet) for packet in self.pending]
-        largest = max(sizes)  # [ORDER-3]
-        if self.ties == "queue":  # [ORDER-4]
-            return sizes.index(largest)
-        return last - sizes[::-1].index(largest)
+            return len(self.backlog) - 1
+        sizes = [len(one.packet) for one in self.backlog]
+        return sizes.index(max(sizes))  # [ORDER-3]
+
+    def surely_holds(self) -> bool:
+        """Return whether it has to hold somebody."""
+        waiting = self.waiting
+        return any(waiting > hold.surely for hold in self.holds.values())
+
+    def let_go(self) -> None:
+        """Hold nobody for longer than its backlog is a reason to."""
+        self.holds = {
+            one: hold
+            for one, hold in self.holds.items()
+            if self.waiting > hold.perhaps and not one.is_closed
+        }
 
 
 class Model:
     """What clients are owed, as the server reads packet after packet."""
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
-        self.limits = setup.limits
+    def __init__(
+        self, options: argparse.Namespace, clock: Callable[[], float]
+    ) -> None:
+        self.options = options
+        self.prefix = options.cred_prefix.rstrip(b"/")
+        self.clock = clock
         self.parties: dict[Party, None] = {}  # those that are connected
-        self.sums: dict[int, Counter[str]] = {}  # of those who left, by user
-        self.publishers: dict[bytes, Party] = {}  # of each packet
-        self.faults = 0  # disconnections for cause
+        self.past: dict[int, Counter[str]] = {}  # by user: of those who left
+        self.messages = 0
+        self.freed = 0  # bytes of backlogs that were lost in this turn
 
-    def admit(self, party: Party) -> bool:
-        """Let a client in; return whether its user may connect [CONN-2]."""
-        allowed, uid = self.setup.allowed_uids, party.own.uid
-        if allowed is not None and uid not in allowed:
-            return False
-        party.sum = self.sums.setdefault(uid, Counter())
-        self.stay(party)
-        return True
+    def open(self, party: Party, number: int) -> Line:
+        """Let a client in; return what the trace says of it."""
+        party.number = number
+        self.parties[party] = None
+        self.past.setdefault(party.own.uid, Counter())
+        return {"ev": "open", "c": number, **party.own._asdict()}
+
+    def close(self, party: Party) -> None:
+        """Forget a client that is gone."""
+        self.lose_rest(party)
+        del self.parties[party]
+        party.is_closed = True
+        for other in self.parties:
+            other.let_go()
+        self.past[party.own.uid].update(party.counts)
+        if not self.of_user(party.own.uid):
+            del self.past[party.own.uid]
+
+    def may_connect(self, party: Party) -> bool:
+        """Return whether the user of a client may connect [CONN-2]."""
+        some = self.options.user
+        return not some or party.own.uid in (OWNER, *some)
 
     def is_crowded(self, party: Party) -> bool:
-        """Return whether a newcomer that is still here is one too many.
-
-        Spec: [LIMIT-7] [LIMIT-11].
-        """
-        most = self.limits.max_clients
+        """Return whether a newcomer that is here is one too many [LIMIT-7]."""
+        most = self.options.max_clients
         if not party.is_privileged:
             most -= most // 4  # [LIMIT-16]
             users = self.of_user(party.own.uid)
-            if len(users) > self.limits.max_user_clients:
+            if len(users) > self.options.max_user_clients:
                 return True
         return bool(len(self.parties) > most)
-
-    def stay(self, party: Party) -> None:
-        """Note that a client is connected, although it may be at its end."""
-        self.parties[party] = None
-        self.sums[party.own.uid] = party.sum
-
-    def leave(self, party: Party) -> None:
-        """Note that all is read of a client."""
-        self.parties.pop(party, None)
-        if not self.of_user(party.own.uid):
-            self.sums.pop(party.own.uid, None)
 
     def of_user(self, uid: int) -> list[Party]:
         """Return the connected clients of a user."""
         return [one for one in self.parties if one.own.uid == uid]
 
-    def handle(self, sender: Party, packet: bytes) -> None:
-        """Note what a packet of *sender* means, unless it was wrong before."""
-        if sender.is_wrong:
-            return
+    # ---- What a packet means
+
+    def handle(self, sender: Party, packet: bytes) -> Line:
+        """Do what a packet asks for; return what the trace says of it."""
         kind, key = read_form(packet)
-        if len(packet) > self.limits.max_packet or self.is_wrong(
+        if len(packet) > self.options.max_packet or self.is_wrong(
             sender, kind, key
         ):  # [LIMIT-1]
-            sender.is_wrong = sender.may_discard = True
-        elif kind == "subscribe":
-            sender.patterns[key] += 1  # [SUB-2]
-        elif kind == "unsubscribe":
-            sender.patterns[key] -= 1  # [UNSUB-1]
-            if sender.patterns[key] <= 0:
-                del sender.patterns[key]
-        elif kind == "publish":
-            self.publish(sender, key, packet)
-        else:
-            self.control(sender, key)
+            sender.is_wrong = True
+            return None
+        line = {"c": sender.number}
+        if kind == "publish":
+            more = self.publish(sender, key, packet)
+            return {"ev": "msg", **line, **more}
+        text = key.decode("latin-1")
+        if kind == "control":
+            self.control(sender, text)
+            return {"ev": "ctl", **line, "key": text}
+        held = sender.patterns[key]
+        change = 1 if kind == "subscribe" else -1  # [SUB-2] [UNSUB-1]
+        sender.patterns[key] = max(0, held + change)
+        sender.patterns = +sender.patterns
+        is_race = kind == "unsubscribe" and not held  # [UNSUB-2]
+        event = kind.replace("subscribe", "sub")
+        return None if is_race else {"ev": event, **line, "pattern": text}
 
     def is_wrong(self, sender: Party, kind: str, key: bytes) -> bool:
         """Return whether a packet is to disconnect its sender."""
-        if not kind or len(key) > self.limits.max_key:  # [LIMIT-4]
+        options = self.options
+        if not kind or len(key) > options.max_key:  # [LIMIT-4]
             return True
-        if len(key.split(b"/")) > self.limits.max_segments:  # [LIMIT-17]
+        if len(key.split(b"/")) > options.max_segments:
             return True
         if kind == "control":
             return False
         if kind == "publish":
             return is_reserved(key)
-        if not may_use(key, sender.own, self.setup.cred_prefix):
+        if not may_use(key, sender.own, self.prefix):
             return True
         if kind == "unsubscribe":  # [UNSUB-2]
-            return self.setup.is_strict and key not in sender.patterns
+            return options.strict and key not in sender.patterns
         return key not in sender.patterns and not self.has_room(sender, key)
 
     def has_room(self, sender: Party, pattern: bytes) -> bool:
-        """Return whether a client may hold one more pattern."""
-        limits, size = self.limits, len(pattern)
+        """Return whether a client may hold one more pattern [LIMIT-5]."""
+        options, size = self.options, len(pattern)
         own = sender.patterns
         users = self.of_user(sender.own.uid)
         every = [text for party in users for text in party.patterns]
-        is_secret = pattern.startswith(SECRET)
-        shapes = {one for party in users for one in party.shapes(is_secret)}
+        shapes = {one for party in users for one in party.shapes()}
         shapes |= {shape_of(pattern)} - {None}
         return (
-            len(own) < limits.max_patterns  # [LIMIT-5]
-            and sum(map(len, own)) + size <= limits.max_pattern_bytes
-            and len(shapes) <= limits.max_shapes  # [LIMIT-10]
+            len(own) < options.max_patterns
+            and sum(map(len, own)) + size <= options.max_pattern_bytes
+            and len(shapes) <= options.max_shapes
             and (
                 sender.is_privileged
                 or (
-                    len(every) < limits.max_user_patterns  # [LIMIT-12]
+                    len(every) < options.max_user_patterns  # [LIMIT-12]
                     and sum(map(len, every)) + size
-                    <= limits.max_user_pattern_bytes
+                    <= options.max_user_pattern_bytes
                 )
             )
         )
 
-    def publish(self, sender: Party, key: bytes, packet: bytes) -> None:
+    def publish(
+        self, sender: Party, key: bytes, packet: bytes
+    ) -> dict[str, Any]:
         """Owe a packet to all that may hear it [PUB-1] [PUB-2] [PUB-3]."""
-        self.publishers[packet] = sender
+        self.messages += 1
+        message = Message(packet, sender, self.messages)
         sender.counts["published"] += 1
-        prefix = self.setup.cred_prefix
         for party in self.parties:
             if party is sender and not party.echo:  # [ECHO-2]
                 continue
-            for pattern in party.patterns:
-                if may_hear(pattern, key, party.own, prefix):
-                    party.owe(packet)
-                    break
+            if any(
+                may_hear(pattern, key, party.own, self.prefix)
+                for pattern in party.patterns
+            ):
+                party.fresh.append(message)
+        size = len(packet) - len(b"MSG " + key + b"\0")
+        text = key.decode("latin-1")
+        return {"m": self.messages, "key": text, "size": size}
 
-    def control(self, sender: Party, key: bytes) -> None:
+    def control(self, sender: Party, key: str) -> None:
         """Set a mode, or owe an answer."""
-        what, _, choice = key.decode("latin-1").rpartition("/")
-        if choice not in CHOICES.get(what, ()):
-            what = ""  # [CTL-2]
-        if what == "blocking/soft":
-            sender.soft = choice
-            sender.same_soft = ""
-        elif what == "blocking/hard":
-            sender.hard = choice
+        what, _, choice = key.rpartition("/")
+        if key == "!/cred/whoami":  # [CRED-2]
+            own = "!/cred/{}/{}/{}".format(*sender.own).encode()
+            start = self.prefix and self.prefix + b"/"
+            answer = WHOAMI + b"\0" + start + own
+            sender.fresh.append(Message(answer, None))
+        elif choice not in CHOICES.get(what, ()):  # [CTL-2]
+            return
         elif what == "order":
             sender.order = choice
-            if choice != "random":
-                sender.ties = choice
         elif what == "echo":
             sender.echo = choice == "on"
-        elif key == b"!/cred/whoami":  # [CRED-2]
-            own = "!/cred/{}/{}/{}".format(*sender.own).encode()
-            sender.owe(WHOAMI + b"\0" + self.setup.full(own))
-        if "discard" in (sender.soft, sender.hard):
-            sender.may_discard = True
+        else:
+            before = sender.soft, sender.hard
+            setattr(sender, what.partition("/")[2], choice)
+            if before != (sender.soft, sender.hard):  # it may let go
+                for one, hold in sender.holds.items():
+                    sender.holds[one] = hold._replace(surely=FOREVER)
 
+    # ---- What becomes of a packet
 
-LIMITS = sbus.Limits(
-    max_packet=20_000,
-    max_key=64,
-    max_segments=12,
-    max_patterns=7,
-    max_pattern_bytes=60,
-    max_backlog=2_500,
-    max_clients=5,
-)
-USER_LIMITS = but(
-    LIMITS,
-    max_shapes=5,
-    max_user_patterns=8,
-    max_user_pattern_bytes=40,
-    max_user_backlog=3_000,
-    max_bus_backlog=6_000,
-)
-PREFIX = b"!/cred/1/2/3"
+    def offer(self, party: Party, packet: bytes) -> tuple[list[Message], int]:
+        """Return where the packet is that the kernel is offered: the next."""
+        if party.backlog or party.is_refused:
+            self.end_turn()
+            some, index = party.backlog, party.next_index()
+        else:
+            assert party.fresh, "sent twice, or never routed"
+            some, index = party.fresh, 0
+        assert some[index].packet == packet, "not the next packet"
+        return some, index
 
+    def deliver(self, party: Party, packet: bytes) -> Line:
+        """Note that the kernel has taken a packet."""
+        some, index = self.offer(party, packet)
+        message = some.pop(index)
+        if some is party.backlog:
+            party.since = party.surely_since = self.clock()
+            party.let_go()
+        party.counts["delivered"] += 1
+        line = {"ev": "send", "m": message.number, "c": party.number}
+        return line if message.number else None
 
-class Setup(NamedTuple):
-    """How a server is set up."""
+    def refuse(self, party: Party, packet: bytes) -> None:
+        """Note that the kernel has not taken a packet."""
+        self.offer(party, packet)
+        party.is_refused = not party.backlog
 
-    limits: sbus.Limits = LIMITS
-    cred_prefix: bytes = b""
-    is_strict: bool = False
-    allowed_uids: frozenset[int] | None = None
-    is_observed: bool = False
-    packet_seconds: float = 0.0  # that pass while a packet is read
+    def excess(
+        self, party: Party, size: int, is_far: bool = False
+    ) -> tuple[bool, bool]:
+        """Return whether so much more surely, or perhaps, breaks a limit.
 
-    def full(self, secret: bytes) -> bytes:
-        """Return a secret text below the credential prefix."""
-        start = self.cred_prefix
-        return start + b"/" + secret if start else secret
+        What others were routed in this turn may wait already, or not.
+        """
+        options = self.options
+        crowd = [one for one in self.parties if one is not party]
+        users = [one for one in crowd if one.own.uid == party.own.uid]
+        bus_max = options.max_bus_backlog
+        owners: list[tuple[list[Party], int]] = [([], options.max_backlog)]
+        if not party.is_privileged:  # [LIMIT-12]
+            owners.append((users, options.max_user_backlog))
+            bus_max -= bus_max // 4  # [LIMIT-16]
+        owners.append((crowd, bus_max))
+        surely = perhaps = False
+        for others, most in owners:
+            most += is_far * (most // 8 + (1 << 20))
+            used = party.waiting + sum(one.waiting for one in others) + size
+            fresh = sum(m.cost for one in others for m in one.fresh)
+            fresh += self.freed * bool(others)
+            surely |= used - sum(one.queued for one in others) > most
+            perhaps |= used + fresh > most
+        return surely, perhaps
 
+    def queue(self, party: Party) -> None:
+        """Move what is first to a backlog: it was neither sent nor lost."""
+        assert party.is_refused or party.backlog, "not offered"
+        message = party.fresh.pop(0)
+        surely, perhaps = self.excess(party, message.cost)
+        level = min(party.waiting, self.options.max_backlog) // 2
+        party.counts["refused"] += 1
+        party.is_refused = False
+        party.backlog.append(message)
+        party.queued += message.cost
+        if message.publisher is None:  # [BLOCK-17]
+            assert not surely, "an answer above the limit"
+            return
+        soft, hard = party.soft, party.hard
+        may_pause = party.may_pause(message.publisher)
+        assert soft in ("queue", "block"), "queued in spite of the soft mode"
+        if soft == "block" and may_pause:  # [BLOCK-7]
+            self.hold(party, message.publisher, Hold(0, 0))
+        elif perhaps and hard == "block" and may_pause:  # [BLOCK-10]
+            hold = Hold(level if surely else FOREVER, level)
+            self.hold(party, message.publisher, hold)
+        if surely:  # [BLOCK-9] [BLOCK-11] [BLOCK-13]
+            assert hard == "block" and may_pause, "queued above a limit"
+            is_far, _ = self.excess(party, -message.cost, is_far=True)
+            assert not is_far, "queued far above a limit"
 
-MODES = [f"{what}/{how}" for what, hows in CHOICES.items() for how in hows]
+    def hold(self, party: Party, publisher: Party, hold: Hold) -> None:
+        """Have a receiver pause a publisher."""
+        if publisher.is_closed:
+            return
+        publisher.pauses += 1
+        if not party.holds:
+            party.since = self.clock()
+        if not party.surely_holds():
+            party.surely_since = self.clock()
+        old = party.holds.get(publisher, hold)
+        if old.surely == FOREVER and hold.surely != FOREVER:
+            most = max(hold.surely, old.perhaps)
+            old = Hold(most, min(hold.perhaps, old.perhaps))
+        party.holds[publisher] = old
+
+    def lose(self, line: dict[str, Any]) -> None:
+        """Judge a packet that the trace says is dropped."""
+        party = next(one for one in self.parties if one.number == line["c"])
+        reason = line["reason"]
+        party.counts["discarded"] += 1
+        if reason == "deaf":  # [CONN-6] [CONN-10]
+            assert party.is_leaving, "it could receive"
+            some = party.backlog + party.fresh
+            message = next(one for one in some if one.number == line["m"])
+            if message in party.backlog:
+                party.backlog.remove(message)
+            else:
+                party.fresh.remove(message)
+                party.counts["refused"] += 1
+                assert message.publisher  # whom it may have paused
+                message.publisher.pauses += 1
+            return
+        while party.fresh[0].number != line["m"]:
+            self.queue(party)
+        assert party.is_refused or party.backlog, "not offered"
+        if reason == "soft/discard":  # [BLOCK-5]
+            assert party.soft == "discard"
+        else:  # [BLOCK-9]
+            _, perhaps = self.excess(party, party.fresh[0].cost)
+            assert (reason, party.hard) == ("hard/discard", "discard")
+            assert party.soft in ("queue", "block") and perhaps
+        del party.fresh[0]
+        party.is_refused = False
+        party.counts["refused"] += 1
+
+    def may_be_expelled(self, party: Party) -> bool:
+        """Return whether there is a reason to disconnect a stalled client."""
+        timeout = self.options.block_timeout
+        if party.holds and self.clock() - party.since >= timeout:  # [BLOCK-16]
+            return True
+        if not party.fresh or not (party.is_refused or party.backlog):
+            return False
+        publishers = {one.publisher for one in party.fresh}
+        _, perhaps = self.excess(party, sum(one.cost for one in party.fresh))
+        _, is_far = self.excess(party, 0, is_far=True)
+        return (
+            (party.soft == "error" and publishers != {None})  # [BLOCK-8]
+            or (perhaps and party.hard == "error")  # [BLOCK-11]
+            or (perhaps and None in publishers)  # [BLOCK-17]
+            or is_far
+            or any(
+                perhaps and one is not None and not party.may_pause(one)
+                for one in publishers
+            )  # [BLOCK-13]
+        )
+
+    def leave(self, party: Party) -> None:
+        """Note that all is lost that waits for a client."""
+        self.freed += sum(one.cost for one in party.fresh + party.backlog)
+        party.is_leaving = True
+        party.holds = {}
+
+    def lose_rest(self, party: Party) -> None:
+        """Have a client that receives nothing more lose answers as well."""
+        lost = party.fresh + party.backlog
+        assert not any(one.number for one in lost), "lost, and not traced"
+        party.counts["refused"] += len(party.fresh)
+        party.counts["discarded"] += len(lost)
+        party.fresh, party.backlog = [], []
+
+    def end_turn(self) -> None:
+        """Have all that was routed in a turn, and not sent or lost, wait."""
+        for party in self.parties:
+            if party.is_leaving:
+                self.lose_rest(party)
+            while party.fresh:
+                self.queue(party)
+        for party in self.parties:
+            party.queued = 0
+        self.freed = 0
