@@ -888,8 +888,7 @@ class Server:
             self.disconnect(client, self._blame(client, fault))
         elif client.holding or client.held_by:
             self._after_change(client)
-        # Hand over what the kernel takes of a backlog, and close [CONN-10].
-        # Or else the selector reports the end again
+        # Or else the selector reports the end again [CONN-10]
         if ended and not (self._drain(client) and client.backlog.packets):
             self.disconnect(client, client.leaving or "end of input")
 
@@ -1017,10 +1016,7 @@ class Server:
         self._discard(client, [*lost.values()], "deaf", "CONN-6")
 
     def _expel(self, client: Client, error: ProtocolError) -> None:
-        """Have a client leave for what it did not read.
-
-        Its input ends once all that it has sent is handled [CONN-6].
-        """
+        """Have a client leave, once all that it sent is handled [CONN-6]."""
         client.leaving = self._blame(client, error)
         self._deafen(client)
         with suppress(OSError):
@@ -1029,9 +1025,11 @@ class Server:
 
     def disconnect(self, client: Client, reason: str) -> None:
         """Forget a client and close its socket; nobody else notices."""
+        if client.gone:  # for want of room in epoll
+            return
         if client.events:
             self.selector.unregister(client.wire)
-        client.gone = True  # [CONN-12]
+        client.gone = True
         self._deafen(client)
         client.wire.close()
         self.bus.close(client, reason)
@@ -1121,6 +1119,8 @@ def open_listener(options: Options, cleanup: ExitStack) -> socket.socket:
                 listener.bind(name)
             else:
                 bind_path(listener, options, cleanup)
+        with suppress(OSError):  # before Linux 6.16 [CONN-7]
+            listener.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
         if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             listener.listen(4_096)
         listener.setblocking(False)
@@ -1463,8 +1463,8 @@ def serve(options: Options) -> None:
         if address.startswith(ABSTRACT) and not options.user:
             about += "; any user may connect"
         try:
-            listener.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
-        except OSError:  # before Linux 6.16 [CONN-7]
+            listener.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS)
+        except OSError:
             about += "; clients can make the bus wait by passing descriptors"
         log(about)
         announce(address if is_random else "", ready)
