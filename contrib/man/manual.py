@@ -7,8 +7,10 @@ pages are up to date.
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import sbus
 import sbus_client
@@ -28,11 +30,12 @@ each user's clients use and have done.
 """,
     "EXIT STATUS": """
 0 after a signal, or with --close when the last client has gone; 1 if it
-cannot start; 2 for a wrong command line.
+cannot start or runs out of memory; 2 for a wrong command line.
 """,
     "ENVIRONMENT": """
-XDG_RUNTIME_DIR is where the socket of a user other than root is by default.
-LISTEN_FDS and NOTIFY_SOCKET are those of a service manager.
+SBUS_ADDRESS is the address where neither --address nor a service manager gives
+one.  XDG_RUNTIME_DIR is where the socket of a user other than root is by
+default.  LISTEN_PID, LISTEN_FDS and NOTIFY_SOCKET are the service manager's.
 """,
     "FILES": """
 /run/sbus.socket is the socket of root, $XDG_RUNTIME_DIR/sbus.socket that of
@@ -94,8 +97,16 @@ def page(
 
 
 def server_page() -> str:
-    """Return the page of sbusd."""
-    body = [".SH OPTIONS", *items(sbus.option_parser())]
+    """Return the page of sbusd, whose parser is seen as it prints its help."""
+    parsers: list[argparse.ArgumentParser] = []
+
+    def note(parser: argparse.ArgumentParser) -> None:
+        parsers.append(parser)
+
+    help_ = mock.patch("argparse.ArgumentParser.print_help", note)
+    with help_, contextlib.suppress(SystemExit):
+        sbus.parse_options(["--help"])
+    body = [".SH OPTIONS", *items(parsers[0])]
     short = "a simple message bus over Unix-domain sockets"
     return page("sbusd", short, SERVER, body, SERVER_MORE)
 
