@@ -11,8 +11,8 @@ outboxes.  Server._deliver (8) offers it to the kernel, and decide (5) says
 what becomes of it if the kernel refuses.
 
 Words: the head of a packet ends before the first NUL byte.  An outbox has
-packets that the kernel was not yet offered, a backlog those that it refused.
-A receiver holds the publishers that are paused because of it.
+packets that were routed in this turn; a backlog begins with one that the
+kernel refused.  A receiver holds publishers that are paused because of it.
 
 Licence: ISC, see LICENSE.
 """
@@ -86,9 +86,9 @@ def quote(text: bytes) -> str:
 #    key are compared segment by segment, and no search ever goes back.
 # 2. If more follows a '*' in its segment, as in 'a*b', the pattern matches
 #    nothing.  A second '*' takes nothing: '**' is '*'.
-# 3. The shape of a pattern is its number of segments, whether it is open
-#    (ends in '/', so that more may follow), and where its stars are: in which
-#    segments, after how many bytes.
+# 3. The shape of a pattern is whether it is open (ends in '/', so that more
+#    may follow), how many segments it has (before that '/'), and where its
+#    stars are: in which segments, after how many bytes.
 # 4. A key and a shape determine the one pattern of that shape that could
 #    match: the key's own segments, cut where the shape has a star.
 # 5. So the table is a dictionary of patterns.  A key costs one look-up for
@@ -96,7 +96,7 @@ def quote(text: bytes) -> str:
 
 STAR = struct.Struct("II")  # the segment of a star, and the bytes before it
 Shape = tuple[int, bool, bytes]  # segments, whether it is open, its stars
-Places = tuple[Optional[Shape], list[bytes]]  # of a pattern in a table
+Entry = tuple[Optional[Shape], list[bytes]]  # all patterns of that shape
 
 
 def pattern_matches(pattern: bytes, key: bytes) -> bool:
@@ -127,7 +127,8 @@ def pattern_for(segments: list[bytes], shape: Shape) -> bytes | None:
     The key is given by its segments.  The result is None if none could.
     """
     size, is_open, stars = shape  # [MATCH-1]
-    if len(segments) <= size if is_open else len(segments) != size:
+    is_enough = len(segments) > size if is_open else len(segments) == size
+    if not is_enough:
         return None
     chosen = segments[:size]
     for index, length in STAR.iter_unpack(stars):  # [MATCH-2]
@@ -145,9 +146,9 @@ class Table:
         self._subscribers: dict[bytes, dict[Client, int]] = {}
         self._shapes: dict[Shape, int] = {}
 
-    def change(self, places: Places, client: Client, step: int) -> None:
-        """Add a pattern for a client, or with a step of -1 remove it."""
-        shape, patterns = places
+    def change(self, entry: Entry, client: Client, step: int) -> None:
+        """Add what a client subscribed, or with a step of -1 remove it."""
+        shape, patterns = entry
         own, most = client.user.shapes, client.bus.options.max_shapes
         if shape is None:  # [MATCH-6]
             return
@@ -203,7 +204,7 @@ def parse_packet(packet: bytes, limits: Options) -> tuple[str, bytes]:
     head, nul, _ = packet.partition(b"\0")  # [KEY-1] [SUB-3] [CTL-2]
     word, space, key = head.partition(b" ")
     if word not in KINDS or not space:
-        raise ProtocolError("PKT-2", f"unknown packet kind {quote(head)}")
+        raise ProtocolError("PKT-2", f"malformed packet {quote(head)}")
     if word == b"MSG" and not nul:
         raise ProtocolError("PKT-2", f"no NUL byte after the key {quote(key)}")
     segments = key.count(b"/") + 1
@@ -236,12 +237,12 @@ class Client:
         self.own = own
         self.user = user
         self.counts = dict.fromkeys(COUNTED, 0)
-        # How often each pattern is stored [SUB-2], and its places
-        self.patterns: dict[bytes, tuple[int, Places]] = {}
+        # How often each pattern is stored [SUB-2], and what is in the table
+        self.patterns: dict[bytes, tuple[int, Entry]] = {}
         self.modes = dict(DEFAULT_MODES)  # [BLOCK-1] [ECHO-1]
         self.outbox: list[bytes] = []
         self.backlog = Backlog()
-        self.holding: dict[Client, float] = {}  # until so many bytes wait
+        self.holding: dict[Client, float] = {}  # freed at so much backlog
         self.held_by: set[Client] = set()  # paused while there are any
         # Section 8's:
         self.wire: Any = None
@@ -251,7 +252,7 @@ class Client:
         self.progressed = 0.0  # when it took a packet or began to hold
         self.resting = False  # the kernel had no memory for its packet
         self.deaf = False  # every packet for it is discarded
-        self.leaving = ""  # why, until all that it sent is handled
+        self.leaving = ""  # why it is to go, once its input ends
         self.gone = False
 
     def __str__(self) -> str:
@@ -292,8 +293,8 @@ class Bus:
 
     def close(self, client: Client, reason: str) -> None:
         """Forget a client and its subscriptions."""
-        for pattern, (_, places) in client.patterns.items():
-            self._store(client, pattern, places, -1)
+        for pattern, (_, entry) in client.patterns.items():
+            self._store(client, pattern, entry, -1)
         count(client, CLIENTS, -1)
         if not client.user.counts[CLIENTS]:
             del self.users[client.own.uid]
@@ -330,24 +331,24 @@ class Bus:
 
     def subscribe(self, client: Client, pattern: bytes) -> None:
         """Store a pattern for a client, or count it once more [SUB-1]."""
-        stored, places = client.patterns.get(pattern, (0, None))
-        if places is None:
+        stored, entry = client.patterns.get(pattern, (0, None))
+        if entry is None:
             shape, plain = parse_pattern(pattern)
-            places = shape, places_of(plain, client)
+            entry = shape, places_of(plain, client)
             error = excess(client, PATTERNS, 1)
             error = error or excess(client, PATTERN_BYTES, len(pattern))
             if error:
                 raise error
-            self._store(client, pattern, places, 1)
-        client.patterns[pattern] = stored + 1, places
+            self._store(client, pattern, entry, 1)
+        client.patterns[pattern] = stored + 1, entry
         rule = "SUB-2" if stored else "SUB-1"
         self.tell("sub", rule, client, pattern=pattern)
 
     def _store(
-        self, client: Client, pattern: bytes, places: Places, step: int
+        self, client: Client, pattern: bytes, entry: Entry, step: int
     ) -> None:
         """Store a pattern of a client, or with a step of -1 remove it."""
-        self._tables[pattern.startswith(SECRET)].change(places, client, step)
+        self._tables[pattern.startswith(SECRET)].change(entry, client, step)
         count(client, PATTERNS, step)
         count(client, PATTERN_BYTES, step * len(pattern))
         self._recent.clear()
@@ -356,22 +357,22 @@ class Bus:
 
     def unsubscribe(self, client: Client, pattern: bytes) -> None:
         """Remove one of a client's identical patterns [UNSUB-1]."""
-        stored, places = client.patterns.pop(pattern, (0, None))
-        if places is None:
-            places_of(pattern, client)  # raises if nobody may use it
+        stored, entry = client.patterns.pop(pattern, (0, None))
+        if entry is None:
+            places_of(pattern, client)  # raises if it may not
             if self.options.strict:  # a server MAY
                 raise ProtocolError("UNSUB-2", f"not stored: {quote(pattern)}")
             return self.tell("ignore", "UNSUB-2", client, pattern=pattern)
         if stored > 1:
-            client.patterns[pattern] = stored - 1, places
+            client.patterns[pattern] = stored - 1, entry
         else:
-            self._store(client, pattern, places, -1)
+            self._store(client, pattern, entry, -1)
         self.tell("unsub", "UNSUB-1", client, pattern=pattern)
 
     # ---- Publish
 
     def _receivers_of(self, key: bytes, head: bytes) -> tuple[Client, ...]:
-        """Return the receivers of a message, and no others [PUB-3]."""
+        """Return the receivers of a message [PUB-3], and remember them."""
         check_reserved(key)
         if key.startswith(SECRET):  # no public pattern is asked [CRED-10]
             found = self._tables[True].find(key)  # the second check [CRED-11]
@@ -401,10 +402,10 @@ class Bus:
         rule = "CTL-2"  # an unknown one is ignored
         if key in CHOICES:
             mode, choice, rule = CHOICES[key]
-            if mode in ("soft", "hard") and client.modes[mode] != choice:
-                # The mode that it leaves holds nobody any longer
+            was, client.modes[mode] = client.modes[mode], choice  # [BLOCK-2]
+            # Soft mode block holds until the backlog is empty [BLOCK-7]
+            if was == "block" and choice != "block" != client.modes["soft"]:
                 client.holding = dict.fromkeys(client.holding, sys.maxsize)
-            client.modes[mode] = choice  # the last one counts [BLOCK-2]
         elif key in QUESTIONS:
             question, rule = QUESTIONS[key]
             if not client.outbox:
@@ -474,14 +475,15 @@ def places_of(pattern: bytes, client: Client) -> list[bytes]:
     if not pattern.startswith(SECRET):
         return [pattern]
     match = match_fields(pattern, client)
-    if match is None or not fields_fit(pattern, client):
+    numbers = [b"%d" % number for number in client.own]
+    fields = match.groups() if match else ()
+    choices = [{f, f or n} for f, n in zip(fields, numbers)]
+    if not match or any(n not in c for n, c in zip(numbers, choices)):
         raise ProtocolError("CRED-4", f"not your own: {quote(pattern)}")
     gid, uid, pid = client.own
     if pid == 0 or OVERFLOW_ID in (uid, gid):
         raise ProtocolError("CRED-8", "the kernel cannot name the client")
     start, rest = pattern[: match.start(1)], pattern[match.end(3) :]
-    numbers = [b"%d" % number for number in client.own]
-    choices = [{f, f or n} for f, n in zip(match.groups(), numbers)]
     return [start + b"/".join(f) + rest for f in itertools.product(*choices)]
 
 
@@ -579,7 +581,8 @@ def hold(receiver: Client, publisher: Client) -> None:
         most = min(receiver.counts[BACKLOG], receiver.bus.options.max_backlog)
         is_soft = receiver.modes["soft"] == "block"  # [BLOCK-7] [BLOCK-10]
         receiver.holding[publisher] = 0 if is_soft else most // 2
-        count(publisher, "paused", not publisher.held_by)
+        if not publisher.held_by:
+            count(publisher, "paused", 1)
         publisher.held_by.add(receiver)
 
 
@@ -747,7 +750,7 @@ PACKETS_PER_TURN = 64  # [CONN-5]
 TURN_SECONDS = 0.001  # for a client, for a user in a round, for newcomers
 SENDS_PER_TURN = 2_048  # they take a millisecond or two
 BYTES_PER_TURN = 1 << 17  # to send soon, while the processor has them at hand
-SHORT_TURNS = 9  # after one of a single packet: to look for more costs as much
+SHORT_TURNS = 9  # after a single packet: to look for more costs as much
 REST_SECONDS = 0.05  # for what no event tells the end of
 STOP_SECONDS = 1.0
 SELECT_SECONDS_MAX = 3_600.0  # epoll takes no more than 24 days
@@ -825,15 +828,16 @@ class Server:
     def _ring(self, now: float) -> None:
         """Listen again, or look at clients again, where that is due."""
         for who in [who for who, due in self._alarms.items() if due <= now]:
-            self._alarms.pop(who, None)
+            self._alarms[who] = now + REST_SECONDS
             if who is not self.listener:
                 who.resting = False
                 is_due = now >= who.progressed + self.bus.options.block_timeout
                 if not self._drain(who) and is_due and who.holding:
-                    error = ProtocolError("BLOCK-16", "takes no packet")
-                    self._expel(who, error)
+                    self._expel(who, ProtocolError("BLOCK-16", "takes none"))
             elif not self.stopping:
-                self.selector.register(who, READ, self.accept)
+                with suppress(OSError):  # if epoll has no room, it rests on
+                    self.selector.register(who, READ, self.accept)
+                    del self._alarms[who]
 
     def accept(self) -> None:
         """Let in clients that wait, for a turn's time."""
@@ -864,7 +868,7 @@ class Server:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
         client = self.bus.open(Credentials(gid, uid, pid))
         client.wire = wire
-        self._turn(client)  # a client that has left is never one too many
+        self._turn(client)  # if it has said all and left, it is not too many
         error = excess(client, CLIENTS, 0)
         if error and not client.gone:  # [LIMIT-7]
             self.disconnect(client, self._blame(client, error))
@@ -886,9 +890,9 @@ class Server:
         self.bus.touched.clear()
         if fault:
             self.disconnect(client, self._blame(client, fault))
-        elif client.holding or client.held_by:
+        elif client.holding or client.held_by:  # by now, or in another mode
             self._after_change(client)
-        # Or else the selector reports the end again [CONN-10]
+        # It may have shut down one half only, and still take packets [CONN-10]
         if ended and not (self._drain(client) and client.backlog.packets):
             self.disconnect(client, client.leaving or "end of input")
 
@@ -896,14 +900,14 @@ class Server:
         """Route a run of packets; return whether the input has ended."""
         recv_into, handle = client.wire.recv_into, self.bus.handle
         view, touched, clock = self._view, self.bus.touched, self.clock
-        size, published, volume = 1, 0, 0
+        size, published, volume = -1, 0, 0  # nothing was read yet
         end = clock() + TURN_SECONDS
         try:  # in the order sent [PKT-5]
             for found in range(1 if client.short_turns else PACKETS_PER_TURN):
                 # It takes no descriptors: the kernel closes them [CONN-7]
                 size = recv_into(view, 0, socket.MSG_TRUNC)
                 if not size and not client.wire.recv(1, socket.MSG_PEEK):
-                    return True  # the end, which comes again and again
+                    return True  # two empty packets look the same
                 if size > len(view):  # it was cut, and goes nowhere [PUB-4]
                     raise over("max_packet", size, len(view))
                 published += handle(client, view[:size].tobytes())
@@ -912,12 +916,12 @@ class Server:
                 if is_wide or volume > BYTES_PER_TURN or clock() > end:
                     break
         except BlockingIOError:  # all is read
-            if not size:
+            if size == 0:
                 raise ProtocolError("PKT-2", "empty packet") from None
-            client.short_turns = SHORT_TURNS * (found == 1)
+            client.short_turns = SHORT_TURNS if found == 1 else 0
         finally:
             count(client, "published", published)
-        client.short_turns -= client.short_turns > 0
+        client.short_turns = max(0, client.short_turns - 1)
         return False
 
     def _deliver(self, client: Client, publisher: Client) -> None:
@@ -1000,9 +1004,9 @@ class Server:
         for publisher in release(client):
             self._watch(publisher)
             self.bus.tell("resume", "BLOCK-12", publisher)
-        self._alarms.pop(client, None)
+        due = self._alarms.pop(client, sys.maxsize)
         if client.resting and client.backlog.packets:
-            self._alarms[client] = self.clock() + REST_SECONDS
+            self._alarms[client] = min(due, self.clock() + REST_SECONDS)
         elif client.holding:  # [BLOCK-16]
             timeout = self.bus.options.block_timeout
             self._alarms[client] = client.progressed + timeout
@@ -1025,7 +1029,7 @@ class Server:
 
     def disconnect(self, client: Client, reason: str) -> None:
         """Forget a client and close its socket; nobody else notices."""
-        if client.gone:  # for want of room in epoll
+        if client.gone:  # _watch may have done so already
             return
         if client.events:
             self.selector.unregister(client.wire)
@@ -1033,8 +1037,8 @@ class Server:
         self._deafen(client)
         client.wire.close()
         self.bus.close(client, reason)
-        for holder in client.held_by:
-            del holder.holding[client]
+        for holder in [*client.held_by]:
+            holder.holding.pop(client, None)
             self._after_change(holder)
         self._after_change(client)  # it has no backlog, so it holds nobody
         if self.bus.options.close and not self.bus.clients:
@@ -1170,16 +1174,13 @@ def bind_path(
 
 
 def lock_directory(directory: str, lock: ExitStack) -> None:
-    """Keep other starts out of a directory until the lock is closed [ADDR-8].
-
-    Anybody who can read it can lock it, so the wait is short.
-    """
+    """Keep other starts out of a directory for a while [ADDR-8]."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:
         return  # to bind may be allowed all the same
     lock.callback(os.close, descriptor)
-    for _ in range(LOCK_TRIES_MAX):
+    for _ in range(LOCK_TRIES_MAX):  # as anybody may have locked it for long
         with suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         time.sleep(0.01)

@@ -1,8 +1,8 @@
 """conformance: does a server, or a client, keep the rules of sbus?
 
-The chapters of spec/ hold examples: blocks of patterns and keys, of packets,
-and of conversations between clients and a server.  This program reads them
-and runs them against any server:
+The chapters of spec/ and the files of spec/examples/ hold examples: blocks of
+patterns and keys, of packets, and of conversations between clients and a
+server.  This program reads them and runs them against any server:
 
     python3 spec/conformance --server './sbusd -f -a {address}'
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .clients import all_client_cases
 from .kit import Result, all_cases
-from .rules import chapters, read_rules
+from .rules import chapters, examples_of, read_rules
 
 
 class Run(NamedTuple):
@@ -85,8 +85,9 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def edition() -> str:
-    """Return what changes when a chapter of the specification does."""
-    text = b"".join(chapter.read_bytes() for chapter in chapters())
+    """Return what changes when a chapter does, or an example."""
+    files = [*chapters(), *map(examples_of, chapters())]
+    text = b"".join(file.read_bytes() for file in files if file.exists())
     return hashlib.sha256(text).hexdigest()[:8]
 
 
