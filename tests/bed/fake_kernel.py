@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import errno
 import json
-import selectors
 import socket
 import struct
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
+from selectors import SelectorKey
 from typing import Any
 
 import sbus
@@ -45,12 +44,12 @@ class FakeWire:
         self.send_buffer_bytes = 212_992
         self.recv_seconds = 0.0  # that it takes to receive a packet
         self.send_seconds = 0.0
-        self._number = number
+        self.number = number
 
     # What the server calls
 
     def fileno(self) -> int:
-        return self._number
+        return self.number
 
     def recv_into(self, buffer: Any, size: int, flags: int, /) -> int:
         assert flags == socket.MSG_TRUNC
@@ -142,7 +141,8 @@ class FakeWire:
 class FakeListener:
     """The listening socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
         self.waiting: deque[FakeWire] = deque()
         self.failures: deque[OSError] = deque()  # of the next accepts
         self.closed = False
@@ -162,48 +162,36 @@ class FakeListener:
         return sbus.READ if self.waiting or self.failures else 0
 
 
-class FakeSelector(selectors.BaseSelector):
+class FakeSelector:
     """A level-triggered selector over fake sockets."""
 
-    def __init__(self) -> None:
-        self.keys: dict[Any, selectors.SelectorKey] = {}
-        self.timeouts: list[float | None] = []
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel  # whose clock goes on while nothing is ready
+        self.keys: dict[Any, SelectorKey] = {}
+        self.timeouts: list[float] = []  # for which it was asked
 
-    def register(
-        self, fileobj: Any, events: int, data: Any = None
-    ) -> selectors.SelectorKey:
+    def register(self, fileobj: Any, events: int, data: Any) -> None:
         assert events and not fileobj.closed and fileobj not in self.keys
-        key = selectors.SelectorKey(fileobj, fileobj.fileno(), events, data)
-        self.keys[fileobj] = key
-        return key
+        self.keys[fileobj] = SelectorKey(fileobj, 0, events, data)
 
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self.keys.pop(fileobj)
+    def unregister(self, fileobj: Any) -> None:
+        del self.keys[fileobj]
 
-    def modify(
-        self, fileobj: Any, events: int, data: Any = None
-    ) -> selectors.SelectorKey:
-        self.unregister(fileobj)
-        return self.register(fileobj, events, data)
+    def modify(self, fileobj: Any, events: int, data: Any) -> None:
+        assert events and not fileobj.closed and fileobj in self.keys
+        self.keys[fileobj] = SelectorKey(fileobj, 0, events, data)
 
-    def ready(self) -> list[tuple[selectors.SelectorKey, int]]:
+    def ready(self) -> list[tuple[SelectorKey, int]]:
         """Return what would be reported now."""
-        ready = []
-        for key in self.keys.values():
-            assert not key.fileobj.closed, "closed and still watched"  # type: ignore
-            events = key.events & key.fileobj.events()  # type: ignore
-            if events:
-                ready.append((key, events))
-        return ready
+        assert not any(one.closed for one in self.keys), "closed and watched"
+        events = {one: one.events() & key[2] for one, key in self.keys.items()}
+        return [(self.keys[one], some) for one, some in events.items() if some]
 
-    def select(
-        self, timeout: float | None = None
-    ) -> list[tuple[selectors.SelectorKey, int]]:
+    def select(self, timeout: float) -> list[tuple[SelectorKey, int]]:
         self.timeouts.append(timeout)
-        return self.ready()
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self.keys
+        ready = self.ready()
+        self.kernel.now += 0.0 if ready else timeout
+        return ready
 
 
 class FakePeer:
@@ -225,10 +213,8 @@ class FakePeer:
     def read(self, count: int | None = None) -> list[bytes]:
         """Take packets, all if not said how many; let the server go on."""
         taken = self.wire.taken
-        packets = [
-            taken.popleft()
-            for _ in range(len(taken) if count is None else count)
-        ]
+        size = len(taken) if count is None else count
+        packets = [taken.popleft() for _ in range(size)]
         self.kernel.run()
         return packets
 
@@ -258,9 +244,7 @@ class FakePeer:
     @property
     def waiting(self) -> int:
         """How many bytes wait in this client's backlog."""
-        waiting = self.stats["backlog_bytes"]
-        assert isinstance(waiting, int)
-        return waiting
+        return int(self.stats["backlog_bytes"])
 
     @property
     def paused(self) -> bool:
@@ -272,21 +256,19 @@ class FakePeer:
 class FakeKernel:
     """A server on fake sockets and a fake clock."""
 
+    listener_kind = FakeListener
+    selector_kind = FakeSelector
+
     def __init__(self, *arguments: str, **options: Any) -> None:
         """Start a server with options, also by name as in max_backlog=1."""
         self.now = 0.0
         self.numbers = iter(range(10, 1 << 30))
-        self.listener = FakeListener()
-        self.selector = FakeSelector()
+        self.listener = self.listener_kind(self)
+        self.selector = self.selector_kind(self)
         self.bus = sbus.Bus(options_of(*arguments, **options), OWNER)
-        listener: Any = self.listener
         self.server = sbus.Server(
-            self.bus, listener, self.selector, self.clock
+            self.bus, self.listener, self.selector, lambda: self.now
         )
-
-    def clock(self) -> float:
-        """Return what the server takes for the time."""
-        return self.now
 
     def knock(
         self, uid: int = 1000, gid: int = 100, pid: int | None = None

@@ -1,24 +1,23 @@
-"""Patterns by the thousand, and who hears what."""
+"""Clients of a bus without a server, and patterns by the thousand."""
 
 from __future__ import annotations
 
 import itertools
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import sbus
+from fake_kernel import OWNER, options_of
 
 OWN = sbus.Credentials(100, 1000, 4242)
-
 TOKENS = [b"", b"!", b"cred", b"100", b"1000", b"4242", b"*", b"c*", b"x"]
 
-WIDE_LIMITS = sbus.Limits(
-    max_patterns=1 << 30,
-    max_pattern_bytes=1 << 30,
-    max_shapes=1 << 30,
-    max_key=4_096,
-)
+
+def wide_bus() -> sbus.Bus:
+    """Return a bus on which a client may have any number of patterns."""
+    names = "patterns pattern_bytes user_patterns user_pattern_bytes shapes"
+    options = {f"max_{name}": "unlimited" for name in names.split()}
+    return sbus.Bus(options_of(**options), OWNER)
 
 
 class Listener:
@@ -27,22 +26,21 @@ class Listener:
     def __init__(self, bus: sbus.Bus, own: sbus.Credentials) -> None:
         self.bus = bus
         self.own = own
-        wire: Any = None
-        self.client = bus.open(own, wire)
+        self.client = bus.open(own)
 
     def send(self, packet: bytes) -> bool:
         """Have the bus handle a packet; return whether it is no mistake."""
         try:
-            self.bus.handle(self.client, packet, packet)
+            self.bus.handle(self.client, packet)
         except sbus.ProtocolError:
             return False
         return True
 
-    def take(self) -> list[Any]:
+    def take(self) -> list[bytes]:
         """Return what was routed to the client since the last time."""
-        packets = self.client.outbox
-        self.client.outbox = []
-        return list(packets)
+        packets, self.client.outbox = self.client.outbox, []
+        self.bus.touched.clear()
+        return packets
 
 
 def texts(alphabet: bytes, length_max: int) -> Iterator[bytes]:

@@ -85,24 +85,19 @@ def make_steps(seed: int, count: int, setup: Setup) -> list[Step]:
     steps: list[Step] = [
         ("connect", slot, random_.choice(rooms)) for slot in range(5)
     ]
-    errors = [errno.ENOBUFS, errno.ENOMEM] * 8 + [errno.EIO]
+    choices: dict[str, list[Any]] = {
+        "serve": list(range(64)),
+        "read": [1, 2, 5, 100],
+        "connect": rooms,
+        "fail": [errno.ENOBUFS, errno.ENOMEM] * 8 + [errno.EIO],
+        "exhaust": [errno.EMFILE, errno.ECONNABORTED],
+        "wait": [1 / 64, 1 / 16, 1.0, 5.0],
+    }
     for number, what in enumerate(names):
         slot = random_.randrange(len(SLOTS))
-        how: Any = None
+        how = random_.choice(choices.get(what, [None]))
         if what == "send":
             how = make_packet(random_, number, slot, setup)
-        elif what == "serve":
-            how = random_.randrange(64)
-        elif what == "read":
-            how = random_.choice([1, 2, 5, 100])
-        elif what == "connect":
-            how = random_.choice(rooms)
-        elif what == "fail":
-            how = random_.choice(errors)
-        elif what == "exhaust":
-            how = random_.choice([errno.EMFILE, errno.ECONNABORTED])
-        elif what == "wait":
-            how = random_.choice([1 / 64, 1 / 16, 1.0, 5.0])
         steps.append((what, slot, how))
     if random_.random() < 0.8:  # or else the server is stopped at once
         steps.append(("settle", 0, None))

@@ -11,6 +11,7 @@ import argparse
 import functools
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Union
 
 import sbus
@@ -76,27 +77,17 @@ def is_reserved(text: bytes) -> bool:
     return False
 
 
-class Secret(NamedTuple):
-    """A secret key or pattern in its parts."""
-
-    fields: tuple[bytes, ...]  # gid, uid, pid
-    rest: bytes
-
-    def suits(self, own: sbus.Credentials) -> bool:
-        """Return whether each field is empty or a client's own [CRED-7]."""
-        return all(
-            field in (b"", str(number).encode())
-            for field, number in zip(self.fields, own)
-        )
-
-
-def read_secret(text: bytes, prefix: bytes) -> Secret | None:
-    """Return the parts of a secret text; None if it is cut short [CRED-9]."""
+def read_secret(text: bytes, prefix: bytes) -> tuple[bytes, ...]:
+    """Return gid, uid, pid and rest; nothing if it is cut short [CRED-9]."""
     start = prefix + b"/" if prefix else b""
-    if not text.startswith(start):
-        return None
     match = FIELDS_FORM.fullmatch(text[len(start) :])
-    return Secret(match.groups()[:3], match[4]) if match else None
+    return match.groups() if match and text.startswith(start) else ()
+
+
+def are_own(fields: Sequence[bytes], own: sbus.Credentials) -> bool:
+    """Return whether each field is empty or a client's own [CRED-7]."""
+    pairs = zip(fields, own)
+    return all(field in (b"", str(number).encode()) for field, number in pairs)
 
 
 def may_use(
@@ -109,7 +100,7 @@ def may_use(
         return True
     secret = read_secret(pattern, prefix)
     is_somebody = own.pid != 0 and 65534 not in (own.gid, own.uid)  # [CRED-8]
-    return is_somebody and secret is not None and secret.suits(own)  # [CRED-4]
+    return is_somebody and secret != () and are_own(secret, own)  # [CRED-4]
 
 
 @functools.lru_cache(100_000)
@@ -122,16 +113,11 @@ def may_hear(
     if not key.startswith(SECRET):
         return selects(pattern, key)
     wanted, secret = read_secret(pattern, prefix), read_secret(key, prefix)
-    return (
-        wanted is not None
-        and secret is not None
-        and secret.suits(own)  # [CRED-11]
-        and all(
-            field in (b"", there)
-            for field, there in zip(wanted.fields, secret.fields)
-        )  # [CRED-6]
-        and selects(wanted.rest, secret.rest)
-    )
+    if not wanted or not secret or not are_own(secret, own):  # [CRED-11]
+        return False
+    pairs = zip(wanted[:3], secret)  # [CRED-6]
+    is_wanted = all(field in (b"", there) for field, there in pairs)
+    return is_wanted and selects(wanted[3], secret[3])
 
 
 def shape_of(pattern: bytes) -> object:
@@ -214,10 +200,6 @@ class Party:
             "backlog_bytes": self.waiting,
         }
 
-    def shapes(self) -> set[object]:
-        """Return the shapes of its patterns."""
-        return {shape_of(pattern) for pattern in self.patterns} - {None}
-
     def next_index(self) -> int:
         """Return which packet of its backlog is to be sent next."""
         if self.order == "queue":  # [ORDER-1]
@@ -234,11 +216,9 @@ class Party:
 
     def let_go(self) -> None:
         """Hold nobody for longer than its backlog is a reason to."""
-        self.holds = {
-            one: hold
-            for one, hold in self.holds.items()
-            if self.waiting > hold.perhaps and not one.is_closed
-        }
+        for one, hold in [*self.holds.items()]:
+            if self.waiting <= hold.perhaps or one.is_closed:
+                del self.holds[one]
 
 
 class Model:
@@ -297,10 +277,9 @@ class Model:
     def handle(self, sender: Party, packet: bytes) -> Line:
         """Do what a packet asks for; return what the trace says of it."""
         kind, key = read_form(packet)
-        if len(packet) > self.options.max_packet or self.is_wrong(
-            sender, kind, key
-        ):  # [LIMIT-1]
-            sender.is_wrong = True
+        sender.is_wrong = self.is_wrong(sender, kind, key)
+        sender.is_wrong |= len(packet) > self.options.max_packet  # [LIMIT-1]
+        if sender.is_wrong:
             return None
         line = {"c": sender.number}
         if kind == "publish":
@@ -321,9 +300,8 @@ class Model:
     def is_wrong(self, sender: Party, kind: str, key: bytes) -> bool:
         """Return whether a packet is to disconnect its sender."""
         options = self.options
-        if not kind or len(key) > options.max_key:  # [LIMIT-4]
-            return True
-        if len(key.split(b"/")) > options.max_segments:
+        is_long = len(key.split(b"/")) > options.max_segments
+        if not kind or is_long or len(key) > options.max_key:  # [LIMIT-4]
             return True
         if kind == "control":
             return False
@@ -337,25 +315,21 @@ class Model:
 
     def has_room(self, sender: Party, pattern: bytes) -> bool:
         """Return whether a client may hold one more pattern [LIMIT-5]."""
-        options, size = self.options, len(pattern)
-        own = sender.patterns
+        options = self.options
         users = self.of_user(sender.own.uid)
-        every = [text for party in users for text in party.patterns]
-        shapes = {one for party in users for one in party.shapes()}
-        shapes |= {shape_of(pattern)} - {None}
-        return (
-            len(own) < options.max_patterns
-            and sum(map(len, own)) + size <= options.max_pattern_bytes
-            and len(shapes) <= options.max_shapes
-            and (
-                sender.is_privileged
-                or (
-                    len(every) < options.max_user_patterns  # [LIMIT-12]
-                    and sum(map(len, every)) + size
-                    <= options.max_user_pattern_bytes
-                )
-            )
-        )
+        shapes = {shape_of(text) for one in users for text in one.patterns}
+        shapes = (shapes | {shape_of(pattern)}) - {None}
+        owners = [("max", [sender])]
+        if not sender.is_privileged:  # [LIMIT-12]
+            owners.append(("max_user", users))
+        for start, some in owners:
+            every = [text for one in some for text in one.patterns] + [pattern]
+            most = getattr(options, f"{start}_pattern_bytes")
+            if sum(map(len, every)) > most:
+                return False
+            if len(every) > getattr(options, f"{start}_patterns"):
+                return False
+        return bool(len(shapes) <= options.max_shapes)
 
     def publish(
         self, sender: Party, key: bytes, packet: bytes
@@ -365,13 +339,9 @@ class Model:
         message = Message(packet, sender, self.messages)
         sender.counts["published"] += 1
         for party in self.parties:
-            if party is sender and not party.echo:  # [ECHO-2]
-                continue
-            if any(
-                may_hear(pattern, key, party.own, self.prefix)
-                for pattern in party.patterns
-            ):
-                party.fresh.append(message)
+            some = party.patterns if party is not sender or party.echo else ()
+            if any(may_hear(one, key, party.own, self.prefix) for one in some):
+                party.fresh.append(message)  # [ECHO-2]
         size = len(packet) - len(b"MSG " + key + b"\0")
         text = key.decode("latin-1")
         return {"m": self.messages, "key": text, "size": size}
@@ -390,12 +360,10 @@ class Model:
             sender.order = choice
         elif what == "echo":
             sender.echo = choice == "on"
-        else:
-            before = sender.soft, sender.hard
-            setattr(sender, what.partition("/")[2], choice)
-            if before != (sender.soft, sender.hard):  # it may let go
-                for one, hold in sender.holds.items():
-                    sender.holds[one] = hold._replace(surely=FOREVER)
+        elif getattr(sender, what[9:]) != choice:
+            setattr(sender, what[9:], choice)
+            for one, hold in sender.holds.items():  # which it may let go
+                sender.holds[one] = hold._replace(surely=FOREVER)
 
     # ---- What becomes of a packet
 
@@ -530,18 +498,15 @@ class Model:
             return True
         if not party.fresh or not (party.is_refused or party.backlog):
             return False
-        publishers = {one.publisher for one in party.fresh}
         _, perhaps = self.excess(party, sum(one.cost for one in party.fresh))
         _, is_far = self.excess(party, 0, is_far=True)
-        return (
-            (party.soft == "error" and publishers != {None})  # [BLOCK-8]
-            or (perhaps and party.hard == "error")  # [BLOCK-11]
-            or (perhaps and None in publishers)  # [BLOCK-17]
-            or is_far
-            or any(
-                perhaps and one is not None and not party.may_pause(one)
-                for one in publishers
-            )  # [BLOCK-13]
+        if is_far or (perhaps and party.hard == "error"):  # [BLOCK-11]
+            return True
+        publishers = {one.publisher for one in party.fresh}
+        if party.soft == "error" and publishers != {None}:  # [BLOCK-8]
+            return True
+        return perhaps and any(  # [BLOCK-13] [BLOCK-17]
+            one is None or not party.may_pause(one) for one in publishers
         )
 
     def leave(self, party: Party) -> None:

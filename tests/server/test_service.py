@@ -3,336 +3,156 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import logging
+import errno
+import itertools
 import os
 import resource
 import secrets
-import shutil
+import selectors
 import signal
+import socket
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import sbus
-from fake_kernel import FakeKernel
 from packets import publications, publish
-from processes import ROOT, SECONDS_MAX, child_process, run
-from real_bus import (
-    RealBus,
-    connect,
-    freeze,
-    needs_root,
-    read_to_end,
-    thaw,
-    wait_for,
-)
+from processes import SBUSD, SECONDS_MAX, child_process
+from real_bus import RealBus, connect, freeze, needs_root, thaw, wait_for
 from servers import (
     ABSTRACT,
-    DATAGRAM,
+    Forked,
+    bound,
     daemon,
     is_served,
     mode_of,
-    new_unix_socket,
-    notifying,
     occupied,
     refusal,
-    stand_still,
-    started,
-    told_of,
-    wait_for_end,
 )
-from sizes import IS_SOAK
+
+
+def stream(pid: int, number: int) -> str:
+    """Return where a standard stream of a process leads to."""
+    return os.readlink(f"/proc/{pid}/fd/{number}")
 
 
 class TestReadiness:
-    def test_end_of_output(self, directory: Path) -> None:
-        """[RUN-4] It comes once the server listens, after nothing."""
-        path = directory / "bus"
-        with started("-a", str(path), stderr=subprocess.DEVNULL) as output:
-            assert read_to_end(output) == b""
-            connect(str(path)).wire.close()
-
-    def test_output_is_closed_before(self, directory: Path) -> None:
-        """[RUN-3] [RUN-4] Nobody reads the address, the server serves."""
+    def test_output_ends(self, directory: Path) -> None:
+        """[RUN-8] Once the server listens, whether somebody reads or not."""
+        with RealBus(directory) as bus:
+            connect(bus.path).wire.close()
+            assert bus.output == ""
+            assert stream(bus.process.pid, 1) == os.devnull
         reader, writer = os.pipe()
         os.close(reader)
-        streams = {"stdout": writer, "stderr": subprocess.DEVNULL}
-        with notifying(directory, "-a", ABSTRACT, **streams) as pid:
+        options: Any = {"address": ABSTRACT, "stdout": writer}
+        with RealBus(directory, **options) as bus:
             os.close(writer)
-            assert os.readlink(f"/proc/{pid}/fd/1") == os.devnull
-
-    def test_useless_option(self, directory: Path) -> None:
-        """[ADDR-6] [CONN-2] Whom -u names cannot open a private socket."""
-        options = {"-u5": True, "-gu5": False, "-ou5": False, "-g": False}
-        for option, is_useless in options.items():
-            with RealBus(directory, option) as bus:
-                bus.wait_for_log("start")
-            says = "-u lets nobody in" in bus.log().splitlines()[-2]
-            assert says is is_useless
+            wait_for(lambda: bus.log().count("start ") == 2)
+            assert bus.stop() == 0
 
     @pytest.mark.parametrize("is_abstract", [False, True])
     def test_notification(self, directory: Path, is_abstract: bool) -> None:
-        """[RUN-5] READY=1, to a path or an abstract name."""
+        """[RUN-8] READY=1, to a path or an abstract name."""
         name = secrets.token_hex(8)
         where = "@" + name if is_abstract else str(directory / name)
+        environment = {**os.environ, "NOTIFY_SOCKET": where}
         address = where.replace("@", "\0").encode("ascii")
-        with (
-            new_unix_socket(address, DATAGRAM) as notified,
-            RealBus(
-                directory, env={**os.environ, "NOTIFY_SOCKET": where}
-            ) as bus,
-        ):
+        with bound(address, socket.SOCK_DGRAM) as notified:
             notified.settimeout(SECONDS_MAX)
-            lines = notified.recv(100).decode("ascii").splitlines()
-            assert lines == ["READY=1", f"MAINPID={bus.process.pid}"]
-            assert is_served(directory / "bus")
+            with RealBus(directory, env=environment) as bus:
+                pid = b"MAINPID=%d" % bus.process.pid
+                assert notified.recv(100).splitlines() == [b"READY=1", pid]
+            with daemon(directory, env=environment) as server:
+                assert notified.recv(100).endswith(b"=%d\n" % server.pid)
 
-    def test_notification_of_a_daemon(self, directory: Path) -> None:
-        """[RUN-5] [RUN-8] It names the process that serves."""
-        where = str(directory / "notify")
-        environment = {**os.environ, "NOTIFY_SOCKET": where}
-        with (
-            new_unix_socket(directory / "notify", DATAGRAM) as notified,
-            daemon(directory, env=environment) as server,
-        ):
-            notified.setblocking(False)
-            assert notified.recv(100).endswith(b"=%d\n" % server.pid)
-
-    @pytest.mark.parametrize("where", ["/no/such", "@no-such", "x" * 200])
+    @pytest.mark.parametrize("where", ["none", "@none", "x" * 200, "full"])
     def test_nobody_to_notify(self, directory: Path, where: str) -> None:
-        """[RUN-5] The server serves all the same."""
-        environment = {**os.environ, "NOTIFY_SOCKET": where}
-        with RealBus(directory, env=environment):
-            assert is_served(directory / "bus")
-
-    def test_full_queue_of_notifications(self, directory: Path) -> None:
-        """[RUN-5] The server does not wait for who does not read."""
-        where = str(directory / "notify")
-        environment = {**os.environ, "NOTIFY_SOCKET": where}
-        with (
-            new_unix_socket(directory / "notify", DATAGRAM),
-            new_unix_socket(directory / "filler", DATAGRAM) as filler,
-        ):
-            filler.setblocking(False)
+        """[RUN-8] The server serves all the same, and waits for nobody."""
+        full = str(directory / "full")
+        with bound(Path(full), socket.SOCK_DGRAM) as deaf:
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    filler.sendto(b"x", where)
+                    deaf.sendto(b"x", socket.MSG_DONTWAIT, full)
+            where = where.replace("full", full)
+            environment = {**os.environ, "NOTIFY_SOCKET": where}
             with RealBus(directory, env=environment):
                 assert is_served(directory / "bus")
 
+    @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+    def test_closed_standard_streams(
+        self, directory: Path, closed: Sequence[int]
+    ) -> None:
+        """[RUN-8] [RUN-16] No socket takes the place of a stream."""
 
-class TestUnits:
-    @pytest.mark.skipif(
-        not shutil.which("systemd-analyze"), reason="needs systemd-analyze"
-    )
-    def test_units_are_valid(self, directory: Path) -> None:
-        """[ADDR-2] [RUN-5] As far as systemd can tell without running them."""
-        units = []
-        for unit in (ROOT / "contrib/systemd").iterdir():
-            text = unit.read_text().replace("/usr/local/bin/sbusd", "/bin/sh")
-            units.append(str(directory / unit.name))
-            Path(units[-1]).write_text(text)
-        result = subprocess.run(
-            ["systemd-analyze", "verify", *units],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=SECONDS_MAX,
+        def close_them() -> None:
+            for descriptor in closed:
+                os.close(descriptor)
+
+        with RealBus(directory, "-v", preexec_fn=close_them) as bus:
+            wait_for(lambda: is_served(directory / "bus"))
+            with bus.connect() as peer:
+                peer.send(b"malformed")
+                assert peer.receive_all() == []
+            for descriptor in closed:
+                assert stream(bus.process.pid, descriptor) == os.devnull
+        done = subprocess.run(
+            [*SBUSD, "-x"], preexec_fn=close_them, timeout=SECONDS_MAX
         )
-        newer = "'AcceptFileDescriptors'"  # unknown before systemd 258
-        lines = result.stdout.splitlines()
-        ours = [line for line in lines if "sbus" in line and newer not in line]
-        assert ours == []
+        assert done.returncode == 2
 
 
 class TestDaemon:
     def test_return(self, directory: Path) -> None:
-        """[RUN-8] The socket serves and the pid file is written by then."""
-        with daemon(directory) as server:
+        """[RUN-8] [RUN-10] It serves by then, detached from everything."""
+        with daemon(directory, "--trace", "trace", umask=0) as server:
             assert is_served(directory / "bus")
             assert (directory / "pid").read_text() == f"{server.pid}\n"
-            assert server.output == ""
+            for name in ("pid", "trace"):
+                assert mode_of(directory / name) == 0o600
             start = f"sbusd: start {directory}/bus pid={server.pid}"
-            assert server.errors == f"{start}{told_of()}\n"
-        assert os.listdir(directory) == []
-
-    def test_without_pid_file(self, directory: Path) -> None:
-        """[RUN-8] -d alone detaches as well."""
-        path = f"{directory}/bus"
-        result = run("sbus.py", "-cda", path)
-        assert result.status == 0
-        pid = int(result.errors.partition("pid=")[2].split()[0])
-        descriptor = os.pidfd_open(pid)
-        assert is_served(directory / "bus")  # and ends with its only client
-        wait_for_end(descriptor)
-        assert os.listdir(directory) == []
-
-    def test_it_is_detached(self, directory: Path) -> None:
-        """[RUN-8] Session, directory and streams are its own."""
-        with daemon(directory) as server:
-            process = f"/proc/{server.pid}"
-            assert os.getsid(server.pid) not in (server.pid, os.getsid(0))
-            assert os.readlink(f"{process}/cwd") == "/"
+            assert server.output == "" and server.errors.startswith(start)
             for number in range(3):
-                there = os.readlink(f"{process}/fd/{number}")
-                assert there == os.devnull
-
-    def test_log_in_a_file(self, directory: Path) -> None:
-        """[RUN-14] Standard error stays open if it is a regular file."""
-        with (
-            (directory / "log").open("wb") as log,
-            daemon(directory, stderr=log),
-            connect(f"{directory}/bus") as peer,
-        ):
-            peer.send(b"malformed")
-            assert peer.receive_all() == []
-        first, fault, last = (directory / "log").read_text().splitlines()
-        assert first.startswith("sbusd: start ")
-        assert "[PKT-2]" in fault
-        assert last == "sbusd: stop"
-
-    def test_hang_up(self, directory: Path) -> None:
-        """[RUN-10] A daemon has no terminal to lose."""
-        with daemon(directory) as server:
+                assert stream(server.pid, number) == os.devnull
+            assert os.readlink(f"/proc/{server.pid}/cwd") == "/"
+            assert os.getsid(server.pid) != os.getsid(0)
             os.kill(server.pid, signal.SIGHUP)
             for _ in range(3):  # the first may be in the same round
                 assert is_served(directory / "bus")
+        assert os.listdir(directory) == ["trace"]
 
-    def test_start_that_cannot_work(self, directory: Path) -> None:
-        """[RUN-2] [RUN-8] The command says so and leaves no daemon."""
-        with RealBus(directory) as bus:
-            line = refusal(1, "-da", bus.path)
-            assert "a server listens there already" in line
+    def test_log_in_a_file(self, directory: Path) -> None:
+        """[RUN-8] [RUN-15] It stays open; without a pid file, with -d."""
+        path = directory / "log"
+        with path.open("wb") as log:
+            command = [*SBUSD, "-cda", f"{directory}/bus"]
+            assert subprocess.run(command, stderr=log).returncode == 0
+        assert is_served(directory / "bus")  # and ends with its only client
+        wait_for(lambda: "sbusd: stop\n" in path.read_text())
+        assert os.listdir(directory) == ["log"]
 
-    def test_start_that_fails_late(self, directory: Path) -> None:
-        """[RUN-2] [RUN-8] [RUN-13] Also of what goes wrong in the daemon."""
-
-        def lower() -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-
-        arguments = ("-a", "bus", "-p", "pid")
-        options = {"cwd": directory, "preexec_fn": lower, "env": {}}
-        line = refusal(1, *arguments, **options)
-        assert line == "sbusd: cannot go on: File too large\n"
-        wait_for(lambda: not os.listdir(directory))
-
-
-class TestPidFile:
-    @pytest.mark.parametrize("text", ["", "dead", "000dead\n"])
-    def test_what_is_overwritten(self, directory: Path, text: str) -> None:
-        """[RUN-9] [RUN-13] An empty file, or the number of no process."""
-        path = directory / "pid"
-        path.write_text(text.replace("dead", str(dead_process())))
-        with daemon(directory) as server:
-            assert path.read_text() == f"{server.pid}\n"
-        assert not path.exists()
-
-    @pytest.mark.parametrize(
-        "text", [f"{os.getpid()}", f"{os.getpid()}\n", "garbage", "1\n2\n"]
-    )
-    def test_text_that_is_kept(self, directory: Path, text: str) -> None:
-        """[RUN-9] [RUN-2] The number of a process, or anything else."""
-        path = directory / "pid"
-        path.write_text(text)
-        line = refusal(1, "-a", "bus", "-p", "pid", cwd=directory)
-        is_number = text.strip().isdigit()
-        assert ("is alive" if is_number else "not a pid file") in line
-        assert path.read_text() == text
-        assert os.listdir(directory) == ["pid"]
-
-    def test_file_with_a_lease(self, directory: Path) -> None:
-        """[RUN-9] [RUN-2] Nobody waits for whoever has it to let go."""
-        former = signal.signal(signal.SIGIO, signal.SIG_IGN)
-        with (directory / "pid").open("w") as file:
-            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-            line = refusal(1, "-a", "bus", "-p", "pid", cwd=directory)
-            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        signal.signal(signal.SIGIO, former)
-        assert "temporarily unavailable" in line
-
-    @pytest.mark.parametrize("what", ["directory", "FIFO", "link to nothing"])
-    def test_what_is_kept(self, directory: Path, what: str) -> None:
-        """[RUN-9] [RUN-2] What is not a regular file."""
-        with occupied(directory / "pid", what):
-            line = refusal(1, "-a", "bus", "-p", "pid", cwd=directory)
-        reasons = ("Is a directory", "not a regular", "link is not followed")
-        assert any(reason in line for reason in reasons)
-        assert os.listdir(directory) == ["pid"]
-
-    def test_link_to_a_file(self, directory: Path) -> None:
-        """[RUN-9] [RUN-2] A link could lead to anybody's file."""
-        (directory / "there").touch()
-        (directory / "pid").symlink_to("there")
-        line = refusal(1, "-a", "bus", "-p", "pid", cwd=directory)
-        assert line == "sbusd: pid: a symbolic link is not followed\n"
-        assert (directory / "there").read_text() == ""
-
-    def test_held_file(self, directory: Path) -> None:
-        """[RUN-9] A running server's, even when somebody has emptied it."""
-        with daemon(directory) as server:
-            path = directory / "pid"
-            path.write_text("")
-            line = refusal(1, "-a", "other", "-p", "pid", cwd=directory)
-            assert line == "sbusd: pid: a server holds this file\n"
-            assert is_served(directory / "bus")
-            path.write_text(f"{server.pid}")
-
-    def test_killed_daemon(self, directory: Path) -> None:
-        """[RUN-9] [ADDR-8] What it leaves behind does not stop the next."""
-        with daemon(directory) as server:
-            os.kill(server.pid, signal.SIGKILL)
-        with daemon(directory, "-r") as server:
-            assert is_served(directory / "bus")
-        assert os.listdir(directory) == []
-
-    def test_file_of_another(self, directory: Path) -> None:
-        """[RUN-13] What replaced our pid file meanwhile is left alone."""
-        path = directory / "pid"
-        with daemon(directory):
-            path.unlink()
-            path.write_text("theirs")
-        assert path.read_text() == "theirs"
-        path.unlink()
-        with daemon(directory):
-            path.unlink()
-        assert os.listdir(directory) == []
-
-    def test_start_that_fails_otherwise(self, directory: Path) -> None:
-        """[RUN-13] A file that was not written is not removed."""
-        path = directory / "pid"
-        path.touch()
-        (directory / "trace").mkdir()
-        options = ("-a", "bus", "-p", "pid", "--trace", "trace")
-        refusal(1, *options, cwd=directory)
-        assert sorted(os.listdir(directory)) == ["pid", "trace"]
-
-    def test_file_removed_while_it_was_opened(
-        self, directory: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """[RUN-9] A lock on a file that has no name protects nothing."""
-        path = directory / "pid"
-        monkeypatch.setattr(fcntl, "flock", lambda *_: path.unlink())
-        with pytest.raises(sbus.StartError, match="has just removed"):
-            sbus.open_pid_file(str(path))
-
-    def test_mode(self, directory: Path) -> None:
-        """[RUN-9] Nobody else can open it, nor so keep its lock."""
-        with daemon(directory, umask=0):
-            assert mode_of(directory / "pid") == 0o600
-
-    @needs_root
-    def test_file_of_another_user(self, directory: Path) -> None:
-        """[RUN-9] [RUN-2] It could be written by somebody else."""
-        path = directory / "pid"
-        path.touch()
-        os.chown(path, 1234, -1)
-        line = refusal(1, "-a", f"{directory}/bus", "-p", str(path))
-        assert line == f"sbusd: {path}: another user's file\n"
-        assert os.listdir(directory) == ["pid"]
+    @pytest.mark.parametrize("what", ["live bus", "trace", "full disk"])
+    def test_start_that_cannot_work(self, directory: Path, what: str) -> None:
+        """[RUN-1] [RUN-8] [ADDR-10] It says so, and leaves nothing."""
+        options: dict[str, Any] = {"cwd": directory}
+        arguments = ["-a", "bus", "-p", "pid"]
+        with ExitStack() as stack:
+            if what == "live bus":
+                stack.enter_context(RealBus(directory))
+            elif what == "trace":
+                (directory / "trace").mkdir()
+                arguments += ["--trace", "trace"]
+            else:
+                options["preexec_fn"] = lambda: resource.setrlimit(
+                    resource.RLIMIT_FSIZE, (0, 0)
+                )
+            before = os.listdir(directory)
+            refusal(1, *arguments, **options)
+            wait_for(lambda: os.listdir(directory) == before)
 
 
 def dead_process() -> int:
@@ -341,214 +161,222 @@ def dead_process() -> int:
         return child
 
 
-class TestSignals:
-    def test_stats(self, directory: Path) -> None:
-        """[RUN-17] A line for each user, and one for all; nothing stops."""
-        with RealBus(directory) as bus, bus.connect() as peer:
-            peer.send(b"SUB k", publish(b"k"))
-            peer.fence()
-            bus.process.send_signal(signal.SIGUSR1)
-            bus.wait_for_log("stats users=1 clients=1 backlog_bytes=0\n")
-            uid = os.getuid()
-            what = f"stats uid={uid} clients=1 patterns=1 backlog_bytes=0"
-            assert f"{what} published=1 delivered=2 " in bus.log()
-            assert peer.fence() == []
+class TestPidFile:
+    @pytest.mark.parametrize("text", ["", "dead", "000dead\n"])
+    def test_what_is_overwritten(self, directory: Path, text: str) -> None:
+        """[ADDR-10] An empty file, or the number of no process."""
+        path = directory / "pid"
+        path.write_text(text.replace("dead", str(dead_process())))
+        with daemon(directory) as server:
+            assert path.read_text() == f"{server.pid}\n"
+            path.write_text("")  # it is locked all the same
+            refusal(1, "-a", "other", "-p", "pid", cwd=directory)
+            assert path.read_text() == ""
+            assert is_served(directory / "bus")
+        assert not path.exists()
 
-    def test_stats_of_many_users(
-        self, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize(
+        "text", [f"{os.getpid()}", f"{os.getpid()}\n", "garbage", "1\n2\n"]
+    )
+    def test_text_that_is_kept(self, directory: Path, text: str) -> None:
+        """[ADDR-10] [RUN-1] The number of a process, or anything else."""
+        path = directory / "pid"
+        path.write_text(text)
+        refusal(1, "-a", "bus", "-p", "pid", cwd=directory)
+        assert path.read_text() == text
+        assert os.listdir(directory) == ["pid"]
+
+    @pytest.mark.parametrize("option", ["-p", "--trace"])
+    @pytest.mark.parametrize("what", ["directory", "FIFO", "link", "stream"])
+    def test_what_is_no_file(
+        self, directory: Path, option: str, what: str
     ) -> None:
-        """[RUN-17] Of the first; the others are counted."""
-        caplog.set_level(logging.INFO, "sbus")
-        kernel = FakeKernel()
-        for uid in range(sbus.STATS_LINES_MAX + 3):
-            kernel.connect(uid=uid)
-        sbus.log_stats(kernel.server)
-        assert len(caplog.messages) == sbus.STATS_LINES_MAX + 1
-        assert caplog.messages[-1].endswith(" (3 users left out)")
+        """[ADDR-10] [RUN-1] Only a regular file is written to; no link."""
+        with occupied(directory / "file", what):
+            line = refusal(1, "-a", "bus", option, "file", cwd=directory)
+        assert line.startswith("sbusd: file: ")
+        assert os.listdir(directory) == ["file"]
 
-    def test_stats_of_all(self, caplog: pytest.LogCaptureFixture) -> None:
-        """[RUN-17] What was lost by reason, and who was put out by rule."""
-        caplog.set_level(logging.INFO, "sbus")
-        kernel = FakeKernel()
-        for mode in ("discard", "error"):
-            reader = kernel.connect()
-            reader.send(b"SUB k", b"CMSG blocking/soft/%s" % mode.encode())
-            reader.wire.room = 0
-        kernel.connect().send(publish(b"k", b"1"), publish(b"k", b"2"))
-        kernel.connect().send(b"HELLO")
-        kernel.run()
-        sbus.log_stats(kernel.server)
-        totals = "stats users=1 clients=2 backlog_bytes=0"
-        lost, out = "soft/discard=2 deaf=2", "BLOCK-8=1 PKT-2=1"
-        assert caplog.messages[-1] == f"{totals} {lost} {out}"
+    @needs_root
+    @pytest.mark.parametrize("option", ["-p", "--trace"])
+    def test_file_of_another_user(self, directory: Path, option: str) -> None:
+        """[ADDR-10] [RUN-1] It could be read and written by another."""
+        path = directory / "file"
+        path.touch()
+        os.chown(path, 1234, -1)
+        line = refusal(1, "-a", "bus", option, str(path), cwd=directory)
+        assert line.startswith(f"sbusd: {path}: ")
+        assert os.listdir(directory) == ["file"]
 
-    def test_stop_among_questions(self, directory: Path) -> None:
-        """[RUN-10] [RUN-17] However many of them come, none hides it."""
-        for _ in range(4):
-            with RealBus(directory) as bus:
-                server = os.pidfd_open(bus.process.pid)
 
-                def ask_all_the_time(server: int = server) -> None:
-                    with contextlib.suppress(ProcessLookupError):
-                        while True:
-                            question = signal.SIGUSR1
-                            signal.pidfd_send_signal(server, question)
+def is_broken_off(directory: Path, moment: int) -> bool:
+    """Stop a server at a moment; return False if it serves by then."""
+    steps = itertools.count()
 
-                with child_process(ask_all_the_time):
-                    bus.wait_for_log("stats")
-                    assert bus.stop() == 0
-                os.close(server)
-            assert os.listdir(directory) == ["log"]
+    def strike(*_: object) -> None:
+        if next(steps) == moment:
+            os.write(1, b"x")
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    def test_no_hang_up(self, directory: Path) -> None:
-        """[RUN-10] SIGHUP stays ignored, as nohup wants it."""
-        command = ["nohup", sys.executable, str(ROOT / "sbus.py"), "-a"]
-        path = f"{directory}/bus"
-        with subprocess.Popen(
-            [*command, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as server:
-            assert server.stdout
-            read_to_end(server.stdout)
-            server.send_signal(signal.SIGHUP)
-            with connect(path) as peer:
-                assert peer.fence() == []
-            server.terminate()
+    arguments = ("-a", f"{directory}/bus", "--trace", f"{directory}/trace")
+    with Forked(lambda: sys.addaudithook(strike), *arguments) as server:
+        is_early = server.wait() == b"x"
+        assert server.end() in (0, -signal.SIGTERM)
+    (directory / "trace").unlink(missing_ok=True)
+    assert os.listdir(directory) == []
+    return is_early
+
+
+class TestSignals:
+    def test_at_each_step_of_a_start(self, directory: Path) -> None:
+        """[RUN-10] [ADDR-10] A start that is broken off leaves nothing."""
+        moments = itertools.count()
+        early = itertools.takewhile(
+            lambda moment: is_broken_off(directory, moment), moments
+        )
+        assert len([*early]) > 10
 
     @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-    def test_signal(self, directory: Path, name: str) -> None:
-        """[RUN-10] [ADDR-10] An idle server stops, with status 0."""
+    def test_stop(self, directory: Path, name: str) -> None:
+        """[RUN-10] [ADDR-10] Status 0, however impatient somebody is."""
         with RealBus(directory) as bus:
-            assert bus.stop(signal.Signals[name]) == 0
+            while bus.is_alive():
+                bus.process.send_signal(signal.Signals[name])
+            assert bus.process.returncode == 0
         assert os.listdir(directory) == ["log"]
         assert bus.log().endswith("\nsbusd: stop\n")
 
-    def test_many_at_once(self, directory: Path) -> None:
-        """[RUN-10] The second signal changes nothing."""
-        with RealBus(directory) as bus:
-            stand_still(bus.process.pid)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                bus.process.send_signal(number)
-            assert bus.stop(signal.SIGCONT) == 0
-        assert os.listdir(directory) == ["log"]
-
-    def test_impatience(self, directory: Path) -> None:
-        """[RUN-10] Signals until the very end do not change the status."""
-        with RealBus(directory) as bus:
-            while bus.is_alive():
-                bus.process.send_signal(signal.SIGTERM)
-            assert bus.process.returncode == 0
-        assert os.listdir(directory) == ["log"]
-
     def test_busy_server(self, directory: Path) -> None:
-        """[RUN-10] [RUN-12] Publishers that never cease do not hold it."""
+        """[RUN-10] Publishers and questions that never cease hide it not."""
+        with RealBus(directory) as bus, bus.connect() as peer:
+            server = os.pidfd_open(bus.process.pid)
 
-        def publish_for_ever() -> None:
-            with connect(f"{directory}/bus") as peer:
-                peer.send(b"SUB busy")
-                while True:
-                    peer.send(publish(b"busy"))
-                    peer.receive()
+            def publish_for_ever() -> None:
+                with connect(bus.path) as publisher:
+                    while True:
+                        publisher.send(publish(b"busy"))
 
-        with RealBus(directory) as bus, child_process(publish_for_ever):
-            with bus.connect() as peer:
+            def ask_for_ever() -> None:
+                with contextlib.suppress(ProcessLookupError):
+                    while True:
+                        signal.pidfd_send_signal(server, signal.SIGUSR1)
+
+            with child_process(publish_for_ever), child_process(ask_for_ever):
+                bus.wait_for_log("stats")
                 peer.send(b"SUB busy")
                 assert peer.receive() == publish(b"busy")
-            assert bus.stop() == 0
-
-    if IS_SOAK:  # it takes seconds, and fails where others take them
-
-        def test_pause_of_a_holder(self, directory: Path) -> None:
-            """[BLOCK-16] Time in which the server stood still is none."""
-            packets = publications(2_000)
-            with (
-                RealBus(
-                    directory,
-                    *("-v", "--block-timeout", "4", "--max-backlog", "20000"),
-                ) as bus,
-                bus.clients(3) as (reader, sender, other),
-            ):
-                reader.send(b"SUB k", b"CMSG blocking/soft/block")
-                reader.fence()
-                with child_process(lambda: sender.send(*packets)):
-                    bus.wait_for_log("paused for client=1 ")
-                    freeze(bus)  # while we, the reader, stand still as well
-                    time.sleep(5.2)
-                    thaw(bus)
-                    assert other.fence() == []
-                    assert [reader.receive() for _ in packets] == packets
-                assert reader.fence() == []
-
-    def test_signals_at_the_end(self, directory: Path) -> None:
-        """[RUN-2] None ends a server that ends by itself."""
-        program = (
-            "import signal, sys, sbus\n"
-            "def announce(*_): raise MemoryError\n"
-            "sbus.announce = announce\n"
-            "status = sbus.main(['-a', sys.argv[1]])\n"
-            "blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
-            "print(status, set(sbus.SIGNALS) <= blocked)\n"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(directory / "bus")],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS_MAX,
-        )
-        assert done.stdout == "1 True\n"
-        assert os.listdir(directory) == []
-
-    def test_other_signals(self, directory: Path) -> None:
-        """[RUN-10] A pause, and signals that are none of its business."""
-        with RealBus(directory) as bus:
-            stand_still(bus.process.pid)
-            bus.process.send_signal(signal.SIGCONT)
-            bus.process.send_signal(signal.SIGWINCH)
-            assert is_served(directory / "bus")
-
-
-class TestLastClient:
-    def test_end(self, directory: Path) -> None:
-        """[RUN-11] With -c, after the last has gone, not the first."""
-        with RealBus(directory, "-c") as bus:
-            with bus.connect() as one:
-                with bus.connect() as two:
-                    assert two.fence() == []
-                assert one.fence() == []
-                assert is_served(directory / "bus")
-                assert bus.is_alive()
-            assert bus.process.wait(SECONDS_MAX) == 0
+                assert bus.stop() == 0
+            os.close(server)
         assert os.listdir(directory) == ["log"]
 
-    def test_without_the_option(self, directory: Path) -> None:
-        """[RUN-11] A server waits for more."""
-        with RealBus(directory):
-            assert is_served(directory / "bus")
+    def test_statistics(self, directory: Path) -> None:
+        """[CTL-5] A line for each user, and one for all; nothing stops."""
+        with RealBus(directory) as bus, bus.connect() as peer:
+            peer.send(b"SUB k", publish(b"k"), publish(b"k"))
+            peer.fence()
+            bus.process.send_signal(signal.SIGUSR1)
+            bus.wait_for_log("stats clients=1 ")
+            who = f"stats uid={os.getuid()}"
+            assert f"{who} clients=1 patterns=1 pattern_bytes=1" in bus.log()
+            assert " published=2 delivered=3 " in bus.log()
+            assert peer.fence() == []
+
+    def test_other_signals(self, directory: Path) -> None:
+        """[RUN-10] SIGHUP stays ignored, as nohup wants it."""
+
+        def ignore() -> None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+        with RealBus(directory, preexec_fn=ignore) as bus:
+            for number in (signal.SIGHUP, signal.SIGWINCH):
+                bus.process.send_signal(number)
+            freeze(bus)
+            thaw(bus)
             assert is_served(directory / "bus")
 
 
-class TestLastDelivery:
+class TestEnd:
     def test_backlog(self, directory: Path) -> None:
         """[RUN-12] What was read is delivered after the signal."""
         packets = publications(3_000)
-        with RealBus(directory) as bus, bus.connect() as reader:
+        with RealBus(directory) as bus, bus.clients(2) as (reader, sender):
             reader.send(b"SUB k")
             reader.fence()
-            with bus.connect() as sender:
-                sender.send(*packets)
-                sender.fence()
+            sender.send(*packets)
+            sender.fence()
             bus.process.send_signal(signal.SIGTERM)
             assert reader.receive_all() == packets
             assert bus.process.wait(SECONDS_MAX) == 0
 
     def test_reader_that_does_not_read(self, directory: Path) -> None:
-        """[RUN-12] The server waits for about a second, and ends well."""
-        with RealBus(directory) as bus, bus.connect() as reader:
+        """[RUN-12] It keeps no server, nor one that accepts nobody."""
+        with RealBus(directory) as bus, bus.clients(2) as (reader, sender):
             reader.send(b"SUB k")
             reader.fence()
-            with bus.connect() as sender:
-                sender.send(*publications(3_000))
-                sender.fence()
-            start = time.monotonic()
-            assert bus.stop() == 0
-            assert time.monotonic() - start > 0.9
+            sender.send(*publications(3_000))
+            sender.fence()
+            few = (40, 40)
+            resource.prlimit(bus.process.pid, resource.RLIMIT_NOFILE, few)
+            with bus.clients(80):
+                bus.wait_for_log("Too many open files")
+                assert bus.stop() == 0
+        assert bus.log().endswith("sbusd: stop\n")
+
+    def test_memory_runs_out(self, directory: Path) -> None:
+        """[RUN-1] [ADDR-10] One line and exit status 1; nothing is left."""
+        limits = ("max-backlog", "max-user-backlog", "max-bus-backlog")
+        options = [f"--{limit}=unlimited" for limit in limits]
+        with (
+            RealBus(directory, *options) as bus,
+            bus.clients(2) as (reader, sender),
+        ):
+            reader.send(b"SUB k")
+            reader.fence()
+            pages = Path(f"/proc/{bus.process.pid}/statm").read_text().split()
+            most = int(pages[0]) * resource.getpagesize() + (64 << 20)
+            resource.prlimit(bus.process.pid, resource.RLIMIT_AS, (most, most))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                while True:
+                    sender.send(publish(b"k", bytes(200_000)))
+            assert bus.process.wait(SECONDS_MAX) == 1
+        assert os.listdir(directory) == ["log"]
+        start, line = bus.log().splitlines()
+        assert "memory" in line
+
+    def test_epoll_has_no_room(self, directory: Path) -> None:
+        """[CONN-12] A client that cannot be watched goes alone."""
+        path, own = str(directory / "bus"), str(os.getuid())
+
+        class Small(selectors.DefaultSelector):
+            def register(self, *arguments: Any) -> selectors.SelectorKey:
+                if len(self.get_map()) == 5:  # listener, signals, clients
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return super().register(*arguments)
+
+        def prepare() -> None:
+            selectors.DefaultSelector = Small  # type: ignore[misc]
+
+        packets = publications(2_000)
+        with Forked(prepare, "-a", path) as server, ExitStack() as stack:
+            server.wait()
+            peers = [stack.enter_context(connect(path)) for _ in range(4)]
+            reader, sender, third, late = peers
+            reader.send(b"SUB k", b"CMSG blocking/soft/block")
+            for peer in (reader, sender, third):
+                assert peer.fence() == []
+            assert late.is_disconnected()
+            os.kill(server.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, server.pid, os.WSTOPPED)
+            with connect(path) as visitor:
+                visitor.send(publish(b"k"))
+            os.kill(server.pid, signal.SIGCONT)
+            assert reader.receive() == publish(b"k")
+            with child_process(lambda: sender.send(*packets)) as child:
+                wait_for(lambda: third.stats()["users"][own]["paused"])
+                heir = stack.enter_context(connect(path))  # of its place
+                assert heir.fence() == []
+                heard = reader.fence()
+                os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+                assert heard == packets[: len(heard)]
+                assert third.fence() == heir.fence() == []
+            assert server.end() == 0
