@@ -237,7 +237,7 @@ class TestPacketSize:
     LARGEST = bytes(PACKET_BYTES_MAX - HEAD_BYTES)
 
     def test_largest_packet_passes(self, bus: RealBus) -> None:
-        """[LIMIT-3] [CONN-16] A packet of 409,600 bytes passes unharmed."""
+        """[LIMIT-1] [CLIENT-3] A packet of 409,600 bytes passes unharmed."""
         payload = os.urandom(len(self.LARGEST))
         with Client(bus.path) as sender, Client(bus.path) as receiver:
             receiver.subscribe("k")
@@ -258,13 +258,13 @@ class TestPacketSize:
 
     @pytest.mark.parametrize("size", [100_000, 100_001])
     def test_small_send_buffer_is_raised(self, ends: Ends, size: int) -> None:
-        """[CONN-16] A send buffer that is too small is raised."""
+        """[CLIENT-3] A send buffer that is too small is raised."""
         ends.client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)
         ends.client.publish("k", bytes(size - HEAD_BYTES))
         assert len(ends.server.receive()) == size
 
     def test_packet_that_no_send_buffer_holds(self) -> None:
-        """[CONN-16] A packet above the kernel's own limit is an error."""
+        """[CLIENT-3] A packet above the kernel's own limit is an error."""
         ours, theirs = seqpacket_pair()
         with theirs:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
@@ -276,14 +276,14 @@ class TestPacketSize:
                 client.publish("k", bytes(largest - HEAD_BYTES))
 
     def test_dontwait_when_the_send_buffer_is_raised(self, ends: Ends) -> None:
-        """[CONN-16] A raised buffer may be full, which is no other error."""
+        """[CLIENT-3] A raised buffer may be full, which is no other error."""
         fill(ends.client, 10_000)
         ends.client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)
         with pytest.raises(BlockingIOError):
             ends.client.publish("k", bytes(20_000), socket.MSG_DONTWAIT)
 
     def test_received_packet_above_the_limit(self) -> None:
-        """[CONN-15] A cut packet is an error and never data."""
+        """[CLIENT-5] A cut packet is an error and never data."""
         ours, theirs = seqpacket_pair()
         with (
             Client(fd=ours.detach(), packet_bytes_max=100) as client,
@@ -364,7 +364,7 @@ class TestReceiving:
         assert ends.client.receive(0) == (b"k", b"v")
 
     def test_large_packets_among_others(self, ends: Ends) -> None:
-        """[CONN-15] What comes behind a large packet is as it was sent."""
+        """[CLIENT-5] What comes behind a large packet is as it was sent."""
         large, longest = b"MSG k\0" + b"x" * 99_999, b"k" * 100_000
         ends.server.wire.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES_MAX
@@ -479,7 +479,7 @@ class TestReceiving:
     def test_last_packets_after_a_reset(
         self, ends: Ends, timeout: float | None
     ) -> None:
-        """[CONN-14] A client reads on after ECONNRESET."""
+        """[CLIENT-6] A client reads on after ECONNRESET."""
         ends.client.publish("k", b"the server never reads this")
         ends.server.send(b"MSG k\0one", b"MSG k\0two")
         ends.server.wire.close()
@@ -489,7 +489,7 @@ class TestReceiving:
             ends.client.receive(timeout)
 
     def test_last_packets_after_a_send_has_failed(self, ends: Ends) -> None:
-        """[CONN-14] A client that learns of the end by sending reads on."""
+        """[CLIENT-6] A client that learns of the end by sending reads on."""
         ends.client.publish("k", b"the server never reads this")
         ends.server.send(b"MSG k\0one")
         ends.server.wire.close()
@@ -508,7 +508,7 @@ class TestReceiving:
         assert received == [(b"k", b"one"), (b"x", b"two")]
 
     def test_iteration_after_a_reset(self, ends: Ends) -> None:
-        """[CONN-14] A loop reads on after ECONNRESET."""
+        """[CLIENT-6] A loop reads on after ECONNRESET."""
         ends.client.publish("k", b"the server never reads this")
         ends.server.send(b"MSG k\0one")
         ends.server.wire.close()
@@ -538,7 +538,7 @@ class TestReceiving:
         assert next(received) == (b"k", b"v")
 
     def test_iteration_over_a_packet_above_the_limit(self) -> None:
-        """[CONN-15] A loop takes no cut packet for a message."""
+        """[CLIENT-5] A loop takes no cut packet for a message."""
         ours, theirs = seqpacket_pair()
         with (
             Client(fd=ours.detach(), packet_bytes_max=100) as client,

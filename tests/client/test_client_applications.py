@@ -52,9 +52,9 @@ def beside(work: Work) -> Iterator[None]:
 
 
 def proof_of_identity() -> Any:
-    """Return the functions of the example in chapter 4."""
-    chapter = (ROOT / "spec/4-secret-messages.md").read_text("utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", chapter, re.S)
+    """Return the functions of the program beside chapter 4."""
+    file = ROOT / "spec/examples/4-secret-messages.md"
+    (example,) = re.findall(r"```python\n(.*?)```", file.read_text(), re.S)
     module = types.ModuleType("proof")
     vars(module).update(vars(sbus_client))
     exec(example, vars(module))
@@ -515,7 +515,7 @@ class TestAsyncClient:
 
     @in_loop
     async def test_iteration_ends_in_disconnected(self) -> None:
-        """[CONN-14] A loop takes every message, and ends in an error."""
+        """[CLIENT-6] A loop takes every message, and ends in an error."""
         async with async_ends() as (client, server):
             await client.publish("k", b"never read")
             server.send(b"MSG k\0one", b"CMSG x\0two")
@@ -668,7 +668,7 @@ class TestAsyncClient:
 
     @in_loop
     async def test_packet_that_is_malformed(self) -> None:
-        """[CONN-15] One task that receives is told."""
+        """[CLIENT-5] One task that receives is told."""
         async with async_ends() as (client, server):
             tasks = [await waiting(client.receive()) for _ in "12"]
             server.send(b"wrong", b"MSG k\0v")
@@ -890,7 +890,7 @@ class TestAsyncClient:
         work()
 
     def test_full_queue_of_new_connections(self, directory: Path) -> None:
-        """[CONN-17] A client waits while the server's queue is full."""
+        """A client waits while the server's queue is full."""
         full = Listener(str(directory / "bus"), backlog=0)
 
         @in_loop
@@ -906,7 +906,7 @@ class TestAsyncClient:
             work()
 
     def test_connecting_that_is_cancelled(self, directory: Path) -> None:
-        """[CONN-17] To cancel it leaves nothing open."""
+        """To cancel it leaves nothing open."""
         full = Listener(str(directory / "bus"), backlog=0)
 
         @in_loop

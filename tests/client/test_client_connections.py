@@ -84,7 +84,7 @@ class TestClientAddresses:
             Client()
 
     def test_random_abstract_name(self, directory: Path) -> None:
-        """[RUN-3] What the server prints is an address."""
+        """[RUN-8] What the server prints is an address."""
         with RealBus(directory, address=ABSTRACT[:-1]) as bus:
             digits = bus.output.rstrip("\n")[len(ABSTRACT) :]
             for spelling in (digits, digits.upper()):
@@ -268,7 +268,7 @@ class TestConnecting:
             Client("/nowhere")
 
     def test_full_queue_of_new_connections(self, directory: Path) -> None:
-        """[CONN-17] A client waits while the server's queue is full."""
+        """A client waits while the server's queue is full."""
         full = Listener(str(directory / "bus"), backlog=0)
         with (
             full.wire,
@@ -287,7 +287,7 @@ class TestConnecting:
     def test_full_queue_for_a_time(
         self, directory: Path, timeout: float
     ) -> None:
-        """[CONN-17] A timeout is over, one of nothing at once."""
+        """A timeout is over, one of nothing at once."""
         full = Listener(str(directory / "bus"), backlog=0)
         with full.wire, Client(full.path), pytest.raises(TimeoutError):
             Client(full.path, timeout=timeout)
@@ -427,7 +427,7 @@ class TestReconnecting:
     def test_last_messages_come_before(
         self, client: Client, listener: Listener
     ) -> None:
-        """[CONN-14] What the old server sent is received first."""
+        """[CLIENT-6] What the old server sent is received first."""
         with listener.accept() as server:
             client.publish("k", b"never read")
             server.send(b"MSG k\0one", b"wrong", b"MSG k\0two")
@@ -545,7 +545,7 @@ class TestReconnecting:
     def test_full_queue_of_new_connections(
         self, directory: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """[CONN-17] A full queue is tried again."""
+        """A full queue is tried again."""
         full = Listener(str(directory / "bus"), backlog=0)
         with full.wire, Client(full.path, reconnect=True) as client:
             server = full.accept()

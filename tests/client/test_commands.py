@@ -357,7 +357,7 @@ class TestPub:
         assert peer.receive() == b"MSG \xff\xc3\xa9\0-\xff\xc3\xa9"
 
     def test_message_of_the_limit(self, bus: RealBus, peer: Peer) -> None:
-        """[LIMIT-3] The largest message fits."""
+        """[LIMIT-1] The largest message fits."""
         text = "x" * (PACKET_BYTES_MAX - HEAD_BYTES)
         assert sbus(bus.path, "pub", "k", input=text) == (0, "", "")
         assert peer.receive() == publish(b"k", text.encode("ascii"))
