@@ -7,7 +7,7 @@
 # make bench     measure how fast the server is, in about 80 seconds
 # make bench-pipeline   measure audits, beside DuckDB and plain Python
 # make attack    measure what one user's storms do to another (root only)
-# make measure   say how long sbus.py is, and how long a packet's way in it
+# make measure   say how long the parts are, beside what they may be
 # make trace     write which code, examples and tests each rule has
 # make vectors   write the examples of spec/ for other implementations
 # make requirements   accept the sentences of the rules as reviewed
@@ -36,8 +36,7 @@ STARTER = '\#!/usr/bin/env python3\nimport sys\n\nsys.path[0] =\
 PIPELINE = spark-tests cluster-tests
 CLUSTER = tests/pipeline/test_pipeline_cluster.py
 TESTS = example-tests first-server-tests more-server-tests client-tests\
- broken-server-tests broken-log-tests broken-traffic-tests kit-tests\
- other-tests
+ broken-server-tests broken-process-tests kit-tests other-tests
 RULES = build/rules
 LAST = test_every_rule_has_a_test_that_passed
 # A module is compiled once, and not by each of a thousand processes
@@ -83,15 +82,12 @@ client-tests:
 	@nice -n 5 $(PYTEST) tests/client
 
 # Those of broken servers take longer than all others of the kit
-BROKEN_SERVERS = tests/kit/test_broken_processes.py
+BROKEN_SERVERS = tests/kit/test_broken_servers.py
 broken-server-tests:
+	@nice -n 5 $(PYTEST) $(BROKEN_SERVERS)::TestBrokenServers
+
+broken-process-tests:
 	@nice -n 5 $(PYTEST) $(BROKEN_SERVERS)::TestBrokenProcesses
-
-broken-log-tests:
-	@nice -n 5 $(PYTEST) $(BROKEN_SERVERS)::TestBrokenLogs
-
-broken-traffic-tests:
-	@nice -n 5 $(PYTEST) $(BROKEN_SERVERS)::TestBrokenTraffic
 
 kit-tests:
 	@nice -n 5 $(PYTEST) tests/kit --ignore $(BROKEN_SERVERS) -k "not $(LAST)"
@@ -115,8 +111,8 @@ endif
 demo: .venv/spark
 	.venv/bin/python pipeline/demo.py
 
-measure: .venv/ready
-	PYTHONPATH=.:spec:tests/bed .venv/bin/python tests/kit/measure.py
+measure:
+	$(PYTHON) tests/kit/measure.py
 
 bench:
 	$(PYTHON) -m bench.speed $(ARGS)
@@ -146,7 +142,7 @@ book: .venv/ready
 
 # A server that keeps all rules, one that is naive, one with one mistake
 MISTAKE = star-crosses-slashes
-BROKEN = tests/kit/broken_processes.py $(MISTAKE)
+BROKEN = tests/kit/broken_servers.py $(MISTAKE)
 book-results: book
 	@PYTHONPATH=.:spec:tests/bed .venv/bin/python spec/conformance --ours \
 	    --html book/site/report.html \

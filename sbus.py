@@ -807,7 +807,7 @@ class Server:
         if self._alarms:
             self._ring(now)
         if len(ready) > 1:
-            ready.sort(key=lambda one: getattr(one[0].data, "last_turn", 0.0))
+            ready.sort(key=lambda one: getattr(one[0].data, "last_turn", now))
             now = self.clock()
         share = max(TURN_SECONDS, 2 * (now - began))  # sorting is not all
         spent: dict[User, float] = defaultdict(float)

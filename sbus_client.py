@@ -14,7 +14,7 @@
 
 This file needs CPython 3.9 or later on Linux and nothing else, the server's
 file included: copy it.  What records, joins and watches buses is another
-program on top of it, in tools/.  A bracketed id, as in [CONN-14], names a
+program on top of it, in tools/.  A bracketed id, as in [CLIENT-6], names a
 rule of the specification in spec/.
 
 Licence: ISC, see LICENSE.
@@ -224,7 +224,7 @@ def matches(pattern: Text, key: Text) -> bool:
     Whether a server delivers what is selected is another question, for
     secret keys.
     Raises: PacketError if one of them holds a NUL byte.
-    Spec: [MATCH-1] [MATCH-2] [MATCH-3] [MATCH-4] [MATCH-5] [MATCH-6].
+    Spec: [MATCH-1] [MATCH-2] [MATCH-3] [MATCH-4] [MATCH-6].
     """
     selector = pattern_selector(to_bytes(pattern))
     return bool(selector and selector.fullmatch(to_bytes(key)))
@@ -376,7 +376,7 @@ def default_address() -> str:
 
 
 def socket_name(address: str) -> bytes:
-    """Return an address as the kernel knows it [ADDR-4] [CLIENT-9].
+    """Return an address as the kernel knows it [ADDR-4] [ADDR-1].
 
     Raises: AddressError if it is malformed.
     """
@@ -447,7 +447,7 @@ def open_socket(address: str, timeout: Timeout) -> socket.socket:
     """Return a blocking socket that is connected to a server.
 
     Raises: TimeoutError if the server's queue of new connections is full for
-    so long [CONN-17]; AddressError; Disconnected if there is no server.
+    so long; AddressError; Disconnected if there is no server.
     """
     if address.startswith("/dev/fd/"):
         number = address[len("/dev/fd/") :]
@@ -568,7 +568,7 @@ class Client:
         if fd is not None:
             address = f"/dev/fd/{fd}"
         elif address is None:
-            # [CLIENT-10]
+            # [ADDR-1]
             address = os.environ.get("SBUS_ADDRESS") or default_address()
         if reconnect and address.startswith("/dev/fd/"):
             raise AddressError("a descriptor cannot be connected again")
@@ -689,10 +689,10 @@ class Client:
             self._modes[key] = None
 
     def receive(self, timeout: Timeout = None, flags: int = 0) -> Received:
-        """Return the next message or control message [CONN-15].
+        """Return the next message or control message [CLIENT-5].
 
         With MSG_PEEK it stays the next.
-        Raises: TimeoutError; Disconnected when all is read [CONN-14].
+        Raises: TimeoutError; Disconnected when all is read [CLIENT-6].
         """
         if not self._kept:
             end = None
@@ -790,7 +790,7 @@ class Client:
     def _send(self, packet: bytes, flags: int = 0, end: End = None) -> None:
         """Send a packet, over a new connection if the old one is lost.
 
-        Raises: PacketTooLarge [LIMIT-1] [CLIENT-3] [CLIENT-4].
+        Raises: PacketTooLarge [LIMIT-1] [CLIENT-3].
         """
         if len(packet) > self.packet_bytes_max and self.fileno() >= 0:
             raise PacketTooLarge(
@@ -807,7 +807,7 @@ class Client:
         """Send a packet, with a larger send buffer if it needs one.
 
         Raises: TimeoutError at *end*; PacketTooLarge if the kernel has no
-        such buffer [CONN-16] [CLIENT-7].
+        such buffer [CLIENT-3] [CLIENT-6].
         """
         send = functools.partial(self.socket.send, packet)
         try:
@@ -851,7 +851,7 @@ class Client:
             )
 
     def _receive_now(self, flags: int) -> Received:
-        """Return the next packet from the socket [CONN-14] [CONN-15]."""
+        """Return the next packet from the socket [CLIENT-6] [CLIENT-5]."""
         buffer = self._buffer
         try:
             parts = self._split_large(flags) if self._is_large else None
@@ -954,7 +954,7 @@ class Client:
             try:
                 fresh = self._open(0)
             except TimeoutError:
-                pass  # it is busy [CONN-17]
+                pass  # it is busy
             except Disconnected as error:
                 if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
                     raise
@@ -968,7 +968,7 @@ class Client:
         self._connected_at = time.monotonic()
 
     def _keep_the_rest(self) -> None:
-        """Keep what the server sent before it closed [CONN-14]."""
+        """Keep what the server sent before it closed [CLIENT-6]."""
         with contextlib.suppress(Disconnected, BlockingIOError):
             while True:
                 with contextlib.suppress(PacketError, PacketTooLarge):
@@ -1120,7 +1120,7 @@ class AsyncClient:
     async def connect(self) -> AsyncClient:
         """Connect, and return this client.
 
-        It waits while the server's queue of new connections is full [CONN-17].
+        It waits while the server's queue of new connections is full.
         Raises: AddressError; Disconnected if there is no server.
         """
         import asyncio
@@ -1194,7 +1194,7 @@ class AsyncClient:
         await self.publish(asked.reply_key, payload)
 
     async def receive(self, timeout: Timeout = None) -> Received:
-        """As Client.receive [CONN-14] [CONN-15]."""
+        """As Client.receive [CLIENT-6] [CLIENT-5]."""
         client = self._client or not_connected()
         self._calls += 1
         if self._calls >= CALLS_PER_TURN:

@@ -848,7 +848,7 @@ def handle_all(
     """Have a bus handle packets of a client; return us for each of them."""
     start = time.perf_counter()
     for packet in packets:
-        bus.handle(client, packet, packet)
+        bus.handle(client, packet)
     return 1e6 * (time.perf_counter() - start) / len(packets)
 
 
@@ -868,14 +868,14 @@ def use_table(gate: Gate, patterns: int) -> list[float]:
     Each key is selected by one pattern, chosen by chance.
     """
     gate.wait()
-    limits = sbus.Limits(max_patterns=1 << 30, max_pattern_bytes=1 << 40)
-    bus = sbus.Bus(limits, os.getuid())
+    options = sbus.parse_options([])
+    vars(options).update(dict.fromkeys(sbus.LIMITS, sys.maxsize))
+    bus = sbus.Bus(options, os.getuid())
     own = sbus.Credentials(os.getgid(), os.getuid(), os.getpid())
-    wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    clients = [bus.open(own, wire) for _ in range(TABLE_CLIENTS + 1)]
+    clients = [bus.open(own) for _ in range(TABLE_CLIENTS + 1)]
     for number in range(patterns):
         packet = b"SUB " + table_pattern(number)
-        bus.handle(clients[number % TABLE_CLIENTS], packet, packet)
+        bus.handle(clients[number % TABLE_CLIENTS], packet)
     chance, numbers = random.Random(1), range(1, patterns, 3)
     more = [table_pattern(1 << 30 | number) for number in range(OPERATIONS)]
     times = []

@@ -13,7 +13,7 @@ import jinja2
 import markupsafe
 from markupsafe import Markup
 
-from conformance.rules import SPEC
+from conformance.rules import SPEC, examples_of
 from traceability import ROOT
 
 from .chapters import LISTINGS, TEXTS, to_html
@@ -25,6 +25,7 @@ PLAYED = [  # what the player needs: from where, what
     (ROOT, "book/[_dp]*.py"),
     (ROOT, "book/templates/*.html"),
     (ROOT / "spec", "*.md"),
+    (ROOT / "spec", "examples/*.md"),
     (ROOT / "spec", "conformance/*.py"),
     (ROOT / "tests/bed", "fake_*.py"),
     (ROOT / "tests/bed", "packets.py"),
@@ -42,8 +43,9 @@ class Page(NamedTuple):
 
 
 def text_page(file: str, path: Path) -> Page:
-    """Return the page of a Markdown file."""
-    source = path.read_text("utf-8")
+    """Return the page of a Markdown file, and of its examples, if any."""
+    files = filter(Path.exists, (path, examples_of(path)))
+    source = "\n".join(file.read_text("utf-8") for file in files)
     title = source.partition("\n")[0].lstrip("# ")
     return Page(page_of(file), title, to_html(source))
 

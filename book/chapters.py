@@ -74,7 +74,7 @@ class Renderer(RendererHTML):
         """Return the start of a link; without a page it leads nowhere."""
         href = str(tokens[index].attrGet("href"))
         name, mark, anchor = href.rpartition("/")[2].partition("#")
-        if name and "://" not in href:
+        if href[:1] != "#" and "://" not in href:
             page = PAGES.get(name, name if name.endswith(".html") else "")
             href = page and page + mark + anchor
         return f'<a href="{escape(href)}">' if href else "<a>"

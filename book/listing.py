@@ -25,7 +25,7 @@ STYLES = {  # by kind of token, the first that fits
     Name.Function: "def",
     Name.Class: "def",
 }
-BANNER = re.compile(r"^# =+\n# (\d\. .+?) +spec/\S+\n", re.M)
+BANNER = re.compile(r"^# ==== (\d\. .+?) =+\n", re.M)
 HOLDER = re.compile(r"(\w+)(?:\(\))?\.$")  # of an attribute
 EXCERPT_MAX = 60  # lines of a definition that is shown whole
 PARAGRAPH_MAX = 12  # lines of a paragraph before and after those that count

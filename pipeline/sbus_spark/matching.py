@@ -1,26 +1,18 @@
 """Matching: which patterns select which keys.
 
-The table is that of sbus.py, so a key costs a look-up for each shape of
-patterns, however many patterns there are.
+A bus of sbus.py itself says it, with a client for all who hold a pattern: so
+a key costs a look-up for each shape of patterns, however many there are.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
 
 import sbus
 
 from .history import Group
-
-ANY_NUMBER = sbus.Limits(max_shapes=1 << 62)
-
-
-class Holder(NamedTuple):
-    """Stands in a table for all who hold a pattern."""
-
-    place: int  # of the group
-    credentials: sbus.Credentials
 
 
 def selections(
@@ -32,49 +24,34 @@ def selections(
     selects nothing.
     Spec: [MATCH-1] to [MATCH-6], [CRED-4] to [CRED-11].
     """
-    start = prefix.encode("latin-1", "replace")
-    public = sbus.SubscriptionTable(ANY_NUMBER)
-    secret = sbus.SubscriptionTable(ANY_NUMBER)
+    options = sbus.parse_options([])
+    vars(options).update(dict.fromkeys(sbus.LIMITS, sys.maxsize))
+    start = f"{prefix}/" if prefix else ""
+    options.cred_prefix = start.encode("latin-1", "replace")
+    bus = sbus.Bus(options, 0)
+    places = {}
     for place, group in enumerate(groups):
-        try:
-            pattern = group.pattern.encode("latin-1")
-            holder: Any = Holder(place, credentials_of(group))
-            if not pattern.startswith(sbus.SECRET):
-                public.add(pattern, holder)
-                continue
-            own = holder.credentials
-            sbus.check_secret(pattern, own, start)
-            for one in sbus.resolve(pattern, own, start):
-                secret.add(one, holder)
-        except (ValueError, sbus.ProtocolError):
-            continue
-    return [select(public, secret, key, start) for key in keys]
+        client = bus.open(credentials_of(group))
+        places[client] = place
+        handle(bus, client, "SUB", group.pattern)
+    publisher = bus.open(sbus.Credentials(0, 0, 0))
+    found = []
+    for key in keys:
+        handle(bus, publisher, "MSG", key)
+        for client in bus.touched:
+            client.outbox.clear()
+        found.append(tuple(sorted(map(places.__getitem__, bus.touched))))
+        bus.touched.clear()
+    return found
 
 
 def credentials_of(group: Group) -> sbus.Credentials:
     """Return the credentials of those who hold a secret pattern."""
-    if not group.own:
-        return sbus.Credentials(0, 0, 0)
-    return sbus.Credentials(*map(int, group.own.split()))
+    return sbus.Credentials(*map(int, group.own.split() or "000"))
 
 
-def select(
-    public: sbus.SubscriptionTable,
-    secret: sbus.SubscriptionTable,
-    key: str,
-    prefix: bytes,
-) -> tuple[int, ...]:
-    """Return the places of the groups that receive a key, in order."""
-    try:
-        name = key.encode("latin-1")
-    except ValueError:
-        return ()
-    if not name.startswith(sbus.SECRET):
-        found: Iterable[Any] = public.find(name)
-    else:
-        found = (
-            holder
-            for holder in secret.find(name)
-            if sbus.fields_fit(name, holder.credentials, prefix)
-        )
-    return tuple(sorted(holder.place for holder in found))
+def handle(bus: sbus.Bus, client: sbus.Client, word: str, text: str) -> None:
+    """Have a bus handle a packet, unless no client can have sent it."""
+    if "\0" not in text:
+        with contextlib.suppress(ValueError, sbus.ProtocolError):
+            bus.handle(client, f"{word} {text}\0".encode("latin-1"))

@@ -253,12 +253,13 @@ class ServerProcess:
         a client more may be too many until then.
         Raises: Failure if none has.
         """
-        for _ in range(5):
+        for number in range(5):
             with contextlib.closing(self.connect(False, {})) as client:
                 client.settle()
                 client.settle()
                 if client.pending() is None:
                     return
+            time.sleep(4**number / 1000)  # no event tells of a departure
         raise Failure("it closes each connection")
 
     def _end(self) -> str:

@@ -1,19 +1,7 @@
 """A simulated kernel: random clients on it, judged by the model.
 
 It runs on one core without a socket or a clock.  All that it knows of the
-server is what that asks of the kernel, its trace, and `stats`.  Numbers such
-as K5 name the kernel's habits that it imitates:
-
-    K1   a packet above the send buffer is refused with EMSGSIZE
-    K3   a packet costs 768 bytes more than it holds; as long as some room
-         is left, a packet of any size is taken
-    K5   a socket with room takes packets, but is reported as writable only
-         when three quarters are free
-    K9   a peer that shuts its reading side down is not reported; sends to
-         it fail with EPIPE, and what it sends still arrives
-    K10  after a peer has closed with unread packets, one call fails with
-         ECONNRESET; then all that it sent arrives, then the end
-    K21  a peer that has closed is reported as readable and writable
+server is what that asks of the kernel, its trace, and `stats`.
 """
 
 from __future__ import annotations
@@ -87,7 +75,7 @@ SETUPS = [
     Setup(USER_LIMITS, packet_seconds=1 / 256),
     Setup(packet_seconds=1 / 2048),
 ]
-PACKET_COST_BYTES = 768  # K3
+PACKET_COST_BYTES = 768  # in the kernel, more than it holds
 INCOMING_MAX = 12  # packets that a client can send ahead
 SETTLE_ROUNDS_MAX = 2_000
 TURN_SECONDS = 0.001
@@ -146,7 +134,7 @@ class SimWire(FakeWire):
     @property
     def used_bytes(self) -> int:
         """What the packets use that the client has not read."""
-        return sum(len(one) + PACKET_COST_BYTES for one in self.taken)  # K3
+        return sum(len(one) + PACKET_COST_BYTES for one in self.taken)
 
     def _check(self) -> None:
         self.is_served = True
@@ -159,7 +147,7 @@ class SimWire(FakeWire):
         return self.used_bytes < self.room_bytes
 
     def has_much_room(self) -> bool:
-        return self.used_bytes * 4 <= self.room_bytes  # K5
+        return self.used_bytes * 4 <= self.room_bytes
 
     # What the client does
 
@@ -170,7 +158,7 @@ class SimWire(FakeWire):
 
     def leave(self) -> None:
         """Close the client's side."""
-        self.reset = bool(self.taken)  # K10
+        self.reset = bool(self.taken)  # one call fails
         self.ended = self.deaf = True
         self.taken.clear()
 
@@ -285,7 +273,7 @@ class World(FakeKernel):
         elif what == "finish":  # a half-close
             wire.ended = True
         elif what == "deafen":
-            wire.deaf = True  # K9
+            wire.deaf = True  # which no event tells
         elif what == "leave":
             wire.leave()
             self.slots[wire.slot] = None

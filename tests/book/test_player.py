@@ -109,8 +109,8 @@ class TestExamples:
         """In the words of -v, and with links."""
         html = play("conversation", "A > SUB a\nB > HELLO\nB < end")["html"]
         text = unescape(re.sub("<[^>]*>", "", html))
-        assert 'A SUB "a": its count is 1 [SUB-1]' in text
-        assert "disconnect B [PKT-2] unknown packet kind" in text
+        assert 'A sub pattern="a" [SUB-1]' in text
+        assert "disconnect B [PKT-2] malformed packet" in text
         assert 'href="3-protocol.html#PKT-2"' in html
 
     def test_who_comes_while_the_server_is_stopped_has_a_name(self) -> None:
@@ -118,7 +118,7 @@ class TestExamples:
         text = "A > SUB a\nB >> MSG a\\0x\nB >> MSG a\\0y\nA < MSG a\\0x"
         answer = play("bench", text)
         said = unescape(re.sub("<[^>]*>", "", answer["html"]))
-        assert "open B uid=" in said and 'B MSG "a"' in said
+        assert "B open " in said and 'B msg key="a"' in said
         assert "<h3>B</h3>" in answer["cards"]
 
     @pytest.mark.parametrize(

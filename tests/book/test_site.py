@@ -192,9 +192,9 @@ class TestPages:
         assert {
             "pattern_for",
             "WHOAMI",
-            "BACKLOG_BYTES",
+            "BACKLOG",
             "handle",
-            "_route",
+            "excess",
         } <= names
         linked = re.findall(r">(\w+)</a>", pages["sbus-8.html"].text)
         assert "seconds" not in linked

@@ -6,7 +6,7 @@ argument, before the function's own, and so says only what is different.
 """
 
 # mypy: allow-untyped-defs
-# A mistake has no types, as those in broken_servers.py.
+# A mistake has no types, since what it gets is of the client's own.
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import IO, Any, Callable, NamedTuple
 
 import sbus_client
-from broken_servers import Mistake, collect, put_before
 from client_adapter import serve
 from conformance.adapter import Adapter
 from sbus_client import AddressError, Message, PacketTooLarge, is_answer
+
+Mistake = Callable[..., Any]
 
 
 class Child:
@@ -104,14 +105,27 @@ class BrokenClient(NamedTuple):
     def spoil(self) -> None:
         """Have our client make the mistake, in this process."""
         owner, _, name = self.place.rpartition(".")
-        module: Any = sbus_client
-        put_before(
-            getattr(module, owner) if owner else module, name, self.mistake
-        )
+        place: Any = getattr(sbus_client, owner) if owner else sbus_client
+        before = getattr(place, name)
+
+        def call(*args: Any) -> Any:
+            return self.mistake(before, *args)
+
+        setattr(place, name, call if callable(before) else call())
 
 
 BROKEN: list[BrokenClient] = []
-broken = collect(BROKEN, BrokenClient)
+
+
+def broken(example: str, place: str) -> Callable[[Mistake], Mistake]:
+    """Have a client that makes the mistake below; the example shows it."""
+
+    def add(mistake: Mistake) -> Mistake:
+        name = mistake.__name__.replace("_", "-")
+        BROKEN.append(BrokenClient(name, example, place, mistake))
+        return mistake
+
+    return add
 
 
 @broken("every-kind-of-packet", "Client.unsubscribe")
@@ -263,8 +277,3 @@ def takes_what_was_cut(trunc):
 @broken("largest-packet-to-send", "Client._raise_send_buffer")
 def does_not_raise_its_buffer(raise_send_buffer, bus, size):
     raise PacketTooLarge(f"no room for {size} bytes")
-
-
-@broken("server-that-is-slow-to-accept", "open_socket")
-def does_not_wait_to_connect(open_socket, address, *_):
-    return open_socket(address, 0)

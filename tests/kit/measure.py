@@ -1,10 +1,8 @@
-"""How long sbus.py is, by section, and how long a packet's way is.
+"""How long the parts of the repository are, beside what they may be.
 
     make measure
 
-Code lines are those that are neither empty, nor a comment, nor a docstring.
-The way of a packet is the functions of sbus.py that one round of the loop
-calls for it, on a fake kernel.
+The exit status is 1 if a budget is exceeded.  It needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -15,120 +13,142 @@ import re
 import statistics
 import sys
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, Union
 
-from fake_kernel import FakeKernel, FakePeer
-from packets import publish
-
-SOURCE = Path(__file__).resolve().parents[2] / "sbus.py"
-LINES_MAX = 30
-LAYOUT = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
+ROOT = Path(__file__).resolve().parents[2]
+Definition = Union[ast.FunctionDef, ast.ClassDef]
 
 
-def docstring_lines(tree: ast.Module) -> set[int]:
-    """Return the numbers of the lines of docstrings."""
-    lines: set[int] = set()
+class Figure(NamedTuple):
+    """What was measured, and what it may be at most, or at least."""
+
+    what: str
+    value: float
+    budget: float
+    is_least: bool = False
+
+    def is_kept(self) -> bool:
+        """Return whether the budget is not exceeded."""
+        if self.is_least:
+            return self.value >= self.budget
+        return self.value <= self.budget
+
+    def __str__(self) -> str:
+        bound = f"{'at least' if self.is_least else 'at most'} {self.budget:g}"
+        over = "" if self.is_kept() else "OVER"
+        return f"{self.what:42}{self.value:8g}  {bound:14} {over}".rstrip()
+
+
+def of_server(source: str) -> Iterator[Figure]:
+    """Return the figures of sbus.py."""
+    lines, tree = source.splitlines(), ast.parse(source)
+    # The lines of each section: from its title to the next, or the end
+    starts = [n for n, line in enumerate(lines, 1) if line[:7] == "# ==== "]
+    parts = list(map(range, starts, [*starts[1:], len(lines) + 1]))
+    yield Figure("sbus.py, lines", len(lines), 1_500)
+    first, connections, running = sum(map(len, parts[:7])), parts[7], parts[8]
+    yield Figure("  sections 1 to 7, lines", first, 760)
+    yield Figure("  section 8, lines", len(connections), 380)
+    yield Figure("  section 9, lines", len(running), 420)
+    sizes = sorted(
+        (len(lines_of(one)), one.name)
+        for one in definitions(tree)
+        if isinstance(one, ast.FunctionDef)
+    )
+    most, name = sizes[-1]
+    yield Figure(f"  longest function: {name}, lines", most, 35)
+    median = statistics.median(size for size, _ in sizes)
+    yield Figure("  functions, median of lines", median, 10)
+    where = list(constants(tree))
+    inner = sum(line in connections for line in where)
+    yield Figure("  constants", len(where), 45)
+    yield Figure("  constants in section 8", inner, 16)
+    for name, most in (("Server", 12), ("Client", 20)):
+        count = len(attributes(tree, name))
+        yield Figure(f"  {name}, attributes", count, most)
+    yield Figure("  longest line, columns", max(map(len, lines)), 79)
+    share = 100 * len(prose(source, tree)) / len(lines)
+    yield Figure("  lines of prose, per cent", round(share, 1), 20, True)
+
+
+def lines_of(node: ast.stmt) -> range:
+    """Return the numbers of the lines of a part of the source."""
+    return range(node.lineno, (node.end_lineno or 0) + 1)
+
+
+def definitions(tree: ast.Module) -> Iterator[Definition]:
+    """Return all functions and classes."""
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-            first = node.body[0]
-            if ast.get_docstring(node):
-                lines.update(lines_of(first))
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node
+
+
+def constants(tree: ast.Module) -> Iterator[int]:
+    """Return the line of each constant of the module."""
+    for node in tree.body:
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        for name in (one for target in targets for one in ast.walk(target)):
+            if isinstance(name, ast.Name) and name.id.isupper():
+                yield name.lineno
+
+
+def attributes(tree: ast.Module, name: str) -> set[str]:
+    """Return the attributes of self that a class assigns to."""
+    (cls,) = (one for one in definitions(tree) if one.name == name)
+    return {
+        node.attr
+        for node in ast.walk(cls)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
+def prose(source: str, tree: ast.Module) -> set[int]:
+    """Return the lines that have a comment or are of a docstring."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = {one.start[0] for one in tokens if one.type == tokenize.COMMENT}
+    for node in (tree, *definitions(tree)):
+        if ast.get_docstring(node):
+            lines.update(lines_of(node.body[0]))
     return lines
 
 
-def lines_of(node: Any) -> range:
-    """Return the numbers of the lines of a part of the source."""
-    return range(node.lineno, node.end_lineno + 1)
+def of_others() -> Iterator[Figure]:
+    """Return the figures of the specification, the tests, and so on."""
+    spec = read(sorted(ROOT.glob("spec/[1-9]-*.md")))
+    rules = len(re.findall(r"^\*\*\[[A-Z]+-\d+\]\*\* ", spec, re.M))
+    text = re.sub(r"^```.*?^```$", "", spec, flags=re.M | re.S)
+    yield Figure("spec/[1-9]-*.md, rules", rules, 92)
+    yield Figure("  words, without examples", len(text.split()), 5_500)
+    tests = [*ROOT.glob("tests/server/*.py"), *ROOT.glob("tests/bed/*.py")]
+    count = read(tests).count("\n")
+    yield Figure("tests/server and tests/bed, lines", count, 5_500)
+    attack = read([ROOT / "bench/attack.py"]).count("\n")
+    yield Figure("bench/attack.py, lines", attack, 350)
+    security = read([ROOT / "SECURITY.md"]).splitlines()
+    yield Figure("SECURITY.md, lines", len(security), 80)
+    yield Figure("  longest line, columns", max(map(len, security)), 120)
 
 
-def code_lines(source: str, tree: ast.Module) -> set[int]:
-    """Return the numbers of the lines of code."""
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in LAYOUT:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return lines - docstring_lines(tree)
+def read(files: Iterable[Path]) -> str:
+    """Return what is in some files."""
+    return "".join(file.read_text("utf-8") for file in files)
 
 
-def print_sections(source: str) -> None:
-    """Print lines, code lines and functions, by section and in all."""
-    tree = ast.parse(source)
-    code = code_lines(source, tree)
-    functions = [
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
-    ]
-    count = source.count("\n")
-    titles = {1: "0. Before the first"}
-    for number, line in enumerate(source.splitlines(), 1):
-        if re.match(r"# \d\. ", line):
-            titles[number - 1] = " ".join(line.split()[1:-1])
-    starts = [*titles, count + 1]
-    print(f"{'section':24}{'lines':>7}{'code':>7}{'functions':>11}")
-    for (start, title), end in zip(titles.items(), starts[1:]):
-        own = [one for one in functions if start <= one.lineno < end]
-        own_code = sum(start <= line < end for line in code)
-        print(f"{title:24}{end - start:7}{own_code:7}{len(own):11}")
-    print(f"{'in all':24}{count:7}{len(code):7}{len(functions):11}")
-    sizes = {one.name: len(lines_of(one)) for one in functions}
-    median = statistics.median(len(lines_of(one)) for one in functions)
-    print(
-        f"\na function has {median:g} lines in the median; above {LINES_MAX}:"
-    )
-    for name, size in sizes.items():
-        if size > LINES_MAX:
-            print(f"    {name}: {size}")
-
-
-def way_of(kernel: FakeKernel) -> list[str]:
-    """Return which functions of sbus.py a round calls, each once."""
-    called: dict[str, None] = {}
-
-    def note(frame: Any, event: str, _: object) -> None:
-        code = frame.f_code
-        is_ours = code.co_filename == str(SOURCE) and code.co_name[0] != "<"
-        if event == "call" and is_ours:
-            called[code.co_name] = None
-
-    sys.setprofile(note)
-    try:
-        kernel.server.round(0)
-    finally:
-        sys.setprofile(None)
-    return [*called]
-
-
-def print_ways(names: Iterable[str]) -> None:
-    """Print the ways of packets."""
-    for name in names:
-        kernel = FakeKernel()
-        reader, sender = kernel.connect(uid=0), kernel.connect()
-        reader.send(b"SUB k", b"SUB n/*")
-        way = way_of_packet(kernel, reader, sender, name)
-        print(f"\n{name}: {len(way)} functions\n    {' '.join(way)}")
-
-
-def way_of_packet(
-    kernel: FakeKernel, reader: FakePeer, sender: FakePeer, name: str
-) -> list[str]:
-    """Return the way of one packet: of a known key, a new one, refused."""
-    if name != "a new key":
-        sender.send(publish(b"k"))
-    if name == "refused":
-        reader.wire.room = 0
-    packet = publish(b"n/1" if name == "a new key" else b"k")
-    sender.wire.incoming.append(packet)
-    return way_of(kernel)
+def main() -> int:
+    """Print all figures; return 1 if a budget is exceeded."""
+    figures = [*of_server(read([ROOT / "sbus.py"])), *of_others()]
+    print(*figures, sep="\n")
+    return 0 if all(one.is_kept() for one in figures) else 1
 
 
 if __name__ == "__main__":
-    print_sections(SOURCE.read_text("utf-8"))
-    print_ways(["a known key", "a new key", "refused"])
+    sys.exit(main())

@@ -165,8 +165,11 @@ class TestPage:
         assert re.fullmatch(r"passed (\d+)/\1", cells[0][1])
         assert cells[1] == ("two", "not run")
         assert cells[2] == ("three", "")
-        cells = cell.findall(row(text, clients[-1].rules[0]))
+        cells = cell.findall(row(text, "CRED-12"))
         assert cells == [("one", ""), ("two", ""), ("three", "passed 1/1")]
+        cells = cell.findall(row(text, "ADDR-1"))  # which is for both
+        whole = ("three", "passed 4/4")
+        assert cells == [("one", "not run"), ("two", "not run"), whole]
 
     def test_hostile_text(self) -> None:
         """Whatever a server says, or is called, is text."""

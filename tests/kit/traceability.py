@@ -15,6 +15,7 @@ Licence: ISC, see LICENSE.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import io
 import json
@@ -47,25 +48,7 @@ REQUIREMENTS = SPEC / "requirements.tsv"
 TRACEABILITY = SPEC / "traceability.md"
 VECTORS = SPEC / "vectors"
 
-# Why no example shows a rule, by rule or by family
-NOT_VISIBLE = {
-    "KEY-2": "kept by whoever uses a client, not by the client",
-    "KEY-6": "kept by whoever uses a client, not by the client",
-    "CONN-19": "about time: no client can tell whom it waited for",
-    "CONN-20": "about time: no client can tell how long a send took",
-    "CONN-9": "shows only when the kernel has no memory left",
-    "CONN-13": "the log does not go to clients",
-    "ADDR": "about starting a server, not about a client of one",
-    "RUN": "about the server's process, not about a client of one",
-}
-BY_USERS = {"KEY-2", "KEY-6"}  # kept by whoever uses the client
-
-
-def why_not_visible(rule: Rule) -> str:
-    """Return why no example shows a rule; nothing if one has to."""
-    if any(rule.id in check.rules for check in CHECKS):
-        return ""
-    return NOT_VISIBLE.get(rule.id) or NOT_VISIBLE.get(rule.family, "")
+BY_USERS = {"KEY-2", "KEY-6"}  # kept by programs that use a client
 
 
 # =============================================================================
@@ -207,6 +190,7 @@ def definitions(source: str) -> Iterator[tuple[str, int, int]]:
     yield from walk(ast.parse(source), "")
 
 
+@functools.cache
 def citations(path: Path) -> list[Citation]:
     """Return what cites rules in comments and docstrings of a file.
 
@@ -275,7 +259,7 @@ def tests_by_rule() -> dict[str, list[str]]:
     for file in [ROOT / "test_sbus.py", *files]:
         for place in citations(file):
             for rule in place.rules & set(tests):
-                if ".test_" in place.name:
+                if place.name.rpartition(".")[2].startswith("test_"):
                     tests[rule].append(f"{file.stem} {place.name}")
     return tests
 
@@ -300,7 +284,7 @@ def matrix() -> str:
     code, examples = code_by_rule(), examples_by_rule()
     tests = tests_by_rule()
     for name, rule in read_rules().items():
-        shown = few(examples[name]) or why_not_visible(rule)
+        shown = few(examples[name]) or "kept by programs that use a client"
         cells = (name, rule.level, rule.origin, few(code[name]), shown)
         lines.append(f"| {' | '.join(cells)} | {few(tests[name])} |")
     return "\n".join(lines) + "\n"

@@ -46,16 +46,21 @@ def selects(pattern: str, own: str, key: str, prefix: str) -> bool:
     """Return whether who holds a pattern, and is "gid uid pid", gets a key."""
     try:
         one, name = pattern.encode("latin-1"), key.encode("latin-1")
-        if sbus.SECRET not in (one[:7], name[:7]):
-            return sbus.pattern_matches(one, name)
-        who = sbus.Credentials(*map(int, own.split() or "000"))
-        start = prefix.encode("latin-1")
-        sbus.check_secret(one, who, start)
-    except (ValueError, sbus.ProtocolError):
+    except ValueError:
         return False
-    some = sbus.resolve(one, who, start)
-    fits = sbus.fields_fit(name, who, start)
-    return fits and any(sbus.pattern_matches(each, name) for each in some)
+    if sbus.SECRET not in (one[:7], name[:7]):
+        return sbus.pattern_matches(one, name)
+    start = re.escape(f"{prefix}/" if prefix else "").encode("latin-1")
+    head = start + rb"!/cred/(\d*)/(\d*)/(\d*)/(.*)"
+    held, asked = (re.fullmatch(head, text, re.S) for text in (one, name))
+    numbers = [number.encode() for number in own.split()]
+    if not held or not asked or numbers[2:] in ([], [b"0"]):
+        return False
+    *fields, rest = zip(held.groups(), asked.groups())
+    return sbus.pattern_matches(*rest) and all(
+        field in (b"", number) and other in (field, field or number)
+        for (field, other), number in zip(fields, numbers)
+    )
 
 
 class Run:

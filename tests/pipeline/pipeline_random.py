@@ -30,12 +30,10 @@ class RandomBus:
     def __init__(self, path: Path, chosen: random.Random) -> None:
         self.chosen = chosen
         self.prefix = chosen.choice(["", "", "!/cred/7/8/9"])
-        self.kernel = FakeKernel(
-            sbus.Limits(max_backlog=2_000), cred_prefix=self.prefix.encode()
-        )
-        about = {"version": "1", "address": "", "cred_prefix": self.prefix}
+        more = {"cred_prefix": self.prefix} if self.prefix else {}
+        self.kernel = FakeKernel(max_backlog=2_000, **more)
         has_payloads = chosen.random() < 0.5
-        self.trace = start_journal(self.kernel, path, about, has_payloads)
+        self.trace = start_journal(self.kernel, path, has_payloads)
         self.peers: list[FakePeer] = []
 
     def run(self, steps: int) -> None:
@@ -53,7 +51,7 @@ class RandomBus:
         if self.chosen.random() < 0.2:
             self.trace.flush()
             return
-        self.kernel.server.stop()
+        self.kernel.server.stopping = True
         self.kernel.server.clock = time.monotonic  # for its last second
         for peer in self.peers:
             peer.wire.room = None

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import sbus
 from fake_kernel import FakeKernel, start_journal
 from packets import publish
 from pipeline_paper import Event, PaperBus, write_trace
@@ -35,9 +34,8 @@ pytestmark = TIMEOUT
 
 def kernel_trace(path: Path) -> list[Event]:
     """Return the trace of a server with clients of every kind."""
-    kernel = FakeKernel(sbus.Limits(max_backlog=2_000))
-    about = {"version": "1", "address": "", "cred_prefix": ""}
-    trace = start_journal(kernel, path, about)
+    kernel = FakeKernel(max_backlog=2_000)
+    trace = start_journal(kernel, path)
     controls = {
         "plain": (),
         "secret": (),
@@ -76,7 +74,7 @@ def kernel_trace(path: Path) -> list[Event]:
         if step % 20 == 0:
             for name in ("soft", "hard", "stack", "random"):
                 peers[name].read(min(2, len(peers[name].wire.taken)))
-    kernel.server.stop()
+    kernel.server.stopping = True
     kernel.server.clock = time.monotonic  # it waits a second for backlogs
     kernel.server.run()
     trace.close()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fake_kernel import OWNER, FakeKernel, FakePeer, choices, cost
-from packets import WHOAMI, publications, publish
+from fake_kernel import FakeKernel, FakePeer, choices, cost
+from packets import publications, publish
 
 
 def stuck(kernel: FakeKernel, *modes: bytes, uid: int = 1000) -> FakePeer:
@@ -45,27 +45,6 @@ def test_orders_that_change(kernel: FakeKernel, seed: int) -> None:
     assert reader.waiting == sum(len(one) + 128 for one in waiting)
 
 
-def test_backlog_of_a_user() -> None:
-    """[LIMIT-12] All its clients share it; other users have their own."""
-    kernel = FakeKernel(max_user_backlog=cost(3))
-    peers = [stuck(kernel, b"blocking/hard/discard", uid=n) for n in (1, 1, 2)]
-    kernel.connect().send(*publications(4))
-    one, two, other = (peer.waiting for peer in peers)
-    assert one + two == other == cost(3)
-    peers[0].close()
-    kernel.connect().send(*publications(4))
-    assert peers[1].waiting == cost(3)
-
-
-@pytest.mark.parametrize("uid, count", [(1, 6), (0, 8), (OWNER, 8)])
-def test_backlog_of_the_bus(uid: int, count: int) -> None:
-    """[LIMIT-12] [LIMIT-16] A quarter is kept for the privileged."""
-    kernel = FakeKernel(max_bus_backlog=cost(8))
-    peer = stuck(kernel, b"blocking/hard/discard", uid=uid)
-    kernel.connect().send(*publications(9))
-    assert peer.waiting == cost(count)
-
-
 def test_block_at_the_limit_of_a_user() -> None:
     """[BLOCK-10] [LIMIT-12] Half of what waited has to go."""
     kernel = FakeKernel(max_user_backlog=cost(4))
@@ -97,17 +76,6 @@ def test_far_above_a_limit(limit: str, uid: int) -> None:
     is_limited = uid != 0 or limit != "max_user_backlog"
     assert reader.wire.closed == is_limited
     assert not is_limited or most < used - 30_000 <= most + 30_000
-
-
-@pytest.mark.parametrize("mode", choices(b"blocking/"))
-def test_answers_above_the_limit(mode: bytes) -> None:
-    """[BLOCK-17] A client that never reads them is disconnected."""
-    kernel = FakeKernel(max_backlog=400)
-    peer = stuck(kernel, mode)
-    peer.send(WHOAMI, WHOAMI)
-    assert not peer.wire.closed
-    peer.send(WHOAMI)
-    assert peer.wire.closed
 
 
 @pytest.mark.parametrize("soft", choices(b"blocking/soft"))

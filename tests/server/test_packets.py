@@ -34,23 +34,6 @@ def test_old_bytes_of_the_buffer() -> None:
     assert [len(packet) for packet in other.read()] == [18_008]
 
 
-@pytest.mark.parametrize("size", [1, 16_384, 70_000, 300_000])
-def test_packet_is_forwarded_as_it_came(kernel: FakeKernel, size: int) -> None:
-    """[PUB-4] Whether it is sent at once or waits."""
-    sender, one, two = (kernel.connect() for _ in range(3))
-    one.send(b"SUB k")
-    two.send(b"SUB k")
-    chance = random.Random(size)
-    packets = [
-        publish(b"k", bytes(chance.choices(range(256), k=size)))
-        for _ in range(3)
-    ]
-    two.wire.room = 1
-    sender.send(*packets)
-    assert one.read() == packets
-    assert two.read_all() == packets
-
-
 # Inputs that have crashed a server, this one or the original; once in this
 # list, for ever.  Each line is what one client sends.
 KEPT: list[list[bytes]] = [

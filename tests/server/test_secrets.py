@@ -136,10 +136,15 @@ class TestSecrets:
     ) -> None:
         """[CRED-11] Without the other, clients store it and hear nothing."""
         without_subscription_check(monkeypatch)
-        leaks = Detector().try_patterns([OWN_SECRET + b"x", b"!/cred////x"])
-        leaks += leaks_of_tokens(50)
+        detector = Detector()
+        detector.try_patterns([OWN_SECRET + b"x", b"!/cred////x"])
+        leaks = detector.leaks + leaks_of_tokens(50)
         assert any(" holds " in leak for leak in leaks)
         assert not any(" heard " in leak for leak in leaks)
+        odd = b"!/cred/0100/1000/4242/x"  # [CRED-7]
+        detector.owner.send(b"SUB " + odd)
+        detector.publisher.send(publish(odd))
+        assert detector.owner.take() == []
 
     def test_one_check_is_needed(
         self, monkeypatch: pytest.MonkeyPatch
