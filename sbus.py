@@ -49,8 +49,8 @@ Options = argparse.Namespace  # the command line's, the limits among them
 
 # ==== 1. Overview ==========================================================
 #
-# The server answers a client's mistake by closing its connection, and logs a
-# line that names the rule.  No other client notices [CONN-12].
+# The server answers a mistake of a client by closing its connection, and logs
+# the rule.  No other client notices [CONN-12].
 
 
 class ProtocolError(Exception):
@@ -84,8 +84,8 @@ def quote(text: bytes) -> str:
 # Facts
 # 1. A '*' takes every byte up to the next '/' or the end, so a pattern and a
 #    key are compared segment by segment, and no search ever goes back.
-# 2. If more follows a '*' in its segment, as in 'a*b', the pattern matches
-#    nothing.  A second '*' takes nothing: '**' is '*'.
+# 2. If more follows a '*' in its segment, the pattern matches nothing: 'a*b'.
+#    A second '*' takes nothing: '**' is '*'.
 # 3. The shape of a pattern is whether it is open (ends in '/', so that more
 #    may follow), how many segments it has (before that '/'), and where its
 #    stars are: in which segments, after how many bytes.
@@ -283,8 +283,8 @@ class Bus:
 
     def open(self, own: Credentials) -> Client:
         """Return a new client with the given credentials."""
-        newcomer = User(own.uid in (0, self.owner_uid))
-        user = self.users.setdefault(own.uid, newcomer)
+        user = User(own.uid in (0, self.owner_uid))
+        user = self.users.setdefault(own.uid, user)
         client = Client(self, next(self._numbers), own, user)
         self.clients.add(client)
         count(client, CLIENTS, 1)
@@ -479,7 +479,7 @@ def places_of(pattern: bytes, client: Client) -> list[bytes]:
     fields = match.groups() if match else ()
     choices = [{f, f or n} for f, n in zip(fields, numbers)]
     if not match or any(n not in c for n, c in zip(numbers, choices)):
-        raise ProtocolError("CRED-4", f"not your own: {quote(pattern)}")
+        raise ProtocolError("CRED-4", f"not its own: {quote(pattern)}")
     gid, uid, pid = client.own
     if pid == 0 or OVERFLOW_ID in (uid, gid):
         raise ProtocolError("CRED-8", "the kernel cannot name the client")
@@ -647,7 +647,7 @@ LIMITS = {  # by option: the default, the rule, and what is counted
     "max_pattern_bytes": (1 << 18, "LIMIT-5", "pattern bytes of a client"),
     "max_backlog": (1 << 24, "LIMIT-12", "bytes of backlog of a client"),
     "max_clients": (16_384, "LIMIT-7", "clients"),
-    "block_timeout": (5.0, "BLOCK-16", "seconds"),
+    "block_timeout": (5.0, "BLOCK-16", "seconds to take a packet"),
     "max_shapes": (256, "LIMIT-5", "shapes of patterns of a user"),
     "max_user_clients": (512, "LIMIT-7", "clients of a user"),
     "max_user_patterns": (16_384, "LIMIT-12", "patterns of a user"),
@@ -710,7 +710,7 @@ def parse_limit(name: str, text: str) -> float:
     form = "[0-9]{1,15}" + r"(\.[0-9]{1,9})?" * (name == "block_timeout")
     if re.fullmatch(form, text) and float(text):
         return float(text) if "." in text else int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
 
 
 def fit_limits(options: Options) -> None:
@@ -722,9 +722,8 @@ def fit_limits(options: Options) -> None:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
             ours.send(bytes(options.max_packet))
         except (OSError, MemoryError, OverflowError):
-            what = "the kernel takes no packet of that size"
-            raise StartError(f"--max-packet: {what}") from None
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            raise StartError("--max-packet: the kernel takes less") from None
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     most = hard - DESCRIPTORS_KEPT
     if most <= 0:
@@ -784,10 +783,8 @@ class Server:
         for client in [*self.bus.clients]:
             self._watch(client)
         end = self.clock() + STOP_SECONDS
-        while (left := end - self.clock()) > 0 and any(
-            client.backlog.packets for client in self.bus.clients
-        ):
-            self.round(left)
+        while self.bus.counts[BACKLOG] and self.clock() < end:
+            self.round(end - self.clock())
         for client in [*self.bus.clients]:
             self.disconnect(client, "stop")
         for rule, left_out in self._left_out.items():
@@ -833,7 +830,8 @@ class Server:
                 who.resting = False
                 is_due = now >= who.progressed + self.bus.options.block_timeout
                 if not self._drain(who) and is_due and who.holding:
-                    self._expel(who, ProtocolError("BLOCK-16", "takes none"))
+                    what = "holds publishers and takes no packet"
+                    self._expel(who, ProtocolError("BLOCK-16", what))
             elif not self.stopping:
                 with suppress(OSError):  # if epoll has no room, it rests on
                     self.selector.register(who, READ, self.accept)
@@ -1047,7 +1045,8 @@ class Server:
     def _blame(self, client: Client, error: ProtocolError) -> str:
         """Log the cause of a disconnection, and return it [CONN-13]."""
         self.bus.counts[error.rule] += 1
-        line = f"disconnect {client} {error}"
+        lost = len(client.backlog.packets)
+        line = f"disconnect {client} {error}; {lost} packets lost"
         self._log_cause(error.rule, client.own.uid, line)
         return str(error)
 
@@ -1150,7 +1149,7 @@ def abstract_name(address: str) -> bytes:
         return b"\0" + os.urandom(NAME_BYTES - 1)
     digits = address[len(ABSTRACT) + 1 :]
     if not re.fullmatch("00([0-9a-fA-F]{2}){0,107}", digits):
-        raise StartError(f"{address}: not 00 and more pairs of hex digits")
+        raise StartError(f"{address}: not 2 to 216 hex digits, first 00")
     return bytes.fromhex(digits).ljust(NAME_BYTES, b"\0")
 
 

@@ -497,6 +497,18 @@ class TestHardModes:
         assert not sender.paused and reader.waiting == cost(2)
         assert read + reader.read_all() == publications(6)
 
+    def test_answers_are_not_discarded(self) -> None:
+        """[BLOCK-17] They wait, and above the limit the client leaves."""
+        kernel = FakeKernel()
+        reader = stalled(kernel, b"blocking/soft/discard", room=1)
+        kernel.connect().send(*publications(1))
+        reader.send(WHOAMI)
+        *messages, answer = reader.read_all()
+        assert messages == publications(1) and answer.startswith(ANSWER_HEAD)
+        reader, _ = self.full(b"blocking/hard/discard")
+        reader.send(WHOAMI)
+        assert reader.wire.closed
+
     @pytest.mark.parametrize(
         "mode, uid",
         [(b"blocking/hard/error", 1000), (b"blocking/hard/block", 1001)],
