@@ -127,8 +127,7 @@ def pattern_for(segments: list[bytes], shape: Shape) -> bytes | None:
     The key is given by its segments.  The result is None if none could.
     """
     size, is_open, stars = shape  # [MATCH-1]
-    is_enough = len(segments) > size if is_open else len(segments) == size
-    if not is_enough:
+    if not (size < len(segments) if is_open else size == len(segments)):
         return None
     chosen = segments[:size]
     for index, length in STAR.iter_unpack(stars):  # [MATCH-2]
@@ -411,8 +410,7 @@ class Bus:
             if not client.outbox:
                 self.touched.append(client)
             # It comes after all that was routed before [CTL-3] [CRED-3]
-            answer = b"CMSG " + key + b"\0" + question(client)
-            client.outbox.append(answer)
+            client.outbox.append(b"CMSG " + key + b"\0" + question(client))
         self.tell("ctl", rule, client, key=key)
 
 
@@ -747,7 +745,8 @@ SO_PASSRIGHTS = 83  # since Linux 6.16; Python has no name for it
 
 PACKETS_PER_TURN = 64  # [CONN-5]
 TURN_SECONDS = 0.001  # for a client, for a user in a round, for newcomers
-SENDS_PER_TURN = 2_048  # they take a millisecond or two
+SENDS_PER_TURN = 512  # they take a millisecond or two, if refused
+NEWCOMERS_MIN = 16  # let in after that time, to be heard later
 BYTES_PER_TURN = 1 << 17  # to send soon, while the processor has them at hand
 SHORT_TURNS = 9  # after a single packet: to look for more costs as much
 REST_SECONDS = 0.05  # for what no event tells the end of
@@ -825,6 +824,8 @@ class Server:
     def _ring(self, now: float) -> None:
         """Listen again, or look at clients again, where that is due."""
         for who in [who for who, due in self._alarms.items() if due <= now]:
+            if self.clock() > now + TURN_SECONDS:
+                break  # what is left is due in the next round
             self._alarms[who] = now + REST_SECONDS
             if who is not self.listener:
                 who.resting = False
@@ -838,9 +839,10 @@ class Server:
                     del self._alarms[who]
 
     def accept(self) -> None:
-        """Let in clients that wait, for a turn's time."""
-        end = self.clock() + TURN_SECONDS
-        while self.clock() < end:
+        """Let in clients for a turn's time, and a few more unheard."""
+        end, late = self.clock() + TURN_SECONDS, 0
+        while late < NEWCOMERS_MIN:
+            late += self.clock() > end
             try:
                 wire, _ = self.listener.accept()
             except (BlockingIOError, ConnectionError):
@@ -850,10 +852,10 @@ class Server:
                 self.selector.unregister(self.listener)
                 self._alarms[self.listener] = self.clock() + REST_SECONDS
                 return
-            self._admit(wire)
+            self._admit(wire, is_heard=not late)
 
-    def _admit(self, wire: socket.socket) -> None:
-        """Make a client of a new connection, and give it its first turn."""
+    def _admit(self, wire: socket.socket, is_heard: bool) -> None:
+        """Make a client of a new connection, and perhaps hear it at once."""
         packed = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, uid, gid = struct.unpack("iII", packed)
         allowed = self.bus.options.user
@@ -866,7 +868,8 @@ class Server:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
         client = self.bus.open(Credentials(gid, uid, pid))
         client.wire = wire
-        self._turn(client)  # if it has said all and left, it is not too many
+        if is_heard:  # and has left by then, it is not too many
+            self._turn(client)
         error = excess(client, CLIENTS, 0)
         if error and not client.gone:  # [LIMIT-7]
             self.disconnect(client, self._blame(client, error))
@@ -1087,7 +1090,6 @@ class Server:
 SOCKET_KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)  # [CONN-1]
 NAME_BYTES = 108  # of an address in the kernel
 ABSTRACT = "/dev/unix/abstract"
-LOCK_TRIES_MAX = 100  # in a second
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 SIGNALS = {*STOP_SIGNALS, signal.SIGUSR1}
 
@@ -1179,7 +1181,7 @@ def lock_directory(directory: str, lock: ExitStack) -> None:
     except PermissionError:
         return  # to bind may be allowed all the same
     lock.callback(os.close, descriptor)
-    for _ in range(LOCK_TRIES_MAX):  # as anybody may have locked it for long
+    for _ in range(100):  # a second, as anybody may have locked it for long
         with suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         time.sleep(0.01)
@@ -1213,7 +1215,7 @@ def remove(file: os.stat_result, path: str) -> None:
 
 def open_regular(path: str, flags: int = 0) -> int:
     """Open or create a file of our own, or of root, to read and write it."""
-    flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o600)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
@@ -1376,8 +1378,7 @@ def parse_options(arguments: list[str] | None) -> Options:
 def go_to_background(path: str | None, cleanup: ExitStack) -> int:
     """Go on as a daemon; return where to say that it is ready [RUN-8]."""
     if path is not None:
-        pid_file = open_pid_file(path)
-        place = os.path.join(os.getcwd(), path)
+        pid_file, place = open_pid_file(path), os.path.join(os.getcwd(), path)
         cleanup.callback(remove, os.fstat(pid_file), place)
     reader, writer = os.pipe()
     if os.fork():
