@@ -86,9 +86,8 @@ def quote(text: bytes) -> str:
 #    key are compared segment by segment, and no search ever goes back.
 # 2. If more follows a '*' in its segment, the pattern matches nothing: 'a*b'.
 #    A second '*' takes nothing: '**' is '*'.
-# 3. The shape of a pattern is whether it is open (ends in '/', so that more
-#    may follow), how many segments it has (before that '/'), and where its
-#    stars are: in which segments, after how many bytes.
+# 3. The shape of a pattern is whether it is open (ends in '/'), how many
+#    segments come before that, and which have a star after how many bytes.
 # 4. A key and a shape determine the one pattern of that shape that could
 #    match: the key's own segments, cut where the shape has a star.
 # 5. So the table is a dictionary of patterns.  A key costs one look-up for
@@ -204,11 +203,11 @@ def parse_packet(packet: bytes, limits: Options) -> tuple[str, bytes]:
     word, space, key = head.partition(b" ")
     if word not in KINDS or not space:
         raise ProtocolError("PKT-2", f"malformed packet {quote(head)}")
+    if len(key) > limits.max_key:
+        raise over("max_key", len(key), limits.max_key)
     if word == b"MSG" and not nul:
         raise ProtocolError("PKT-2", f"no NUL byte after the key {quote(key)}")
     segments = key.count(b"/") + 1
-    if len(key) > limits.max_key:
-        raise over("max_key", len(key), limits.max_key)
     if segments > limits.max_segments:
         raise over("max_segments", segments, limits.max_segments)
     return KINDS[word], key
@@ -239,7 +238,7 @@ class Client:
         # How often each pattern is stored [SUB-2], and what is in the table
         self.patterns: dict[bytes, tuple[int, Entry]] = {}
         self.modes = dict(DEFAULT_MODES)  # [BLOCK-1] [ECHO-1]
-        self.outbox: list[bytes] = []
+        self.outbox: list[Any] = []  # of packets
         self.backlog = Backlog()
         self.holding: dict[Client, float] = {}  # freed at so much backlog
         self.held_by: set[Client] = set()  # paused while there are any
@@ -300,9 +299,10 @@ class Bus:
         self.clients.remove(client)
         self.tell("close", "CONN-10", client, reason=reason)
 
-    def handle(self, client: Client, packet: bytes) -> bool:
+    def handle(self, client: Client, packet: bytes, whole: Any = None) -> bool:
         """Do what a packet asks for; return whether it publishes.
 
+        Of a large packet this is the start, and *whole* a view of it all.
         Raises: ProtocolError if the packet breaks a rule.
         """
         end = packet.find(b"\0")
@@ -318,6 +318,7 @@ class Bus:
             receivers = self._receivers_of(key, head)
         if not client.modes["echo"]:  # [ECHO-2]
             receivers = tuple(one for one in receivers if one is not client)
+        packet = whole or packet
         if self.journal:
             packet = self._numbered(client, packet, len(receivers))
         for receiver in receivers:  # the publisher is one like others [PUB-1]
@@ -385,7 +386,7 @@ class Bus:
         """Note a message; return its packet with a number for the journal."""
         numbered = NumberedPacket(packet)
         numbered.number = next(self._messages)
-        key, _, payload = packet[4:].partition(b"\0")
+        key, _, payload = numbered[4:].partition(b"\0")
         what: dict[str, Any] = {"key": key, "size": len(payload)}
         what.update(m=numbered.number, receivers=found)
         if key.startswith(SECRET):  # its payload is nobody's [TRACE-4]
@@ -543,7 +544,7 @@ def decide(
     above = excess(receiver, BACKLOG, cost(packet))
     if receiver.deaf:
         return "deaf", "CONN-6"
-    if packet.startswith(b"CMSG "):  # an answer is never discarded
+    if packet[:5] == b"CMSG ":  # an answer is never discarded
         if above:
             raise ProtocolError("BLOCK-17", above.what)
         return "queue", "BLOCK-17"
@@ -681,20 +682,16 @@ def count(client: Client, what: str, amount: int) -> None:
 def excess(
     client: Client, what: str, more: int, is_far: bool = False
 ) -> ProtocolError | None:
-    """Return the error if a client were to use so much more, if any.
-
-    Root and the bus owner have no limits of a user, and keep a quarter of
-    what all share [LIMIT-16].  is_far adds an eighth and a mebibyte.
-    """
+    """Return the error if a client were to use so much more, if any."""
     is_privileged = client.user.is_privileged
     owners: tuple[Any, ...] = (client, client.user, client.bus)
     for owner, name in zip(owners, USES[what]):
         if not name or (owner is client.user and is_privileged):
             continue
         most = getattr(client.bus.options, name)
-        if owner is client.bus and not is_privileged:
+        if owner is client.bus and not is_privileged:  # [LIMIT-16]
             most -= most // 4
-        if is_far:
+        if is_far:  # [LIMIT-12]
             most += most // 8 + (1 << 20)
         if owner.counts[what] + more > most:
             return over(name, owner.counts[what] + more, most)
@@ -745,7 +742,7 @@ SO_PASSRIGHTS = 83  # since Linux 6.16; Python has no name for it
 
 PACKETS_PER_TURN = 64  # [CONN-5]
 TURN_SECONDS = 0.001  # for a client, for a user in a round, for newcomers
-SENDS_PER_TURN = 512  # they take a millisecond or two, if refused
+SENDS_PER_TURN = 1_024  # they take some milliseconds if all are refused
 NEWCOMERS_MIN = 16  # let in after that time, to be heard later
 BYTES_PER_TURN = 1 << 17  # to send soon, while the processor has them at hand
 SHORT_TURNS = 9  # after a single packet: to look for more costs as much
@@ -901,6 +898,7 @@ class Server:
         """Route a run of packets; return whether the input has ended."""
         recv_into, handle = client.wire.recv_into, self.bus.handle
         view, touched, clock = self._view, self.bus.touched, self.clock
+        start_max = self.bus.options.max_key + len(b"UNSUB \0")
         size, published, volume = -1, 0, 0  # nothing was read yet
         end = clock() + TURN_SECONDS
         try:  # in the order sent [PKT-5]
@@ -911,8 +909,12 @@ class Server:
                     return True  # two empty packets look the same
                 if size > len(view):  # it was cut, and goes nowhere [PUB-4]
                     raise over("max_packet", size, len(view))
-                published += handle(client, view[:size].tobytes())
                 volume += size
+                if size <= BYTES_PER_TURN:
+                    published += handle(client, view[:size].tobytes())
+                else:  # it is the last of this turn, and not copied
+                    start = view[:start_max].tobytes()
+                    published += handle(client, start, view[:size])
                 is_wide = found * len(touched) > SENDS_PER_TURN
                 if is_wide or volume > BYTES_PER_TURN or clock() > end:
                     break
@@ -953,9 +955,7 @@ class Server:
             self.bus.tell("send", "PUB-1", client, packet=packet)
         return taken
 
-    def _refuse(
-        self, client: Client, packet: bytes, publisher: Client
-    ) -> None:
+    def _refuse(self, client: Client, packet: Any, publisher: Client) -> None:
         """Do with a refused packet what is decided."""
         count(client, "refused", 1)
         try:
@@ -970,6 +970,8 @@ class Server:
                 client.progressed = self.clock()
             hold(client, publisher)
             self.bus.tell("pause", rule, publisher, holder=client.number)
+        if isinstance(packet, memoryview):
+            packet = bytes(packet)
         client.backlog.push(packet)
         count(client, BACKLOG, cost(packet))
         waiting = client.counts[BACKLOG]
@@ -1048,8 +1050,7 @@ class Server:
     def _blame(self, client: Client, error: ProtocolError) -> str:
         """Log the cause of a disconnection, and return it [CONN-13]."""
         self.bus.counts[error.rule] += 1
-        lost = len(client.backlog.packets)
-        line = f"disconnect {client} {error}; {lost} packets lost"
+        line = f"disconnect {client} {error}"
         self._log_cause(error.rule, client.own.uid, line)
         return str(error)
 
@@ -1418,13 +1419,11 @@ def obey_signals(server: Server) -> None:
     """Have signals wake the server up, and say what to do [RUN-10]."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-
     def wake_up() -> None:
         numbers = os.read(reader, 4096)
         if signal.SIGUSR1 in numbers:
             log_stats(server.bus)
         server.stopping |= not STOP_SIGNALS.isdisjoint(numbers)
-
     server.selector.register(reader, READ, wake_up)
     ignores_hang_up = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     for number in SIGNALS:
