@@ -601,14 +601,15 @@ class Backlog:
     def __init__(self) -> None:
         self.packets: OrderedDict[int, bytes] = OrderedDict()  # by arrival
         self._arrivals = 0
-        self._largest: list[tuple[int, int]] = []  # a heap: -size, arrival
+        self._largest: list[int] = []  # a heap of arrival - (size << 48)
 
     def push(self, packet: bytes) -> None:
         """Add the newest packet."""
         self._arrivals += 1
         self.packets[self._arrivals] = packet
         if self._largest:
-            heapq.heappush(self._largest, (-len(packet), self._arrivals))
+            rank = self._arrivals - (len(packet) << 48)
+            heapq.heappush(self._largest, rank)
             if len(self._largest) > 2 * len(self.packets):
                 self._largest.clear()  # most of it was sent in another order
 
@@ -620,10 +621,12 @@ class Backlog:
             return next(reversed(self.packets))
         while True:  # the largest, of equals the oldest [ORDER-3]
             if not self._largest:
-                sizes = ((-len(p), n) for n, p in self.packets.items())
-                self._largest = sorted(sizes)
-            if self._largest[0][1] in self.packets:
-                return self._largest[0][1]
+                ranks = [n - (len(p) << 48) for n, p in self.packets.items()]
+                heapq.heapify(ranks)
+                self._largest = ranks
+            number = self._largest[0] & ((1 << 48) - 1)
+            if number in self.packets:
+                return number
             heapq.heappop(self._largest)
 
 
@@ -743,7 +746,6 @@ SO_PASSRIGHTS = 83  # since Linux 6.16; Python has no name for it
 PACKETS_PER_TURN = 64  # [CONN-5]
 TURN_SECONDS = 0.001  # for a client, for a user in a round, for newcomers
 SENDS_PER_TURN = 1_024  # they take some milliseconds if all are refused
-NEWCOMERS_MIN = 16  # let in after that time, to be heard later
 BYTES_PER_TURN = 1 << 17  # to send soon, while the processor has them at hand
 SHORT_TURNS = 9  # after a single packet: to look for more costs as much
 REST_SECONDS = 0.05  # for what no event tells the end of
@@ -836,10 +838,9 @@ class Server:
                     del self._alarms[who]
 
     def accept(self) -> None:
-        """Let in clients for a turn's time, and a few more unheard."""
-        end, late = self.clock() + TURN_SECONDS, 0
-        while late < NEWCOMERS_MIN:
-            late += self.clock() > end
+        """Let in clients that wait, for a turn's time."""
+        end = self.clock() + TURN_SECONDS
+        while self.clock() < end:
             try:
                 wire, _ = self.listener.accept()
             except (BlockingIOError, ConnectionError):
@@ -849,10 +850,10 @@ class Server:
                 self.selector.unregister(self.listener)
                 self._alarms[self.listener] = self.clock() + REST_SECONDS
                 return
-            self._admit(wire, is_heard=not late)
+            self._admit(wire)
 
-    def _admit(self, wire: socket.socket, is_heard: bool) -> None:
-        """Make a client of a new connection, and perhaps hear it at once."""
+    def _admit(self, wire: socket.socket) -> None:
+        """Make a client of a new connection, and give it its first turn."""
         packed = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, uid, gid = struct.unpack("iII", packed)
         allowed = self.bus.options.user
@@ -865,8 +866,7 @@ class Server:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
         client = self.bus.open(Credentials(gid, uid, pid))
         client.wire = wire
-        if is_heard:  # and has left by then, it is not too many
-            self._turn(client)
+        self._turn(client)  # if it has said all and left, it is not too many
         error = excess(client, CLIENTS, 0)
         if error and not client.gone:  # [LIMIT-7]
             self.disconnect(client, self._blame(client, error))

@@ -109,7 +109,7 @@ class TestTurns:
         assert readers[0].wire.closed
 
     def test_newcomers_have_a_slice(self, kernel: FakeKernel) -> None:
-        """[CONN-5] Few are heard at once, and a few more are let in."""
+        """[CONN-5] No more are let in at once than it has time for."""
         other = kernel.connect(uid=2)
         newcomers = [kernel.knock(uid=1) for _ in range(20)]
         for peer in newcomers:
@@ -117,9 +117,7 @@ class TestTurns:
             peer.post(publish(b"k"))
         other.post(WHOAMI)
         kernel.server.round(0)
-        heard = [peer for peer in newcomers if not peer.wire.incoming]
-        assert len(heard) == 2
-        assert len(kernel.listener.waiting) == 20 - 2 - 16
+        assert len(kernel.listener.waiting) == 20 - 2
         assert len(other.wire.taken) == 1
         kernel.run()
         assert not any(peer.wire.incoming for peer in newcomers)
