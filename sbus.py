@@ -745,8 +745,8 @@ SO_PASSRIGHTS = 83  # since Linux 6.16; Python has no name for it
 
 PACKETS_PER_TURN = 64  # [CONN-5]
 TURN_SECONDS = 0.001  # for a client, for a user in a round, for newcomers
-SENDS_PER_TURN = 1_024  # they take some milliseconds if all are refused
-BYTES_PER_TURN = 1 << 17  # to send soon, while the processor has them at hand
+SENDS_PER_TURN = 1_536  # they take some milliseconds if all are refused
+BYTES_PER_TURN = 1 << 18  # to send soon, while the processor has them at hand
 SHORT_TURNS = 9  # after a single packet: to look for more costs as much
 REST_SECONDS = 0.05  # for what no event tells the end of
 STOP_SECONDS = 1.0
