@@ -40,6 +40,7 @@ import struct
 import sys
 import time
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, Callable, Optional
 
@@ -121,10 +122,7 @@ def parse_pattern(pattern: bytes) -> tuple[Shape | None, bytes]:
 
 
 def pattern_for(segments: list[bytes], shape: Shape) -> bytes | None:
-    """Return the one pattern of a shape that could match a key.
-
-    The key is given by its segments.  The result is None if none could.
-    """
+    """Return the one pattern of a shape that could match a split key."""
     size, is_open, stars = shape  # [MATCH-1]
     if not (size < len(segments) if is_open else size == len(segments)):
         return None
@@ -189,7 +187,7 @@ KINDS = {  # of packets, and the methods of Bus that handle them
     b"MSG": "publish",  # ^MSG ([^\x00]*)\x00(.*)$
     b"CMSG": "control",  # ^CMSG ([^\x00]*)(\x00(.*))?$
 }
-STATS_USERS_MAX = 1_000  # so that the answer fits in a packet
+STATS_ROWS_MAX = 1_000  # so that an answer takes but milliseconds
 RECENT_HEADS_MAX = 4_096
 RECENT_RECEIVERS_MAX = 256  # for more, to send costs far more than to find
 
@@ -316,7 +314,7 @@ class Bus:
             if len(self._recent) >= RECENT_HEADS_MAX:
                 self._recent.clear()
             receivers = self._receivers_of(key, head)
-        if not client.modes["echo"]:  # [ECHO-2]
+        if client.modes["echo"] == "off":  # [ECHO-2]
             receivers = tuple(one for one in receivers if one is not client)
         packet = whole or packet
         if self.journal:
@@ -326,8 +324,6 @@ class Bus:
                 self.touched.append(receiver)
             receiver.outbox.append(packet)  # as it came [PUB-4]
         return True
-
-    # ---- Subscribe
 
     def subscribe(self, client: Client, pattern: bytes) -> None:
         """Store a pattern for a client, or count it once more [SUB-1]."""
@@ -353,8 +349,6 @@ class Bus:
         count(client, PATTERN_BYTES, step * len(pattern))
         self._recent.clear()
 
-    # ---- Unsubscribe
-
     def unsubscribe(self, client: Client, pattern: bytes) -> None:
         """Remove one of a client's identical patterns [UNSUB-1]."""
         stored, entry = client.patterns.pop(pattern, (0, None))
@@ -368,8 +362,6 @@ class Bus:
         else:
             self._store(client, pattern, entry, -1)
         self.tell("unsub", "UNSUB-1", client, pattern=pattern)
-
-    # ---- Publish
 
     def _receivers_of(self, key: bytes, head: bytes) -> tuple[Client, ...]:
         """Return the receivers of a message [PUB-3], and remember them."""
@@ -387,15 +379,11 @@ class Bus:
         numbered = NumberedPacket(packet)
         numbered.number = next(self._messages)
         key, _, payload = numbered[4:].partition(b"\0")
-        what: dict[str, Any] = {"key": key, "size": len(payload)}
-        what.update(m=numbered.number, receivers=found)
-        if key.startswith(SECRET):  # its payload is nobody's [TRACE-4]
-            self.tell("msg", "CRED-11", client, **what)
-        else:
-            self.tell("msg", "PUB-1", client, **what, payload=payload)
+        is_secret = key.startswith(SECRET)  # its payload is nobody's [TRACE-4]
+        rule, shown = ("CRED-11", None) if is_secret else ("PUB-1", payload)
+        what = {"key": key, "size": len(payload), "m": numbered.number}
+        self.tell("msg", rule, client, **what, receivers=found, payload=shown)
         return numbered
-
-    # ---- Control
 
     def control(self, client: Client, key: bytes) -> None:
         """Do what a control packet asks for; forward nothing [CTL-1]."""
@@ -417,12 +405,37 @@ class Bus:
 
 def stats_of(client: Client) -> bytes:
     """Return, as JSON, the counts that a client may know [CTL-5]."""
+    most = client.bus.options.max_packet - len(b"CMSG stats\0")
     stats: dict[str, Any] = {"client": client.number, **client.counts}
     del stats[CLIENTS]  # which says nothing of one
     if client.user.is_privileged:
-        some = itertools.islice(client.bus.users.items(), STATS_USERS_MAX)
-        stats["users"] = {uid: user.counts for uid, user in some}
-    return json.dumps(stats).encode("ascii")
+        stats.update(users={}, clients={})
+        room = most - len(json.dumps(stats))
+        for table, number, row in rows_of(client.bus):
+            room -= len(f'"{number}": {row}, ')  # as long as it is in JSON
+            if room < 0:
+                break
+            stats[table][number] = row
+    answer = json.dumps(stats).encode("ascii")
+    return answer if len(answer) <= most else b"{}"
+
+
+def rows_of(bus: Bus) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yield users and clients in turn, those with large backlogs first."""
+    clients = [*bus.clients]  # the paused ones come next, then all others
+    clients.sort(key=lambda one: -(one.counts[BACKLOG] or bool(one.held_by)))
+    pairs = itertools.zip_longest(clients, bus.users.items())
+    for one, user in itertools.islice(pairs, STATS_ROWS_MAX):
+        if user:
+            yield "users", user[0], user[1].counts
+        yield "clients", one.number, {
+            "uid": one.own.uid,
+            "pid": one.own.pid,
+            PATTERNS: one.counts[PATTERNS],
+            BACKLOG: one.counts[BACKLOG],
+            "modes": " ".join(map("/".join, one.modes.items())),
+            "paused_by": sorted(holder.number for holder in one.held_by),
+        }
 
 
 # ==== 4. Secret messages ===================================================
@@ -479,8 +492,7 @@ def places_of(pattern: bytes, client: Client) -> list[bytes]:
     choices = [{f, f or n} for f, n in zip(fields, numbers)]
     if not match or any(n not in c for n, c in zip(numbers, choices)):
         raise ProtocolError("CRED-4", f"not its own: {quote(pattern)}")
-    gid, uid, pid = client.own
-    if pid == 0 or OVERFLOW_ID in (uid, gid):
+    if client.own.pid == 0 or OVERFLOW_ID in client.own[:2]:
         raise ProtocolError("CRED-8", "the kernel cannot name the client")
     start, rest = pattern[: match.start(1)], pattern[match.end(3) :]
     return [start + b"/".join(f) + rest for f in itertools.product(*choices)]
@@ -507,11 +519,10 @@ QUESTIONS: dict[bytes, tuple[Callable[[Client], bytes], str]] = {
 
 # ==== 5. Flood control =====================================================
 #
-# Modes belong to the receiver, and matter once the kernel refuses a packet
-# for it.  The function decide has the rules for such a packet.
+# Modes belong to the receiver, and matter once the kernel refuses a packet.
 
-DEFAULT_MODES = dict[str, Any](soft="queue", hard="block", order="queue")
-CHOICES: dict[bytes, tuple[str, Any, str]] = {  # the mode, its value, the rule
+DEFAULT_MODES = {"soft": "queue", "hard": "block", "order": "queue"}
+CHOICES = {  # the mode, its value, the rule
     b"blocking/soft/queue": ("soft", "queue", "BLOCK-4"),
     b"blocking/soft/discard": ("soft", "discard", "BLOCK-5"),
     b"blocking/soft/block": ("soft", "block", "BLOCK-7"),
@@ -580,8 +591,7 @@ def hold(receiver: Client, publisher: Client) -> None:
         most = min(receiver.counts[BACKLOG], receiver.bus.options.max_backlog)
         is_soft = receiver.modes["soft"] == "block"  # [BLOCK-7] [BLOCK-10]
         receiver.holding[publisher] = 0 if is_soft else most // 2
-        if not publisher.held_by:
-            count(publisher, "paused", 1)
+        count(publisher, "paused", not publisher.held_by)  # by the first
         publisher.held_by.add(receiver)
 
 
@@ -634,9 +644,9 @@ class Backlog:
 #
 # A client that has switched its echo off does not receive what it publishes.
 
-DEFAULT_MODES["echo"] = True
-CHOICES[b"echo/on"] = ("echo", True, "ECHO-1")
-CHOICES[b"echo/off"] = ("echo", False, "ECHO-2")
+DEFAULT_MODES["echo"] = "on"
+CHOICES[b"echo/on"] = ("echo", "on", "ECHO-1")
+CHOICES[b"echo/off"] = ("echo", "off", "ECHO-2")
 
 
 # ==== 7. Limits ============================================================
@@ -736,9 +746,6 @@ def fit_limits(options: Options) -> None:
 # A connected client may be stalled (it has a backlog), paused (a receiver
 # holds it), deaf (it receives nothing more), or leaving (it goes once all
 # that it sent is handled), until it is gone.
-#
-# The selector is level-triggered: it reports again what was not read.  So a
-# round may stop wherever it has taken long enough.
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 SO_PASSRIGHTS = 83  # since Linux 6.16; Python has no name for it
@@ -750,7 +757,6 @@ BYTES_PER_TURN = 1 << 18  # to send soon, while the processor has them at hand
 SHORT_TURNS = 9  # after a single packet: to look for more costs as much
 REST_SECONDS = 0.05  # for what no event tells the end of
 STOP_SECONDS = 1.0
-SELECT_SECONDS_MAX = 3_600.0  # epoll takes no more than 24 days
 CAUSE_LINES_MAX = 10  # a second, for one rule
 SEND_BUFFER_BYTES = 212_992  # at least; the kernel doubles what is asked for
 
@@ -775,7 +781,7 @@ class Server:
     def run(self) -> None:
         """Serve until told to stop, then deliver what was read [RUN-12]."""
         while not self.stopping:
-            self.round(SELECT_SECONDS_MAX)
+            self.round(3_600.0)  # epoll takes no more than 24 days
         if self.listener not in self._alarms:
             self.selector.unregister(self.listener)
         for client in [*self.bus.clients]:
@@ -794,13 +800,11 @@ class Server:
         The clients of one user share a slice of the round [CONN-5].  Whoever
         has waited longest goes first; whoever is left out is reported again.
         """
-        if self._alarms:
-            due = min(self._alarms.values()) - self.clock()
-            seconds = max(0.0, min(due, seconds))
+        due = min(self._alarms.values(), default=sys.maxsize)
+        seconds = max(0.0, min(due - self.clock(), seconds))
         ready = self.selector.select(seconds)
         now = began = self.clock()
-        if self._alarms:
-            self._ring(now)
+        self._ring(now)
         if len(ready) > 1:
             ready.sort(key=lambda one: getattr(one[0].data, "last_turn", now))
             now = self.clock()
@@ -1115,16 +1119,15 @@ def open_listener(options: Options, cleanup: ExitStack) -> socket.socket:
     """Return a listening socket; complete its address in the options."""
     address = options.address
     try:
-        if address.startswith("/dev/fd/"):
-            listener = cleanup.enter_context(inherit(address))
-        else:
-            listener = cleanup.enter_context(socket.socket(*SOCKET_KIND))
-            if address == ABSTRACT or address.startswith(ABSTRACT + "/"):
-                name = abstract_name(address)
-                options.address = f"{ABSTRACT}/{name.hex()}"
-                listener.bind(name)
-            else:
-                bind_path(listener, options, cleanup)
+        is_open = address.startswith("/dev/fd/")
+        listener = inherit(address) if is_open else socket.socket(*SOCKET_KIND)
+        cleanup.enter_context(listener)
+        if address == ABSTRACT or address.startswith(ABSTRACT + "/"):
+            name = abstract_name(address)
+            options.address = f"{ABSTRACT}/{name.hex()}"
+            listener.bind(name)
+        elif not is_open:
+            bind_path(listener, options, cleanup)
         with suppress(OSError):  # before Linux 6.16 [CONN-7]
             listener.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
         if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -1177,15 +1180,13 @@ def bind_path(
 
 def lock_directory(directory: str, lock: ExitStack) -> None:
     """Keep other starts out of a directory for a while [ADDR-8]."""
-    try:
+    with suppress(PermissionError):  # to bind may be allowed all the same
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:
-        return  # to bind may be allowed all the same
-    lock.callback(os.close, descriptor)
-    for _ in range(100):  # a second, as anybody may have locked it for long
-        with suppress(BlockingIOError):
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        time.sleep(0.01)
+        lock.callback(os.close, descriptor)
+        for _ in range(100):  # a second: anybody may have locked it for long
+            with suppress(BlockingIOError):
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            time.sleep(0.01)
 
 
 def make_way(path: str, replace: bool) -> None:
@@ -1434,7 +1435,7 @@ def obey_signals(server: Server) -> None:
 
 def log_stats(bus: Bus) -> None:
     """Log what the clients of each user use and have done [CTL-5]."""
-    some = itertools.islice(bus.users.items(), STATS_USERS_MAX)
+    some = itertools.islice(bus.users.items(), STATS_ROWS_MAX)
     counts = {f" uid={uid}": user.counts for uid, user in some}
     for whose, each in {**counts, "": bus.counts}.items():
         words = [f"{name}={number}" for name, number in each.items()]

@@ -267,7 +267,8 @@ class Talk:
 def has_members(text: bytes, members: str) -> bool:
     """Return whether a text is a JSON object with members, if any are named.
 
-    `a.b=1` is the member b of the member a; what is null may be missing.
+    `a.b=1` is the member b of the member a, `a.any.b=1` that of any member of
+    it; what is null may be missing.
     """
     if not members:
         return True
@@ -276,10 +277,13 @@ def has_members(text: bytes, members: str) -> bool:
     except ValueError:
         return False
     for path, value in (one.split("=") for one in members.split()):
-        found = whole
+        found = [whole]
         for name in path.split("."):
-            found = found.get(name) if isinstance(found, dict) else None
-        if found != json.loads(value) or isinstance(found, bool):
+            objects = [one for one in found if isinstance(one, dict)]
+            pairs = [pair for one in objects for pair in one.items()]
+            found = [one for key, one in pairs if name in (key, "any")]
+        plain = [one for one in found or [None] if not isinstance(one, bool)]
+        if json.loads(value) not in plain:
             return False
     return isinstance(whole, dict)
 

@@ -493,6 +493,16 @@ def numbers_of_many_users(trial: Trial) -> None:
     require(count == USERS + 1, f"it tells of {count} users")
 
 
+@check("CTL-5", options="-g -o --max-packet 10000")
+def numbers_that_fit_in_a_packet(trial: Trial) -> None:
+    with many_users(trial):
+        trial.say("root asks for numbers")
+        client = trial.client()
+        client.send(b"CMSG stats")
+        size = len(client.receive())
+    require(0 < size <= 10_000, f"its answer has {size} bytes")
+
+
 @check("RUN-8", "ADDR-4")
 def random_abstract_name(trial: Trial) -> None:
     names = [random_name(trial) for _ in range(2)]

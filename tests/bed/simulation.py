@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import itertools
 import json
 import os
 import tempfile
@@ -482,7 +483,13 @@ class World(FakeKernel):
         is_right = wire.pauses <= pauses <= party.pauses
         assert is_right, f"{wire.pauses} <= {pauses} <= {party.pauses} pauses"
         users = stats.pop("users", None)
+        clients = stats.pop("clients", None)
         assert stats == expected
+        assert bool(clients) == party.is_privileged
+        parties = {str(one.number): one for one in self.model.parties}
+        for text, row in (clients or {}).items():
+            self.check_row(parties.pop(text), row)
+        assert not (clients and parties), "a client is left out"
         assert bool(users) == party.is_privileged
         for text, sums in (users or {}).items():
             some = self.model.of_user(int(text))
@@ -493,6 +500,21 @@ class World(FakeKernel):
             del sums["paused"]
             assert +Counter(sums) == +total, "wrong sums of a user"
         assert users is None or {*map(int, users)} == {*self.model.past}
+
+    def check_row(self, party: Party, row: dict[str, Any]) -> None:
+        """Compare what `stats` says of one client with what is so."""
+        paused_by = {*row.pop("paused_by")}
+        modes = f"soft/{party.soft} hard/{party.hard} order/{party.order}"
+        uses, echo = party.uses(), "on" if party.echo else "off"
+        del uses["pattern_bytes"]
+        _, uid, pid = party.own
+        modes = f"{modes} echo/{echo}"
+        assert row == {"uid": uid, "pid": pid, **uses, "modes": modes}
+        holders = [one for one in self.model.parties if party in one.holds]
+        are_sure = [one.waiting > one.holds[party].surely for one in holders]
+        numbers = [one.number for one in holders]
+        assert {*itertools.compress(numbers, are_sure)} <= paused_by
+        assert paused_by <= {*numbers}
 
     # ---- The end
 

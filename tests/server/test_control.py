@@ -75,9 +75,84 @@ def test_stats_of_all_users(kernel: FakeKernel, uid: int) -> None:
     assert set(ask(asker)["users"]) == {str(uid)}
 
 
-def test_stats_of_more_users_than_an_answer_holds(kernel: FakeKernel) -> None:
-    """[CTL-5] A thousand of them."""
+@pytest.mark.parametrize("uid", [0, OWNER])
+def test_stats_of_all_clients(kernel: FakeKernel, uid: int) -> None:
+    """[CTL-5] For root and the bus owner, and for nobody else."""
+    one = kernel.connect(uid=7, pid=70)
+    one.send(b"SUB k", b"SUB l", b"CMSG order/stack", b"CMSG echo/off")
+    asker = kernel.connect(uid=uid, pid=80)
+    kernel.connect(uid=8).close()
+    assert "clients" not in ask(one)
+    assert ask(asker)["clients"] == {
+        "1": {
+            "uid": 7,
+            "pid": 70,
+            "patterns": 2,
+            "backlog_bytes": 0,
+            "modes": "soft/queue hard/block order/stack echo/off",
+            "paused_by": [],
+        },
+        "2": {
+            "uid": uid,
+            "pid": 80,
+            "patterns": 0,
+            "backlog_bytes": 0,
+            "modes": "soft/queue hard/block order/queue echo/on",
+            "paused_by": [],
+        },
+    }
+
+
+def test_stats_of_a_paused_client(kernel: FakeKernel) -> None:
+    """[CTL-5] [BLOCK-7] All who hold it, until they let it go."""
+    writer, asker = kernel.connect(), kernel.connect(uid=0)
+    readers = [kernel.connect() for _ in "123"]
+    for reader in readers:
+        reader.send(b"SUB k", b"CMSG blocking/soft/block")
+        reader.wire.room = 0
+    writer.send(publish(b"k"))
+    assert ask(asker)["clients"]["1"]["paused_by"] == [3, 4, 5]
+    for reader in readers[1:]:
+        reader.wire.room = None
+    kernel.run()
+    assert ask(asker)["clients"]["1"]["paused_by"] == [3]
+    assert ask(asker)["clients"]["3"]["paused_by"] == []
+
+
+def test_stats_have_large_backlogs_first(kernel: FakeKernel) -> None:
+    """[CTL-5] Of a thousand clients; those that are paused come next."""
     for uid in range(2, 1_010):
         kernel.connect(uid=uid)
-    users = ask(kernel.connect(uid=0))["users"]
-    assert len(users) == sbus.STATS_USERS_MAX == 1_000
+    readers = [kernel.connect(uid=1) for _ in range(3)]
+    for key, reader in zip((b"a", b"b*", b"*"), readers):
+        reader.send(b"SUB " + key)
+        reader.wire.room = 0
+    readers[0].send(b"CMSG blocking/soft/block")
+    writer = kernel.connect(uid=1)
+    writer.send(publish(b"a"), publish(b"b"), publish(b"bb"))
+    stats = ask(kernel.connect(uid=0))
+    assert len(stats["users"]) == sbus.STATS_ROWS_MAX == 1_000
+    assert len(stats["clients"]) == sbus.STATS_ROWS_MAX
+    assert [*stats["clients"]][:4] == ["1011", "1010", "1009", "1012"]
+
+
+def test_stats_fit_in_a_packet(kernel: FakeKernel) -> None:
+    """[CTL-5] [LIMIT-1] However many clients, users and holders there are."""
+    asker, other = kernel.connect(uid=0), kernel.connect(uid=7)
+    for uid in [0] * 60 + [*range(1_000, 1_060)]:
+        reader = kernel.connect(uid=uid)
+        reader.send(b"SUB k", b"CMSG blocking/soft/block")
+        reader.wire.room = 0
+        kernel.connect(uid=uid).send(publish(b"k"))  # paused by up to sixty
+    for limit in [*range(20, 3_000, 7), 9_999]:
+        kernel.bus.options.max_packet = limit
+        for peer in (asker, other):
+            peer.send(b"CMSG stats")
+            (answer,) = peer.read()
+            assert len(answer) <= limit
+            stats = json.loads(answer.partition(b"\0")[2])
+            assert limit < 300 or "published" in stats
+            has_room = peer is asker and limit > 1_000
+            assert not has_room or (stats["users"] and stats["clients"])
+            assert not has_room or len(answer) > limit - 500  # a long row
+    assert not asker.wire.closed and not other.wire.closed
