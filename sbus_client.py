@@ -12,10 +12,9 @@
     python3 sbus_client.py sub 'sensors/*/temp'
     python3 sbus_client.py pub sensors/1/temp 21.5
 
-This file needs CPython 3.9 or later on Linux and nothing else, the server's
-file included: copy it.  What records, joins and watches buses is another
-program on top of it, in tools/.  A bracketed id, as in [CLIENT-6], names a
-rule of the specification in spec/.
+This file needs CPython 3.9 or later on Linux and nothing else, not even the
+server's file: copy it.  The command `sbus` has more; it is in tools/.  An id
+in brackets, as in [CLIENT-6], names a rule of the specification in spec/.
 
 Licence: ISC, see LICENSE.
 """
@@ -25,9 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import functools
-import itertools
-import math
+import json
 import mmap
 import os
 import random
@@ -36,44 +33,17 @@ import select
 import socket
 import struct
 import sys
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    BinaryIO,
-    NamedTuple,
-    NoReturn,
-    TextIO,
-    TypeVar,
-    Union,
-)
-
-if TYPE_CHECKING:  # it takes long, and is imported where it is used
-    from asyncio import Future
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar, Union
 
 __version__ = "0.1.0"
 __all__ = [
-    "AddressError",
-    "AsyncClient",
-    "Client",
-    "ControlMessage",
-    "Credentials",
-    "Disconnected",
-    "Message",
-    "PacketError",
-    "PacketTooLarge",
-    "Reconnected",
-    "Request",
-    "SbusError",
-    "TooMuchKept",
-    "default_address",
-    "matches",
-    "owner_of",
-    "parse_request",
-    "private_key",
-    "requests",
+    "AddressError", "AsyncClient", "Client", "ControlMessage", "Credentials",
+    "Disconnected", "Message", "PacketError", "PacketTooLarge", "Reconnected",
+    "Request", "SbusError", "default_address", "owner_of", "parse_request",
 ]
 
 
@@ -91,24 +61,15 @@ class AddressError(SbusError, ValueError):
 
 
 class Disconnected(SbusError, ConnectionError):
-    """There is no server, or the connection is closed.
-
-    A server closes the connection of a client that broke a rule, of a user
-    whom it does not let in, and of all clients when it stops.  *errno* is
-    that of connect(2) where there is no server, and None otherwise.
-    """
+    """There is no server (then *errno* is of connect(2)), or it has gone."""
 
 
 class PacketTooLarge(SbusError, ValueError):
     """A packet does not fit: nothing was sent, or a received one is lost."""
 
 
-class TooMuchKept(SbusError):
-    """More arrived beside an answer than is kept: receive it first."""
-
-
 class PacketError(SbusError, ValueError):
-    """A key holds a NUL byte, or a received packet is malformed."""
+    """A server would refuse a key or pattern, or sent a malformed packet."""
 
 
 def malformed(what: str, text: bytes) -> PacketError:
@@ -121,28 +82,38 @@ def malformed(what: str, text: bytes) -> PacketError:
 # =============================================================================
 
 PACKET_BYTES_MAX = 409_600
+KEY_BYTES_MAX = 4_096
+SEGMENTS_MAX = 64
+HEADS_MAX = 1_024  # remembered
+HEAD_BYTES_MAX = 256  # of those
 WHOAMI = b"!/cred/whoami"
+STATS = b"stats"
+MODES = (b"blocking/", b"order/", b"echo/")
+REMEMBERED = (b"SUB", b"UNSUB")  # by a server, as modes are
+SECRET = b"!/cred/"
+FIELDS = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/")
+SECRETS = re.compile(rb"(?:^|(?<=/))" + FIELDS.pattern)
 
 
 class Message(NamedTuple):
-    """What was published: a routing key and a payload."""
+    """What a client published: a routing key and a payload."""
 
     key: bytes
     payload: bytes
 
 
 class ControlMessage(NamedTuple):
-    """What the server itself has sent."""
+    """What the server itself sent."""
 
     key: bytes
     payload: bytes
 
 
 class Reconnected(ControlMessage):
-    """What a client itself says: it lost its bus, and is connected again.
+    """What a client itself says: it had no bus, and now one has answered.
 
-    Subscriptions and modes are as before.  What was published meanwhile is
-    gone, and so may be what this client sent last.  The fields are empty.
+    Its subscriptions and modes are in force.  What others published meanwhile
+    is gone, and so may be what this client sent last.  The fields are empty.
     """
 
     __slots__ = ()
@@ -151,23 +122,26 @@ class Reconnected(ControlMessage):
 Received = Union[Message, ControlMessage]
 Text = Union[str, bytes]
 Payload = Union[bytes, bytearray, memoryview]
+new_tuple = tuple.__new__  # makes a Message in half the time of its own call
 
 
 def to_bytes(text: Text) -> bytes:
     """Return a key or pattern as bytes: UTF-8 unless it is bytes already.
 
-    Raises: PacketError if it holds a NUL byte [KEY-1].
+    Raises: TypeError; PacketError if it holds a NUL byte [KEY-1].
     """
-    encoded = text.encode("utf-8") if isinstance(text, str) else text
-    if b"\0" in encoded:
+    if isinstance(text, str):
+        text = text.encode()
+    elif not isinstance(text, bytes):
+        what = f"a key or pattern is str or bytes, not {type(text).__name__}"
+        raise TypeError(what)
+    if b"\0" in text:
         raise PacketError(f"{text!r}: a key cannot hold a NUL byte")
-    return encoded
+    return text
 
 
 def payload_bytes(payload: Payload) -> bytes:
     """Return a payload as bytes.  Raises: TypeError if it has none."""
-    if isinstance(payload, bytes):
-        return payload
     try:
         return bytes(memoryview(payload))
     except TypeError:
@@ -176,15 +150,22 @@ def payload_bytes(payload: Payload) -> bytes:
         raise TypeError(what) from None
 
 
-HEADS_MAX = 1_024  # that are remembered
-HEAD_BYTES_MAX = 256  # what is longer is not
+def control_packet(key: Text, payload: Payload) -> bytes:
+    """Return a control packet [CTL-1].  Raises: TypeError; PacketError."""
+    content = payload_bytes(payload)
+    return b"CMSG " + to_bytes(key) + (b"\0" + content if content else b"")
+
+
+def parse_head(head: bytes) -> tuple[type[Received], bytes]:
+    """Return what kind of packet begins so, and its key [CLIENT-2]."""
+    word, space, key = head.partition(b" ")
+    if space and word in (b"MSG", b"CMSG"):
+        return Message if word == b"MSG" else ControlMessage, key
+    raise malformed("a malformed packet", head)
 
 
 class Heads(dict[Any, Any]):
-    """What a function makes of the short texts that it was given last.
-
-    What stands before payloads is often the same: it is made and read once.
-    """
+    """What a function makes of short texts, which often come again."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         self._make = make
@@ -198,67 +179,18 @@ class Heads(dict[Any, Any]):
         return made
 
 
-def publish_head(key: Text) -> bytes:
-    """Return what a publish packet has before its payload [CLIENT-1]."""
-    return b"MSG " + to_bytes(key) + b"\0"
-
-
-def parse_head(head: bytes) -> tuple[type[Received], bytes]:
-    """Return what kind of packet of a server begins so, and its key.
-
-    Raises: PacketError if none does [PKT-1] [CLIENT-2].
-    """
-    word, space, key = head.partition(b" ")
-    if space and word in (b"MSG", b"CMSG"):
-        return Message if word == b"MSG" else ControlMessage, key
-    raise malformed("a malformed packet", head)
-
-
-publish_heads = Heads(publish_head)
 parsed_heads = Heads(parse_head)
-
-
-def matches(pattern: Text, key: Text) -> bool:
-    """Return whether a pattern selects a key.
-
-    Whether a server delivers what is selected is another question, for
-    secret keys.
-    Raises: PacketError if one of them holds a NUL byte.
-    Spec: [MATCH-1] [MATCH-2] [MATCH-3] [MATCH-4] [MATCH-6].
-    """
-    selector = pattern_selector(to_bytes(pattern))
-    return bool(selector and selector.fullmatch(to_bytes(key)))
-
-
-@functools.lru_cache(1_024)
-def pattern_selector(pattern: bytes) -> re.Pattern[bytes] | None:
-    """Return what matches the keys of a pattern, or None if none does."""
-    parts = []
-    for segment in pattern.split(b"/"):
-        literal, star, more = segment.partition(b"*")
-        if more.strip(b"*"):  # after a '*' the segment is over
-            return None
-        parts.append(re.escape(literal) + (b"[^/]*" if star else b""))
-    if not pattern or pattern.endswith(b"/"):
-        parts[-1] = b".*"
-    return re.compile(b"/".join(parts), re.DOTALL)
 
 
 # =============================================================================
 # Credentials and requests
 # =============================================================================
 
-# Facts: only a client with the credentials C reads the keys that begin with
-# C and '/' [CRED-10] [CRED-11], but anybody may publish under them.  So an
-# answer under such a key shows nothing of who sent it, and a random text that
-# was sent under such a key and comes back shows that its reader is C.
-
-
 class Credentials(NamedTuple):
     """Who the server says a client is [CRED-2].
 
-    *path* is the whole answer, as in b"!/cred/100/1000/4242", of which the
-    numbers are the last: the keys that begin with it and a '/' are private.
+    *path* is the whole answer, as b"!/cred/100/1000/4242", which ends in the
+    numbers: the keys that begin with it and a '/' are private.
     """
 
     gid: int
@@ -275,91 +207,69 @@ class Request(NamedTuple):
     reply_key: bytes
 
 
-def parse_credentials(path: bytes) -> Credentials:
-    """Return what whoami has answered.  Raises: PacketError [CRED-2]."""
-    one = rb"!/cred/([0-9]{1,10})/([0-9]{1,10})/([0-9]{1,10})"
-    match = re.fullmatch(rb"(?:!/cred/[0-9]+/[0-9]+/[0-9]+/)*" + one, path)
-    if not match:
-        raise malformed("malformed credentials", path)
-    gid, uid, pid = map(int, match.groups())
-    return Credentials(gid, uid, pid, path)
-
-
 def owner_of(key: bytes) -> Credentials:
-    """Return the credentials of those who can read a private key.
+    """Return the credentials without which nobody can read a private key.
 
-    Raises: PacketError if it is none [CRED-10] [CRED-11].
+    It says nothing of who wrote to it: anybody may [CRED-10] [CRED-11].
+    Raises: PacketError if the key is not private.
     """
-    path = re.match(rb"(?:!/cred/[0-9]+/[0-9]+/[0-9]+/)+(?!$)", key)
-    if not path:
+    path = re.match(rb"(?:!/cred/[0-9]{1,10}/[0-9]{1,10}/[0-9]{1,10}/)+", key)
+    if not path or path.end() == len(key):
         raise PacketError(f"not a private key: {key[:80]!r}")
-    return parse_credentials(path[0][:-1])
+    gid, uid, pid = map(int, path[0].split(b"/")[-4:-1])
+    return Credentials(gid, uid, pid, path[0][:-1])
 
 
-def parse_request(message: Received) -> Request:
-    """Return what a message asks for.
+def credentials_of(answer: Received) -> Credentials:
+    """Return what whoami has answered.  Raises: PacketError [CRED-2]."""
+    with contextlib.suppress(PacketError):
+        found = owner_of(answer.payload + b"/x")
+        if found.path == answer.payload:
+            return found
+    raise malformed("malformed credentials", answer.payload)
 
-    Raises: PacketError if it is no request, or wants its answer elsewhere
-    than under a secret key: anybody may publish such [CRED-10].
+
+def random_part() -> bytes:
+    """Return a '/', and what nobody can guess, for a private key."""
+    return b"/" + os.urandom(12).hex().encode("ascii")
+
+
+def parse_request(message: Received) -> Request | None:
+    """Return what a message asks for, or None if it is no request.
+
+    A request wants its answer under a private key: anybody may publish one
+    that names another key [CRED-10].
+
+        for message in bus:
+            if asked := parse_request(message):
+                bus.reply(asked, b"answer")
     """
-    reply_key, nul, payload = message.payload.partition(b"\0")
-    if not nul:
-        raise PacketError("the message is no request: it has no reply key")
-    owner_of(reply_key)
-    return Request(message.key, payload, reply_key)
-
-
-def requests(received: Iterable[Received]) -> Iterator[Request]:
-    """Yield what messages ask for, and leave out those that are no requests.
-
-    for asked in requests(bus):
-        bus.reply(asked, b"answer")
-    """
-    for message in received:
-        with contextlib.suppress(PacketError):
-            yield parse_request(message)
-
-
-def random_text() -> bytes:
-    """Return what nobody can guess."""
-    return os.urandom(16).hex().encode("ascii")
+    reply_key, _, payload = message.payload.partition(b"\0")
+    with contextlib.suppress(PacketError):
+        owner_of(reply_key)
+        return Request(message.key, payload, reply_key)
+    return None
 
 
 # =============================================================================
-# Waiting
-# =============================================================================
-
-Timeout = Union[float, None]  # in seconds, or for ever
-End = Union[float, None]  # when a timeout is over, by the monotonic clock
-TIMEOUT_SECONDS_MAX = 2e6  # poll(2) takes 24 days; what is longer is for ever
-RECONNECT_SECONDS_MIN = 0.05  # before the second try; doubled up to
-RECONNECT_SECONDS_MAX = 5.0
-# Plain numbers, because to combine those of the module takes longer than send
-DONTWAIT = int(socket.MSG_DONTWAIT)
-PEEK = int(socket.MSG_PEEK)
-TRUNC = int(socket.MSG_TRUNC)
-Result = TypeVar("Result")
-
-
-def end_of(timeout: Timeout) -> End:
-    """Return when a timeout is over."""
-    if timeout is None or timeout > TIMEOUT_SECONDS_MAX:
-        return None
-    return time.monotonic() + timeout
-
-
-def left_of(end: End) -> Timeout:
-    """Return the timeout (s) that is over at *end*."""
-    return None if end is None else max(0.0, end - time.monotonic())
-
-
-# =============================================================================
-# Addresses
+# Addresses and time
 # =============================================================================
 
 ABSTRACT = "/dev/unix/abstract/"
 ABSTRACT_BYTES = 108
 PATH_BYTES_MAX = 107
+Timeout = Union[float, None]  # in seconds, or for ever
+End = Union[float, None]  # when a timeout is over, by the monotonic clock
+
+
+def end_of(timeout: Timeout) -> End:
+    """Return when a timeout is over."""
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def left_of(end: End) -> Timeout:
+    """Return the timeout that is over at *end*."""
+    return None if end is None else max(0.0, end - time.monotonic())
 
 
 def default_address() -> str:
@@ -369,235 +279,619 @@ def default_address() -> str:
     """
     if os.getuid() == 0:
         return "/run/sbus.socket"
-    directory = os.environ.get("XDG_RUNTIME_DIR")
-    if not directory:
-        raise AddressError("XDG_RUNTIME_DIR is not set: give an address")
-    return os.path.join(directory, "sbus.socket")
+    if directory := os.environ.get("XDG_RUNTIME_DIR"):
+        return os.path.join(directory, "sbus.socket")
+    raise AddressError("XDG_RUNTIME_DIR is not set: give an address")
 
 
 def socket_name(address: str) -> bytes:
-    """Return an address as the kernel knows it [ADDR-4] [ADDR-1].
-
-    Raises: AddressError if it is malformed.
-    """
+    """Return an address as the kernel knows it, or AddressError [ADDR-4]."""
     if address.startswith(ABSTRACT):
         digits = address[len(ABSTRACT) :]
-        if not re.fullmatch("00([0-9a-fA-F]{2}){0,107}", digits):
-            raise AddressError(
-                f"{address!r}: after {ABSTRACT} come 2 to 216 hexadecimal"
-                " digits, an even number, that begin with 00"
-            )
-        return bytes.fromhex(digits).ljust(ABSTRACT_BYTES, b"\0")
+        if re.fullmatch("00([0-9a-fA-F]{2}){0,107}", digits):
+            return bytes.fromhex(digits).ljust(ABSTRACT_BYTES, b"\0")
+        what = "2 to 216 hexadecimal digits, an even number that begins with"
+        raise AddressError(f"{address!r}: after {ABSTRACT} come {what} 00")
     name = os.fsencode(address)
-    if not name or b"\0" in name or len(name) > PATH_BYTES_MAX:
-        raise AddressError(
-            f"{address!r}: a path has 1 to {PATH_BYTES_MAX} bytes, none NUL"
-        )
-    return name
+    if 1 <= len(name) <= PATH_BYTES_MAX and b"\0" not in name:
+        return name
+    what = f"a path has 1 to {PATH_BYTES_MAX} bytes, none NUL"
+    raise AddressError(f"{address!r}: {what}")
 
 
-def inherit_socket(fd: int) -> socket.socket:
-    """Return the socket with a descriptor, which the caller gives away.
-
-    Raises: AddressError if it is of no use; then it stays the caller's.
-    """
-    inherited = None
+def open_socket(address: str) -> socket.socket:
+    """Return a socket that is connected to a server, if it is not busy."""
+    if address.startswith("/dev/fd/"):
+        return inherited_socket(address[len("/dev/fd/") :])
+    name = socket_name(address)
+    wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        inherited = socket.socket(fileno=fd)
-        kind = (inherited.family, inherited.type)
-        if kind != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-            raise OSError(errno.EINVAL, "not a Unix-domain SEQPACKET socket")
-        inherited.getpeername()
+        wire.setblocking(False)
+        wire.connect(name)
+        wire.setblocking(True)
+        return wire
     except OSError as error:
-        if inherited:
-            inherited.detach()
-        raise AddressError(f"descriptor {fd}: {error.strerror}") from None
-    inherited.setblocking(True)
-    return inherited
+        wire.close()
+        if isinstance(error, BlockingIOError):
+            raise
+        raise no_bus(address, error) from None
 
 
-def limit_sends(connected: socket.socket, timeout: Timeout) -> None:
-    """Have connect(2) and send(2) wait for so long at most, or for ever."""
-    microseconds = 0  # for ever
-    if timeout is not None and timeout <= TIMEOUT_SECONDS_MAX:
-        microseconds = max(1, math.ceil(timeout * 1e6))
-    limit = struct.pack("ll", *divmod(microseconds, 1_000_000))
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+def inherited_socket(number: str) -> socket.socket:
+    """Return a connected socket; AddressError leaves it to the caller."""
+    wire = None
+    try:
+        wire = socket.socket(fileno=int(number))
+        if (wire.family, wire.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+            raise ValueError("not a Unix-domain SEQPACKET socket")
+        wire.getpeername()
+        return wire
+    except (ValueError, OverflowError, OSError) as error:
+        if wire:
+            wire.detach()
+        raise AddressError(f"descriptor {number}: {error}") from None
 
 
 def no_bus(address: str, failed: OSError) -> Disconnected:
     """Return the error that tells why connect(2) failed, and what to do."""
-    nothing, start = "nothing is there", "; start sbusd, or give its address"
-    refused = "no server listens there (what is there is stale or no socket)"
-    if address.startswith(ABSTRACT):  # nothing stale can be there
-        refused = nothing
-    denied = "it may not be used by this user: its server lets others in"
     what = {
-        errno.ENOENT: nothing + start,
-        errno.ECONNREFUSED: refused + start,
-        errno.EPROTOTYPE: "another kind of socket is there" + start,
-        errno.EACCES: denied + " with -g or -o",
-    }.get(failed.errno or 0, f"{failed.strerror}{start}")
+        errno.ENOENT: "nothing is there",
+        errno.ECONNREFUSED: "no server listens there",
+        errno.EPROTOTYPE: "another kind of socket is there",
+    }.get(failed.errno or 0, str(failed.strerror))
+    what += "; start sbusd, or give its address"
+    if failed.errno == errno.EACCES:
+        what = "its server does not let this user in: see its -g, -o and -u"
     error = Disconnected(f"no bus at {address}: {what}")
     error.errno = failed.errno
     return error
 
 
-def open_socket(address: str, timeout: Timeout) -> socket.socket:
-    """Return a blocking socket that is connected to a server.
+# =============================================================================
+# What both clients share: a connection that never waits
+# =============================================================================
 
-    Raises: TimeoutError if the server's queue of new connections is full for
-    so long; AddressError; Disconnected if there is no server.
+KEPT_BYTES_MAX = 1 << 26  # beside an answer
+KEPT_OVERHEAD_BYTES = 256  # of each message
+REQUEST_SECONDS = 5.0  # in which somebody is to answer
+STATS_SECONDS = 10.0  # in which the server is to
+RECONNECT_SECONDS_MIN = 0.05  # before the second try; doubled up to
+RECONNECT_SECONDS_MAX = 5.0
+RESTORE_SECONDS = 0.01  # until there may be room for more subscriptions
+LARGE_BYTES = 1 << 16  # to copy more takes longer than some calls
+SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
+GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
+BUSY = "too many clients connect at once"
+FULL = "a slow reader makes us wait, or the server is stopped,"
+SILENT = "the server does not answer"
+CLOSED = "this client is closed"
+DONTWAIT = int(socket.MSG_DONTWAIT)  # plain numbers: to combine those of the
+TRUNC = int(DONTWAIT | socket.MSG_TRUNC)  # module takes longer than send
+
+
+Answer = list[Any]  # what a question waits for: a packet, or an error
+
+
+class Connection:
+    """What Client and AsyncClient share; only their _wait waits.
+
+    A method whose name begins with _try raises BlockingIOError if it would
+    have to wait.
+
+    With *reconnect*, a client is lost from when it finds that it has no bus
+    until the kernel has taken, for another one, all that a bus has to know.
+    Until then that connection is _fresh, and what it has yet to be told is
+    _unsent.  Then it takes the descriptor of the old one.
     """
-    if address.startswith("/dev/fd/"):
-        number = address[len("/dev/fd/") :]
-        if not re.fullmatch("[0-9]{1,9}", number):
-            raise AddressError(f"{address!r}: not a descriptor's number")
-        return inherit_socket(int(number))
-    name = socket_name(address)
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        connected.setblocking(timeout != 0)
-        limit_sends(connected, timeout)
-        connected.connect(name)
-        limit_sends(connected, None)
-        connected.setblocking(True)
-    except OSError as error:
-        connected.close()
-        if isinstance(error, BlockingIOError):
-            what = f"the bus at {address} does not let us in"
-            raise TimeoutError(what) from None
-        raise no_bus(address, error) from None
-    return connected
+
+    def __init__(
+        self,
+        address: str | os.PathLike[str] | None = None,
+        *,
+        timeout: Timeout = None,
+        reconnect: bool = False,
+        packet_bytes_max: int = PACKET_BYTES_MAX,
+        key_bytes_max: int = KEY_BYTES_MAX,
+        segments_max: int = SEGMENTS_MAX,
+    ) -> None:
+        if address is None:  # [ADDR-1]
+            address = os.environ.get("SBUS_ADDRESS") or default_address()
+        self.address = address = os.fspath(address)
+        if reconnect and address.startswith("/dev/fd/"):
+            raise AddressError("a descriptor cannot be connected again")
+        self.reconnect = reconnect
+        self.packet_bytes_max = packet_bytes_max
+        self.key_bytes_max = key_bytes_max
+        self.segments_max = segments_max
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(None)
+        # [CLIENT-5] The largest packet fits; unused, it takes no memory
+        self._buffer = mmap.mmap(-1, max(packet_bytes_max, LARGE_BYTES))
+        self._receive_into = self.socket.recv_into  # it stays the same
+        self._heads = Heads(self._publish_head)
+        self._lock = threading.RLock()  # for all but a first try to publish
+        self._pid = os.getpid()
+        self._own_path = b""  # what whoami would say, as far as is known
+        # What came and was not received yet, and what is still to come
+        self._kept: deque[Received] = deque()
+        self._kept_bytes = 0
+        self._questions: deque[tuple[bytes, Answer | None]] = deque()
+        self._replies: dict[bytes, Answer] = {}  # by reply key
+        self._reply_keys = b""  # what those begin with
+        # What another server has to know
+        self._patterns: Counter[bytes] = Counter()
+        self._modes: dict[bytes, None] = {}  # the last sent is the last
+        # The state of the connection
+        self._why_closed = "not connected: use async with, or connect()"
+        self._is_lost = False
+        self._fresh: socket.socket | None = None
+        self._unsent: deque[bytes] = deque()
+        self._greeting: Answer | None = None  # of a bus that is found again
+        self._connected_at = 0.0  # by the monotonic clock
+        self._next_try = 0.0  # to connect
+        self._pause = 0.0  # after that
+        self._begin(timeout)
+
+    def _begin(self, timeout: Timeout) -> None:
+        """Prepare to wait; connect, or keep the timeout for connect."""
+        raise NotImplementedError
+
+    def retry_in(self) -> float | None:
+        """Return how many seconds a loop may wait before it calls receive.
+
+        That is None, for ever, while there is a bus.
+        """
+        if not self._is_lost:
+            return None
+        return RESTORE_SECONDS if self._fresh else left_of(self._next_try)
+
+    def close(self) -> None:
+        """Leave the bus.  What was published is delivered [CONN-6].
+
+        A call that waits, in another thread or task, raises Disconnected.
+        """
+        with self._lock:
+            if self._why_closed == CLOSED:
+                return
+            self._why_closed, self._is_lost = CLOSED, False
+            self._changed()
+            if self._pid == os.getpid():  # or our parent would lose it, too
+                with contextlib.suppress(OSError):
+                    self.socket.shutdown(socket.SHUT_RDWR)
+            self.socket.close()
+            if self._fresh:
+                self._fresh.close()
+
+    async def _wait(self, event: int, end: End, what: str) -> None:
+        """Wait for an event of poll(2), a change, or until it is time to try.
+
+        Raises: TimeoutError, which says *what*, at *end*; Disconnected.
+        """
+        raise NotImplementedError
+
+    async def _turn(self) -> None:
+        """Let other tasks run now and then."""
+
+    def _changed(self) -> None:
+        """Note that something is kept, answered, lost, found or closed."""
+        raise NotImplementedError
+
+    def _late(self, what: str) -> TimeoutError:
+        """Return the error that tells what has not happened in time."""
+        if self._is_lost and self.reconnect:
+            what = "there is no bus"
+        return TimeoutError(f"{what} at {self.address}")
+
+    # Packets: what a server would refuse is told before it is sent
+
+    def _checked(self, text: Text) -> bytes:
+        """Return a key or pattern as bytes, if a server takes it [KEY-4]."""
+        text = to_bytes(text)
+        count, segments, why = len(text), text.count(b"/") + 1, ""
+        if count > self.key_bytes_max:
+            why = f"{count} bytes, and not at most {self.key_bytes_max}"
+        elif segments > self.segments_max:
+            why = f"{segments} segments, and not at most {self.segments_max}"
+        elif b"!" in text:
+            rest = SECRETS.sub(b"", text) if FIELDS.match(text) else text
+            if b"!" in rest.split(b"/"):
+                why = "a segment '!', with which only secrets may begin"
+        if why:
+            raise PacketError(f"{text[:80]!r} has {why}")
+        return text
+
+    def _pattern(self, text: Text) -> bytes:
+        """Return a pattern as bytes, if it is no secret of others [CRED-4].
+
+        Until whoami has told who we are, that is guessed from this process,
+        unless the server is in another process namespace.
+        """
+        pattern = self._checked(text)
+        start = max(0, self._own_path.rfind(SECRET))
+        own = self._own_path[start:].split(b"/")[2:]
+        fields = FIELDS.match(pattern, start)
+        if fields and pattern.rfind(SECRET) == start:  # no other prefix
+            for field, number in zip(fields.groups(), own):
+                if field not in (b"", number):
+                    raise PacketError(
+                        f"{pattern[:80]!r} is a secret of others: we are"
+                        f" {self._own_path.decode()}"
+                    )
+        return pattern
+
+    def _publish_head(self, key: Text) -> bytes:
+        """Return what a publish packet has before its payload [CLIENT-1]."""
+        return b"MSG " + self._checked(key) + b"\0"
+
+    def _publication(self, key: Text, payload: Payload) -> bytes:
+        """Return a publish packet [PUB-1]."""
+        return self._publish_head(key) + payload_bytes(payload)
+
+    # Sending
+
+    def _try_send(self, packet: bytes, answer: Answer | None) -> None:
+        """Send a packet; what another bus has to know may wait for one."""
+        if len(packet) > self.packet_bytes_max and not self._why_closed:
+            raise PacketTooLarge(
+                f"a packet of {len(packet)} bytes is above the limit of"
+                f" {self.packet_bytes_max} bytes"
+            )
+        word, _, rest = packet.partition(b" ")
+        key = rest.partition(b"\0")[0]
+        is_mode = word == b"CMSG" and key.startswith(MODES)
+        with self._lock:
+            while not (self._is_lost and (is_mode or word in REMEMBERED)):
+                if self._is_lost:
+                    self._try_connect()
+                try:
+                    self._write(self.socket, packet)
+                    break
+                except OSError as error:
+                    self._lose(error)
+            else:
+                if self._fresh:
+                    self._unsent.insert(-1, packet)  # before the greeting
+            if word == b"SUB":
+                self._patterns[key] += 1
+            elif word == b"UNSUB":
+                self._patterns[key] -= 1
+                self._patterns = +self._patterns  # without those of 0
+            elif is_mode:
+                self._modes.pop(packet, None)
+                self._modes[packet] = None
+            elif word == b"CMSG" and key in (WHOAMI, STATS):
+                self._questions.append((key, answer))
+
+    def _write(self, wire: socket.socket, packet: bytes) -> None:
+        """Send a packet, with a larger send buffer if need be [CLIENT-3]."""
+        option = (socket.SOL_SOCKET, socket.SO_SNDBUF)
+        try:
+            wire.send(packet, DONTWAIT)
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+            size = len(packet) + SOCKET_OVERHEAD_BYTES
+            wire.setsockopt(*option, (size + 1) // 2)  # the kernel doubles it
+            if wire.getsockopt(*option) < size:
+                raise PacketTooLarge(
+                    f"a packet of {len(packet)} bytes does not fit into the"
+                    " kernel's largest send buffer (net.core.wmem_max)"
+                ) from None
+            self._write(wire, packet)
+
+    # Receiving
+
+    def _ready(self) -> Received | None:
+        """Return what is there for receive, if anything is."""
+        if self._kept:
+            return self._take()
+        try:
+            if not self.reconnect:
+                return self._read()
+            with self._lock:  # another thread may just find the bus lost
+                return None if self._kept else self._read()
+        except OSError:
+            return None  # _receive meets it again
+
+    def _try_keep(self) -> None:
+        """Keep what comes next for receive, unless it is an answer."""
+        with self._lock:
+            if self._is_lost:
+                return self._try_connect()
+            try:
+                if received := self._read():
+                    self._keep(received)
+            except OSError as error:
+                self._lose(error)
+
+    def _read(self) -> Received | None:
+        """Return the next packet, or None if it is an answer [CLIENT-6]."""
+        buffer = self._buffer
+        try:
+            size = self._receive_into(buffer, 0, TRUNC)
+        except ConnectionResetError:
+            return self._read()  # the last packets come next
+        if size < LARGE_BYTES:
+            head, nul, payload = buffer[:size].partition(b"\0")
+            if not nul:
+                if not size:  # no server sends an empty packet
+                    raise BrokenPipeError(errno.EPIPE, "the end")
+                raise malformed("a malformed packet", head)
+        elif size <= len(buffer):  # which takes long to copy twice
+            end = max(0, buffer.find(b"\0", 0, size))
+            head, payload = buffer[:end], buffer[end + 1 : size]
+        else:
+            raise PacketTooLarge(
+                f"a packet of {size} bytes was received and lost; the limit"
+                f" is {len(buffer)} bytes"
+            )
+        kind, key = parsed_heads[head]
+        received: Received = new_tuple(kind, (key, payload))
+        if kind is Message and not self._reply_keys:
+            return received
+        return None if self._is_answer(received) else received
+
+    def _is_answer(self, received: Received) -> bool:
+        """Give an answer to its question; return whether it is one."""
+        key, answer = received.key, None
+        if type(received) is Message:
+            if not key.startswith(self._reply_keys):
+                return False
+            answer = self._replies.pop(key, None)
+        else:
+            if key not in [asked for asked, _ in self._questions]:
+                return False
+            while self._questions[0][0] != key:  # a server may not know it
+                self._questions.popleft()
+            _, answer = self._questions.popleft()
+            if key == WHOAMI:
+                self._own_path = received.payload
+            if answer is None:  # control has asked
+                return False
+            if answer is self._greeting:
+                self._keep(Reconnected(b"", b""))
+        if answer == []:
+            answer.append(received)
+            self._changed()
+        return True
+
+    def _keep(self, received: Received) -> None:
+        """Keep something for receive."""
+        self._kept.append(received)
+        self._kept_bytes += len(received.payload) + KEPT_OVERHEAD_BYTES
+        self._changed()
+
+    def _take(self) -> Received:
+        """Return the first that is kept, and keep it no longer."""
+        with self._lock:
+            if self._why_closed:
+                raise Disconnected(self._why_closed)
+            received = self._kept.popleft()
+            self._kept_bytes -= len(received.payload) + KEPT_OVERHEAD_BYTES
+            if not self._kept:
+                self._changed()
+            return received
+
+    # Losing the bus, and finding another
+
+    def _lose(self, error: OSError) -> None:
+        """Begin to have no bus, and keep what it has left; or raise."""
+        if error.errno not in GONE:
+            raise error
+        if self._why_closed:
+            raise Disconnected(self._why_closed) from None
+        if not self.reconnect:
+            raise Disconnected(
+                f"the server at {self.address} closed the connection: it"
+                " stopped, or refused this client; its log says why, and"
+                f" names pid {self._pid}"
+            ) from None
+        with contextlib.suppress(OSError):
+            while True:
+                with contextlib.suppress(PacketError, PacketTooLarge):
+                    if received := self._read():
+                        self._keep(received)
+        self._is_lost, self._greeting = True, Answer()
+        self._changed()
+        what = f"the bus at {self.address} was lost before it answered"
+        asked = [answer for _, answer in self._questions]
+        for answer in (*asked, *self._replies.values()):
+            if answer == []:
+                answer.append(Disconnected(f"{what}: ask again"))
+        self._questions.clear()
+        if time.monotonic() - self._connected_at > RECONNECT_SECONDS_MAX:
+            self._pause = 0.0
+
+    def _try_connect(self) -> None:
+        """Take a step towards another connection; return once it is up."""
+        if not self._fresh:
+            if (now := time.monotonic()) < self._next_try:
+                raise BlockingIOError
+            self._next_try = now + self._pause * random.uniform(0.5, 1)
+            pause = max(2 * self._pause, RECONNECT_SECONDS_MIN)
+            self._pause = min(pause, RECONNECT_SECONDS_MAX)
+            try:
+                self._fresh = open_socket(self.address)
+            except Disconnected as error:
+                may_come = error.errno in (errno.ENOENT, errno.ECONNREFUSED)
+                if not (self.reconnect and may_come):
+                    raise
+                raise BlockingIOError from None
+            patterns = (b"SUB " + each for each in self._patterns.elements())
+            greeting = [b"CMSG " + WHOAMI] * (self._greeting is not None)
+            self._unsent = deque((*patterns, *self._modes, *greeting))
+        try:
+            while self._unsent:
+                self._write(self._fresh, self._unsent[0])
+                self._unsent.popleft()
+        except ConnectionError:
+            self._fresh.close()
+            self._fresh = None
+            raise BlockingIOError from None
+        fresh, self._fresh = self._fresh, None
+        os.dup2(fresh.fileno(), self.socket.fileno(), inheritable=False)
+        fresh.close()
+        self._is_lost, self._connected_at = False, time.monotonic()
+        option = (socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, _, _ = struct.unpack("iII", self.socket.getsockopt(*option))
+        if pid and not self._own_path and self.address[:8] != "/dev/fd/":
+            ids = (os.getegid(), os.geteuid(), os.getpid())
+            self._own_path = b"!/cred/%d/%d/%d" % ids
+        if self._greeting is not None:
+            self._questions.append((WHOAMI, self._greeting))
+        self._changed()
+
+    # Calls: coroutines that suspend in _wait and _turn alone
+
+    async def _connect(self, timeout: Timeout) -> None:
+        """Connect for the first time; with *reconnect*, perhaps later."""
+        end, why_closed = end_of(timeout), self._why_closed
+        if why_closed == CLOSED:
+            raise Disconnected(CLOSED)
+        self._why_closed, self._is_lost = "", True
+        try:
+            while self._is_lost:
+                try:
+                    self._try_connect()
+                except BlockingIOError:
+                    if self.reconnect:
+                        self._greeting = Answer()
+                        return
+                    await self._wait(select.POLLIN, end, BUSY)
+        except BaseException:
+            self._why_closed = self._why_closed or why_closed
+            self._is_lost = False
+            raise
+
+    async def _send(
+        self, packet: bytes, timeout: Timeout, answer: Answer | None = None
+    ) -> None:
+        """Send a packet once there is room, or a bus."""
+        end = end_of(timeout)
+        while True:
+            try:
+                return self._try_send(packet, answer)
+            except BlockingIOError:
+                await self._wait(select.POLLOUT, end, FULL)
+
+    async def _receive(self, timeout: Timeout) -> Received:
+        """Return what comes next."""
+        end = end_of(timeout)
+        while not self._kept:
+            await self._keep_next(end, "nothing came")
+        return self._take()
+
+    async def _keep_next(self, end: End, what: str) -> None:
+        """Keep what comes next, or wait for it."""
+        try:
+            self._try_keep()
+            await self._turn()
+        except BlockingIOError:
+            await self._wait(select.POLLIN, end, what)
+
+    async def _ask(self, key: bytes, timeout: Timeout) -> Received:
+        """Return the server's answer to a question."""
+        end, answer = end_of(timeout), Answer()
+        await self._send(b"CMSG " + key, timeout, answer)
+        return await self._awaited(answer, end, SILENT)
+
+    async def _awaited(self, answer: Answer, end: End, what: str) -> Received:
+        """Return an answer; keep all else that comes before it."""
+        while not answer:
+            if self._kept_bytes > KEPT_BYTES_MAX:
+                count = f"{len(self._kept):,} messages"
+                why = f"{count} arrived beside an answer: receive them first"
+                raise SbusError(why)
+            await self._keep_next(end, what)
+        received: Received | SbusError = answer[0]
+        if isinstance(received, SbusError):
+            raise received
+        return received
+
+    async def _request(
+        self, key: Text, payload: Payload, timeout: Timeout
+    ) -> bytes:
+        """Return the payload of the first answer to a request."""
+        end, answer = end_of(timeout), Answer()
+        content = b"\0" + payload_bytes(payload)
+        if not self._reply_keys or self._reply_keys not in self._patterns:
+            path = credentials_of(await self._ask(WHOAMI, timeout)).path
+            self._reply_keys = self._reply_keys or path + random_part() + b"/"
+            await self._send(b"SUB " + self._reply_keys, left_of(end))
+        reply_key = self._reply_keys[:-1] + random_part()
+        packet = self._publication(key, reply_key + content)
+        self._replies[reply_key] = answer
+        try:
+            await self._send(packet, left_of(end))
+            name = to_bytes(key).decode(errors="backslashreplace")
+            what = f"nobody answered {name!r} within {timeout or 0:g} s"
+            return (await self._awaited(answer, end, what)).payload
+        finally:
+            self._replies.pop(reply_key, None)
 
 
 # =============================================================================
 # The client
 # =============================================================================
 
-KEPT_BYTES_MAX = 1 << 26  # beside an answer
-KEPT_OVERHEAD_BYTES = 256  # of each message
-REFUSED_SECONDS = 1.0  # after which a lost connection is no refusal
-REFUSALS_MAX = 2  # in a row
-LARGE_BYTES = 1 << 16  # to copy more takes longer than some calls
-SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
-SO_PEEK_OFF = 42  # on most machines; the socket module has no name for it
-MODES = set(  # what a server remembers of a client, besides its patterns
-    b"blocking/soft/queue blocking/soft/discard blocking/soft/block"
-    b" blocking/soft/error blocking/hard/discard blocking/hard/block"
-    b" blocking/hard/error order/queue order/stack order/random"
-    b" echo/on echo/off".split()
-)
-new_tuple = tuple.__new__  # makes a Message in half the time of its own call
+Result = TypeVar("Result")
+Call = Callable[..., Coroutine[Any, Any, Result]]
 
 
-def is_answer(received: Received, key: bytes = WHOAMI) -> bool:
-    """Return whether something is the server's answer to a question."""
-    return type(received) is ControlMessage and received.key == key
+def run(call: Call[Result], *arguments: Any) -> Result:
+    """Return what a coroutine returns that never suspends."""
+    try:
+        call(*arguments).send(None)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+    raise AssertionError("it suspended")
 
 
-def kept_bytes(received: Received) -> int:
-    """Return how much memory something takes, about, as long as it is kept."""
-    return len(received.payload) + KEPT_OVERHEAD_BYTES
-
-
-def too_much(count: int) -> TooMuchKept:
-    """Return the error that tells how many messages are kept."""
-    return TooMuchKept(
-        f"{count:,} messages arrived while an answer was waited for: receive"
-        " them before you ask"
-    )
-
-
-class Client:
+class Client(Connection):
     """A connection to a bus.
 
-    *address* is a path, /dev/unix/abstract/HEX or /dev/fd/N; by default it is
-    SBUS_ADDRESS of the environment, or the server's own default.  *fd* is the
-    descriptor of a connected socket instead; the client closes it.
-    *packet_bytes_max* is the server's limit.  *server_uid* refuses a bus that
-    runs as another user.  With *reconnect*, a client that loses its bus
-    connects again, subscribes and sets its modes again, and says so: see
-    Reconnected.
+    *address* is a path, /dev/unix/abstract/HEX or /dev/fd/N, a connected
+    socket that the client closes; by default it is SBUS_ADDRESS of the
+    environment, or the server's own default.  With *reconnect*, a client may
+    begin without a bus; whenever it has none it goes on trying to connect,
+    subscribes and sets its modes again, and says so: see Reconnected.  The
+    largest packet and key, and the most segments, are those of the server.
 
-    Keys and patterns are bytes, or str that is sent as UTF-8.  *flags* are
-    those of send(2) and recv(2); with MSG_DONTWAIT, BlockingIOError tells
-    that the call would have to wait.  Timeouts are seconds, None or more than
-    2,000,000 for ever, and TimeoutError tells that one is over: here, that
-    the server has not let us in.
+    Keys and patterns are bytes, or str that is sent as UTF-8.  Timeouts are
+    seconds, None for ever; with 0 a call does not wait.  TimeoutError says
+    that one is over: then nothing was sent, or received.
 
-    A client is a context manager, an iterator over what it receives, and
-    has fileno() for select, poll and epoll; *socket* is there for all else.
-    One thread may send while another one receives; else it is not to be used
-    by two at once, and to close it wakes nobody.  After fork(2) only one of
-    the processes may use it: to the server they are one client.
+    A client is a context manager, an iterator over what it receives, and has
+    fileno() for select, poll and epoll; *socket* is there for all else.  Any
+    thread may send and close, but only one at a time may receive, which
+    whoami, sync, stats and request do as well.  After fork(2) only one of the
+    processes may use it: to the server they are one client.
 
         with select.epoll() as epoll:
             epoll.register(bus, select.EPOLLIN)
-            while epoll.poll():
-                print(bus.receive())
+            while True:
+                epoll.poll(bus.retry_in())
+                with contextlib.suppress(TimeoutError):
+                    print(bus.receive(timeout=0))
 
     Any call may raise Disconnected, and does so once the client is closed
     (but for close and fileno); PacketTooLarge if something sent or received
-    is above the limit; PacketError for a NUL byte in a key, or a malformed
-    packet, which is left out; TypeError for a payload that is not bytes.
+    is above the limit; PacketError for a key or pattern that a server would
+    refuse, or for a malformed packet, which is left out; TypeError.
     Raises: TimeoutError; AddressError; Disconnected if there is no server.
     """
 
-    # What waits for an answer keeps all else that comes for receive.  Answers
-    # of whoami come in the order of the questions: the first is that to the
-    # first question, and so on.
-    #
-    # With *reconnect* a client is connected, or lost: from when a call finds
-    # the old connection closed until one that needs a bus has opened another,
-    # and has sent there what a server has to know.  If that is lost a moment
-    # later, it was refused; twice in a row is an error.
-
-    def __init__(
-        self,
-        address: str | None = None,
-        *,
-        fd: int | None = None,
-        packet_bytes_max: int = PACKET_BYTES_MAX,
-        server_uid: int | None = None,
-        reconnect: bool = False,
-        timeout: Timeout = None,
-    ) -> None:
-        if fd is not None and address is not None:
-            raise AddressError("give an address or a descriptor, not both")
-        if fd is not None:
-            address = f"/dev/fd/{fd}"
-        elif address is None:
-            # [ADDR-1]
-            address = os.environ.get("SBUS_ADDRESS") or default_address()
-        if reconnect and address.startswith("/dev/fd/"):
-            raise AddressError("a descriptor cannot be connected again")
-        self.address = address
-        self.packet_bytes_max = packet_bytes_max
-        self.server_uid = server_uid
-        self.reconnect = reconnect
-        # [CLIENT-5] The largest packet fits; unused, it takes no memory
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._buffer = mmap.mmap(-1, packet_bytes_max, flags=private)
-        self._kept: deque[Received] = deque()
-        self._is_large = False  # what was received last
-        self._asked = 0  # questions to whoami
-        self._answered = 0  # of these
-        self._patterns: Counter[bytes] = Counter()
-        self._modes: dict[bytes, None] = {}  # the last sent is the last
-        self._is_lost = False
-        self._connected_at = -math.inf  # again, by the monotonic clock
-        self._refusals = 0  # in a row
-        self._next_try = 0.0  # to connect, by the same clock
-        self._pause = 0.0  # after that
-        self.socket = self._open(timeout)
-        self._epoll = select.epoll() if reconnect else None
-        if self._epoll:
-            self._epoll.register(self.socket, select.EPOLLIN)
-
-    def __repr__(self) -> str:
-        state = "closed" if self.socket.fileno() < 0 else "open"
-        return f"<sbus Client {self.address} {state}>"
+    def _begin(self, timeout: Timeout) -> None:
+        self._closing = threading.Event()
+        self._epoll: select.epoll | None = None  # for fileno
+        self._bell = -1  # what is always readable, for what is kept
+        self._watched: set[int] = set()  # of the socket and the bell
+        try:
+            run(self._connect, timeout)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Client:
         return self
@@ -606,144 +900,51 @@ class Client:
         self.close()
 
     def __iter__(self) -> Iterator[Received]:
-        """Return an iterator over what receive returns, without an end."""
+        """Return an iterator over all that receive returns."""
         return iter(self.receive, None)
 
-    def close(self) -> None:
-        """Leave the bus.  What was published is delivered [CONN-6]."""
-        self._kept.clear()
-        self.socket.close()
-        if self._epoll:
-            self._epoll.close()
-
-    def fileno(self) -> int:
-        """Return the descriptor to wait for, -1 once closed.
-
-        It is the socket's; with *reconnect* it is one that stays the same,
-        and is quiet while there is no bus: see retry_in.  whoami and sync may
-        keep messages that no select will tell of: call receive(0) until it
-        raises TimeoutError after them.
-        """
-        fd = self.socket.fileno()
-        return self._epoll.fileno() if self._epoll and fd >= 0 else fd
-
-    def retry_in(self) -> float | None:
-        """Return in how many seconds to call receive although nothing comes.
-
-        That is None while there is a bus; with *reconnect*, a program waits
-        no longer than this in select, poll and epoll.
-        """
-        return left_of(self._next_try) if self._is_lost else None
-
-    def subscribe(self, pattern: Text, flags: int = 0) -> None:
+    def subscribe(self, pattern: Text, timeout: Timeout = None) -> None:
         """Subscribe to a pattern; duplicates count [SUB-1] [SUB-2]."""
-        pattern = to_bytes(pattern)
-        self._send(b"SUB " + pattern, flags)
-        self._patterns[pattern] += 1
+        run(self._send, b"SUB " + self._pattern(pattern), timeout)
 
-    def unsubscribe(self, pattern: Text, flags: int = 0) -> None:
+    def unsubscribe(self, pattern: Text, timeout: Timeout = None) -> None:
         """Take back one subscription to an identical pattern [UNSUB-1]."""
-        pattern = to_bytes(pattern)
-        self._send(b"UNSUB " + pattern, flags)
-        self._patterns[pattern] -= 1
-        if self._patterns[pattern] <= 0:
-            del self._patterns[pattern]
+        run(self._send, b"UNSUB " + self._pattern(pattern), timeout)
 
     def publish(
-        self,
-        key: Text,
-        payload: Payload = b"",
-        flags: int = 0,
-        timeout: Timeout = None,
+        self, key: Text, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
-        """Publish a message [PUB-1].  Raises: TimeoutError."""
+        """Publish a message [PUB-1]."""
         try:
-            packet: bytes = publish_heads[key] + payload
+            packet: bytes = self._heads[key] + payload
             if len(packet) <= self.packet_bytes_max:
-                now = flags if timeout is None else flags | DONTWAIT
-                self.socket.send(packet, now)
+                self.socket.send(packet, DONTWAIT)
                 return
-        except BlockingIOError:
-            if timeout is None:
-                raise
-        except OSError:
-            pass  # _send meets it again, and knows what to do
-        except (TypeError, BufferError, BytesWarning):
-            # The payload is no bytes, or the key a str where python3 -bb
-            # forbids to look for it among others that are bytes
-            packet = publish_head(key) + payload_bytes(payload)
-        self._send(packet, flags, end_of(timeout))
+        except (OSError, TypeError, BufferError, BytesWarning):
+            pass  # try with more care; the last is what python3 -bb raises
+        run(self._send, self._publication(key, payload), timeout)
 
     def control(
-        self, key: Text, payload: Payload = b"", flags: int = 0
+        self, key: Text, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
         """Send a control message to the server [CTL-1]."""
-        key = to_bytes(key)
-        payload = payload_bytes(payload)
-        packet = b"CMSG " + key
-        self._send(packet + b"\0" + payload if payload else packet, flags)
-        if key == WHOAMI:
-            self._asked += 1
-        elif key in MODES:
-            self._modes.pop(key, None)
-            self._modes[key] = None
+        run(self._send, control_packet(key, payload), timeout)
 
-    def receive(self, timeout: Timeout = None, flags: int = 0) -> Received:
-        """Return the next message or control message [CLIENT-5].
+    def receive(self, timeout: Timeout = None) -> Received:
+        """Return the next message or control message.
 
-        With MSG_PEEK it stays the next.
         Raises: TimeoutError; Disconnected when all is read [CLIENT-6].
         """
-        if not self._kept:
-            end = None
-            try:
-                if timeout is None:
-                    return self._receive_now(flags)
-                end = end_of(timeout)
-                return self._receive_by(end, flags)
-            except Disconnected as lost:
-                self._connect_again(lost, end, flags)
-        return self._kept[0] if flags & PEEK else self._kept.popleft()
-
-    def receive_where(
-        self, wanted: Callable[[Received], bool], timeout: Timeout = None
-    ) -> Received:
-        """Return the first that is wanted; keep the others for receive.
-
-        Raises: TimeoutError; TooMuchKept; Disconnected, also with
-        *reconnect*, after it has connected again: what was waited for is gone.
-        """
-        for index, received in enumerate(self._kept):
-            if wanted(received):
-                del self._kept[index]
-                return received
-        end = end_of(timeout)
-        room = KEPT_BYTES_MAX - sum(map(kept_bytes, self._kept))
-        with self._saying_if_lost(end):
-            while not wanted(received := self._receive_by(end)):
-                self._kept.append(received)
-                room -= kept_bytes(received)
-                if room < 0:
-                    raise too_much(len(self._kept))
-        return received
+        return self._ready() or run(self._receive, timeout)
 
     def whoami(self, timeout: Timeout = None) -> Credentials:
         """Return the credentials that the server knows this client by.
 
-        What arrives meanwhile is kept for receive, and so are the answers
-        to earlier questions, as after a TimeoutError [CRED-12] [CLIENT-8].
-        Raises: as receive_where; what was sent before a loss is not sure to
-        have been handled, so that the question must be asked again.
+        What arrives meanwhile is kept for receive [CRED-12] [CLIENT-8].
+        Raises: TimeoutError; SbusError if that is too much; Disconnected, with
+        *reconnect* as well, if the bus is lost meanwhile: ask again.
         """
-        end = end_of(timeout)
-        with self._saying_if_lost(end):
-            self._send_by(end, b"CMSG " + WHOAMI)
-        self._asked = number = self._asked + 1
-        answer = self.receive_where(
-            lambda received: is_answer(received) and self._answered == number,
-            left_of(end),
-        )
-        return parse_credentials(answer.payload)
+        return credentials_of(run(self._ask, WHOAMI, timeout))
 
     def sync(self, timeout: Timeout = None) -> None:
         """Return once the server has handled all before [PKT-5] [CRED-3].
@@ -752,312 +953,96 @@ class Client:
         """
         self.whoami(timeout)
 
+    def stats(self, timeout: Timeout = STATS_SECONDS) -> dict[str, Any]:
+        """Return what the server has counted, by the names of [CTL-5].
+
+        Raises: as whoami; TimeoutError also if this server does not count.
+        """
+        return dict(json.loads(run(self._ask, STATS, timeout).payload))
+
     def request(
-        self, key: Text, payload: Payload = b"", timeout: Timeout = None
+        self,
+        key: Text,
+        payload: Payload = b"",
+        timeout: Timeout = REQUEST_SECONDS,
     ) -> bytes:
         """Ask whoever listens to a key; return the first answer's payload.
 
         The request's payload is the key for the answer, NUL, and *payload*.
-        What else arrives meanwhile is kept for receive [CRED-10].
-        Raises: as receive_where; TimeoutError also if nobody listens.
+        This client stays subscribed to the keys of its answers, and drops an
+        answer that comes too late [CRED-10].
+        Raises: as whoami; TimeoutError also if nobody answers.
         """
-        end = end_of(timeout)
-        content = b"\0" + payload_bytes(payload)
-        with private_key(self, left_of(end)) as reply_key:
-            self.publish(key, reply_key + content, timeout=left_of(end))
-            return self.receive_where(
-                lambda received: received.key == reply_key, left_of(end)
-            ).payload
+        return run(self._request, key, payload, timeout)
 
-    def reply(self, asked: Request, payload: Payload = b"") -> None:
-        """Answer what parse_request, or requests, has made of a message."""
-        self.publish(asked.reply_key, payload)
-
-    # Sending and receiving, where _by is: until *end* at most
-
-    def _explained(self, error: OSError) -> OSError:
-        """Return the error that a user is told of, instead of the socket's."""
-        if error.errno == errno.EBADF:
-            return Disconnected("this client is closed")
-        if error.errno not in (errno.EPIPE, errno.ECONNRESET):
-            return error
-        return Disconnected(
-            f"the server at {self.address} has closed the connection: it"
-            " stopped, has too many clients, or refused this user, what was"
-            " sent or a reader so slow; its log says why"
-        )
-
-    def _send(self, packet: bytes, flags: int = 0, end: End = None) -> None:
-        """Send a packet, over a new connection if the old one is lost.
-
-        Raises: PacketTooLarge [LIMIT-1] [CLIENT-3].
-        """
-        if len(packet) > self.packet_bytes_max and self.fileno() >= 0:
-            raise PacketTooLarge(
-                f"a packet of {len(packet)} bytes is above the limit of"
-                f" {self.packet_bytes_max} bytes"
-            )
-        try:
-            self._send_by(end, packet, flags)
-        except Disconnected as lost:
-            self._connect_again(lost, end, flags)
-            self._send_by(end, packet, flags)
-
-    def _send_by(self, end: End, packet: bytes, flags: int = 0) -> None:
-        """Send a packet, with a larger send buffer if it needs one.
-
-        Raises: TimeoutError at *end*; PacketTooLarge if the kernel has no
-        such buffer [CLIENT-3] [CLIENT-6].
-        """
-        send = functools.partial(self.socket.send, packet)
-        try:
-            self._call_by(end, send, flags, select.POLLOUT)
-        except OSError as error:
-            if error.errno != errno.EMSGSIZE:
-                raise self._explained(error) from None
-            self._raise_send_buffer(len(packet) + SOCKET_OVERHEAD_BYTES)
-            self._send_by(end, packet, flags)
-
-    def _receive_by(self, end: End, flags: int = 0) -> Received:
-        """Return the next packet.  Raises: TimeoutError at *end*."""
-        return self._call_by(end, self._receive_now, flags, select.POLLIN)
-
-    def _call_by(
-        self, end: End, call: Callable[[int], Result], flags: int, event: int
-    ) -> Result:
-        """Call what takes flags; at *end*, raise TimeoutError."""
-        while end is not None and not flags & DONTWAIT:
-            with contextlib.suppress(BlockingIOError):
-                return call(flags | DONTWAIT)
-            self._wait(event, end)
-        return call(flags)
-
-    def _wait(self, event: int, end: float) -> None:
-        """Wait for an event of poll(2).  Raises: TimeoutError at *end*."""
-        poll = select.poll()
-        poll.register(self.socket, event)
-        if not poll.poll(1000 * max(0.0, end - time.monotonic())):
-            raise TimeoutError("the time is over")
-
-    def _raise_send_buffer(self, size: int) -> None:
-        """Have a send buffer of that size.  Raises: PacketTooLarge."""
-        option = (socket.SOL_SOCKET, socket.SO_SNDBUF)
-        self.socket.setsockopt(*option, (size + 1) // 2)  # the kernel doubles
-        if self.socket.getsockopt(*option) < size:
-            raise PacketTooLarge(
-                f"a packet of {size - SOCKET_OVERHEAD_BYTES} bytes does not"
-                " fit into the kernel's largest send buffer"
-                " (net.core.wmem_max)"
-            )
-
-    def _receive_now(self, flags: int) -> Received:
-        """Return the next packet from the socket [CLIENT-6] [CLIENT-5]."""
-        buffer = self._buffer
-        try:
-            parts = self._split_large(flags) if self._is_large else None
-            if not parts:
-                size = self.socket.recv_into(buffer, 0, flags | TRUNC)
-                if size > len(buffer):
-                    raise PacketTooLarge(
-                        f"a packet of {size} bytes was received and lost; the"
-                        f" limit is {len(buffer)} bytes"
-                    )
-                self._is_large = size > LARGE_BYTES
-                parts = buffer[:size].partition(b"\0")
-            head, nul, payload = parts
-            if not nul:
-                if head:
-                    raise malformed("a malformed packet", head)
-                # [CLIENT-6] It has closed: none sends an empty packet
-                raise BrokenPipeError(errno.EPIPE, "the end")
-        except ConnectionResetError:
-            return self._receive_now(flags)  # the last packets come next
-        except OSError as error:
-            raise self._explained(error) from None
-        kind, key = parsed_heads[head]
-        received: Received = new_tuple(kind, (key, payload))
-        if self._answered != self._asked and is_answer(received):
-            self._answered += not flags & PEEK
-        return received
-
-    def _split_large(self, flags: int) -> tuple[bytes, bytes, bytes] | None:
-        """Receive a large packet, and return what partition would of it.
-
-        The payload is copied only once: SO_PEEK_OFF has the kernel begin
-        behind the head.  Where that is not known, or the next packet is no
-        large one, return None.
-        """
-        wire, buffer = self.socket, self._buffer
-        size = wire.recv_into(buffer, HEAD_BYTES_MAX, flags | PEEK | TRUNC)
-        head, nul, _ = buffer[: min(size, HEAD_BYTES_MAX)].partition(b"\0")
-        if not nul or not LARGE_BYTES < size <= len(buffer):
-            return None
-        payload, start = b"", len(head) + 1
-        with contextlib.suppress(OSError):
-            try:
-                wire.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, start)
-                payload = wire.recv(size, PEEK)
-            finally:
-                wire.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, -1)
-        if start + len(payload) != size:
-            return None
-        if not flags & PEEK:
-            wire.recv_into(buffer, 1)
-        return head, nul, payload
-
-    # Connecting
-
-    def _open(self, timeout: Timeout) -> socket.socket:
-        """Return a socket that is connected to the right server."""
-        wire = open_socket(self.address, timeout)
-        option = (socket.SOL_SOCKET, socket.SO_PEERCRED)
-        _, uid, _ = struct.unpack("iII", wire.getsockopt(*option, 12))
-        if self.server_uid in (None, uid):
-            return wire
-        wire.close()
-        what = f"the user {uid}, and not as {self.server_uid}"
-        raise Disconnected(f"the bus runs as {what}")
-
-    @contextlib.contextmanager
-    def _saying_if_lost(self, end: End) -> Iterator[None]:
-        """Connect again if the bus is lost, and say that it was."""
-        try:
-            yield
-        except Disconnected as lost:
-            self._connect_again(lost, end)
-            raise Disconnected(
-                f"the bus at {self.address} was lost, and is back: what was"
-                " asked before must be asked again"
-            ) from None
-
-    def _connect_again(
-        self, lost: Disconnected, end: End, flags: int = 0
+    def reply(
+        self, asked: Request, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
-        """Connect, subscribe and set modes as before; keep a Reconnected.
+        """Answer what parse_request has made of a message."""
+        self.publish(asked.reply_key, payload, timeout)
 
-        Until then the old socket stays: the next call that needs a server
-        meets its end, and tries again.
-        Raises: *lost* if this client does not reconnect; TimeoutError at
-        *end*; BlockingIOError with MSG_DONTWAIT; Disconnected if a server is
-        there that cannot be used, or does not take what is subscribed.
+    def fileno(self) -> int:
+        """Return a descriptor that is readable if receive has something.
+
+        It stays the same until the client is closed; then it is -1.  While
+        there is no bus it is quiet: see retry_in.
         """
-        if not self._epoll or self.socket.fileno() < 0:
-            raise lost
-        if not self._is_lost:
-            self._is_lost = True
-            self._epoll.unregister(self.socket)
-            self._keep_the_rest()
-            self._judge_loss()
-        fresh = None
-        while not fresh:
-            self._wait_to_try(end, flags)
-            try:
-                fresh = self._open(0)
-            except TimeoutError:
-                pass  # it is busy
-            except Disconnected as error:
-                if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
-                    raise
-        self.socket.close()
-        self.socket = fresh
-        self._epoll.register(fresh, select.EPOLLIN)
-        self._is_lost = False
-        self._answered = self._asked  # as far as they ever will be
-        self._kept.append(Reconnected(b"", b""))
-        self._restore()
-        self._connected_at = time.monotonic()
+        with self._lock:
+            if self._why_closed:
+                return -1
+            if not self._epoll:
+                self._bell, other_end = os.pipe()
+                os.close(other_end)  # so it is at its end, and readable
+                self._epoll = select.epoll()
+                self._changed()
+            return self._epoll.fileno()
 
-    def _keep_the_rest(self) -> None:
-        """Keep what the server sent before it closed [CLIENT-6]."""
-        with contextlib.suppress(Disconnected, BlockingIOError):
-            while True:
-                with contextlib.suppress(PacketError, PacketTooLarge):
-                    self._kept.append(self._receive_now(DONTWAIT))
-
-    def _judge_loss(self) -> None:
-        """Go on with longer pauses if this bus was lost soon, too.
-
-        Raises: Disconnected if it twice refused what was sent at once.
-        """
-        seconds = time.monotonic() - self._connected_at
-        if seconds > RECONNECT_SECONDS_MAX:
-            self._pause = RECONNECT_SECONDS_MIN
-        may_be_refused = bool(self._patterns or self._modes)
-        is_refused = may_be_refused and seconds < REFUSED_SECONDS
-        self._refusals = self._refusals + 1 if is_refused else 0
-        if self._refusals == REFUSALS_MAX:
-            self._refusals = 0
-            raise Disconnected(
-                f"the server at {self.address} has closed the connection each"
-                " time after the same subscriptions: it refuses one of them"
-            )
-
-    def _wait_to_try(self, end: End, flags: int) -> None:
-        """Return when it is time to try, and begin the next pause.
-
-        Raises: TimeoutError at *end*; BlockingIOError with MSG_DONTWAIT.
-        """
-        seconds = self._next_try - time.monotonic()
-        if seconds > 0:
-            if flags & DONTWAIT:
-                raise BlockingIOError(errno.EAGAIN, "no bus yet")
-            left = left_of(end)
-            if left is not None and left < seconds:
-                time.sleep(left)
-                raise TimeoutError("the time is over")
-            time.sleep(seconds)
-        pause = self._pause * random.uniform(0.5, 1)
-        self._next_try = time.monotonic() + pause
-        self._pause = min(2 * self._pause, RECONNECT_SECONDS_MAX)
-
-    def _restore(self) -> None:
-        """Subscribe and set modes as on the connection before.
-
-        A server has some seconds to take that.  If it does not, this
-        connection is given up, as the next call will find.
-        """
-        end = end_of(RECONNECT_SECONDS_MAX)
+    async def _wait(self, event: int, end: End, what: str) -> None:
+        left = left_of(end)
+        if left == 0:
+            raise self._late(what)
+        seconds = min(left or 1e6, 1e6)  # poll(2) takes 24 days
+        with self._lock:
+            if self._why_closed:
+                raise Disconnected(self._why_closed)
+            fd = os.dup(self.socket.fileno())  # which close leaves alone
+            pause = self.retry_in()
         try:
-            for pattern in self._patterns.elements():
-                self._send_by(end, b"SUB " + pattern)
-            for mode in self._modes:
-                self._send_by(end, b"CMSG " + mode)
-        except (Disconnected, TimeoutError):
-            self.socket.shutdown(socket.SHUT_RDWR)
+            if pause is None:
+                poll = select.poll()
+                poll.register(fd, event)
+                poll.poll(1000 * seconds)
+            else:
+                self._closing.wait(min(seconds, pause))
+        finally:
+            os.close(fd)
 
-
-@contextlib.contextmanager
-def private_key(client: Client, timeout: Timeout) -> Iterator[bytes]:
-    """Subscribe for a while to a new key that only this client can read.
-
-    The server has handled all before, so that what is sent under it has room
-    at once.
-    Raises: as Client.whoami [CRED-4] [CRED-10].
-    """
-    key = client.whoami(timeout).path + b"/" + random_text()
-    try:
-        client.subscribe(key)
-        yield key
-    finally:
-        with contextlib.suppress(Disconnected, BlockingIOError):
-            client.unsubscribe(key, DONTWAIT)
+    def _changed(self) -> None:
+        """Have the descriptor of fileno tell of what is there or kept."""
+        if self._why_closed == CLOSED:
+            self._closing.set()
+            if self._epoll:
+                self._epoll.close()
+                os.close(self._bell)
+        elif self._epoll:
+            readable = set() if self._is_lost else {self.socket.fileno()}
+            if self._kept:
+                readable.add(self._bell)
+            for fd in self._watched - readable:
+                self._epoll.unregister(fd)
+            for fd in readable - self._watched:
+                self._epoll.register(fd, select.EPOLLIN)
+            self._watched = readable
 
 
 # =============================================================================
 # The client for asyncio
 # =============================================================================
 
-# Facts: a connect that does not wait fails at once where the server's queue
-# of new connections is full, and no event tells when it is not: only trying
-# again helps.  A packet is sent or received whole by one call that does not
-# wait, so that a call that is cancelled while it waits has done nothing.
-
-CONNECT_SECONDS_MIN = 0.001  # between two tries; doubled up to
-CONNECT_SECONDS_MAX = 0.1
 CALLS_PER_TURN = 64  # that need not wait, before other tasks have a turn
 
 
-class AsyncClient:
+class AsyncClient(Connection):
     """A connection to a bus, for asyncio.
 
         async with AsyncClient() as bus:
@@ -1066,74 +1051,31 @@ class AsyncClient:
             async for message in bus:
                 print(message.key, message.payload)
 
-    It takes what Client takes, but has no flags, and connects in `async with`
-    or by connect().  Its calls are those of Client and raise the same errors;
-    they wait without holding up other tasks.  Several tasks may use it at
-    once; each message goes to one of them.
+    It takes what Client takes, and connects in `async with` or by connect().
+    Its calls are those of Client and raise the same errors; they wait without
+    holding up other tasks.  Several tasks may use it at once; each message
+    goes to one of them.
 
     To cancel a call is safe: what it would have received is received by the
     next call, what it would have sent is sent whole or not at all.
     """
 
-    # Each call tries at once, on a Client that does not wait.  Tasks that
-    # wait for room share a future, which the loop sets when the descriptor
-    # has room: then all try again.  While tasks wait for what comes, each for
-    # a future of its own, the loop reads and hands over: an answer to who
-    # asked that question, all else to the inbox, of which one receiver is
-    # told.  What is sent may find the bus lost: then both happen at once.
+    # All tasks that wait share one future, which is set when something
+    # changes: then each looks for itself, and the first reads for all.
 
-    def __init__(
-        self,
-        address: str | None = None,
-        *,
-        fd: int | None = None,
-        packet_bytes_max: int = PACKET_BYTES_MAX,
-        server_uid: int | None = None,
-        reconnect: bool = False,
-    ) -> None:
-        self._new_client = functools.partial(
-            Client,
-            address,
-            fd=fd,
-            packet_bytes_max=packet_bytes_max,
-            server_uid=server_uid,
-            reconnect=reconnect,
-            timeout=0,
-        )
-        self._client: Client | None = None
+    def _begin(self, timeout: Timeout) -> None:
+        self._timeout = timeout
+        self._loop: Any = None  # once it is connected
+        self._change: Any = None  # the future, if any task waits
         self._calls = 0  # since other tasks had a turn
-        self._room: Future[None] | None = None  # if anybody waits for it
-        self._watched = -1  # the descriptor that had none
-        # By the number of a question to whoami, or the reply key of a request
-        self._questions: dict[int | bytes, Future[Received]] = {}
-        self._answered = 0  # of those to whoami
-        self._reply_keys = b""  # what they begin with
-        self._requests = itertools.count()
-        self._receivers: deque[Future[None]] = deque()
-        self._inbox: deque[Received] = deque()
-        self._inbox_bytes = 0
-
-    def __repr__(self) -> str:
-        inner = repr(self._client) if self._client else "not connected"
-        return f"<sbus AsyncClient: {inner}>"
 
     async def connect(self) -> AsyncClient:
-        """Connect, and return this client.
+        """Connect, and return this client.  Raises: as Client."""
+        import asyncio  # which takes long, and others do without
 
-        It waits while the server's queue of new connections is full.
-        Raises: AddressError; Disconnected if there is no server.
-        """
-        import asyncio
-
-        pause = CONNECT_SECONDS_MIN
-        while not self._client:
-            try:
-                self._client = self._new_client()
-            except TimeoutError:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, CONNECT_SECONDS_MAX)
         self._loop = asyncio.get_running_loop()
-        self._opening = asyncio.Lock()
+        if self._why_closed:
+            await self._connect(self._timeout)
         return self
 
     async def __aenter__(self) -> AsyncClient:
@@ -1146,817 +1088,262 @@ class AsyncClient:
         """Return an iterator over what receive returns, without an end."""
         return self
 
-    def close(self) -> None:
-        """Leave the bus; calls that wait raise Disconnected [CONN-6]."""
-        fd = self.fileno()
-        if self._client and fd >= 0:
-            self._fail_all(Disconnected("this client is closed"))
-            self._wake_senders()
-            self._loop.remove_reader(fd)
-            self._client.close()
-
-    def fileno(self) -> int:
-        """Return the descriptor to wait for, -1 unless connected."""
-        return self._client.fileno() if self._client else -1
-
-    @property
-    def socket(self) -> socket.socket:
-        """The socket.  Raises: Disconnected before connect."""
-        return (self._client or not_connected()).socket
-
-    async def subscribe(self, pattern: Text) -> None:
+    async def subscribe(self, pattern: Text, timeout: Timeout = None) -> None:
         """As Client.subscribe [SUB-1] [SUB-2]."""
-        await self._send(Client.subscribe, pattern)
+        await self._send(b"SUB " + self._pattern(pattern), timeout)
 
-    async def unsubscribe(self, pattern: Text) -> None:
+    async def unsubscribe(
+        self, pattern: Text, timeout: Timeout = None
+    ) -> None:
         """As Client.unsubscribe [UNSUB-1]."""
-        await self._send(Client.unsubscribe, pattern)
+        await self._send(b"UNSUB " + self._pattern(pattern), timeout)
 
-    async def publish(self, key: Text, payload: Payload = b"") -> None:
+    async def publish(
+        self, key: Text, payload: Payload = b"", timeout: Timeout = None
+    ) -> None:
         """As Client.publish, once the kernel has room for it [PUB-1]."""
-        client = self._client or not_connected()
         self._calls += 1
         if self._calls >= CALLS_PER_TURN:
-            await self._give_turn()
+            await self._turn()
         try:
-            client.publish(key, payload, DONTWAIT)
-            if client._kept:
-                self._look_again()
-        except BlockingIOError:
-            await self._send(Client.publish, key, payload)
+            packet: bytes = self._heads[key] + payload
+            if len(packet) <= self.packet_bytes_max:
+                self.socket.send(packet, DONTWAIT)
+                return
+        except (OSError, TypeError, BufferError, BytesWarning):
+            pass  # as in Client.publish
+        await self._send(self._publication(key, payload), timeout)
 
-    async def control(self, key: Text, payload: Payload = b"") -> None:
+    async def control(
+        self, key: Text, payload: Payload = b"", timeout: Timeout = None
+    ) -> None:
         """As Client.control [CTL-1]."""
-        await self._send(Client.control, key, payload)
-
-    async def reply(self, asked: Request, payload: Payload = b"") -> None:
-        """As Client.reply [PUB-1]."""
-        await self.publish(asked.reply_key, payload)
+        await self._send(control_packet(key, payload), timeout)
 
     async def receive(self, timeout: Timeout = None) -> Received:
         """As Client.receive [CLIENT-6] [CLIENT-5]."""
-        client = self._client or not_connected()
         self._calls += 1
         if self._calls >= CALLS_PER_TURN:
-            await self._give_turn()
-        while not self._inbox:
-            try:
-                received = client.receive(None, DONTWAIT)
-            except BlockingIOError:
-                await self._wait_for_message(end_of(timeout))
-            else:
-                if type(received) is Message and not self._reply_keys:
-                    return received
-                self._hand_over(client, received)
-        received = self._inbox.popleft()
-        self._inbox_bytes -= kept_bytes(received)
-        return received
+            await self._turn()
+        return self._ready() or await self._receive(timeout)
 
     __anext__ = receive
 
     async def whoami(self, timeout: Timeout = None) -> Credentials:
         """As Client.whoami; several tasks may ask at once [CRED-12]."""
-        end = end_of(timeout)
-        await self._send(Client.control, WHOAMI, end=end)
-        client = self._client or not_connected()
-        answer = await self._answer(client._asked, end)
-        return parse_credentials(answer.payload)
+        return credentials_of(await self._ask(WHOAMI, timeout))
 
     async def sync(self, timeout: Timeout = None) -> None:
         """As Client.sync [PKT-5] [CRED-3]."""
         await self.whoami(timeout)
 
+    async def stats(self, timeout: Timeout = STATS_SECONDS) -> dict[str, Any]:
+        """As Client.stats [CTL-5]."""
+        return dict(json.loads((await self._ask(STATS, timeout)).payload))
+
     async def request(
-        self, key: Text, payload: Payload = b"", timeout: Timeout = None
+        self,
+        key: Text,
+        payload: Payload = b"",
+        timeout: Timeout = REQUEST_SECONDS,
     ) -> bytes:
-        """As Client.request; any number may wait for their answers at once.
+        """As Client.request; any number may wait for their answers at once."""
+        return await self._request(key, payload, timeout)
 
-        The client stays subscribed to the keys of its answers, and drops
-        those that come too late.
-        """
-        end = end_of(timeout)
-        async with self._opening:
-            if not self._reply_keys:
-                path = (await self.whoami(left_of(end))).path
-                reply_keys = path + b"/" + random_text() + b"/"
-                await self.subscribe(reply_keys)
-                self._reply_keys = reply_keys
-        reply_key = self._reply_keys + b"%d" % next(self._requests)
-        content = reply_key + b"\0" + payload_bytes(payload)
-        await self._send(Client.publish, key, content, end=end)
-        return (await self._answer(reply_key, end)).payload
-
-    async def _give_turn(self) -> None:
-        """Let other tasks run."""
-        import asyncio
-
-        self._calls = 0
-        await asyncio.sleep(0)
-
-    async def _in_time(self, waiting: Future[Result], end: End) -> Result:
-        """Return what tasks wait for.  Raises: TimeoutError at *end*."""
-        import asyncio
-
-        await asyncio.wait([waiting], timeout=left_of(end))
-        if not waiting.done():
-            raise TimeoutError("the time is over")
-        return waiting.result()
-
-    # Waiting for room
-
-    async def _send(
-        self, call: Callable[..., None], *content: object, end: End = None
+    async def reply(
+        self, asked: Request, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
-        """Call what sends, once there is room or it is time to connect."""
-        client = self._client or not_connected()
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                call(client, *content, flags=DONTWAIT)
-                return self._look_again()
-            if not self._room:
-                self._room = self._loop.create_future()
-                self._watched = client.socket.fileno()
-                seconds = client.retry_in()
-                if seconds is None:
-                    self._loop.add_writer(self._watched, self._wake_senders)
-                else:
-                    self._loop.call_later(seconds, self._wake_senders)
-            await self._in_time(self._room, end)
+        """As Client.reply [PUB-1]."""
+        await self.publish(asked.reply_key, payload, timeout)
 
-    def _look_again(self) -> None:
-        """Have those who wait look again, as the bus may have been lost."""
-        self._wake_senders()
-        if self._questions or self._receivers:
-            self._loop.call_soon(self._read)
+    async def _turn(self) -> None:
+        self._calls += 1
+        if self._calls >= CALLS_PER_TURN:
+            import asyncio
 
-    def _wake_senders(self) -> None:
-        """Let all who wait for room try again."""
-        if self._room:
-            self._loop.remove_writer(self._watched)
-            self._room.set_result(None)
-            self._room = None
+            self._calls = 0
+            await asyncio.sleep(0)
 
-    # Waiting for what comes
+    async def _wait(self, event: int, end: End, what: str) -> None:
+        import asyncio
 
-    async def _handed(self, waiting: Future[Result], end: End) -> Result:
-        """Return what is handed over, for which the loop reads meanwhile."""
-        self._loop.add_reader(self.fileno(), self._read)
-        return await self._in_time(waiting, end)
+        left = left_of(end)
+        if left == 0:
+            raise self._late(what)
+        if self._why_closed:
+            raise Disconnected(self._why_closed)
+        if not self._change:
+            self._change = self._loop.create_future()
+        waits = [s for s in (left, self.retry_in()) if s is not None]
+        if not self._is_lost:
+            is_sender = event == select.POLLOUT
+            add = self._loop.add_writer if is_sender else self._loop.add_reader
+            add(self.socket, self._changed)
+        await asyncio.wait([self._change], timeout=min(waits, default=None))
 
-    async def _answer(self, question: int | bytes, end: End) -> Received:
-        """Return the answer to a question that was sent just now."""
-        waiting: Future[Received] = self._loop.create_future()
-        self._questions[question] = waiting
-        try:
-            return await self._handed(waiting, end)
-        finally:
-            self._questions.pop(question, None)
-
-    async def _wait_for_message(self, end: End) -> None:
-        """Wait until something is in the inbox."""
-        while not self._inbox:
-            waiting: Future[None] = self._loop.create_future()
-            self._receivers.append(waiting)
-            try:
-                await self._handed(waiting, end)
-            except BaseException:
-                if waiting in self._receivers:
-                    self._receivers.remove(waiting)
-                elif self._inbox:
-                    self._wake_receiver()  # it is for the next of us
-                raise
-
-    def _wake_receiver(self) -> None:
-        """Tell the first who waits for it that something is in the inbox."""
-        while self._receivers:
-            waiting = self._receivers.popleft()
-            if not waiting.done():
-                return waiting.set_result(None)
-
-    def _read(self) -> None:
-        """Hand over what there is, as long as anybody waits for it."""
-        client = self._client or not_connected()
-        try:
-            for _ in range(CALLS_PER_TURN):
-                if not self._questions and not self._receivers:
-                    if client.fileno() >= 0:
-                        self._loop.remove_reader(client.fileno())
-                    break
-                self._hand_over(client, client.receive(None, DONTWAIT))
-        except BlockingIOError:
-            seconds = client.retry_in()
-            if seconds is not None:
-                self._loop.call_later(seconds, self._read)
-        except Disconnected as error:
-            self._fail_all(error)
-        except (PacketError, PacketTooLarge) as error:
-            if self._receivers:
-                fail(error, self._receivers.popleft())
-            else:
-                fail(error, *self._questions.values())
-
-    def _hand_over(self, client: Client, received: Received) -> None:
-        """Give something to the task that it is for, or to the inbox."""
-        if isinstance(received, Reconnected):
-            lost = Disconnected("the bus was lost: ask again")
-            fail(lost, *self._questions.values())
-            self._wake_senders()
-            self._answered = client._answered
-        question: int | bytes = received.key
-        if is_answer(received):
-            self._answered += self._answered < client._asked
-            question = self._answered
-        answer = self._questions.pop(question, None)
-        if answer and not answer.done():
-            answer.set_result(received)
-            return
-        if self._reply_keys and received.key.startswith(self._reply_keys):
-            return  # too late
-        self._inbox.append(received)
-        self._inbox_bytes += kept_bytes(received)
-        self._wake_receiver()
-        if self._inbox_bytes > KEPT_BYTES_MAX:
-            fail(too_much(len(self._inbox)), *self._questions.values())
-
-    def _fail_all(self, error: SbusError) -> None:
-        """Have all tasks that wait for something to come raise an error."""
-        fail(error, *self._questions.values(), *self._receivers)
-
-
-def fail(error: SbusError, *waiting: Future[Any]) -> None:
-    """Have tasks that wait raise an error."""
-    for each in waiting:
-        if not each.done():
-            each.set_exception(type(error)(*error.args))
-
-
-def not_connected() -> NoReturn:
-    """Raise Disconnected."""
-    raise Disconnected("not connected: use async with, or connect()")
+    def _changed(self) -> None:
+        """Have all tasks that wait look for themselves."""
+        if self._change:
+            self._loop.remove_reader(self.socket)
+            self._loop.remove_writer(self.socket)
+            self._change.set_result(None)
+            self._change = None
 
 
 # =============================================================================
-# The command line: input and output
+# The command line
 # =============================================================================
 
-STATS = b"stats"
-ANSWER_SECONDS = 10.0  # in which a server is to answer
-PUBLISH_SECONDS = 60.0  # in which the bus is to take a message
+PATTERNS = """the keys to choose, where '*' is what stands between two '/' and
+a '/' at the end is all below: 'a/*' selects a/b but not a/b/c, 'a/' selects
+both, none at all selects all but secrets; quote it"""
+HELP = """exit status: 1 for an error of the bus, 2 for a wrong command line.
+SBUS_ADDRESS stands for -a.  The command sbus, in tools/, has the rest."""
+Options = argparse.Namespace
 
 
-class UsageError(SbusError):
-    """A command line is wrong: the exit status is 2."""
+def note(text: object) -> None:
+    """Remark something on standard error."""
+    print(f"sbus_client.py: {text}", file=sys.stderr, flush=True)
 
 
-def note(text: str) -> None:
-    """Print a line to standard error."""
-    print(f"sbus: {text}", file=sys.stderr, flush=True)
-
-
-def printable(text: bytes, encoding: str) -> str:
-    """Return bytes as text for a terminal with an encoding.
+def printable(text: bytes) -> str:
+    """Return bytes as text for a terminal.
 
     What is no UTF-8, or cannot be printed, is escaped as in a bytes literal.
     """
     decoded = text.decode("utf-8", "surrogateescape")
-    is_encodable = encoding == "utf-8" or decoded.isascii()
-    if is_encodable and decoded.isprintable() and "\\" not in decoded:
+    if decoded.isprintable() and "\\" not in decoded:
         return decoded  # as most are, and quickly
     return "".join(
         char
-        if char.isprintable()
-        and char != "\\"
-        and char.encode(encoding, "ignore")
+        if char.isprintable() and char != "\\"
         else repr(char.encode("utf-8", "surrogateescape"))[2:-1]
         for char in decoded
     )
 
 
-def standard_output() -> TextIO:
-    """Return standard output.  Raises: SbusError if it is closed."""
-    if sys.stdout is None:
-        raise SbusError("standard output is closed")
-    return sys.stdout
+def show(fields: Sequence[bytes], is_raw: bool = False) -> None:
+    """Print fields, with tabs between, or the last one as it is."""
+    line = "\t".join(map(printable, fields)).encode() + b"\n"
+    sys.stdout.buffer.write(fields[-1] if is_raw else line)
+    sys.stdout.flush()
 
 
-def write(text: bytes, at_once: bool = True) -> None:
-    """Write to standard output.
-
-    Raises: BrokenPipeError if nobody reads it; SbusError.
-    """
-    output = standard_output()
-    try:
-        output.buffer.write(text)
-        if at_once:
-            output.buffer.flush()
-    except OSError as error:
-        # Python writes at exit what is left, and would fail once more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise SbusError(f"standard output: {error.strerror}") from None
-
-
-def write_line(*fields: bytes, at_once: bool = True) -> None:
-    """Print a line, with tabs between its printable fields."""
-    encoding = standard_output().encoding
-    line = "\t".join([printable(field, encoding) for field in fields])
-    write(f"{line}\n".encode(encoding), at_once)
-
-
-@contextlib.contextmanager
-def standard_input() -> Iterator[BinaryIO]:
-    """Give standard input to read.  Raises: SbusError if that fails."""
-    if sys.stdin is None:
-        raise SbusError("standard input is closed")
-    try:
-        yield sys.stdin.buffer
-    except OSError as error:
-        raise SbusError(f"standard input: {error.strerror}") from None
-
-
-def payload_room(bus: Client, word: bytes, key: bytes) -> int:
-    """Return how many bytes of payload a packet has room for."""
-    return bus.packet_bytes_max - len(word + b" " + key + b"\0")
-
-
-def no_room(what: str, room: int) -> PacketTooLarge:
-    """Return the error that tells that what was read is too large."""
-    fits = f"the {room} bytes that fit with this key"
-    return PacketTooLarge(f"{what} holds more than {fits}")
-
-
-def given_payload(payload: str | None, room: int) -> bytes:
+def payload_of(options: Options) -> bytes:
     """Return the payload that an argument gives, or standard input."""
-    if payload not in (None, "-"):
-        return os.fsencode(payload)
-    with standard_input() as file:
-        text = file.read(room + 1)
-    if len(text) > room:
-        raise no_room("standard input", room)
-    return text
+    if options.payload == "-":
+        return sys.stdin.buffer.read()
+    return os.fsencode(options.payload)
 
 
-def input_lines(room: int) -> Iterator[bytes]:
-    """Yield each line of standard input, without its line feed."""
-    with standard_input() as file:
-        lines = iter(functools.partial(file.readline, room + 2), b"")
-        for number, line in enumerate(lines, 1):
-            text = line[:-1] if line.endswith(b"\n") else line
-            if len(text) > room:
-                raise no_room(f"line {number} of standard input", room)
-            yield text
+def sub(bus: Client, options: Options) -> None:
+    """Print what is published, a line each: its key, a tab, its payload."""
+    for pattern in options.pattern or [""]:
+        bus.subscribe(os.fsencode(pattern))
+    end, heard = end_of(options.timeout), 0
+    while heard != options.count:
+        try:
+            received = bus.receive(left_of(end))
+        except TimeoutError:
+            if options.count:
+                what = f"heard {heard} of {options.count:g}"
+                raise SbusError(f"the time is over: {what}") from None
+            return
+        if type(received) is Message:
+            heard += 1
+            show(received, options.raw)
+        elif type(received) is Reconnected:
+            note(f"connected to {bus.address}")
 
 
-# =============================================================================
-# The command line: options
-# =============================================================================
-
-Options = argparse.Namespace
-Argument = tuple[tuple[str, ...], dict[str, Any]]  # what add_argument takes
-
-MAIN_HELP = """
-exit status: 0, or 1 for an error of the bus, 2 for a wrong command line,
-130 if interrupted.  SBUS_ADDRESS in the environment stands for -a, and
-SBUS_MAX_PACKET is the largest packet (409600).
-
-example:
-  sbus sub 'sensors/*/temp' & sbus pub sensors/1/temp 21.5
-"""
+def pub(bus: Client, options: Options) -> None:
+    """Publish, and wait until the server has handled it."""
+    lines = sys.stdin.buffer if options.lines else [payload_of(options)]
+    for line in lines:
+        payload = line.rstrip(b"\n") if options.lines else line
+        bus.publish(os.fsencode(options.key), payload, options.timeout)
+    bus.sync(options.timeout)
 
 
-class Command(NamedTuple):
-    """What a command does, and what its help says."""
-
-    run: Callable[[Options], None]  # its docstring is help
-    example: str
-    arguments: tuple[Argument, ...]
-    has_address: bool = True  # one, by -a
+def request(bus: Client, options: Options) -> None:
+    """Publish a request, and print the payload of the first answer."""
+    key, payload = os.fsencode(options.key), payload_of(options)
+    show([bus.request(key, payload, options.timeout)], options.raw)
 
 
-def command(
-    example: str, *arguments: Argument, has_address: bool = True
-) -> Callable[[Callable[[Options], None]], Command]:
-    """Return what makes a command of a function."""
-    return lambda run: Command(run, example, arguments, has_address)
+def whoami(bus: Client, options: Options) -> None:
+    """Print the credentials by which the server knows this client."""
+    show([bus.whoami(options.timeout).path])
 
 
-def argument(*names: str, **options: Any) -> Argument:
-    """Return an argument, or an option."""
-    return names, options
-
-
-def count_of(text: str) -> int:
-    """Return a count.  Raises: ArgumentTypeError."""
-    if re.fullmatch("0*[1-9][0-9]{0,17}", text):
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-
-
-def amount_of(text: str) -> float:
-    """Return a positive number.  Raises: ArgumentTypeError."""
+def positive(text: str) -> float:
+    """Return the value of an option.  Raises: ArgumentTypeError."""
     with contextlib.suppress(ValueError):
-        if 1e-6 <= float(text) <= 1e9:
+        if 0 < float(text) <= 1e9:
             return float(text)
-    what = f"{text!r} is not a number from 0.000001 to 1000000000"
-    raise argparse.ArgumentTypeError(what)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
 
 
-def flag(name: str, help: str) -> Argument:
-    """Return an option that is there or not."""
-    return argument(name, action="store_true", help=help)
-
-
-def timeout(
-    seconds: float = ANSWER_SECONDS, what: str = "for an answer"
-) -> Argument:
-    """Return the option for how long to wait for the server."""
-    help = f"wait up to S seconds {what} ({seconds:g})"
-    return argument(
-        "--timeout", metavar="S", type=amount_of, help=help, default=seconds
-    )
-
-
-PATTERNS = argument(
-    "pattern",
-    metavar="PATTERN",
-    nargs="*",
-    help="the keys to choose, where '*' is what stands between two '/' and a"
-    " '/' at the end is all below: 'a/*' selects a/b but not a/b/c, 'a/'"
-    " selects both, none at all selects all but secrets; quote it",
-)
-KEY = argument(
-    "key",
-    metavar="KEY",
-    help="the routing key that subscribers' patterns select, such as a/b",
-)
-PAYLOAD = argument(
-    "payload",
-    metavar="PAYLOAD",
-    nargs="?",
-    help="'-' or no PAYLOAD is standard input as it is, a final line feed"
-    " included; write -- before a PAYLOAD that begins with '-'",
-)
-INPUT = argument(
-    "payload", metavar="PAYLOAD", nargs="?", help="'-' is standard input"
-)
-LINES = flag(
-    "--lines", "publish each line of standard input, without its line feed"
-)
-COUNT = argument(
-    "--count", metavar="N", type=count_of, help="end after N messages"
-)
-DURATION = argument(
-    "--timeout", metavar="S", type=amount_of, help="end after S seconds"
-)
-ADDRESS = argument(
-    "-a",
-    "--address",
-    default=argparse.SUPPRESS,  # or a command's would undo ours
-    help="the bus: a path, /dev/unix/abstract/HEX or /dev/fd/N",
-)
-
-
-class OptionParser(argparse.ArgumentParser):
-    """Answers a wrong option with one line and the exit status 2.
-
-    Its help is output like any other: what fails is told.
-    """
+class Parser(argparse.ArgumentParser):
+    """Answers a wrong option with one line and the exit status 2."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"sbus: {message}; --help lists the options\n")
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        if file is sys.stdout:
-            write(message.encode(standard_output().encoding))
-        else:
-            super()._print_message(message, file)
+        note(f"{message}; --help lists the options")
+        sys.exit(2)
 
 
-def option_parsers(
-    commands: Mapping[str, Command],
-) -> tuple[OptionParser, dict[str, OptionParser]]:
-    """Return the parser of the command line, and those of the commands."""
-    parser = OptionParser(
-        prog="sbus",
-        description="Use a message bus.",
-        epilog=MAIN_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    version = f"sbus {__version__}"
-    parser.add_argument("--version", action="version", version=version)
-    parser.add_argument(*ADDRESS[0], **ADDRESS[1])
-    parsers = parser.add_subparsers(
-        metavar="COMMAND", dest="command", required=True
-    )
-    for name, command in commands.items():
-        about = (command.run.__doc__ or "").replace("\n    ", "\n")
-        first = about.partition("\n")[0].rstrip(".")
-        own = parsers.add_parser(
-            name,
-            help=first[:1].lower() + first[1:],
-            description=about,
-            epilog=f"example:\n  sbus {command.example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        own.set_defaults(run=command.run, has_address=command.has_address)
-        address = [ADDRESS] * command.has_address
-        for names, options in (*address, *command.arguments):
-            own.add_argument(*names, **options)
-    return parser, parsers.choices
+def option_parser() -> Parser:
+    """Return the parser of the command line."""
+    parser = Parser(prog="sbus_client.py", epilog=HELP)
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.set_defaults(address=None, reconnect=False)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    where = "the bus: a path, /dev/unix/abstract/HEX or /dev/fd/N"
+    for run, wait in (sub, None), (pub, 60), (request, 5), (whoami, 10):
+        text = run.__doc__
+        own = commands.add_parser(run.__name__, help=text, description=text)
+        add = own.add_argument
+        if run is sub:
+            add("pattern", nargs="*", metavar="PATTERN", help=PATTERNS)
+            add("-n", "--count", type=positive, help="end after so many")
+            add("--reconnect", action="store_true", help="wait for the bus")
+        if run in (pub, request):
+            add("key", metavar="KEY", help="the routing key, such as a/b")
+            either = own.add_mutually_exclusive_group().add_argument
+            what, default = "'-' is standard input", "-" if run is pub else ""
+            either("payload", nargs="?", default=default, help=what)
+        if run is pub:
+            either("--lines", action="store_true", help="of standard input")
+        if run in (sub, request):
+            add("--raw", action="store_true", help="print payloads alone")
+        what = f"end after so many seconds{f' ({wait})' if wait else ''}"
+        add("-t", "--timeout", type=positive, default=wait, help=what)
+        # A default here would undo an address before the command
+        add("-a", "--address", default=argparse.SUPPRESS, help=where)
+        own.set_defaults(run=run)
+    parser.add_argument("-a", "--address", help=where)
+    return parser
 
 
-# =============================================================================
-# The command line: commands
-# =============================================================================
-
-
-def open_bus(
-    options: Options, timeout: Timeout = None, kind: type[Client] = Client
-) -> Client:
-    """Return a client of the bus that -a or the environment names.
-
-    Raises: UsageError; as Client.
-    """
-    limit = os.environ.get("SBUS_MAX_PACKET") or str(PACKET_BYTES_MAX)
-    if not re.fullmatch("[1-9][0-9]{0,9}", limit):
-        raise UsageError(f"SBUS_MAX_PACKET is {limit!r}, and no number")
-    address = getattr(options, "address", None)
-    return kind(address, packet_bytes_max=int(limit), timeout=timeout)
-
-
-def subscribe(bus: Client, patterns: Sequence[str]) -> None:
-    """Subscribe to patterns as the shell gave them, or to all keys."""
-    for pattern in patterns or [""]:
-        bus.subscribe(os.fsencode(pattern))
-
-
-def messages(
-    bus: Client,
-    count: int | None,
-    seconds: float | None,
-    excluded: Sequence[bytes] = (),
-) -> Iterator[Message]:
-    """Yield what is published: so many messages, or for so long.
-
-    What an excluded pattern selects, or is too large, does not count.  What
-    was written meanwhile is printed before it waits for more.
-    Raises: SbusError if the time is over before the count is reached.
-    """
-    end = end_of(seconds)
-    heard = 0
-    while count is None or heard < count:
-        if left_of(end) == 0:
-            if count is None:
-                return
-            raise SbusError(f"the time is over: heard {heard} of {count}")
-        try:
-            received = bus.receive(None, DONTWAIT)
-        except BlockingIOError:
-            wait_to_print(bus, end)
-        except PacketTooLarge as error:
-            note(f"{error}; SBUS_MAX_PACKET raises it")
-        else:
-            if isinstance(received, Message) and not any(
-                matches(pattern, received.key) for pattern in excluded
-            ):
-                heard += 1
-                yield received
-
-
-def wait_to_print(bus: Client, end: End) -> None:
-    """Print what is written, and wait until a message comes, or the end.
-
-    Raises: BrokenPipeError if nobody reads standard output; SbusError.
-    """
-    write(b"")
-    poll = select.poll()
-    poll.register(bus, select.POLLIN)
-    poll.register(standard_output(), 0)  # tells when its reader has gone
-    left = left_of(end)
-    ready = dict(poll.poll(None if left is None else 1000 * left))
-    if ready and bus.fileno() not in ready:
-        raise BrokenPipeError
-
-
-@command(
-    "sub 'sensors/*/temp'",
-    PATTERNS,
-    flag("--raw", "print the payloads alone, as they are"),
-    COUNT,
-    DURATION,
-)
-def sub(options: Options) -> None:
-    r"""Print what is published, a line each: its key, a tab, its payload.
-
-    Bytes that are no printable text are escaped as in a Python bytes literal:
-    a line feed is \n, a backslash \\.  With --count and --timeout, the exit
-    status is 1 if the time is over before the count is reached.
-    """
-    with open_bus(options) as bus:
-        subscribe(bus, options.pattern)
-        try:
-            for message in messages(bus, options.count, options.timeout):
-                if options.raw:
-                    write(message.payload, at_once=False)
-                else:
-                    write_line(*message, at_once=False)
-        finally:
-            write(b"")
-
-
-@command(
-    "pub sensors/1/temp 21.5",
-    KEY,
-    PAYLOAD,
-    LINES,
-    timeout(PUBLISH_SECONDS, "that the bus takes a message"),
-)
-def pub(options: Options) -> None:
-    """Publish, and wait until the server has handled it."""
-    if options.lines and options.payload is not None:
-        raise UsageError("--lines takes no PAYLOAD")
-    key = os.fsencode(options.key)
-    with open_bus(options, options.timeout) as bus:
-        room = payload_room(bus, b"MSG", key)
-        if options.lines:
-            payloads = input_lines(room)
-        else:
-            payloads = iter([given_payload(options.payload, room)])
-        for payload in payloads:
-            bus.publish(key, payload, timeout=options.timeout)
-        bus.sync(options.timeout)
-
-
-@command("whoami", timeout())
-def whoami(options: Options) -> None:
-    """Print the credentials by which the server knows this client.
-
-    They are as in !/cred/GID/UID/PID: what begins so and goes on with '/' is
-    a private key.
-    """
-    with open_bus(options, options.timeout) as bus:
-        write_line(bus.whoami(options.timeout).path)
-
-
-@command(
-    "control '!/cred/whoami'",
-    argument("key", metavar="KEY", help="such as '!/cred/whoami'"),
-    INPUT,
-    timeout(),
-)
-def control(options: Options) -> None:
-    """Send a control message to the server, and wait until it is handled.
-
-    Print the answer, if there is one: its key, a tab, its payload.
-    """
-    key = os.fsencode(options.key)
-    with open_bus(options, options.timeout) as bus:
-        room = payload_room(bus, b"CMSG", key)
-        bus.control(key, given_payload(options.payload or "", room))
-        bus.sync(options.timeout)
-        is_known = key in {WHOAMI, STATS, *MODES}
-        with contextlib.suppress(TimeoutError):
-            while True:
-                write_line(*bus.receive(0))
-                is_known = True
-    if not is_known:
-        what = f"the server does not answer {options.key!r}"
-        raise SbusError(f"{what}, and this client does not know it")
-
-
-@command("ping", timeout())
-def ping(options: Options) -> None:
-    """Print how long the server takes to answer a question."""
-    with open_bus(options, options.timeout) as bus:
-        start = time.perf_counter()
-        bus.sync(options.timeout)
-        milliseconds = 1000 * (time.perf_counter() - start)
-        line = f"{bus.address}: 1 round trip: {milliseconds:.3f} ms"
-        write_line(os.fsencode(line))
-
-
-@command("stats", timeout())
-def stats(options: Options) -> None:
-    """Print what the server has counted, as a JSON object.
-
-    That is for this client; root and the bus owner are told of the clients of
-    each user as well, since the first of those that are connected came.
-    """
-    with open_bus(options, options.timeout) as bus:
-        write(ask(bus, STATS, options.timeout) + b"\n")
-
-
-def ask(bus: Client, key: bytes, timeout: float) -> bytes:
-    """Return the payload of the server's answer to a control message.
-
-    Raises: SbusError if it gives none [CTL-2]; TimeoutError.
-    """
-    bus.control(key)
-    bus.sync(timeout)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    options = option_parser().parse_args(arguments)
     try:
-        return bus.receive_where(lambda got: is_answer(got, key), 0).payload
-    except TimeoutError:
-        what = f"the server at {bus.address} does not answer"
-        raise SbusError(f"{what} {key.decode('latin-1')!r}") from None
-
-
-@command(
-    "request services/time",
-    KEY,
-    INPUT,
-    timeout(),
-)
-def request(options: Options) -> None:
-    """Publish a request, and print what the first who answers it says."""
-    key = os.fsencode(options.key)
-    with open_bus(options, options.timeout) as bus:
-        room = payload_room(bus, b"MSG", key)
-        payload = given_payload(options.payload or "", room)
-        write_line(bus.request(key, payload, options.timeout))
-
-
-@command(
-    "reply services/time date",
-    argument("pattern", metavar="PATTERN", help="the keys to answer"),
-    argument(
-        "run_for_each",
-        metavar="COMMAND",
-        nargs="...",
-        help="and its arguments",
-    ),
-)
-def reply(options: Options) -> None:
-    """Answer each request under the keys that a pattern selects.
-
-    Run a command with the request as its standard input and its key in
-    SBUS_KEY; what it prints is the answer.
-    """
-    if not options.run_for_each:
-        raise UsageError("give a COMMAND that answers")
-    with open_bus(options) as bus:
-        subscribe(bus, [options.pattern])
-        for asked in requests(messages(bus, None, None)):
-            bus.reply(asked, output_of(options.run_for_each, asked))
-
-
-def output_of(words: Sequence[str], asked: Request) -> bytes:
-    """Return what a command prints.  Raises: SbusError if it cannot run."""
-    import subprocess  # no other command needs it
-
-    environment = {**os.environb, b"SBUS_KEY": asked.key}
-    pipe = subprocess.PIPE
-    try:
-        done = subprocess.run(
-            words, input=asked.payload, stdout=pipe, env=environment
-        )
-    except OSError as error:
-        raise SbusError(f"{words[0]}: {error.strerror}") from None
-    if done.returncode:
-        note(f"{words[0]}: status {done.returncode}")
-    return done.stdout
-
-
-COMMANDS: Mapping[str, Command] = {
-    "sub": sub,
-    "pub": pub,
-    "whoami": whoami,
-    "ping": ping,
-    "request": request,
-    "reply": reply,
-    "control": control,
-    "stats": stats,
-}
-
-
-def main(
-    arguments: Sequence[str] | None = None,
-    commands: Mapping[str, Command] = COMMANDS,
-) -> int:
-    """Run the command line; return the exit status.
-
-    0 is success, 1 an error of the bus, 2 of usage, 130 an interruption.
-    """
-    parser, _ = option_parsers(commands)
-    options = Options()
-    try:
-        parser.parse_args(arguments, options)
-        options.run(options)
+        if not (sys.stdin and sys.stdout):
+            raise SbusError("standard input or output is closed")
+        where, waits = options.address, options.reconnect
+        with Client(where, timeout=options.timeout, reconnect=waits) as bus:
+            options.run(bus, options)
         return 0
-    except BrokenPipeError:  # whoever read our output has had enough
-        pass
-    except UsageError as error:
-        parser.error(str(error))
-    except Disconnected as error:
-        elsewhere = error.errno not in (None, errno.EACCES)
-        note(f"{error}{' with -a' * (elsewhere and options.has_address)}")
-    except TimeoutError as error:
-        note(f"{error}: the server hangs, is stopped, or makes us wait")
-    except (SbusError, OSError) as error:
-        note(str(error))
     except KeyboardInterrupt:
         return 130
-    return 1
+    except (SbusError, OSError) as error:
+        if not isinstance(error, BrokenPipeError):  # its reader had enough
+            note(error)
+        # Python writes at exit what is left, and might fail once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
 
 
 if __name__ == "__main__":

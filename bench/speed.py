@@ -778,8 +778,8 @@ def time_calls(
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with (
-        sbus_client.Client(fd=ours.detach()) as near,
-        sbus_client.Client(fd=theirs.detach()) as far,
+        sbus_client.Client(f"/dev/fd/{ours.detach()}") as near,
+        sbus_client.Client(f"/dev/fd/{theirs.detach()}") as far,
     ):
         gate.wait()
         calls = []

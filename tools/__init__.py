@@ -1,8 +1,7 @@
-"""Programs on top of the client: record, top, bridge and others.
+"""The command `sbus`: its programs, on top of sbus_client.
 
-They are the command `sbus`, with those of sbus_client.py, some of which can
-do more here than everybody needs in a drop-in.  A command's file is loaded
-when the command is used.  From the repository it is `python3 tools record
-DIR`; installed, this package is `sbus_tools`, and the command `sbus` is its
-`command_line`.
+command_line finds the command and runs it, options has what the commands
+share, and most of the other files are named for the command that they are.
+From the repository it is `python3 tools sub`; installed, this package is
+`sbus_tools`.
 """

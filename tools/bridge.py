@@ -14,151 +14,108 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import socket
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from sbus_client import (
-    ANSWER_SECONDS,
     AddressError,
     Client,
     ControlMessage,
     Disconnected,
-    Message,
-    Options,
-    Received,
     SbusError,
-    UsageError,
-    argument,
-    command,
-    random_text,
-    subscribe,
 )
 
-from .lenient import open_bus
-from .options import PATTERN_OPTION
-from .stop import PACKETS_A_TURN, Stop, leave
+from . import options as shared
+from .options import Options
+from .stop import Stop, arrived, leave
 
 NOBODY = 65_534  # and the process 0: they have no secrets [CRED-8]
+Lane = Iterator[tuple[Any, int]]  # forwards; says what poll(2) is to wait for
 
 
 class Side(NamedTuple):
-    """A bus that is joined, and how the keys of probes begin there."""
+    """A bus that is joined."""
 
     bus: Client
-    probes: bytes
-
-    def patterns(self, chosen: Sequence[str]) -> list[str]:
-        """Return what the bridge subscribes to."""
-        probes = [os.fsdecode(self.probes)] if self.probes else []
-        return [*(chosen or [""]), *probes]
+    probes: bytes  # what their keys begin with there, if there can be any
+    patterns: Sequence[str]
 
 
-def side_of(bus: Client) -> Side:
-    """Ask a bus who we are there.  Raises: TimeoutError; Disconnected."""
-    gid, uid, pid, path = bus.whoami(ANSWER_SECONDS)
-    if pid == 0 or NOBODY in (gid, uid):
-        return Side(bus, b"")
-    own = path.rindex(b"!/cred/")
-    return Side(bus, path[:own] + b"!/cred//%d//sbus/bridge/" % uid)
+def join(bus: Client, patterns: Sequence[str]) -> Side:
+    """Ask a bus for what is to be forwarded, and to wait for us.
+
+    Raises: TimeoutError; Disconnected.
+    """
+    gid, uid, pid, path = bus.whoami(shared.ANSWER_SECONDS)
+    probes, wanted = b"", [*(patterns or [""])]
+    if pid and NOBODY not in (gid, uid):
+        outer = path[: path.rindex(b"!/cred/")]
+        probes = b"%b!/cred//%d//sbus/bridge/" % (outer, uid)
+        wanted.append(os.fsdecode(probes))
+    bus.control("echo/off")
+    bus.control("blocking/soft/block")
+    shared.subscribe(bus, wanted)
+    return Side(bus, probes, wanted)
 
 
-class Lane:
-    """One direction of a bridge, which must not hear its own probe."""
+def lane(source: Side, target: Side, own_probe: bytes) -> Lane:
+    """Forward from one bus to the other until a control message comes.
 
-    def __init__(self, source: Side, target: Side, probe: bytes) -> None:
-        self.source, self._probes = source
-        self.target, self._probes_there = target
-        self._probe = probe
-        self.has_ended = False
-        self._held: Received | None = None  # received, and not yet published
-
-    def wanted(self) -> tuple[Client, int]:
-        """Return the event of poll(2) without which nothing goes on."""
-        if self._held is None:
-            return self.source, select.POLLIN
-        return self.target, select.POLLOUT
-
-    def forward(self) -> bool:
-        """Publish what is received, up to the packets of a turn.
-
-        Return whether neither side has us wait for more.
-        Raises: Disconnected; SbusError if there is another way.
-        """
-        try:
-            for _ in range(PACKETS_A_TURN):
-                self._step(socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        return True
-
-    def finish(self) -> None:
-        """Publish what a bus that has ended has left, however long it takes.
-
-        There is nothing to do if it is the other bus that has ended.
-        """
-        with contextlib.suppress(BlockingIOError, Disconnected):
+    Raises: Disconnected; SbusError if there is another way.
+    """
+    one, other = source.bus, target.bus
+    while True:
+        for received in arrived(one):
+            if isinstance(received, ControlMessage):
+                return
+            key, payload = received
+            if source.probes and key.startswith(source.probes):
+                probe = key[len(source.probes) :]
+                if probe == own_probe:
+                    raise SbusError(
+                        f"{other.address} and {one.address} are joined"
+                        " already: messages would go round for ever"
+                    )
+                key = target.probes + probe
             while True:
-                self._step(0)
-
-    def _step(self, flags: int) -> None:
-        """Publish a message.  Raises: BlockingIOError; SbusError."""
-        if self._held is None:
-            self._held = self.source.receive(flags=socket.MSG_DONTWAIT)
-        if isinstance(self._held, Message):
-            self.target.publish(*self._translated(self._held), flags=flags)
-        self.has_ended |= isinstance(self._held, ControlMessage)
-        self._held = None
-
-    def _translated(self, message: Message) -> Message:
-        """Return what to publish: of a probe, with the key of that bus.
-
-        Raises: SbusError if it is our own.
-        """
-        if not self._probes or not message.key.startswith(self._probes):
-            return message
-        probe = message.key[len(self._probes) :]
-        if probe == self._probe:
-            raise SbusError(
-                f"{self.target.address} and {self.source.address} are joined"
-                " already: messages would go round for ever"
-            )
-        return Message(self._probes_there + probe, message.payload)
+                try:
+                    other.publish(key, payload, 0)
+                    break
+                except TimeoutError:
+                    yield other.socket, select.POLLOUT
+        yield one, select.POLLIN
 
 
-def join(side: Side, patterns: Sequence[str]) -> None:
-    """Ask a bus for what is to be forwarded, and to wait for us."""
-    side.bus.control("echo/off")
-    side.bus.control("blocking/soft/block")
-    subscribe(side.bus, side.patterns(patterns))
-
-
-def forward_all(
-    lanes: Sequence[Lane], sides: Sequence[Side], patterns: Sequence[str]
-) -> None:
+def forward(lanes: Sequence[Lane], sides: Sequence[Side]) -> None:
     """Forward in both directions until a signal comes.
 
     Neither direction waits for the other one.
     Raises: Disconnected when a bus ends; SbusError if there is another way.
     """
     with Stop() as stop:
-        while True:
-            are_busy = [lane.forward() for lane in lanes]
-            if all(lane.has_ended for lane in lanes):
-                return
-            wanted: dict[Client, int] = {}
-            for lane in lanes:
-                bus, event = lane.wanted()
-                wanted[bus] = wanted.get(bus, 0) | event
-            if stop.wait(wanted, 0 if any(are_busy) else None):
+        while events := [e for each in lanes if (e := next(each, None))]:
+            if stop.wait(dict(events)):
                 for side in sides:
-                    leave(side.bus, side.patterns(patterns))
+                    leave(side.bus, side.patterns)
 
 
-@command(
+def finish(lane: Lane) -> None:
+    """Publish what a bus that has ended has left, however long it takes.
+
+    There is nothing to do if it is the other bus that has ended.
+    """
+    with contextlib.suppress(Disconnected):
+        for file, event in lane:
+            poll = select.poll()
+            poll.register(file, event)
+            if not poll.poll(0 if event == select.POLLIN else None):
+                return
+
+
+@shared.command(
     "bridge /tmp/one.bus /tmp/other.bus --pattern 'shared/'",
-    argument("addresses", metavar="ADDRESS", nargs=2, help="a bus"),
-    PATTERN_OPTION,
+    shared.argument("addresses", metavar="ADDRESS", nargs=2, help="a bus"),
+    shared.PATTERN_OPTION,
     has_address=False,
 )
 def bridge(options: Options) -> None:
@@ -172,27 +129,28 @@ def bridge(options: Options) -> None:
     bridges of its own user, ends with the exit status 1.
     """
     if hasattr(options, "address"):
-        raise UsageError("bridge takes two addresses and no -a")
+        raise shared.UsageError("bridge takes two addresses and no -a")
     one, other = options.addresses
+    wait = shared.ANSWER_SECONDS
     with (
-        open_bus(Options(address=one), ANSWER_SECONDS) as one_bus,
-        open_bus(Options(address=other), ANSWER_SECONDS) as other_bus,
+        shared.open_bus(Options(address=one), wait) as one_bus,
+        shared.open_bus(Options(address=other), wait) as other_bus,
     ):
         name = one_bus.socket.getpeername()
         if name and name == other_bus.socket.getpeername():
             raise AddressError(f"{one} and {other} are the same bus")
-        left, right = sides = [side_of(bus) for bus in (one_bus, other_bus)]
-        for side in sides:
-            join(side, options.pattern)
-        right.bus.sync(ANSWER_SECONDS)  # the probe cannot come before
-        probe = random_text()
+        left, right = sides = [
+            join(bus, options.pattern) for bus in (one_bus, other_bus)
+        ]
+        right.bus.sync(wait)  # the probe cannot come before
+        probe = os.urandom(16).hex().encode("ascii")
         if left.probes and right.probes:
             left.bus.publish(left.probes + probe)
-        left.bus.sync(ANSWER_SECONDS)
-        lanes = [Lane(left, right, probe), Lane(right, left, probe)]
+        left.bus.sync(wait)
+        lanes = [lane(left, right, probe), lane(right, left, probe)]
         try:
-            forward_all(lanes, sides, options.pattern)
+            forward(lanes, sides)
         except Disconnected:
-            for lane in lanes:
-                lane.finish()
+            for each in lanes:
+                finish(each)
             raise

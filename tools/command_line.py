@@ -1,4 +1,4 @@
-"""The command `sbus`: those of sbus_client.py, and those of this package."""
+"""The command `sbus`: finds the command that is asked for, and runs it."""
 
 from __future__ import annotations
 
@@ -6,47 +6,76 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-import sbus_client
-from sbus_client import Command
+from sbus_client import SbusError
 
-MODULES = {  # where each command is, instead of in sbus_client.py
-    "sub": "sub",
-    "pub": "pub",
-    "whoami": None,
-    "ping": "ping",
-    "request": None,
-    "reply": None,
-    "control": None,
-    "stats": "stats",
-    "record": "record",
-    "top": "top",
-    "bridge": "bridge",
-    "completion": "completion",
+from . import options as shared
+
+COMMANDS = [
+    *("sub", "pub", "request", "reply", "whoami", "ping", "control"),
+    *("stats", "clients", "top", "record", "bridge", "load"),
+    *("completion", "help"),
+]
+FILES = {  # where a command is, if that is not its name
+    "reply": "request",
+    "whoami": "control",
+    "ping": "control",
+    "clients": "stats",
+    "help": "command_line",
 }
 
 
-def load(name: str) -> Command:
-    """Return a command."""
-    module = MODULES[name]
-    if module is None:
-        return sbus_client.COMMANDS[name]
-    found = importlib.import_module(f".{module}", __package__)
-    command: Command = getattr(found, name)
-    return command
+def all_commands(names: Sequence[str] = COMMANDS) -> dict[str, shared.Command]:
+    """Return commands by their names."""
+    found = {}
+    for name in names:
+        file = f".{FILES.get(name, name)}"
+        found[name] = getattr(importlib.import_module(file, __package__), name)
+    return found
 
 
-def all_commands() -> dict[str, Command]:
-    """Return all commands by their names."""
-    return {name: load(name) for name in MODULES}
+def command_of(words: Sequence[str]) -> str:
+    """Return the first word that is no option, and no option's value."""
+    before = ""
+    for word in words:
+        # An equals sign is a word of its own to the completion of bash
+        if word[:1] not in "-=" and before not in ("-a", "--address", "="):
+            return word
+        before = word
+    return ""
+
+
+@shared.command(
+    "help sub",
+    shared.argument("topic", metavar="COMMAND", nargs="?", choices=COMMANDS),
+    has_address=False,
+)
+def help(options: shared.Options) -> None:
+    """Print what a command does and what its options are."""
+    parser, parsers = shared.option_parsers(all_commands())
+    parsers.get(options.topic, parser).print_help()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status, as sbus_client.main.
+    """Run the command line; return the exit status.
 
-    Where a command comes first, or behind an address, no other is loaded.
+    0 is success, 1 an error of the bus, 2 of usage, 130 an interruption.
+    No command is loaded but the one that is asked for.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    has_address = words[:1] in (["-a"], ["--address"])
-    name = "".join(words[2:3] if has_address else words[:1])
-    commands = {name: load(name)} if name in MODULES else all_commands()
-    return sbus_client.main(words, commands)
+    name = command_of(words)
+    known = [name] if name in COMMANDS else COMMANDS
+    parser, _ = shared.option_parsers(all_commands(known))
+    try:
+        options = parser.parse_args(words)
+        shared.remarks_are_wanted = not hasattr(options, "quiet")
+        options.run(options)
+        return 0
+    except BrokenPipeError:  # whoever read our output has had enough
+        return 1
+    except shared.UsageError as error:
+        parser.error(str(error))
+    except (SbusError, OSError) as error:
+        shared.complain(error)
+        return 1
+    except KeyboardInterrupt:
+        return 130

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from sbus_client import Message
 
+ERRORS = (ValueError, LookupError, TypeError, AttributeError, RuntimeError)
+
 
 def json_line(fields: Mapping[str, object]) -> bytes:
     """Return a line of JSON, in ASCII."""
@@ -28,7 +30,7 @@ def as_json(message: Message, when: int | None) -> bytes:
 def parse_json(line: bytes) -> Message:
     """Return the message that as_json, or a recorder, has written as a line.
 
-    Raises: ValueError, LookupError, TypeError or AttributeError if it is none.
+    Raises: one of ERRORS if it is none.
     """
     fields = json.loads(line)
     if "rec" in fields:  # a recorder's: each byte is one code point

@@ -1,18 +1,186 @@
-"""Options that some of these commands share."""
+"""What the commands share: their options, standard streams, and the bus."""
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
+import contextlib
+import os
+import re
+import select
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple, NoReturn, TextIO
 
-from sbus_client import Argument, amount_of, argument, count_of
-
-PATTERN_OPTION = argument(
-    "--pattern",
-    metavar="PATTERN",
-    action="append",
-    default=[],
-    help="the keys to choose, as for sub; may be repeated; all by default",
+import sbus_client
+from sbus_client import (
+    PACKET_BYTES_MAX,
+    Client,
+    Message,
+    PacketTooLarge,
+    Received,
+    Reconnected,
+    SbusError,
+    Timeout,
+    __version__,
+    end_of,
+    left_of,
+    printable,
 )
+
+ANSWER_SECONDS = 10.0  # in which a server is to answer
+PUBLISH_SECONDS = 60.0  # in which the bus is to take a message
+
+
+class UsageError(SbusError):
+    """A command line is wrong: the exit status is 2."""
+
+
+# ==== Standard streams =======================================================
+
+remarks_are_wanted = True  # what --quiet changes
+
+
+def complain(text: object) -> None:
+    """Print a line to standard error, if anything can be printed there."""
+    line = re.sub("[\0-\x1f\x7f]", lambda c: rf"\x{ord(c[0]):02x}", str(text))
+    with contextlib.suppress(OSError, AttributeError):  # it is full, or closed
+        sys.stderr.write(f"sbus: {line}\n")
+        sys.stderr.flush()
+
+
+def note(text: object) -> None:
+    """Print a line to standard error, unless --quiet forbids remarks."""
+    if remarks_are_wanted:
+        complain(text)
+
+
+def standard_output() -> TextIO:
+    """Return standard output.  Raises: SbusError if it is closed."""
+    if sys.stdout is None:
+        raise SbusError("standard output is closed")
+    return sys.stdout
+
+
+def write(text: bytes, at_once: bool = True) -> None:
+    """Write to standard output.
+
+    Raises: BrokenPipeError if nobody reads it; SbusError.
+    """
+    output = standard_output()
+    try:
+        output.buffer.write(text)
+        if at_once:
+            output.buffer.flush()
+    except OSError as error:
+        # Python writes at exit what is left, and would fail once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise SbusError(f"standard output: {error.strerror}") from None
+
+
+def write_line(*fields: bytes) -> None:
+    """Print a line, with tabs between its printable fields."""
+    write("\t".join(map(printable, fields)).encode() + b"\n")
+
+
+def write_table(rows: Iterable[Sequence[str]]) -> None:
+    """Print a table: a heading, then rows; numbers are ranged right."""
+    columns = []
+    for heading, *cells in zip(*rows):
+        has_text = re.search("[a-z]", "".join(cells))
+        width = max(map(len, (heading, *cells)))
+        align = str.ljust if has_text else str.rjust
+        columns.append([align(cell, width) for cell in (heading, *cells)])
+    for row in zip(*columns):
+        write(" ".join(row).encode("utf-8", "backslashreplace") + b"\n")
+
+
+@contextlib.contextmanager
+def standard_input() -> Iterator[BinaryIO]:
+    """Give standard input to read.  Raises: SbusError if that fails."""
+    if sys.stdin is None:
+        raise SbusError("standard input is closed")
+    try:
+        yield sys.stdin.buffer
+    except OSError as error:
+        raise SbusError(f"standard input: {error.strerror}") from None
+
+
+def given_payload(payload: str | None, bytes_max: int) -> bytes:
+    """Return the payload that an argument gives, or standard input.
+
+    Of what is larger than any packet it returns only the beginning.
+    """
+    if payload not in (None, "-"):
+        return os.fsencode(payload)
+    with standard_input() as file:
+        return file.read(bytes_max + 1)
+
+
+# ==== Options ================================================================
+
+Options = argparse.Namespace
+Argument = Callable[[Any], object]  # adds itself to a parser
+SHORT = {"--count": "-n", "--timeout": "-t", "--quiet": "-q"}
+
+
+class Command(NamedTuple):
+    """What a command does, and what its help says."""
+
+    run: Callable[[Options], None]  # its docstring is help
+    example: str
+    arguments: tuple[Argument, ...]
+    has_address: bool  # one, by -a
+
+
+def command(
+    example: str, *arguments: Argument, has_address: bool = True
+) -> Callable[[Callable[[Options], None]], Command]:
+    """Return what makes a command of a function."""
+    return lambda run: Command(run, example, arguments, has_address)
+
+
+def argument(*names: str, **options: Any) -> Argument:
+    """Return an argument, or an option; some have a short name as well."""
+    short = [SHORT[name] for name in names if name in SHORT]
+    return lambda parser: parser.add_argument(*short, *names, **options)
+
+
+def either(*arguments: Argument) -> Argument:
+    """Return arguments of which only one can be given."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        add_all(parser.add_mutually_exclusive_group(), *arguments)
+
+    return add
+
+
+def add_all(parser: Any, *arguments: Argument) -> None:
+    """Add arguments to a parser, or to a group of one."""
+    for add in arguments:
+        add(parser)
+
+
+def count_of(text: str) -> int:
+    """Return a count.  Raises: ArgumentTypeError."""
+    if re.fullmatch("0*[1-9][0-9]{0,17}", text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+
+
+def amount_of(text: str) -> float:
+    """Return a positive number.  Raises: ArgumentTypeError."""
+    with contextlib.suppress(ValueError):
+        if 1e-6 <= float(text) <= 1e9:
+            return float(text)
+    what = f"{text!r} is not a number from 0.000001 to 1000000000"
+    raise argparse.ArgumentTypeError(what)
+
+
+def flag(name: str, help: str, **options: Any) -> Argument:
+    """Return an option that is there or not."""
+    return argument(name, action="store_true", help=help, **options)
 
 
 def number(name: str, help: str, **options: Any) -> Argument:
@@ -24,3 +192,187 @@ def amount(name: str, metavar: str, help: str, **options: Any) -> Argument:
     """Return an option with a positive number."""
     options.update(metavar=metavar, type=amount_of, help=help)
     return argument(name, **options)
+
+
+def timeout(
+    seconds: float = ANSWER_SECONDS, what: str = "for an answer"
+) -> Argument:
+    """Return the option for how long to wait for the server."""
+    help = f"wait up to S seconds {what} ({seconds:g})"
+    return amount("--timeout", "S", help, default=seconds)
+
+
+CHOICE = " ".join(sbus_client.PATTERNS.split())
+PATTERNS = argument("pattern", metavar="PATTERN", nargs="*", help=CHOICE)
+CHOICE = "the keys to choose, as for sub; may be repeated; all by default"
+LIST: dict[str, Any] = {
+    "metavar": "PATTERN",
+    "action": "append",
+    "default": [],
+}
+PATTERN_OPTION = argument("--pattern", **LIST, help=CHOICE)
+KEY: dict[str, Any] = {
+    "metavar": "KEY",
+    "help": "the routing key that subscribers' patterns select, such as a/b",
+}
+PAYLOAD: dict[str, Any] = {"metavar": "PAYLOAD", "nargs": "?"}
+INPUT = argument("payload", **PAYLOAD, help="'-' is standard input")
+COUNT = number("--count", "end after N messages")
+DURATION = amount("--timeout", "S", "end after S seconds")
+OURS = argparse.SUPPRESS  # a command's own default would undo ours
+WHERE = "the bus: a path, /dev/unix/abstract/HEX or /dev/fd/N"
+ADDRESS = argument("-a", "--address", default=OURS, help=WHERE)
+QUIET = flag("--quiet", "print errors, but no remarks", default=OURS)
+MAIN_HELP = """
+exit status: 0, or 1 for an error of the bus, 2 for a wrong command line,
+130 if interrupted.  SBUS_ADDRESS in the environment stands for -a, and
+SBUS_MAX_PACKET is the largest packet (409600).
+
+example:
+  sbus sub 'sensors/*/temp' & sbus pub sensors/1/temp 21.5
+"""
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Tells what is wrong in a line, and prints help as any other output."""
+
+    def error(self, message: str) -> NoReturn:
+        complain(f"{message}; --help lists the options")
+        sys.exit(2)
+
+    def long_options(self) -> list[str]:
+        """Return the long names of all options."""
+        return [n for n in self._option_string_actions if n[:2] == "--"]
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        write(message.encode())
+
+
+def option_parsers(
+    commands: Mapping[str, Command],
+) -> tuple[OptionParser, dict[str, OptionParser]]:
+    """Return the parser of the command line, and those of the commands."""
+    layout: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = OptionParser("sbus", epilog=MAIN_HELP, **layout)
+    parser.description = "Use a message bus."
+    version = f"sbus {__version__}"
+    parser.add_argument("--version", action="version", version=version)
+    add_all(parser, ADDRESS, QUIET)
+    parsers = parser.add_subparsers(metavar="COMMAND", dest="command")
+    parsers.required = True
+    for name, command in commands.items():
+        about = (command.run.__doc__ or "").replace("\n    ", "\n").rstrip()
+        first = about.partition("\n")[0].rstrip(".")
+        first = first[:1].lower() + first[1:]
+        own = parsers.add_parser(name, help=first, description=about, **layout)
+        own.epilog = f"example:\n  sbus {command.example}"
+        own.set_defaults(run=command.run)
+        address = [ADDRESS] * command.has_address
+        add_all(own, *address, *command.arguments, QUIET)
+    return parser, parsers.choices
+
+
+# ==== The bus ================================================================
+
+
+class LenientClient(Client):
+    """A client that skips what is too large for it, and says so."""
+
+    skipped = 0
+
+    def close(self) -> None:
+        if self.skipped > 1:
+            note(f"{self.skipped:,} messages were too large")
+        self.skipped = 0
+        super().close()
+
+    def receive(self, timeout: Timeout = None) -> Received:
+        while True:
+            try:
+                return super().receive(timeout)
+            except PacketTooLarge as error:
+                if not self.skipped:
+                    note(f"{error}; SBUS_MAX_PACKET raises it")
+                self.skipped += 1
+
+
+def open_bus(
+    options: Options, timeout: Timeout = None, reconnect: bool = False
+) -> Client:
+    """Return a client of the bus that -a or the environment names.
+
+    Raises: UsageError; as Client.
+    """
+    limit = os.environ.get("SBUS_MAX_PACKET") or str(PACKET_BYTES_MAX)
+    if not re.fullmatch("[1-9][0-9]{0,9}", limit):
+        raise UsageError(f"SBUS_MAX_PACKET is {limit!r}, and no number")
+    address = getattr(options, "address", None)
+    bus = LenientClient(
+        address,
+        timeout=timeout,
+        packet_bytes_max=int(limit),
+        reconnect=reconnect,
+    )
+    if bus.retry_in() is not None:
+        note(f"there is no bus at {bus.address} yet: waiting for it")
+    return bus
+
+
+def subscribe(bus: Client, patterns: Sequence[str]) -> None:
+    """Subscribe to patterns as the shell gave them, or to all keys."""
+    for pattern in patterns or [""]:
+        bus.subscribe(os.fsencode(pattern))
+
+
+Selector = Callable[[bytes], object]  # returns what is true for some keys
+
+
+def messages(
+    bus: Client,
+    count: int | None = None,
+    seconds: float | None = None,
+    excluded: Selector | None = None,
+) -> Iterator[Message]:
+    """Yield what is published: so many messages, or for so long.
+
+    What is excluded does not count.  What was written meanwhile is printed
+    before it waits for more.  A lost bus and a new one are remarks.
+    Raises: SbusError if the time is over before the count is reached.
+    """
+    end, heard = end_of(seconds), 0
+    is_lost = bus.retry_in() is not None
+    while heard != count:
+        if left_of(end) == 0:
+            if count is None:
+                return
+            raise SbusError(f"the time is over: heard {heard} of {count}")
+        try:
+            received = bus.receive(0)
+        except TimeoutError:
+            if bus.retry_in() is not None and not is_lost:
+                note(f"the bus at {bus.address} is gone: waiting for another")
+                is_lost = True
+            wait_to_print(bus, end)
+            continue
+        if type(received) is Message:
+            if not (excluded and excluded(received.key)):
+                heard += 1
+                yield received
+        elif type(received) is Reconnected:
+            note(f"connected to {bus.address}")
+            is_lost = False
+
+
+def wait_to_print(bus: Client, end: float | None) -> None:
+    """Print what is written, and wait until a message may come, or the end.
+
+    Raises: BrokenPipeError if nobody reads standard output; SbusError.
+    """
+    write(b"")
+    poll = select.poll()
+    poll.register(bus, select.POLLIN)
+    poll.register(standard_output(), 0)  # tells when its reader has gone
+    waits = [s for s in (left_of(end), bus.retry_in()) if s is not None]
+    ready = dict(poll.poll(1000 * min(waits) if waits else None))
+    if ready and bus.fileno() not in ready:
+        raise BrokenPipeError

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from . import options
+
 CLEAR_LINE = "\x1b[K"  # from the cursor to the end of the line
 PROGRESS_SECONDS = 0.2
 
@@ -20,7 +22,8 @@ class Progress:
     """A line that is written over, if standard error is a terminal."""
 
     def __init__(self) -> None:
-        self.is_seen = is_terminal(sys.stderr)
+        is_wanted = options.remarks_are_wanted
+        self.is_seen = is_wanted and is_terminal(sys.stderr)
         self._due = time.monotonic() + PROGRESS_SECONDS
         self._describe: Callable[[], str] = str
         self._is_shown = False

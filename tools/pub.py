@@ -1,4 +1,4 @@
-"""pub: that of sbus_client.py, and more that it publishes, at a rate."""
+"""pub: publish an argument, or standard input whole or in parts, at a rate."""
 
 from __future__ import annotations
 
@@ -7,80 +7,52 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 
-from sbus_client import (
-    KEY,
-    LINES,
-    PAYLOAD,
-    PUBLISH_SECONDS,
-    Client,
-    Message,
-    Options,
-    SbusError,
-    UsageError,
-    argument,
-    command,
-    flag,
-    given_payload,
-    input_lines,
-    no_room,
-    open_bus,
-    payload_room,
-    standard_input,
-    timeout,
-)
+from sbus_client import PacketError, PacketTooLarge, SbusError
 
-from .json_lines import parse_json
-from .options import amount, number
+from . import json_lines
+from . import options as shared
 from .progress import Progress
 
 INPUT_BYTES = 65_536  # read at once
+JSON_BYTES_MAX = 8  # of a line, for each byte that a packet may have
 LATE_SECONDS = 0.2  # that a rate makes up for
+INPUT = """'-' or no PAYLOAD is standard input as it is, a final line feed
+included; write -- before a PAYLOAD that begins with '-'"""
 KeyAndPayload = tuple[bytes, bytes]  # as a Message is
 
 
-def input_parts(room: int) -> Iterator[bytes]:
-    """Yield each part of standard input up to a NUL byte, and the last.
+def input_parts(end: bytes, bytes_max: int) -> Iterator[bytes]:
+    """Yield each part of standard input up to an end, and the last.
 
-    Raises: SbusError; PacketTooLarge.
-    """
-    with standard_input() as file:
-        left = b""
-        while text := os.read(file.fileno(), INPUT_BYTES):
-            *parts, left = (left + text).split(b"\0")
-            if max(map(len, (*parts, left))) > room:
-                raise no_room("a part of standard input", room)
-            yield from parts
-        if left:
-            yield left
-
-
-def input_messages() -> Iterator[Message]:
-    """Yield what the lines of standard input say in JSON.
-
+    A part that is larger than anything that fits is the last: its beginning.
     Raises: SbusError.
     """
-    with standard_input() as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield parse_json(line)
-            except (ValueError, LookupError, TypeError, AttributeError):
-                what = f"line {number} of standard input is no message, as"
-                raise SbusError(f"{what} sub --json writes it") from None
+    left = b""
+    with shared.standard_input() as file:
+        while len(left) <= bytes_max:
+            if not (text := os.read(file.fileno(), INPUT_BYTES)):
+                break
+            *parts, left = (left + text).split(end)
+            yield from parts
+    if left:
+        yield left
 
 
-def given_messages(options: Options, bus: Client) -> Iterable[KeyAndPayload]:
+def given_messages(
+    options: shared.Options, bytes_max: int
+) -> Iterable[KeyAndPayload]:
     """Return what the command line asks to publish.
 
-    Raises: SbusError; PacketTooLarge.
+    Raises: SbusError; one of json_lines.ERRORS.
     """
     if options.json:
-        return input_messages()
+        lines = input_parts(b"\n", JSON_BYTES_MAX * bytes_max)
+        return map(json_lines.parse_json, lines)
     key = os.fsencode(options.key)
-    room = payload_room(bus, b"MSG", key)
     if options.lines or options.null:
-        parts = input_parts if options.null else input_lines
-        return zip(itertools.repeat(key), parts(room))
-    payload = given_payload(options.payload, room)
+        end = b"\0" if options.null else b"\n"
+        return zip(itertools.repeat(key), input_parts(end, bytes_max))
+    payload = shared.given_payload(options.payload, bytes_max)
     return itertools.repeat((key, payload), options.repeat or 1)
 
 
@@ -95,51 +67,53 @@ def paced(
         yield message
 
 
-def check_pub(options: Options) -> None:
-    """Raise UsageError if what is to be published is said twice, or not."""
-    ways = options.json + options.lines + options.null
-    if ways > 1:
-        raise UsageError("--json, --lines and --null exclude each other")
-    if ways and (options.payload is not None or options.repeat):
-        what = "--json, --lines and --null take neither a PAYLOAD nor"
-        raise UsageError(f"{what} --repeat")
-    if options.json == (options.key is not None):
-        raise UsageError("give a KEY, or --json, whose lines have it")
-
-
-@command(
+@shared.command(
     "pub sensors/1/temp 21.5",
-    argument(*KEY[0], **KEY[1], nargs="?"),
-    PAYLOAD,
-    LINES,
-    flag("--null", "the same for what ends with a NUL byte"),
-    flag(
-        "--json",
-        "publish what standard input says, a line each as `sub --json` and"
-        " `record` write it",
+    shared.argument("key", **shared.KEY, nargs="?"),
+    shared.either(
+        shared.argument("payload", **shared.PAYLOAD, help=INPUT),
+        shared.flag("--lines", "publish each line of standard input"),
+        shared.flag("--null", "the same for what ends with a NUL byte"),
+        shared.flag("--json", "publish the lines of `sub --json` or `record`"),
     ),
-    number("--repeat", "publish it N times"),
-    amount("--rate", "R", "publish at most R messages a second"),
-    timeout(PUBLISH_SECONDS, "that the bus takes a message"),
+    shared.number("--repeat", "publish the PAYLOAD N times"),
+    shared.amount("--rate", "R", "publish at most R messages a second"),
+    shared.timeout(shared.PUBLISH_SECONDS, "that the bus takes a message"),
 )
-def pub(options: Options) -> None:
+def pub(options: shared.Options) -> None:
     """Publish, and wait until the server has handled it."""
-    check_pub(options)
-    start = time.monotonic()
+    if options.json == (options.key is not None):
+        what = "give a KEY, or --json, whose lines have it"
+        raise shared.UsageError(what)
+    are_parts = options.json or options.lines or options.null
+    if are_parts and options.repeat:
+        raise shared.UsageError("--repeat is for a PAYLOAD, not for parts")
+    start, sent = time.monotonic(), 0
     total = f" of {options.repeat:,}" if options.repeat else ""
-    sent = 0
 
     def describe() -> str:
         rate = sent / (time.monotonic() - start)
         return f"{sent:,}{total} messages, {rate:,.1f} a second"
 
-    with open_bus(options, options.timeout) as bus, Progress() as progress:
-        messages = given_messages(options, bus)
+    with (
+        shared.open_bus(options, options.timeout) as bus,
+        Progress() as progress,
+    ):
+        messages = given_messages(options, bus.packet_bytes_max)
         if options.rate:
             messages = paced(messages, options.rate)
-        for key, payload in messages:
-            bus.publish(key, payload, 0, options.timeout)
-            sent += 1
-            if progress.is_seen:
-                progress.show(describe)
+        try:
+            for key, payload in messages:
+                bus.publish(key, payload, options.timeout)
+                sent += 1
+                if progress.is_seen:
+                    progress.show(describe)
+        except (PacketError, PacketTooLarge) as error:
+            where = f"message {sent + 1}: " if are_parts else ""
+            raise SbusError(f"{where}{error}") from None
+        except json_lines.ERRORS as error:
+            if isinstance(error, SbusError):
+                raise
+            what = "of standard input is no message, as sub --json writes it"
+            raise SbusError(f"line {sent + 1} {what}") from None
         bus.sync(options.timeout)

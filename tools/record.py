@@ -18,63 +18,48 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
-import io
 import itertools
 import json
 import os
 import re
 import select
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-from sbus_client import (
-    ControlMessage,
-    Message,
-    Options,
-    SbusError,
-    argument,
-    command,
-    note,
-    subscribe,
-    timeout,
-)
+from sbus_client import ControlMessage, Message, SbusError, end_of, left_of
 
+from . import options as shared
 from .json_lines import json_line
-from .lenient import open_bus
-from .options import PATTERN_OPTION, amount
+from .options import Options
 from .progress import Progress
 from .stop import Stop, arrived, leave
 
-if TYPE_CHECKING:  # it takes long, and is imported where it is used
-    from concurrent.futures import Future
-
 KEEPING_SECONDS = 0.1  # between two looks at whether the helper is done
 WRITE_BYTES = 1 << 20  # that are collected before they are written
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 SEGMENT_MODE = 0o640  # messages may be nobody else's business
+HOW_FAR = "{0.n:,} messages, segment {0.segments:,}"
 
 
-def sync_directory(directory: Path) -> None:
-    """Return once the names in a directory are on disk."""
-    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def keep(file: BinaryIO, hidden: Path) -> None:
+def keep(file: BinaryIO, hidden: Path, count: int) -> int:
     """Give a segment of whole lines its name; remove it if it is empty.
 
-    Closes the file.  Raises: OSError.
+    Closes the file.  Returns *count*, once all is on disk.  Raises: OSError.
     """
     with file:
-        if not os.fstat(file.fileno()).st_size:
+        if os.fstat(file.fileno()).st_size:
+            os.fsync(file.fileno())
+            hidden.rename(hidden.with_name(hidden.name[1:]))
+        else:
             hidden.unlink()
-            return
-        os.fsync(file.fileno())
-        hidden.rename(hidden.with_name(hidden.name[1:]))
-        sync_directory(hidden.parent)
+    directory = os.open(hidden.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return count
 
 
 def is_whole(line: bytes) -> bool:
@@ -105,16 +90,14 @@ def recover(hidden: Path) -> int:
             lines += 1
             size += len(line)
         file.truncate(size)
-        keep(file, hidden)
-    return lines
+        return keep(file, hidden, lines)
+    return 0
 
 
 class Recorder:
     """Writes messages to a new capture in a directory."""
 
     def __init__(self, directory: Path, bytes_max: int, seconds_max: float):
-        from concurrent.futures import Future, ThreadPoolExecutor
-
         self.directory = directory
         self.bytes_max = bytes_max
         self.seconds_max = seconds_max
@@ -125,11 +108,8 @@ class Recorder:
         self.rec = f"{name}_{moment}_{os.urandom(4).hex()}"
         self.n = 0  # the number of the last message
         self.segments = 0
-        self._lines = bytearray()  # not yet written
         self._helper = ThreadPoolExecutor(1)
-        self._keeping: Future[None] = Future()  # the segment before
-        self._keeping.set_result(None)  # there is none
-        self._ended = 0  # messages up to the end of that
+        self._keeping: Future[int] = self._helper.submit(int)  # nothing yet
         self._kept = 0  # messages in segments that have their name
 
     def __enter__(self) -> Recorder:
@@ -156,42 +136,34 @@ class Recorder:
         """Recover what recorders on this host have left."""
         for hidden in sorted(self.directory.glob(f".{self.name_of_host}_*")):
             try:
-                lines = recover(hidden)
+                if lines := recover(hidden):
+                    what = f"{hidden.name[1:]} is recovered"
+                    shared.note(f"{what}: {lines:,} messages")
             except OSError as error:
-                note(f"{hidden} is not recovered: {error.strerror}")
-            else:
-                if lines:
-                    note(f"{hidden.name[1:]} is recovered: {lines:,} messages")
+                shared.note(f"{hidden} is not recovered: {error.strerror}")
 
     def _begin(self) -> None:
         """Create the next segment."""
         self.segments += 1
         name = f".{self.rec}-{self.segments:06}.jsonl"
         self._hidden = self.directory / name
-        self._size = 0
         self._end: float | None = None  # there is none before a first line
         while True:
-            self._file = io.FileIO(self._hidden, "x", opener=create_segment)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            if os.fstat(self._file.fileno()).st_nlink:
+            fd = os.open(self._hidden, NEW_FILE, SEGMENT_MODE)
+            self._file = os.fdopen(fd, "wb", WRITE_BYTES)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.fstat(fd).st_nlink:
                 return
             self._file.close()  # another recorder was quicker and removed it
 
-    def describe(self) -> str:
-        """Return how far it is."""
-        return f"{self.n:,} messages, segment {self.segments:,}"
-
     def seconds_left(self) -> float | None:
         """Return after how many seconds there is something to do."""
-        if not self._keeping.done():
-            return KEEPING_SECONDS
-        return None if self._end is None else self._end - time.monotonic()
+        return left_of(self._end) if self._keeping.done() else KEEPING_SECONDS
 
     def add(self, message: Message) -> None:
-        """Record a message.  Raises: SbusError."""
+        """Record a message, which flush writes.  Raises: as flush."""
         self.n += 1
-        if self._end is None:
-            self._end = time.monotonic() + self.seconds_max
+        self._end = self._end or end_of(self.seconds_max)
         line = {
             "rec": self.rec,
             "n": self.n,
@@ -201,8 +173,12 @@ class Recorder:
             "size": len(message.payload),
             "data": base64.b64encode(message.payload).decode("ascii"),
         }
-        self._lines += json_line(line)
-        if len(self._lines) >= WRITE_BYTES:
+        try:
+            self._file.write(json_line(line))
+            is_large = self._file.tell() >= self.bytes_max
+        except OSError as error:
+            raise self._failure(error) from None
+        if is_large:
             self.flush()
 
     def flush(self, ends: bool = False) -> None:
@@ -211,42 +187,28 @@ class Recorder:
         Raises: SbusError; then the recorder has ended, and has kept all
         that could be written.
         """
-        lines, self._lines = memoryview(self._lines), bytearray()
-        self._size += len(lines)
         try:
-            while lines:
-                lines = lines[self._file.write(lines) :]
-            if ends or self._keeping.done():
-                self._settle()
-                if ends or self._is_over():
-                    self._finish(ends)
+            self._file.flush()
+            if not (ends or self._keeping.done()):
+                return
+            self._kept = self._keeping.result()
+            is_large = self._file.tell() >= self.bytes_max
+            if ends or is_large or left_of(self._end) == 0:
+                kept = self._file, self._hidden, self.n
+                self._keeping = self._helper.submit(keep, *kept)
+                if ends:
+                    self._keeping.result()
+                else:
+                    self._begin()
         except OSError as error:
             raise self._failure(error) from None
-
-    def _is_over(self) -> bool:
-        """Return whether the segment is large or old enough."""
-        left = self.seconds_left()
-        return self._size >= self.bytes_max or (left is not None and left <= 0)
-
-    def _finish(self, ends: bool) -> None:
-        """Have the segment kept, and begin another if this is not the end."""
-        self._keeping = self._helper.submit(keep, self._file, self._hidden)
-        self._ended = self.n
-        if ends:
-            self._settle()
-        else:
-            self._begin()
-
-    def _settle(self) -> None:
-        """Return once the segment before has its name.  Raises: OSError."""
-        self._keeping.result()
-        self._kept = self._ended
 
     def _failure(self, failed: OSError) -> SbusError:
         """Keep what can be kept; return the error that tells what."""
         with contextlib.suppress(OSError):
-            self._settle()  # the helper needs its file until then
-        self._file.close()
+            self._kept = self._keeping.result()  # it needs its file until then
+        with contextlib.suppress(OSError):  # what is not written is lost
+            self._file.close()
         for hidden in sorted(self.directory.glob(f".{self.rec}-*")):
             with contextlib.suppress(OSError):  # the next recorder tries again
                 self._kept += recover(hidden)
@@ -257,23 +219,20 @@ class Recorder:
         )
 
 
-def create_segment(path: str, flags: int) -> int:
-    """Return the descriptor of a new file that others cannot read."""
-    return os.open(path, flags, SEGMENT_MODE)
-
-
-@command(
+@shared.command(
     "record /var/lib/capture --pattern 'sensors/'",
-    argument("directory", metavar="DIR", help="made if it is missing"),
-    PATTERN_OPTION,
-    amount("--segment-mib", "M", "end a file at M MiB (64)", default=64.0),
-    amount(
+    shared.argument("directory", metavar="DIR", help="made if it is missing"),
+    shared.PATTERN_OPTION,
+    shared.amount(
+        "--segment-mib", "M", "end a file at M MiB (64)", default=64.0
+    ),
+    shared.amount(
         "--segment-seconds",
         "S",
         "end a file S seconds after its first message (10)",
         default=10.0,
     ),
-    timeout(),
+    shared.timeout(),
 )
 def record(options: Options) -> None:
     """Record what is published in DIR, until SIGINT or SIGTERM comes.
@@ -287,14 +246,13 @@ def record(options: Options) -> None:
     start on the same host.  Publishers wait for a recorder that is slow, for
     the server's --block-timeout at most: it asks for blocking/soft/block.
     """
-    megabytes = options.segment_mib * (1 << 20)
-    recorder = Recorder(
-        Path(options.directory), int(megabytes), options.segment_seconds
-    )
-    with open_bus(options, options.timeout) as bus, Stop() as stop:
-        bus.sync(options.timeout)  # it lives
+    bytes_max = int(options.segment_mib * (1 << 20))
+    directory = Path(options.directory)
+    recorder = Recorder(directory, bytes_max, options.segment_seconds)
+    with shared.open_bus(options, options.timeout) as bus, Stop() as stop:
         bus.control("blocking/soft/block")
-        subscribe(bus, options.pattern)
+        shared.subscribe(bus, options.pattern)
+        bus.sync(options.timeout)
         with Progress() as progress, recorder:
             while True:
                 for received in arrived(bus):
@@ -302,7 +260,7 @@ def record(options: Options) -> None:
                         return
                     recorder.add(received)
                 recorder.flush()
-                progress.show(recorder.describe)
+                progress.show(lambda: HOW_FAR.format(recorder))
                 wanted = {bus: select.POLLIN}
                 if stop.wait(wanted, recorder.seconds_left()):
                     leave(bus, options.pattern)

@@ -1,101 +1,79 @@
-"""stats: what the server has counted, as a table or for Prometheus."""
+"""stats and clients: what the server has counted, and whom it serves."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from sbus_client import (
-    STATS,
-    Options,
-    SbusError,
-    ask,
-    command,
-    flag,
-    malformed,
-    open_bus,
-    timeout,
-    write,
-    write_line,
-)
+from sbus_client import SbusError
 
-STATS_COLUMNS = {  # a heading, and the server's name for what is below
-    "CLIENTS": "clients",
-    "PATTERNS": "patterns",
-    "PUBLISHED": "published",
-    "DELIVERED": "delivered",
-    "REFUSED": "refused",
-    "DISCARDED": "discarded",
-    "PAUSED": "paused",
-    "BACKLOG": "backlog_bytes",
-}
-Counts = Mapping[str, Sequence["int | None"]]  # as STATS_COLUMNS
+from . import options as shared
+
+COUNTERS = ("published", "delivered", "refused", "discarded", "paused")
+COLUMNS = ("clients", "patterns", *COUNTERS, "backlog_bytes")
+IDS = ("uid", "pid")
+CLIENT_COLUMNS = (*IDS, "patterns", "backlog_bytes", "modes", "paused_by")
+NOT_TOLD = "only root and the bus owner are told of"
 
 
-def parse_stats(answer: bytes) -> Counts:
-    """Return what a server has counted: for us, and for users by their ids.
+@contextlib.contextmanager
+def counts(options: shared.Options) -> Iterator[dict[str, Any]]:
+    """Give what the server has counted [CTL-5].
 
-    What it does not say is None.
-    Raises: PacketError if the answer is malformed.
-    Spec: [CTL-5].
+    Raises: SbusError also if it turns out to be malformed.
     """
     try:
-        own = json.loads(answer)
-        counts = {f"client {own['client']}": own, **own.get("users", {})}
-        return {
-            name: [
-                None if (n := each.get(column)) is None else int(n)
-                for column in STATS_COLUMNS.values()
-            ]
-            for name, each in counts.items()
-        }
-    except (ValueError, TypeError, LookupError, AttributeError):
-        raise malformed("malformed stats", answer) from None
+        with shared.open_bus(options, options.timeout) as bus:
+            told = bus.stats(options.timeout)
+        yield told
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        if isinstance(error, SbusError):
+            raise
+        raise SbusError("the server sent malformed stats") from None
 
 
-def stats_lines(counts: Counts) -> list[str]:
-    """Return a table of what a server has counted."""
-    rows = [["", *STATS_COLUMNS]]
-    for name, each in counts.items():
-        title = name if name.startswith("client") else f"user {name}"
-        rows.append([title, *("" if n is None else f"{n:,}" for n in each)])
-    width, *widths = (max(map(len, column)) for column in zip(*rows))
-    return [
-        " ".join([row[0].ljust(width), *map(str.rjust, row[1:], widths)])
-        for row in rows
-    ]
+def write_table(
+    title: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Print a table of what the server tells of some, by their names."""
+    names = (name.replace("_bytes", "").replace("_", " ") for name in columns)
+    lines = [[title, *map(str.upper, names)]]
+    for name, row in rows.items():
+        cells = (shown(column, row.get(column, "")) for column in columns)
+        lines.append([name, *cells])
+    shared.write_table(lines)
 
 
-def metrics_lines(counts: Counts) -> list[str]:
-    """Return what has been counted for users in the OpenMetrics format.
-
-    Raises: SbusError if the server does not tell that.
-    """
-    _, *users = counts
-    if not users:
-        what = "only root and the bus owner are told of users"
-        raise SbusError(f"no metrics: {what}")
-    lines = []
-    for place, name in enumerate(STATS_COLUMNS.values()):
-        is_gauge = name in ("clients", "patterns", "backlog_bytes")
-        lines.append(
-            f"# TYPE sbus_{name} {'gauge' if is_gauge else 'counter'}"
-        )
-        end = "" if is_gauge else "_total"
-        lines += [
-            f'sbus_{name}{end}{{uid="{uid}"}} {counts[uid][place] or 0}'
-            for uid in users
-        ]
-    return [*lines, "# EOF"]
+def shown(name: str, value: Any) -> str:
+    """Return a value as it is printed."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    is_count = isinstance(value, int) and name not in IDS
+    return f"{value:,}" if is_count else str(value)
 
 
-@command(
+def metrics(users: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """Yield the lines of what has been counted for users in OpenMetrics."""
+    for name in COLUMNS:
+        is_counter = name in COUNTERS
+        yield f"# TYPE sbus_{name} {'counter' if is_counter else 'gauge'}\n"
+        for uid, row in users.items():
+            metric = f"sbus_{name}{'_total' * is_counter}"
+            yield f'{metric}{{uid="{int(uid)}"}} {int(row.get(name, 0))}\n'
+    yield "# EOF\n"
+
+
+@shared.command(
     "stats --json",
-    flag("--json", "print the server's answer, a JSON object"),
-    flag("--openmetrics", "print the counts of users for Prometheus"),
-    timeout(),
+    shared.either(
+        shared.flag("--json", "print the server's answer, a JSON object"),
+        shared.flag("--openmetrics", "print those of users for Prometheus"),
+    ),
+    shared.timeout(),
 )
-def stats(options: Options) -> None:
+def stats(options: shared.Options) -> None:
     """Print what the server has counted for this client.
 
     Root and the bus owner are told of the clients of each user, since the
@@ -104,11 +82,34 @@ def stats(options: Options) -> None:
     DISCARDED those that a receiver never got, PAUSED is how often a publisher
     had to wait, BACKLOG what the server holds for receivers, in bytes.
     """
-    with open_bus(options, options.timeout) as bus:
-        answer = ask(bus, STATS, options.timeout)
-    if options.json:
-        write(answer + b"\n")
-        return
-    lines_of = metrics_lines if options.openmetrics else stats_lines
-    for line in lines_of(parse_stats(answer)):
-        write_line(line.encode("utf-8"))
+    with counts(options) as told:
+        users = told.get("users", {})
+        if options.json:
+            shared.write(json.dumps(told).encode() + b"\n")
+        elif not options.openmetrics:
+            rows = {f"client {told['client']}": {**told, "clients": ""}}
+            rows.update((f"user {uid}", row) for uid, row in users.items())
+            write_table("", COLUMNS, rows)
+        elif users:
+            shared.write("".join(metrics(users)).encode())
+        else:
+            raise SbusError(f"no metrics: {NOT_TOLD} users")
+
+
+@shared.command("clients", shared.timeout())
+def clients(options: shared.Options) -> None:
+    """Print a table of the clients of the bus, for root and the bus owner.
+
+    BACKLOG is what the server holds for a client, in bytes, MODES are those
+    of its flood control, and PAUSED BY are the numbers of the clients for
+    whose sake the server does not read from this one.
+    """
+    with counts(options) as told:
+        if "clients" not in told:
+            raise SbusError(f"no clients: {NOT_TOLD} them")
+        rows = told["clients"]
+        write_table("CLIENT", CLIENT_COLUMNS, rows)
+        users = told.get("users", {}).values()
+        total = sum(row.get("clients", 0) for row in users)
+        if len(rows) < total:
+            shared.note(f"{len(rows)} of {total:,} clients are shown")

@@ -2,196 +2,165 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
-import json
 import os
+import re
+import sys
 import time
-from argparse import ArgumentTypeError
 from collections.abc import Callable
-from typing import NamedTuple, TextIO
 
-import sbus_client
-from sbus_client import (
-    ANSWER_SECONDS,
-    COUNT,
-    DURATION,
-    PATTERNS,
-    STATS,
-    Argument,
-    Client,
-    Message,
-    Options,
-    SbusError,
-    UsageError,
-    argument,
-    ask,
-    flag,
-    messages,
-    note,
-    printable,
-    standard_output,
-    subscribe,
-    write,
-)
+from sbus_client import FIELDS, SECRET, Client, Message, SbusError, printable
 
+from . import options as shared
 from .json_lines import as_json
-from .lenient import open_bus
 from .progress import is_terminal
 
-KEY_COLOUR, TIME_COLOUR, NO_COLOUR = "\x1b[36m", "\x1b[2m", "\x1b[m"
+# A form prints a message; *when*, if it is told, is in nanoseconds since 1970
+Form = Callable[[Message, "int | None"], bytes]
 
 
-class Style(NamedTuple):
-    """How text is printed."""
+def text_form(is_coloured: bool) -> Form:
+    """Return what prints lines: a time, a tab, the key, a tab, the payload."""
+    time_colour, key_colour, no_colour = "", "", ""
+    if is_coloured:
+        time_colour, key_colour, no_colour = "\x1b[2m", "\x1b[36m", "\x1b[m"
 
-    encoding: str
-    is_coloured: bool
+    def as_text(message: Message, when: int | None) -> bytes:
+        stamp = ""
+        if when is not None:  # as ISO 8601 has it
+            moment = datetime.datetime.fromtimestamp(when / 1e9).astimezone()
+            stamp = moment.isoformat(timespec="microseconds")
+            stamp = f"{time_colour}{stamp}{no_colour}\t"
+        key, payload = printable(message.key), printable(message.payload)
+        return f"{stamp}{key_colour}{key}{no_colour}\t{payload}\n".encode()
 
-
-def style_of(output: TextIO) -> Style:
-    """Return how text is printed there: in colour on most terminals."""
-    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return Style(output.encoding, is_terminal(output) and not is_plain)
-
-
-# How a message is printed; *when*, if it is told, is in nanoseconds since 1970
-
-
-def as_text(message: Message, when: int | None, style: Style) -> bytes:
-    """Return a message as a line."""
-    key, payload = (printable(text, style.encoding) for text in message)
-    stamp = "" if when is None else local_time(when)
-    if style.is_coloured:
-        key = f"{KEY_COLOUR}{key}{NO_COLOUR}"
-        stamp = stamp and f"{TIME_COLOUR}{stamp}{NO_COLOUR}"
-    line = f"{stamp}\t" if stamp else ""
-    return f"{line}{key}\t{payload}\n".encode(style.encoding)
+    return as_text
 
 
-def local_time(when: int) -> str:
-    """Return a time with its zone, as ISO 8601 has it."""
-    moment = datetime.datetime.fromtimestamp(when / 1e9).astimezone()
-    return moment.isoformat(timespec="microseconds")
-
-
-def as_json_line(message: Message, when: int | None, _: Style) -> bytes:
-    """Return a message as a line of JSON."""
-    return as_json(message, when)
-
-
-def as_payload(message: Message, _: int | None, __: Style) -> bytes:
+def as_payload(message: Message, _: int | None) -> bytes:
     """Return a payload as it is."""
     return message.payload
 
 
-def as_null_ended(message: Message, _: int | None, __: Style) -> bytes:
+def as_null_ended(message: Message, _: int | None) -> bytes:
     """Return a payload as it is, and a NUL byte."""
     return message.payload + b"\0"
 
 
-def form(name: str, form: Callable[..., bytes], help: str) -> Argument:
+def form(name: str, form: Form, help: str) -> shared.Argument:
     """Return an option that chooses how messages are printed."""
-    choice = {"action": "store_const", "const": form, "default": as_text}
-    return argument(name, dest="form", help=help, **choice)
+    choice = {"action": "store_const", "const": form, "dest": "form"}
+    return shared.argument(name, help=help, **choice)
 
 
-def descriptor_of(text: str) -> int:
+def descriptor(text: str) -> int:
     """Return a descriptor that a user named.  Raises: ArgumentTypeError."""
-    number = int(text) if text.isdecimal() else 0
+    number = int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
     if number <= 2:
         what = f"{text!r} is no descriptor above 2, such as 3 of 3>ready"
-        raise ArgumentTypeError(what)
+        raise argparse.ArgumentTypeError(what)
     return number
 
 
-def tell_ready(descriptor: int) -> None:
-    """Write a line to a descriptor and close it.  Raises: SbusError."""
-    try:
-        os.write(descriptor, b"ready\n")
-        os.close(descriptor)
-    except OSError as error:
-        what = f"--ready-fd {descriptor}: {error.strerror}"
-        raise SbusError(what) from None
+def filled(pattern: bytes, path: bytes) -> bytes:
+    """Return a pattern; a secret one has a path's fields where it has none."""
+    start = path.rindex(SECRET)
+    fields = FIELDS.match(pattern, start)
+    if not fields or not pattern.startswith(path[:start]):
+        return pattern
+    numbers = path[start + len(SECRET) :].split(b"/")
+    known = [field or n for field, n in zip(fields.groups(), numbers)]
+    rest = pattern[fields.end() :]
+    return path[:start] + SECRET + b"/".join([*known, rest])
+
+
+def selector(patterns: list[str]) -> Callable[[bytes], object] | None:
+    """Return what is true for the keys that any of some patterns selects."""
+    texts = []
+    for pattern in patterns:
+        parts = filled(os.fsencode(pattern), b"!/cred/*/*/*").split(b"*")
+        text = rb"[^/]*(?![^/])".join(map(re.escape, parts))  # [MATCH-2]
+        is_open = pattern[-1:] in ("", "/")  # [MATCH-3] [MATCH-4]
+        texts.append(text + b".*" * is_open)
+    select = re.compile(b"|".join(texts), re.DOTALL).fullmatch
+    return select if texts else None
 
 
 def note_missed(bus: Client) -> None:
-    """Say how many messages were discarded, if any and if the server knows.
-
-    Spec: [CTL-5].
-    """
-    errors = (SbusError, TimeoutError, ValueError, LookupError)
+    """Say how many messages were discarded, if the server knows [CTL-5]."""
+    errors = (SbusError, TimeoutError, ValueError, LookupError, TypeError)
     with contextlib.suppress(*errors):
-        missed = json.loads(ask(bus, STATS, ANSWER_SECONDS))["discarded"]
-        if missed:
-            note(f"{missed:,} messages were missed")
+        if missed := bus.stats()["discarded"]:
+            shared.note(f"{missed:,} messages were missed")
 
 
-def print_messages(options: Options) -> None:
-    """Print what is published."""
-    if options.time and options.form in (as_payload, as_null_ended):
-        raise UsageError("--raw and --null have no place for --time")
-    form, style = options.form, style_of(standard_output())
-    wanted = (options.count, options.timeout, options.exclude)
-    with open_bus(options) as bus:
-        if options.discard:
-            bus.control("blocking/soft/discard")
-        subscribe(bus, options.pattern)
-        if options.ready_fd is not None:
-            bus.sync()
-            tell_ready(options.ready_fd)
-        try:
-            for message in messages(bus, *wanted):
-                when = time.time_ns() if options.time else None
-                write(form(message, when, style), at_once=False)
-        finally:
-            write(b"")
-            if options.discard:
-                note_missed(bus)
+JSON = """print a JSON object a line instead: key and payload, or key_base64
+and payload_base64 for what is no UTF-8"""
+TIME = "print first when it came; in JSON, t is nanoseconds since 1970"
+EXCLUDE = "leave out the keys that it selects; may be repeated"
+DISCARD = """miss messages rather than slow their publishers down, and say how
+many in the end"""
+RECONNECT = """wait for a bus that is not there yet, or no longer; what others
+publish meanwhile is missed"""
+SHOW_ADDRESS = """print on standard error the private key that each secret
+pattern stands for: '!/cred////inbox' with the numbers of this process"""
+READY = "write a line there once it is subscribed, and close it; above 2"
 
 
-JSON = form(
-    "--json",
-    as_json_line,
-    "print a JSON object a line instead: key and payload, or key_base64 and"
-    " payload_base64 for what is no UTF-8",
-)
-EXCLUDE = argument(
-    "--exclude",
-    metavar="PATTERN",
-    action="append",
-    type=os.fsencode,
-    default=[],
-    help="leave out the keys that it selects; may be repeated",
-)
-DISCARD = flag(
-    "--discard",
-    "miss messages rather than slow their publishers down, and say how many"
-    " in the end",
-)
-READY = argument(
-    "--ready-fd",
-    metavar="FD",
-    type=descriptor_of,
-    help="write a line there once it is subscribed, and close it; above 2",
-)
-
-print_messages.__doc__ = sbus_client.sub.run.__doc__
-sub = sbus_client.sub._replace(
-    run=print_messages,
-    arguments=(
-        PATTERNS,
-        JSON,
+@shared.command(
+    "sub 'sensors/*/temp'",
+    shared.PATTERNS,
+    shared.either(
+        form("--json", as_json, JSON),
         form("--raw", as_payload, "print the payloads alone, as they are"),
         form("--null", as_null_ended, "the same, each with a NUL byte"),
-        flag(
-            "--time",
-            "print first when it came; in JSON, t is nanoseconds since 1970",
-        ),
-        EXCLUDE,
-        DISCARD,
-        READY,
-        COUNT,
-        DURATION,
     ),
+    shared.flag("--time", TIME),
+    shared.argument("--exclude", **shared.LIST, help=EXCLUDE),
+    shared.flag("--discard", DISCARD),
+    shared.flag("--reconnect", RECONNECT),
+    shared.flag("--show-address", SHOW_ADDRESS),
+    shared.argument("--ready-fd", metavar="FD", type=descriptor, help=READY),
+    shared.COUNT,
+    shared.DURATION,
 )
+def sub(options: shared.Options) -> None:
+    r"""Print what is published, a line each: its key, a tab, its payload.
+
+    Bytes that are no printable text are escaped as in a Python bytes literal:
+    a line feed is \n, a backslash \\.  With --count and --timeout, the exit
+    status is 1 if the time is over before the count is reached.
+    """
+    if options.time and options.form in (as_payload, as_null_ended):
+        raise shared.UsageError("--raw and --null have no place for --time")
+    secrets = [text for text in options.pattern if text.startswith("!/cred/")]
+    if options.show_address and not secrets:
+        what = "--show-address needs a secret pattern, as '!/cred////inbox'"
+        raise shared.UsageError(what)
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    is_coloured = is_terminal(shared.standard_output()) and not is_plain
+    form = options.form or text_form(is_coloured)
+    end = options.count, options.timeout
+    with shared.open_bus(options, options.timeout, options.reconnect) as bus:
+        if options.discard:
+            bus.control("blocking/soft/discard")
+        shared.subscribe(bus, options.pattern)
+        if options.show_address or options.ready_fd:
+            path = bus.whoami(options.timeout).path
+            for text in secrets * options.show_address:
+                address = printable(filled(os.fsencode(text), path))
+                print(address, file=sys.stderr, flush=True)
+        if options.ready_fd:
+            with open(options.ready_fd, "w") as ready:
+                ready.write("ready\n")
+        try:
+            excluded = selector(options.exclude)
+            for message in shared.messages(bus, *end, excluded):
+                when = time.time_ns() if options.time else None
+                shared.write(form(message, when), at_once=False)
+        finally:
+            shared.write(b"")
+            if options.discard:
+                note_missed(bus)

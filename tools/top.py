@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import signal
@@ -11,25 +10,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from sbus_client import (
-    PATTERNS,
-    Message,
-    Options,
-    command,
-    flag,
-    messages,
-    printable,
-    standard_output,
-    subscribe,
-    write,
-)
+from sbus_client import Message, printable
 
-from .lenient import open_bus
-from .options import amount, number
+from . import options as shared
+from .options import Options
 from .progress import CLEAR_LINE, is_terminal
 
 TOP_KEYS_MAX = 10_000  # beyond, the quieter half is forgotten
-TOP_HEADING = f"{'MESSAGES/S':>12} {'BYTES/S':>14} {'MESSAGES':>12}  KEY"
+HEADING = f"{'MESSAGES/S':>12} {'BYTES/S':>14} {'MESSAGES':>12}  KEY"
 # Another screen, without a cursor and without breaks in long lines
 ENTER_SCREEN, LEAVE_SCREEN = (
     "\x1b[?1049h\x1b[?25l\x1b[?7l",
@@ -38,67 +26,45 @@ ENTER_SCREEN, LEAVE_SCREEN = (
 HOME, CLEAR_BELOW = "\x1b[H", "\x1b[J"
 
 
-@dataclasses.dataclass
-class Traffic:
-    """The messages of a key: in the last interval, and since the start."""
-
-    messages: int = 0
-    payload_bytes: int = 0
-    messages_total: int = 0
-
-    def line(self, seconds: float, key: str) -> str:
-        """Return a line of the table."""
-        return (
-            f"{self.messages / seconds:12,.1f}"
-            f" {self.payload_bytes / seconds:14,.0f}"
-            f" {self.messages_total:12,}  {key}"
-        )
-
-
 class Top:
-    """The traffic of all keys."""
+    """The traffic of all keys.
+
+    It is messages and bytes of this interval, and messages since the start.
+    """
 
     def __init__(self, by_bytes: bool = False) -> None:
-        self.by_bytes = by_bytes
-        self.everything = Traffic()
-        self.keys: dict[bytes, Traffic] = {}
+        self.order = (1, 0, 2) if by_bytes else (0, 1, 2)
+        self.everything = [0, 0, 0]
+        self.keys: dict[bytes, list[int]] = {}
 
     def add(self, message: Message) -> None:
         """Count a message."""
-        traffic = self.keys.setdefault(message.key, Traffic())
-        for each in (traffic, self.everything):
-            each.messages += 1
-            each.payload_bytes += len(message.payload)
-            each.messages_total += 1
+        own = self.keys.setdefault(message.key, [0, 0, 0])
+        for traffic in (own, self.everything):
+            traffic[0] += 1
+            traffic[1] += len(message.payload)
+            traffic[2] += 1
         if len(self.keys) > TOP_KEYS_MAX:
             self.keys = dict(self.loudest()[: TOP_KEYS_MAX // 2])
 
-    def loudest(self) -> list[tuple[bytes, Traffic]]:
-        """Return all keys, the loudest first."""
-        return sorted(self.keys.items(), key=self._rank)
+    def loudest(self) -> list[tuple[bytes, list[int]]]:
+        """Return all keys and their traffic, the loudest first."""
+        return sorted(
+            self.keys.items(),
+            key=lambda item: ([-item[1][n] for n in self.order], item[0]),
+        )
 
-    def _rank(self, item: tuple[bytes, Traffic]) -> tuple[object, ...]:
-        """Return what keys are ordered by; the smallest is the loudest."""
-        key, traffic = item
-        loudness = [-traffic.messages, -traffic.payload_bytes]
-        if self.by_bytes:
-            loudness.reverse()
-        return *loudness, -traffic.messages_total, key
-
-    def table(self, seconds: float, encoding: str) -> list[str]:
-        """Return the lines for an interval of so many seconds."""
-        lines = [
-            traffic.line(seconds, printable(key, encoding))
-            for key, traffic in self.loudest()
-        ]
-        count = f"{len(self.keys):,} key{'s' * (len(self.keys) != 1)}"
-        total = self.everything.line(seconds, f"({count})")
-        return [TOP_HEADING, total, *lines]
-
-    def start_interval(self) -> None:
-        """Count from nothing, but for the totals."""
-        for traffic in (self.everything, *self.keys.values()):
-            traffic.messages = traffic.payload_bytes = 0
+    def table(self, seconds: float) -> list[str]:
+        """Return the lines for an interval of so many seconds; end it."""
+        count = f"({len(self.keys):,} key{'s' * (len(self.keys) != 1)})"
+        rows = [(printable(key), each) for key, each in self.loudest()]
+        lines = [HEADING]
+        for name, traffic in [(count, self.everything), *rows]:
+            rates = [n / seconds for n in traffic[:2]]
+            total = f"{traffic[2]:12,}  {name}"
+            lines.append(f"{rates[0]:12,.1f} {rates[1]:14,.0f} {total}")
+            traffic[:2] = 0, 0
+        return lines
 
 
 @contextlib.contextmanager
@@ -110,36 +76,30 @@ def screen() -> Iterator[None]:
     status = 128 + signal.SIGTERM
     former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
     try:
-        write(ENTER_SCREEN.encode("ascii"))
+        shared.write(ENTER_SCREEN.encode("ascii"))
         yield
     finally:
-        write(LEAVE_SCREEN.encode("ascii"))
+        shared.write(LEAVE_SCREEN.encode("ascii"))
         signal.signal(signal.SIGTERM, former)
-
-
-def frame(lines: Sequence[str], columns: int, rows: int) -> str:
-    """Return what draws the lines that fit over those of before."""
-    shown = [line[:columns] + CLEAR_LINE for line in lines[:rows]]
-    return HOME + "\n".join(shown) + CLEAR_BELOW
 
 
 def draw(lines: Sequence[str]) -> None:
     """Draw a table on a terminal, or print it and an empty line behind it."""
-    output = standard_output()
-    if is_terminal(output):
-        size = os.get_terminal_size(output.fileno())
-        text = frame(lines, size.columns or 80, size.lines or 24)
-    else:
-        text = "".join(f"{line}\n" for line in [*lines, ""])
-    write(text.encode(output.encoding))
+    output = shared.standard_output()
+    text = "".join(f"{line}\n" for line in [*lines, ""])
+    if is_terminal(output):  # draw what fits over the one before
+        columns, rows = os.get_terminal_size(output.fileno())
+        shown = [f"{line[: columns or 80]}{CLEAR_LINE}" for line in lines]
+        text = HOME + "\n".join(shown[: rows or 24]) + CLEAR_BELOW
+    shared.write(text.encode())
 
 
-@command(
+@shared.command(
     "top 'sensors/'",
-    PATTERNS,
-    flag("--bytes", "order by bytes a second instead of messages"),
-    amount("--interval", "S", "show every S seconds (1)", default=1.0),
-    number("--count", "end after N tables"),
+    shared.PATTERNS,
+    shared.flag("--bytes", "order by bytes a second instead of messages"),
+    shared.amount("--interval", "S", "show every S seconds (1)", default=1.0),
+    shared.number("--count", "end after N tables"),
 )
 def top(options: Options) -> None:
     """Show the keys with the most messages a second, loudest first.
@@ -149,15 +109,13 @@ def top(options: Options) -> None:
     waited for: top asks for blocking/soft/discard.
     """
     table = Top(options.bytes)
-    is_live = is_terminal(standard_output())
-    with open_bus(options) as bus:
+    is_live = is_terminal(shared.standard_output())
+    with shared.open_bus(options) as bus:
         bus.control("blocking/soft/discard")  # looking on holds nobody up
-        subscribe(bus, options.pattern)
+        shared.subscribe(bus, options.pattern)
         with screen() if is_live else contextlib.nullcontext():
             for _ in itertools.islice(itertools.count(), options.count):
                 start = time.monotonic()
-                for message in messages(bus, None, options.interval):
+                for message in shared.messages(bus, None, options.interval):
                     table.add(message)
-                seconds = time.monotonic() - start
-                draw(table.table(seconds, standard_output().encoding))
-                table.start_interval()
+                draw(table.table(time.monotonic() - start))

@@ -13,8 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import sbus
-import sbus_client
-from tools import command_line
+from tools import command_line, options
 
 SERVER = """
 A server of a simple message bus: processes of several users connect to its
@@ -43,7 +42,8 @@ another user.
 """,
 }
 CLIENT = """
-Publish messages on a bus, print, record and answer them, and ask its server.
+Publish messages on a bus, print, record and answer them, join two buses, and
+see what a server and its clients do.
 """
 CLIENT_MORE = {
     "EXIT STATUS": """
@@ -114,7 +114,7 @@ def server_page() -> str:
 def client_page() -> str:
     """Return the page of sbus, with all its commands."""
     commands = command_line.all_commands()
-    parser, parsers = sbus_client.option_parsers(commands)
+    parser, parsers = options.option_parsers(commands)
     body = [".SH OPTIONS", *items(parser), ".SH COMMANDS"]
     for name, command in commands.items():
         about = parsers[name].description or ""

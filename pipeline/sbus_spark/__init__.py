@@ -48,7 +48,19 @@ is a byte.  It needs PySpark 4.2 and Java 17 or later.
 Licence: ISC, see LICENSE.
 """
 
-from .capture import read_capture
+import os
+import sys
+
+try:
+    from .capture import read_capture
+except ModuleNotFoundError as error:
+    if error.name not in ("py4j", "pyspark"):
+        raise
+    what = "sbus_spark: PySpark is not installed: pip install '.[spark]' in a"
+    what += " checkout of sbus"
+    if os.path.basename(sys.argv[0]) in ("sbus-spark", "-m"):
+        sys.exit(what)  # a command imports this first, before its own file
+    raise ModuleNotFoundError(what, name=error.name) from None
 from .cli import main, parse, run
 from .common import InputError, JavaError, PipelineError
 from .launch import find_java, session, write_archive

@@ -8,6 +8,7 @@ Facts:
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -110,26 +111,27 @@ def publish_rows(address: str, rows: Iterable[Any]) -> None:
                     bus.sync()
                     waiting.clear()
             except SbusError as error:
-                bus.close()
-                bus = one_by_one(address, waiting, error)
+                bus = one_by_one(bus, waiting, error)
                 waiting.clear()
         try:
             bus.sync()
         except Disconnected as error:
-            bus.close()
-            bus = one_by_one(address, waiting, error)
+            bus = one_by_one(bus, waiting, error)
     finally:
         bus.close()
 
 
 def one_by_one(
-    address: str, rows: list[tuple[int, bytes, bytes]], why: Exception
+    bus: Client, rows: list[tuple[int, bytes, bytes]], why: Exception
 ) -> Client:
-    """Publish rows that may not all have come through; return a client.
+    """Publish rows that may not all have come through; return a new client.
 
     Raises: InputError with the row that the bus refuses.
     """
-    bus = Client(address)
+    with contextlib.suppress(SbusError):
+        bus.sync()  # what has come through is routed first
+    bus.close()
+    bus = Client(bus.address)
     for number, key, payload in rows:
         try:
             bus.publish(key, payload)

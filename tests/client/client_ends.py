@@ -1,16 +1,62 @@
-"""A client, and the other end of its socket in the hands of the test."""
+"""Clients whose other end the test holds, and both kinds of client as one."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import socket
-from collections.abc import Iterator
-from typing import NamedTuple
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
 
-from real_bus import Peer, seqpacket_pair
-from sbus_client import Client
+from processes import SECONDS_MAX
+from real_bus import Peer, seqpacket_pair, wait_for
+from sbus_client import AsyncClient, Client, Received
+
+Done = TypeVar("Done")
+Kind = Callable[..., Client]
+
+
+class Blocking:
+    """An AsyncClient whose calls wait, as those of Client do."""
+
+    def __init__(self, address: str | None = None, **options: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._client = AsyncClient(address, **options)
+        try:
+            self._loop.run_until_complete(self._client.connect())
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._client, name)
+        if not inspect.iscoroutinefunction(attribute):
+            return attribute
+        run = self._loop.run_until_complete
+        return lambda *given, **named: run(attribute(*given, **named))
+
+    def __iter__(self) -> Iterator[Received]:
+        following = self._client.__aiter__()
+        while True:
+            yield self._loop.run_until_complete(following.__anext__())
+
+    def __enter__(self) -> Blocking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+        self._loop.close()
+
+
+@pytest.fixture(params=[Client, Blocking], ids=["Client", "AsyncClient"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each test of this is run with both kinds of client."""
+    return cast(Kind, request.param)
 
 
 class Ends(NamedTuple):
@@ -20,18 +66,53 @@ class Ends(NamedTuple):
     server: Peer
 
 
-@pytest.fixture
-def ends() -> Iterator[Ends]:
+@contextlib.contextmanager
+def both_ends(kind: Kind, **options: Any) -> Iterator[Ends]:
+    """Give a client whose server is the test."""
     ours, theirs = seqpacket_pair()
-    with Client(fd=ours.detach()) as client, Peer(theirs) as server:
+    address = f"/dev/fd/{ours.detach()}"
+    with Peer(theirs) as server, kind(address, **options) as client:
         yield Ends(client, server)
+
+
+@pytest.fixture
+def ends(kind: Kind) -> Iterator[Ends]:
+    with both_ends(kind) as both:
+        yield both
 
 
 def fill(client: Client, payload_bytes: int = 0) -> int:
     """Publish until the kernel takes no more; return how many it took."""
     count = 0
-    with contextlib.suppress(BlockingIOError):
+    with contextlib.suppress(TimeoutError):
         while True:
-            client.publish("k", bytes(payload_bytes), socket.MSG_DONTWAIT)
+            client.publish("k", bytes(payload_bytes), timeout=0)
             count += 1
     return count
+
+
+@contextlib.contextmanager
+def beside(
+    work: Callable[..., Done], *arguments: object, asleep: bool = False
+) -> Iterator[Future[Done]]:
+    """Do some work in another thread, and go on, perhaps once it waits.
+
+    In the end, raise what it raises.
+    """
+    tids: list[int] = []
+
+    def noted() -> Done:
+        tids.append(threading.get_native_id())
+        return work(*arguments)
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(noted)
+        wait_for(lambda: not asleep or (tids and sleeps(tids[0])))
+        yield done
+        done.result(SECONDS_MAX)
+
+
+def sleeps(tid: int) -> bool:
+    """Return whether a thread of ours sleeps in the kernel."""
+    stat = Path(f"/proc/self/task/{tid}/stat").read_text("utf-8")
+    return stat.rpartition(")")[2].split()[0] == "S"

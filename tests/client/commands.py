@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -11,11 +12,12 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from processes import ENVIRONMENT, ROOT, SECONDS_MAX, Result, run
-from real_bus import RealBus, wait_for
+from real_bus import Peer, RealBus, wait_for
 from sbus_client import Client
 
 
@@ -44,6 +46,23 @@ def publish_all(address: str, *messages: tuple[str | bytes, bytes]) -> None:
         for message in messages:
             client.publish(*message)
         client.sync(SECONDS_MAX)
+
+
+@contextlib.contextmanager
+def subscribed(bus: RealBus) -> Iterator[Peer]:
+    """Give a peer that hears what is published."""
+    with bus.connect() as peer:
+        peer.send(b"SUB ")
+        peer.fence()
+        yield peer
+
+
+def is_gone(done: Result, address: str) -> bool:
+    """Return whether a command ended because the server disconnected it."""
+    what = f"sbus: the server at {address} closed the connection: it stopped,"
+    what += " or refused this client; its log says why, and names pid "
+    form = re.escape(what) + "[0-9]+\n"
+    return done.status == 1 and bool(re.fullmatch(form, done.errors))
 
 
 def handles(pid: int, number: int) -> bool:

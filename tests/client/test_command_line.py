@@ -1,4 +1,4 @@
-"""Tests of what all commands share: options, errors, completion."""
+"""Tests of what all commands share: options, errors, help, completion."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 import manual
-import sbus_client
-from commands import sbus, wait_for_patterns
-from processes import ENVIRONMENT, ROOT, SECONDS_MAX, run, started
-from real_bus import RealBus, other_user, seqpacket, wait_for
-from sbus_client import Client, Disconnected
-from tools import command_line
-from tools.stop import Stop
+from commands import sbus
+from processes import ENVIRONMENT, ROOT, outcome, run, started
+from real_bus import RealBus
+from tools import command_line, options
 
-FORBIDDEN = "it may not be used by this user: its server lets others in with"
-FORBIDDEN += " -g or -o"
+FULL = "sbus: standard output: No space left on device\n"
+NOT = "not allowed with argument"
+AMOUNT = "is not a number from 0.000001 to 1000000000"
 
 
 class TestUsage:
@@ -33,234 +29,165 @@ class TestUsage:
     @pytest.mark.parametrize(
         "arguments, error",
         [
-            ((), "the following arguments are required: COMMAND"),
-            (("nothing",), "argument COMMAND: invalid choice: 'nothing'.*"),
-            (("whoami", "x"), "unrecognized arguments: x"),
-            (("sub", "-x"), "unrecognized arguments: -x"),
-            (("-a",), "argument -a/--address: expected one argument"),
+            ("", "the following arguments are required: COMMAND"),
+            ("nothing", "argument COMMAND: invalid choice: 'nothing' .*"),
+            ("help nothing", "argument COMMAND: invalid choice: 'nothing' .*"),
+            ("whoami x", "unrecognized arguments: x"),
+            ("sub -x", "unrecognized arguments: -x"),
+            ("-a", "argument -a/--address: expected one argument"),
+            ("sub -n 0", "argument -n/--count: '0' is not a number from 1"),
+            ("pub k --repeat=x", ".*: 'x' is not a number from 1"),
+            ("pub k --rate=0", f".*: '0' {AMOUNT}"),
+            ("top --interval=nan", f".*: 'nan' {AMOUNT}"),
+            ("sub -t x", f"argument -t/--timeout: 'x' {AMOUNT}"),
+            ("sub --ready-fd=2", ".*: '2' is no descriptor above 2, .*"),
+            ("sub --ready-fd=-3", ".*: '-3' is no descriptor above 2, .*"),
+            ("sub --json --raw", f"argument --raw: {NOT} --json"),
+            ("sub --raw --null", f"argument --null: {NOT} --raw"),
+            ("sub --raw --time", "--raw and --null have no place for --time"),
+            ("sub a --show-address", "--show-address needs a secret .*"),
+            ("stats --json --openmetrics", f".*: {NOT} --json"),
+            ("pub k v --lines", f"argument --lines: {NOT} PAYLOAD"),
+            ("pub k --lines --null", f"argument --null: {NOT} --lines"),
+            ("pub k --lines --repeat=2", "--repeat is for a PAYLOAD, .*"),
+            ("pub k --json", "give a KEY, or --json, whose lines have it"),
+            ("pub", "give a KEY, or --json, whose lines have it"),
+            ("reply k", "give a COMMAND that answers"),
+            ("bridge /one", "the following arguments are required: ADDRESS"),
+            ("completion sh", "argument shell: invalid choice: 'sh' .*"),
         ],
     )
-    def test_wrong_usage(self, arguments: tuple[str, ...], error: str) -> None:
+    def test_wrong_usage(self, arguments: str, error: str) -> None:
         """A wrong command line is one line and the exit status 2."""
-        done = sbus("/nowhere", *arguments)
+        done = run("tools", *arguments.split(), stdin=subprocess.DEVNULL)
         assert (done.status, done.output) == (2, "")
         what = f"sbus: {error}; --help lists the options\n"
         assert re.fullmatch(what, done.errors)
 
-    @pytest.mark.parametrize("command", [["sub"], ["pub", "k"], ["whoami"]])
-    def test_no_bus(self, directory: Path, command: list[str]) -> None:
-        """No bus at the address is one line and the exit status 1."""
-        path = str(directory / "bus")
-        what = f"sbus: no bus at {path}: nothing is there; start sbusd"
-        what += ", or give its address with -a\n"
-        assert sbus(path, *command) == (1, "", what)
+    def test_wrong_limit(self) -> None:
+        """So is a limit in the environment that is no number."""
+        env = {**ENVIRONMENT, "SBUS_MAX_PACKET": "1e6"}
+        done = sbus("/nowhere", "whoami", env=env)
+        what = "sbus: SBUS_MAX_PACKET is '1e6', and no number"
+        assert done == (2, "", f"{what}; --help lists the options\n")
 
-    def test_forbidden_bus(
-        self, directory: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """Where another address is no help the line does not name -a."""
-        path = directory / "bus"
-        with seqpacket() as listener:
-            listener.bind(str(path))
-            path.chmod(0)
-            with other_user():
-                assert sbus_client.main(["-a", str(path), "whoami"]) == 1
-        what = f"sbus: no bus at {path}: {FORBIDDEN}\n"
-        assert capsys.readouterr() == ("", what)
+    @pytest.mark.parametrize("command", ["sub", "pub k v", "whoami -q"])
+    def test_no_bus(self, directory: Path, command: str) -> None:
+        """No bus at the address is one line, whatever bytes it has, and 1."""
+        done = sbus(f"{directory}/a\n\x1b", *command.split())
+        what = f"sbus: no bus at {directory}/a\\x0a\\x1b: nothing is there;"
+        assert (done.status, done.output) == (1, "")
+        assert done.errors == f"{what} start sbusd, or give its address\n"
 
+    @pytest.mark.parametrize("file", ["tools", "sbus_client.py"])
     @pytest.mark.parametrize(
-        "arguments",
+        "arguments, status",
         [
-            ("pub", "-a", "{}", "k", "v"),
-            ("pub", "k", "v", "-a", "{}"),
-            ("pub", "--address={}", "--", "k", "v"),
-            ("-a", "/nowhere", "pub", "-a{}", "k", "v"),
+            ("whoami -a BUS", 0),
+            ("whoami --address=BUS", 0),
+            ("-a /nowhere whoami -aBUS", 0),
+            ("-a BUS whoami", 0),
+            ("whoami", 0),
+            ("whoami -a /nowhere", 1),
+            ("whoami -a= --timeout 1", 1),
         ],
     )
-    def test_address_after_the_command(
-        self, bus: RealBus, arguments: tuple[str, ...]
+    def test_address(
+        self, bus: RealBus, file: str, arguments: str, status: int
     ) -> None:
-        """An address may follow the command; of several the last counts."""
-        command = [word.format(bus.path) for word in arguments]
-        with bus.connect() as peer:
-            peer.send(b"SUB k")
-            peer.fence()
-            assert run("sbus_client.py", *command) == (0, "", "")
-            assert peer.receive() == b"MSG k\0v"
+        """[ADDR-1] It stands anywhere; SBUS_ADDRESS is for where it is not."""
+        words = arguments.replace("BUS", bus.path).split()
+        env = {**ENVIRONMENT, "SBUS_ADDRESS": bus.path}
+        assert run(file, *words, env=env).status == status
 
-    def test_address_after_every_command(self, directory: Path) -> None:
-        """sub and whoami take it too."""
-        path = str(directory / "bus")
-        for arguments in (["sub", "-a", path, "x"], ["whoami", "-a", path]):
-            done = run("sbus_client.py", *arguments)
-            assert done.status == 1
-            assert done.errors.startswith(f"sbus: no bus at {path}: ")
 
-    def test_wrong_address(self) -> None:
-        """A wrong address is one line and the exit status 1."""
-        done = sbus("", "whoami")
-        what = "sbus: '': a path has 1 to 107 bytes, none NUL\n"
-        assert done == (1, "", what)
+class TestStreams:
+    """What becomes of a standard stream that is closed or broken."""
 
-    def test_help(self) -> None:
-        """The help names every command."""
-        done = run("tools", "--help")
-        assert (done.status, done.errors) == (0, "")
-        for command in ("sub", "pub", "whoami"):
-            assert re.search(f"^    {command} ", done.output, re.M)
-
-    @pytest.mark.parametrize(
-        "arguments", [["--help"], ["sub", "--help"], ["--version"]]
-    )
-    def test_help_on_a_full_device(self, arguments: list[str]) -> None:
+    @pytest.mark.parametrize("command", ["--help", "sub --help", "--version"])
+    def test_help_on_a_full_device(self, command: str) -> None:
         """It is output as any other."""
-        what = "sbus: standard output: No space left on device\n"
         with open("/dev/full", "w") as full:
-            command = [sys.executable, str(ROOT / "sbus_client.py")]
             done = subprocess.run(
-                [*command, *arguments],
+                [sys.executable, ROOT / "tools", *command.split()],
                 stdout=full,
                 stderr=subprocess.PIPE,
                 text=True,
                 env=ENVIRONMENT,
             )
-        assert (done.returncode, done.stderr) == (1, what)
+        assert (done.returncode, done.stderr) == (1, FULL)
 
     @pytest.mark.parametrize(
-        "command, facts",
+        "words, error",
         [
-            (
-                "sub",
-                [
-                    "[PATTERN ...]",
-                    "a line each: its key, a tab, its payload",
-                    "no printable text are escaped as in a Python bytes",
-                    "'a/*' selects a/b but not a/b/c, 'a/' selects both",
-                    "none at all selects all",
-                ],
-            ),
-            (
-                "pub",
-                [
-                    "[-a ADDRESS]",
-                    "[KEY] [PAYLOAD]",
-                    "KEY the routing key that subscribers' patterns select",
-                    "'-' or no PAYLOAD is standard input as it is, a final"
-                    " line feed included",
-                    "write -- before a PAYLOAD that begins with '-'",
-                ],
-            ),
-            ("whoami", ["[-a ADDRESS]", "credentials"]),
+            ("whoami >&-", "sbus: standard output is closed\n"),
+            ("whoami >/dev/full", FULL),
+            ("sub -t 0.1 --time >&-", "sbus: standard output is closed\n"),
+            ("whoami -a /nowhere 2>&-", ""),
+            ("whoami -a /nowhere 2>/dev/full", ""),
+            ("nothing 2>&-", ""),
         ],
     )
-    def test_help_of_a_command(self, command: str, facts: list[str]) -> None:
-        """The help of a command says what it takes and prints."""
-        env = {**ENVIRONMENT, "COLUMNS": "80"}
-        done = run("tools", command, "--help", env=env)
-        assert (done.status, done.errors) == (0, "")
-        assert max(map(len, done.output.splitlines())) < 80
-        text = " ".join(done.output.split())
-        assert [fact for fact in facts if fact not in text] == []
-
-    def test_examples_in_the_help(self, bus: RealBus) -> None:
-        """The examples are commands that work together."""
-        examples = {}
-        for command in ("sub", "pub"):
-            text = run("tools", command, "--help").output
-            _, example = text.split("\nexample:\n  sbus ")
-            examples[command] = shlex.split(example)
-        with started(bus.path, *examples["sub"]) as subscriber:
-            wait_for_patterns(bus, 1)
-            assert sbus(bus.path, *examples["pub"]) == (0, "", "")
-            assert subscriber.stdout
-            line = "\t".join(examples["pub"][1:]) + "\n"
-            assert subscriber.stdout.readline() == line
-            bus.stop()
-
-    @pytest.mark.parametrize(
-        "arguments", [["--", "k", "-v"], ["k", "--", "-v"]]
-    )
-    def test_payload_that_begins_with_a_dash(
-        self, bus: RealBus, arguments: list[str]
-    ) -> None:
-        """What follows -- is no option."""
-        with bus.connect() as peer:
-            peer.send(b"SUB k")
-            peer.fence()
-            assert sbus(bus.path, "pub", *arguments) == (0, "", "")
-            assert peer.receive() == b"MSG k\0-v"
-
-    @pytest.mark.parametrize(
-        "arguments, what",
-        [
-            (["sub", "--count=0"], "'0' is not a number from 1"),
-            (["pub", "k", "--repeat=x"], "'x' is not a number from 1"),
-            (["pub", "k", "--rate=0"], "'0' is not a number from 0.000001 to"),
-            (["top", "--interval=nan"], "'nan' is not a number from 0.000001"),
-            (["sub", "--timeout=x"], "'x' is not a number from 0.000001 to"),
-            (["bridge", "/one"], "the following arguments are required"),
-            (["completion", "sh"], "argument shell: invalid choice: 'sh'"),
-        ],
-    )
-    def test_wrong_value(self, arguments: list[str], what: str) -> None:
-        """A wrong value is one line and the exit status 2."""
-        done = run("tools", *arguments)
-        assert (done.status, done.output) == (2, "")
-        assert what in done.errors and done.errors.count("\n") == 1
-
-    def test_address_in_the_environment(self, bus: RealBus) -> None:
-        """SBUS_ADDRESS stands for -a, which is stronger; empty is none."""
-        for value, arguments, status in (
-            (bus.path, [], 0),
-            ("/nowhere", ["-a", bus.path], 0),
-            (bus.path, ["-a", "/nowhere"], 1),
-        ):
-            env = {**ENVIRONMENT, "SBUS_ADDRESS": value}
-            command = ["sbus_client.py", "whoami", *arguments]
-            assert run(*command, env=env).status == status
-
-    def test_empty_address_in_the_environment(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It is as if it were not there."""
-        monkeypatch.setenv("SBUS_ADDRESS", "")
-        monkeypatch.setattr(sbus_client, "default_address", lambda: "/usual")
-        with pytest.raises(Disconnected, match="no bus at /usual"):
-            Client()
-
-    def test_every_command_has_an_example(self) -> None:
-        """It begins with the command, and can be parsed."""
-        parser, commands = sbus_client.option_parsers(
-            command_line.all_commands()
+    def test_output(self, bus: RealBus, words: str, error: str) -> None:
+        """What cannot be written is one line, or none, and no traceback."""
+        command = shlex.join([sys.executable, str(ROOT / "tools")])
+        script = f"{command} -a {shlex.quote(bus.path)} {words}"
+        done = subprocess.run(
+            ["sh", "-c", script], capture_output=True, text=True
         )
+        status = 2 if words.startswith("nothing") else 1
+        assert (done.returncode, done.stdout, done.stderr) == (
+            status,
+            "",
+            error,
+        )
+
+    def test_output_that_nobody_reads(self, bus: RealBus) -> None:
+        """A pipe without a reader is not worth a line."""
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        with open(write_end, "w") as pipe:
+            command = started(bus.path, "whoami", stdout=pipe)
+            with command as process:
+                assert outcome(process) == (1, "", "")
+
+    @pytest.mark.parametrize("words", ["pub k", "pub k --lines", "pub --json"])
+    def test_input(self, bus: RealBus, words: str) -> None:
+        """Input that is closed, or cannot be read, is one line."""
+        done = sbus(bus.path, *words.split(), preexec_fn=lambda: os.close(0))
+        assert done == (1, "", "sbus: standard input is closed\n")
+        with open(os.devnull, "w") as file:
+            done = sbus(bus.path, *words.split(), stdin=file)
+        assert done == (1, "", "sbus: standard input: Bad file descriptor\n")
+
+
+class TestHelp:
+    def test_commands(self) -> None:
+        """The help names every command; each has an example to parse."""
+        parser, commands = options.option_parsers(command_line.all_commands())
+        text = run("tools", "help").output
+        assert text == run("tools", "--help").output
         for name, command in commands.items():
-            assert f"    {name} " in parser.format_help()
+            assert f"    {name} " in text
             _, example = command.format_help().split("\nexample:\n  sbus ")
             words = shlex.split(example.split(">")[0])
             assert words[0] == name
             assert parser.parse_args(words).command == name
 
-    @pytest.mark.parametrize(
-        "words, loaded",
-        [
-            (["whoami"], []),
-            (["reply", "a", "true"], []),
-            (["ping"], ["tools.options", "tools.ping"]),
-        ],
-    )
-    def test_what_is_loaded(
-        self, directory: Path, words: list[str], loaded: list[str]
-    ) -> None:
-        """Nobody pays for commands that are not used."""
-        script = directory / "script"
-        script.write_text(
-            "import sys\nfrom tools.command_line import main\n"
-            f"main(['-a', '{directory}/bus', *{words}])\n"
-            "print(*(m for m in sys.modules if m.startswith('tools.')))\n"
-        )
-        env = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-        done = run(str(script), env=env)
-        assert {*done.output.split()} == {"tools.command_line", *loaded}
+    def test_help_of_a_command(self) -> None:
+        """It says what the command takes and prints, in 80 columns."""
+        env = {**ENVIRONMENT, "COLUMNS": "80"}
+        done = run("tools", "sub", "--help", env=env)
+        assert run("tools", "help", "sub", env=env) == done
+        assert (done.status, done.errors) == (0, "")
+        assert max(map(len, done.output.splitlines())) < 80
+        for fact in (
+            r"usage: sbus sub [-h] [-a ADDRESS]",
+            "a line each: its key, a tab, its payload",
+            "-n N, --count N",
+            "'a/*' selects a/b but not a/b/c, 'a/' selects both",
+        ):
+            assert fact in " ".join(done.output.split())
 
 
 class TestInstall:
@@ -269,7 +196,7 @@ class TestInstall:
         prefix = f"PREFIX={directory}/usr"
         make = ["make", "-C", str(ROOT), f"PYTHON={sys.executable}", prefix]
         subprocess.run([*make, "install"], check=True, capture_output=True)
-        for name, command in (("sbusd", []), ("sbus", ["record", "--help"])):
+        for name, command in (("sbusd", []), ("sbus", ["record"])):
             done = subprocess.run(
                 [directory / "usr/bin" / name, *command, "--help"],
                 capture_output=True,
@@ -280,6 +207,26 @@ class TestInstall:
         subprocess.run([*make, "uninstall"], check=True, capture_output=True)
         left = [path for path in directory.rglob("*") if path.is_file()]
         assert left == []
+
+    @pytest.mark.parametrize("command", [["sbus-spark"], ["-m", "sbus_spark"]])
+    def test_pipeline_without_pyspark(
+        self, directory: Path, command: list[str]
+    ) -> None:
+        """The command of the pipeline says in one line what is missing."""
+        missing = 'raise ModuleNotFoundError("no", name="pyspark")\n'
+        (directory / "pyspark.py").write_text(missing)
+        starter = directory / "sbus-spark"
+        starter.write_text("from sbus_spark.cli import main\n")
+        done = subprocess.run(
+            [sys.executable, *command],
+            env={**ENVIRONMENT, "PYTHONPATH": f"{ROOT}:{ROOT}/pipeline:."},
+            cwd=directory,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1
+        what = "sbus_spark: PySpark is not installed: pip install .*\n"
+        assert re.fullmatch(what, done.stderr)
 
 
 class TestManual:
@@ -302,100 +249,72 @@ class TestManual:
         assert "SEE ALSO" in re.sub(".\b", "", done.stdout)
 
 
+BASH = """{script}
+COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _sbus sbus
+printf '%s\n' "${{COMPREPLY[@]}}"
+"""
+ZSH = """_files() {{ }}; compadd() {{ shift; print -l -- $@ }}
+_sbus() {{
+{script}}}
+words=({words}); CURRENT=$#words; _sbus"""
+FISH = """{script}
+complete -C {words}"""
+SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+
+
 class TestCompletion:
-    """completion: what bash completes."""
+    """completion: what may come next."""
 
-    def completed(self, *words: str) -> list[str]:
-        """Return what bash offers for the last word."""
-        script = run("tools", "completion", "bash").output
-        quoted = " ".join(map(shlex.quote, words))
-        script += f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _sbus"
-        script += '; printf "%s\\n" "${COMPREPLY[@]}"; complete -p sbus'
-        done = subprocess.run(
-            ["bash", "--norc", "-c", script], capture_output=True, text=True
-        )
-        *offers, rule = done.stdout.splitlines()
-        assert (done.stderr, rule) == ("", "complete -o default -F _sbus sbus")
-        return [offer for offer in offers if offer]
-
-    def offered_by_zsh(self, *words: str) -> list[str]:
-        """Return what zsh offers, with what it calls for that replaced."""
-        script = run("tools", "completion", "zsh").output
-        quoted = " ".join(map(shlex.quote, words))
-        script = f"_files() {{ }}; compadd() {{ shift; print -l -- $@ }}\n\
-_sbus() {{\n{script}}}\nwords=({quoted}); CURRENT={len(words)}; _sbus"
-        command = ["zsh", "-f", "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.stderr == ""
-        return done.stdout.split()
-
-    def offered_by_fish(self, *words: str) -> list[str]:
-        """Return what fish offers."""
-        script = run("tools", "completion", "fish").output
-        script += f"complete -C {shlex.quote(' '.join(words))}"
-        command = ["fish", "--no-config", "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True)
-        return [line.split("\t")[0] for line in done.stdout.splitlines()]
+    @pytest.mark.parametrize(
+        "words, offers",
+        [
+            (["-a", "sub", "control", ""], {"--timeout", "--quiet"}),
+            (["--address", "=", "sub", "record", ""], {"--segment-mib"}),
+            (["-q", ""], {"record", "clients", "--version"}),
+            (["sub", "-a", ""], set()),
+            (["--address", "=", ""], set()),
+            (["bridge", "--a"], {"--pattern"}),
+            (["help", ""], {"pub", "help"}),
+        ],
+    )
+    def test_words(self, words: list[str], offers: set[str]) -> None:
+        """Commands, then the options of the command; nothing for a file."""
+        found = run("tools", "completion", "words", *words[:-1]).output.split()
+        assert offers <= {*found} and bool(offers) == bool(found)
+        assert "--address" not in found or "bridge" not in words
 
     @pytest.mark.parametrize(
         "words, offers",
         [
             (["sbus", "st"], {"stats"}),
             (["sbus", "stats", "--js"], {"--json"}),
-            (["sbus", "record", "--seg"], {"--segment-mib"}),
+            (["sbus", "-a", "sub", "record", "--seg"], {"--segment-mib"}),
             (["sbus", "completion", "z"], {"zsh"}),
         ],
     )
-    @pytest.mark.parametrize("shell", ["zsh", "fish"])
-    def test_other_shells(
-        self, shell: str, words: list[str], offers: set[str]
+    @pytest.mark.parametrize("shell", SCRIPTS)
+    def test_shells(
+        self, directory: Path, shell: str, words: list[str], offers: set[str]
     ) -> None:
-        """They offer the same."""
+        """They ask the command, wherever it is, for what fits."""
         if not shutil.which(shell):
             pytest.skip(f"{shell} is not there")
-        offered = getattr(self, f"offered_by_{shell}")(*words)
-        assert offers <= {*offered}
-
-    @pytest.mark.parametrize(
-        "words, offers",
-        [
-            (["p"], ["pub", "ping"]),
-            (["st"], ["stats"]),
-            (["ping", "--"], ["--help", "--address", "--count", "--timeout"]),
-            (["-a", "sub", "co"], ["control", "completion"]),
-            (["--address", "=", "sub", "rec"], ["record"]),
-            (["--v"], ["--version"]),
-            (["sub", "--ti"], ["--time", "--timeout"]),
-            (["-a", "/tmp/bus", "sub", "a/*", "--r"], ["--raw", "--ready-fd"]),
-            (["record", "--seg"], ["--segment-mib", "--segment-seconds"]),
-            (["bridge", "--a"], []),
-            (["pub", "--a"], ["--address"]),
-            (["completion", "b"], ["bash"]),
-            (["sub", "-a", ""], []),
-            (["--address", "=", ""], []),
-        ],
-    )
-    def test_offers(self, words: list[str], offers: list[str]) -> None:
-        """Commands, then the options of the command; else files."""
-        assert self.completed("sbus", *words) == offers
-
-
-class TestStop:
-    def test_signal_that_interrupts_nothing(self) -> None:
-        """It came just before poll(2) did, or to another thread."""
-        place = Path(f"/proc/self/task/{threading.get_native_id()}/wchan")
-
-        def send() -> None:
-            wait_for(lambda: "poll" in place.read_text())
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-            os.kill(os.getpid(), signal.SIGTERM)
-
-        before = signal.getsignal(signal.SIGTERM)
-        with Stop() as stop:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            sender = threading.Thread(target=send)
-            sender.start()
-            assert stop.wait({}, SECONDS_MAX)
-            sender.join()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        assert signal.getsignal(signal.SIGTERM) == before
+        starter = directory / "sbus"
+        command = shlex.join([sys.executable, str(ROOT / "tools")])
+        starter.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        starter.chmod(0o755)
+        script = run("tools", "completion", shell).output
+        text = shlex.join(words)
+        if shell == "fish":
+            text = shlex.quote(" ".join(words))
+        env = {"PATH": f"{directory}:{os.environ['PATH']}"}
+        for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+            env[name] = str(directory)  # where fish keeps a history
+        done = subprocess.run(
+            [shell, "-c", SCRIPTS[shell].format(script=script, words=text)],
+            env={**ENVIRONMENT, **env},
+            capture_output=True,
+            text=True,
+        )
+        assert done.stderr == ""
+        assert offers <= {*done.stdout.split()}

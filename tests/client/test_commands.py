@@ -1,113 +1,237 @@
-"""Tests of the everyday commands: sub, pub, whoami, ping, control, stats."""
+"""Tests of the everyday commands: sub, pub, request, reply, stats and such."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import sbus_client
-from commands import Terminal, publish_all, sbus, wait_for_patterns
+from commands import (
+    Terminal,
+    is_gone,
+    publish_all,
+    sbus,
+    subscribed,
+    wait_for_patterns,
+)
 from packets import ANSWER, HEAD_BYTES, WHOAMI, publications, publish
 from processes import (
     ENVIRONMENT,
-    ROOT,
     SECONDS_MAX,
     Result,
     child_process,
-    gone,
-    has_ended,
     outcome,
     run,
     started,
 )
-from real_bus import Listener, Peer, RealBus, seqpacket_pair
+from real_bus import Listener, Peer, RealBus, freeze, thaw, wait_for
 from sbus_client import PACKET_BYTES_MAX, Client, Message
-from tools import command_line, json_lines, ping, pub, stats
+from tools import json_lines
 from tools.record import Recorder
+
+ROOM = PACKET_BYTES_MAX - HEAD_BYTES  # for a payload under the key `k`
+Command = Callable[..., Result]
+
+
+@pytest.fixture(params=["tools", "sbus_client.py"])
+def command(request: pytest.FixtureRequest, bus: RealBus) -> Command:
+    """Run the full command line, and the small one."""
+
+    def run_it(*arguments: str, **options: Any) -> Result:
+        options = {"env": ENVIRONMENT, "input": "", **options}
+        return run(request.param, "-a", bus.path, *arguments, **options)
+
+    return run_it
+
+
+@pytest.fixture
+def peer(bus: RealBus) -> Iterator[Peer]:
+    with subscribed(bus) as peer:
+        yield peer
+
+
+@contextlib.contextmanager
+def served(listener: Listener, *words: str, **options: Any) -> Iterator[Any]:
+    """Run a command whose server is the test."""
+    with (
+        started(listener.path, *words, **options) as process,
+        listener.accept() as server,
+    ):
+        yield process, server
+
+
+@contextlib.contextmanager
+def publisher(bus: RealBus, *messages: tuple[str | bytes, bytes]) -> Any:
+    """Have a child publish messages again and again."""
+
+    def chatter() -> None:
+        with Client(bus.path) as client:
+            while True:
+                for message in messages:
+                    client.publish(*message)
+                client.sync()
+
+    with child_process(chatter):
+        yield
+
+
+class TestBoth:
+    """What the small command line of sbus_client.py can do as well."""
+
+    @pytest.mark.parametrize(
+        "arguments, payload",
+        [
+            (["v"], b"v"),
+            ([""], b""),
+            (["-"], b"one\n\n two\r\n"),
+            ([], b"one\n\n two\r\n"),
+        ],
+    )
+    def test_pub(
+        self, command: Command, peer: Peer, arguments: Any, payload: bytes
+    ) -> None:
+        """[PUB-1] A payload is an argument, or standard input as it is."""
+        text = {"input": "one\n\n two\r\n"}
+        assert command("pub", "k", *arguments, **text) == (0, "", "")
+        assert peer.receive() == publish(b"k", payload)
+
+    def test_lines(self, command: Command, peer: Peer) -> None:
+        """Each line of standard input is a message, without its end."""
+        text = "one\n\n two \r\nthree"
+        assert command("pub", "k", "--lines", input=text) == (0, "", "")
+        payloads = [b"one", b"", b" two \r", b"three"]
+        assert peer.fence() == [publish(b"k", text) for text in payloads]
+
+    def test_bytes_of_no_text(self, command: Command, peer: Peer) -> None:
+        """[KEY-1] They are published as they were given."""
+        text = os.fsdecode(b"\xff\xc3\xa9")
+        assert command("pub", "--", text, f"-{text}") == (0, "", "")
+        assert peer.receive() == b"MSG \xff\xc3\xa9\0-\xff\xc3\xa9"
+
+    @pytest.mark.parametrize(
+        "arguments, output",
+        [
+            ((), "a\\tb\t\\xff \\x00\\n\\x7f'é\n\\\\xff\t\\xc2\\x85\n"),
+            (("--raw",), "\udcff \0\n\x7f'é\x85"),
+        ],
+    )
+    def test_sub(
+        self, command: Command, bus: RealBus, arguments: Any, output: str
+    ) -> None:
+        """A line is the key, a tab and the payload; others are escaped."""
+        two = ("a\tb", b"\xff \0\n\x7f'\xc3\xa9"), (rb"\xff", b"\xc2\x85")
+        with publisher(bus, ("x", b""), *two):
+            patterns = ("a\tb", r"\xff")
+            words = ("sub", "-n", "20", *arguments, *patterns)
+            text = {"errors": "surrogateescape", "encoding": "utf-8"}
+            done = command(*words, **text)
+        assert (done.status, done.errors) == (0, "")
+        assert output in done.output and "x\t" not in done.output
+
+    @pytest.mark.parametrize("count", [[], ["-n", "3"]])
+    def test_time_is_over(self, command: Command, count: list[str]) -> None:
+        """That is an error if a count is not reached."""
+        done = command("sub", "-t", "0.1", *count)
+        what = "the time is over: heard 0 of 3\n" if count else ""
+        assert (done.status, done.output) == (len(count) // 2, "")
+        assert done.errors.partition(": ")[2] == what
+
+    @pytest.mark.parametrize(
+        "arguments, answer", [((), "x\\ty\\n\n"), (("--raw",), "x\ty\n")]
+    )
+    def test_request(
+        self, command: Command, bus: RealBus, arguments: Any, answer: str
+    ) -> None:
+        """[CRED-10] The first answer is printed."""
+        with started(bus.path, "reply", "a", "--", "cat", "-") as process:
+            wait_for_patterns(bus, 1)
+            asked = ("request", *arguments, "a")
+            assert command(*asked, "-", input="x\ty\n") == (0, answer, "")
+            assert command(*asked).output == answer[-1:] * (not arguments)
+            process.terminate()
+
+    def test_nobody_answers(self, command: Command, bus: RealBus) -> None:
+        """One line says so; another one that the server is stopped."""
+        done = command("request", "a", "-t", "0.1")
+        assert (done.status, done.output) == (1, "")
+        what = r"sbus(_client\.py)?: nobody answered \S+ within 0\.1 s .*\n"
+        assert re.fullmatch(what, done.errors)
+        freeze(bus)
+        done = command("request", "a", "-t", "0.1")
+        thaw(bus)
+        assert ": the server does not answer" in done.errors
+
+    def test_whoami(self, command: Command) -> None:
+        """[CRED-2] The server's answer is printed."""
+        form = rf"!/cred/{os.getgid()}/{os.getuid()}/\d+\n"
+        assert re.fullmatch(form, command("whoami").output)
 
 
 class TestSub:
     """sub: print messages."""
 
-    def test_message_is_a_line(self, bus: RealBus) -> None:
-        """A line is the key, a tab and the payload, and comes at once."""
-        with started(bus.path, "sub", "a/*", "b/") as command:
+    def test_lines_come_at_once(self, bus: RealBus) -> None:
+        """They are flushed when nothing waits, and when the bus ends."""
+        with started(bus.path, "sub", "a/*", "b/") as process:
             wait_for_patterns(bus, 2)
-            with Client(bus.path) as client:
-                for key in ("a/1", "a/1/2", "b/1/2", "c"):
-                    client.publish(key, b"some text")
-            assert command.stdout
-            assert command.stdout.readline() == "a/1\tsome text\n"
-            assert command.stdout.readline() == "b/1/2\tsome text\n"
-            assert not has_ended(command)
-            bus.stop()
-            assert outcome(command) == (1, "", gone(bus.path))
-
-    def test_what_is_excluded(self, bus: RealBus) -> None:
-        """It is neither printed nor counted."""
-        arguments = ("sub", "a/", "--exclude=a/b/", "--exclude", "a/*")
-        with started(bus.path, *arguments, "--count=1") as command:
-            wait_for_patterns(bus, 1)
-            keys = ("a/b/c", "a/b", "a/c", "a/c/d")
+            keys = ("a/1", "a/1/2", "b/1/2", "c")
             publish_all(bus.path, *((key, b"v") for key in keys))
-            assert outcome(command) == (0, "a/c/d\tv\n", "")
-
-    def test_no_pattern(self, listener: Listener) -> None:
-        """[MATCH-4] Without a pattern sub subscribes to the empty one."""
-        with started(listener.path, "sub"), listener.accept() as server:
-            assert server.receive() == b"SUB "
-
-    def test_pattern_that_is_no_text(self, listener: Listener) -> None:
-        """A pattern's bytes are sent as they were given."""
-        pattern = os.fsdecode(b"\xff\xc3\xa9")
-        command = started(listener.path, "sub", "--", "-x", pattern)
-        with command, listener.accept() as server:
-            assert server.receive() == b"SUB -x"
-            assert server.receive() == b"SUB \xff\xc3\xa9"
-
-    def test_control_messages_are_not_printed(
-        self, listener: Listener
-    ) -> None:
-        """sub prints what was published and nothing else."""
-        with started(listener.path, "sub") as command:
-            with listener.accept() as server:
-                server.receive()
-                server.send(b"CMSG x\0v", b"MSG k\0v")
-            assert outcome(command).output == "k\tv\n"
+            assert process.stdout
+            assert process.stdout.readline() == "a/1\tv\n"
+            assert process.stdout.readline() == "b/1/2\tv\n"
+            bus.stop()
+            assert is_gone(outcome(process), bus.path)
 
     @pytest.mark.parametrize(
-        "encoding, accent", [("utf-8", "é"), ("ascii", r"\xc3\xa9")]
+        "excluded, left",
+        [
+            ("a/b/", "a/b a/c a/c/d a*b !/cred////a/b"),
+            ("a/*", "a/b/c a/c/d a*b !/cred////a/b"),
+            ("*/*/", "a/b a/c a*b"),
+            ("a*b", "a/b/c a/b a/c a/c/d a*b !/cred////a/b"),
+            ("a*", "a/b/c a/b a/c a/c/d !/cred////a/b"),
+            ("!/cred//0//a/**", "a/b/c a/b a/c a/c/d a*b"),
+            ("", ""),
+        ],
     )
-    def test_unprintable_bytes_are_escaped(
-        self, listener: Listener, encoding: str, accent: str
+    def test_what_is_excluded(
+        self, listener: Listener, excluded: str, left: str
     ) -> None:
-        """What is no text, or breaks a line, is as in a bytes literal."""
-        with started(
-            listener.path,
-            "sub",
-            env={**ENVIRONMENT, "PYTHONIOENCODING": encoding},
-            encoding=encoding,
-        ) as command:
+        """[MATCH-1] [MATCH-2] [MATCH-3] [MATCH-6] It is not printed."""
+        keys = ["a/b/c", "a/b", "a/c", "a/c/d", "a*b", "!/cred/1/0/2/a/b"]
+        words = ("sub", "--exclude", excluded, "--exclude=x/y")
+        with started(listener.path, *words) as process:
             with listener.accept() as server:
                 server.receive()
-                server.send(
-                    publish(b"a\tb", b"\xff \x00\n\x7f'\xc3\xa9"),
-                    publish(rb"\xff", b"\xc2\x85\xed\xb3\xbf\xe2\x80\xae"),
-                )
-            first, second = outcome(command).output.splitlines()
-        assert first.split("\t") == [r"a\tb", r"\xff \x00\n\x7f'" + accent]
-        escaped = r"\xc2\x85\xed\xb3\xbf\xe2\x80\xae"
-        assert second.split("\t") == [r"\\xff", escaped]
+                server.send(*(publish(key.encode()) for key in keys))
+            printed = outcome(process).output.split("\t\n")[:-1]
+        expected = left.replace("!/cred////a/b", "!/cred/1/0/2/a/b").split()
+        assert printed == expected
+
+    def test_what_is_sent(self, listener: Listener) -> None:
+        """[MATCH-4] Patterns as they are; the empty one for none."""
+        text = os.fsdecode(b"\xff\xc3\xa9")
+        for words, patterns in (
+            (["--", "-x", text], [b"SUB -x", b"SUB \xff\xc3\xa9"]),
+            ([], [b"SUB "]),
+        ):
+            with started(listener.path, "sub", *words) as process:
+                with listener.accept() as server:
+                    heard = [server.receive() for _ in patterns]
+                    server.send(b"CMSG x\0v", b"MSG k\0v")
+                assert outcome(process).output == "k\tv\n"
+            assert heard == patterns
 
     @pytest.mark.parametrize(
         "number, status",
@@ -117,196 +241,137 @@ class TestSub:
         self, listener: Listener, number: int, status: int
     ) -> None:
         """A signal ends sub without another word."""
-        command = started(listener.path, "sub")
-        with command as process, listener.accept() as server:
+        with served(listener, "sub") as (process, server):
             server.receive()
             process.send_signal(number)
             assert outcome(process) == (status, "", "")
             assert server.is_disconnected()
 
-    def test_refused_pattern(self, bus: RealBus) -> None:
-        """[KEY-4] A pattern that the server refuses ends sub."""
-        done = sbus(bus.path, "sub", "!")
-        assert done == (1, "", gone(bus.path))
-
     def test_reader_that_goes_away(self, listener: Listener) -> None:
         """When nobody reads its output any more sub ends in silence."""
-        with started(listener.path, "sub") as command:
+        with started(listener.path, "sub") as process:
             with listener.accept() as server:
                 server.receive()
                 server.send(b"MSG k\0one")
-                assert command.stdout
-                assert command.stdout.readline() == "k\tone\n"
-                command.stdout.close()  # and no other message comes
-                assert command.wait(SECONDS_MAX) == 1
-            assert command.stderr
-            assert command.stderr.read() == ""
-
-    def test_full_device(self, listener: Listener) -> None:
-        """A line that cannot be written ends sub with one line."""
-        with open("/dev/full", "w") as full:
-            command = started(listener.path, "sub", stdout=full)
-            with command as process, listener.accept() as server:
-                server.receive()
-                server.send(b"MSG k\0v")
-                what = "sbus: standard output: No space left on device\n"
-                assert outcome(process) == (1, "", what)
-
-    def test_quick_way_to_print(self) -> None:
-        """What is printed as it is, is what the slow way makes of it."""
-        texts = ["", "a b", "é", "a\\", "\t", "\u202e", "𝄞", "a\udcff"]
-        for text in texts:
-            for encoding in ("utf-8", "ascii", "latin-1"):
-                plain = text.encode("utf-8", "surrogateescape")
-                # An escape in front makes it go the slow way
-                slow = sbus_client.printable(b"\\" + plain, encoding)
-                quick = sbus_client.printable(plain, encoding)
-                assert slow == r"\\" + quick
+                assert process.stdout and process.stderr
+                assert process.stdout.readline() == "k\tone\n"
+                process.stdout.close()  # and no other message comes
+                assert process.wait(SECONDS_MAX) == 1
+            assert process.stderr.read() == ""
 
     def test_ready(self, bus: RealBus) -> None:
         """A script that waits for the line loses nothing after it."""
         reader, writer = os.pipe()
         arguments = ("sub", f"--ready-fd={writer}", "--count=1", "k")
-        options = {"pass_fds": (writer,)}
-        with started(bus.path, *arguments, **options) as command:
+        with started(bus.path, *arguments, pass_fds=(writer,)) as process:
             os.close(writer)
             with open(reader) as ready:
                 assert ready.read() == "ready\n"
             publish_all(bus.path, ("k", b"v"))
-            assert outcome(command) == (0, "k\tv\n", "")
-
-    def test_ready_nowhere(self, bus: RealBus) -> None:
-        """A descriptor that is not there is one line."""
+            assert outcome(process) == (0, "k\tv\n", "")
         done = sbus(bus.path, "sub", "--ready-fd=77")
-        what = "sbus: --ready-fd 77: Bad file descriptor\n"
-        assert done == (1, "", what)
+        assert (done.status, done.output) == (1, "")
+        assert re.fullmatch("sbus: .*Bad file descriptor.*\n", done.errors)
 
-    @pytest.mark.parametrize("text", ["0", "1", "2", "-3", "x", "3.0"])
-    def test_ready_on_what_is_in_use(self, bus: RealBus, text: str) -> None:
-        """Where messages are printed is not closed before the first."""
-        status, output, errors = sbus(bus.path, "sub", f"--ready-fd={text}")
-        assert (status, output) == (2, "")
-        assert f"{text!r} is no descriptor above 2" in errors
+    def test_address(self, bus: RealBus) -> None:
+        """[CRED-6] A secret pattern is shown with the subscriber's numbers."""
+        words = ("sub", "--show-address", "-n1", "-q", "k", "!/cred////a/*")
+        with started(bus.path, *words) as process:
+            assert process.stderr
+            address = process.stderr.readline()
+            own = f"!/cred/{os.getgid()}/{os.getuid()}/{process.pid}/a"
+            assert address == f"{own}/*\n"
+            publish_all(bus.path, (f"{own}/b", b"v"))
+            assert outcome(process) == (0, f"{own}/b\tv\n", "")
+
+    def test_address_behind_a_prefix(self, directory: Path) -> None:
+        """[CRED-9] What stands before the fields stays."""
+        with RealBus(directory, "--cred-prefix", "!/cred/1/2/3") as bus:
+            pattern = "!/cred/1/2/3/!/cred//0//x"
+            words = ("sub", "--show-address", "-t", "0.1", pattern)
+            if os.getuid():
+                words = (*words[:-1], pattern.replace("0", f"{os.getuid()}"))
+            done = sbus(bus.path, *words)
+        own = rf"!/cred/1/2/3/!/cred/{os.getgid()}/{os.getuid()}/\d+/x\n"
+        assert done.status == 0 and re.fullmatch(own, done.errors)
+
+    def test_reconnecting(self, directory: Path) -> None:
+        """It may begin before the server, and goes on with the next."""
+        path = str(directory / "bus")
+        with started(path, "sub", "--reconnect", "-n", "2", "k") as process:
+            assert process.stdout and process.stderr
+            what = f"sbus: there is no bus at {path} yet: waiting for it\n"
+            assert process.stderr.readline() == what
+            for number in (b"1", b"2"):
+                with RealBus(directory) as bus:
+                    what = f"sbus: connected to {path}\n"
+                    assert process.stderr.readline() == what
+                    publish_all(bus.path, ("k", number))
+                    line = f"k\t{number.decode()}\n"
+                    assert process.stdout.readline() == line
+                    if number == b"1":
+                        bus.stop()
+                        what = f"sbus: the bus at {path} is gone: waiting"
+                        told = process.stderr.readline()
+                        assert told == f"{what} for another\n"
+            assert outcome(process) == (0, "", "")
 
     def test_discarding(self, listener: Listener) -> None:
         """The mode is asked for first, and what was missed in the end."""
-        command = started(listener.path, "sub", "--discard", "--count=1")
-        with command as process, listener.accept() as server:
+        words = ("sub", "--discard", "-n1")
+        with served(listener, *words) as (process, server):
             assert server.receive() == b"CMSG blocking/soft/discard"
             assert server.receive() == b"SUB "
             server.send(b"MSG k\0v")
-            assert [server.receive(), server.receive()] == [
-                b"CMSG stats",
-                WHOAMI,
-            ]
-            server.send(b'CMSG stats\0{"discarded": 1200}', ANSWER)
+            assert server.receive() == b"CMSG stats"
+            server.send(b'CMSG stats\0{"discarded": 1200}')
             what = "sbus: 1,200 messages were missed\n"
             assert outcome(process) == (0, "k\tv\n", what)
 
-    def test_what_is_too_large(self, listener: Listener) -> None:
+    @pytest.mark.parametrize("quiet", [[], ["-q"]])
+    def test_what_is_too_large(
+        self, listener: Listener, quiet: list[str]
+    ) -> None:
         """It is left out, said once, and counted; the rest is printed."""
-        env = {**ENVIRONMENT, "SBUS_MAX_PACKET": "100"}
-        command = started(listener.path, "sub", "--count=2", env=env)
-        with command as process, listener.accept() as server:
-            assert server.receive() == b"SUB "
-            large = publish(b"k", bytes(200))
-            server.send(publish(b"k", b"1"), large, large)
-            server.send(publish(b"k", b"2"))
+        env = {**ENVIRONMENT, "SBUS_MAX_PACKET": "100000"}
+        words = ("sub", "--count=2", *quiet)
+        large = publish(b"k", bytes(110_000))
+        with served(listener, *words, env=env) as (process, server):
+            server.send(publish(b"k", b"1"), large, large, b"MSG k\0002")
             done = outcome(process)
         assert (done.status, done.output) == (0, "k\t1\nk\t2\n")
+        if quiet:
+            assert done.errors == ""
+            return
         first, last = done.errors.splitlines()
-        assert "a packet of 206 bytes was received and lost" in first
+        assert "a packet of 110006 bytes was received and lost" in first
         assert first.endswith("; SBUS_MAX_PACKET raises it")
         assert last == "sbus: 2 messages were too large"
 
-    def test_wrong_limit_in_the_environment(self) -> None:
-        """It is wrong usage."""
-        env = {**ENVIRONMENT, "SBUS_MAX_PACKET": "1e6"}
-        done = sbus("/nowhere", "whoami", env=env)
-        what = "sbus: SBUS_MAX_PACKET is '1e6', and no number"
-        assert (done.status, done.output) == (2, "")
-        assert done.errors == f"{what}; --help lists the options\n"
-
-    BYTES = bytes(set(range(256)) - {13})  # a text stream would change it
-
-    def heard(self, bus: RealBus, *options: str) -> bytes:
-        """Return what sub prints of two messages."""
-        arguments = ("sub", "--count=2", *options, "k")
-        command = started(bus.path, *arguments, encoding="latin-1")
-        with command as process:
-            wait_for_patterns(bus, 1)
-            publish_all(bus.path, ("k", self.BYTES), ("k", b"two"))
+    def test_json(self, listener: Listener) -> None:
+        """An object a line; what is no text is in base64; a time is first."""
+        before = time.time_ns()
+        words = ("sub", "-n", "2", "--json", "--time")
+        with served(listener, *words) as (process, server):
+            server.receive()
+            server.send(b"MSG k\0\xff\0", "MSG é\0two".encode())
             done = outcome(process)
         assert (done.status, done.errors) == (0, "")
-        return done.output.encode("latin-1")
+        first, second = map(json.loads, done.output.splitlines())
+        assert before < first.pop("t") < second.pop("t") < time.time_ns()
+        payload = base64.b64encode(b"\xff\0").decode("ascii")
+        assert first == {"key": "k", "payload_base64": payload}
+        assert second == {"key": "é", "payload": "two"}
 
-    def test_json(self, bus: RealBus) -> None:
-        """An object a line; what is no text is in base64."""
-        lines = self.heard(bus, "--json").decode("ascii").splitlines()
-        payload = base64.b64encode(self.BYTES).decode("ascii")
-        assert [json.loads(line) for line in lines] == [
-            {"key": "k", "payload_base64": payload},
-            {"key": "k", "payload": "two"},
-        ]
-
-    def test_json_with_the_time(self, bus: RealBus) -> None:
-        """Nanoseconds since 1970 come first."""
-        before = time.time_ns()
-        lines = self.heard(bus, "--json", "--time").splitlines()
-        first, second = (json.loads(line)["t"] for line in lines)
-        assert before < first < second < time.time_ns()
-
-    def test_raw(self, bus: RealBus) -> None:
-        """Payloads alone, with nothing between or behind."""
-        assert self.heard(bus, "--raw") == self.BYTES + b"two"
-
-    def test_null(self, bus: RealBus) -> None:
-        """Payloads alone, with a NUL byte behind each."""
-        assert self.heard(bus, "--null") == self.BYTES + b"\0two\0"
-
-    def test_lines_with_the_time(self, bus: RealBus) -> None:
-        """A time stamp, with its zone, is the first field."""
-        lines = self.heard(bus, "--time").decode().splitlines()
-        stamp, key, payload = lines[1].split("\t")
-        assert (key, payload) == ("k", "two")
-        form = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}[+-]\d\d:\d\d"
-        assert re.fullmatch(form, stamp)
-
-    def test_raw_with_the_time(self) -> None:
-        """There is no place for it, which is wrong usage."""
-        done = sbus("/nowhere", "sub", "--raw", "--time")
-        what = "sbus: --raw and --null have no place for --time; --help lists"
-        assert done == (2, "", f"{what} the options\n")
-
-    def test_time_is_over(self, bus: RealBus) -> None:
-        """After its time sub ends; messages do not make it longer."""
-
-        def chatter() -> None:
-            with Client(bus.path) as client:
-                while True:
-                    client.publish("k")
-
-        with child_process(chatter):
-            done = sbus(bus.path, "sub", "--timeout", "0.2", "k")
-        assert (done.status, done.errors) == (0, "")
-        assert {*done.output.splitlines()} == {"k\t"}
-
-    def test_time_is_over_before_the_count(self, bus: RealBus) -> None:
-        """Then the exit status is 1."""
-        done = sbus(bus.path, "sub", "--timeout=0.1", "--count=2")
-        what = "sbus: the time is over: heard 0 of 2\n"
-        assert done == (1, "", what)
+    COLOURS = "\x1b[2m{}\x1b[m\t\x1b[36mk\x1b[m\tv\\x1b[31m\r\n"
 
     @pytest.mark.parametrize(
         "environment, line",
         [
-            ({}, "\x1b[2m{}\x1b[m\t\x1b[36mk\x1b[m\tv\\x1b[31m\r\n"),
+            ({}, COLOURS),
+            ({"NO_COLOR": ""}, COLOURS),
             ({"NO_COLOR": "1"}, "{}\tk\tv\\x1b[31m\r\n"),
             ({"TERM": "dumb"}, "{}\tk\tv\\x1b[31m\r\n"),
-            (
-                {"NO_COLOR": ""},
-                "\x1b[2m{}\x1b[m\t\x1b[36mk\x1b[m\tv\\x1b[31m\r\n",
-            ),
         ],
     )
     def test_colour_on_a_terminal(
@@ -318,142 +383,52 @@ class TestSub:
             wait_for_patterns(bus, 1)
             publish_all(bus.path, ("k", b"v\x1b[31m"))
             assert terminal.end() == 0
-            stamp = re.search(r"20\d\d-[^\t\x1b]+", terminal.output)
+            form = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}[+-]\d\d:\d\d"
+            stamp = re.search(form, terminal.output)
             assert stamp and terminal.output == line.format(stamp[0])
 
 
 class TestPub:
-    """pub: publish a message."""
+    """pub: publish messages."""
 
-    @pytest.fixture
-    def peer(self, bus: RealBus) -> Iterator[Peer]:
-        with bus.connect() as peer:
-            peer.send(b"SUB ")
-            peer.fence()
-            yield peer
-
-    def test_payload_is_given(self, bus: RealBus, peer: Peer) -> None:
-        """The payload is the second argument, which may be empty."""
-        assert sbus(bus.path, "pub", "a/1", "some text") == (0, "", "")
-        assert sbus(bus.path, "pub", "a/2", "") == (0, "", "")
-        assert peer.receive() == b"MSG a/1\0some text"
-        assert peer.receive() == b"MSG a/2\0"
-
-    @pytest.mark.parametrize("dash", [["-"], []])
-    def test_payload_is_standard_input(
-        self, bus: RealBus, peer: Peer, dash: list[str]
+    @pytest.mark.parametrize(
+        "way, before, where",
+        [([], "", ""), (["--lines"], "one\n", "message 2: ")],
+    )
+    def test_limit(
+        self, bus: RealBus, peer: Peer, way: Any, before: str, where: str
     ) -> None:
-        """Without a payload, or with -, it is standard input."""
-        done = sbus(bus.path, "pub", "k", *dash, input="one\ntwo\n")
-        assert done == (0, "", "")
-        assert peer.receive() == b"MSG k\0one\ntwo\n"
+        """[LIMIT-1] The largest message fits, and a byte more is told."""
+        text = before + "x" * ROOM
+        assert sbus(bus.path, "pub", "k", *way, input=text) == (0, "", "")
+        assert peer.fence()[-1] == publish(b"k", b"x" * ROOM)
+        done = sbus(bus.path, "pub", "k", *way, input=f"{text}x")
+        what = f"{where}a packet of 409601 bytes is above the limit of"
+        assert done == (1, "", f"sbus: {what} 409600 bytes\n")
+        assert peer.fence() == [b"MSG k\0one"] * len(way)
 
-    def test_arguments_that_are_no_text(
-        self, bus: RealBus, peer: Peer
+    @pytest.mark.parametrize("way", [[], ["--lines"], ["--json"]])
+    def test_endless_input(
+        self, bus: RealBus, peer: Peer, way: list[str]
     ) -> None:
-        """Bytes are published as they were given."""
-        text = os.fsdecode(b"\xff\xc3\xa9")
-        assert sbus(bus.path, "pub", "--", text, f"-{text}").status == 0
-        assert peer.receive() == b"MSG \xff\xc3\xa9\0-\xff\xc3\xa9"
-
-    def test_message_of_the_limit(self, bus: RealBus, peer: Peer) -> None:
-        """[LIMIT-1] The largest message fits."""
-        text = "x" * (PACKET_BYTES_MAX - HEAD_BYTES)
-        assert sbus(bus.path, "pub", "k", input=text) == (0, "", "")
-        assert peer.receive() == publish(b"k", text.encode("ascii"))
-
-    # What a longer key takes is missing for the payload
-    TOO_MUCH = "sbus: standard input holds more than the {} bytes that fit"
-    TOO_MUCH += " with this key\n"
-
-    @pytest.mark.parametrize("key, room", [("k", 409594), ("a/b", 409592)])
-    def test_input_above_the_limit(
-        self, bus: RealBus, peer: Peer, key: str, room: int
-    ) -> None:
-        """[LIMIT-1] A byte too much is told of, and nothing is published."""
-        done = sbus(bus.path, "pub", key, input="x" * (room + 1))
-        assert done == (1, "", self.TOO_MUCH.format(room))
-        assert sbus(bus.path, "pub", key, input="x" * room) == (0, "", "")
-        assert len(peer.receive()) == PACKET_BYTES_MAX
-
-    def test_endless_input(self, bus: RealBus, peer: Peer) -> None:
         """[LIMIT-1] Input above the limit is not read to its end."""
+        key = [] if way == ["--json"] else ["k"]
         with open("/dev/zero") as zero:
-            done = sbus(bus.path, "pub", "k", stdin=zero)
-        assert done == (1, "", self.TOO_MUCH.format(409594))
-        assert peer.fence() == []
-
-    def test_closed_input(self, bus: RealBus) -> None:
-        """Without a standard input there is no payload."""
-        done = sbus(bus.path, "pub", "k", preexec_fn=lambda: os.close(0))
-        assert done == (1, "", "sbus: standard input is closed\n")
-
-    def test_unreadable_input(self, bus: RealBus) -> None:
-        """Input that cannot be read is one line."""
-        with open(os.devnull, "w") as file:
-            done = sbus(bus.path, "pub", "k", stdin=file)
-        what = "sbus: standard input: Bad file descriptor\n"
-        assert done == (1, "", what)
-
-    def test_refused_message(self, bus: RealBus, peer: Peer) -> None:
-        """[KEY-4] pub waits until it knows that the message was taken."""
-        done = sbus(bus.path, "pub", "!", "v")
-        assert done == (1, "", gone(bus.path))
-        assert peer.fence() == []
-
-    def test_lines(self, bus: RealBus, peer: Peer) -> None:
-        """Each line of standard input is a message, without its end."""
-        text = "one\n\n two \r\nthree"
-        done = sbus(bus.path, "pub", "k", "--lines", input=text)
-        assert done == (0, "", "")
-        payloads = [b"one", b"", b" two \r", b"three"]
-        assert peer.fence() == [publish(b"k", text) for text in payloads]
+            done = sbus(bus.path, "pub", *key, *way, stdin=zero)
+        assert (done.status, done.output) == (1, "")
+        assert done.errors.count("\n") == 1 and peer.fence() == []
 
     def test_lines_are_published_at_once(
         self, bus: RealBus, peer: Peer
     ) -> None:
         """A line does not wait for the next one."""
-        command = started(
-            bus.path, "pub", "k", "--lines", stdin=subprocess.PIPE
-        )
-        with command as process:
+        pipe = {"stdin": subprocess.PIPE}
+        with started(bus.path, "pub", "k", "--lines", **pipe) as process:
             assert process.stdin
             process.stdin.write("one\n")
             process.stdin.flush()
             assert peer.receive() == b"MSG k\0one"
-            assert not has_ended(process)
             process.stdin.close()
-
-    def test_line_above_the_limit(self, bus: RealBus, peer: Peer) -> None:
-        """[LIMIT-1] Those before it are published, and it is named."""
-        room = PACKET_BYTES_MAX - HEAD_BYTES
-        text = "x" * room
-        done = sbus(bus.path, "pub", "k", "--lines", input=f"{text}\n{text}x")
-        what = f"sbus: line 2 of standard input holds more than the {room}"
-        assert done == (1, "", f"{what} bytes that fit with this key\n")
-        assert len(peer.receive()) == PACKET_BYTES_MAX
-
-    def test_unreadable_lines(self, bus: RealBus) -> None:
-        """Input that cannot be read is one line."""
-        with open(os.devnull, "w") as file:
-            done = sbus(bus.path, "pub", "k", "--lines", stdin=file)
-        assert done == (1, "", "sbus: standard input: Bad file descriptor\n")
-
-    @pytest.mark.parametrize(
-        "arguments, what",
-        [
-            ("k v --lines", "take neither a PAYLOAD nor --repeat"),
-            ("k --null --repeat=2", "take neither a PAYLOAD nor --repeat"),
-            ("k --lines --null", "exclude each other"),
-            ("k --json", "give a KEY, or --json, whose lines have it"),
-            ("", "give a KEY, or --json, whose lines have it"),
-        ],
-    )
-    def test_said_twice_or_not(self, arguments: str, what: str) -> None:
-        """What is published comes from one place."""
-        done = sbus("/nowhere", "pub", *arguments.split())
-        assert (done.status, done.output) == (2, "")
-        assert done.errors.endswith(f"{what}; --help lists the options\n")
 
     MESSAGES = [
         Message(b"k", b"v"),
@@ -462,22 +437,19 @@ class TestPub:
         Message(b"", b""),
     ]
 
-    def test_messages_in_json(self, bus: RealBus, peer: Peer) -> None:
-        """What sub writes is published as it was."""
+    @pytest.mark.parametrize("is_recorded", [False, True])
+    def test_messages_in_json(
+        self, bus: RealBus, peer: Peer, directory: Path, is_recorded: bool
+    ) -> None:
+        """What sub or record writes is published as it was."""
         lines = (json_lines.as_json(one, 1) for one in self.MESSAGES)
         text = b"".join(lines).decode("ascii")
-        assert sbus(bus.path, "pub", "--json", input=text) == (0, "", "")
-        assert peer.fence() == [publish(*one) for one in self.MESSAGES]
-
-    def test_messages_of_a_recorder(
-        self, bus: RealBus, peer: Peer, directory: Path
-    ) -> None:
-        """What record writes is published as it was."""
-        with Recorder(directory / "capture", 1 << 20, 10) as recorder:
-            for message in self.MESSAGES:
-                recorder.add(message)
-        (file,) = (directory / "capture").iterdir()
-        text = file.read_text("ascii")
+        if is_recorded:
+            with Recorder(directory / "capture", 1 << 20, 10) as recorder:
+                for message in self.MESSAGES:
+                    recorder.add(message)
+            (file,) = (directory / "capture").iterdir()
+            text = file.read_text("ascii")
         assert sbus(bus.path, "pub", "--json", input=text) == (0, "", "")
         assert peer.fence() == [publish(*one) for one in self.MESSAGES]
 
@@ -487,6 +459,7 @@ class TestPub:
             "k v",
             "[]",
             "5",
+            "[" * 100_000,
             '{"key": "k"}',
             '{"key": 5, "payload": ""}',
             '{"key": "k", "payload_base64": "?"}',
@@ -496,59 +469,29 @@ class TestPub:
     def test_line_that_is_no_message(
         self, bus: RealBus, peer: Peer, line: str
     ) -> None:
-        """It is named; those before it are published."""
+        """It is named, as a wrong key is; those before are published."""
         text = f'{{"key": "k", "payload": ""}}\n{line}\n'
         done = sbus(bus.path, "pub", "--json", input=text)
         what = "sbus: line 2 of standard input is no message, as sub --json"
         assert done == (1, "", f"{what} writes it\n")
-        assert peer.receive() == publish(b"k")
-
-    @pytest.mark.parametrize("end", ["", "\0"])
-    def test_what_ends_with_nul(
-        self, bus: RealBus, peer: Peer, end: str
-    ) -> None:
-        """A payload may have several lines, and what is large comes whole."""
-        large = "x" * 200_000
-        text = f"one\ntwo\0\0{large}{end}"
-        done = sbus(bus.path, "pub", "k", "--null", input=text)
-        assert done == (0, "", "")
-        payloads = [b"one\ntwo", b"", large.encode()]
-        assert peer.fence() == [publish(b"k", one) for one in payloads]
-
-    def test_part_above_the_limit(self, bus: RealBus, peer: Peer) -> None:
-        """[LIMIT-1] Those before it are published, and it is named."""
-        text = "one\0" + "x" * PACKET_BYTES_MAX
-        done = sbus(bus.path, "pub", "k", "--null", input=text)
-        what = "sbus: a part of standard input holds more than the 409594"
-        assert done == (1, "", f"{what} bytes that fit with this key\n")
-        assert peer.receive() == publish(b"k", b"one")
-
-    def test_repeat(self, bus: RealBus, peer: Peer) -> None:
-        """The same message, many times."""
-        assert sbus(bus.path, "pub", "k", "v", "--repeat=1000").status == 0
-        assert peer.fence() == [publish(b"k", b"v")] * 1000
+        done = sbus(
+            bus.path, "pub", "--json", input='{"key":"!","payload":""}'
+        )
+        assert done.errors.startswith(
+            "sbus: message 1: b'!' has a segment '!'"
+        )
+        assert peer.fence() == [publish(b"k")]
 
     def test_rate(self, bus: RealBus, peer: Peer) -> None:
         """A message waits for its time, the first one does not."""
         start = time.monotonic()
-        command = ("pub", "k", "v", "--repeat=11", "--rate=40")
-        assert sbus(bus.path, *command) == (0, "", "")
+        words = ("pub", "k", "v", "--repeat=11", "--rate=40")
+        assert sbus(bus.path, *words) == (0, "", "")
         assert time.monotonic() - start >= 10 / 40
-        assert len(peer.fence()) == 11
-
-    def test_rate_is_kept_after_a_delay(self) -> None:
-        """What is late by more than a moment is not made up for."""
-        messages = pub.paced([(b"k", b"")] * 30, 100)
-        next(messages)
-        late = pub.LATE_SECONDS + 0.05
-        with pytest.raises(subprocess.TimeoutExpired):
-            subprocess.run(["sleep", "60"], timeout=late)
-        start = time.monotonic()
-        assert len(list(messages)) == 29
-        assert time.monotonic() - start >= 0.05
+        assert peer.fence() == [publish(b"k", b"v")] * 11
 
     def test_progress_on_a_terminal(self, bus: RealBus, peer: Peer) -> None:
-        """A line tells how far it is; its last state stays."""
+        """A line tells how far it is, unless it is quiet; its end stays."""
         options = ("--repeat=40", "--rate=100", "-a", bus.path)
         with Terminal("pub", "k", "v", *options) as terminal:
             assert terminal.end() == 0
@@ -556,6 +499,8 @@ class TestPub:
         form = r"(\d+) of 40 messages, [0-9.]+ a second\x1b\[K"
         assert re.fullmatch(form, first) and nothing == ""
         assert re.fullmatch(form.replace(r"(\d+)", "40"), last)
+        with Terminal("pub", "k", "v", "-q", *options) as terminal:
+            assert terminal.end() == 0 and terminal.output == ""
 
     def test_interruption(self, bus: RealBus, peer: Peer) -> None:
         """Ctrl-C ends it; what was published is delivered."""
@@ -569,293 +514,113 @@ class TestPub:
             assert peer.receive() == publish(b"k", b"v")
 
 
-class TestDropIn:
-    """What sbus_client.py alone has in another form."""
+class TestReply:
+    """reply: answer requests."""
 
-    def printed(
-        self, capfd: pytest.CaptureFixture[str], *words: str, **packets: bytes
-    ) -> tuple[str, str]:
-        """Return what it prints when a server has sent some packets."""
-        ours, theirs = seqpacket_pair()
-        with Peer(theirs) as server:
-            server.send(*packets.values())
-            arguments = ["-a", f"/dev/fd/{ours.detach()}", *words]
-            assert sbus_client.main(arguments) == 0
-        return capfd.readouterr()
-
-    def test_sub(self, capfd: pytest.CaptureFixture[str]) -> None:
-        """Lines, or payloads as they are."""
-        packets = {"one": b"MSG k\0v\n", "two": b"MSG l\0w"}
-        lines = self.printed(capfd, "sub", "--count=2", **packets)
-        assert lines == ("k\tv\\n\nl\tw\n", "")
-        raw = self.printed(capfd, "sub", "--count=2", "--raw", **packets)
-        assert raw == ("v\nw", "")
-
-    def test_what_is_too_large(
-        self,
-        capfd: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """It is left out, and said."""
-        monkeypatch.setenv("SBUS_MAX_PACKET", "100")
-        packets = {"one": publish(b"k", bytes(200)), "two": b"MSG k\0v"}
-        output, errors = self.printed(capfd, "sub", "--count=1", **packets)
-        assert output == "k\tv\n"
-        assert errors.startswith("sbus: a packet of 206 bytes was received")
-        assert errors.endswith("; SBUS_MAX_PACKET raises it\n")
-
-    def test_ping(self, capfd: pytest.CaptureFixture[str]) -> None:
-        """One round trip."""
-        output, errors = self.printed(capfd, "ping", answer=ANSWER)
-        form = r"/dev/fd/\d+: 1 round trip: \d+\.\d{3} ms\n"
-        assert re.fullmatch(form, output) and errors == ""
-
-    def test_stats(self, capfd: pytest.CaptureFixture[str]) -> None:
-        """[CTL-5] The server's own words."""
-        packets = {"stats": b'CMSG stats\0{"client":7}', "answer": ANSWER}
-        assert self.printed(capfd, "stats", **packets) == (
-            '{"client":7}\n',
-            "",
-        )
-
-    def published(self, bus: RealBus, *arguments: str) -> list[bytes]:
-        """Return what it publishes of two lines, and the argument."""
-        with bus.connect() as peer:
-            peer.send(b"SUB ")
-            peer.fence()
-            command = ("sbus_client.py", "-a", bus.path, "pub", *arguments)
-            done = run(*command, input="one\ntwo", env=ENVIRONMENT)
-            assert done == (0, "", "")
-            return peer.fence()
-
-    def test_pub(self, bus: RealBus) -> None:
-        """An argument, or standard input, whole or line by line."""
-        assert self.published(bus, "k", "v") == [publish(b"k", b"v")]
-        assert self.published(bus, "k") == [publish(b"k", b"one\ntwo")]
-        packets = [publish(b"k", text) for text in (b"one", b"two")]
-        assert self.published(bus, "k", "--lines") == packets
-
-    def test_request(self, bus: RealBus, directory: Path) -> None:
-        """[CRED-10] A copy of the file asks a copy that answers."""
-        copy = directory / "sbus_client.py"
-        copy.write_bytes((ROOT / "sbus_client.py").read_bytes())
-        command = [sys.executable, str(copy), "-a", bus.path]
-        with subprocess.Popen([*command, "reply", "a", "cat"]) as answering:
+    def test_remarks(self, bus: RealBus) -> None:
+        """[CRED-10] What cannot be answered is one, and it goes on."""
+        script = "case $SBUS_KEY in a/large) cat /dev/zero;; "
+        script += '*) echo "$SBUS_KEY: $(cat)"; exit 3; esac'
+        with started(bus.path, "reply", "a/*", "sh", "-c", script) as process:
             wait_for_patterns(bus, 1)
-            words = (str(copy), "-a", bus.path, "request", "a", "hello")
-            assert run(*words, cwd=directory) == (0, "hello\n", "")
-            answering.terminate()
+            publish_all(bus.path, ("a/1", b"no request"))
+            publish_all(bus.path, ("a/1", b"!/cred/1/2/3/x/!/y\0"))
+            done = sbus(bus.path, "request", "a/large", "-t", "0.5")
+            assert done.errors.startswith("sbus: nobody answered")
+            done = sbus(bus.path, "request", "a/b", "x")
+            assert done == (0, "a/b: x\\n\n", "")
+            process.terminate()
+            remarks = outcome(process).errors.splitlines()
+        failed = "sbus: sh: status 3"
+        assert [remarks[0], *remarks[3:]] == [failed, failed]
+        what = "stays without an answer"
+        assert remarks[1].startswith(f"sbus: a/1 {what}: b'!/cred/1/2/3/x/!")
+        assert remarks[2].startswith(f"sbus: a/large {what}: a packet of 4096")
 
-    def test_payload_that_is_said_twice(self) -> None:
-        """What is published comes from one place."""
-        done = run("sbus_client.py", "pub", "k", "v", "--lines")
-        what = "sbus: --lines takes no PAYLOAD; --help lists the options\n"
-        assert done == (2, "", what)
-
-
-class TestWhoamiCommand:
-    """whoami: print the credentials."""
-
-    def test_credentials_are_printed(self, bus: RealBus) -> None:
-        """[CRED-2] whoami prints the server's answer."""
-        with started(bus.path, "whoami") as command:
-            own = (os.getgid(), os.getuid(), command.pid)
-            line = "!/cred/{}/{}/{}\n".format(*own)
-            assert outcome(command) == (0, line, "")
-
-    def test_output_on_a_full_device(self, bus: RealBus) -> None:
-        """Output that cannot be written is one line."""
-        what = "sbus: standard output: No space left on device\n"
-        with (
-            open("/dev/full", "w") as full,
-            started(bus.path, "whoami", stdout=full) as command,
-        ):
-            assert outcome(command) == (1, "", what)
-
-    def test_output_that_nobody_reads(self, bus: RealBus) -> None:
-        """A pipe without a reader is not worth a line."""
-        read_end, write_end = os.pipe()
-        os.close(read_end)
-        with (
-            open(write_end, "w") as pipe,
-            started(bus.path, "whoami", stdout=pipe) as command,
-        ):
-            assert outcome(command) == (1, "", "")
-
-    def test_closed_output(self, bus: RealBus) -> None:
-        """Without a standard output there is nothing to print to."""
-        done = sbus(bus.path, "whoami", preexec_fn=lambda: os.close(1))
-        assert done == (1, "", "sbus: standard output is closed\n")
-
-    def test_inherited_descriptor(self) -> None:
-        """A command can use a socket that its parent connected."""
-        ours, theirs = seqpacket_pair()
-        with ours, Peer(theirs) as server:
-            fd = ours.fileno()
-            server.send(ANSWER)
-            done = sbus(f"/dev/fd/{fd}", "whoami", pass_fds=[fd])
-            assert done == (0, "!/cred/100/1000/4242\n", "")
-            assert server.receive() == WHOAMI
+    def test_command_that_is_not_there(self, bus: RealBus) -> None:
+        """It is one line, when the first request comes."""
+        with started(bus.path, "reply", "a", "/nowhere") as process:
+            wait_for_patterns(bus, 1)
+            publish_all(bus.path, ("a", b"!/cred/1/2/3/x\0"))
+            what = "sbus: /nowhere: No such file or directory\n"
+            assert outcome(process) == (1, "", what)
 
 
-class TestPing:
-    """ping: how long the server takes to answer."""
+class TestServer:
+    """ping and control, and servers that do not answer."""
 
-    def test_figures(self, bus: RealBus) -> None:
+    def test_ping(self, bus: RealBus) -> None:
         """A line holds four times in milliseconds, in order."""
         done = sbus(bus.path, "ping", "--count=50")
         assert (done.status, done.errors) == (0, "")
         head, tail = done.output.rsplit(": ", 1)
         assert head == f"{bus.path}: 50 round trips"
-        names = ["minimum", "median", "p99", "maximum"]
         times = re.findall(r"(\w+) ([0-9.]+) ms", tail)
+        names = ["minimum", "median", "p99", "maximum"]
         assert [name for name, _ in times] == names
         values = [float(value) for _, value in times]
         assert values == sorted(values) and values[0] > 0
 
-    def test_quantiles(self) -> None:
-        """A quantile is one of the values."""
-        values = [float(n) for n in range(1, 201)]
-        parts = (0, 0.5, 0.99, 1)
-        quantiles = [ping.quantile(values, part) for part in parts]
-        assert quantiles == [1, 100, 198, 200]
-        assert [ping.quantile([7], part) for part in parts] == [7] * 4
-
     @pytest.mark.parametrize(
-        "command",
-        [
-            ["ping"],
-            ["whoami"],
-            ["stats"],
-            ["control", "x"],
-            ["pub", "k", "v"],
-            ["record", "capture"],
-        ],
-        ids=lambda command: command[0],
+        "words",
+        ["ping", "whoami", "stats", "clients", "control x", "pub k v"]
+        + ["sub --ready-fd=3", "request k"],
     )
-    def test_server_that_does_not_answer(
-        self, listener: Listener, directory: Path, command: list[str]
-    ) -> None:
-        """One line says so in time."""
-        options = ["--timeout=0.1"]
-        done = sbus(listener.path, *command, *options, cwd=directory)
-        what = "the server hangs, is stopped, or makes us wait"
-        assert done == (1, "", f"sbus: the time is over: {what}\n")
+    def test_silence(self, listener: Listener, words: str) -> None:
+        """One line says in time that the server does not answer."""
+        done = sbus(listener.path, *words.split(), "--timeout=0.1")
+        what = f"sbus: the server does not answer at {listener.path}\n"
+        assert done == (1, "", what)
 
-    def test_server_that_lets_nobody_in(self, directory: Path) -> None:
-        """The time to connect counts as well."""
-        full = Listener(str(directory / "bus"), backlog=0)
-        with full.wire, Client(full.path):
-            done = sbus(full.path, "whoami", "--timeout=0.1")
-        what = f"sbus: the bus at {full.path} does not let us in: the server"
-        assert (done.status, done.output) == (1, "")
-        assert done.errors.startswith(what)
-
-
-class TestRequest:
-    """request and reply: a question and its answer."""
-
-    def test_answer(self, bus: RealBus) -> None:
-        """[CRED-10] A command answers; what is no request does no harm."""
-        script = 'echo "$SBUS_KEY: $(cat)"; exit 3'
-        arguments = ("reply", "a/*", "sh", "-c", script)
-        with started(bus.path, *arguments) as command:
-            wait_for_patterns(bus, 1)
-            publish_all(bus.path, ("a/1", b"no request"))
-            done = sbus(bus.path, "request", "a/b", "-", input="x\ty")
-            assert done == (0, "a/b: x\\ty\\n\n", "")
-            done = sbus(bus.path, "request", "a/c")
-            assert done == (0, "a/c: \\n\n", "")
-            command.terminate()
-            assert outcome(command).errors == "sbus: sh: status 3\n" * 2
-
-    def test_no_command(self) -> None:
-        """It is wrong usage."""
-        done = sbus("/nowhere", "reply", "a")
-        what = "sbus: give a COMMAND that answers; --help lists the options\n"
-        assert done == (2, "", what)
-
-    def test_nobody_answers(self, bus: RealBus) -> None:
-        """One line says so in time."""
-        done = sbus(bus.path, "request", "a", "--timeout=0.1")
-        assert (done.status, done.output) == (1, "")
-        assert done.errors.startswith("sbus: the time is over")
-
-    def test_command_that_is_not_there(self, bus: RealBus) -> None:
-        """It is one line, when the first request comes."""
-        with started(bus.path, "reply", "a", "/nowhere") as command:
-            wait_for_patterns(bus, 1)
-            publish_all(bus.path, ("a", b"!/cred/1/2/3/x\0"))
-            what = "sbus: /nowhere: No such file or directory\n"
-            assert outcome(command) == (1, "", what)
-
-
-class TestControl:
-    """control: any control message."""
-
-    def test_message_is_sent(self, listener: Listener) -> None:
+    def test_control(self, listener: Listener) -> None:
         """[CTL-1] What is printed is what the server answers."""
-        command = started(listener.path, "control", "x", "v")
-        with command as process, listener.accept() as server:
-            assert server.receive() == b"CMSG x\0v"
-            assert server.receive() == WHOAMI
-            server.send(b"CMSG y\0a\tb", ANSWER)
-            assert outcome(process) == (0, "y\ta\\tb\n", "")
-
-    def test_key_that_nobody_knows(self, bus: RealBus) -> None:
-        """[CTL-2] A server ignores it, but who typed it is told."""
-        assert sbus(bus.path, "control", "echo/off") == (0, "", "")
-        done = sbus(bus.path, "control", "echo/of")
-        what = "sbus: the server does not answer 'echo/of', and this client"
-        assert done == (1, "", f"{what} does not know it\n")
-
-    def test_payload_is_standard_input(self, listener: Listener) -> None:
-        """Only - is; without a payload there is none."""
-        for arguments, packet in (
-            (["-"], b"CMSG echo/off\0some input"),
-            ([], b"CMSG echo/off"),
+        for words, packet in (
+            (["v"], b"CMSG x\0v"),
+            (["-"], b"CMSG x\0some input"),
+            ([], b"CMSG x"),
         ):
-            command = started(
-                listener.path,
-                "control",
-                "echo/off",
-                *arguments,
-                stdin=subprocess.PIPE,
-            )
-            with command as process, listener.accept() as server:
-                assert process.stdin
+            words, pipe = ["control", "x", *words], subprocess.PIPE
+            with served(listener, *words, stdin=pipe) as (process, server):
                 process.stdin.write("some input")
                 process.stdin.close()
                 process.stdin = None
                 assert server.receive() == packet
-                server.send(ANSWER)
-                assert outcome(process) == (0, "", "")
+                assert server.receive() == WHOAMI
+                server.send(b"CMSG y\0a\tb", ANSWER)
+                assert outcome(process) == (0, "y\ta\\tb\n", "")
 
-    def test_question(self, bus: RealBus) -> None:
-        """[CRED-2] The answer to whoami has its key in front."""
-        done = sbus(bus.path, "control", "!/cred/whoami")
-        own = f"!/cred/{os.getgid()}/{os.getuid()}"
-        form = rf"!/cred/whoami\t{own}/\d+\n"
-        assert done.status == 0 and re.fullmatch(form, done.output)
+    @pytest.mark.parametrize(
+        "key, output",
+        [
+            ("echo/off", ""),
+            ("blocking/soft/queue", ""),
+            ("!/cred/whoami", r"!/cred/whoami\t!/cred/\d+/\d+/\d+\n"),
+            ("stats", r"stats\t\{.*\n"),
+        ],
+    )
+    def test_keys_that_are_known(
+        self, bus: RealBus, key: str, output: str
+    ) -> None:
+        """[CTL-2] A server ignores others, but who typed them is told."""
+        done = sbus(bus.path, "control", key)
+        assert (done.status, done.errors) == (0, "")
+        assert re.fullmatch(output, done.output)
+        done = sbus(bus.path, "control", f"{key}/x")
+        what = f"sbus: the server does not answer '{key}/x', and this client"
+        assert done == (1, "", f"{what} does not know it\n")
 
 
 class TestStats:
-    """stats: what the server has counted."""
+    """stats and clients: what the server has counted."""
 
-    def table(self, text: str) -> dict[str, dict[str, str]]:
-        """Return the rows of a table by their names."""
-        heading, *lines = text.splitlines()
-        assert len({len(line) for line in [heading, *lines]}) == 1
-        ends = [match.end() for match in re.finditer(r"\w+", heading)]
-        rows = {}
-        for line in lines:
-            name, start = line[: ends[0] - 7].strip(), ends[0] - 7
-            cells = {}
-            for column, end in zip(heading.split(), ends):
-                cells[column] = line[start:end].strip()
-                start = end
-            rows[name] = cells
-        return rows
+    def answered(
+        self, listener: Listener, answer: bytes, *words: str
+    ) -> Result:
+        """Return how a command ends that a server answers so."""
+        with served(listener, *words) as (process, server):
+            assert server.receive() == b"CMSG stats"
+            server.send(b"CMSG stats\0" + answer)
+            return outcome(process)
 
     def test_owner_sees_all_users(self, bus: RealBus) -> None:
         """[CTL-5] A row for this client, and one for each user."""
@@ -864,14 +629,17 @@ class TestStats:
             heard = [peer.receive() for _ in range(1234)]
             other.fence()
             done = sbus(bus.path, "stats")
+            told = json.loads(sbus(bus.path, "stats", "--json").output)
         assert (done.status, done.errors, len(heard)) == (0, "", 1234)
-        client, user = self.table(done.output).items()
-        assert client[0] == "client 3" and user[0] == f"user {os.getuid()}"
-        assert {*client[1].values()} == {"", "0"}
-        assert client[1]["CLIENTS"] == "" and client[1]["PATTERNS"] == "0"
-        known = ("CLIENTS", "PATTERNS", "PUBLISHED", "DELIVERED", "BACKLOG")
-        values = [user[1][column] for column in known]
-        assert values == ["3", "2", "1,234", "1,235", "0"]
+        assert told["users"][str(os.getuid())]["clients"] == 3
+        heading, client, user = done.output.splitlines()
+        assert len(heading) == len(client) == len(user)
+        assert client.split() == ["client", "3", *"0000000"]
+        cells = dict(zip(["", *heading.split()], user.split()[1:]))
+        assert cells.pop("") == str(os.getuid())
+        expected = {"CLIENTS": "3", "PATTERNS": "2", "PUBLISHED": "1,234"}
+        expected.update(DELIVERED="1,235", BACKLOG="0")
+        assert expected.items() <= cells.items()
 
     def test_metrics(self, bus: RealBus) -> None:
         """They are of the OpenMetrics format, and say what the table does."""
@@ -889,78 +657,74 @@ class TestStats:
         user = {"uid": str(os.getuid())}
         assert samples["sbus_clients"] == (user, 2)
         assert samples["sbus_published_total"] == (user, 3)
-        assert len(samples) == len(stats.STATS_COLUMNS)
+        assert len(samples) == 8
 
-    def test_metrics_without_users(self, listener: Listener) -> None:
-        """Who is not told of them is told that."""
-        command = started(listener.path, "stats", "--openmetrics")
-        with command as process, listener.accept() as server:
-            server.receive()
-            server.send(b'CMSG stats\0{"client": 1}', ANSWER)
-            what = "sbus: no metrics: only root and the bus owner are told of"
-            assert outcome(process) == (1, "", f"{what} users\n")
-
-    def test_other_user_sees_itself(
-        self, directory: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """[CTL-5] What others do is not its business."""
-        if os.getuid():
-            pytest.skip("only root can be another user")
+    def test_clients(self, directory: Path) -> None:
+        """[CTL-5] A row for each, with those for whose sake it waits."""
         with (
-            RealBus(directory, "-g", "-o") as bus,
-            bus.connect(uid=1001) as peer,
+            RealBus(directory, "--block-timeout=100") as bus,
+            bus.connect() as slow,
+            bus.connect() as quick,
+            Client(bus.path) as watcher,
         ):
-            fd = os.dup(peer.wire.fileno())
-            assert command_line.main(["-a", f"/dev/fd/{fd}", "stats"]) == 0
-        output, errors = capsys.readouterr()
-        assert errors == "" and [*self.table(output)] == ["client 1"]
+            slow.send(b"CMSG blocking/soft/block", b"SUB k")
+            slow.fence()
 
-    def test_json(self, bus: RealBus) -> None:
-        """[CTL-5] The server's own words, in a line."""
-        done = sbus(bus.path, "stats", "--json")
+            def is_paused() -> bool:
+                with contextlib.suppress(BlockingIOError):
+                    packet = publish(b"k", bytes(100_000))
+                    quick.wire.send(packet, socket.MSG_DONTWAIT)
+                return bool(watcher.stats()["clients"]["2"]["paused_by"])
+
+            wait_for(is_paused)
+            done = sbus(bus.path, "clients")
         assert (done.status, done.errors) == (0, "")
-        assert done.output.count("\n") == 1
-        counts = json.loads(done.output)
-        assert counts["client"] == 1
-        assert counts["users"][str(os.getuid())]["clients"] == 1
+        heading, first, second, *others = done.output.splitlines()
+        names = "CLIENT UID PID PATTERNS BACKLOG MODES PAUSED BY"
+        assert heading.split() == names.split() and len(others) == 2
+        number, uid, pid, patterns, backlog, modes = first.split()[:6]
+        who = [str(os.getuid()), str(os.getpid())]
+        assert [number, uid, pid, patterns] == ["1", *who, "1"]
+        assert int(backlog.replace(",", "")) > 0 and modes == "soft/block"
+        assert second.split()[::10] == ["2"] and second.split()[-1] == "1"
 
-    def answered(self, listener: Listener, *packets: bytes) -> Result:
-        """Return how stats ends that a server answers so."""
-        command = started(listener.path, "stats")
-        with command as process, listener.accept() as server:
-            assert server.receive() == b"CMSG stats"
-            assert server.receive() == WHOAMI
-            server.send(*packets, ANSWER)
-            return outcome(process)
-
-    def test_server_that_knows_no_stats(self, listener: Listener) -> None:
-        """[CTL-2] It ignores the question: one line."""
-        done = self.answered(listener, b"MSG stats\0{}", b"CMSG other\0{}")
-        what = f"sbus: the server at {listener.path} does not answer 'stats'"
-        assert done == (1, "", f"{what}\n")
+    def test_only_some_clients(self, listener: Listener) -> None:
+        """It is a remark that others did not fit into the answer."""
+        answer = b'{"users":{"0":{"clients":1200}},"clients":{"7":{"uid":0}}}'
+        done = self.answered(listener, answer, "clients")
+        assert done.status == 0 and done.output.split()[-2:] == ["7", "0"]
+        assert done.errors == "sbus: 1 of 1,200 clients are shown\n"
 
     @pytest.mark.parametrize(
-        "answer",
+        "words, error",
         [
-            b"",
-            b"\xff",
-            b"5",
-            b"{}",
-            b'{"client":1,"users":[5]}',
-            b'{"client":1,"users":{"0":5}}',
-            b'{"client":1,"published":"x"}',
+            ("clients", "no clients: only root and the bus owner are told of"),
+            ("stats --openmetrics", "no metrics: only root and the bus owner"),
         ],
     )
-    def test_malformed_answer(self, listener: Listener, answer: bytes) -> None:
-        """One line shows its beginning."""
-        done = self.answered(listener, b"CMSG stats\0" + answer)
-        what = f"sbus: the server sent malformed stats: {answer!r}\n"
-        assert done == (1, "", what)
-
-    def test_answer_with_more_and_less(self, listener: Listener) -> None:
-        """What is not known is left out, what is not there is empty."""
-        answer = b'CMSG stats\0{"client":7,"new":1,"paused":2}'
-        done = self.answered(listener, answer)
+    def test_those_who_are_not_told(
+        self, listener: Listener, words: str, error: str
+    ) -> None:
+        """[CTL-5] One line says so; what is not there is empty."""
+        answer = b'{"client":7,"new":1,"paused":2}'
+        done = self.answered(listener, answer, *words.split())
+        assert (done.status, done.output) == (1, "")
+        assert done.errors.startswith(f"sbus: {error}")
+        done = self.answered(listener, answer, "stats")
         assert (done.status, done.errors) == (0, "")
-        row = self.table(done.output)["client 7"]
-        assert row.pop("PAUSED") == "2" and {*row.values()} == {""}
+        heading, row = done.output.splitlines()
+        assert row.split() == ["client", "7", "2"]
+        assert row.index("2") == heading.index("PAUSED") + 5
+
+    @pytest.mark.parametrize("words", ["stats", "clients"])
+    @pytest.mark.parametrize(
+        "answer",
+        [b"", b"\xff", b"5", b'{"client":1,"users":[5],"clients":{"0":5}}'],
+    )
+    def test_malformed_answer(
+        self, listener: Listener, answer: bytes, words: str
+    ) -> None:
+        """It is one line."""
+        done = self.answered(listener, answer, words)
+        what = "sbus: the server sent malformed .*\n"
+        assert done.status == 1 and re.fullmatch(what, done.errors)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import sbus_client
 import traceability
 from conformance.examples import PacketCase
 from conformance.kit import level_of, origin_of
@@ -81,14 +80,6 @@ class TestVectors:
             if level_of(case, RULES) != "choice":
                 steps = case.conversation().steps
                 assert all(step.argument != "end" for step in steps), case
-
-    def test_of_matches_agree_with_the_client(self) -> None:
-        """[MATCH-1] What a program may ask is what a server does."""
-        path = traceability.VECTORS / "match.json"
-        for case in json.loads(path.read_text("utf-8")):
-            pattern = bytes.fromhex(case["pattern_hex"])
-            key = bytes.fromhex(case["key_hex"])
-            assert sbus_client.matches(pattern, key) == case["selected"], case
 
     def test_of_packets_agree_with_the_syntax(self) -> None:
         """[PKT-1] [PKT-2] So say the regular expressions of chapter 3."""

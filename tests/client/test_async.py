@@ -1,0 +1,255 @@
+"""Tests of AsyncClient where several tasks use it, or its loop matters.
+
+What both clients promise is tested with both, in the other files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packets import ANSWER, WHOAMI
+from processes import SECONDS_MAX
+from real_bus import Listener, Peer, RealBus, seqpacket_pair
+from sbus_client import (
+    AsyncClient,
+    Client,
+    Disconnected,
+    Reconnected,
+    parse_request,
+)
+
+Work = Coroutine[Any, Any, Any]
+
+
+def in_loop(test: Callable[..., Work]) -> Callable[..., None]:
+    """Run a test in an event loop; nothing of it may be left over."""
+
+    @functools.wraps(test)
+    def run_test(*given: Any, **named: Any) -> None:
+        work = asyncio.wait_for(test(*given, **named), SECONDS_MAX)
+        asyncio.run(work, debug=True)
+
+    return run_test
+
+
+async def waiting(work: Work) -> asyncio.Task[Any]:
+    """Return a task that has begun to wait."""
+    task = asyncio.ensure_future(work)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+async def cancelled(task: asyncio.Task[Any]) -> bool:
+    """Cancel a task; return whether it had nothing to return yet."""
+    task.cancel()
+    (found,) = await asyncio.gather(task, return_exceptions=True)
+    return isinstance(found, asyncio.CancelledError)
+
+
+@contextlib.asynccontextmanager
+async def async_ends() -> AsyncIterator[tuple[AsyncClient, Peer]]:
+    """Give a client, and the other end of its socket."""
+    ours, theirs = seqpacket_pair()
+    with Peer(theirs) as server:
+        async with AsyncClient(f"/dev/fd/{ours.detach()}") as client:
+            yield client, server
+
+
+async def fill(client: AsyncClient) -> int:
+    """Publish until the kernel takes no more; return how many it took."""
+    count = 0
+    with contextlib.suppress(TimeoutError):
+        while True:
+            await client.publish("k", timeout=0)
+            count += 1
+    return count
+
+
+class TestTasks:
+    """Several tasks, some of which are cancelled."""
+
+    @pytest.mark.parametrize("turns", range(4))
+    @in_loop
+    async def test_cancelled_receive(self, turns: int) -> None:
+        """What comes at the moment of the cancellation goes to another."""
+        async with async_ends() as (client, server):
+            one, two = [await waiting(client.receive()) for _ in "12"]
+            with pytest.raises(TimeoutError):
+                await client.receive(0.001)
+            server.send(b"MSG k\0v")
+            for _ in range(turns):  # the loop may have seen it
+                await asyncio.sleep(0)
+            receiver = two if await cancelled(one) else one
+            assert await receiver == (b"k", b"v")
+            assert receiver is one or two.done()
+            assert receiver is two or await cancelled(two)
+            with pytest.raises(TimeoutError):
+                await client.receive(0)
+
+    @in_loop
+    async def test_cancelled_publish(self) -> None:
+        """It sends nothing, and does not hold up another that waits."""
+        async with async_ends() as (client, server):
+            count = await fill(client)
+            one = await waiting(client.publish("one"))
+            two = await waiting(client.publish("two"))
+            assert await cancelled(one)
+            assert {server.receive() for _ in range(count)} == {b"MSG k\0"}
+            await two
+            assert server.receive() == b"MSG two\0"
+
+    @pytest.mark.parametrize("receives_first", [False, True])
+    @in_loop
+    async def test_questions(self, receives_first: bool) -> None:
+        """[CRED-12] Each has its own answer, a receiver the message; that of
+        one which is cancelled is dropped.
+        """
+        async with async_ends() as (client, server):
+            if receives_first:
+                receiving = await waiting(client.receive())
+            tasks = [await waiting(client.whoami()) for _ in "123"]
+            if not receives_first:
+                receiving = await waiting(client.receive())
+            assert await cancelled(tasks[1])
+            server.send(*[WHOAMI + b"\0!/cred/1/2/%d" % n for n in range(2)])
+            assert (await tasks[0]).pid == 0
+            server.send(b"MSG k\0v")
+            assert await receiving == (b"k", b"v")
+            assert not tasks[2].done()
+            server.send(ANSWER)
+            assert (await tasks[2]).pid == 4242
+
+    @in_loop
+    async def test_close_and_the_end(self) -> None:
+        """Tasks that wait are told of either."""
+        for closes, what in (True, "^this client is"), (False, "its log says"):
+            async with async_ends() as (client, server):
+                asking = await waiting(client.stats())
+                await fill(client)
+                publishing = await waiting(client.publish("k"))
+                receiving = await waiting(client.receive())
+                client.close() if closes else server.wire.close()
+                for task in asking, publishing, receiving:
+                    with pytest.raises(Disconnected, match=what):
+                        await task
+
+    @in_loop
+    async def test_turns(self) -> None:
+        """Others have theirs beside calls that need not wait; and the loop
+        watches nothing that nobody waits for, which would keep it busy.
+        """
+        loop, turns = asyncio.get_running_loop(), list[int]()
+        async with async_ends() as (client, server):
+            loop.call_soon(turns.append, 1)
+            for _ in range(100):
+                await client.publish("k")
+                server.send(*[server.receive()] * 2)
+            loop.call_soon(turns.append, 2)
+            for _ in range(100):
+                await client.receive()
+                assert 1 in turns
+            server.send(ANSWER)
+            loop.call_soon(turns.append, 3)
+            await client.sync()  # a hundred messages come before its answer
+            assert turns == [1, 2, 3]
+            for _ in range(100):
+                await client.receive(0)
+            assert await cancelled(await waiting(client.receive(9)))
+            server.send(b"MSG k\0v")
+            await asyncio.sleep(0.01)
+            assert not loop.remove_reader(client.socket.fileno())
+
+    @in_loop
+    async def test_thousand_requests(self, bus: RealBus) -> None:
+        """[CRED-10] Each has its own answer, in any order, beside a task
+        that receives; that of one which was cancelled is dropped.
+        """
+        async with AsyncClient(bus.path) as one, AsyncClient(bus.path) as two:
+            await two.subscribe("service")
+            await two.sync()
+            receiving = await waiting(one.receive())
+            texts = [b"%d" % number for number in range(1_000)]
+            tasks = [
+                asyncio.ensure_future(one.request("service", text, None))
+                for text in texts
+            ]
+            some = [parse_request(await two.receive()) for _ in texts]
+            assert await cancelled(tasks.pop())
+            for asked in reversed(some):
+                assert asked
+                await two.reply(asked, b"to " + asked.payload)
+            answers = [b"to " + text for text in texts[:-1]]
+            assert await asyncio.gather(*tasks) == answers
+            assert await cancelled(receiving)
+
+
+class TestConnections:
+    """Finding a bus, and another one, beside other tasks."""
+
+    @in_loop
+    async def test_not_connected(self, directory: Path) -> None:
+        """A client that never was, or failed to be, says so; a connect that
+        is cancelled leaves nothing open.
+        """
+        path = str(directory / "bus")
+        client = AsyncClient(path)
+
+        async def check() -> None:
+            for call in client.publish, client.subscribe, client.request:
+                with pytest.raises(Disconnected, match="not connected: use"):
+                    await call("k")
+
+        await check()
+        with pytest.raises(Disconnected, match="nothing is there"):
+            await client.connect()
+        await check()
+        with Listener(path, backlog=0).wire, Client(path):
+            before = os.listdir("/proc/self/fd")
+            assert await cancelled(await waiting(client.connect()))
+            assert os.listdir("/proc/self/fd") == before
+        await check()
+        os.unlink(path)
+        with RealBus(directory):
+            assert await client.connect() is client
+            await client.sync()
+        client.close()
+        with pytest.raises(Disconnected, match="client is closed"):
+            await client.connect()
+
+    @in_loop
+    async def test_tasks_while_there_is_no_bus(self, directory: Path) -> None:
+        """A question is to be asked again; all else goes on with the next
+        bus, also after some gave up, or is told that the client is closed.
+        """
+        path = str(directory / "bus")
+        async with AsyncClient(path, reconnect=True) as client:
+            receiving = await waiting(client.receive())
+            for _ in range(3):
+                with RealBus(directory):
+                    assert type(await receiving) is Reconnected
+                    await client.sync()
+                    asking = await waiting(client.request("k", timeout=None))
+                    receiving = await waiting(client.receive())
+                with pytest.raises(Disconnected, match="ask again"):
+                    await asking
+                assert await cancelled(receiving)
+                for _ in range(3):
+                    with pytest.raises(TimeoutError, match="there is no bus"):
+                        await client.receive(0.01)
+                await asyncio.sleep(0.01 + (client.retry_in() or 0))
+                receiving = await waiting(client.receive())
+                publishing = await waiting(client.publish("k"))
+            client.close()
+            for task in receiving, publishing:
+                with pytest.raises(Disconnected, match="client is closed"):
+                    await task

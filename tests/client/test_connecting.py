@@ -1,0 +1,404 @@
+"""Tests of how a client finds its bus, and with reconnect=True another."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sbus_client
+from client_ends import Kind, beside
+from packets import ANSWER, WHOAMI
+from processes import SECONDS_MAX
+from real_bus import Listener, Peer, RealBus, other_user, seqpacket, wait_for
+from sbus_client import (
+    AddressError,
+    Client,
+    Disconnected,
+    Message,
+    Reconnected,
+    parse_request,
+)
+
+ABSTRACT = "/dev/unix/abstract/"
+
+
+class TestAddresses:
+    """Where a client finds its bus."""
+
+    def test_default(
+        self, kind: Kind, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """[ADDR-1] It is the server's; SBUS_ADDRESS stands for it."""
+        monkeypatch.delenv("SBUS_ADDRESS", raising=False)
+        monkeypatch.setattr(os, "getuid", lambda: 0)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+        assert sbus_client.default_address() == "/run/sbus.socket"
+        monkeypatch.setattr(os, "getuid", lambda: 1000)
+        address = str(directory / "sbus.socket")
+        with RealBus(directory, address=address), kind() as client:
+            client.sync(SECONDS_MAX)
+            monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+            with pytest.raises(AddressError, match="XDG_RUNTIME_DIR is not"):
+                kind()
+            monkeypatch.setenv("SBUS_ADDRESS", address)
+            with kind() as other:
+                other.sync(SECONDS_MAX)
+            with pytest.raises(Disconnected, match="/nowhere"):
+                kind("/nowhere")
+
+    def test_abstract_name(self, directory: Path) -> None:
+        """[ADDR-4] [RUN-8] What a server prints is an address, in any
+        spelling; a short name is filled up with NUL bytes.
+        """
+        with RealBus(directory, address=ABSTRACT[:-1]) as bus:
+            digits = bus.output.rstrip("\n")[len(ABSTRACT) :]
+            Client(ABSTRACT + digits).close()
+            Client(ABSTRACT + digits.upper()).close()
+        digits = "00" + os.urandom(16).hex()
+        with RealBus(directory, address=ABSTRACT + digits):
+            for padding in ("", "00", "00" * (108 - 17)):
+                Client(ABSTRACT + digits + padding).close()
+
+    def test_malformed_address(self, kind: Kind) -> None:
+        """[ADDR-4] It is told from one at which nothing is."""
+        for text in "", "0", "01", "ff00", "000", "00x", "00 1", "00" * 109:
+            with pytest.raises(AddressError, match="after .* come 2 to 216"):
+                kind(ABSTRACT + text)
+        for text in "", "a\0b", "x" * 108, "é" * 54:
+            with pytest.raises(AddressError, match="path has 1 to 107 bytes"):
+                kind(text)
+        for text in "", "x", "-1", "9" * 10, "9" * 30:
+            with pytest.raises(AddressError, match=f"descriptor {text}"):
+                kind(f"/dev/fd/{text}")
+        with pytest.raises(Disconnected, match="nothing is there"):
+            kind("x/" * 53 + "x")
+
+    def test_wrong_descriptor(self, kind: Kind, directory: Path) -> None:
+        """It is refused, for what it is, and stays open."""
+        with contextlib.ExitStack() as stack:
+            opened: list[tuple[Any, str]] = [
+                (stack.enter_context(open(os.devnull)), "on non-socket"),
+                (socket.socket(), "not a Unix-domain SEQPACKET socket"),
+                (seqpacket(), "a descriptor cannot be connected again"),
+                (seqpacket(), "not connected"),
+                (seqpacket(), "not connected"),
+            ]
+            opened[3][0].bind(str(directory / "bus"))
+            opened[3][0].listen()
+            for what, why in opened:
+                number = stack.enter_context(what).fileno()
+                with pytest.raises(AddressError, match=why):
+                    kind(f"/dev/fd/{number}", reconnect="cannot" in why)
+                os.fstat(number)
+
+
+class TestConnecting:
+    """Finding nobody, and finding a crowd."""
+
+    @pytest.mark.parametrize(
+        "there, number, what",
+        [
+            ("nothing", errno.ENOENT, "nothing is there; start sbusd, or"),
+            ("a file", errno.ECONNREFUSED, "no server listens there; start"),
+            ("a stale one", errno.ECONNREFUSED, "no server listens there"),
+            ("another kind", errno.EPROTOTYPE, "another kind of socket is"),
+            ("below a file", errno.ENOTDIR, "Not a directory; start sbusd"),
+            ("of others", errno.EACCES, "its server does not let this user"),
+        ],
+    )
+    def test_no_bus(
+        self, kind: Kind, directory: Path, there: str, number: int, what: str
+    ) -> None:
+        """The error tells the cause, and what to do."""
+        path = directory / "bus"
+        with contextlib.ExitStack() as stack:
+            wire = stack.enter_context(seqpacket())
+            if there == "another kind":
+                wire = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            if "file" in there:
+                path.touch()
+            elif there != "nothing":
+                stack.enter_context(wire).bind(str(path))
+            if there == "of others":
+                path.chmod(0)
+                stack.enter_context(other_user())
+            address = str(path / "bus" if "below" in there else path)
+            waits = number in (errno.ENOENT, errno.ECONNREFUSED)
+            for reconnect in {False, not waits}:
+                with pytest.raises(Disconnected, match=what) as caught:
+                    kind(address, reconnect=reconnect)
+                assert caught.value.errno == number
+
+    @pytest.mark.parametrize("reconnect", [False, True])
+    def test_full_queue(
+        self, kind: Kind, directory: Path, reconnect: bool
+    ) -> None:
+        """A client waits until the server lets it in, or its time is over."""
+        full = Listener(str(directory / "bus"), backlog=0)
+
+        def connect() -> None:
+            with kind(full.path, reconnect=reconnect) as client:
+                client.publish("k")
+
+        with full.wire, Client(full.path):
+            for timeout in (0, 0.001):
+                with pytest.raises(TimeoutError, match="too many clients"):
+                    kind(full.path, timeout=timeout)
+            with beside(connect, asleep=True) as connecting:
+                assert not connecting.done()
+                with full.accept(), full.accept() as server:
+                    assert b"MSG k\0" in (server.receive(), server.receive())
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sbus_client, "RECONNECT_SECONDS_MAX", 0.05)
+
+
+def is_reconnected(client: Client) -> bool:
+    """Return whether a client says next that it has another bus."""
+    return type(client.receive(SECONDS_MAX)) is Reconnected
+
+
+def assert_no_bus(client: Client) -> None:
+    """Check what calls do that need one; subscribe does not."""
+    client.subscribe("another")
+    client.unsubscribe("another")
+    for timeout in (0, 0.01):
+        for call in client.receive, client.sync, client.stats:
+            with pytest.raises(TimeoutError, match="there is no bus at /"):
+                call(timeout)
+        with pytest.raises(TimeoutError, match="there is no bus at /"):
+            client.publish("k", timeout=timeout)
+
+
+@pytest.mark.usefixtures("short_pauses")
+class TestRestarts:
+    """A bus that is not there yet, is stopped and is started again."""
+
+    def test_program_before_its_bus(self, directory: Path, kind: Kind) -> None:
+        """It subscribes at once, and receives once the bus is there."""
+        with kind(str(directory / "bus"), reconnect=True) as client:
+            client.subscribe("k")
+            client.control("echo/off")
+            wire, number = client.socket, client.socket.fileno()
+            for _ in range(4):
+                assert_no_bus(client)
+                with RealBus(directory) as bus, bus.connect() as peer:
+                    assert is_reconnected(client)
+                    client.publish("k", b"an echo")
+                    client.sync(SECONDS_MAX)
+                    peer.send(b"MSG k\0v")
+                    assert client.receive(SECONDS_MAX) == (b"k", b"v")
+            assert client.socket is wire and wire.fileno() == number
+
+    def test_descriptor(self, directory: Path) -> None:
+        """It stays the same, and is quiet while there is no bus."""
+        with (
+            select.epoll() as epoll,
+            Client(str(directory / "bus"), reconnect=True) as client,
+        ):
+            epoll.register(client, select.EPOLLIN)
+            ready = [(client.fileno(), select.EPOLLIN)]
+            client.subscribe("k")
+            for _ in range(3):
+                for _ in range(3):
+                    with pytest.raises(TimeoutError):
+                        client.receive(0)
+                    assert not epoll.poll(client.retry_in())
+                with RealBus(directory) as bus, bus.connect() as peer:
+                    received = None
+                    while not received:
+                        epoll.poll(client.retry_in())
+                        with contextlib.suppress(TimeoutError):
+                            received = client.receive(0)
+                    assert type(received) is Reconnected
+                    client.sync(SECONDS_MAX)
+                    assert not epoll.poll(0)
+                    peer.send(b"MSG k\0v")
+                    assert epoll.poll(SECONDS_MAX) == ready
+                    assert client.receive(0) == (b"k", b"v")
+                    assert not epoll.poll(0)
+                assert epoll.poll(SECONDS_MAX) == ready
+
+    def test_service(self, directory: Path, kind: Kind) -> None:
+        """However short a bus lives, nothing is raised; requests are served
+        and answered by each, and the loop that serves is told.
+        """
+        path, told = str(directory / "bus"), list[type]()
+
+        def serve() -> None:
+            with kind(path, reconnect=True) as bus:
+                bus.subscribe("service")
+                for message in bus:
+                    told.append(type(message))
+                    if asked := parse_request(message):
+                        bus.reply(asked, b"to " + asked.payload)
+                        if asked.payload == b"4":
+                            return
+
+        with kind(path, reconnect=True) as client, beside(serve):
+            for number in range(5):
+                with RealBus(directory):
+                    assert is_reconnected(client)
+                    text, answer = b"%d" % number, b""
+                    while not answer:  # until the other has subscribed
+                        with contextlib.suppress(TimeoutError):
+                            answer = client.request("service", text, 0.2)
+                    assert answer == b"to " + text
+        assert told[0] is Reconnected and told.count(Reconnected) >= 5
+
+    def test_threads(self, directory: Path) -> None:
+        """Of each of three clients a thread sends and another receives: none
+        raises anything, order is kept, and in the end all receive from all.
+        """
+        everybody = {b"k/%d" % number for number in range(3)}
+        path, is_over = str(directory / "bus"), threading.Event()
+        heard: list[set[bytes]] = [set() for _ in everybody]
+
+        def send(client: Client, number: int) -> None:
+            sent = 0
+            while not is_over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    text = b"%07d" % sent * 1_000
+                    client.publish(f"k/{number}", text, timeout=0.1)
+                    sent += 1
+
+        def receive(client: Client, number: int) -> None:
+            last = dict.fromkeys(everybody, -1)
+            while not is_over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    key, payload = received = client.receive(0.1)
+                    if type(received) is Message:
+                        assert payload[:7] * 1_000 == payload
+                        assert int(payload[:7]) > last[key]
+                        last[key] = int(payload[:7])
+                        heard[number].add(key)
+
+        def all_heard() -> bool:
+            return all(some == everybody for some in heard)
+
+        with contextlib.ExitStack() as stack:
+            for number in range(3):
+                client = Client(path, reconnect=True)
+                stack.enter_context(client).subscribe("k/")
+                for work in send, receive:
+                    stack.enter_context(beside(work, client, number))
+            stack.callback(is_over.set)
+            for _ in range(6):
+                with RealBus(directory):
+                    for some in heard:
+                        some.clear()
+                    wait_for(all_heard)
+
+
+@pytest.mark.usefixtures("short_pauses")
+class TestAnotherServer:
+    """What a server of the test sees and does."""
+
+    @pytest.fixture
+    def client(self, kind: Kind, listener: Listener) -> Iterator[Client]:
+        with kind(listener.path, reconnect=True) as client:
+            yield client
+
+    def another(
+        self, client: Client, listener: Listener
+    ) -> tuple[Peer, list[bytes]]:
+        """Have a client find a server; return that, and what it was told."""
+
+        def greet() -> tuple[Peer, list[bytes]]:
+            server = listener.accept()
+            told = list(iter(server.receive, WHOAMI))
+            server.send(ANSWER)
+            return server, told
+
+        with beside(greet) as done:
+            assert is_reconnected(client)
+        return done.result()
+
+    def test_what_it_is_told(self, client: Client, listener: Listener) -> None:
+        """[CLIENT-6] Each pattern as often as it is held; modes in their last
+        order; and what happened meanwhile.  What the old one sent is received.
+        """
+        with listener.accept() as server:
+            for pattern in "a", "b", "b", "c", "c", "d":
+                client.subscribe(pattern)
+            for pattern in "a", "c", "x":
+                client.unsubscribe(pattern)
+            for key in "order/stack", "order/random", "other", "order/stack":
+                client.control(key)
+            assert [server.receive() for _ in range(12)]  # and 1 unread
+            server.send(b"MSG k\0one", b"wrong", b"MSG k\0two")
+        client.unsubscribe("d")
+        client.subscribe("e")
+        for payload in b"one", b"two":
+            assert client.receive(0) == (b"k", payload)
+        server, told = self.another(client, listener)
+        with server:
+            expected = b"SUB b,SUB b,SUB c,SUB e"
+            expected += b",CMSG order/random,CMSG order/stack"
+            assert told == expected.split(b",")
+            client.publish("k")
+            assert server.receive() == b"MSG k\0"
+
+    def test_server_that_does_not_read(
+        self, client: Client, listener: Listener
+    ) -> None:
+        """No call waits longer than it may, and Reconnected comes once the
+        server has handled more patterns than the kernel can hold.
+        """
+        patterns = [b"%d" % number for number in range(600)]
+        with listener.accept() as server:
+            for pattern in patterns:
+                client.subscribe(pattern)
+                server.receive()
+        assert_no_bus(client)
+        with listener.accept() as server:
+            assert_no_bus(client)
+            client.subscribe("meanwhile")
+            received = list[bytes]()
+            while received[-1:] != [WHOAMI]:
+                received.append(server.receive())
+                with pytest.raises(TimeoutError):
+                    client.receive(0)
+            assert received[:600] == [b"SUB " + one for one in patterns]
+            assert b"SUB meanwhile" in received[600:-1]
+            server.send(ANSWER)
+            assert is_reconnected(client)
+
+    def test_question_is_to_be_asked_again(
+        self, client: Client, listener: Listener
+    ) -> None:
+        """[PKT-5] sync does not vouch for what an older server handled, and
+        a request's answer is lost; what follows has its own.
+        """
+
+        def serve(server: Peer, *answers: bytes) -> None:
+            with server:
+                for answer in answers:
+                    while not server.receive().startswith((WHOAMI, b"MSG")):
+                        pass
+                    if answer:
+                        server.send(answer)
+
+        server = listener.accept()
+        for answers in ([b""], [ANSWER, b""]):
+            with (
+                beside(serve, server, *answers),
+                pytest.raises(Disconnected, match="ask again"),
+            ):
+                client.request("k", timeout=SECONDS_MAX)
+            server, _ = self.another(client, listener)
+        with server:
+            server.send(WHOAMI + b"\0!/cred/1/2/3", ANSWER)
+            assert client.whoami(SECONDS_MAX).pid == 3
+            assert client.whoami(SECONDS_MAX).pid == 4242

@@ -1,0 +1,130 @@
+"""The programs of book/python.md, each as it stands there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from processes import ENVIRONMENT, ROOT, SECONDS_MAX
+from real_bus import RealBus, wait_for
+from sbus_client import Client
+
+PAGE = (ROOT / "book/python.md").read_text("utf-8")
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def program(mark: str) -> str:
+    """Return the first program of the page that has a text."""
+    return next(str(text) for text in PROGRAMS if mark in text)
+
+
+@contextlib.contextmanager
+def running(bus: RealBus, text: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program in an empty directory beside the client's file."""
+    where = Path(bus.path).parent
+    (where / "program.py").write_text(text, "utf-8")
+    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "1"}
+    environment.update(SBUS_ADDRESS=bus.path, PYTHONPATH=str(ROOT))
+    with subprocess.Popen(
+        [sys.executable, "program.py"],
+        cwd=where,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def next_line(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a program prints."""
+    assert process.stdout
+    return process.stdout.readline()
+
+
+def wait_for_subscriber(client: Client) -> None:
+    """Return once another client of the bus has a pattern."""
+
+    def is_there() -> bool:
+        rows = client.stats(SECONDS_MAX)["clients"].values()
+        return any(row["patterns"] for row in rows)
+
+    wait_for(is_there)
+
+
+@pytest.mark.parametrize(
+    "mark, key, line",
+    [
+        ("sensors/*/temp", "", "b'sensors/1/temp' b'21.5'"),
+        ("isinstance(received, Reconnected)", "sensors/1/set", "set b'sens"),
+        ("select.select", "a/b", "Message(key=b'a/b', payload=b'v')"),
+        ("blocking/soft/discard", "k", "b'k' 1"),
+        ("signal.SIGTERM", "a/b", "b'v'"),
+        ("MSG_PEEK", "", "b'MSG a/b\\x00x'"),
+    ],
+)
+def test_program_prints(bus: RealBus, mark: str, key: str, line: str) -> None:
+    """A program that only listens prints what was published."""
+    with running(bus, program(mark)) as process, Client(bus.path) as client:
+        if key:
+            wait_for_subscriber(client)
+            client.publish(key, b"v")
+        assert next_line(process).startswith(line)
+        if 'print("missed"' in program(mark):
+            assert next_line(process) == "missed 0\n"
+        if "SIGTERM" in program(mark):
+            process.terminate()
+            assert next_line(process) == "ends: this client is closed\n"
+
+
+def test_request_and_reply(bus: RealBus) -> None:
+    """One program asks, and the other one answers."""
+    with running(bus, program("half past nine")), Client(bus.path) as client:
+        wait_for_subscriber(client)
+        with running(bus, program("bus.request(")) as asking:
+            assert next_line(asking) == "b'half past nine to Ann'\n"
+
+
+def test_workers(bus: RealBus) -> None:
+    """Four tasks share a client, which begins before its bus restarts."""
+    with running(bus, program("worker")), Client(bus.path) as client:
+        wait_for_subscriber(client)
+        answers = [client.request("jobs/1", b"abc", SECONDS_MAX)]
+        answers.append(client.request("jobs/2", b"x", SECONDS_MAX))
+        assert answers == [b"ABC", b"X"]
+
+
+def test_proof_of_identity(bus: RealBus) -> None:
+    """The program for proofs serves its own user, and nobody that lies."""
+    names: dict[str, object] = {}
+    exec(program("def serve"), names)
+    server = program("def serve") + "\nwith Client() as bus:\n"
+    server += "    bus.subscribe('s')\n    serve(bus, os.getuid())\n"
+    with running(bus, server), Client(bus.path) as client:
+        wait_for_subscriber(client)
+        ask = names["ask"]
+        assert callable(ask)
+        assert ask(client, "s", os.getuid(), b"x") == b"done: x"
+        with Client(bus.path) as liar:
+            victim = client.whoami(SECONDS_MAX).path + b"/k"
+            client.subscribe(victim)
+            client.sync(SECONDS_MAX)
+            liar.publish("s", victim + b"\0x")  # the answer is for the victim
+            assert b"done" not in client.receive(SECONDS_MAX).payload
+
+
+def test_names_of_the_page() -> None:
+    """What the page imports is public."""
+    names: dict[str, object] = {}
+    exec("from sbus_client import *", names)
+    for line in re.findall(r"from sbus_client import (.*)", PAGE):
+        assert set(line.split(", ")) <= set(names)

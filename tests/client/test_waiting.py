@@ -1,0 +1,343 @@
+"""Tests of calls that wait: for messages, answers, time, and until close."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sbus_client
+from client_ends import Ends, Kind, beside, both_ends, fill, sleeps
+from packets import ANSWER, WHOAMI, publications, publish
+from processes import ROOT, SECONDS_MAX
+from real_bus import RealBus, freeze, thaw, wait_for
+from sbus_client import (
+    Client,
+    ControlMessage,
+    Credentials,
+    Disconnected,
+    Message,
+    PacketError,
+    SbusError,
+    owner_of,
+    parse_request,
+)
+
+OWN = (os.getgid(), os.getuid(), os.getpid())
+OWN_PATH = b"!/cred/%d/%d/%d" % OWN
+
+
+class TestReceive:
+    """What wakes a call, and a program."""
+
+    @pytest.mark.parametrize("timeout", [None, 2e6, 1e10, float("inf")])
+    def test_timeouts(self, ends: Ends, timeout: float | None) -> None:
+        """None is over early, and one may be longer than the kernel's."""
+        client, server = ends
+        start = time.monotonic()
+        for short in (0, 0.02):
+            with pytest.raises(TimeoutError, match="nothing came at"):
+                client.receive(short)
+        assert time.monotonic() - start >= 0.02
+        with beside(client.receive, timeout, asleep=True) as received:
+            server.send(b"MSG k\0v")
+        assert received.result() == (b"k", b"v")
+
+    def test_descriptor(self) -> None:
+        """It tells of what comes, and was kept, and of the end."""
+        with both_ends(Client) as (client, server), select.epoll() as epoll:
+            poll = select.poll()
+            poll.register(client, select.POLLIN)
+            epoll.register(client, select.EPOLLIN)
+
+            def is_told() -> bool:
+                by_select = bool(select.select([client], [], [], 0)[0])
+                assert by_select == bool(poll.poll(0)) == bool(epoll.poll(0))
+                return by_select
+
+            for _ in range(2):
+                assert not is_told()
+                server.send(b"MSG k\0v", b"MSG k\0w", ANSWER)
+                assert is_told()
+                client.sync(0)
+                for payload in b"v", b"w":
+                    assert is_told() and client.receive(0).payload == payload
+            server.wire.close()
+            assert is_told()
+
+    def test_example(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The loop in the documentation prints all, up to the end."""
+        text = textwrap.dedent(Client.__doc__ or "")
+        example = re.search(r"^ +with select.*?\n\n", text, re.M | re.S)
+        with both_ends(Client) as (client, server):
+            server.send(b"MSG k\0v", ANSWER)
+            client.sync(0)
+            server.wire.close()
+            assert example
+            with pytest.raises(Disconnected, match="closed the connection"):
+                exec(textwrap.dedent(example[0]), {**globals(), "bus": client})
+        assert capsys.readouterr().out == "Message(key=b'k', payload=b'v')\n"
+
+
+class TestServerIsAsked:
+    """whoami, sync and stats."""
+
+    @pytest.mark.parametrize("prefix", [b"", b"!/cred/1/2/3/"])
+    def test_own_credentials(
+        self, kind: Kind, directory: Path, prefix: bytes
+    ) -> None:
+        """[CRED-2] [CRED-10] Below them a client has private keys."""
+        options = ("--cred-prefix", prefix[:-1].decode()) if prefix else ()
+        with RealBus(directory, *options) as bus, kind(bus.path) as client:
+            own = Credentials(*OWN, prefix + OWN_PATH)
+            assert client.whoami(SECONDS_MAX) == own
+            key = own.path + b"/x"
+            client.subscribe(key)
+            client.publish(key, b"v")
+            assert client.receive(SECONDS_MAX) == (key, b"v")
+            assert owner_of(key) == own
+
+    def test_malformed_credentials(self, ends: Ends) -> None:
+        """[CRED-2] An answer that is no credentials is an error."""
+        one = b"!/cred/1/2/3"
+        wrong = b"", one + b"/", one + b"\n", b"x/" + one, one + b"3" * 10
+        for path in *wrong, b"!/cred/1/2", b"!/cred/1//3", b"!/cred/1/" + one:
+            ends.server.send(WHOAMI + b"\0" + path)
+            with pytest.raises(PacketError, match="malformed credentials"):
+                ends.client.whoami(0)
+
+    def test_what_arrives_meanwhile_is_kept(self, ends: Ends) -> None:
+        """[CRED-12] [CLIENT-8] And received later, in order; only a control
+        message is an answer.
+        """
+        client, server = ends
+        server.send(publish(b"!/cred/whoami", b"!/cred/1/2/3"), b"CMSG x\0v")
+        server.send(ANSWER, *publications(2), ANSWER, publish(b"k", b"2"))
+        for _ in range(2):
+            assert client.whoami(0).pid == 4242
+        received = [client.receive(0) for _ in range(5)]
+        assert type(received[0]) is Message
+        assert type(received[1]) is ControlMessage
+        payloads = [b"!/cred/1/2/3", b"v", b"0", b"1", b"2"]
+        assert [one.payload for one in received] == payloads
+
+    def test_late_answer(self, ends: Ends) -> None:
+        """[CRED-12] That to a call which is over is dropped; what control
+        asked, and what nobody did, is received.
+        """
+        client, server = ends
+        for call in client.whoami, client.stats, client.sync:
+            with pytest.raises(TimeoutError, match="server does not answer"):
+                call(0)
+        client.control("!/cred/whoami")
+        server.send(*[WHOAMI + b"\0!/cred/1/2/%d" % n for n in range(5)])
+        assert client.whoami(0).pid == 3
+        assert client.receive(0).payload[-1:] == b"2"
+        assert client.receive(0).payload[-1:] == b"4"
+        with pytest.raises(TimeoutError):
+            client.receive(0)
+
+    def test_interrupted_sync(self) -> None:
+        """[CRED-12] A signal's exception leaves no answer for receive."""
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        def disturb() -> None:
+            server.receive()
+            wait_for(lambda: sleeps(os.getpid()))  # the main thread
+            main = threading.main_thread().ident
+            signal.pthread_kill(main or 0, signal.SIGUSR1)
+
+        before = signal.signal(signal.SIGUSR1, interrupt)
+        with both_ends(Client) as (client, server):
+            with beside(disturb), pytest.raises(KeyboardInterrupt):
+                client.sync()
+            server.send(ANSWER, b"MSG k\0v")
+            assert client.receive(0) == (b"k", b"v")
+        signal.signal(signal.SIGUSR1, before)
+
+    def test_stats(self, bus: RealBus, kind: Kind) -> None:
+        """[CTL-5] They are a dictionary, of whatever size."""
+        with kind(bus.path) as client:
+            client.subscribe("k")
+            assert client.stats()["clients"]["1"]["patterns"] == 1
+        with both_ends(kind) as (client, server):
+            expected = {str(number): number for number in range(7_000)}
+            server.send(b"CMSG stats\0" + json.dumps(expected).encode())
+            assert client.stats(0) == expected
+
+    def test_too_much_beside_an_answer(self, ends: Ends) -> None:
+        """What is kept has a bound, and is not lost above it."""
+        packets = [publish(b"%d" % n, bytes(100_000)) for n in range(700)]
+        with beside(ends.server.send, *packets):
+            for _ in range(2):
+                with pytest.raises(SbusError, match="receive them first"):
+                    ends.client.sync(SECONDS_MAX)
+            for number in range(len(packets)):
+                assert ends.client.receive(SECONDS_MAX)[0] == b"%d" % number
+
+
+class TestOthersAreAsked:
+    """Requests, their answers, and what is neither."""
+
+    def test_service(self, bus: RealBus, kind: Kind) -> None:
+        """[CRED-10] Answers come to those who asked, late ones to nobody."""
+
+        def serve() -> None:
+            for message in other:
+                if asked := parse_request(message):
+                    assert late
+                    other.reply(late, b"late")
+                    other.reply(asked, b"to " + asked.payload)
+                    other.reply(asked, b"too much")
+                    if asked.payload == b"stop":
+                        return
+
+        with kind(bus.path) as one, kind(bus.path) as other:
+            other.subscribe("service")
+            other.sync(SECONDS_MAX)
+            with pytest.raises(TimeoutError):
+                one.request("service", timeout=0.01)
+            late = parse_request(other.receive(SECONDS_MAX))
+            assert late and late[:2] == (b"service", b"")
+            assert owner_of(late.reply_key).path == OWN_PATH
+            for payload in b"no request", b"!/cred/x\0no request":
+                one.publish("service", payload)
+            with beside(serve):
+                for payload in b"1\0002", b"", b"stop":
+                    answer = one.request("service", payload, SECONDS_MAX)
+                    assert answer == b"to " + payload
+            one.sync(SECONDS_MAX)
+            with pytest.raises(TimeoutError):
+                one.receive(0)
+
+    def test_nobody_answers(self, bus: RealBus, kind: Kind) -> None:
+        """The error says so; that of a stopped server is another."""
+        with kind(bus.path) as client:
+            freeze(bus)
+            for call in client.whoami, client.sync, client.stats:
+                with pytest.raises(TimeoutError, match="server does not answ"):
+                    call(0.01)
+            with pytest.raises(TimeoutError, match="server does not answer"):
+                client.request("service", timeout=0.01)
+            thaw(bus)
+            client.sync(SECONDS_MAX)
+            what = "nobody answered 'service' within 0.01 s"
+            for _ in range(2):
+                with pytest.raises(TimeoutError, match=what):
+                    client.request("service", timeout=0.01)
+
+    def test_private_keys(self) -> None:
+        """[CRED-10] An answer goes to one of those and nowhere else."""
+        own = b"!/cred/1/2/3"
+        for key, owner in [
+            (own + b"/x", (1, 2, 3)),
+            (own + b"/!/cred/4/5/6/x/y//z", (4, 5, 6)),
+        ]:
+            asked = parse_request(Message(b"k", key + b"\0a\0b"))
+            assert asked == (b"k", b"a\0b", key)
+            assert owner_of(key)[:3] == owner
+        for key in b"", b"a", own, own + b"/", b"x/" + own + b"/x":
+            assert parse_request(Message(b"k", key + b"\0")) is None
+            with pytest.raises(PacketError, match="not a private key"):
+                owner_of(key)
+
+
+def test_proof_of_identity(bus: RealBus) -> None:
+    """[CRED-10] [CRED-11] The program beside chapter 4: each learns who the
+    other is.
+    """
+    text = (ROOT / "spec/examples/4-secret-messages.md").read_text("utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    proof: dict[str, Any] = dict(vars(sbus_client))
+    exec(example, proof)
+    with Client(bus.path) as one, Client(bus.path) as other:
+        own = other.whoami(SECONDS_MAX)
+        other.subscribe("service")
+        other.sync(SECONDS_MAX)
+
+        def verify() -> object:
+            message = other.receive(SECONDS_MAX)
+            return proof["verify"](other, message, SECONDS_MAX)
+
+        with beside(verify) as verified:
+            assert proof["prove"](one, "service", SECONDS_MAX)[:3] == OWN
+        assert verified.result() == own
+
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("receive", "sync", "stats"), ()),
+    **dict.fromkeys(("publish", "control", "subscribe", "unsubscribe"), "k"),
+    "request": ("k", b"", None),
+}
+WAITS = [
+    *[("the bus", name) for name in CALLS if "sub" not in name],
+    *[("room", name) for name in CALLS],
+    *[("an answer", name) for name in ("sync", "stats", "request")],
+]
+
+
+class TestClose:
+    """close, before a call and beside it."""
+
+    def test_calls_after_close(self, ends: Ends) -> None:
+        """They raise the same, whatever was kept; close does nothing."""
+        client, server = ends
+        server.send(b"MSG k\0v", ANSWER)
+        client.sync(0)
+        for name, arguments in CALLS.items():
+            client.close()
+            with pytest.raises(Disconnected, match="^this client is closed$"):
+                getattr(client, name)(*arguments)
+        assert server.receive() == WHOAMI and server.is_disconnected()
+
+    @pytest.mark.parametrize("waits_for, name", WAITS)
+    def test_close_wakes_a_thread(
+        self, directory: Path, waits_for: str, name: str
+    ) -> None:
+        """Whatever it waits for."""
+
+        def wait() -> None:
+            with pytest.raises(Disconnected, match="^this client is closed$"):
+                getattr(client, name)(*CALLS[name])
+
+        with contextlib.ExitStack() as stack:
+            if waits_for == "the bus":
+                client = Client(str(directory / "bus"), reconnect=True)
+            else:
+                client, _ = stack.enter_context(both_ends(Client))
+                if waits_for == "room":
+                    fill(client)
+            with beside(wait, asleep=True) as waiting:
+                assert not waiting.done()
+                client.close()
+            assert client.fileno() == -1
+
+    def test_what_was_published_before(
+        self, bus: RealBus, kind: Kind
+    ) -> None:
+        """[CONN-6] It is delivered; and a child process that closes does not
+        end the connection of its parent.
+        """
+        with bus.connect() as peer, kind(bus.path) as client:
+            peer.send(b"SUB k")
+            peer.fence()
+            child = os.fork()
+            if not child:
+                client.close()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            client.publish("k", b"v")
+            client.close()
+            assert peer.receive() == b"MSG k\0v"
