@@ -52,8 +52,8 @@ async def waiting(work: Work) -> asyncio.Task[Any]:
 async def cancelled(task: asyncio.Task[Any]) -> bool:
     """Cancel a task; return whether it had nothing to return yet."""
     task.cancel()
-    (found,) = await asyncio.gather(task, return_exceptions=True)
-    return isinstance(found, asyncio.CancelledError)
+    found = await asyncio.gather(task, return_exceptions=True)
+    return isinstance(found[0], asyncio.CancelledError)
 
 
 @contextlib.asynccontextmanager

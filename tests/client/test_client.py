@@ -81,7 +81,7 @@ def python(directory: Path, *arguments: str, **options: Any) -> str:
         **options,
     )
     assert done.returncode == 0, done.stdout
-    return done.stdout
+    return str(done.stdout)
 
 
 class TestFile:
@@ -265,7 +265,7 @@ class TestRefusedPackets:
         starts = [f"{prefix}{OWN}/", f"{OWN}/", secret, "!/cred////", ""]
         some = [*OWN.split("/"), *OWN.split("/")[2:], "", "*", "01", "7"]
         with RealBus(directory, *options) as bus, kind(bus.path) as client:
-            calls = [
+            calls: list[tuple[Any, str]] = [
                 (client.subscribe, "SUB {}"),
                 (client.unsubscribe, "UNSUB {}"),
                 (client.publish, "MSG {}\0"),
