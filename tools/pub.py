@@ -11,7 +11,6 @@ from sbus_client import PacketError, PacketTooLarge, SbusError
 
 from . import json_lines
 from . import options as shared
-from .progress import Progress
 
 INPUT_BYTES = 65_536  # read at once
 JSON_BYTES_MAX = 8  # of a line, for each byte that a packet may have
@@ -88,17 +87,8 @@ def pub(options: shared.Options) -> None:
     are_parts = options.json or options.lines or options.null
     if are_parts and options.repeat:
         raise shared.UsageError("--repeat is for a PAYLOAD, not for parts")
-    start, sent = time.monotonic(), 0
-    total = f" of {options.repeat:,}" if options.repeat else ""
-
-    def describe() -> str:
-        rate = sent / (time.monotonic() - start)
-        return f"{sent:,}{total} messages, {rate:,.1f} a second"
-
-    with (
-        shared.open_bus(options, options.timeout) as bus,
-        Progress() as progress,
-    ):
+    sent = 0
+    with shared.open_bus(options, options.timeout) as bus:
         messages = given_messages(options, bus.packet_bytes_max)
         if options.rate:
             messages = paced(messages, options.rate)
@@ -106,8 +96,6 @@ def pub(options: shared.Options) -> None:
             for key, payload in messages:
                 bus.publish(key, payload, options.timeout)
                 sent += 1
-                if progress.is_seen:
-                    progress.show(describe)
         except (PacketError, PacketTooLarge) as error:
             where = f"message {sent + 1}: " if are_parts else ""
             raise SbusError(f"{where}{error}") from None

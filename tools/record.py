@@ -33,14 +33,12 @@ from sbus_client import ControlMessage, Message, SbusError, end_of, left_of
 from . import options as shared
 from .json_lines import json_line
 from .options import Options
-from .progress import Progress
 from .stop import Stop, arrived, leave
 
 KEEPING_SECONDS = 0.1  # between two looks at whether the helper is done
 WRITE_BYTES = 1 << 20  # that are collected before they are written
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 SEGMENT_MODE = 0o640  # messages may be nobody else's business
-HOW_FAR = "{0.n:,} messages, segment {0.segments:,}"
 
 
 def keep(file: BinaryIO, hidden: Path, count: int) -> int:
@@ -253,14 +251,13 @@ def record(options: Options) -> None:
         bus.control("blocking/soft/block")
         shared.subscribe(bus, options.pattern)
         bus.sync(options.timeout)
-        with Progress() as progress, recorder:
+        with recorder:
             while True:
                 for received in arrived(bus):
                     if isinstance(received, ControlMessage):
                         return
                     recorder.add(received)
                 recorder.flush()
-                progress.show(lambda: HOW_FAR.format(recorder))
                 wanted = {bus: select.POLLIN}
                 if stop.wait(wanted, recorder.seconds_left()):
                     leave(bus, options.pattern)

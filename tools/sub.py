@@ -15,7 +15,6 @@ from sbus_client import FIELDS, SECRET, Client, Message, SbusError, printable
 
 from . import options as shared
 from .json_lines import as_json
-from .progress import is_terminal
 
 # A form prints a message; *when*, if it is told, is in nanoseconds since 1970
 Form = Callable[[Message, "int | None"], bytes]
@@ -140,7 +139,7 @@ def sub(options: shared.Options) -> None:
         what = "--show-address needs a secret pattern, as '!/cred////inbox'"
         raise shared.UsageError(what)
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    is_coloured = is_terminal(shared.standard_output()) and not is_plain
+    is_coloured = shared.standard_output().isatty() and not is_plain
     form = options.form or text_form(is_coloured)
     end = options.count, options.timeout
     with shared.open_bus(options, options.timeout, options.reconnect) as bus:

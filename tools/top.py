@@ -14,7 +14,6 @@ from sbus_client import Message, printable
 
 from . import options as shared
 from .options import Options
-from .progress import CLEAR_LINE, is_terminal
 
 TOP_KEYS_MAX = 10_000  # beyond, the quieter half is forgotten
 HEADING = f"{'MESSAGES/S':>12} {'BYTES/S':>14} {'MESSAGES':>12}  KEY"
@@ -23,7 +22,7 @@ ENTER_SCREEN, LEAVE_SCREEN = (
     "\x1b[?1049h\x1b[?25l\x1b[?7l",
     "\x1b[?7h\x1b[?25h\x1b[?1049l",
 )
-HOME, CLEAR_BELOW = "\x1b[H", "\x1b[J"
+HOME, CLEAR_BELOW, CLEAR_LINE = "\x1b[H", "\x1b[J", "\x1b[K"
 
 
 class Top:
@@ -87,7 +86,7 @@ def draw(lines: Sequence[str]) -> None:
     """Draw a table on a terminal, or print it and an empty line behind it."""
     output = shared.standard_output()
     text = "".join(f"{line}\n" for line in [*lines, ""])
-    if is_terminal(output):  # draw what fits over the one before
+    if output.isatty():  # draw what fits over the one before
         columns, rows = os.get_terminal_size(output.fileno())
         shown = [f"{line[: columns or 80]}{CLEAR_LINE}" for line in lines]
         text = HOME + "\n".join(shown[: rows or 24]) + CLEAR_BELOW
@@ -109,7 +108,7 @@ def top(options: Options) -> None:
     waited for: top asks for blocking/soft/discard.
     """
     table = Top(options.bytes)
-    is_live = is_terminal(shared.standard_output())
+    is_live = shared.standard_output().isatty()
     with shared.open_bus(options) as bus:
         bus.control("blocking/soft/discard")  # looking on holds nobody up
         shared.subscribe(bus, options.pattern)

@@ -490,28 +490,13 @@ class TestPub:
         assert time.monotonic() - start >= 10 / 40
         assert peer.fence() == [publish(b"k", b"v")] * 11
 
-    def test_progress_on_a_terminal(self, bus: RealBus, peer: Peer) -> None:
-        """A line tells how far it is, unless it is quiet; its end stays."""
-        options = ("--repeat=40", "--rate=100", "-a", bus.path)
-        with Terminal("pub", "k", "v", *options) as terminal:
-            assert terminal.end() == 0
-            *_, first, last, nothing = re.split("[\r\n]+", terminal.output)
-        form = r"(\d+) of 40 messages, [0-9.]+ a second\x1b\[K"
-        assert re.fullmatch(form, first) and nothing == ""
-        assert re.fullmatch(form.replace(r"(\d+)", "40"), last)
-        with Terminal("pub", "k", "v", "-q", *options) as terminal:
-            assert terminal.end() == 0 and terminal.output == ""
-
     def test_interruption(self, bus: RealBus, peer: Peer) -> None:
-        """Ctrl-C ends it; what was published is delivered."""
+        """Ctrl-C ends it."""
         options = ("--repeat=1000000", "--rate=100", "-a", bus.path)
         with Terminal("pub", "k", "v", *options) as terminal:
-            terminal.wait_for("of 1,000,000 messages")
+            assert peer.receive() == publish(b"k", b"v")
             terminal.press(b"\x03")
             assert terminal.end() == 130
-            counts = re.findall("([0-9]+) of", terminal.output)
-        for _ in range(int(counts[-1])):
-            assert peer.receive() == publish(b"k", b"v")
 
 
 class TestReply:

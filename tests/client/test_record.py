@@ -23,11 +23,9 @@ from typing import Any
 import pytest
 
 from commands import (
-    Terminal,
     handles,
     publish_all,
     sbus,
-    wait_for_patterns,
 )
 from packets import ANSWER, WHOAMI, publish
 from processes import (
@@ -315,24 +313,6 @@ class TestRecord:
         done = sbus(bus.path, "record", str(directory / "log"))
         what = f"sbus: {directory}/log: File exists: nothing is recorded\n"
         assert done == (1, "", what)
-
-    def test_progress_on_a_terminal(self, bus: RealBus, capture: Path) -> None:
-        """A line tells how far it is; its last state stays."""
-        options = ("--segment-seconds=0.3", "-a", bus.path)
-        with Terminal("record", str(capture), *options) as terminal:
-            wait_for_patterns(bus, 1)
-            publish_all(bus.path, *[("k", b"v")] * 1200)
-            terminal.wait_for("1,200 messages, segment [0-9]+\x1b")
-            count = 1200
-            while not re.search("segment ([2-9]|[0-9]{2,})", terminal.output):
-                publish_all(bus.path, ("k", b"v"))
-                count += 1
-                terminal.read()
-            terminal.press(b"\x03")
-            assert terminal.end() == 0
-        last = rf"{count:,} messages, segment [0-9]+\x1b\[K\r\n\Z"
-        assert re.search(last, terminal.output)
-        assert len(payloads_of(capture)) == count
 
 
 class TestRecovery:
