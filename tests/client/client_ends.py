@@ -25,8 +25,8 @@ class Blocking:
     """An AsyncClient whose calls wait, as those of Client do."""
 
     def __init__(self, address: str | None = None, **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
         self._client = AsyncClient(address, **options)
+        self._loop = asyncio.new_event_loop()
         try:
             self._loop.run_until_complete(self._client.connect())
         except BaseException:

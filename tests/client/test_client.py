@@ -31,13 +31,13 @@ from sbus_client import (
     Message,
     PacketError,
     PacketTooLarge,
+    owner_of,
 )
 
 FILE = ROOT / "sbus_client.py"
 BUFFER = (socket.SOL_SOCKET, socket.SO_SNDBUF)
 PROGRAM = """
 from sbus_client import AsyncClient, Client, parse_request
-
 def serve(bus: Client) -> None:
     for message in bus:
         if asked := parse_request(message):
@@ -49,17 +49,16 @@ async def work() -> bytes:
         async for message in bus:
             await bus.publish(message.key, memoryview(message.payload))
         return await bus.request("key", b"", 5)
-
 answer: bytes = Client(timeout=0, segments_max=8).request("key")
 """
 BOTH_KINDS_OF_KEY = """
 import socket
 from sbus_client import Client
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-with Client(f"/dev/fd/{ours.detach()}") as client:
-    for key in ("k", b"k", "k", b"k"):
-        client.publish(key, b"v")
-        assert theirs.recv(100) == b"MSG k\\0v"
+client = Client(f"/dev/fd/{ours.detach()}")
+for key in ("k", b"k", "k", b"k"):
+    client.publish(key, b"v")
+    assert theirs.recv(100) == b"MSG k\\0v"
 """
 
 
@@ -88,20 +87,14 @@ class TestFile:
     """What the file promises of itself: drop it in."""
 
     def test_file_alone_runs(self, alone: Path) -> None:
-        """It needs neither the server's file nor any package."""
-        version = f"{sbus_client.__version__}\n"
-        only = ("-S", "-E")
-        assert python(alone, *only, FILE.name, "--version") == version
-        use = "import asyncio, sbus_client; sbus_client.AsyncClient('x')"
-        assert python(alone, *only, "-c", use) == ""
-
-    def test_grammar_of_python_3_9(self) -> None:
-        """It has no syntax that is newer."""
+        """It needs neither the server's file nor any package, has no syntax
+        that is newer than 3.9, and -bb (bytes are no text) objects to nothing.
+        """
         ast.parse(FILE.read_text("utf-8"), feature_version=(3, 9))
-
-    def test_keys_of_both_kinds(self, alone: Path) -> None:
-        """python3 -bb, where bytes are no text, has nothing to object to."""
-        assert python(alone, "-bb", "-c", BOTH_KINDS_OF_KEY) == ""
+        version = f"{sbus_client.__version__}\n"
+        options = "-S", "-E", "-bb"
+        assert python(alone, *options, FILE.name, "--version") == version
+        assert python(alone, *options, "-c", BOTH_KINDS_OF_KEY) == ""
 
     @pytest.mark.skipif(not find_spec("mypy"), reason="mypy is missing")
     def test_types(self, alone: Path) -> None:
@@ -166,9 +159,7 @@ class TestSending:
         assert ends.server.receive() == b"CMSG next"
 
     def test_largest_packet(self, ends: Ends) -> None:
-        """[LIMIT-1] [CLIENT-3] [CLIENT-5] It passes; one byte more is not
-        sent, and the client goes on.
-        """
+        """[LIMIT-1] [CLIENT-3] [CLIENT-5] It passes, but not a byte more."""
         payload = os.urandom(PACKET_BYTES_MAX - HEAD_BYTES)
         what = "packet of 409601 bytes is above the limit of 409600 bytes"
         with pytest.raises(PacketTooLarge, match=what):
@@ -191,12 +182,9 @@ class TestSending:
             with pytest.raises(PacketTooLarge, match="largest send buffer"):
                 client.publish("k", bytes(largest - HEAD_BYTES))
 
-    @pytest.mark.parametrize("size", [0, 20_000])
-    @pytest.mark.parametrize("timeout", [0, 0.01])
-    def test_packet_for_which_there_is_no_room(
-        self, ends: Ends, size: int, timeout: float
-    ) -> None:
-        """It is not sent, by no call; once there is room, it is."""
+    @pytest.mark.parametrize("size, timeout", [(0, 0.01), (20_000, 0)])
+    def test_no_room(self, ends: Ends, size: int, timeout: float) -> None:
+        """No call sends a packet without; once there is room, it is sent."""
         client, server = ends
         count = fill(client, size)
         client.socket.setsockopt(*BUFFER, 0)
@@ -217,44 +205,37 @@ PREFIX = "!/cred/1/2/3/"
 class TestRefusedPackets:
     """What a server would refuse is told before it is sent."""
 
-    def test_cause_is_named(self, ends: Ends) -> None:
-        """[KEY-4] [KEY-1] And nothing is sent."""
-        client = ends.client
-        for text, why in {
-            "a/!/b": "a segment '!', with which only secrets may begin",
-            "!/cred/1/2": "a segment '!', with which only secrets may begin",
-            "k" * 4_097: "4097 bytes, and not at most 4096",
-            "/" * 64: "65 segments, and not at most 64",
-            "a\0b": "cannot hold a NUL byte",
-        }.items():
-            for call in client.subscribe, client.unsubscribe, client.publish:
-                for key in text, text.encode():
-                    with pytest.raises(PacketError, match=why):
-                        call(key)
-        client.control("next")
-        assert ends.server.receive() == b"CMSG next"
-
-    def test_limits_are_options(self, kind: Kind, directory: Path) -> None:
-        """[LIMIT-1] Those of a server that was given others."""
-        server = "--max-packet=5000", "--max-key=20", "--max-segments=3"
-        limits = {"packet_bytes_max": 5_000, "key_bytes_max": 20}
-        with (
-            RealBus(directory, *server) as bus,
-            kind(bus.path, segments_max=3, **limits) as client,
-        ):
-            for key, size in ("a/b/c/d", 0), ("k" * 21, 0), ("k", 5_000):
-                with pytest.raises((PacketError, PacketTooLarge)):
-                    client.publish(key, bytes(size))
-            client.publish("k", bytes(5_000 - HEAD_BYTES))
-            client.publish("a/b/" + "c" * 16)
-            client.sync(SECONDS_MAX)
+    @pytest.mark.parametrize("limits", [(), (5_000, 20, 7)])
+    def test_cause_is_named(self, kind: Kind, limits: tuple[int, ...]) -> None:
+        """[KEY-4] [KEY-1] [LIMIT-1] And nothing is sent.  Limits are options,
+        by default those of a server.
+        """
+        names = "packet_bytes_max", "key_bytes_max", "segments_max"
+        size, length, count = limits or (PACKET_BYTES_MAX, 4_096, 64)
+        with both_ends(kind, **dict(zip(names, limits))) as (client, server):
+            for text, why in {
+                "a/!/cred/1/2/3/b": "a segment '!', with which only sec",
+                "!/cred/1/2": "a segment '!', with which only secrets may be",
+                "k" * (length + 1): f"{length + 1} bytes, and not at most",
+                "/" * count: f"{count + 1} segments, and not at most {count}",
+                "a\0b": "cannot hold a NUL byte",
+            }.items():
+                for call in "subscribe", "unsubscribe", "publish":
+                    for key in text, text.encode():
+                        with pytest.raises(PacketError, match=why):
+                            getattr(client, call)(key)
+            with pytest.raises(PacketTooLarge, match=f"limit of {size} bytes"):
+                client.publish("k", bytes(size + 1 - HEAD_BYTES))
+            longest = "/" * (count - 1) + "k" * (length - count + 1)
+            client.publish(longest)
+            assert server.receive() == publish(longest.encode())
 
     @pytest.mark.parametrize("asks", [False, True])
     @pytest.mark.parametrize("prefix", ["", PREFIX])
     def test_whatever_a_server_refuses(
         self, directory: Path, kind: Kind, asks: bool, prefix: str
     ) -> None:
-        """[CRED-4] [KEY-4] Nothing less, and never anything else.
+        """[CRED-4] [KEY-4] [CRED-2] Nothing less, and never anything else.
 
         A prefix of the server is known once whoami has told it; a pattern
         without it may be sent.
@@ -271,7 +252,9 @@ class TestRefusedPackets:
                 (client.publish, "MSG {}\0"),
             ]
             if asks:
-                client.whoami(SECONDS_MAX)
+                own = client.whoami(SECONDS_MAX)
+                assert own == owner_of(own.path + b"/x")
+                assert own.path.decode() == prefix + OWN
             for _ in range(600):
                 rest = "/".join(dice.choices(some, k=dice.randrange(6)))
                 text = dice.choice(starts) + rest
@@ -322,9 +305,7 @@ class TestReceiving:
                     client.receive(0)
 
     @pytest.mark.parametrize("learns_by", ["receiving", "reset", "sending"])
-    def test_last_packets_of_a_server(
-        self, ends: Ends, learns_by: str
-    ) -> None:
+    def test_last_packets(self, ends: Ends, learns_by: str) -> None:
         """[CLIENT-6] All are read before the end is told, with what to look
         at: the server's log, and whose lines.
         """
