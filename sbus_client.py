@@ -37,7 +37,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar, Union
+from typing import Any, NamedTuple, NoReturn, TypeVar, Union, cast
 
 __version__ = "0.1.0"
 __all__ = [
@@ -89,7 +89,6 @@ HEAD_BYTES_MAX = 256  # of those
 WHOAMI = b"!/cred/whoami"
 STATS = b"stats"
 MODES = (b"blocking/", b"order/", b"echo/")
-REMEMBERED = (b"SUB", b"UNSUB")  # by a server, as modes are
 SECRET = b"!/cred/"
 FIELDS = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/")
 SECRETS = re.compile(rb"(?:^|(?<=/))" + FIELDS.pattern)
@@ -210,7 +209,7 @@ class Request(NamedTuple):
 def owner_of(key: bytes) -> Credentials:
     """Return the credentials without which nobody can read a private key.
 
-    It says nothing of who wrote to it: anybody may [CRED-10] [CRED-11].
+    Anybody may write to such a key [CRED-10] [CRED-11].
     Raises: PacketError if the key is not private.
     """
     path = re.match(rb"(?:!/cred/[0-9]{1,10}/[0-9]{1,10}/[0-9]{1,10}/)+", key)
@@ -365,8 +364,9 @@ BUSY = "too many clients connect at once"
 FULL = "a slow reader makes us wait, or the server is stopped,"
 SILENT = "the server does not answer"
 CLOSED = "this client is closed"
-DONTWAIT = int(socket.MSG_DONTWAIT)  # plain numbers: to combine those of the
-TRUNC = int(DONTWAIT | socket.MSG_TRUNC)  # module takes longer than send
+# Plain numbers: to combine those of the module takes longer than send
+SEND = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+TRUNC = int(socket.MSG_DONTWAIT | socket.MSG_TRUNC)
 
 
 Answer = list[Any]  # what a question waits for: a packet, or an error
@@ -427,8 +427,7 @@ class Connection:
         self._fresh: socket.socket | None = None
         self._unsent: deque[bytes] = deque()
         self._greeting: Answer | None = None  # of a bus that is found again
-        self._connected_at = 0.0  # by the monotonic clock
-        self._next_try = 0.0  # to connect
+        self._next_try = 0.0  # to connect, by the monotonic clock
         self._pause = 0.0  # after that
         self._begin(timeout)
 
@@ -437,10 +436,7 @@ class Connection:
         raise NotImplementedError
 
     def retry_in(self) -> float | None:
-        """Return how many seconds a loop may wait before it calls receive.
-
-        That is None, for ever, while there is a bus.
-        """
+        """Return how many seconds to wait for a bus, None if there is one."""
         if not self._is_lost:
             return None
         return RESTORE_SECONDS if self._fresh else left_of(self._next_try)
@@ -503,8 +499,8 @@ class Connection:
     def _pattern(self, text: Text) -> bytes:
         """Return a pattern as bytes, if it is no secret of others [CRED-4].
 
-        Until whoami has told who we are, that is guessed from this process,
-        unless the server is in another process namespace.
+        Until whoami has told our credentials, this process's own numbers
+        count, unless the server is in another process namespace.
         """
         pattern = self._checked(text)
         start = max(0, self._own_path.rfind(SECRET))
@@ -539,8 +535,9 @@ class Connection:
         word, _, rest = packet.partition(b" ")
         key = rest.partition(b"\0")[0]
         is_mode = word == b"CMSG" and key.startswith(MODES)
+        stays = is_mode or word in (b"SUB", b"UNSUB")  # a server remembers it
         with self._lock:
-            while not (self._is_lost and (is_mode or word in REMEMBERED)):
+            while not (stays and self._is_lost):
                 if self._is_lost:
                     self._try_connect()
                 try:
@@ -566,7 +563,7 @@ class Connection:
         """Send a packet, with a larger send buffer if need be [CLIENT-3]."""
         option = (socket.SOL_SOCKET, socket.SO_SNDBUF)
         try:
-            wire.send(packet, DONTWAIT)
+            wire.send(packet, SEND)
         except OSError as error:
             if error.errno != errno.EMSGSIZE:
                 raise
@@ -629,7 +626,8 @@ class Connection:
         received: Received = new_tuple(kind, (key, payload))
         if kind is Message and not self._reply_keys:
             return received
-        return None if self._is_answer(received) else received
+        with self._lock:  # another thread may just be asking
+            return None if self._is_answer(received) else received
 
     def _is_answer(self, received: Received) -> bool:
         """Give an answer to its question; return whether it is one."""
@@ -699,8 +697,8 @@ class Connection:
             if answer == []:
                 answer.append(Disconnected(f"{what}: ask again"))
         self._questions.clear()
-        if time.monotonic() - self._connected_at > RECONNECT_SECONDS_MAX:
-            self._pause = 0.0
+        if time.monotonic() - self._next_try > RECONNECT_SECONDS_MAX:
+            self._pause = 0.0  # that bus has lasted for some time
 
     def _try_connect(self) -> None:
         """Take a step towards another connection; return once it is up."""
@@ -731,7 +729,7 @@ class Connection:
         fresh, self._fresh = self._fresh, None
         os.dup2(fresh.fileno(), self.socket.fileno(), inheritable=False)
         fresh.close()
-        self._is_lost, self._connected_at = False, time.monotonic()
+        self._is_lost = False
         option = (socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, _, _ = struct.unpack("iII", self.socket.getsockopt(*option))
         if pid and not self._own_path and self.address[:8] != "/dev/fd/":
@@ -800,8 +798,8 @@ class Connection:
         while not answer:
             if self._kept_bytes > KEPT_BYTES_MAX:
                 count = f"{len(self._kept):,} messages"
-                why = f"{count} arrived beside an answer: receive them first"
-                raise SbusError(why)
+                what = f"{count} arrived beside an answer: receive them first"
+                raise SbusError(what)
             await self._keep_next(end, what)
         received: Received | SbusError = answer[0]
         if isinstance(received, SbusError):
@@ -843,8 +841,7 @@ def run(call: Call[Result], *arguments: Any) -> Result:
     try:
         call(*arguments).send(None)
     except StopIteration as end:
-        result: Result = end.value
-        return result
+        return cast(Result, end.value)
     raise AssertionError("it suspended")
 
 
@@ -865,8 +862,8 @@ class Client(Connection):
     A client is a context manager, an iterator over what it receives, and has
     fileno() for select, poll and epoll; *socket* is there for all else.  Any
     thread may send and close, but only one at a time may receive, which
-    whoami, sync, stats and request do as well.  After fork(2) only one of the
-    processes may use it: to the server they are one client.
+    whoami, sync, stats and request do as well.  It is of use only to the
+    process that made it, not after fork(2).
 
         with select.epoll() as epoll:
             epoll.register(bus, select.EPOLLIN)
@@ -918,7 +915,7 @@ class Client(Connection):
         try:
             packet: bytes = self._heads[key] + payload
             if len(packet) <= self.packet_bytes_max:
-                self.socket.send(packet, DONTWAIT)
+                self.socket.send(packet, SEND)
                 return
         except (OSError, TypeError, BufferError, BytesWarning):
             pass  # try with more care; the last is what python3 -bb raises
@@ -966,7 +963,7 @@ class Client(Connection):
         payload: Payload = b"",
         timeout: Timeout = REQUEST_SECONDS,
     ) -> bytes:
-        """Ask whoever listens to a key; return the first answer's payload.
+        """Publish a request; return the payload of the first answer.
 
         The request's payload is the key for the answer, NUL, and *payload*.
         This client stays subscribed to the keys of its answers, and drops an
@@ -978,8 +975,9 @@ class Client(Connection):
     def reply(
         self, asked: Request, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
-        """Answer what parse_request has made of a message."""
-        self.publish(asked.reply_key, payload, timeout)
+        """Answer what parse_request returned; drop what nobody may hear."""
+        with contextlib.suppress(PacketError):
+            self.publish(asked.reply_key, payload, timeout)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable if receive has something.
@@ -1053,8 +1051,8 @@ class AsyncClient(Connection):
 
     It takes what Client takes, and connects in `async with` or by connect().
     Its calls are those of Client and raise the same errors; they wait without
-    holding up other tasks.  Several tasks may use it at once; each message
-    goes to one of them.
+    holding up other tasks.  Several tasks of the loop in which it connected
+    may use it at once; each message goes to one of them.
 
     To cancel a call is safe: what it would have received is received by the
     next call, what it would have sent is sent whole or not at all.
@@ -1073,8 +1071,8 @@ class AsyncClient(Connection):
         """Connect, and return this client.  Raises: as Client."""
         import asyncio  # which takes long, and others do without
 
-        self._loop = asyncio.get_running_loop()
         if self._why_closed:
+            self._loop = asyncio.get_running_loop()
             await self._connect(self._timeout)
         return self
 
@@ -1108,7 +1106,7 @@ class AsyncClient(Connection):
         try:
             packet: bytes = self._heads[key] + payload
             if len(packet) <= self.packet_bytes_max:
-                self.socket.send(packet, DONTWAIT)
+                self.socket.send(packet, SEND)
                 return
         except (OSError, TypeError, BufferError, BytesWarning):
             pass  # as in Client.publish
@@ -1154,7 +1152,8 @@ class AsyncClient(Connection):
         self, asked: Request, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
         """As Client.reply [PUB-1]."""
-        await self.publish(asked.reply_key, payload, timeout)
+        with contextlib.suppress(PacketError):
+            await self.publish(asked.reply_key, payload, timeout)
 
     async def _turn(self) -> None:
         self._calls += 1
@@ -1232,9 +1231,8 @@ def show(fields: Sequence[bytes], is_raw: bool = False) -> None:
 
 def payload_of(options: Options) -> bytes:
     """Return the payload that an argument gives, or standard input."""
-    if options.payload == "-":
-        return sys.stdin.buffer.read()
-    return os.fsencode(options.payload)
+    text = options.payload
+    return sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
 
 
 def sub(bus: Client, options: Options) -> None:

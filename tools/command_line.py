@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shared.remarks_are_wanted = not hasattr(options, "quiet")
         options.run(options)
         return 0
-    except BrokenPipeError:  # whoever read our output has had enough
+    except BrokenPipeError:  # the reader of our output has gone
         return 1
     except shared.UsageError as error:
         parser.error(str(error))

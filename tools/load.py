@@ -157,8 +157,8 @@ def load(options: Options) -> None:
 
     Publishers are paused while a subscriber does not keep up, so that latency
     is that of full queues unless --rate is less than the bus can carry.
-    SIGINT or SIGTERM ends it early.  Its messages have keys of its own, which
-    nobody else hears who does not subscribe to them.
+    SIGINT or SIGTERM ends it early.  The keys hold a random text, so that
+    two loads do not hear each other.
     """
     if options.size < TIME.size:
         raise shared.UsageError(f"--size {options.size}: it is 8 or more")

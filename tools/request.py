@@ -8,7 +8,6 @@ import tempfile
 
 from sbus_client import (
     REQUEST_SECONDS,
-    PacketError,
     PacketTooLarge,
     Request,
     SbusError,
@@ -63,7 +62,7 @@ def reply(options: shared.Options) -> None:
                 answer = output_of(words, asked, bus.packet_bytes_max)
                 try:
                     bus.reply(asked, answer)
-                except (PacketTooLarge, PacketError) as error:
+                except PacketTooLarge as error:
                     key = printable(asked.key)
                     shared.note(f"{key} stays without an answer: {error}")
 

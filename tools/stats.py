@@ -1,4 +1,4 @@
-"""stats and clients: what the server has counted, and whom it serves."""
+"""stats and clients: what the server counts, and its clients."""
 
 from __future__ import annotations
 

@@ -92,14 +92,6 @@ def has_ended(process: subprocess.Popen[str]) -> bool:
     return process.poll() is not None
 
 
-def gone(address: str) -> str:
-    """Return the line of a command that the server has disconnected."""
-    what = "has closed the connection: it stopped, has too many clients, or"
-    what += " refused this user, what was sent or a reader so slow; its log"
-    what += " says why"
-    return f"sbus: the server at {address} {what}\n"
-
-
 def naive(path: Path = NAIVE) -> str:
     """Return the command of the naive server, or of a copy of it."""
     return f"{sys.executable} {path} {{address}}"
