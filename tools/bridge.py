@@ -11,26 +11,18 @@ are secret to the user [CRED-11], so that nobody else can end a bridge.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
-from sbus_client import (
-    AddressError,
-    Client,
-    ControlMessage,
-    Disconnected,
-    SbusError,
-)
+from sbus_client import Client, ControlMessage, Disconnected, SbusError
 
 from . import options as shared
 from .options import Options
-from .stop import Stop, arrived, leave
+from .stop import leave, run_until_signal
 
 NOBODY = 65_534  # and the process 0: they have no secrets [CRED-8]
-Lane = Iterator[tuple[Any, int]]  # forwards; says what poll(2) is to wait for
 
 
 class Side(NamedTuple):
@@ -58,63 +50,36 @@ def join(bus: Client, patterns: Sequence[str]) -> Side:
     return Side(bus, probes, wanted)
 
 
-def lane(source: Side, target: Side, own_probe: bytes) -> Lane:
+def forward(source: Side, target: Side, own: bytes) -> Disconnected | None:
     """Forward from one bus to the other until a control message comes.
 
-    Raises: Disconnected; SbusError if there is another way.
+    *own* is this bridge's probe.  Returns an error if the target has ended:
+    that may have left more to forward from it.
+    Raises: Disconnected if the source has; SbusError if there is another way.
     """
     one, other = source.bus, target.bus
-    while True:
-        for received in arrived(one):
-            if isinstance(received, ControlMessage):
-                return
-            key, payload = received
-            if source.probes and key.startswith(source.probes):
-                probe = key[len(source.probes) :]
-                if probe == own_probe:
-                    raise SbusError(
-                        f"{other.address} and {one.address} are joined"
-                        " already: messages would go round for ever"
-                    )
-                key = target.probes + probe
-            while True:
-                try:
-                    other.publish(key, payload, 0)
-                    break
-                except TimeoutError:
-                    yield other.socket, select.POLLOUT
-        yield one, select.POLLIN
-
-
-def forward(lanes: Sequence[Lane], sides: Sequence[Side]) -> None:
-    """Forward in both directions until a signal comes.
-
-    Neither direction waits for the other one.
-    Raises: Disconnected when a bus ends; SbusError if there is another way.
-    """
-    with Stop() as stop:
-        while events := [e for each in lanes if (e := next(each, None))]:
-            if stop.wait(dict(events)):
-                for side in sides:
-                    leave(side.bus, side.patterns)
-
-
-def finish(lane: Lane) -> None:
-    """Publish what a bus that has ended has left, however long it takes.
-
-    There is nothing to do if it is the other bus that has ended.
-    """
-    with contextlib.suppress(Disconnected):
-        for file, event in lane:
-            poll = select.poll()
-            poll.register(file, event)
-            if not poll.poll(0 if event == select.POLLIN else None):
-                return
+    for received in one:
+        if isinstance(received, ControlMessage):
+            break
+        key, payload = received
+        if source.probes and key.startswith(source.probes):
+            probe = key[len(source.probes) :]
+            if probe == own:
+                raise SbusError(
+                    f"{other.address} and {one.address} are joined already:"
+                    " messages would go round for ever"
+                )
+            key = target.probes + probe
+        try:
+            other.publish(key, payload)
+        except Disconnected as error:
+            return error
+    return None
 
 
 @shared.command(
     "bridge /tmp/one.bus /tmp/other.bus --pattern 'shared/'",
-    shared.argument("addresses", metavar="ADDRESS", nargs=2, help="a bus"),
+    shared.argument("addresses", "a bus", metavar="ADDRESS", nargs=2),
     shared.PATTERN_OPTION,
     has_address=False,
 )
@@ -128,29 +93,28 @@ def bridge(options: Options) -> None:
     messages would go round for ever: a bridge that finds another way, over
     bridges of its own user, ends with the exit status 1.
     """
-    if hasattr(options, "address"):
-        raise shared.UsageError("bridge takes two addresses and no -a")
     one, other = options.addresses
     wait = shared.ANSWER_SECONDS
     with (
         shared.open_bus(Options(address=one), wait) as one_bus,
         shared.open_bus(Options(address=other), wait) as other_bus,
     ):
-        name = one_bus.socket.getpeername()
-        if name and name == other_bus.socket.getpeername():
-            raise AddressError(f"{one} and {other} are the same bus")
-        left, right = sides = [
-            join(bus, options.pattern) for bus in (one_bus, other_bus)
-        ]
+        left = join(one_bus, options.pattern)
+        right = join(other_bus, options.pattern)
         right.bus.sync(wait)  # the probe cannot come before
         probe = os.urandom(16).hex().encode("ascii")
         if left.probes and right.probes:
             left.bus.publish(left.probes + probe)
         left.bus.sync(wait)
-        lanes = [lane(left, right, probe), lane(right, left, probe)]
-        try:
-            forward(lanes, sides)
-        except Disconnected:
-            for each in lanes:
-                finish(each)
-            raise
+        lanes = [
+            partial(forward, left, right, probe),
+            partial(forward, right, left, probe),
+        ]
+
+        def end() -> None:
+            for side in (left, right):
+                leave(side.bus, side.patterns)
+
+        for error in run_until_signal(lanes, end):
+            if error:
+                raise error

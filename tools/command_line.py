@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -46,7 +47,13 @@ def command_of(words: Sequence[str]) -> str:
 
 @shared.command(
     "help sub",
-    shared.argument("topic", metavar="COMMAND", nargs="?", choices=COMMANDS),
+    shared.argument(
+        "topic",
+        "all by default",
+        metavar="COMMAND",
+        nargs="?",
+        choices=COMMANDS,
+    ),
     has_address=False,
 )
 def help(options: shared.Options) -> None:
@@ -66,16 +73,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = [name] if name in COMMANDS else COMMANDS
     parser, _ = shared.option_parsers(all_commands(known))
     try:
+        if not (sys.stdin and sys.stdout):
+            raise SbusError("standard input or output is closed")
         options = parser.parse_args(words)
         shared.remarks_are_wanted = not hasattr(options, "quiet")
         options.run(options)
         return 0
-    except BrokenPipeError:  # the reader of our output has gone
-        return 1
     except shared.UsageError as error:
         parser.error(str(error))
-    except (SbusError, OSError) as error:
-        shared.complain(error)
-        return 1
     except KeyboardInterrupt:
         return 130
+    except (SbusError, OSError) as error:
+        if not isinstance(error, BrokenPipeError):  # its reader had enough
+            shared.complain(error)
+        # Python writes at exit what is left, and might fail once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1

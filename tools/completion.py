@@ -39,10 +39,10 @@ complete -c sbus -a '(__sbus)'
     "completion bash >~/.local/share/bash-completion/completions/sbus",
     shared.argument(
         "shell",
+        "the shell; or with `words`, what may come after the WORDs",
         choices=[*SHELLS, "words"],
-        help="the shell; or with `words`, what may come after the WORDs",
     ),
-    shared.argument("words", metavar="WORD", nargs="...", help="of a line"),
+    shared.argument("words", "of a line", metavar="WORD", nargs="..."),
     has_address=False,
 )
 def completion(options: shared.Options) -> None:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import time
 
 from sbus_client import SbusError
 
 from . import options as shared
 
-MODES = re.compile(  # to which a server gives no answer
-    rb"blocking/(soft/(queue|discard|block|error)|hard/(discard|block|error))"
-    rb"|order/(queue|stack|random)|echo/(on|off)"
-)
 QUANTILES = {"minimum": 0, "median": 0.5, "p99": 0.99, "maximum": 1}
 
 
@@ -32,7 +27,7 @@ def whoami(options: shared.Options) -> None:
 
 @shared.command(
     "ping --count 100",
-    shared.number("--count", "ask N times (1000)", default=1000),
+    shared.number("-n --count", "ask N times (1000)", default=1000),
     shared.timeout(),
 )
 def ping(options: shared.Options) -> None:
@@ -59,26 +54,23 @@ def ping(options: shared.Options) -> None:
 
 @shared.command(
     "control '!/cred/whoami'",
-    shared.argument("key", metavar="KEY", help="such as '!/cred/whoami'"),
-    shared.INPUT,
+    shared.argument("key", "such as '!/cred/whoami'", metavar="KEY"),
+    shared.payload(),
     shared.timeout(),
 )
 def control(options: shared.Options) -> None:
-    """Send a control message to the server, and wait until it is handled.
+    """Send a control message to the server, and print the answer.
 
-    Print the answer, if there is one: its key, a tab, its payload.
+    This is its key, a tab, its payload.  It is an error if there is none.
     """
-    key = os.fsencode(options.key)
-    is_known = bool(MODES.fullmatch(key))
+    answers = 0
     with shared.open_bus(options, options.timeout) as bus:
-        most = bus.packet_bytes_max
-        payload = shared.given_payload(options.payload or "", most)
-        bus.control(key, payload, options.timeout)
+        payload = shared.given_payload(options.payload or "", bus)
+        bus.control(os.fsencode(options.key), payload, options.timeout)
         bus.sync(options.timeout)
         with contextlib.suppress(TimeoutError):
             while True:
                 shared.write_line(*bus.receive(0))
-                is_known = True
-    if not is_known:
-        what = f"the server does not answer {options.key!r}"
-        raise SbusError(f"{what}, and this client does not know it")
+                answers += 1
+    if not answers:
+        raise SbusError(f"the server gives no answer to {options.key!r}")

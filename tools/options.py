@@ -9,7 +9,7 @@ import re
 import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple, NoReturn, TextIO
+from typing import Any, NamedTuple, NoReturn
 
 import sbus_client
 from sbus_client import (
@@ -28,7 +28,6 @@ from sbus_client import (
 )
 
 ANSWER_SECONDS = 10.0  # in which a server is to answer
-PUBLISH_SECONDS = 60.0  # in which the bus is to take a message
 
 
 class UsageError(SbusError):
@@ -54,29 +53,11 @@ def note(text: object) -> None:
         complain(text)
 
 
-def standard_output() -> TextIO:
-    """Return standard output.  Raises: SbusError if it is closed."""
-    if sys.stdout is None:
-        raise SbusError("standard output is closed")
-    return sys.stdout
-
-
 def write(text: bytes, at_once: bool = True) -> None:
-    """Write to standard output.
-
-    Raises: BrokenPipeError if nobody reads it; SbusError.
-    """
-    output = standard_output()
-    try:
-        output.buffer.write(text)
-        if at_once:
-            output.buffer.flush()
-    except OSError as error:
-        # Python writes at exit what is left, and would fail once more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise SbusError(f"standard output: {error.strerror}") from None
+    """Write to standard output.  Raises: OSError."""
+    sys.stdout.buffer.write(text)
+    if at_once:
+        sys.stdout.buffer.flush()
 
 
 def write_line(*fields: bytes) -> None:
@@ -84,45 +65,21 @@ def write_line(*fields: bytes) -> None:
     write("\t".join(map(printable, fields)).encode() + b"\n")
 
 
-def write_table(rows: Iterable[Sequence[str]]) -> None:
-    """Print a table: a heading, then rows; numbers are ranged right."""
-    columns = []
-    for heading, *cells in zip(*rows):
-        has_text = re.search("[a-z]", "".join(cells))
-        width = max(map(len, (heading, *cells)))
-        align = str.ljust if has_text else str.rjust
-        columns.append([align(cell, width) for cell in (heading, *cells)])
-    for row in zip(*columns):
-        write(" ".join(row).encode("utf-8", "backslashreplace") + b"\n")
-
-
-@contextlib.contextmanager
-def standard_input() -> Iterator[BinaryIO]:
-    """Give standard input to read.  Raises: SbusError if that fails."""
-    if sys.stdin is None:
-        raise SbusError("standard input is closed")
-    try:
-        yield sys.stdin.buffer
-    except OSError as error:
-        raise SbusError(f"standard input: {error.strerror}") from None
-
-
-def given_payload(payload: str | None, bytes_max: int) -> bytes:
+def given_payload(payload: str | None, bus: Client) -> bytes:
     """Return the payload that an argument gives, or standard input.
 
     Of what is larger than any packet it returns only the beginning.
     """
     if payload not in (None, "-"):
         return os.fsencode(payload)
-    with standard_input() as file:
-        return file.read(bytes_max + 1)
+    return sys.stdin.buffer.read(bus.packet_bytes_max + 1)
 
 
 # ==== Options ================================================================
 
 Options = argparse.Namespace
 Argument = Callable[[Any], object]  # adds itself to a parser
-SHORT = {"--count": "-n", "--timeout": "-t", "--quiet": "-q"}
+Parser = Callable[[str], float]  # of a number
 
 
 class Command(NamedTuple):
@@ -130,7 +87,7 @@ class Command(NamedTuple):
 
     run: Callable[[Options], None]  # its docstring is help
     example: str
-    arguments: tuple[Argument, ...]
+    arguments: Sequence[Argument]
     has_address: bool  # one, by -a
 
 
@@ -141,57 +98,52 @@ def command(
     return lambda run: Command(run, example, arguments, has_address)
 
 
-def argument(*names: str, **options: Any) -> Argument:
-    """Return an argument, or an option; some have a short name as well."""
-    short = [SHORT[name] for name in names if name in SHORT]
-    return lambda parser: parser.add_argument(*short, *names, **options)
+def argument(names: str, help: str, **options: Any) -> Argument:
+    """Return an argument, or an option, with the names in a text."""
+    return lambda to: to.add_argument(*names.split(), help=help, **options)
 
 
 def either(*arguments: Argument) -> Argument:
     """Return arguments of which only one can be given."""
-
-    def add(parser: argparse.ArgumentParser) -> None:
-        add_all(parser.add_mutually_exclusive_group(), *arguments)
-
-    return add
+    return lambda to: add_all(to.add_mutually_exclusive_group(), arguments)
 
 
-def add_all(parser: Any, *arguments: Argument) -> None:
+def add_all(parser: Any, arguments: Iterable[Argument]) -> None:
     """Add arguments to a parser, or to a group of one."""
     for add in arguments:
         add(parser)
 
 
-def count_of(text: str) -> int:
-    """Return a count.  Raises: ArgumentTypeError."""
-    if re.fullmatch("0*[1-9][0-9]{0,17}", text):
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+def positive(kind: Parser, what: str) -> Parser:
+    """Return what parses a number above zero for argparse."""
+
+    def parse(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if 1e-6 <= kind(text) <= 1e9:
+                return kind(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what} to 1e9")
+
+    return parse
 
 
-def amount_of(text: str) -> float:
-    """Return a positive number.  Raises: ArgumentTypeError."""
-    with contextlib.suppress(ValueError):
-        if 1e-6 <= float(text) <= 1e9:
-            return float(text)
-    what = f"{text!r} is not a number from 0.000001 to 1000000000"
-    raise argparse.ArgumentTypeError(what)
+COUNT_TYPE = positive(int, "a whole number from 1")
+AMOUNT_TYPE = positive(float, "a number from 1e-6")
 
 
-def flag(name: str, help: str, **options: Any) -> Argument:
+def flag(names: str, help: str, **options: Any) -> Argument:
     """Return an option that is there or not."""
-    return argument(name, action="store_true", help=help, **options)
+    return argument(names, help, action="store_true", **options)
 
 
-def number(name: str, help: str, **options: Any) -> Argument:
+def number(names: str, help: str, **options: Any) -> Argument:
     """Return an option with a count from 1."""
-    return argument(name, metavar="N", type=count_of, help=help, **options)
+    return argument(names, help, metavar="N", type=COUNT_TYPE, **options)
 
 
-def amount(name: str, metavar: str, help: str, **options: Any) -> Argument:
+def amount(names: str, metavar: str, help: str, **options: Any) -> Argument:
     """Return an option with a positive number."""
-    options.update(metavar=metavar, type=amount_of, help=help)
-    return argument(name, **options)
+    kind = AMOUNT_TYPE
+    return argument(names, help, metavar=metavar, type=kind, **options)
 
 
 def timeout(
@@ -199,30 +151,31 @@ def timeout(
 ) -> Argument:
     """Return the option for how long to wait for the server."""
     help = f"wait up to S seconds {what} ({seconds:g})"
-    return amount("--timeout", "S", help, default=seconds)
+    return amount("-t --timeout", "S", help, default=seconds)
+
+
+def key(**options: Any) -> Argument:
+    """Return the argument for a routing key."""
+    help = "the routing key that subscribers' patterns select, such as a/b"
+    return argument("key", help, metavar="KEY", **options)
+
+
+def payload(help: str = "'-' is standard input") -> Argument:
+    """Return the argument for a payload."""
+    return argument("payload", help, metavar="PAYLOAD", nargs="?")
 
 
 CHOICE = " ".join(sbus_client.PATTERNS.split())
-PATTERNS = argument("pattern", metavar="PATTERN", nargs="*", help=CHOICE)
+PATTERNS = argument("pattern", CHOICE, metavar="PATTERN", nargs="*")
 CHOICE = "the keys to choose, as for sub; may be repeated; all by default"
-LIST: dict[str, Any] = {
-    "metavar": "PATTERN",
-    "action": "append",
-    "default": [],
-}
-PATTERN_OPTION = argument("--pattern", **LIST, help=CHOICE)
-KEY: dict[str, Any] = {
-    "metavar": "KEY",
-    "help": "the routing key that subscribers' patterns select, such as a/b",
-}
-PAYLOAD: dict[str, Any] = {"metavar": "PAYLOAD", "nargs": "?"}
-INPUT = argument("payload", **PAYLOAD, help="'-' is standard input")
-COUNT = number("--count", "end after N messages")
-DURATION = amount("--timeout", "S", "end after S seconds")
+LIST: dict[str, Any] = {"action": "append", "default": []}
+PATTERN_OPTION = argument("--pattern", CHOICE, metavar="PATTERN", **LIST)
+COUNT = number("-n --count", "end after N messages")
+DURATION = amount("-t --timeout", "S", "end after S seconds")
 OURS = argparse.SUPPRESS  # a command's own default would undo ours
 WHERE = "the bus: a path, /dev/unix/abstract/HEX or /dev/fd/N"
-ADDRESS = argument("-a", "--address", default=OURS, help=WHERE)
-QUIET = flag("--quiet", "print errors, but no remarks", default=OURS)
+ADDRESS = argument("-a --address", WHERE, default=OURS)
+QUIET = flag("-q --quiet", "print errors, but no remarks", default=OURS)
 MAIN_HELP = """
 exit status: 0, or 1 for an error of the bus, 2 for a wrong command line,
 130 if interrupted.  SBUS_ADDRESS in the environment stands for -a, and
@@ -257,7 +210,7 @@ def option_parsers(
     parser.description = "Use a message bus."
     version = f"sbus {__version__}"
     parser.add_argument("--version", action="version", version=version)
-    add_all(parser, ADDRESS, QUIET)
+    add_all(parser, [ADDRESS, QUIET])
     parsers = parser.add_subparsers(metavar="COMMAND", dest="command")
     parsers.required = True
     for name, command in commands.items():
@@ -267,8 +220,8 @@ def option_parsers(
         own = parsers.add_parser(name, help=first, description=about, **layout)
         own.epilog = f"example:\n  sbus {command.example}"
         own.set_defaults(run=command.run)
-        address = [ADDRESS] * command.has_address
-        add_all(own, *address, *command.arguments, QUIET)
+        add_all(own, [ADDRESS] * command.has_address)
+        add_all(own, [*command.arguments, QUIET])
     return parser, parsers.choices
 
 
@@ -278,22 +231,12 @@ def option_parsers(
 class LenientClient(Client):
     """A client that skips what is too large for it, and says so."""
 
-    skipped = 0
-
-    def close(self) -> None:
-        if self.skipped > 1:
-            note(f"{self.skipped:,} messages were too large")
-        self.skipped = 0
-        super().close()
-
     def receive(self, timeout: Timeout = None) -> Received:
         while True:
             try:
                 return super().receive(timeout)
             except PacketTooLarge as error:
-                if not self.skipped:
-                    note(f"{error}; SBUS_MAX_PACKET raises it")
-                self.skipped += 1
+                note(f"{error}; SBUS_MAX_PACKET raises it")
 
 
 def open_bus(
@@ -306,9 +249,8 @@ def open_bus(
     limit = os.environ.get("SBUS_MAX_PACKET") or str(PACKET_BYTES_MAX)
     if not re.fullmatch("[1-9][0-9]{0,9}", limit):
         raise UsageError(f"SBUS_MAX_PACKET is {limit!r}, and no number")
-    address = getattr(options, "address", None)
     bus = LenientClient(
-        address,
+        getattr(options, "address", None),
         timeout=timeout,
         packet_bytes_max=int(limit),
         reconnect=reconnect,
@@ -324,19 +266,13 @@ def subscribe(bus: Client, patterns: Sequence[str]) -> None:
         bus.subscribe(os.fsencode(pattern))
 
 
-Selector = Callable[[bytes], object]  # returns what is true for some keys
-
-
 def messages(
-    bus: Client,
-    count: int | None = None,
-    seconds: float | None = None,
-    excluded: Selector | None = None,
+    bus: Client, count: int | None = None, seconds: float | None = None
 ) -> Iterator[Message]:
     """Yield what is published: so many messages, or for so long.
 
-    What is excluded does not count.  What was written meanwhile is printed
-    before it waits for more.  A lost bus and a new one are remarks.
+    What was written meanwhile is printed before it waits for more.  A lost
+    bus and a new one are remarks.
     Raises: SbusError if the time is over before the count is reached.
     """
     end, heard = end_of(seconds), 0
@@ -355,9 +291,8 @@ def messages(
             wait_to_print(bus, end)
             continue
         if type(received) is Message:
-            if not (excluded and excluded(received.key)):
-                heard += 1
-                yield received
+            heard += 1
+            yield received
         elif type(received) is Reconnected:
             note(f"connected to {bus.address}")
             is_lost = False
@@ -366,12 +301,12 @@ def messages(
 def wait_to_print(bus: Client, end: float | None) -> None:
     """Print what is written, and wait until a message may come, or the end.
 
-    Raises: BrokenPipeError if nobody reads standard output; SbusError.
+    Raises: BrokenPipeError if nobody reads standard output; OSError.
     """
     write(b"")
     poll = select.poll()
     poll.register(bus, select.POLLIN)
-    poll.register(standard_output(), 0)  # tells when its reader has gone
+    poll.register(sys.stdout, 0)  # tells when its reader has gone
     waits = [s for s in (left_of(end), bus.retry_in()) if s is not None]
     ready = dict(poll.poll(1000 * min(waits) if waits else None))
     if ready and bus.fileno() not in ready:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator
 
-from sbus_client import PacketError, PacketTooLarge, SbusError
+from sbus_client import Client, PacketError, PacketTooLarge, SbusError
 
 from . import json_lines
 from . import options as shared
 
 INPUT_BYTES = 65_536  # read at once
 JSON_BYTES_MAX = 8  # of a line, for each byte that a packet may have
-LATE_SECONDS = 0.2  # that a rate makes up for
 INPUT = """'-' or no PAYLOAD is standard input as it is, a final line feed
 included; write -- before a PAYLOAD that begins with '-'"""
 KeyAndPayload = tuple[bytes, bytes]  # as a Message is
@@ -24,26 +24,26 @@ def input_parts(end: bytes, bytes_max: int) -> Iterator[bytes]:
     """Yield each part of standard input up to an end, and the last.
 
     A part that is larger than anything that fits is the last: its beginning.
-    Raises: SbusError.
+    Raises: OSError.
     """
     left = b""
-    with shared.standard_input() as file:
-        while len(left) <= bytes_max:
-            if not (text := os.read(file.fileno(), INPUT_BYTES)):
-                break
-            *parts, left = (left + text).split(end)
-            yield from parts
+    while len(left) <= bytes_max:
+        if not (text := os.read(sys.stdin.fileno(), INPUT_BYTES)):
+            break
+        *parts, left = (left + text).split(end)
+        yield from parts
     if left:
         yield left
 
 
 def given_messages(
-    options: shared.Options, bytes_max: int
+    options: shared.Options, bus: Client
 ) -> Iterable[KeyAndPayload]:
     """Return what the command line asks to publish.
 
-    Raises: SbusError; one of json_lines.ERRORS.
+    Raises: OSError; one of json_lines.ERRORS.
     """
+    bytes_max = bus.packet_bytes_max
     if options.json:
         lines = input_parts(b"\n", JSON_BYTES_MAX * bytes_max)
         return map(json_lines.parse_json, lines)
@@ -51,7 +51,7 @@ def given_messages(
     if options.lines or options.null:
         end = b"\0" if options.null else b"\n"
         return zip(itertools.repeat(key), input_parts(end, bytes_max))
-    payload = shared.given_payload(options.payload, bytes_max)
+    payload = shared.given_payload(options.payload, bus)
     return itertools.repeat((key, payload), options.repeat or 1)
 
 
@@ -62,34 +62,33 @@ def paced(
     due = time.monotonic()
     for message in messages:
         time.sleep(max(0.0, due - time.monotonic()))
-        due = max(due, time.monotonic() - LATE_SECONDS) + 1 / rate
+        due = max(due, time.monotonic()) + 1 / rate
         yield message
 
 
 @shared.command(
     "pub sensors/1/temp 21.5",
-    shared.argument("key", **shared.KEY, nargs="?"),
+    shared.key(nargs="?"),
     shared.either(
-        shared.argument("payload", **shared.PAYLOAD, help=INPUT),
+        shared.payload(INPUT),
         shared.flag("--lines", "publish each line of standard input"),
         shared.flag("--null", "the same for what ends with a NUL byte"),
         shared.flag("--json", "publish the lines of `sub --json` or `record`"),
     ),
     shared.number("--repeat", "publish the PAYLOAD N times"),
     shared.amount("--rate", "R", "publish at most R messages a second"),
-    shared.timeout(shared.PUBLISH_SECONDS, "that the bus takes a message"),
+    shared.timeout(60, "that the bus takes a message"),
 )
 def pub(options: shared.Options) -> None:
     """Publish, and wait until the server has handled it."""
     if options.json == (options.key is not None):
-        what = "give a KEY, or --json, whose lines have it"
-        raise shared.UsageError(what)
+        raise shared.UsageError("give a KEY, or --json, whose lines have it")
     are_parts = options.json or options.lines or options.null
     if are_parts and options.repeat:
         raise shared.UsageError("--repeat is for a PAYLOAD, not for parts")
     sent = 0
     with shared.open_bus(options, options.timeout) as bus:
-        messages = given_messages(options, bus.packet_bytes_max)
+        messages = given_messages(options, bus)
         if options.rate:
             messages = paced(messages, options.rate)
         try:
@@ -99,9 +98,7 @@ def pub(options: shared.Options) -> None:
         except (PacketError, PacketTooLarge) as error:
             where = f"message {sent + 1}: " if are_parts else ""
             raise SbusError(f"{where}{error}") from None
-        except json_lines.ERRORS as error:
-            if isinstance(error, SbusError):
-                raise
+        except json_lines.ERRORS:
             what = "of standard input is no message, as sub --json writes it"
             raise SbusError(f"line {sent + 1} {what}") from None
         bus.sync(options.timeout)

@@ -1,65 +1,51 @@
 """How a command that would go on for ever ends: by a signal, and cleanly.
 
-It asks the bus for no more, and reads what was sent before that.
+It asks the bus for no more, and receives what was sent before that.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
-from sbus_client import WHOAMI, Client, Received
+from sbus_client import WHOAMI, Client
 
-PACKETS_A_TURN = 64  # read before anything else is looked at
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stop:
-    """SIGINT and SIGTERM as something that poll(2) can wait for.
+def run_until_signal(
+    jobs: Sequence[Callable[[], Any]], leave: Callable[[], None]
+) -> list[Any]:
+    """Run jobs in threads until one fails or all end; return their results.
 
-    The first of them asks for a clean end; a second one acts as usual.
+    The first SIGINT or SIGTERM calls *leave*, which is to have the jobs end;
+    a second one acts as usual.
     """
 
-    def __enter__(self) -> Stop:
-        self._ends = os.pipe()
-        os.set_blocking(self._ends[1], False)
-        # A handler in Python runs when poll is over, which may be never
-        self._former_end = signal.set_wakeup_fd(self._ends[1])
-        self._former = {n: signal.signal(n, self._restore) for n in SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
-        signal.set_wakeup_fd(self._former_end)
-        for end in self._ends:
-            os.close(end)
-
-    def _restore(self, *_: object) -> None:
-        for number, handler in self._former.items():
+    def restore(*_: object) -> None:
+        for number, handler in former.items():
             signal.signal(number, handler)
 
-    def wait(
-        self, events: Mapping[Any, int], seconds: float | None = None
-    ) -> bool:
-        """Wait for events of poll(2), by file, or for so long; return True,
-        but once, if the end is asked for.
-        """
-        poll = select.poll()
-        for file, event in {**events, self._ends[0]: select.POLLIN}.items():
-            poll.register(file, event)
-        ready = dict(poll.poll(None if seconds is None else 1000 * seconds))
-        return self._ends[0] in ready and bool(os.read(self._ends[0], 1))
+    def handle(*_: object) -> None:
+        restore()
+        leave()
 
-
-def arrived(bus: Client) -> Iterator[Received]:
-    """Yield what there is without waiting, up to the packets of a turn."""
-    with contextlib.suppress(TimeoutError):
-        for _ in range(PACKETS_A_TURN):
-            yield bus.receive(0)
+    former = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, handle)
+    pool = ThreadPoolExecutor(len(jobs))
+    # Not in the threads: a signal there would not end the wait of this one
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    running = [pool.submit(job) for job in jobs]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    try:
+        done, _ = wait(running, return_when=FIRST_EXCEPTION)
+        return [each.result() for each in done]
+    finally:
+        restore()
 
 
 def leave(bus: Client, patterns: Sequence[str]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import datetime
 import os
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -51,46 +49,24 @@ def as_null_ended(message: Message, _: int | None) -> bytes:
 def form(name: str, form: Form, help: str) -> shared.Argument:
     """Return an option that chooses how messages are printed."""
     choice = {"action": "store_const", "const": form, "dest": "form"}
-    return shared.argument(name, help=help, **choice)
-
-
-def descriptor(text: str) -> int:
-    """Return a descriptor that a user named.  Raises: ArgumentTypeError."""
-    number = int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
-    if number <= 2:
-        what = f"{text!r} is no descriptor above 2, such as 3 of 3>ready"
-        raise argparse.ArgumentTypeError(what)
-    return number
+    return shared.argument(name, help, **choice)
 
 
 def filled(pattern: bytes, path: bytes) -> bytes:
     """Return a pattern; a secret one has a path's fields where it has none."""
     start = path.rindex(SECRET)
     fields = FIELDS.match(pattern, start)
-    if not fields or not pattern.startswith(path[:start]):
+    if not fields:
         return pattern
     numbers = path[start + len(SECRET) :].split(b"/")
     known = [field or n for field, n in zip(fields.groups(), numbers)]
-    rest = pattern[fields.end() :]
-    return path[:start] + SECRET + b"/".join([*known, rest])
-
-
-def selector(patterns: list[str]) -> Callable[[bytes], object] | None:
-    """Return what is true for the keys that any of some patterns selects."""
-    texts = []
-    for pattern in patterns:
-        parts = filled(os.fsencode(pattern), b"!/cred/*/*/*").split(b"*")
-        text = rb"[^/]*(?![^/])".join(map(re.escape, parts))  # [MATCH-2]
-        is_open = pattern[-1:] in ("", "/")  # [MATCH-3] [MATCH-4]
-        texts.append(text + b".*" * is_open)
-    select = re.compile(b"|".join(texts), re.DOTALL).fullmatch
-    return select if texts else None
+    before, rest = pattern[:start], pattern[fields.end() :]
+    return b"%b!/cred/%b/%b/%b/%b" % (before, *known, rest)
 
 
 def note_missed(bus: Client) -> None:
     """Say how many messages were discarded, if the server knows [CTL-5]."""
-    errors = (SbusError, TimeoutError, ValueError, LookupError, TypeError)
-    with contextlib.suppress(*errors):
+    with contextlib.suppress(SbusError, TimeoutError, LookupError):
         if missed := bus.stats()["discarded"]:
             shared.note(f"{missed:,} messages were missed")
 
@@ -98,14 +74,13 @@ def note_missed(bus: Client) -> None:
 JSON = """print a JSON object a line instead: key and payload, or key_base64
 and payload_base64 for what is no UTF-8"""
 TIME = "print first when it came; in JSON, t is nanoseconds since 1970"
-EXCLUDE = "leave out the keys that it selects; may be repeated"
 DISCARD = """miss messages rather than slow their publishers down, and say how
 many in the end"""
 RECONNECT = """wait for a bus that is not there yet, or no longer; what others
 publish meanwhile is missed"""
 SHOW_ADDRESS = """print on standard error the private key that each secret
 pattern stands for: '!/cred////inbox' with the numbers of this process"""
-READY = "write a line there once it is subscribed, and close it; above 2"
+READY = "write a line to descriptor N once it is subscribed, and close that"
 
 
 @shared.command(
@@ -117,11 +92,10 @@ READY = "write a line there once it is subscribed, and close it; above 2"
         form("--null", as_null_ended, "the same, each with a NUL byte"),
     ),
     shared.flag("--time", TIME),
-    shared.argument("--exclude", **shared.LIST, help=EXCLUDE),
     shared.flag("--discard", DISCARD),
     shared.flag("--reconnect", RECONNECT),
     shared.flag("--show-address", SHOW_ADDRESS),
-    shared.argument("--ready-fd", metavar="FD", type=descriptor, help=READY),
+    shared.number("--ready-fd", READY),
     shared.COUNT,
     shared.DURATION,
 )
@@ -135,13 +109,9 @@ def sub(options: shared.Options) -> None:
     if options.time and options.form in (as_payload, as_null_ended):
         raise shared.UsageError("--raw and --null have no place for --time")
     secrets = [text for text in options.pattern if text.startswith("!/cred/")]
-    if options.show_address and not secrets:
-        what = "--show-address needs a secret pattern, as '!/cred////inbox'"
-        raise shared.UsageError(what)
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    is_coloured = shared.standard_output().isatty() and not is_plain
+    is_coloured = sys.stdout.isatty() and not is_plain
     form = options.form or text_form(is_coloured)
-    end = options.count, options.timeout
     with shared.open_bus(options, options.timeout, options.reconnect) as bus:
         if options.discard:
             bus.control("blocking/soft/discard")
@@ -155,10 +125,9 @@ def sub(options: shared.Options) -> None:
             with open(options.ready_fd, "w") as ready:
                 ready.write("ready\n")
         try:
-            excluded = selector(options.exclude)
-            for message in shared.messages(bus, *end, excluded):
+            for each in shared.messages(bus, options.count, options.timeout):
                 when = time.time_ns() if options.time else None
-                shared.write(form(message, when), at_once=False)
+                shared.write(form(each, when), at_once=False)
         finally:
             shared.write(b"")
             if options.discard:

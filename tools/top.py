@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
+import shutil
 import signal
 import sys
 import time
@@ -18,10 +18,8 @@ from .options import Options
 TOP_KEYS_MAX = 10_000  # beyond, the quieter half is forgotten
 HEADING = f"{'MESSAGES/S':>12} {'BYTES/S':>14} {'MESSAGES':>12}  KEY"
 # Another screen, without a cursor and without breaks in long lines
-ENTER_SCREEN, LEAVE_SCREEN = (
-    "\x1b[?1049h\x1b[?25l\x1b[?7l",
-    "\x1b[?7h\x1b[?25h\x1b[?1049l",
-)
+ENTER_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[?7l"
+LEAVE_SCREEN = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 HOME, CLEAR_BELOW, CLEAR_LINE = "\x1b[H", "\x1b[J", "\x1b[K"
 
 
@@ -72,24 +70,21 @@ def screen() -> Iterator[None]:
 
     Raises: SystemExit on SIGTERM.
     """
-    status = 128 + signal.SIGTERM
-    former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         shared.write(ENTER_SCREEN.encode("ascii"))
         yield
     finally:
         shared.write(LEAVE_SCREEN.encode("ascii"))
-        signal.signal(signal.SIGTERM, former)
 
 
 def draw(lines: Sequence[str]) -> None:
     """Draw a table on a terminal, or print it and an empty line behind it."""
-    output = shared.standard_output()
     text = "".join(f"{line}\n" for line in [*lines, ""])
-    if output.isatty():  # draw what fits over the one before
-        columns, rows = os.get_terminal_size(output.fileno())
-        shown = [f"{line[: columns or 80]}{CLEAR_LINE}" for line in lines]
-        text = HOME + "\n".join(shown[: rows or 24]) + CLEAR_BELOW
+    if sys.stdout.isatty():  # draw what fits over the one before
+        columns, rows = shutil.get_terminal_size()
+        shown = [f"{line[:columns]}{CLEAR_LINE}" for line in lines[:rows]]
+        text = HOME + "\n".join(shown) + CLEAR_BELOW
     shared.write(text.encode())
 
 
@@ -98,7 +93,7 @@ def draw(lines: Sequence[str]) -> None:
     shared.PATTERNS,
     shared.flag("--bytes", "order by bytes a second instead of messages"),
     shared.amount("--interval", "S", "show every S seconds (1)", default=1.0),
-    shared.number("--count", "end after N tables"),
+    shared.number("-n --count", "end after N tables"),
 )
 def top(options: Options) -> None:
     """Show the keys with the most messages a second, loudest first.
@@ -108,11 +103,10 @@ def top(options: Options) -> None:
     waited for: top asks for blocking/soft/discard.
     """
     table = Top(options.bytes)
-    is_live = shared.standard_output().isatty()
     with shared.open_bus(options) as bus:
         bus.control("blocking/soft/discard")  # looking on holds nobody up
         shared.subscribe(bus, options.pattern)
-        with screen() if is_live else contextlib.nullcontext():
+        with screen() if sys.stdout.isatty() else contextlib.nullcontext():
             for _ in itertools.islice(itertools.count(), options.count):
                 start = time.monotonic()
                 for message in shared.messages(bus, None, options.interval):

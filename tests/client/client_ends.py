@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
 
+from packets import publish
 from processes import SECONDS_MAX
 from real_bus import Peer, seqpacket_pair, wait_for
 from sbus_client import AsyncClient, Client, Received
@@ -81,12 +83,11 @@ def ends(kind: Kind) -> Iterator[Ends]:
         yield both
 
 
-def fill(client: Client, payload_bytes: int = 0) -> int:
+def fill(client: Client | AsyncClient, payload_bytes: int = 0) -> int:
     """Publish until the kernel takes no more; return how many it took."""
-    count = 0
-    with contextlib.suppress(TimeoutError):
-        while True:
-            client.publish("k", bytes(payload_bytes), timeout=0)
+    packet, count = publish(b"k", bytes(payload_bytes)), 0
+    with contextlib.suppress(BlockingIOError):
+        while client.socket.send(packet, socket.MSG_DONTWAIT):
             count += 1
     return count
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from processes import ENVIRONMENT, ROOT, SECONDS_MAX, Result, run
-from real_bus import Peer, RealBus, wait_for
+from processes import ENVIRONMENT, ROOT, SECONDS_MAX, Result, run, started
+from real_bus import Listener, Peer, RealBus, wait_for
 from sbus_client import Client
 
 
@@ -55,6 +55,16 @@ def subscribed(bus: RealBus) -> Iterator[Peer]:
         peer.send(b"SUB ")
         peer.fence()
         yield peer
+
+
+@contextlib.contextmanager
+def served(listener: Listener, *words: str, **options: Any) -> Iterator[Any]:
+    """Run a command whose server is the test; give both."""
+    with (
+        started(listener.path, *words, **options) as process,
+        listener.accept() as server,
+    ):
+        yield process, server
 
 
 def is_gone(done: Result, address: str) -> bool:

