@@ -38,7 +38,7 @@ Job = Callable[[Options, int, Client, Connection], None]
 
 def publish(options: Options, n: int, bus: Client, told: Connection) -> None:
     """Publish; tell how many messages, since when and until when."""
-    key = f"{options.key}/{n}"
+    key = b"%b/%d" % (options.key, n)
     rest = bytes(options.size - TIME.size)
     count = options.count and len(range(n, options.count, options.publishers))
     start, sent = time.monotonic(), 0
@@ -59,7 +59,7 @@ def hear(options: Options, _: int, bus: Client, told: Connection) -> None:
     """Subscribe, and tell so; then tell how many messages took how long."""
     taken: Counter[int] = Counter()  # by microseconds
     ended, now = 0, 0.0
-    bus.subscribe(f"{options.key}/")
+    bus.subscribe(options.key + b"/")
     bus.sync(shared.ANSWER_SECONDS)
     told.send(None)
     while ended < options.publishers:
@@ -136,7 +136,7 @@ def load(options: Options) -> None:
     """
     if options.size < TIME.size:
         raise shared.UsageError(f"--size {options.size}: it is 8 or more")
-    options.key = f"{options.key}/{os.urandom(4).hex()}"
+    options.key = os.fsencode(f"{options.key}/{os.urandom(4).hex()}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options.seconds = options.seconds or (math.inf if options.count else 5)
     subscribers = start(hear, options, options.subscribers)

@@ -36,7 +36,7 @@ class TestLoad:
     ) -> None:
         """Each subscriber gets every message, of the size that is wanted."""
         team = [f"--publishers={publishers}", f"--subscribers={subscribers}"]
-        options = ["--count=1000", "--size=100", "--key=a/b"]
+        options = ["--count=1000", "--size=100", "--key=a/\udcff"]
         found = self.figures(bus, *team, *options)
         assert (found["sent"], found["received"]) == (1000, 1000 * subscribers)
         trace = (bus.log_path.parent / "trace").read_text()
@@ -44,7 +44,7 @@ class TestLoad:
         messages = [event for event in events if event["ev"] == "msg"]
         assert {event["size"] for event in messages} == {100, 0}
         keys = {event["key"].rpartition("/")[0] for event in messages}
-        assert len(keys) == 1 and re.fullmatch("a/b/[0-9a-f]+", keys.pop())
+        assert len(keys) == 1 and re.fullmatch("a/\xff/[0-9a-f]+", keys.pop())
         assert len({event["c"] for event in messages}) == publishers
         first = next(e for e in events if e["ev"] == "msg")["n"]
         subscribed = [e["n"] for e in events if e["ev"] == "sub"]
