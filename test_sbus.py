@@ -48,7 +48,8 @@ class TestExamples:
     def test_on_real_sockets(self) -> None:
         """So it does as a process of its own."""
         with ServerProcess(OURS, SECONDS_MAX) as server:
-            results = Kit(server, ours=True, choices=True).run(all_cases())
+            kit = Kit(server, ours=True, choices=True)
+            results = [*map(kit.judge, all_cases())]
         assert not explain(results), explain(results)
         assert count(results, "passed") > 1150
 
@@ -57,7 +58,7 @@ class TestExamples:
         command = os.environ.get("SBUS_SERVER", naive())
         with ServerProcess(command, SECONDS_MAX / 2) as server:
             kit = Kit(server, ours=False, choices=False)
-            results = kit.run(all_cases())
+            results = [*map(kit.judge, all_cases())]
         assert not explain(results), explain(results)
         assert count(results, "passed") > 1000
 

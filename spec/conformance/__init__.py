@@ -21,9 +21,12 @@ what they are told, as spec/README.md has it:
     examples        their examples
     conversation    what clients and a server say to each other
     wire            a client of a real server
-    processes       what Linux tells of a process
     server          a server that runs as a process
-    checks          what shows in the process rather than to its clients
+    trial           the frame of a check of that process
+    running         checks of its start and end
+    daemons         checks of a daemon
+    traffic         checks of what clients make it do
+    logs            checks of its log and its trace
     kit             which examples and checks are run, and how each ended
     adapter         a client that runs as a process
     clients         what a client is told, and what the kit, its server, says

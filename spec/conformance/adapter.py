@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol
+from typing import NamedTuple
 
 from .conversation import Failure
 from .examples import escape
-from .processes import held_signals
+from .server import describe_end
 
 COMMANDS = {  # and how many texts each has
     "subscribe": 1,
@@ -64,111 +63,93 @@ def parse_answer(line: bytes) -> Line:
     raise Failure(f"the client answered {escape(line)}, which is no answer")
 
 
-class Process(Protocol):
-    """As much of subprocess.Popen as is needed."""
-
-    pid: int
-    stdin: IO[bytes] | None
-    stdout: IO[bytes] | None
-
-    def poll(self) -> int | None:
-        """Return the exit status, if it has ended."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status once it has ended."""
-
-
 class Adapter:
     """A client that runs; commands are written while anything is awaited."""
 
-    def __init__(self, process: Process, log: Path) -> None:
-        assert process.stdin and process.stdout
-        self._process = process
+    def __init__(
+        self, words: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> None:
+        with log.open("wb") as file:
+            try:
+                self._process = subprocess.Popen(
+                    words,
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=file,
+                    start_new_session=True,
+                    bufsize=0,
+                )
+            except OSError as error:
+                raise Failure(f"cannot run {words[0]}: {error}") from None
+        assert self._process.stdin and self._process.stdout
         self._log = log
-        self._input, self._output = process.stdin, process.stdout
+        self._input, self._output = self._process.stdin, self._process.stdout
         os.set_blocking(self._input.fileno(), False)
         self._unwritten = b""
-        self._unread = bytearray()
+        self._unread = b""
         self._is_over = False
 
     def tell(self, command: Line) -> None:
         """Have the client do something; its answer comes later."""
         self._unwritten += command.encode()
-        self._write()
 
     def answer(self, seconds_max: float) -> Line | None:
         """Return the next answer, or None if there is none in time.
 
         Raises: Failure if it is malformed, or the client has ended.
         """
-        end = time.monotonic() + seconds_max
-        while b"\n" not in self._unread:
-            left = max(0.0, end - time.monotonic())
-            self._check()
-            if not self._take_turn([], left) and not left:
-                return None
-        line, _, rest = bytes(self._unread).partition(b"\n")
-        self._unread = bytearray(rest)
+        if not self.wait(seconds_max):
+            return None
+        line, _, self._unread = self._unread.partition(b"\n")
         return parse_answer(line)
 
-    def wait_for(self, other: int, seconds_max: float) -> bool:
-        """Return whether another descriptor can be read in time.
+    def wait(self, seconds_max: float, other: int = -1) -> bool:
+        """Return whether there is an answer in time.
 
+        If another descriptor is given, that is waited for instead.
         Raises: Failure if the client has ended before.
         """
         end = time.monotonic() + seconds_max
-        while True:
+        while other >= 0 or b"\n" not in self._unread:
             left = max(0.0, end - time.monotonic())
-            ready = self._take_turn([other], 0 if self._is_over else left)
+            ready = self._take_turn(other, 0 if self._is_over else left)
             if other in ready:
-                return True
-            self._check()
+                break
+            if self._is_over:
+                raise Failure(f"the client {self._end()}")
+            if len(self._unread) > LINE_BYTES_MAX:
+                raise Failure("the client answers without end")
             if not ready and not left:
                 return False
+        return True
 
-    def _take_turn(self, others: list[int], seconds_max: float) -> list[int]:
+    def _take_turn(self, other: int, seconds_max: float) -> list[int]:
         """Write and read what can be; return what was ready."""
-        readers = [*others, *[self._output.fileno()] * (not self._is_over)]
-        writers = [self._input.fileno()] * bool(self._unwritten)
+        output, commands = self._output.fileno(), self._input.fileno()
+        readers = [other] * (other >= 0) + [output] * (not self._is_over)
+        writers = [commands] * bool(self._unwritten)
         readable, writable, _ = select.select(
             readers, writers, [], seconds_max
         )
         if writable:
-            self._write()
-        if self._output.fileno() in readable:
-            got = os.read(self._output.fileno(), READ_BYTES_MAX)
+            try:
+                size = os.write(commands, self._unwritten)
+            except BrokenPipeError:  # it has ended, as its output tells
+                size = len(self._unwritten)
+            self._unwritten = self._unwritten[size:]
+        if output in readable:
+            got = os.read(output, READ_BYTES_MAX)
             self._unread += got
             self._is_over = not got
         return [*readable, *writable]
 
-    def _check(self) -> None:
-        """Raise Failure if the client has ended, or says too much."""
-        if self._is_over:
-            raise Failure(f"the client {self._end()}")
-        if len(self._unread) > LINE_BYTES_MAX:
-            raise Failure("the client answers without end")
-
-    def _write(self) -> None:
-        """Write what the client takes of its commands."""
-        try:
-            size = os.write(self._input.fileno(), self._unwritten)
-        except BlockingIOError:
-            return
-        except BrokenPipeError:  # it has ended, as its output tells
-            size = len(self._unwritten)
-        self._unwritten = self._unwritten[size:]
-
     def _end(self) -> str:
         """Return how a client that has closed its output has ended."""
-        with held_signals():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.2)
-            status = self._process.poll()
-        if status is None:
+        try:
+            how = describe_end(self._process.wait(0.2))
+        except subprocess.TimeoutExpired:
             return "has closed its standard output"
-        how = f"ended with status {status}"
-        if status < 0:
-            how = f"was killed: {signal.strsignal(-status) or -status}"
         lines = self._log.read_bytes()[-400:].splitlines()[-2:]
         return ": ".join([how, " / ".join(map(escape, lines))]).rstrip(": ")
 
@@ -180,33 +161,3 @@ class Adapter:
         self._output.close()
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
-
-
-class ClientProcess:
-    """A client that a command starts, once for each example."""
-
-    def __init__(self, command: str) -> None:
-        self._words = shlex.split(command)
-
-    def start(
-        self, address: str, environment: Mapping[str, str], log: Path
-    ) -> Adapter:
-        """Return a client that connects to an address, or finds it.
-
-        Raises: Failure if it cannot be run.
-        """
-        words = [word.replace("{address}", address) for word in self._words]
-        with log.open("wb") as file:
-            try:
-                process = subprocess.Popen(
-                    words,
-                    env=environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=file,
-                    start_new_session=True,
-                    bufsize=0,
-                )
-            except OSError as error:
-                raise Failure(f"cannot run {words[0]}: {error}") from None
-        return Adapter(process, log)

@@ -8,29 +8,34 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from .adapter import ClientProcess
 from .clients import ClientKit, all_client_cases
 from .conversation import Failure
-from .kit import (
-    Kit,
-    Named,
-    Result,
-    all_cases,
-    block_of,
-    choose,
-    refuse_unknown,
-)
+from .kit import Kit, Named, SomeNamed, all_cases, block_of, choose, names_of
 from .page import page
 from .report import REPORTS, Run, count
+from .rules import SPEC, read_rules
 from .server import ServerProcess
+
+BAD = ("failed", "not run")
+NAMED = re.compile(r"(?:([\w.+-]+)=)?(.*)", re.S)
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+received: set[int] = set()  # of these; what is run is first run to its end
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says in one line what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"conformance: {message}; see --help\n")
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options of the command line."""
-    parser = argparse.ArgumentParser(
+    """Return the options of the command line; exit if they are wrong."""
+    parser = Parser(
         prog="conformance",
         description="Run the examples of spec/ against servers and clients.",
     )
@@ -42,9 +47,9 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--client", action="append", default=[], metavar=name, help=what)
     what = "list the examples and checks that would be run"
     add("--list", action="store_true", help=what)
-    what = "run what the original protocol text does not ask for, too"
+    what = "also run what the original protocol text does not ask for"
     add("--ours", action="store_true", help=what)
-    what = "run what a server may choose, too"
+    what = "also run what a server may choose"
     add("--choices", action="store_true", help=what)
     what = "run only the examples of this rule, family or chapter, or so named"
     add("--only", action="append", default=[], metavar="NAME", help=what)
@@ -54,43 +59,28 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--total", type=seconds, default=120.0, metavar="N", help=what)
     what = "write a page for browsers, with all servers and clients"
     add("--html", type=Path, metavar="FILE", help=what)
+    either = parser.add_mutually_exclusive_group()
     for kind in ("json", "markdown"):
-        what = f"print the report as {kind}"
-        add(
+        either.add_argument(
             f"--{kind}",
             dest="report",
             action="store_const",
             const=kind,
             default="text",
-            help=what,
+            help=f"print the report as {kind}",
         )
     options = parser.parse_args(arguments)
     if not options.server and not options.client and not options.list:
         parser.error("a --server or a --client is needed")
-    for text in (*options.server, *options.client):
-        check_command(parser, text)
+    for command in (*options.server, *options.client):
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            parser.error(f"the command {command!r}: {error}")
+        if not any("{address}" in word for word in words):
+            parser.error(f"the command {command!r} has no {{address}}")
     options.only = {name.strip("[]") for name in options.only}
     return options
-
-
-def check_command(parser: argparse.ArgumentParser, command: str) -> None:
-    """Exit if a command cannot be run, or is not told the address."""
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        parser.error(f"the command: {error}")
-    if not any("{address}" in word for word in words):
-        parser.error("the command has no {address}")
-
-
-NAMED = re.compile(r"(?:([\w.+-]+)=)?(.*)", re.S)
-
-
-def name_and_command(text: str) -> tuple[str, str]:
-    """Return what a server or client is called, and its command."""
-    found = NAMED.fullmatch(text)
-    assert found
-    return found[1] or found[2], found[2]
 
 
 def seconds(text: str) -> float:
@@ -104,24 +94,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the kit; return 0 if nothing failed, 1 if something did, or 2."""
     options = parse_options(arguments)
     for number in SIGNALS:
-        signal.signal(number, end)
+        signal.signal(number, lambda number, _: received.add(number))
     try:
+        cases = chosen(options)
         if options.list:
-            return say(list_of(chosen(options)))
+            return say(list_of(cases))
         if options.html:
             options.html.touch()  # or all might be run for nothing
-        runs = run_all(options)
+        runs = [*run_all(options)]
+        if received:
+            return 128 + min(received)
         if options.html:
-            options.html.write_text(page(runs), "utf-8")
-    except (Failure, OSError) as error:
+            text = page(runs, beside=options.html.parent)
+            options.html.write_text(text, "utf-8")
+    except (Failure, OSError, ValueError) as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 2
     say(report(options.report, runs))
     bad = (count(run.results, verdict) for run in runs for verdict in BAD)
     return 1 if any(bad) else 0
-
-
-BAD = ("failed", "not run")
 
 
 def report(kind: str, runs: Sequence[Run]) -> str:
@@ -132,83 +123,78 @@ def report(kind: str, runs: Sequence[Run]) -> str:
     return "\n\n".join(reports)
 
 
-SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-
-
-def end(number: int, _: object) -> None:
-    """End as a signal asks for: what was started is ended, too."""
-    for other in SIGNALS:
-        signal.signal(other, signal.SIG_IGN)
-    sys.exit(128 + number)
-
-
 def chosen(options: argparse.Namespace) -> list[Named]:
     """Return what would be run; without a command, that of servers.
 
-    Raises: Failure if there is nothing with one of the names.
+    Raises: Failure if there is nothing, or nothing with one of the names.
     """
     cases: list[Named] = []
     if options.server or not options.client:
         cases += all_cases()
     if options.client:
         cases += all_client_cases()
-    refuse_unknown(cases, options.only)
+    if not any("/" in case.name for case in all_cases()):
+        raise Failure(f"there are no examples in {SPEC}")
+    rules = read_rules()
+    known = set[str]().union(*(names_of(case, rules) for case in cases))
+    unknown = options.only - known
+    if unknown:
+        raise Failure(f"no example of {', '.join(sorted(unknown))}")
     return choose(cases, options.only)
 
 
-def run_all(options: argparse.Namespace) -> list[Run]:
+def run_all(options: argparse.Namespace) -> Iterator[Run]:
     """Return the results of all servers and clients.
 
     Raises: Failure or OSError if one of them does not start.
     """
-    chosen(options)
-    runs = []
-    for kind, texts, run in (
-        ("server", options.server, run_server),
-        ("client", options.client, run_client),
-    ):
-        for name, command in map(name_and_command, texts):
-            results = run(command, options)
-            if results:  # --only may have named none of this kind
-                runs.append(Run(kind, name, command, results))
-    tell_progress("", 0)
-    return runs
+    limits = options.seconds, options.total
+    cases = choose(all_cases(), options.only)
+    for name, command in names_and_commands(options.server, bool(cases)):
+        with ServerProcess(command, options.seconds) as server:
+            kit = Kit(server, options.ours, options.choices, options.total)
+            server.start()
+            results = [*map(kit.judge, told(cases))]
+        yield Run("server", name, command, results)
+    others = choose(all_client_cases(), options.only)
+    for name, command in names_and_commands(options.client, bool(others)):
+        client_kit = ClientKit(command, *limits)
+        client_kit.probe()
+        results = [*map(client_kit.judge, told(others))]
+        yield Run("client", name, command, results)
 
 
-def run_server(command: str, options: argparse.Namespace) -> list[Result]:
-    """Run cases against a server.
+def names_and_commands(
+    texts: Iterable[str], is_wanted: bool
+) -> Iterator[tuple[str, str]]:
+    """Return how servers or clients are called, and their commands."""
+    for text in texts if is_wanted else ():
+        found = NAMED.fullmatch(text)
+        assert found
+        yield found[1] or found[2], found[2]
 
-    Raises: Failure or OSError if it does not start.
+
+def told(cases: Sequence[SomeNamed]) -> Iterator[SomeNamed]:
+    """Return cases; say on a terminal which is run, and how many are left.
+
+    Exit, and end what was started, if a signal asks for it.
     """
-    with ServerProcess(command, options.seconds) as server:
-        kit = Kit(server, options.ours, options.choices, options.total)
-        server.start()
-        return kit.run(choose(all_cases(), options.only), tell_progress)
-
-
-def run_client(command: str, options: argparse.Namespace) -> list[Result]:
-    """Run cases against a client.
-
-    Raises: Failure or OSError if it does not connect.
-    """
-    kit = ClientKit(ClientProcess(command), options.seconds, options.total)
-    kit.probe()
-    cases = choose(all_client_cases(), options.only)
-    return kit.run(cases, tell_progress)
-
-
-def tell_progress(name: str, left: int) -> None:
-    """Say on a terminal what is run, and how many are left."""
+    for number, case in enumerate(cases):
+        if received:
+            sys.exit(128 + min(received))
+        if sys.stderr.isatty():
+            line = f"{len(cases) - number} left: {case.name}"[:78]
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+        yield case
     if sys.stderr.isatty():
-        line = f"{left} left: {name}"[:78] if left else ""
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def say(text: str) -> int:
     """Print a text; return the status 0."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # whoever reads it has read enough
+    except BrokenPipeError:  # its reader has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

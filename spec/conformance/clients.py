@@ -6,24 +6,18 @@ import contextlib
 import math
 import os
 import secrets
+import shlex
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Callable, NamedTuple, Protocol
+from typing import NamedTuple
 
 from .adapter import ANSWERS, COMMANDS, Adapter, Line
 from .conversation import END, WHOAMI, Failure, describe
-from .examples import (
-    FIELD,
-    Block,
-    each_number,
-    parse_bytes,
-    read_blocks,
-)
+from .examples import FIELD, Block, each_number, parse_bytes, read_blocks
 from .kit import NO_TIME, Result
-from .rules import SPEC
 
 QUESTIONS = ("receive", "whoami")  # which are not answered by ok
 CREDENTIALS = b"!/cred/1/2/3"  # of a client that asks unexpectedly
@@ -33,9 +27,8 @@ LARGE_BYTES = 200_000  # that every kernel's send buffer can be raised to
 START_SECONDS_MAX = 10.0
 IDLE_SECONDS = 0.3  # after which a client is taken to wait
 IDLE_STARTS = 3  # or so many times as it took to start
-ABSTRACT = "/dev/unix/abstract/"
-ABSTRACT_BYTES = 108
-PATH_BYTES_MAX = 107
+STEP_SHOWN_MAX = 100
+PLACES = ("path", "longest-path", "abstract-name", "SBUS_ADDRESS", "default")
 
 
 class ClientStep(NamedTuple):
@@ -52,13 +45,8 @@ class ClientCase(NamedTuple):
 
     name: str
     rules: tuple[str, ...]
-    place: str  # where the server is: a word of PLACES
+    place: str  # where the server is, one of PLACES
     steps: tuple[ClientStep, ...]
-
-
-# =============================================================================
-# Examples
-# =============================================================================
 
 
 def all_client_cases() -> list[ClientCase]:
@@ -66,10 +54,7 @@ def all_client_cases() -> list[ClientCase]:
 
     Raises: Failure if there are none, ValueError if one is malformed.
     """
-    blocks = [block for block in read_blocks() if block.kind == "client"]
-    if not blocks:
-        raise Failure(f"there are no examples in {SPEC}")
-    return [client_case(block) for block in blocks]
+    return [client_case(one) for one in read_blocks() if one.kind == "client"]
 
 
 def client_case(block: Block) -> ClientCase:
@@ -117,75 +102,30 @@ def parse_words(source: str, known: dict[str, int]) -> Line:
     return Line(word, tuple(map(parse_bytes, texts)))
 
 
-# =============================================================================
-# Where the server is
-# =============================================================================
-
-
 class Place(NamedTuple):
-    """A socket that listens, and how a client is to find it."""
+    """Where a server listens, and how a client is to find it."""
 
-    listener: socket.socket
+    name: str | bytes
     address: str  # empty if the environment tells
     environment: dict[str, str]
 
 
-def listen(name: str | bytes, address: str, **environment: str) -> Place:
+def place_of(kind: str, directory: str) -> Place:
     """Return a place, in an environment that tells nothing else."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        listener.bind(name)
-        listener.listen()
-    except OSError:
-        listener.close()
-        raise
+    path = f"{directory}/bus"
     hidden = ("SBUS_ADDRESS", "XDG_RUNTIME_DIR")
-    kept = {name: os.environ[name] for name in {*os.environ} - {*hidden}}
-    return Place(listener, address, {**kept, **environment})
-
-
-def at_path(directory: Path) -> Place:
-    """Listen at a path."""
-    path = str(directory / "bus")
-    return listen(path, path)
-
-
-def at_longest_path(directory: Path) -> Place:
-    """Listen at a path that is as long as one can be."""
-    path = os.path.join(directory, "").ljust(PATH_BYTES_MAX, "x")
-    return listen(path, path)
-
-
-def at_abstract_name(_: Path) -> Place:
-    """Listen at an abstract name; its address leaves out the NUL bytes."""
-    name = b"\0" + secrets.token_bytes(16) + b"x"
-    return listen(name.ljust(ABSTRACT_BYTES, b"\0"), ABSTRACT + name.hex())
-
-
-def at_variable(directory: Path) -> Place:
-    """Listen at the address in SBUS_ADDRESS."""
-    path = str(directory / "bus")
-    return listen(path, "", SBUS_ADDRESS=path)
-
-
-def at_default(directory: Path) -> Place:
-    """Listen where the server of an ordinary user does."""
-    path = str(directory / "sbus.socket")
-    return listen(path, "", XDG_RUNTIME_DIR=str(directory))
-
-
-PLACES = {
-    "path": at_path,
-    "longest-path": at_longest_path,
-    "abstract-name": at_abstract_name,
-    "SBUS_ADDRESS": at_variable,
-    "default": at_default,
-}
-
-
-# =============================================================================
-# The talk
-# =============================================================================
+    told = {name: os.environ[name] for name in {*os.environ} - {*hidden}}
+    if kind == "abstract-name":  # its address leaves out the NUL bytes
+        name = b"\0" + secrets.token_bytes(16) + b"x"
+        address = f"/dev/unix/abstract/{name.hex()}"
+        return Place(name.ljust(108, b"\0"), address, told)
+    if kind == "SBUS_ADDRESS":
+        return Place(path, "", {**told, kind: path})
+    if kind == "default":
+        path = f"{directory}/sbus.socket"
+        return Place(path, "", {**told, "XDG_RUNTIME_DIR": directory})
+    path = path.ljust(107, "x") if kind == "longest-path" else path
+    return Place(path, path, told)
 
 
 class ClientTalk:
@@ -210,7 +150,8 @@ class ClientTalk:
     def hold(self, steps: Iterable[ClientStep]) -> None:
         """Take all steps; raise Failure at one that fails."""
         for step in steps:
-            self.said.append(shorten(step.source))
+            shown = step.source[:STEP_SHOWN_MAX]
+            self.said.append(shown + " ..." * (shown != step.source))
             self._take(step)
         self._confirm()
 
@@ -270,9 +211,8 @@ class ClientTalk:
     def _connection(self) -> socket.socket:
         """Return the client's connection, once it has connected."""
         if self._wire is None:
-            if not self._adapter.wait_for(
-                self._listener.fileno(), START_SECONDS_MAX
-            ):
+            listener = self._listener.fileno()
+            if not self._adapter.wait(START_SECONDS_MAX, listener):
                 raise Failure("the client does not connect in time")
             self.connected = time.monotonic()
             self._wire, _ = self._listener.accept()
@@ -292,19 +232,17 @@ class ClientTalk:
 
     def _expect(self, packet: bytes) -> None:
         """Compare what the client sends with what the example says."""
-        while True:
-            got = self._receive()
-            if plain(got) == plain(packet):
-                return
+        while plain(got := self._receive()) != plain(packet):
             if not got.startswith(b"CMSG "):
-                raise Failure(f"the client sent {tell(got)}")
+                what = describe(got) if got else "the end: it has closed"
+                raise Failure(f"the client sent {what}")
             if plain(got) == WHOAMI:
                 self._send(WHOAMI + b"\0" + CREDENTIALS)
 
     def _receive(self) -> bytes:
         """Return the next packet of the client, or END."""
         wire = self._connection()
-        if not self._adapter.wait_for(wire.fileno(), self._seconds_max):
+        if not self._adapter.wait(self._seconds_max, wire.fileno()):
             self._confirm(self._idle_seconds)  # it may have told why
             raise Failure("the client sent nothing in time")
         try:
@@ -313,11 +251,9 @@ class ClientTalk:
             return wire.recv(READ_BYTES_MAX)
 
     def close(self) -> None:
-        """Close what is open."""
-        self._listener.close()
+        """Close the connection."""
         if self._wire:
             self._wire.close()
-        self._adapter.close()
 
 
 def plain(packet: bytes) -> bytes:
@@ -326,30 +262,6 @@ def plain(packet: bytes) -> bytes:
     if head.startswith((b"SUB ", b"UNSUB ")):
         return head
     return head if head.startswith(b"CMSG ") and not payload else packet
-
-
-def tell(got: bytes) -> str:
-    """Return what a client sent, for a report."""
-    return "the end: it has closed" if got == END else describe(got)
-
-
-def shorten(source: str) -> str:
-    """Return a step, for a report."""
-    return source if len(source) < 100 else source[:96] + " ..."
-
-
-# =============================================================================
-# The kit
-# =============================================================================
-
-
-class Starter(Protocol):
-    """What starts clients; see ClientProcess."""
-
-    def start(
-        self, address: str, environment: dict[str, str], log: Path
-    ) -> Adapter:
-        """Return a client that connects to an address, or finds it."""
 
 
 def client_obstacle(case: ClientCase) -> str:
@@ -364,15 +276,15 @@ def client_obstacle(case: ClientCase) -> str:
 
 
 class ClientKit:
-    """Runs cases against a client, each against one of its own."""
+    """Runs cases against a client, which a command starts for each."""
 
     def __init__(
         self,
-        starter: Starter,
+        command: str,
         seconds_max: float,
         total_seconds_max: float = math.inf,
     ) -> None:
-        self.starter = starter
+        self._words = shlex.split(command)
         self.seconds_max = seconds_max
         self.end = time.monotonic() + total_seconds_max
         self.idle_seconds = IDLE_SECONDS
@@ -380,23 +292,8 @@ class ClientKit:
     def probe(self) -> None:
         """Raise Failure or OSError if the client does not connect."""
         command = parse_client_step("subscribe k")
-        with self._talk(ClientCase("", (), "path", (command,))) as talk:
+        with self._talk("path") as talk:
             talk.hold([command])
-
-    def run(
-        self,
-        cases: Sequence[ClientCase],
-        tell: Callable[[str, int], None] = lambda name, left: None,
-    ) -> list[Result]:
-        """Run cases; return results in the same order.
-
-        Before each, its name is told, and how many are left.
-        """
-        results: list[Result] = []
-        for case in cases:
-            tell(case.name, len(cases) - len(results))
-            results.append(self.judge(case))
-        return results
 
     def judge(self, case: ClientCase) -> Result:
         """Run one case."""
@@ -405,37 +302,40 @@ class ClientKit:
             return Result(case.name, case.rules, "not applicable", why)
         if time.monotonic() > self.end:
             return Result(case.name, case.rules, "not run", NO_TIME)
-        with self._talk(case) as talk:
+        with self._talk(case.place) as talk:
             try:
                 talk.hold(case.steps)
                 talk.finish()
             except Failure as wrong:
-                said = tuple(talk.said)
-                return Result(
-                    case.name, case.rules, "failed", str(wrong), said
-                )
+                told = str(wrong), tuple(talk.said)
+                return Result(case.name, case.rules, "failed", *told)
         return Result(case.name, case.rules, "passed")
 
     @contextlib.contextmanager
-    def _talk(self, case: ClientCase) -> Iterator[ClientTalk]:
+    def _talk(self, kind: str) -> Iterator[ClientTalk]:
         """Start a client; note how long that takes.
 
         Raises: Failure if it cannot be run.
         """
         start = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="sbus-") as name:
-            directory = Path(name)
-            place = PLACES[case.place](directory)
-            adapter = self.starter.start(
-                place.address, place.environment, directory / "log"
-            )
+        with contextlib.ExitStack() as cleanup:
+            directory = tempfile.TemporaryDirectory(prefix="sbus-")
+            name = cleanup.enter_context(directory)
+            place = place_of(kind, name)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            cleanup.enter_context(listener)
+            listener.bind(place.name)
+            listener.listen()
+            words = [
+                word.replace("{address}", place.address)
+                for word in self._words
+            ]
+            adapter = Adapter(words, place.environment, Path(name, "log"))
+            cleanup.callback(adapter.close)
             talk = ClientTalk(
-                adapter,
-                place.listener,
-                self.seconds_max,
-                self.idle_seconds,
+                adapter, listener, self.seconds_max, self.idle_seconds
             )
-            with contextlib.closing(talk):
-                yield talk
+            cleanup.callback(talk.close)
+            yield talk
             seconds = IDLE_STARTS * (talk.connected - start)
             self.idle_seconds = max(self.idle_seconds, seconds)

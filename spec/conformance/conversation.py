@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from .examples import Conversation, Part, Step, Text, escape
@@ -29,79 +29,63 @@ class Connection(Protocol):
     uid: int
     pid: int
 
-    def send(self, packet: bytes) -> None:
-        """Send a packet."""
+    def send(self, packet: bytes) -> None: ...
 
-    def settle(self) -> None:
-        """Return once the server has handled all that was sent."""
+    # Return once the server has handled all that was sent
+    def settle(self) -> None: ...
 
-    def receive(self) -> bytes:
-        """Return the next packet that is no filler, or END."""
+    # Return the next packet that is no filler, or END
+    def receive(self) -> bytes: ...
 
-    def await_end(self) -> None:
-        """Return once the server has closed, or should have."""
+    # Return once the server has closed, or should have
+    def await_end(self) -> None: ...
 
-    def pending(self) -> bytes | None:
-        """Read until the client is settled; return what came first, if any."""
+    # Read until the client is settled; return what came first, if any
+    def pending(self) -> bytes | None: ...
 
-    def shut(self) -> None:
-        """Say that nothing more will be sent."""
+    # Say that nothing more will be sent, or received
+    def shut(self) -> None: ...
+    def deafen(self) -> None: ...
+    def close(self) -> None: ...
 
-    def deafen(self) -> None:
-        """Say that nothing more will be received."""
-
-    def close(self) -> None:
-        """Close the connection."""
-
-    def set_room(self, count: int) -> None:
-        """Let so many packets wait for the client; the kernel refuses more."""
+    # Let so many packets wait for the client; the kernel refuses more
+    def set_room(self, count: int) -> None: ...
 
 
 class Bus(Protocol):
     """The server that is under test."""
 
+    # Return a new client, a process of its own if it has credentials
     def connect(
-        self, is_process: bool, credentials: dict[str, int]
-    ) -> Connection:
-        """Return a new client, in a process of its own if so asked."""
+        self, credentials: Mapping[str, int] | None = None
+    ) -> Connection: ...
 
-    def fill(self, client: Any) -> None:
-        """Have fillers wait for a client until the kernel takes no more."""
+    # Have fillers wait for a client until the kernel takes no more
+    def fill(self, client: Any) -> None: ...
 
-    def freeze(self) -> None:
-        """Keep the server from doing anything for now."""
+    # Keep the server from doing anything, and let it go on
+    def freeze(self) -> None: ...
+    def thaw(self) -> None: ...
+    def wait(self, seconds: float) -> None: ...
 
-    def thaw(self) -> None:
-        """Let the server go on."""
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass."""
-
-    def fault(self) -> str:
-        """Return what is wrong with the server if it serves no more."""
+    # Return what is wrong with the server if it serves no more
+    def fault(self) -> str: ...
 
 
 def perform(bus: Bus, conversation: Conversation) -> tuple[str, list[str]]:
     """Hold a conversation; return what went wrong, and what was said."""
-    talk = Talk(bus)
+    talk, wrong = Talk(bus), ""
     try:
         with contextlib.closing(talk):
             talk.hold(conversation)
         talk.said.append("(the clients close)")
-        wrong = ""
     except Failure as failure:
         wrong = str(failure)
-    fault = bus.fault()
-    return "; ".join(filter(None, (wrong, fault))), talk.said
+    return "; ".join(filter(None, (wrong, bus.fault()))), talk.said
 
 
 SHOULD_CLOSE = "where the server should close the connection"
 NEED_NO_SERVER = (">>", "close", "shut", "deaf")
-
-
-def is_post(step: Step) -> bool:
-    """Return whether a step sends, and nobody waits."""
-    return step.verb == ">>"
 
 
 class Talk:
@@ -127,23 +111,23 @@ class Talk:
     def take(self, step: Step) -> None:
         """Take one step."""
         client = self.clients.get(step.client)
+        is_post = step.verb == ">>"  # nobody waits for what it does
         if step.verb not in NEED_NO_SERVER:
             self.bus.thaw()
-        if client is None or client is not self.unsettled or is_post(step):
+        if client is None or client is not self.unsettled or is_post:
             self.settle()
-        if is_post(step):
+        if is_post:
             self.bus.freeze()
         if step.verb == "wait":
             return self.bus.wait(float(step.argument))
-        if client is None:
-            client = self.connect(step)
+        client = client or self.connect(step)
         if step.verb in (">", ">>"):
             self.send(client, step)
         elif step.verb == "<":
             self.expect(client, step)
         elif step.verb == "close":
             self.settle()
-            self.drop(step.client)
+            self.clients.pop(step.client).close()
         elif step.verb == "shut":
             client.shut()
         elif step.verb == "deaf":
@@ -157,11 +141,11 @@ class Talk:
 
     def connect(self, step: Step) -> Connection:
         """Connect a client at its first step."""
-        is_process = step.verb == "process"
-        fields = step.argument.split() if is_process else []
-        numbers = dict(field.split("=") for field in fields)
-        credentials = {name: int(text) for name, text in numbers.items()}
-        client = self.bus.connect(is_process, credentials)
+        credentials = None
+        if step.verb == "process":
+            numbers = (field.split("=") for field in step.argument.split())
+            credentials = {name: int(text) for name, text in numbers}
+        client = self.bus.connect(credentials)
         self.clients[step.client] = client
         return client
 
@@ -178,11 +162,10 @@ class Talk:
         try:
             yield
         except Unanswered as failure:
-            every = self.clients.items()
-            name = next(name for name, one in every if one is client)
-            pause = f"; {name} may be paused"
-            pause *= client in self.may_be_paused
-            raise Failure(f"{name}'s {failure}{pause}") from None
+            names = {one: name for name, one in self.clients.items()}
+            who = names[client]
+            pause = f"; {who} may be paused" * (client in self.may_be_paused)
+            raise Failure(f"{who}'s {failure}{pause}") from None
 
     def send(self, client: Connection, step: Step) -> None:
         """Send a packet."""
@@ -219,7 +202,7 @@ class Talk:
         except Failure as failure:
             raise Failure(f"{failure}, {SHOULD_CLOSE}") from None
         self.unsettled = None  # or it was settled before
-        self.drop(step.client)
+        self.clients.pop(step.client).close()
         if got != END:
             raise Failure(f"received {describe(got)}, {SHOULD_CLOSE}")
 
@@ -250,13 +233,9 @@ class Talk:
             client.pending()  # an answer may overtake what others have posted
             got = client.pending()
         if got == END and may_end:
-            self.drop(name)
+            self.clients.pop(name).close()
         elif got is not None:
             raise Failure(f"received {describe(got)}")
-
-    def drop(self, name: str) -> None:
-        """Close a client."""
-        self.clients.pop(name).close()
 
     def close(self) -> None:
         """Close what is open."""

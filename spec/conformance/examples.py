@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable, NamedTuple, Union
 
@@ -21,10 +21,11 @@ class Part(NamedTuple):
 Text = tuple[Part, ...]
 SHOWN_BYTES_MAX = 200  # of a packet in a report
 SHOWN_END_BYTES = 40  # of these
+ESCAPE = re.compile(rb'\\(x[0-9a-f]{2}|[0n\\"])')
 PIECE = re.compile(
-    r'\\x([0-9a-f]{2})|\\([0n\\"])|\{([^{}]+)\}|([^\\{}])', re.S
+    r'((?:\\x[0-9a-f]{2}|\\[0n\\"]|[^\\{}])+)|\{([^{}]+)\}', re.S
 )
-ESCAPED = {"0": b"\0", "n": b"\n", "\\": b"\\", '"': b'"'}
+ESCAPED = {b"0": b"\0", b"n": b"\n", b"\\": b"\\", b'"': b'"'}
 MEMBER = r"( [a-z_0-9.]+=([0-9]+|null))"
 FIELD = re.compile(r'((?:\w+=)?"(?:\\.|[^"\\])*"|\S+)\s*')
 
@@ -36,26 +37,15 @@ def parse_text(source: str) -> Text:
     """
     if source.startswith('"') and source.endswith('"') and len(source) > 1:
         source = source[1:-1]
-    parts: list[Part] = []
-    place = 0
-    while place < len(source):
-        piece = PIECE.match(source, place)
-        if not piece:
-            raise ValueError(f"not a text: {source!r}")
-        parts.append(parse_piece(piece))
-        place = piece.end()
-    return join_plain(parts)
+    if PIECE.sub("", source):
+        raise ValueError(f"not a text: {source!r}")
+    return tuple(parse_piece(*piece) for piece in PIECE.findall(source))
 
 
-def parse_piece(piece: re.Match[str]) -> Part:
+def parse_piece(plain: str, braced: str) -> Part:
     """Return one part of a text."""
-    code, escaped, braced, plain = piece.groups()
-    if code:
-        return Part(bytes.fromhex(code))
-    if escaped:
-        return Part(ESCAPED[escaped])
     if plain:
-        return Part(plain.encode("utf-8"))
+        return Part(ESCAPE.sub(unescape, plain.encode("utf-8")))
     bulk, star, times = braced.rpartition("*")
     if star:
         return Part(bulk.encode("utf-8"), int(times))
@@ -64,17 +54,10 @@ def parse_piece(piece: re.Match[str]) -> Part:
     return Part(b"", 1, braced)
 
 
-def join_plain(parts: Iterable[Part]) -> Text:
-    """Return the same parts, neighbours that are plain bytes joined."""
-    joined: list[Part] = []
-    for part in parts:
-        before = joined[-1] if joined else None
-        plain = not part.variable and part.times == 1
-        if plain and before and not before.variable and before.times == 1:
-            joined[-1] = Part(before.text + part.text)
-        else:
-            joined.append(part)
-    return tuple(joined)
+def unescape(found: re.Match[bytes]) -> bytes:
+    """Return the byte that stands for itself behind a backslash."""
+    code = found[1]
+    return ESCAPED.get(code) or bytes.fromhex(code[1:].decode("ascii"))
 
 
 def parse_bytes(source: str) -> bytes:

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Callable, NamedTuple, Protocol, TypeVar, Union
+from typing import NamedTuple, Protocol, TypeVar, Union
 
-from .checks import CHECKS
+from . import daemons, logs, running, traffic
 from .conversation import Failure, perform
 from .examples import Case, read_cases
-from .rules import ORIGINS, SPEC, Rule, read_rules
+from .rules import ORIGINS, Rule, read_rules
 from .server import ServerProcess
 from .trial import Check, NotApplicable, perform_check
 
 Item = Union[Case, Check]  # what is run
+CHECKS = [
+    one
+    for module in (running, daemons, traffic, logs)
+    for one in vars(module).values()
+    if isinstance(one, Check)
+]
 
 
 class Named(Protocol):
-    """Whatever has a name, and shows rules."""
+    """Whatever has a name (with a block's before the '/'), and rules."""
 
     @property
-    def name(self) -> str:
-        """The name, with a block's before the first '/'."""
+    def name(self) -> str: ...
 
     @property
-    def rules(self) -> tuple[str, ...]:
-        """The ids of the rules."""
+    def rules(self) -> tuple[str, ...]: ...
 
 
 SomeNamed = TypeVar("SomeNamed", bound=Named)
@@ -63,8 +68,6 @@ OBSTACLES = {
     "unknown-process": "needs a kernel that does not know a process",
     "root": "needs to be run by root",
 }
-
-
 NEEDS = ("fill", "room", "clock", "unknown-process", "root")
 
 
@@ -120,49 +123,36 @@ class Kit:
         # How many seconds the failures of each block have taken
         self._slow: dict[str, float] = defaultdict(float)
 
-    def run(
-        self,
-        cases: Iterable[Item],
-        tell: Callable[[str, int], None] = lambda name, left: None,
-    ) -> list[Result]:
-        """Run cases; return results in the same order.
-
-        Those that need the same options are run by one server.  Before each,
-        its name is told, and how many are left.
-        """
-        cases = list(cases)
-        results: dict[str, Result] = {}
-        for case in sorted(cases, key=options_of):
-            tell(case.name, len(cases) - len(results))
-            results[case.name] = self.judge(case)
-        return [results[case.name] for case in cases]
-
     def judge(self, case: Item) -> Result:
-        """Run one case."""
+        """Run one case; one server does for those with the same options."""
         for verdict, why in (
-            ("not asked for", self.left_out(case)),
+            ("not asked for", self._left_out(case)),
             ("not applicable", obstacle(case)),
-            ("not run", self.too_late(case)),
+            ("not run", self._too_late(case)),
         ):
             if why:
                 return Result(case.name, case.rules, verdict, why)
-        why = self.learn_room() if "fill" in needs_of(case) else ""
-        why = why or self.prepare(options_of(case))
+        why = self._learn_room() if "fill" in needs_of(case) else ""
+        if not isinstance(case, Check):  # which starts its own
+            why = why or self._prepare(case.conversation().options)
         if why:
-            return self.refused(case, why)
+            return self._refuse(case, why)
         start = time.monotonic()
         try:
-            wrong, said = self.perform(case)
-        except NotApplicable as obstacle_found:
-            why = str(obstacle_found)
-            return Result(case.name, case.rules, "not applicable", why)
+            if isinstance(case, Check):
+                self._options = None  # a check leaves nothing as it was
+                wrong, said = perform_check(case, self.server)
+            else:
+                wrong, said = perform(self.server, case.conversation())
+        except NotApplicable as error:
+            return Result(case.name, case.rules, "not applicable", str(error))
         if not wrong:
             return Result(case.name, case.rules, "passed")
         self._options = None  # a server that went wrong is not used again
         self._slow[block_of(case)] += time.monotonic() - start
-        return self.wrong(case, wrong, tuple(said))
+        return self._wrong(case, wrong, tuple(said))
 
-    def wrong(
+    def _wrong(
         self, case: Item, what: str, said: tuple[str, ...] = ()
     ) -> Result:
         """Return the result of a case that did not end as it says."""
@@ -170,7 +160,7 @@ class Kit:
         verdict = "differs" if is_choice else "failed"
         return Result(case.name, case.rules, verdict, what, said)
 
-    def refused(self, case: Item, why: str) -> Result:
+    def _refuse(self, case: Item, why: str) -> Result:
         """Return the result of a case for which no server could be had.
 
         Our rules name the options, so that is wrong where these are run.
@@ -180,26 +170,19 @@ class Kit:
         if why == IGNORES_OPTIONS:  # and thus answers no wrong one
             rules = ("RUN-1", *case.rules)
             return Result(case.name, rules, "failed", why)
-        return self.wrong(case, why)
+        return self._wrong(case, why)
 
-    def perform(self, case: Item) -> tuple[str, list[str]]:
-        """Hold the conversation of a case, or make a check."""
-        if not isinstance(case, Check):
-            return perform(self.server, case.conversation())
-        self._options = None  # nor is one that a check has had
-        return perform_check(case, self.server)
-
-    def left_out(self, case: Item) -> str:
+    def _left_out(self, case: Item) -> str:
         """Return why a case was not asked for, if so."""
         if not self.ours and origin_of(case, self.rules) != "upstream":
             return "the original protocol does not ask for it; see --ours"
-        if not self.ours and options_of(case) and not isinstance(case, Check):
+        if not self.ours and options_of(case):
             return "needs an option of the reference server; see --ours"
         if not self.choices and level_of(case, self.rules) == "choice":
             return "a server may choose; see --choices"
         return ""
 
-    def too_late(self, case: Item) -> str:
+    def _too_late(self, case: Item) -> str:
         """Return why there is no time for a case, if so."""
         if time.monotonic() > self.end:
             return NO_TIME
@@ -207,10 +190,10 @@ class Kit:
             return "too many like it were not answered in time"
         return ""
 
-    def learn_room(self) -> str:
+    def _learn_room(self) -> str:
         """Learn what a fill step takes; return why that fails, if so."""
         if self._room_fault is None:
-            self._room_fault = self.prepare(())
+            self._room_fault = self._prepare(())
             try:
                 if not self._room_fault:
                     self.server.learn_room()
@@ -219,34 +202,30 @@ class Kit:
                 self._options = None  # as after any failure
         return self._room_fault
 
-    def prepare(self, options: tuple[str, ...]) -> str:
+    def _prepare(self, options: tuple[str, ...]) -> str:
         """Have a server run; return why it does not, if so."""
         why = self._refused.get(()) or self._refused.get(options, "")
         if why or options == self._options:
             return why
-        if options and self.ignores_options():
-            return IGNORES_OPTIONS
         self._options = None
+        if options and self._ignores_options is None:
+            try:
+                self.server.start(("--no-such-option",))
+                self._ignores_options = True
+            except Failure:
+                self._ignores_options = False
+        if options and self._ignores_options:
+            return IGNORES_OPTIONS
         try:
             self.server.start(options)
-            self.server.open_to_all()
+            with contextlib.suppress(OSError):  # other users may connect
+                os.chmod(self.server.path, 0o777)
         except Failure as failure:
             head = f"with {' '.join(options)}: " if options else ""
             self._refused[options] = f"{head}{failure}"
             return self._refused[options]
         self._options = options
         return ""
-
-    def ignores_options(self) -> bool:
-        """Return whether the server starts with an option that is none."""
-        if self._ignores_options is None:
-            self._options = None
-            try:
-                self.server.start(("--no-such-option",))
-                self._ignores_options = True
-            except Failure:
-                self._ignores_options = False
-        return self._ignores_options
 
 
 def block_of(case: Named) -> str:
@@ -255,21 +234,13 @@ def block_of(case: Named) -> str:
 
 
 def options_of(case: Item) -> tuple[str, ...]:
-    """Return the options of the server that a case needs."""
-    if isinstance(case, Check):
-        return case.options
-    return case.conversation().options
+    """Return the options of the server that a case needs at its start."""
+    return () if isinstance(case, Check) else case.conversation().options
 
 
 def all_cases() -> list[Item]:
-    """Return what all examples say, and the checks.
-
-    Raises: Failure if there are no examples.
-    """
-    cases = read_cases()
-    if not cases:
-        raise Failure(f"there are no examples in {SPEC}")
-    return [*cases, *CHECKS]
+    """Return all examples and checks, those with the same options together."""
+    return sorted([*read_cases(), *CHECKS], key=options_of)
 
 
 def names_of(case: Named, rules: dict[str, Rule]) -> set[str]:
@@ -289,11 +260,3 @@ def choose(cases: Sequence[SomeNamed], only: set[str]) -> list[SomeNamed]:
     """Return the cases that have one of the names, all if none is named."""
     rules = read_rules()
     return [case for case in cases if not only or names_of(case, rules) & only]
-
-
-def refuse_unknown(cases: Sequence[Named], only: set[str]) -> None:
-    """Let each of the names be one of a case.  Raises: Failure."""
-    rules = read_rules()
-    unknown = only.difference(*[names_of(case, rules) for case in cases])
-    if unknown:
-        raise Failure(f"no example of {', '.join(sorted(unknown))}")

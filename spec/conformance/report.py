@@ -13,6 +13,18 @@ from .clients import all_client_cases
 from .kit import Result, all_cases
 from .rules import chapters, examples_of, read_rules
 
+FAILURES_SHOWN_MAX = 3  # of one rule, on a terminal
+STEPS_SHOWN_MAX = 30
+VERDICTS = (
+    "passed",
+    "failed",
+    "differs",
+    "not run",
+    "not applicable",
+    "not asked for",
+)
+ORDER = ("failed", "not run", "differs", *VERDICTS)  # the first counts
+
 
 class Run(NamedTuple):
     """How one server or client fared."""
@@ -47,18 +59,6 @@ def verdicts(results: Iterable[Result]) -> dict[str, str]:
     return by_rule
 
 
-VERDICTS = (
-    "passed",
-    "failed",
-    "differs",
-    "not run",
-    "not applicable",
-    "not asked for",
-)
-NOT_TRIED = VERDICTS[3:]
-ORDER = ("failed", "not run", "differs", *VERDICTS)  # the first counts
-
-
 def count(results: Iterable[Result], verdict: str) -> int:
     """Return how many results have a verdict."""
     return sum(result.verdict == verdict for result in results)
@@ -91,50 +91,6 @@ def edition() -> str:
     return hashlib.sha256(text).hexdigest()[:8]
 
 
-def text_report(command: str, results: Sequence[Result]) -> str:
-    """Return the report for a terminal: a line a family, then failures.
-
-    Of the failures that are about one rule the first few are shown.
-    """
-    lines = [f"sbus conformance of {command}, specification {edition()}", ""]
-    families: dict[str, list[Result]] = {}
-    for rule, about in results_by_rule(results).items():
-        families.setdefault(rule.partition("-")[0], []).extend(about)
-    for family, about in families.items():
-        once = list({result.case: result for result in about}.values())
-        if once:
-            lines.append(f"{family:6} {tell(once):>16}")
-    for verdict in ("failed", "differs"):
-        for name, found in failures_by_rule(results, verdict).items():
-            lines += described(name, found, verdict)
-    for verdict in ("not applicable", "not asked for"):
-        for why, names in reasons(results, verdict).items():
-            lines += ["", f"{verdict}, {len(names)}: {why}"]
-    for why, names in reasons(results, "not run").items():
-        blocks = dict.fromkeys(name.partition("/")[0] for name in names)
-        lines += ["", f"not run, {len(names)}: {why}: {', '.join(blocks)}"]
-    return "\n".join([*lines, "", summary(results)])
-
-
-def described(
-    name: str, about: Sequence[Result], verdict: str
-) -> Iterator[str]:
-    """Return the lines on those that failed, or differ, under one rule."""
-    yield from (
-        "",
-        f"{verdict.upper()} [{name}] {read_rules()[name].sentence}",
-    )
-    for result in about[:FAILURES_SHOWN_MAX]:
-        yield from ("", *failure_lines(result))
-    more = [result.case for result in about[FAILURES_SHOWN_MAX:]]
-    if more:
-        yield from ("", f"  {verdict}, too, {len(more)}: {', '.join(more)}")
-
-
-FAILURES_SHOWN_MAX = 3
-STEPS_SHOWN_MAX = 30
-
-
 def failures_by_rule(
     results: Iterable[Result], verdict: str = "failed"
 ) -> dict[str, list[Result]]:
@@ -163,13 +119,57 @@ def failure_lines(result: Result) -> list[str]:
     return [where, *said, f"    -> {result.what}"]
 
 
+def first_failures(
+    about: Sequence[Result], verdict: str, most: int
+) -> Iterator[str]:
+    """Return the lines on the first failures of a rule, and name the rest."""
+    for result in about[:most]:
+        yield from ("", *failure_lines(result))
+    more = [result.case for result in about[most:]]
+    if more:
+        yield from ("", f"  also {verdict}, {len(more)}: {', '.join(more)}")
+
+
 def reasons(results: Iterable[Result], verdict: str) -> dict[str, list[str]]:
-    """Return the cases that were not run with a verdict, by the reason."""
+    """Return the blocks that were not run with a verdict, by the reason."""
     by_reason: dict[str, list[str]] = {}
     for result in results:
         if result.verdict == verdict:
             by_reason.setdefault(result.what, []).append(result.case)
     return by_reason
+
+
+def not_run(results: Sequence[Result]) -> Iterator[str]:
+    """Return a line for each reason why some were not run.
+
+    Those for which there was no time are named.
+    """
+    for verdict in VERDICTS[3:]:
+        for why, names in reasons(results, verdict).items():
+            blocks = dict.fromkeys(name.partition("/")[0] for name in names)
+            shown = f": {', '.join(blocks)}" if verdict == "not run" else ""
+            yield f"{verdict}, {len(names)}: {why}{shown}"
+
+
+def text_report(command: str, results: Sequence[Result]) -> str:
+    """Return the report for a terminal: a line a family, then failures."""
+    lines = [f"sbus conformance of {command}, specification {edition()}", ""]
+    families: dict[str, dict[str, Result]] = {}
+    for rule, about in results_by_rule(results).items():
+        family = families.setdefault(rule.partition("-")[0], {})
+        family.update((result.case, result) for result in about)
+    for name, once in families.items():
+        if once:
+            lines.append(f"{name:6} {tell([*once.values()]):>16}")
+    rules = read_rules()
+    for verdict in ("failed", "differs"):
+        for name, found in failures_by_rule(results, verdict).items():
+            head = f"{verdict.upper()} [{name}] {rules[name].sentence}"
+            lines += ["", head]
+            lines += first_failures(found, verdict, FAILURES_SHOWN_MAX)
+    for line in not_run(results):
+        lines += ["", line]
+    return "\n".join([*lines, "", summary(results)])
 
 
 def markdown_report(command: str, results: Sequence[Result]) -> str:
@@ -196,13 +196,10 @@ def markdown_report(command: str, results: Sequence[Result]) -> str:
         lines.append(f"| {' | '.join(cells)} | {tell(about)} | {says} |")
     for name, failed in failures_by_rule(results).items():
         lines += ["", f"## Failures of {name}"]
-        for result in failed:
-            code = (f"    {line}" for line in failure_lines(result))
-            lines += ["", *code]
+        shown = first_failures(failed, "failed", len(failed))
+        lines += [f"    {line}" if line else "" for line in shown]
     lines += ["", "## Not run", ""]
-    for kind in NOT_TRIED:
-        for why, names in reasons(results, kind).items():
-            lines.append(f"- {kind}, {why}: {', '.join(names)}")
+    lines += [f"- {line}" for line in not_run(results)]
     return "\n".join(lines) + "\n"
 
 

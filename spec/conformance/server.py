@@ -10,20 +10,51 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from typing import Any, Callable
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from .conversation import Failure
 from .examples import escape
-from .processes import descendants, held_signals, is_stopped, limit
-from .wire import Wire, connect_in_child, connect_socket
+from .wire import Wire, connect
 
 START_SECONDS_MAX = 10.0
 LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
 LOG_BYTES_SHOWN = 400
-FREEZE_SECONDS_MAX = 0.2  # for what the server has started
+FREEZE_SECONDS_MAX = 0.2  # a process may not be ours to see
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 SANITIZER = " (built with -fsanitize=address it says where)"
+
+
+def descendants(process: int) -> Iterator[int]:
+    """Return the processes that a process has started, and so on."""
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            for child in map(int, file.read_text().split()):
+                yield child
+                yield from descendants(child)
+
+
+def is_stopped(process: int) -> bool:
+    """Return whether a process has ended, or waits to be told to go on."""
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{process}/stat").read_text("latin-1")
+        return stat.rpartition(")")[2].split()[0] not in ("R", "S", "D")
+    return True
+
+
+def limit(process: int, what: int, most: int) -> None:
+    """Set a limit of a process that runs, unless it has ended."""
+    with contextlib.suppress(OSError):
+        resource.prlimit(process, what, (most, most))
+
+
+def describe_end(status: int) -> str:
+    """Return how a process has ended."""
+    if status >= 0:
+        return f"ended with status {status}"
+    hint = SANITIZER if -status in FAULTS else ""
+    return f"was killed: {signal.strsignal(-status) or -status}{hint}"
 
 
 class ServerProcess:
@@ -35,18 +66,14 @@ class ServerProcess:
         self.start_seconds_max = START_SECONDS_MAX
         self._directory = tempfile.TemporaryDirectory(prefix="sbus-")
         os.chmod(self._directory.name, 0o755)  # for other users
+        self._log = f"{self._directory.name}/log"
         self._count = 0
-        self._path = ""
+        self.path = ""  # where the server listens
         self.name: str | bytes = ""  # what clients connect to
         self._process: subprocess.Popen[bytes] | None = None
         self._is_frozen = False
         self._was_frozen = False
-        self._room: int | None = None  # how many fillers the kernel takes
-
-    @property
-    def path(self) -> str:
-        """Where the server listens."""
-        return self._path
+        self.room = 0  # how many fillers the kernel takes; see learn_room
 
     @property
     def processes(self) -> list[int]:
@@ -69,51 +96,43 @@ class ServerProcess:
         return not {*words}.isdisjoint(self._words)
 
     def start(
-        self,
-        options: Sequence[str] = (),
-        path: str = "",
-        begin: Callable[[], object] = int,
-        **more: Any,
+        self, options: Sequence[str] = (), path: str = "", **more: Any
     ) -> None:
         """Start a server, after the end of any other, and wait for it.
 
         Raises: Failure if it does not serve.
         """
-        self.launch(options, path, begin, **more)
-        self._await(time.monotonic() + self.start_seconds_max)
+        self.launch(options, path, **more)
+        end, what = time.monotonic() + self.start_seconds_max, ""
+        while time.monotonic() < end and self.status() is None:
+            try:
+                return self._probe()
+            except Failure as failure:
+                what = f"does not serve: {failure}"
+            time.sleep(0.005)  # no event tells of a foreign server
+        raise Failure(f"the server {self._end() or what}{self.log()}")
 
     def launch(
-        self,
-        options: Sequence[str] = (),
-        path: str = "",
-        begin: Callable[[], object] = int,
-        **more: Any,
+        self, options: Sequence[str] = (), path: str = "", **more: Any
     ) -> None:
         """Start a server, after the end of any other.
 
-        Its process first does what it is to begin with.
+        Further arguments are of subprocess.Popen.
         """
         self.stop()
         self._was_frozen = False
-        self._path = path or self.new_path()
-        self.name = self._path
+        self.name = self.path = path or self.new_path()
         words = [*self._words, *options]
-        words = [word.replace("{address}", self._path) for word in words]
+        words = [word.replace("{address}", self.path) for word in words]
         if "cwd" in more:  # where the files of its command have other names
             exists, full = os.path.exists, os.path.abspath
             words = [full(word) if exists(word) else word for word in words]
-        with open(self._log, "wb") as log, held_signals() as release:
+        with open(self._log, "wb") as log:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log}
+            more = {**streams, "stderr": log, **more}
             try:
                 self._process = subprocess.Popen(
-                    words,
-                    **{
-                        "stdin": subprocess.DEVNULL,
-                        "stdout": log,
-                        "stderr": log,
-                        "start_new_session": True,
-                        "preexec_fn": lambda: (release(), begin()),
-                        **more,
-                    },
+                    words, start_new_session=True, **more
                 )
             except OSError as error:
                 raise Failure(f"cannot run {words[0]}: {error}") from None
@@ -124,67 +143,30 @@ class ServerProcess:
         self._count += 1
         return f"{self._directory.name}/{self._count}"
 
-    @property
-    def _log(self) -> str:
-        """The file that the server's output goes to."""
-        return f"{self._directory.name}/log"
-
-    def open_to_all(self) -> None:
-        """Let other users connect, as clients of examples do."""
-        with contextlib.suppress(OSError):
-            os.chmod(self._path, 0o777)
-
     def status(self) -> int | None:
         """Return the server's exit status if it has ended."""
         assert self._process
-        with held_signals():
-            return self._process.poll()
+        return self._process.poll()
 
     def await_status(self, seconds_max: float) -> int:
         """Wait for the server's end; return its exit status.
 
         Raises: Failure if it does not end in time.
         """
-        end = time.monotonic() + seconds_max
-        while (status := self.status()) is None:
-            if time.monotonic() > end:
-                raise Failure("the server does not end")
-            time.sleep(0.002)  # as subprocess does
-        return status
-
-    def _await(self, end: float) -> None:
-        """Return once the server serves."""
-        what = ""
-        while time.monotonic() < end and self.status() is None:
-            try:
-                return self._probe()
-            except Failure as failure:
-                what = f"does not serve: {failure}"
-            time.sleep(0.005)  # no event tells of a foreign server
-        raise Failure(f"the server {self._end() or what}{self.log()}")
-
-    def connect(self, is_process: bool, credentials: dict[str, int]) -> Wire:
-        """Return a new client, in a process of its own if so asked."""
-        gid = credentials.get("gid", os.getegid())
-        uid = credentials.get("uid", os.geteuid())
+        assert self._process
         try:
-            if is_process:
-                client = connect_in_child(
-                    self.name, self.seconds_max, gid, uid
-                )
-            else:
-                wire = connect_socket(self.name, self.seconds_max)
-                client = Wire(wire, self.seconds_max, gid, uid, os.getpid())
+            return self._process.wait(seconds_max)
+        except subprocess.TimeoutExpired:
+            raise Failure("the server does not end") from None
+
+    def connect(self, credentials: Mapping[str, int] | None = None) -> Wire:
+        """Return a new client, a process of its own if it has credentials."""
+        try:
+            client = connect(self.name, self.seconds_max, credentials)
         except OSError as error:
             raise Failure(f"cannot connect: {error.strerror}") from None
         client.make_way = self.thaw
         return client
-
-    @property
-    def room(self) -> int:
-        """How many fillers the kernel takes for a client."""
-        assert self._room is not None
-        return self._room
 
     def learn_room(self) -> None:
         """Learn, once, how many fillers the kernel takes for a client.
@@ -192,30 +174,25 @@ class ServerProcess:
         The server has no options, and its clients have the default modes.
         Raises: Failure if that cannot be learned.
         """
-        if self._room is None:
-            closing = contextlib.closing
-            with (
-                closing(self.connect(False, {})) as reader,
-                closing(self.connect(False, {})) as helper,
-            ):
-                self._room = reader.learn_room(helper)
+        with contextlib.ExitStack() as cleanup:
+            pair = self.connect(), self.connect()
+            for client in pair:
+                cleanup.enter_context(contextlib.closing(client))
+            self.room = self.room or pair[0].learn_room(pair[1])
 
     def fill(self, client: Wire) -> None:
         """Have fillers wait for a client until the kernel takes no more."""
-        client.fill(self.connect(False, {}), self.room)
+        client.fill(self.connect(), self.room)
 
     def freeze(self) -> None:
         """Stop the server and all that it started, until it is thawed."""
-        if self._process is None or self._is_frozen:
-            return
-        self.send_signal(signal.SIGSTOP)
         self._is_frozen = True
-        process = self._process.pid
-        os.waitid(os.P_PID, process, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        self.send_signal(signal.SIGSTOP)
         end = time.monotonic() + FREEZE_SECONDS_MAX
-        for child in descendants(process):
-            while not is_stopped(child) and time.monotonic() < end:
-                time.sleep(0.0001)  # no event tells of another's child
+        while not all(map(is_stopped, self.processes)):
+            if time.monotonic() > end:
+                break
+            time.sleep(0.0001)  # no event tells of another's child
 
     def thaw(self) -> None:
         """Let the server go on."""
@@ -254,7 +231,7 @@ class ServerProcess:
         Raises: Failure if none has.
         """
         for number in range(5):
-            with contextlib.closing(self.connect(False, {})) as client:
+            with contextlib.closing(self.connect()) as client:
                 client.settle()
                 client.settle()
                 if client.pending() is None:
@@ -265,38 +242,33 @@ class ServerProcess:
     def _end(self) -> str:
         """Return how the server ended, if it did."""
         status = self.status()
-        if status is not None and status < 0:
-            hint = SANITIZER if -status in FAULTS else ""
-            return f"was killed: {signal.strsignal(-status) or -status}{hint}"
         when = ", having been stopped (SIGSTOP)" if self._was_frozen else ""
-        return "" if status is None else f"ended with status {status}{when}"
+        return "" if status is None else describe_end(status) + when
 
     def log(self) -> str:
         """Return the last lines that the server wrote, made printable."""
-        with open(self._log, "rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - LOG_BYTES_SHOWN)
-            file.seek(start)
-            text = file.read()
-        whole = text.partition(b"\n")[2] if start else text
-        lines = (whole or text).splitlines()[-5:]
-        return ": " + " / ".join(map(escape, lines)) if lines else ""
+        with contextlib.suppress(FileNotFoundError):  # it was not started
+            with open(self._log, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - LOG_BYTES_SHOWN))
+                lines = file.read().splitlines()[-5:]
+            return ": " + " / ".join(map(escape, lines)) if lines else ""
+        return ""
 
     def log_lines(self) -> list[bytes]:
         """Return the lines that the server wrote."""
-        with open(self._log, "rb") as file:
-            return file.readlines()
+        return Path(self._log).read_bytes().splitlines(keepends=True)
 
     def stop(self) -> None:
         """Stop the server and all that it started, and forget its log."""
-        process = self._process
-        if process is None:
+        if self._process is None:
             return
         self.thaw()
         self.send_signal(signal.SIGTERM)
         with contextlib.suppress(Failure):
             self.await_status(self.seconds_max)
         self.send_signal(signal.SIGKILL)
-        process.wait()
+        self._process.wait()
         self._process = None
         os.unlink(self._log)
 

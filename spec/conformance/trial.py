@@ -1,72 +1,134 @@
-"""A check of a server's process as it goes on, and the list of all."""
+"""The frame of a check: it starts a server and looks at what that does."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Callable, NamedTuple
+import os
+import select
+import signal
+import time
+from io import FileIO
+from typing import Any, Callable, NamedTuple
 
 from .conversation import Failure, describe
 from .server import ServerProcess
 from .wire import Wire
 
+ORDINARY_USER = 1001
+
 
 class NotApplicable(Exception):
-    """The server, or this machine, has not what a check is about."""
+    """The server, or this machine, lacks what a check needs."""
+
+
+class Check(NamedTuple):
+    """A check of a server's process, and the rules that it shows."""
+
+    name: str
+    rules: tuple[str, ...]
+    run: Callable[[Trial], None]
+    fills: bool  # whether it fills what the kernel keeps for a client
+
+
+def check(
+    *rules: str, fills: bool = False
+) -> Callable[[Callable[[Trial], None]], Check]:
+    """Make a check of the function below, under its name."""
+    return lambda run: Check(run.__name__.replace("_", "-"), rules, run, fills)
 
 
 class Trial:
     """A check as it goes on: the server, its clients, and what was done."""
 
-    def __init__(
-        self, server: ServerProcess, options: tuple[str, ...]
-    ) -> None:
+    def __init__(self, server: ServerProcess) -> None:
         self.server = server
-        self.options = options
         self.said: list[str] = []
-        self._clients = contextlib.ExitStack()
+        self.cleanup = contextlib.ExitStack()  # what ends with the check
 
     def say(self, text: str) -> None:
         """Note what is done next."""
         self.said.append(text)
 
-    def client(self, pattern: str = "") -> Wire:
-        """Return a new client that has subscribed to a pattern, if given."""
-        wire = self.server.connect(False, {})
-        self._clients.enter_context(contextlib.closing(wire))
+    def start(self, *options: str, **more: Any) -> None:
+        """Start the server, after the end of the one before."""
+        self.say(" ".join(["the server is started", *options]))
+        self.server.start(options, **more)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send the server a signal."""
+        self.say(f"the server receives {number.name}")
+        self.server.send_signal(number)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Have a signal end the server."""
+        self.send_signal(number)
+        self.require_status(0)
+
+    def require_status(self, wanted: int) -> None:
+        """Wait for the server's end, with this exit status."""
+        status = self.server.await_status(self.server.start_seconds_max)
+        require(status == wanted, f"it ends with status {status}")
+
+    def require_service(self) -> None:
+        """Raise Failure if the server serves no more."""
+        fault = self.server.fault()
+        require(not fault, fault)
+
+    def client(self, pattern: str = "", uid: int | None = None) -> Wire:
+        """Return a new client, perhaps subscribed to a pattern.
+
+        With a user id it is a process of that user.
+        """
+        if uid is not None:
+            require_root()
+        wire = self.server.connect(None if uid is None else {"uid": uid})
+        self.cleanup.enter_context(contextlib.closing(wire))
         if pattern:
-            wire.send(b"SUB " + pattern.encode())
-            wire.settle()
+            tell(wire, b"SUB " + pattern.encode())
         return wire
 
-    def close(self) -> None:
-        """Close the clients."""
-        self._clients.close()
+    def stall(
+        self, *packets: bytes, modes: tuple[bytes, ...] = ()
+    ) -> tuple[Wire, Wire]:
+        """Have packets wait for a reader of k; return it and a publisher."""
+        reader, publisher = self.client("k"), self.client()
+        for mode in modes:
+            reader.send(b"CMSG " + mode)
+        self.say("the kernel takes no more for a reader, and messages come")
+        self.server.fill(reader)
+        tell(publisher, *packets)
+        return reader, publisher
 
+    def pipe(self) -> tuple[FileIO, FileIO]:
+        """Return both ends of a pipe."""
+        reading, writing = os.pipe()
+        ends = FileIO(reading, "r"), FileIO(writing, "w")
+        for end in ends:
+            self.cleanup.enter_context(end)
+        return ends
 
-class Check(NamedTuple):
-    """A check, the rules that it shows, and the options it needs."""
+    def read(self, pipe: FileIO) -> bytes:
+        """Return what comes next from a pipe, nothing at its end."""
+        seconds = self.server.start_seconds_max
+        ready = select.select([pipe], [], [], seconds)[0]
+        require(ready, "it neither writes to a pipe nor closes it")
+        return pipe.read(1 << 16)
 
-    name: str
-    rules: tuple[str, ...]
-    run: Callable[[Trial], None]
-    options: tuple[str, ...]  # of the server
-    fills: bool  # whether the kernel is to take no more for a client
+    def wait_until(
+        self, condition: Callable[[], object], otherwise: str
+    ) -> None:
+        """Return once something is so.  Raises: Failure if it never is."""
+        end = time.monotonic() + self.server.start_seconds_max
+        while not condition():
+            require(time.monotonic() < end, otherwise)
+            time.sleep(0.005)  # no event tells of it
 
-
-CHECKS: list[Check] = []
-
-
-def check(
-    *rules: str, options: str = "", fills: bool = False
-) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
-    """Have a check of the function below, under its name."""
-
-    def add(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
-        name = run.__name__.replace("_", "-")
-        CHECKS.append(Check(name, rules, run, tuple(options.split()), fills))
-        return run
-
-    return add
+    def file(self, data: bytes) -> str:
+        """Return the path of a new file."""
+        path = self.server.new_path()
+        with open(path, "wb") as file:
+            file.write(data)
+        return path
 
 
 def require(condition: object, what: str) -> None:
@@ -75,10 +137,24 @@ def require(condition: object, what: str) -> None:
         raise Failure(what)
 
 
-def hear(client: Wire, packet: bytes) -> None:
-    """Have a client receive a packet."""
-    got = client.receive()
-    require(got == packet, f"received {describe(got)}")
+def require_root() -> None:
+    """Raise NotApplicable if the kit cannot become other users."""
+    if os.geteuid() != 0:
+        raise NotApplicable("needs to be run by root")
+
+
+def tell(client: Wire, *packets: bytes) -> None:
+    """Have a client send packets, and the server handle them."""
+    for packet in packets:
+        client.send(packet)
+    client.settle()
+
+
+def hear(client: Wire, *packets: bytes) -> None:
+    """Have a client receive packets."""
+    for packet in packets:
+        got = client.receive()
+        require(got == packet, f"received {describe(got)}")
 
 
 def perform_check(
@@ -88,9 +164,10 @@ def perform_check(
 
     Raises: NotApplicable if it cannot be made.
     """
-    trial = Trial(server, check.options)
+    server.stop()
+    trial = Trial(server)
     try:
-        with contextlib.closing(trial):
+        with trial.cleanup:
             check.run(trial)
     except Failure as failure:
         log = server.log()

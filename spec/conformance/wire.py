@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import math
 import os
@@ -13,6 +14,7 @@ import sys
 import termios
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Callable
 
 from .conversation import END, WHOAMI, Failure, Unanswered, describe
@@ -49,22 +51,18 @@ class Wire:
         self.token = b""  # what a helper is told
 
     def send(self, packet: bytes) -> None:
-        """Send a packet."""
+        """Send a packet, and wait only if that has to be."""
         self._unanswered += packet.partition(b"\0")[0] == WHOAMI
         try:
-            self._offer(packet)
+            try:
+                self.wire.send(packet, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self.make_way()
+                self.wire.send(packet)
         except BlockingIOError:
             raise Failure("the server does not read in time") from None
         except OSError as error:
             raise Failure(f"cannot send: {error.strerror}") from None
-
-    def _offer(self, packet: bytes) -> None:
-        """Send a packet, and wait only if that has to be."""
-        try:
-            self.wire.send(packet, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            self.make_way()
-            self.wire.send(packet)
 
     def settle(self) -> None:
         """Return once the server has handled all that was sent.
@@ -92,21 +90,19 @@ class Wire:
             try:
                 packet = self._read()
             except Failure:
-                raise Unanswered(self._unanswered_why()) from None
+                odd = (
+                    f": received {describe(one)}, which has no NUL"
+                    for one in self._inbox
+                    if one.startswith(WHOAMI) and b"\0" not in one
+                )
+                why = f"{WHOAMI[5:].decode()} is not answered in time"
+                raise Unanswered("".join([why, *odd])) from None
             if self._unanswered or packet == END:
                 self._inbox.append(packet)
             if packet == END:
                 return
             if len(self._inbox) > UNREAD_PACKETS_MAX:
                 raise Failure(f"receives {describe(packet)} without end")
-
-    def _unanswered_why(self) -> str:
-        """Return what is wrong with the answer that is waited for."""
-        why = "!/cred/whoami is not answered in time"
-        for packet in self._inbox:
-            if packet.startswith(WHOAMI) and b"\0" not in packet:
-                why += f": received {describe(packet)}, which has no NUL"
-        return why
 
     def receive(self) -> bytes:
         """Return the next packet that is no filler, or END."""
@@ -117,23 +113,17 @@ class Wire:
         rest = max(0, self._filler_count - count)
         while self._filler_count > rest:
             packet = self._read_any()
-            if packet == self._filler:
-                self._filler_count -= 1
-                continue
-            self._inbox.append(packet)
-            self._filler_count *= packet != END
+            if packet is not None:
+                self._inbox.append(packet)
 
     def _read(self) -> bytes:
         """Read the next packet that is no filler."""
-        packet = self._read_any()
-        while self._filler_count and packet == self._filler:
-            self._filler_count -= 1
-            packet = self._read_any()
-        self._filler_count *= packet != END
+        while (packet := self._read_any()) is None:
+            pass
         return packet
 
-    def _read_any(self) -> bytes:
-        """Read the next packet."""
+    def _read_any(self) -> bytes | None:
+        """Read the next packet; None stands for a filler."""
         for _ in range(2):
             try:
                 packet = self.wire.recv(READ_BYTES_MAX)
@@ -144,6 +134,10 @@ class Wire:
             except OSError as error:
                 raise Failure(f"cannot receive: {error.strerror}") from None
             self._unanswered -= packet.startswith(WHOAMI + b"\0")
+            if packet == self._filler and self._filler_count:
+                self._filler_count -= 1
+                return None
+            self._filler_count *= packet != END
             return packet
         return END
 
@@ -232,57 +226,62 @@ def unread_bytes(wire: socket.socket) -> int:
     return int.from_bytes(count, sys.byteorder)
 
 
-def connect_socket(path: str | bytes, seconds_max: float) -> socket.socket:
-    """Return a socket that is connected to a server."""
+def new_socket(seconds_max: float) -> socket.socket:
+    """Return a socket, not yet connected, that waits for so long."""
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     whole, part = divmod(seconds_max, 1)
     timeout = struct.pack("ll", int(whole), int(part * 1e6))
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    try:
-        wire.connect(path)
-    except OSError:
-        wire.close()
-        raise
     return wire
 
 
-def connect_in_child(
-    path: str | bytes, seconds_max: float, gid: int, uid: int
-) -> Wire:
-    """Return a client that another process connected.
-
-    It has that process's credentials, although the process has ended.
-    """
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        child = os.fork()
-        if not child:
-            hand_over(theirs, path, seconds_max, gid, uid)
-        os.waitpid(child, 0)
-        theirs.close()
-        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
-    if not descriptors:
-        raise ConnectionError(0, f"user {uid} cannot")
-    wire = socket.socket(fileno=descriptors[0])
-    return Wire(wire, seconds_max, gid, uid, child)
-
-
-def hand_over(
-    to: socket.socket,
-    path: str | bytes,
+def connect(
+    name: str | bytes,
     seconds_max: float,
-    gid: int,
-    uid: int,
-) -> None:
-    """Become another user, connect, pass the socket on, and exit."""
+    credentials: Mapping[str, int] | None,
+) -> Wire:
+    """Return a client, which another process connected if it has credentials.
+
+    It keeps those of that process, although the process has ended.
+    Raises: OSError if it cannot connect.
+    """
+    gid, uid, pid = os.getegid(), os.geteuid(), os.getpid()
+    wire = new_socket(seconds_max)
     try:
-        if (gid, uid) != (os.getegid(), os.geteuid()):
-            os.setgroups([])
-            os.setgid(gid)
-            os.setuid(uid)
-        wire = connect_socket(path, seconds_max)
-        socket.send_fds(to, [b"x"], [wire.fileno()])
-    finally:
-        os._exit(0)
+        if credentials is None:
+            wire.connect(name)
+        else:
+            gid = credentials.get("gid", gid)
+            uid = credentials.get("uid", uid)
+            pid = connect_in_child(wire, name, gid, uid)
+    except OSError:
+        wire.close()
+        raise
+    return Wire(wire, seconds_max, gid, uid, pid)
+
+
+def connect_in_child(
+    wire: socket.socket, name: str | bytes, gid: int, uid: int
+) -> int:
+    """Have a process of a user connect a socket; return its number.
+
+    Raises: OSError if it cannot.
+    """
+    child = os.fork()
+    if not child:
+        error = errno.EPERM
+        try:
+            if (gid, uid) != (os.getegid(), os.geteuid()):
+                os.setgroups([])
+                os.setgid(gid)
+                os.setuid(uid)
+            error = wire.connect_ex(name)
+        finally:
+            os._exit(error)
+    _, status = os.waitpid(child, 0)
+    if status:
+        error = os.waitstatus_to_exitcode(status)
+        raise OSError(error, f"user {uid}: {os.strerror(error)}")
+    return child

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
@@ -99,10 +99,10 @@ class FakeBus:
         self.kernel = FakeKernel(*options)
 
     def connect(
-        self, is_process: bool, credentials: dict[str, int]
+        self, credentials: Mapping[str, int] | None = None
     ) -> FakeConnection:
         with crashes_are_failures(), self.frozen_kernel():
-            peer = self.kernel.connect(**{"uid": OWNER, **credentials})
+            peer = self.kernel.connect(**{"uid": OWNER, **(credentials or {})})
         return FakeConnection(self.kernel, peer)
 
     def fill(self, client: FakeConnection) -> None:
@@ -133,7 +133,7 @@ class FakeBus:
     def fault(self) -> str:
         try:
             self.wait(0)
-            client = self.connect(False, {})
+            client = self.connect()
             client.send(WHOAMI)
             answer = client.receive()
         except Failure as failure:

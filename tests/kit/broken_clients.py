@@ -1,8 +1,10 @@
 """Clients that break one rule each, to test whether the kit finds them.
 
-A broken client is our own with a mistake in the place of one function, in a
-process that is forked for it.  The mistake gets that function as its first
-argument, before the function's own, and so says only what is different.
+    python3 broken_clients.py NAME ADDRESS   run one of them
+
+A broken client is our own with a mistake in the place of one function.  The
+mistake gets that function as its first argument, before the function's own,
+and so says only what is different.
 """
 
 # mypy: allow-untyped-defs
@@ -15,83 +17,13 @@ import mmap
 import os
 import socket
 import sys
-import traceback
-from collections.abc import Mapping
-from pathlib import Path
-from typing import IO, Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import sbus_client
 from client_adapter import serve
-from conformance.adapter import Adapter
 from sbus_client import AddressError, Message, PacketTooLarge
 
 Mistake = Callable[..., Any]
-
-
-class Child:
-    """As much of subprocess.Popen as the kit needs, of a forked process."""
-
-    def __init__(self, work: Callable[[], object], log: Path) -> None:
-        commands, answers = os.pipe(), os.pipe()
-        self.pid = os.fork()
-        if not self.pid:
-            self._become(work, (commands[0], answers[1]), log)
-        with contextlib.suppress(OSError):  # it may have done so, or ended
-            os.setpgid(self.pid, self.pid)
-        os.close(commands[0])
-        os.close(answers[1])
-        self.stdin: IO[bytes] | None = os.fdopen(commands[1], "wb")
-        self.stdout: IO[bytes] | None = os.fdopen(answers[0], "rb")
-        self._status: int | None = None
-
-    def _become(
-        self, work: Callable[[], object], ends: tuple[int, int], log: Path
-    ) -> None:
-        """Do some work as a process with its own standard streams."""
-        try:
-            os.setpgid(0, 0)
-            os.dup2(ends[0], 0)
-            os.dup2(ends[1], 1)
-            os.closerange(3, 100)
-            sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
-            sys.stderr = log.open("w")
-            work()
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-        finally:
-            os._exit(1)
-
-    def poll(self) -> int | None:
-        """Return the exit status, if it has ended."""
-        return self._status
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status once it has ended."""
-        if self._status is None:
-            _, status = os.waitpid(self.pid, 0)
-            self._status = os.waitstatus_to_exitcode(status)
-        return self._status
-
-
-class ForkedClient:
-    """Our client, whole or broken; see ClientProcess."""
-
-    def __init__(self, spoil: Callable[[], object] = bool) -> None:
-        self.spoil = spoil
-
-    def start(
-        self, address: str, environment: Mapping[str, str], log: Path
-    ) -> Adapter:
-        """Return a client that connects to an address, or finds it."""
-
-        def work() -> None:
-            os.environ.clear()
-            os.environ.update(environment)
-            self.spoil()
-            serve(address, sys.stdin)
-
-        return Adapter(Child(work, log), log)
 
 
 class BrokenClient(NamedTuple):
@@ -280,3 +212,8 @@ def does_not_raise_its_buffer(write, bus, wire, packet):
     if len(packet) > room:
         raise PacketTooLarge(f"more than {room} bytes")
     write(bus, wire, packet)
+
+
+if __name__ == "__main__":
+    {one.name: one for one in BROKEN}[sys.argv[1]].spoil()
+    serve(sys.argv[2], sys.stdin)

@@ -10,9 +10,8 @@ import pytest
 
 import broken_servers
 from broken_servers import Mistake, read_mistakes
-from conformance.checks import CHECKS
 from conformance.examples import read_cases
-from conformance.kit import Kit, Result, all_cases, options_of
+from conformance.kit import CHECKS, Kit, Result, all_cases
 from conformance.server import ServerProcess
 
 SECONDS_FOR_A_MISTAKE = 0.5  # what comes later is none of a server's
@@ -20,7 +19,7 @@ SECONDS_FOR_A_START = 4.0
 # One that root has made for itself may be for root only
 PYTHONS = [*filter(os.path.exists, (sys.executable, "/usr/bin/python3"))]
 TRIALS_MAX = 5  # on a busy machine the kernel may take a packet more or less
-CASES = sorted(all_cases(), key=options_of)
+CASES = all_cases()
 REPORTS = ("failed", "differs")  # the latter where a server may choose
 FINDINGS = [
     pytest.param(mistake, found_by, id=f"{mistake.name}-by-{found_by}")

@@ -10,10 +10,10 @@ from conformance.clients import all_client_cases
 from conformance.kit import Result
 from conformance.page import page
 from conformance.report import Run
+from conformance.rules import SPEC
 from fake_bus import CASES, RULES
 from processes import naive, run
 
-LOADING = {"href", "src", "srcset", "action", "data"}
 EMPTY = {"br", "hr", "input", "link", "meta"}
 FIRST = CASES[0].rules[0]  # a rule with many examples
 HOSTILE = "\"><script>alert('&amp;')</script>"
@@ -25,9 +25,9 @@ class Reader(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.tags: list[str] = []
+        self.tags: set[str] = set()
         self.ids: list[str] = []
-        self.links: list[str] = []
+        self.links: set[str] = set()
         self.text = ""
         self.feed(text)
         self.close()
@@ -36,11 +36,12 @@ class Reader(HTMLParser):
     def handle_starttag(
         self, tag: str, attributes: list[tuple[str, str | None]]
     ) -> None:
-        self.tags.append(tag)
-        self.ids += [value or "" for name, value in attributes if name == "id"]
-        self.links += [
-            value or "" for name, value in attributes if name in LOADING
-        ]
+        self.tags.add(tag)
+        for name, value in attributes:
+            if name == "id":
+                self.ids.append(value or "")
+            elif name in ("href", "src", "srcset", "action", "data"):
+                self.links.add(value or "")
         if tag not in EMPTY:
             self.open.append(tag)
 
@@ -51,19 +52,20 @@ class Reader(HTMLParser):
         self.text += data
 
 
-def outcome(name: str, verdict: str, what: str, *said: str) -> Result:
+def outcome(name: str, verdict: str, what: str = "", *said: str) -> Result:
     """Return how an example ended."""
     (rules,) = (case.rules for case in CASES if case.name == name)
     return Result(name, rules, verdict, what, said)
 
 
-def results_with(*others: Result) -> list[Result]:
-    """Return that all examples for servers passed, but for some."""
+def page_of(*others: Result) -> str:
+    """Return the page of a server; all examples passed, but for some."""
     changed = {one.case: one for one in others}
-    return [
+    results = [
         changed.get(case.name) or Result(case.name, case.rules, "passed")
         for case in CASES
     ]
+    return page([Run("server", "mine", "./mine", results)])
 
 
 def row(text: str, rule: str) -> str:
@@ -79,45 +81,47 @@ def row(text: str, rule: str) -> str:
 
 class TestPage:
     def test_it_needs_no_network(self) -> None:
-        """Nothing is loaded, and each link leads to a place in it."""
-        reader = Reader(page([Run("server", "one", "./one", results_with())]))
+        """Each link leads to a place in it, or to a chapter."""
+        reader = Reader(page_of())
+        assert len({*reader.ids}) == len(reader.ids)
         places = {f"#{one}" for one in reader.ids}
-        assert {*reader.links} <= places
-        assert len(reader.ids) == len(places)
-        loading = {"script", "img", "link", "iframe", "object"}
-        assert not loading & {*reader.tags}
+        places |= {file.as_uri() for file in SPEC.glob("*.md")}
+        assert reader.links <= places
+        assert not reader.tags & {"script", "img", "link", "iframe", "object"}
+
+    def test_it_leads_to_the_book(self, directory: Path) -> None:
+        """If that is beside it, each id leads to its place there."""
+        (directory / "6-echoes.html").touch()
+        text = page([Run("server", "it", "./it", [])], beside=directory)
+        assert '<a href="6-echoes.html#ECHO-1">ECHO-1</a>' in text
+        assert f'<a href="{(SPEC / "7-limits.md").as_uri()}">LIM' in text
 
     def test_every_rule_has_a_row(self) -> None:
         """Those of servers for a server, those of clients for a client."""
         for kind in ("server", "client"):
             ids = Reader(page([Run(kind, "it", "./it", [])])).ids
-            rules = [
-                rule.id for rule in RULES.values() if rule.subject == kind
-            ]
-            assert [one for one in ids if one in RULES] == rules
+            rules = {one for one in RULES if RULES[one].subject == kind}
+            assert {*ids} & {*RULES} == rules
 
     def test_a_failure(self) -> None:
-        """It is told under its first rule, and pointed to from others."""
+        """It is told under each of its rules."""
         said = ("A > SUB k", "A < MSG k\\0x")
         failure = outcome("reader-that-lags", "failed", "nothing", *said)
-        text = page([Run("server", "mine", "./mine", results_with(failure))])
-        first, second = (row(text, rule) for rule in failure.rules)
-        assert "failed 1/" in first and "failed 1/" in second
-        assert "<details>" in first and "<details>" not in second
-        assert "A &lt; MSG k\\0x\n    -&gt; nothing" in first
-        assert f'<p>mine: see <a href="#{failure.rules[0]}">' in second
-        other = outcome("subscribers-after-a-change", "passed", "")
-        assert "failed" not in row(text, other.rules[1])
+        text = page_of(failure)
+        for rule in failure.rules:
+            cell = re.search(r">failed, (\d+)/(\d+) passed<", row(text, rule))
+            assert cell and int(cell[1]) == int(cell[2]) - 1
+            assert "<details>" in row(text, rule)
+            told = "A &lt; MSG k\\0x\n    -&gt; nothing"
+            assert told in row(text, rule)
+        assert text.count(">failed, ") == len(failure.rules)
 
     def test_what_a_server_may_choose(self) -> None:
         """It differs, and did not fail."""
         other = outcome("unsubscribe-what-is-not-held", "differs", "the end")
-        (rule,) = other.rules
-        run = Run("server", "mine", "./mine", results_with(other))
-        text = row(page([run]), rule)
-        assert f'<tr id="{rule}" class="differs">' in text
+        text = row(page_of(other), *other.rules)
+        assert 'class="differs">' in text and "failed" not in text
         assert "-&gt; the end" in text and "mine: 1 differs" in text
-        assert "failed" not in text
 
     def test_many_failures(self) -> None:
         """A few are told, the others named."""
@@ -126,25 +130,24 @@ class TestPage:
             for case in CASES
             if case.rules[0] == FIRST
         ]
-        results = results_with(*failures)
-        told = row(page([Run("server", "it", "./it", results)]), FIRST)
+        told = row(page_of(*failures), FIRST)
         assert told.count("-&gt; wrong") == 10
-        assert f"failed, too, {len(failures) - 10}: " in told
+        assert f"also failed, {len(failures) - 10}: " in told
         assert all(one.case in told for one in failures)
 
-    def test_why_something_is_not_applicable(self) -> None:
-        """It is told once, and pointed to."""
-        whys = [("no time", "not run"), ("needs a clock", "not asked for")]
+    def test_what_was_not_asked_for_is_folded_away(self) -> None:
+        """What is left is green; why it was not asked for stands below."""
         others = [
-            Result(case.name, case.rules, verdict, why)
-            for case, (why, verdict) in zip(CASES, whys * len(CASES))
-            if case.rules[0] == FIRST
+            Result(case.name, case.rules, "not asked for", "see --ours")
+            for case in CASES
+            if FIRST in case.rules
         ]
-        text = page([Run("server", "it", "./it", results_with(*others))])
-        assert '<li id="why-1">no time</li>' in text
-        assert text.count("needs a clock") == 1
-        links = '<a href="#why-1">1</a> <a href="#why-2">2</a></sup>'
-        assert f"not run<sup>{links}" in row(text, FIRST)
+        text = page_of(*others)
+        shown, _, folded = text.partition("<summary>a rule was not asked for")
+        assert f'<tr id="{FIRST}"' in folded.partition("</details>")[0]
+        assert "not asked for" not in shown.partition("<main>")[2]
+        why = f"<li>not asked for, {len(others)}: see --ours</li>"
+        assert why in text and text.count("see --ours") == 1
 
     def test_servers_and_clients_side_by_side(self) -> None:
         """Each has a column, empty where a rule is not for it."""
@@ -152,57 +155,39 @@ class TestPage:
             Result(case.name, case.rules, "passed")
             for case in all_client_cases()
         ]
-        runs = [
-            Run("server", "one", "./one", results_with()),
-            Run("server", "two", "./two", []),
-            Run("client", "three", "./three", clients),
-        ]
-        text = page(runs)
-        Reader(text)
+        text = page(
+            [
+                Run("server", "one", "./one", []),
+                Run("client", "two", "./two", clients),
+            ]
+        )
         cell = re.compile('data-name="(.*?)">(.*?)</td>')
-        cells = cell.findall(row(text, FIRST))
-        assert [name for name, _ in cells] == ["one", "two", "three"]
-        assert re.fullmatch(r"passed (\d+)/\1", cells[0][1])
-        assert cells[1] == ("two", "not run")
-        assert cells[2] == ("three", "")
-        cells = cell.findall(row(text, "CRED-12"))
-        assert cells == [("one", ""), ("two", ""), ("three", "passed 1/1")]
-        cells = cell.findall(row(text, "ADDR-1"))  # which is for both
-        whole = ("three", "passed 4/4")
-        assert cells == [("one", "not run"), ("two", "not run"), whole]
+        for rule, one, two in (
+            (FIRST, "not run", ""),
+            ("CRED-12", "", "1/1 passed"),
+            ("ADDR-1", "not run", "4/4 passed"),  # which is for both
+        ):
+            cells = cell.findall(row(text, rule))
+            assert cells == [("one", one), ("two", two)]
 
     def test_hostile_text(self) -> None:
         """Whatever a server says, or is called, is text."""
         failure = outcome("subscription-lasts", "failed", HOSTILE, HOSTILE)
         other = outcome("empty-packet", "not applicable", HOSTILE)
-        results = results_with(failure, other)
-        text = page([Run("server", HOSTILE, HOSTILE, results)], HOSTILE)
-        reader = Reader(text)
+        run = Run("server", HOSTILE, HOSTILE, [failure, other])
+        reader = Reader(page([run], HOSTILE))
         assert "script" not in reader.tags
         assert reader.text.count(HOSTILE) > 5
 
-
-class TestCommand:
     def test_page_and_report(self, directory: Path) -> None:
         """The page is written beside the report, for all that are named."""
-        file, name = (
-            directory / "report.html",
-            "one-copy-however-many-patterns",
-        )
+        file = directory / "report.html"
+        only = ("--only", "one-copy-however-many-patterns", "--ours")
         servers = ("--server", f"one={naive()}", "--server", naive())
-        done = run(
-            "spec/conformance",
-            *servers,
-            "--html",
-            str(file),
-            "--only",
-            name,
-            "--ours",
-        )
+        page = ("--html", str(file))
+        done = run("spec/conformance", *servers, *page, *only)
         text = file.read_text("utf-8")
         assert done.status == 0 and not done.errors, done
         assert done.output.count("1 passed, 0 failed") == 2
         assert '<th scope="row">one</th><td>server</td>' in text
-        assert (
-            row(text, outcome(name, "", "").rules[0]).count("passed 1/1") == 2
-        )
+        assert row(text, "PUB-2").count(">1/1 passed<") == 2

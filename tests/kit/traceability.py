@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from conformance.checks import CHECKS
 from conformance.examples import (
     CITED,
     EXPECTATIONS,
@@ -40,7 +39,7 @@ from conformance.examples import (
     read_blocks,
     read_cases,
 )
-from conformance.kit import level_of, needs_of, origin_of
+from conformance.kit import CHECKS, level_of, needs_of, origin_of
 from conformance.rules import SPEC, Rule, read_rules
 
 ROOT = SPEC.parent

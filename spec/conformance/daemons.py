@@ -1,0 +1,136 @@
+"""What an observer sees of a server that goes on as a daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .conversation import Failure, describe
+from .running import adopted
+from .server import ServerProcess, descendants, is_stopped
+from .trial import NotApplicable, Trial, check, require
+
+NO_PROCESS = b"4194304\n"  # a number above all of processes
+
+
+@contextlib.contextmanager
+def daemon(
+    trial: Trial, pid_file: str, status: int, *options: str, **more: Any
+) -> Iterator[ServerProcess]:
+    """Have a command start a daemon; return what has started it.
+
+    The command ends with the status.
+    """
+    server = trial.server.another("-f", "--foreground")
+    with adopted(), server:
+        words = ["a daemon is started with", "-p", pid_file, *options]
+        trial.say(" ".join(words))
+        server.launch(words[1:], **more)
+        found = server.await_status(server.start_seconds_max)
+        if found == 2 and not trial.server.has_word("-f", "--foreground"):
+            raise NotApplicable("its command has no word -f to leave out")
+        require(found == status, f"its command ends with status {found}")
+        yield server
+
+
+def end_daemon(trial: Trial, number: int) -> None:
+    """Have SIGTERM end a daemon."""
+    trial.say("the daemon receives SIGTERM")
+    os.kill(number, signal.SIGTERM)
+    trial.wait_until(lambda: is_stopped(number), "it does not end")
+
+
+def number_in(path: str) -> int:
+    """Return the number in a pid file that a daemon of ours wrote."""
+    text = Path(path).read_bytes()
+    form = re.fullmatch(rb"([0-9]{1,10})\n?", text)
+    number = int(form[1]) if form else 0
+    is_ours = number in descendants(os.getpid())
+    require(is_ours, f"it holds {describe(text)}, which is no daemon's number")
+    return number
+
+
+@check("RUN-8", "ADDR-10", "ADDR-6")
+def daemon_with_a_pid_file(trial: Trial) -> None:
+    dead = os.fork() or os._exit(0)
+    os.waitpid(dead, 0)
+    for text, *options in ((b"", "-d"), (b"%d\n" % dead,), (NO_PROCESS,)):
+        pid_file = trial.file(text)
+        with daemon(trial, pid_file, 0, *options, umask=0) as server:
+            number = number_in(pid_file)
+            mode = stat.S_IMODE(os.stat(server.path).st_mode)
+            require(mode == 0o700, f"the mode of its socket is {mode:04o}")
+            with contextlib.closing(server.connect()) as client:
+                client.settle()
+            end_daemon(trial, number)
+            require(not os.path.lexists(pid_file), "its pid file is left")
+            require(not os.path.lexists(server.path), "its socket is left")
+
+
+@check("ADDR-10")
+def relative_names_of_a_daemon(trial: Trial) -> None:
+    directory = f"{trial.server.new_path()}/{'d' * 200}"
+    os.makedirs(directory)
+    for path in ("socket", "./socket"):
+        place = {"path": path, "cwd": directory}
+        with daemon(trial, f"{path}.pid", 0, **place):
+            found = sorted(os.listdir(directory))
+            wanted = ["socket", "socket.pid"]
+            require(found == wanted, f"in its directory are {found}")
+            end_daemon(trial, number_in(f"{directory}/socket.pid"))
+            left = os.listdir(directory)
+            require(not left, f"it leaves {left}")
+
+
+@check("RUN-8", "RUN-10")
+def daemon_without_its_terminal(trial: Trial) -> None:
+    pid_file = trial.file(b"")
+    (log, log_end), (keys, keyboard) = trial.pipe(), trial.pipe()
+    with daemon(trial, pid_file, 0, stderr=log_end, stdin=keys) as server:
+        log_end.close()
+        keys.close()
+        session = server.processes[0]  # which it has left
+        trial.say("its standard error is a pipe, which it closes")
+        while trial.read(log):
+            pass  # it may have said something before
+        trial.say("and so it does with its standard input")
+        with contextlib.suppress(BrokenPipeError):
+            raise Failure(f"it does not: {keyboard.write(b'x')} byte fits")
+        number = number_in(pid_file)
+        is_alone = os.getsid(number) != session
+        require(is_alone, "it has not left its session")
+        trial.say("it receives SIGHUP, and goes on")
+        os.kill(number, signal.SIGHUP)
+        require(not server.fault(), "it serves no more")
+        end_daemon(trial, number)
+
+
+@check("ADDR-10")
+def only_its_own_pid_file_is_removed(trial: Trial) -> None:
+    own = b"%d\n" % os.getpid()
+    for text, *options in ((own,), (b"precious\n",), (own, "-r")):
+        pid_file = trial.file(text)
+        with daemon(trial, pid_file, 1, *options) as server:
+            found = Path(pid_file).read_bytes()
+            require(found == text, f"the file now holds {describe(found)}")
+            is_left = os.path.lexists(server.path)
+            require(not is_left, "it does not start, and leaves its socket")
+    pid_file = trial.file(b"")
+    with daemon(trial, f"{os.path.dirname(pid_file)}", 1):
+        pass
+    with daemon(trial, f"{pid_file}.none/pid", 1):
+        pass
+    with daemon(trial, pid_file, 0):
+        number = number_in(pid_file)
+        trial.say("another file takes the place of its pid file")
+        os.rename(pid_file, pid_file + ".moved")
+        Path(pid_file).touch()
+        end_daemon(trial, number)
+        is_there = os.path.lexists(pid_file)
+        require(is_there, "it has removed what is not its own")
