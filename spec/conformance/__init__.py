@@ -28,11 +28,9 @@ what they are told, as spec/README.md has it:
     traffic         checks of what clients make it do
     logs            checks of its log and its trace
     kit             which examples and checks are run, and how each ended
-    adapter         a client that runs as a process
     clients         what a client is told, and what the kit, its server, says
-    report          the results, for people and programs
-    page            the results, for browsers
-    cli             the command line
+    report          the results, for people, programs and browsers
+    __main__        the command line
 
 A module imports only those above it.
 

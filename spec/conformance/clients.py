@@ -1,4 +1,9 @@
-"""What a client is told and answers, while the kit is its server."""
+"""Clients: what they are told and answer, while the kit is their server.
+
+A client is a process.  A command to it and its answer are a word and its
+texts, parted by single spaces.  A text is hexadecimal digits, two for each
+byte, or '-' if it is empty.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,39 @@ import contextlib
 import math
 import os
 import secrets
+import select
 import shlex
+import signal
 import socket
+import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .adapter import ANSWERS, COMMANDS, Adapter, Line
 from .conversation import END, WHOAMI, Failure, describe
-from .examples import FIELD, Block, each_number, parse_bytes, read_blocks
+from .examples import (
+    FIELD,
+    Block,
+    each_number,
+    escape,
+    parse_bytes,
+    read_blocks,
+)
 from .kit import NO_TIME, Result
+from .server import describe_end
 
+COMMANDS = {  # and how many texts each has
+    "subscribe": 1,
+    "unsubscribe": 1,
+    "publish": 2,
+    "receive": 0,
+    "whoami": 0,
+    "close": 0,
+}
+ANSWERS = {"ok": 0, "message": 2, "control": 2, "credentials": 1, "closed": 0}
+LINE_BYTES_MAX = 1 << 22
 QUESTIONS = ("receive", "whoami")  # which are not answered by ok
 CREDENTIALS = b"!/cred/1/2/3"  # of a client that asks unexpectedly
 SEND_BUFFER_BYTES = 1 << 19
@@ -29,6 +54,136 @@ IDLE_SECONDS = 0.3  # after which a client is taken to wait
 IDLE_STARTS = 3  # or so many times as it took to start
 STEP_SHOWN_MAX = 100
 PLACES = ("path", "longest-path", "abstract-name", "SBUS_ADDRESS", "default")
+
+
+class Line(NamedTuple):
+    """A command, or an answer; the one text of 'error' says why."""
+
+    word: str
+    texts: tuple[bytes, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([self.word, *map(escape, self.texts)])
+
+    def encode(self) -> bytes:
+        """Return the line as it is sent."""
+        words = [self.word, *(text.hex() or "-" for text in self.texts)]
+        return " ".join(words).encode("ascii") + b"\n"
+
+
+def parse_answer(line: bytes) -> Line:
+    """Return what an adapter has answered.
+
+    Raises: Failure if it is no answer.
+    """
+    word, *texts = line.decode("latin-1").rstrip("\r\n").split(" ")
+    if word == "error":
+        return Line(word, (" ".join(texts).encode("latin-1"),))
+    with contextlib.suppress(ValueError):
+        if len(texts) == ANSWERS.get(word):
+            parts = ("" if text == "-" else text for text in texts)
+            return Line(word, tuple(map(bytes.fromhex, parts)))
+    raise Failure(f"the client answered {escape(line)}, which is no answer")
+
+
+class Adapter:
+    """A client that runs; commands are written while anything is awaited."""
+
+    def __init__(
+        self, words: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> None:
+        with log.open("wb") as file:
+            try:
+                self._process = subprocess.Popen(
+                    words,
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=file,
+                    start_new_session=True,
+                    bufsize=0,
+                )
+            except OSError as error:
+                raise Failure(f"cannot run {words[0]}: {error}") from None
+        assert self._process.stdin and self._process.stdout
+        self._log = log
+        self._input, self._output = self._process.stdin, self._process.stdout
+        os.set_blocking(self._input.fileno(), False)
+        self._unwritten = b""
+        self._unread = b""
+        self._is_over = False
+
+    def tell(self, command: Line) -> None:
+        """Have the client do something; its answer comes later."""
+        self._unwritten += command.encode()
+
+    def answer(self, seconds_max: float) -> Line | None:
+        """Return the next answer, or None if there is none in time.
+
+        Raises: Failure if it is malformed, or the client has ended.
+        """
+        if not self.wait(seconds_max):
+            return None
+        line, _, self._unread = self._unread.partition(b"\n")
+        return parse_answer(line)
+
+    def wait(self, seconds_max: float, other: int = -1) -> bool:
+        """Return whether there is an answer in time.
+
+        If another descriptor is given, that is waited for instead.
+        Raises: Failure if the client has ended before.
+        """
+        end = time.monotonic() + seconds_max
+        while other >= 0 or b"\n" not in self._unread:
+            left = max(0.0, end - time.monotonic())
+            ready = self._take_turn(other, 0 if self._is_over else left)
+            if other in ready:
+                break
+            if self._is_over:
+                raise Failure(f"the client {self._end()}")
+            if len(self._unread) > LINE_BYTES_MAX:
+                raise Failure("the client answers without end")
+            if not ready and not left:
+                return False
+        return True
+
+    def _take_turn(self, other: int, seconds_max: float) -> list[int]:
+        """Write and read what can be; return what was ready."""
+        output, commands = self._output.fileno(), self._input.fileno()
+        readers = [other] * (other >= 0) + [output] * (not self._is_over)
+        writers = [commands] * bool(self._unwritten)
+        readable, writable, _ = select.select(
+            readers, writers, [], seconds_max
+        )
+        if writable:
+            try:
+                size = os.write(commands, self._unwritten)
+            except BrokenPipeError:  # it has ended, as its output tells
+                size = len(self._unwritten)
+            self._unwritten = self._unwritten[size:]
+        if output in readable:
+            got = os.read(output, READ_BYTES_MAX)
+            self._unread += got
+            self._is_over = not got
+        return [*readable, *writable]
+
+    def _end(self) -> str:
+        """Return how a client that has closed its output has ended."""
+        try:
+            how = describe_end(self._process.wait(0.2))
+        except subprocess.TimeoutExpired:
+            return "has closed its standard output"
+        lines = self._log.read_bytes()[-400:].splitlines()[-2:]
+        return ": ".join([how, " / ".join(map(escape, lines))]).rstrip(": ")
+
+    def close(self) -> None:
+        """End the client and all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._output.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._input.close()
 
 
 class ClientStep(NamedTuple):
@@ -132,22 +287,17 @@ class ClientTalk:
     """An example as it goes on: the kit is the server."""
 
     def __init__(
-        self,
-        adapter: Adapter,
-        listener: socket.socket,
-        seconds_max: float,
-        idle_seconds: float,
+        self, kit: ClientKit, adapter: Adapter, listener: socket.socket
     ) -> None:
+        self._kit = kit
         self._adapter = adapter
         self._listener = listener
-        self._seconds_max = seconds_max
-        self._idle_seconds = idle_seconds
         self._wire: socket.socket | None = None
         self._unanswered: list[str] = []  # commands
         self.connected = 0.0  # when, by the monotonic clock
         self.said: list[str] = []
 
-    def hold(self, steps: Iterable[ClientStep]) -> None:
+    def hold(self, steps: Sequence[ClientStep]) -> None:
         """Take all steps; raise Failure at one that fails."""
         for step in steps:
             shown = step.source[:STEP_SHOWN_MAX]
@@ -181,15 +331,17 @@ class ClientTalk:
         elif step.lines:  # about the last command
             last = self._unanswered.pop()
             self._confirm()
-            answer = self._adapter.answer(self._patience())
+            answer = self._adapter.answer(self._kit.seconds_max)
             self._compare(last, answer, step.lines)
         else:
-            self._confirm(self._idle_seconds)
+            self._confirm(self._kit.idle_seconds)
 
     def _confirm(self, idle_seconds: float = 0.0) -> None:
         """Expect answers that are not told, or that none comes any more."""
         while self._unanswered and self._unanswered[0] not in QUESTIONS:
-            answer = self._adapter.answer(idle_seconds or self._patience())
+            answer = self._adapter.answer(
+                idle_seconds or self._kit.seconds_max
+            )
             if answer is None and idle_seconds:
                 return
             self._compare(self._unanswered.pop(0), answer, (Line("ok"),))
@@ -204,10 +356,6 @@ class ClientTalk:
         if fits not in choices:
             raise Failure(f"the client answered {command} with {answer}")
 
-    def _patience(self) -> float:
-        """Return for how many seconds something is waited for."""
-        return self._seconds_max if self._wire else START_SECONDS_MAX
-
     def _connection(self) -> socket.socket:
         """Return the client's connection, once it has connected."""
         if self._wire is None:
@@ -216,7 +364,7 @@ class ClientTalk:
                 raise Failure("the client does not connect in time")
             self.connected = time.monotonic()
             self._wire, _ = self._listener.accept()
-            self._wire.settimeout(self._seconds_max)
+            self._wire.settimeout(self._kit.seconds_max)
             self._wire.setsockopt(
                 socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES
             )
@@ -242,8 +390,8 @@ class ClientTalk:
     def _receive(self) -> bytes:
         """Return the next packet of the client, or END."""
         wire = self._connection()
-        if not self._adapter.wait(self._seconds_max, wire.fileno()):
-            self._confirm(self._idle_seconds)  # it may have told why
+        if not self._adapter.wait(self._kit.seconds_max, wire.fileno()):
+            self._confirm(self._kit.idle_seconds)  # it may have told why
             raise Failure("the client sent nothing in time")
         try:
             return wire.recv(READ_BYTES_MAX)
@@ -332,9 +480,7 @@ class ClientKit:
             ]
             adapter = Adapter(words, place.environment, Path(name, "log"))
             cleanup.callback(adapter.close)
-            talk = ClientTalk(
-                adapter, listener, self.seconds_max, self.idle_seconds
-            )
+            talk = ClientTalk(self, adapter, listener)
             cleanup.callback(talk.close)
             yield talk
             seconds = IDLE_STARTS * (talk.connected - start)

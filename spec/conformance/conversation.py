@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 from .examples import Conversation, Part, Step, Text, escape
 
@@ -22,54 +22,11 @@ class Unanswered(Failure):
     """A client's question was not answered."""
 
 
-class Connection(Protocol):
-    """A client of the server that is under test."""
-
-    gid: int
-    uid: int
-    pid: int
-
-    def send(self, packet: bytes) -> None: ...
-
-    # Return once the server has handled all that was sent
-    def settle(self) -> None: ...
-
-    # Return the next packet that is no filler, or END
-    def receive(self) -> bytes: ...
-
-    # Return once the server has closed, or should have
-    def await_end(self) -> None: ...
-
-    # Read until the client is settled; return what came first, if any
-    def pending(self) -> bytes | None: ...
-
-    # Say that nothing more will be sent, or received
-    def shut(self) -> None: ...
-    def deafen(self) -> None: ...
-    def close(self) -> None: ...
-
-    # Let so many packets wait for the client; the kernel refuses more
-    def set_room(self, count: int) -> None: ...
-
-
-class Bus(Protocol):
-    """The server that is under test."""
-
-    # Return a new client, a process of its own if it has credentials
-    def connect(
-        self, credentials: Mapping[str, int] | None = None
-    ) -> Connection: ...
-
-    # Have fillers wait for a client until the kernel takes no more
-    def fill(self, client: Any) -> None: ...
-
-    # Keep the server from doing anything, and let it go on
-    def freeze(self) -> None: ...
-    def thaw(self) -> None: ...
-    def wait(self, seconds: float) -> None: ...
-
-    # Return what is wrong with the server if it serves no more
-    def fault(self) -> str: ...
+# A client of the server that is under test: a Wire, or what has its methods.
+# A bus is the server: a ServerProcess, or what can also connect a client and
+# fill it, freeze, thaw and wait, and tell its fault.
+Connection = Any
+Bus = Any
 
 
 def perform(bus: Bus, conversation: Conversation) -> tuple[str, list[str]]:
@@ -84,7 +41,6 @@ def perform(bus: Bus, conversation: Conversation) -> tuple[str, list[str]]:
     return "; ".join(filter(None, (wrong, bus.fault()))), talk.said
 
 
-SHOULD_CLOSE = "where the server should close the connection"
 NEED_NO_SERVER = (">>", "close", "shut", "deaf")
 
 
@@ -119,7 +75,8 @@ class Talk:
         if is_post:
             self.bus.freeze()
         if step.verb == "wait":
-            return self.bus.wait(float(step.argument))
+            self.bus.wait(float(step.argument))
+            return
         client = client or self.connect(step)
         if step.verb in (">", ">>"):
             self.send(client, step)
@@ -188,23 +145,19 @@ class Talk:
         if step.argument in ("nothing", "no packet"):
             may_end = step.argument == "no packet"
             return self.expect_nothing(step.client, may_end)
+        why = ""
         if step.argument == "end":
-            return self.expect_end(client, step)
-        got = client.receive()
-        if not self.matches(step.text, got):
-            raise Failure(f"received {describe(got)}")
-
-    def expect_end(self, client: Connection, step: Step) -> None:
-        """Raise Failure unless the server closes, and says no more."""
-        client.await_end()
+            client.await_end()
+            why = ", where the server should close the connection"
         try:
             got = client.receive()
         except Failure as failure:
-            raise Failure(f"{failure}, {SHOULD_CLOSE}") from None
-        self.unsettled = None  # or it was settled before
-        self.clients.pop(step.client).close()
-        if got != END:
-            raise Failure(f"received {describe(got)}, {SHOULD_CLOSE}")
+            raise Failure(f"{failure}{why}") from None
+        if why:
+            self.unsettled = None  # or it was settled before
+            self.clients.pop(step.client).close()
+        if not (got == END if why else self.matches(step.text, got)):
+            raise Failure(f"received {describe(got)}{why}")
 
     def matches(self, text: Text, got: bytes) -> bool:
         """Return whether a packet is what a text says."""

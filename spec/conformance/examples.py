@@ -202,7 +202,7 @@ def read_blocks() -> Iterator[Block]:
 def read_cases() -> list[Case]:
     """Return what all examples for servers say.
 
-    Raises: ValueError if one is malformed, or has another's name.
+    Raises: ValueError if one is malformed.
     """
     cases: list[Case] = []
     for block in read_blocks():
@@ -213,10 +213,6 @@ def read_cases() -> list[Case]:
         except (ValueError, KeyError, AssertionError) as error:
             message = f"{block.file}: {block.name}: {error}"
             raise ValueError(message) from error
-    names = [case.name for case in cases]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ValueError(f"names that are used twice: {sorted(twice)}")
     return cases
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar, Union
 
@@ -68,24 +68,23 @@ OBSTACLES = {
     "unknown-process": "needs a kernel that does not know a process",
     "root": "needs to be run by root",
 }
-NEEDS = ("fill", "room", "clock", "unknown-process", "root")
 
 
 def needs_of(case: Item) -> list[str]:
     """Return what a case needs that not every runner has."""
     if isinstance(case, Check):
         return ["fill"] if case.fills else []
-    kinds = set()
-    for step in case.conversation().steps:
-        if step.verb in ("fill", "room"):
-            kinds.add(step.verb)
-        elif step.verb == "wait":
-            kinds.add("clock")
-        elif "pid=" in step.argument and step.verb == "process":
-            kinds.add("unknown-process")
-        elif "id=" in step.argument and step.verb == "process":
-            kinds.add("root")
-    return [kind for kind in NEEDS if kind in kinds]
+    steps = case.conversation().steps
+    verbs = {step.verb for step in steps}
+    ids = [step.argument for step in steps if step.verb == "process"]
+    needs = {
+        "fill": "fill" in verbs,
+        "room": "room" in verbs,
+        "clock": "wait" in verbs,
+        "unknown-process": any("pid=" in one for one in ids),
+        "root": any("id=" in one and "pid=" not in one for one in ids),
+    }
+    return [kind for kind, is_so in needs.items() if is_so]
 
 
 def obstacle(case: Item) -> str:
@@ -97,7 +96,6 @@ def obstacle(case: Item) -> str:
 
 
 NO_TIME = "there was no time left; see --total"
-IGNORES_OPTIONS = "the server ignores options that it does not know"
 ANSWERS_MAX = 10  # so many times the longest, for the failures of a block
 
 
@@ -118,7 +116,6 @@ class Kit:
         self.rules = read_rules()
         self._options: tuple[str, ...] | None = None  # of the running server
         self._refused: dict[tuple[str, ...], str] = {}  # options, and why
-        self._ignores_options: bool | None = None  # None before it was tried
         self._room_fault: str | None = None  # None before it was tried
         # How many seconds the failures of each block have taken
         self._slow: dict[str, float] = defaultdict(float)
@@ -135,8 +132,9 @@ class Kit:
         why = self._learn_room() if "fill" in needs_of(case) else ""
         if not isinstance(case, Check):  # which starts its own
             why = why or self._prepare(case.conversation().options)
-        if why:
-            return self._refuse(case, why)
+        if why:  # which is wrong if rules that name options are asked for
+            verdict = self._wrong(case) if self.ours else "not applicable"
+            return Result(case.name, case.rules, verdict, why)
         start = time.monotonic()
         try:
             if isinstance(case, Check):
@@ -150,27 +148,13 @@ class Kit:
             return Result(case.name, case.rules, "passed")
         self._options = None  # a server that went wrong is not used again
         self._slow[block_of(case)] += time.monotonic() - start
-        return self._wrong(case, wrong, tuple(said))
+        told = self._wrong(case), wrong, tuple(said)
+        return Result(case.name, case.rules, *told)
 
-    def _wrong(
-        self, case: Item, what: str, said: tuple[str, ...] = ()
-    ) -> Result:
-        """Return the result of a case that did not end as it says."""
+    def _wrong(self, case: Item) -> str:
+        """Return the verdict on a case that did not end as it says."""
         is_choice = level_of(case, self.rules) == "choice"
-        verdict = "differs" if is_choice else "failed"
-        return Result(case.name, case.rules, verdict, what, said)
-
-    def _refuse(self, case: Item, why: str) -> Result:
-        """Return the result of a case for which no server could be had.
-
-        Our rules name the options, so that is wrong where these are run.
-        """
-        if not self.ours:
-            return Result(case.name, case.rules, "not applicable", why)
-        if why == IGNORES_OPTIONS:  # and thus answers no wrong one
-            rules = ("RUN-1", *case.rules)
-            return Result(case.name, rules, "failed", why)
-        return self._wrong(case, why)
+        return "differs" if is_choice else "failed"
 
     def _left_out(self, case: Item) -> str:
         """Return why a case was not asked for, if so."""
@@ -208,14 +192,6 @@ class Kit:
         if why or options == self._options:
             return why
         self._options = None
-        if options and self._ignores_options is None:
-            try:
-                self.server.start(("--no-such-option",))
-                self._ignores_options = True
-            except Failure:
-                self._ignores_options = False
-        if options and self._ignores_options:
-            return IGNORES_OPTIONS
         try:
             self.server.start(options)
             with contextlib.suppress(OSError):  # other users may connect
@@ -243,20 +219,21 @@ def all_cases() -> list[Item]:
     return sorted([*read_cases(), *CHECKS], key=options_of)
 
 
-def names_of(case: Named, rules: dict[str, Rule]) -> set[str]:
-    """Return the names by which a case can be asked for.
+def names_of(cases: Iterable[Named]) -> set[str]:
+    """Return the names by which cases can be asked for.
 
-    They are its own, and those of its rules, their families and chapters:
+    They are their own, and those of their rules, families and chapters:
     5-flood-control, flood-control and 5 are one.
     """
-    families = {rules[rule].family for rule in case.rules}
-    chapters = {Path(rules[rule].file).stem for rule in case.rules}
-    parts = {part for one in chapters for part in one.split("-", 1)}
-    own = {case.name, block_of(case)}
-    return {*own, *case.rules, *families, *chapters, *parts}
+    names, rules = set(), read_rules()
+    for case in cases:
+        names |= {case.name, block_of(case), *case.rules}
+        for rule in map(rules.__getitem__, case.rules):
+            chapter = Path(rule.file).stem
+            names |= {rule.family, chapter, *chapter.split("-", 1)}
+    return names
 
 
 def choose(cases: Sequence[SomeNamed], only: set[str]) -> list[SomeNamed]:
     """Return the cases that have one of the names, all if none is named."""
-    rules = read_rules()
-    return [case for case in cases if not only or names_of(case, rules) & only]
+    return [case for case in cases if not only or names_of([case]) & only]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,11 @@ class Rule(NamedTuple):
     def family(self) -> str:
         """The id without its number."""
         return self.id.partition("-")[0]
+
+    @property
+    def statement(self) -> str:
+        """The sentence without its origin."""
+        return self.sentence.rpartition(" (")[0]
 
 
 # What the protocol text asks for, what it says a server may do, what only the
@@ -47,6 +53,7 @@ def examples_of(chapter: Path) -> Path:
     return SPEC / "examples" / chapter.name
 
 
+@functools.cache
 def read_rules() -> dict[str, Rule]:
     """Return the rules of all chapters by their ids.
 

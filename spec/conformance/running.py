@@ -38,6 +38,7 @@ END_SECONDS_MIN = 0.1  # in which a server with a backlog does not end
 ABSTRACT = "/dev/unix/abstract"
 PR_SET_CHILD_SUBREAPER = 36
 IN_ATTRIB = 4
+MODES = {"": 0o700, "-g": 0o770, "--others": 0o707, "-go": 0o777}
 SEQPACKET, DATAGRAM = socket.SOCK_SEQPACKET, socket.SOCK_DGRAM
 
 
@@ -47,18 +48,12 @@ SEQPACKET, DATAGRAM = socket.SOCK_SEQPACKET, socket.SOCK_DGRAM
 @check("ADDR-6", "RUN-1")
 def mode_of_the_socket(trial: Trial) -> None:
     libc = ctypes.CDLL(None)
-    for options, mode in (
-        ((), 0o700),
-        (("-g",), 0o770),
-        (("-o",), 0o707),
-        (("-go",), 0o777),
-        (("--group", "--others"), 0o777),
-    ):
+    for options, mode in MODES.items():
         path = trial.server.new_path()
         with open(libc.inotify_init1(os.O_NONBLOCK), "rb", 0) as watch:
             directory = os.fsencode(os.path.dirname(path))
             libc.inotify_add_watch(watch.fileno(), directory, IN_ATTRIB)
-            trial.start(*options, path=path, umask=0)
+            trial.start(*options.split(), path=path, umask=0)
             changed = watch.read(1 << 16) or b""
         found = stat.S_IMODE(os.stat(path).st_mode)
         require(found == mode, f"the mode of the socket is {found:04o}")
@@ -149,41 +144,26 @@ def servers_that_start_at_once(trial: Trial) -> None:
         end.close()
     for output in outputs:
         trial.read(output)  # each listens or ends
-    running = [one for one in rivals if one.status() is None]
-    end_of_wait = time.monotonic() + trial.server.seconds_max
-    while len(running) > 1 and time.monotonic() < end_of_wait:
-        time.sleep(0.005)  # no event tells of a foreign server
-        running = [one for one in rivals if one.status() is None]
-    require(len(running) == 1, f"{len(running)} of them are left")
-    fault = running[0].fault()
+    trial.wait_until(
+        lambda: sum(one.status() is None for one in rivals) <= 1,
+        "several of them are left",
+    )
+    left = [one for one in rivals if one.status() is None]
+    require(left, "none of them is left")
+    fault = left[0].fault()
     require(not fault, f"of the one that is left: {fault}")
 
 
 WRONG_OPTIONS = (
-    "--no-such-option",
-    "--max-patterns 5x",
-    "--verb",
-    "--max-patterns",
-    "surplus",
-    "-u nobody/else",
-    "--block-timeout 0",
-    "--max-packet unlimited",
-    "--cred-prefix !/cred/1//3",
-    "--cred-prefix !/crew/1/2/3",
-    "--cred-prefix !/cred/1/2",
-    "--cred-prefix !/cred/1/2/3/",
-    "--trace-payload",
-    "-u 4294967295",
-    "-u 18446744073709551617",
+    "--no-such-option; --verb; surplus; --trace-payload; --block-timeout 0;"
+    "--max-patterns; --max-patterns 5x; --max-packet unlimited;"
+    "-u nobody/else; -u 4294967295; -u 18446744073709551617;"
+    "--cred-prefix !/cred/1//3; --cred-prefix !/crew/1/2/3;"
+    "--cred-prefix !/cred/1/2; --cred-prefix !/cred/1/2/3/"
 )
 WRONG_ADDRESSES = (
-    f"{ABSTRACT}/41",
-    f"{ABSTRACT}/001",
-    f"{ABSTRACT}/00xy",
-    f"{ABSTRACT}/{'00' * 109}",
-    "/dev/fd/",
-    "/dev/fd/999",
-    "/".ljust(108, "x"),
+    *(f"{ABSTRACT}/{one}" for one in ("41", "001", "00xy", "00" * 109)),
+    *("/dev/fd/", "/dev/fd/999", "/".ljust(108, "x")),
 )
 
 
@@ -207,7 +187,7 @@ def adopted() -> Iterator[None]:
 def wrong_options(trial: Trial) -> None:
     is_said = trial.server.has_word("-f", "--foreground")
     both = f"{'' if is_said else '-f'} -p {trial.server.new_path()}"
-    for wrong in (*WRONG_OPTIONS, both):
+    for wrong in (*WRONG_OPTIONS.split(";"), both):
         with adopted():  # should it become a daemon
             refuse(trial, trial.server.new_path(), *wrong.split(), status=2)
 
@@ -230,27 +210,11 @@ def inherited_socket_that_does_not_listen(trial: Trial) -> None:
     path = trial.server.new_path()
     with bind(path) as handed:
         number = handed.fileno()
-        trial.say(f"the server is started at /dev/fd/{number}")
-        trial.server.launch((), f"/dev/fd/{number}", pass_fds=[number])
-        first_client(trial, path)
+        trial.launch(f"/dev/fd/{number}", pass_fds=[number])
+        trial.server.name = path
+        trial.client().settle()
         trial.stop()
     require(os.path.lexists(path), "it has removed what is not its own")
-
-
-def first_client(trial: Trial, name: str | bytes = b"") -> Wire:
-    """Return the first client of a server that starts."""
-    clients: list[Wire] = []
-    trial.server.name = name or trial.server.name
-
-    def connect() -> bool:
-        require(trial.server.status() is None, "the server ends")
-        with contextlib.suppress(Failure):
-            clients.append(trial.client())
-        return bool(clients)
-
-    trial.wait_until(connect, "the server does not serve")
-    clients[0].settle()
-    return clients[0]
 
 
 def become_ordinary() -> None:
@@ -334,38 +298,30 @@ def abstract_names(trial: Trial) -> None:
     for size in (8, 107, 0, 0):  # 0 is for a random name
         address = f"{ABSTRACT}/00{os.urandom(size).hex()}"
         address = address if size else ABSTRACT
-        trial.say(f"the server is started at {address}")
-        output, end = trial.pipe()
-        trial.server.launch((), address, stdout=end)
-        end.close()
-        text = trial.read(output).decode("latin-1")
+        text = trial.launch(address)
         form = rf"{ABSTRACT}/00[0-9A-Fa-f]{{214}}\n" if not size else ""
         require(re.fullmatch(form, text), f"it writes {text!r}")
         digits = (text.rstrip() or address).rpartition("/")[2]
         names.add(digits)
-        first_client(trial, bytes.fromhex(digits).ljust(108, b"\0"))
+        trial.server.name = bytes.fromhex(digits).ljust(108, b"\0")
+        trial.client().settle()
     require(len(names) == 4, "it chooses the same one again")
 
 
 @check("RUN-8")
 def readiness_is_told(trial: Trial) -> None:
-    output, end = trial.pipe()
     with bind(trial.server.new_path(), DATAGRAM) as notified:
-        notified.settimeout(trial.server.start_seconds_max)
-        trial.say("the server is started with NOTIFY_SOCKET")
+        notified.setblocking(False)
         names = {**os.environ, "NOTIFY_SOCKET": notified.getsockname()}
-        trial.server.launch(env=names, stdout=end)
+        text = trial.launch(env=names)
+        require(not text, f"it writes {text!r}")
+        trial.client().settle()
         try:
             told = notified.recv(1000)
-        except socket.timeout:
+        except BlockingIOError:
             raise Failure("it does not tell that it is ready") from None
     is_ready = b"READY=1" in told.split(b"\n")
     require(is_ready, f"it tells {describe(told)}")
-    trial.client().settle()
-    trial.say("and it closes its standard output")
-    end.close()
-    text = trial.read(output)
-    require(not text, f"it says {describe(text)}")
 
 
 def may_have(soft: int, hard: int) -> Callable[[], None]:
@@ -442,15 +398,12 @@ def numbers_of_many_users(trial: Trial) -> None:
 @check("CTL-5")
 def sigusr1_is_no_end(trial: Trial) -> None:
     trial.start()
-    named = rb"\b%d\b" % trial.client("k").uid
+    named = re.compile(rb"\b%d\b" % trial.client("k").uid)
     before = len(trial.server.log_lines())
     trial.send_signal(signal.SIGUSR1)
     trial.require_service()
     trial.wait_until(
-        lambda: any(
-            re.search(named, line)
-            for line in trial.server.log_lines()[before:]
-        ),
+        lambda: named.search(b"".join(trial.server.log_lines()[before:])),
         "it logs no line that names the user of its client",
     )
 
@@ -509,12 +462,9 @@ def end_delivers_what_was_read(trial: Trial) -> None:
 
 @check("RUN-10")
 def end_with_the_last_client(trial: Trial) -> None:
-    output, end = trial.pipe()
     options = "-c", "-u", "root", "-g", "-o", "--max-clients", "2"
-    trial.say("the server is started with -c, is stopped, and goes on")
-    trial.server.launch(options, stdout=end)
-    end.close()
-    trial.read(output)
+    trial.launch("", *options)
+    trial.say("it is stopped and goes on")
     trial.server.freeze()
     trial.server.thaw()
     if os.geteuid() == 0:
@@ -524,7 +474,7 @@ def end_with_the_last_client(trial: Trial) -> None:
         require(trial.server.status() is None, "it ends without a client")
         time.sleep(0.02)  # no event tells that nothing happens
     trial.say("two clients connect, a third is one too many, and one leaves")
-    first, second = first_client(trial), trial.client("k")
+    first, second = trial.client("k"), trial.client("k")
     hear(trial.client(), END)
     first.close()
     for _ in range(5):

@@ -7,7 +7,6 @@ import select
 import socket
 import time
 from collections import Counter
-from typing import NamedTuple
 
 from .conversation import END, WHOAMI, Failure, describe
 from .trial import NotApplicable, Trial, check, hear, require, tell
@@ -15,8 +14,6 @@ from .wire import FILLER_BYTES, Wire
 
 OVERHEAD_BYTES = 128  # [LIMIT-12] of each packet of a backlog
 CROWD = 300  # clients
-PACKETS = 25_000
-BATCH_PACKETS = 100
 TURN_PACKETS = 200  # of a client, more than a turn has
 HARD_BLOCK = b"CMSG blocking/hard/block"  # the mode at first
 SOFT_BLOCK = b"CMSG blocking/soft/block"
@@ -37,21 +34,6 @@ def crowd_of_clients(trial: Trial) -> None:
         client.close()
     publisher.send(b"MSG k\0003")
     hear(crowd[-1], b"MSG k\0003")
-
-
-@check("PUB-6", "PUB-1")
-def many_packets(trial: Trial) -> None:
-    trial.start()
-    reader, publisher = trial.client("n/*"), trial.client()
-    trial.say(f"a client publishes {PACKETS} messages, and another reads")
-    for first in range(0, PACKETS, BATCH_PACKETS):
-        batch = [
-            b"MSG n/%d\0%d" % (number % 1009, number)
-            for number in range(first, first + BATCH_PACKETS)
-        ]
-        for packet in batch:
-            publisher.send(packet)
-        hear(reader, *batch)
 
 
 @check("CONN-5")
@@ -107,19 +89,14 @@ def passed_descriptor_is_closed(trial: Trial) -> None:
 # ---- Flood control
 
 
-class Held(NamedTuple):
-    """A reader that does not read, and the publisher that it holds."""
-
-    reader: Wire
-    publisher: Wire
-    witness: Wire  # a reader of w, to say whether a publisher is paused
-    packets: list[bytes]  # those that fill the backlog, and one more
-
-
 def hold(
     trial: Trial, count: int, *options: str, mode: bytes = HARD_BLOCK
-) -> Held:
-    """Have a reader hold a publisher, by a backlog of so many packets."""
+) -> tuple[Wire, Wire, list[bytes]]:
+    """Have a reader hold a publisher, by a backlog of so many packets.
+
+    Return the reader, a witness who hears MSG w when the publisher goes on,
+    and the packets: those that fill the backlog, and one more.
+    """
     packets = [
         (b"MSG k/%d\0" % number).ljust(FILLER_BYTES, b".")
         for number in range(count + 1)
@@ -127,17 +104,23 @@ def hold(
     most = count * (FILLER_BYTES + OVERHEAD_BYTES)
     trial.start("--max-backlog", str(most), *options)
     reader, publisher = trial.client("k/"), trial.client()
-    listener, witness = trial.client(f"k/{count}"), trial.client("w")
     trial.say(f"{count} packets fill a backlog; one more pauses a publisher")
     trial.server.fill(reader)
     tell(publisher, *packets[:-1])
     tell(reader, mode)
-    publisher.send(packets[-1])
-    hear(listener, packets[-1])
+    witness = pause(trial, publisher, f"k/{count}", packets[-1])
+    return reader, witness, packets
+
+
+def pause(trial: Trial, publisher: Wire, key: str, packet: bytes) -> Wire:
+    """Have a packet pause a publisher; return who hears what it sends next."""
+    listener, witness = trial.client(key), trial.client("w")
+    publisher.send(packet)
+    hear(listener, packet)
     listener.settle()
     publisher.send(b"MSG w\0")
     require_paused(witness)
-    return Held(reader, publisher, witness, packets)
+    return witness
 
 
 def require_paused(witness: Wire) -> None:
@@ -149,14 +132,14 @@ def require_paused(witness: Wire) -> None:
 def goes_on(trial: Trial, early: int, late: int, mode: bytes) -> None:
     """Have a publisher go on when the kernel took so much of a backlog."""
     room = trial.server.room
-    held = hold(trial, 4 * room, mode=mode)
+    reader, witness, packets = hold(trial, 4 * room, mode=mode)
     trial.say("the reader reads what the kernel held, and too little more")
-    held.reader.read_fillers()
-    hear(held.reader, *held.packets[: early * room])
-    require_paused(held.witness)
+    reader.read_fillers()
+    hear(reader, *packets[: early * room])
+    require_paused(witness)
     trial.say("the reader reads enough")
-    hear(held.reader, *held.packets[early * room : late * room + 1])
-    hear(held.witness, b"MSG w\0")
+    hear(reader, *packets[early * room : late * room + 1])
+    hear(witness, b"MSG w\0")
 
 
 @check("BLOCK-10", fills=True)
@@ -178,28 +161,23 @@ def exactly_half_is_enough(trial: Trial) -> None:
         (2 * room - 1, False, False),
         (2 * room - 3, True, False),  # half of the limit, not of what waits
     ):
-        held = hold(trial, count)
-        publishers = [held.publisher]
+        reader, witness, packets = hold(trial, count)
         if has_second:
-            publishers.append(trial.client())
-            publishers[-1].send(held.packets[-1])
-            held.packets.append(held.packets[-1])
-            require_paused(held.witness)  # by then it is paused as well
-            publishers[-1].send(b"MSG w\0")
-            require_paused(held.witness)
+            second = trial.client()
+            pause(trial, second, f"k/{count}", packets[-1])
+            packets.append(packets[-1])
         trial.say("while the server is stopped, the reader makes room")
         trial.server.freeze()
-        held.reader.read_fillers()
+        reader.read_fillers()
         trial.server.thaw()
         for _ in range(2):  # between two answers the server looks at all
-            tell(held.witness)
-        if not held.reader.holds_exactly(room):
+            tell(witness)
+        if not reader.holds_exactly(room):
             raise NotApplicable("the kernel takes another number of packets")
         if not is_half:
-            require_paused(held.witness)
-            hear(held.reader, *held.packets)
-        for _ in publishers:
-            hear(held.witness, b"MSG w\0")
+            require_paused(witness)
+            hear(reader, *packets)
+        hear(witness, *[b"MSG w\0"] * (1 + has_second))
 
 
 @check("CRED-3", "PUB-6", "BLOCK-4", fills=True)
@@ -223,25 +201,21 @@ def nothing_overtakes_a_backlog(trial: Trial) -> None:
 
 @check("BLOCK-16", fills=True)
 def holder_that_reads_now_and_then(trial: Trial) -> None:
-    held = hold(trial, 4 * trial.server.room, "--block-timeout", "3")
+    room = trial.server.room
+    reader, _, packets = hold(trial, 4 * room, "--block-timeout", "3")
     for _ in range(2):
         time.sleep(1.8)
         trial.say("after more than half of the time it reads something")
-        held.reader.read_fillers()
-        hear(held.reader, held.packets.pop(0))
-    hear(held.reader, *held.packets)
+        reader.read_fillers()
+        hear(reader, packets.pop(0))
+    hear(reader, *packets)
 
 
 @check("BLOCK-16", fills=True)
 def holder_that_made_room_unseen(trial: Trial) -> None:
     trial.start("--block-timeout", "0.5")
     reader, publisher = trial.stall(modes=(b"blocking/soft/block",))
-    listener, witness = trial.client("k"), trial.client("w")
-    publisher.send(b"MSG k\0")
-    hear(listener, b"MSG k\0")
-    listener.settle()
-    publisher.send(b"MSG w\0")
-    require_paused(witness)
+    witness = pause(trial, publisher, "k", b"MSG k\0")
     trial.say("the reader makes so little room that no event tells of it")
     reader.read_fillers(2)
     trial.say("when the block time is over, that is made use of")

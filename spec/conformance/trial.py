@@ -54,6 +54,15 @@ class Trial:
         self.say(" ".join(["the server is started", *options]))
         self.server.start(options, **more)
 
+    def launch(self, path: str = "", *options: str, **more: Any) -> str:
+        """Start the server; return what it writes before it is ready."""
+        self.say(" ".join(["the server is started", path, *options]))
+        output, end = self.pipe()
+        self.server.launch(options, path, stdout=end, **more)
+        end.close()
+        parts = iter(lambda: self.read(output), b"")
+        return b"".join(parts).decode("latin-1")
+
     def send_signal(self, number: signal.Signals) -> None:
         """Send the server a signal."""
         self.say(f"the server receives {number.name}")

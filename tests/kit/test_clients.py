@@ -16,12 +16,13 @@ import broken_clients
 import processes
 import sbus_client
 from broken_clients import BROKEN, BrokenClient
-from conformance.adapter import Line, parse_answer
 from conformance.clients import (
     ClientCase,
     ClientKit,
+    Line,
     all_client_cases,
     client_case,
+    parse_answer,
 )
 from conformance.conversation import Failure
 from conformance.examples import Block

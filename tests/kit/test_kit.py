@@ -182,13 +182,6 @@ class TestKit:
         done = run_kit("--server", naive(path), *only[:-1])
         assert done.status == 0 and ", 6 not asked for" in done.output
 
-    def test_a_server_that_ignores_options(self) -> None:
-        """[RUN-1] That explains why nothing is known of them."""
-        done = run_kit("--server", naive(), "--only", "CRED-9", "--ours")
-        assert done.status == 1, done
-        assert "FAILED [RUN-1] A server MUST answer a wrong" in done.output
-        assert "0 passed, 5 failed" in done.output
-
     def test_a_server_that_listens_and_refuses(self, directory: Path) -> None:
         """It may find out what is wrong when its socket is there already."""
         only = ("--ours", "--only", "starts-that-cannot-work")
