@@ -11,31 +11,18 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 if not __package__:  # run by its path, which Python has put first
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from conformance import report
+from conformance import kit, report
 from conformance.clients import ClientCase, ClientKit, all_client_cases
 from conformance.conversation import Failure
-from conformance.kit import (
-    CHECKS,
-    Item,
-    Kit,
-    Named,
-    SomeNamed,
-    all_cases,
-    block_of,
-    choose,
-    names_of,
-)
 from conformance.rules import SPEC
 from conformance.server import ServerProcess
 
-BAD = ("failed", "not run")
-SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-received: set[int] = set()  # of these; what is run is first run to its end
+received: set[int] = set()  # signals; what is run is first run to its end
 
 
 class Parser(argparse.ArgumentParser):
@@ -97,7 +84,7 @@ def seconds(text: str) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the kit; return 0 if nothing failed, 1 if something did, or 2."""
     options = parse_options(arguments)
-    for number in SIGNALS:
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda number, _: received.add(number))
     try:
         if options.list:
@@ -113,38 +100,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     say(report.reports(runs, options.json, options.markdown))
     verdicts = {one.verdict for run in runs for one in run.results}
-    return 1 if verdicts.intersection(BAD) else 0
+    return 1 if verdicts & {"failed", "not run"} else 0
 
 
 def chosen(
     options: argparse.Namespace,
-) -> tuple[list[Item], list[ClientCase]]:
-    """Return what is run for servers and for clients.
-
-    Raises: Failure if there is nothing, or nothing with one of the names.
-    """
-    cases = all_cases() if options.server or not options.client else []
+) -> tuple[list[kit.Item], list[ClientCase]]:
+    """Return what is run for servers, and for clients; or raise Failure."""
+    cases = kit.all_cases() if options.server or not options.client else []
     others = all_client_cases() if options.client else []
-    if not cases[len(CHECKS) :] and not others:
+    if not cases[len(kit.CHECKS) :] and not others:
         raise Failure(f"there are no examples in {SPEC}")
-    unknown = options.only - names_of([*cases, *others])
+    unknown = options.only - kit.names_of([*cases, *others])
     if unknown:
         raise Failure(f"no example of {', '.join(sorted(unknown))}")
-    return choose(cases, options.only), choose(others, options.only)
+    only = options.only
+    return kit.choose(cases, only), kit.choose(others, only)
 
 
 def run_all(options: argparse.Namespace) -> Iterator[report.Run]:
-    """Return the results of all servers and clients.
-
-    Raises: Failure or OSError if one of them does not start.
-    """
+    """Return all results; raise Failure if a program does not start."""
     cases, others = chosen(options)
+    what = options.ours, options.choices, options.total
     for text in options.server if cases else ():
         name, command = name_and_command(text)
         with ServerProcess(command, options.seconds) as server:
-            kit = Kit(server, options.ours, options.choices, options.total)
+            judge = kit.Kit(server, *what).judge
             server.start()
-            results = [*map(kit.judge, told(cases))]
+            results = [*map(judge, told(cases))]
         yield report.Run("server", name, command, results)
     for text in options.client if others else ():
         name, command = name_and_command(text)
@@ -161,11 +144,8 @@ def name_and_command(text: str) -> tuple[str, str]:
     return found[1] or found[2], found[2]
 
 
-def told(cases: Sequence[SomeNamed]) -> Iterator[SomeNamed]:
-    """Return cases; say on a terminal which is run, and how many are left.
-
-    Exit, and end what was started, if a signal asks for it.
-    """
+def told(cases: Sequence[Any]) -> Iterator[Any]:
+    """Return cases, and tell the progress; exit if a signal asks for it."""
     for number, case in enumerate(cases):
         tell_progress(f"{len(cases) - number} left: {case.name}")
         yield case
@@ -191,9 +171,9 @@ def say(text: str) -> int:
 
 def list_of(options: argparse.Namespace) -> str:
     """Return a line for each block and check, with its rules."""
-    blocks: dict[str, list[Named]] = {}
+    blocks: dict[str, list[kit.Item | ClientCase]] = {}
     for case in itertools.chain(*chosen(options)):
-        blocks.setdefault(block_of(case), []).append(case)
+        blocks.setdefault(kit.block_of(case), []).append(case)
     lines = []
     for name, group in blocks.items():
         rules = dict.fromkeys(rule for case in group for rule in case.rules)

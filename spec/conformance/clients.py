@@ -12,15 +12,11 @@ import math
 import os
 import secrets
 import select
-import shlex
-import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .conversation import END, WHOAMI, Failure, describe
 from .examples import (
@@ -32,26 +28,18 @@ from .examples import (
     read_blocks,
 )
 from .kit import NO_TIME, Result
-from .server import describe_end
+from .server import Program
 
-COMMANDS = {  # and how many texts each has
-    "subscribe": 1,
-    "unsubscribe": 1,
-    "publish": 2,
-    "receive": 0,
-    "whoami": 0,
-    "close": 0,
-}
+WITHOUT_TEXTS = {"receive": 0, "whoami": 0, "close": 0}
+COMMANDS = {"subscribe": 1, "unsubscribe": 1, "publish": 2, **WITHOUT_TEXTS}
 ANSWERS = {"ok": 0, "message": 2, "control": 2, "credentials": 1, "closed": 0}
 LINE_BYTES_MAX = 1 << 22
 QUESTIONS = ("receive", "whoami")  # which are not answered by ok
 CREDENTIALS = b"!/cred/1/2/3"  # of a client that asks unexpectedly
 SEND_BUFFER_BYTES = 1 << 19
 READ_BYTES_MAX = 1 << 20
-LARGE_BYTES = 200_000  # that every kernel's send buffer can be raised to
 START_SECONDS_MAX = 10.0
 IDLE_SECONDS = 0.3  # after which a client is taken to wait
-IDLE_STARTS = 3  # or so many times as it took to start
 STEP_SHOWN_MAX = 100
 PLACES = ("path", "longest-path", "abstract-name", "SBUS_ADDRESS", "default")
 
@@ -72,10 +60,7 @@ class Line(NamedTuple):
 
 
 def parse_answer(line: bytes) -> Line:
-    """Return what an adapter has answered.
-
-    Raises: Failure if it is no answer.
-    """
+    """Return an answer of an adapter; raise Failure if it is none."""
     word, *texts = line.decode("latin-1").rstrip("\r\n").split(" ")
     if word == "error":
         return Line(word, (" ".join(texts).encode("latin-1"),))
@@ -90,25 +75,16 @@ class Adapter:
     """A client that runs; commands are written while anything is awaited."""
 
     def __init__(
-        self, words: Sequence[str], environment: Mapping[str, str], log: Path
+        self, program: Program, address: str, environment: Mapping[str, str]
     ) -> None:
-        with log.open("wb") as file:
-            try:
-                self._process = subprocess.Popen(
-                    words,
-                    env=environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=file,
-                    start_new_session=True,
-                    bufsize=0,
-                )
-            except OSError as error:
-                raise Failure(f"cannot run {words[0]}: {error}") from None
-        assert self._process.stdin and self._process.stdout
-        self._log = log
-        self._input, self._output = self._process.stdin, self._process.stdout
-        os.set_blocking(self._input.fileno(), False)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        program.run(address, env=environment, bufsize=0, **pipes)
+        assert program.process
+        assert program.process.stdin and program.process.stdout
+        self._program = program
+        self._commands = program.process.stdin.fileno()
+        self._answers = program.process.stdout.fileno()
+        os.set_blocking(self._commands, False)
         self._unwritten = b""
         self._unread = b""
         self._is_over = False
@@ -118,21 +94,14 @@ class Adapter:
         self._unwritten += command.encode()
 
     def answer(self, seconds_max: float) -> Line | None:
-        """Return the next answer, or None if there is none in time.
-
-        Raises: Failure if it is malformed, or the client has ended.
-        """
+        """Return the next answer, or None if there is none in time."""
         if not self.wait(seconds_max):
             return None
         line, _, self._unread = self._unread.partition(b"\n")
         return parse_answer(line)
 
     def wait(self, seconds_max: float, other: int = -1) -> bool:
-        """Return whether there is an answer in time.
-
-        If another descriptor is given, that is waited for instead.
-        Raises: Failure if the client has ended before.
-        """
+        """Return whether an answer, or else a descriptor, is ready in time."""
         end = time.monotonic() + seconds_max
         while other >= 0 or b"\n" not in self._unread:
             left = max(0.0, end - time.monotonic())
@@ -140,7 +109,10 @@ class Adapter:
             if other in ready:
                 break
             if self._is_over:
-                raise Failure(f"the client {self._end()}")
+                with contextlib.suppress(Failure):
+                    self._program.await_status(0.2)
+                how = self._program.end() or "has closed its standard output"
+                raise Failure(f"the client {how}")
             if len(self._unread) > LINE_BYTES_MAX:
                 raise Failure("the client answers without end")
             if not ready and not left:
@@ -149,41 +121,23 @@ class Adapter:
 
     def _take_turn(self, other: int, seconds_max: float) -> list[int]:
         """Write and read what can be; return what was ready."""
-        output, commands = self._output.fileno(), self._input.fileno()
-        readers = [other] * (other >= 0) + [output] * (not self._is_over)
-        writers = [commands] * bool(self._unwritten)
+        readers = [] if self._is_over else [self._answers]
+        readers += [other] * (other >= 0)
+        writers = [self._commands] * bool(self._unwritten)
         readable, writable, _ = select.select(
             readers, writers, [], seconds_max
         )
         if writable:
             try:
-                size = os.write(commands, self._unwritten)
+                size = os.write(self._commands, self._unwritten)
             except BrokenPipeError:  # it has ended, as its output tells
                 size = len(self._unwritten)
             self._unwritten = self._unwritten[size:]
-        if output in readable:
-            got = os.read(output, READ_BYTES_MAX)
+        if self._answers in readable:
+            got = os.read(self._answers, READ_BYTES_MAX)
             self._unread += got
             self._is_over = not got
         return [*readable, *writable]
-
-    def _end(self) -> str:
-        """Return how a client that has closed its output has ended."""
-        try:
-            how = describe_end(self._process.wait(0.2))
-        except subprocess.TimeoutExpired:
-            return "has closed its standard output"
-        lines = self._log.read_bytes()[-400:].splitlines()[-2:]
-        return ": ".join([how, " / ".join(map(escape, lines))]).rstrip(": ")
-
-    def close(self) -> None:
-        """End the client and all that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._output.close()
-        with contextlib.suppress(BrokenPipeError):
-            self._input.close()
 
 
 class ClientStep(NamedTuple):
@@ -205,18 +159,12 @@ class ClientCase(NamedTuple):
 
 
 def all_client_cases() -> list[ClientCase]:
-    """Return what all examples for clients say.
-
-    Raises: Failure if there are none, ValueError if one is malformed.
-    """
+    """Return all examples for clients; raise ValueError at a malformed one."""
     return [client_case(one) for one in read_blocks() if one.kind == "client"]
 
 
 def client_case(block: Block) -> ClientCase:
-    """Return the case of a block.
-
-    Raises: ValueError if it is malformed.
-    """
+    """Return the case of a block; raise ValueError if it is malformed."""
     lines = [plain for line in block.lines for plain in each_number(line)]
     place = "path"
     if lines[0].startswith("server "):
@@ -228,10 +176,7 @@ def client_case(block: Block) -> ClientCase:
 
 
 def parse_client_step(line: str) -> ClientStep:
-    """Return the step that a line stands for.
-
-    Raises: ValueError if it stands for none.
-    """
+    """Return a line's step; raise ValueError if it stands for none."""
     verb, _, rest = line.partition(" ")
     if verb in COMMANDS:
         return ClientStep(line, verb, b"", (parse_words(line, COMMANDS),))
@@ -247,40 +192,29 @@ def parse_client_step(line: str) -> ClientStep:
 
 
 def parse_words(source: str, known: dict[str, int]) -> Line:
-    """Return a command or an answer as an example has it.
-
-    Raises: ValueError if it is none.
-    """
+    """Return a command or an answer of an example; or raise ValueError."""
     word, *texts = FIELD.findall(source)
     if known.get(word) != len(texts):
         raise ValueError(f"not a command or an answer: {source!r}")
     return Line(word, tuple(map(parse_bytes, texts)))
 
 
-class Place(NamedTuple):
-    """Where a server listens, and how a client is to find it."""
-
-    name: str | bytes
-    address: str  # empty if the environment tells
-    environment: dict[str, str]
-
-
-def place_of(kind: str, directory: str) -> Place:
-    """Return a place, in an environment that tells nothing else."""
+def place_of(kind: str, directory: str) -> tuple[Any, str, dict[str, str]]:
+    """Return where a server is, its address or none, and the environment."""
     path = f"{directory}/bus"
     hidden = ("SBUS_ADDRESS", "XDG_RUNTIME_DIR")
     told = {name: os.environ[name] for name in {*os.environ} - {*hidden}}
     if kind == "abstract-name":  # its address leaves out the NUL bytes
         name = b"\0" + secrets.token_bytes(16) + b"x"
         address = f"/dev/unix/abstract/{name.hex()}"
-        return Place(name.ljust(108, b"\0"), address, told)
+        return name.ljust(108, b"\0"), address, told
     if kind == "SBUS_ADDRESS":
-        return Place(path, "", {**told, kind: path})
+        return path, "", {**told, kind: path}
     if kind == "default":
-        path = f"{directory}/sbus.socket"
-        return Place(path, "", {**told, "XDG_RUNTIME_DIR": directory})
+        told["XDG_RUNTIME_DIR"] = directory
+        return f"{directory}/sbus.socket", "", told
     path = path.ljust(107, "x") if kind == "longest-path" else path
-    return Place(path, path, told)
+    return path, path, told
 
 
 class ClientTalk:
@@ -294,7 +228,6 @@ class ClientTalk:
         self._listener = listener
         self._wire: socket.socket | None = None
         self._unanswered: list[str] = []  # commands
-        self.connected = 0.0  # when, by the monotonic clock
         self.said: list[str] = []
 
     def hold(self, steps: Sequence[ClientStep]) -> None:
@@ -362,7 +295,6 @@ class ClientTalk:
             listener = self._listener.fileno()
             if not self._adapter.wait(START_SECONDS_MAX, listener):
                 raise Failure("the client does not connect in time")
-            self.connected = time.monotonic()
             self._wire, _ = self._listener.accept()
             self._wire.settimeout(self._kit.seconds_max)
             self._wire.setsockopt(
@@ -412,29 +344,15 @@ def plain(packet: bytes) -> bytes:
     return head if head.startswith(b"CMSG ") and not payload else packet
 
 
-def client_obstacle(case: ClientCase) -> str:
-    """Return why a case cannot be run here, if so."""
-    if case.place == "default" and os.geteuid() == 0:
-        return "needs to be run by another user than root"
-    sizes = [len(step.packet) for step in case.steps]
-    most = Path("/proc/sys/net/core/wmem_max")
-    if max(sizes) > LARGE_BYTES and int(most.read_text()) < LARGE_BYTES * 1.06:
-        return f"needs a kernel with a larger {most}"
-    return ""
-
-
 class ClientKit:
     """Runs cases against a client, which a command starts for each."""
 
     def __init__(
-        self,
-        command: str,
-        seconds_max: float,
-        total_seconds_max: float = math.inf,
+        self, command: str, seconds_max: float, total: float = math.inf
     ) -> None:
-        self._words = shlex.split(command)
+        self._command = command
         self.seconds_max = seconds_max
-        self.end = time.monotonic() + total_seconds_max
+        self.end = time.monotonic() + total
         self.idle_seconds = IDLE_SECONDS
 
     def probe(self) -> None:
@@ -445,8 +363,8 @@ class ClientKit:
 
     def judge(self, case: ClientCase) -> Result:
         """Run one case."""
-        why = client_obstacle(case)
-        if why:
+        if case.place == "default" and os.geteuid() == 0:
+            why = "needs to be run by another user than root"
             return Result(case.name, case.rules, "not applicable", why)
         if time.monotonic() > self.end:
             return Result(case.name, case.rules, "not run", NO_TIME)
@@ -461,27 +379,16 @@ class ClientKit:
 
     @contextlib.contextmanager
     def _talk(self, kind: str) -> Iterator[ClientTalk]:
-        """Start a client; note how long that takes.
-
-        Raises: Failure if it cannot be run.
-        """
-        start = time.monotonic()
+        """Start a client; raise Failure if it cannot be run."""
         with contextlib.ExitStack() as cleanup:
-            directory = tempfile.TemporaryDirectory(prefix="sbus-")
-            name = cleanup.enter_context(directory)
-            place = place_of(kind, name)
+            program = Program(self._command, self.seconds_max)
+            cleanup.enter_context(program)
+            place = place_of(kind, program.directory)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             cleanup.enter_context(listener)
-            listener.bind(place.name)
+            listener.bind(place[0])
             listener.listen()
-            words = [
-                word.replace("{address}", place.address)
-                for word in self._words
-            ]
-            adapter = Adapter(words, place.environment, Path(name, "log"))
-            cleanup.callback(adapter.close)
+            adapter = Adapter(program, *place[1:])
             talk = ClientTalk(self, adapter, listener)
             cleanup.callback(talk.close)
             yield talk
-            seconds = IDLE_STARTS * (talk.connected - start)
-            self.idle_seconds = max(self.idle_seconds, seconds)

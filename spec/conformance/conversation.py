@@ -52,8 +52,6 @@ class Talk:
         self.said: list[str] = []
         self.clients: dict[str, Connection] = {}
         self.unsettled: Connection | None = None
-        self.is_full = False  # whether the kernel takes no more for a client
-        self.may_be_paused: set[Connection] = set()
 
     def hold(self, conversation: Conversation) -> None:
         """Take all steps; raise Failure at one that fails."""
@@ -85,15 +83,11 @@ class Talk:
         elif step.verb == "close":
             self.settle()
             self.clients.pop(step.client).close()
-        elif step.verb == "shut":
-            client.shut()
-        elif step.verb == "deaf":
-            client.deafen()
+        elif step.verb in ("shut", "deaf"):
+            client.shut() if step.verb == "shut" else client.deafen()
         elif step.verb == "room":
-            self.is_full = True
             client.set_room(int(step.argument))
         elif step.verb == "fill":
-            self.is_full = True
             self.bus.fill(client)
 
     def connect(self, step: Step) -> Connection:
@@ -120,15 +114,11 @@ class Talk:
             yield
         except Unanswered as failure:
             names = {one: name for name, one in self.clients.items()}
-            who = names[client]
-            pause = f"; {who} may be paused" * (client in self.may_be_paused)
-            raise Failure(f"{who}'s {failure}{pause}") from None
+            raise Failure(f"{names[client]}'s {failure}") from None
 
     def send(self, client: Connection, step: Step) -> None:
         """Send a packet."""
         packet = b"".join(map(self.fill, step.text))
-        if self.is_full and packet.startswith(b"MSG "):
-            self.may_be_paused.add(client)
         client.send(packet)
         if step.verb == ">":
             self.unsettled = client

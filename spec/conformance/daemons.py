@@ -23,27 +23,17 @@ NO_PROCESS = b"4194304\n"  # a number above all of processes
 def daemon(
     trial: Trial, pid_file: str, status: int, *options: str, **more: Any
 ) -> Iterator[ServerProcess]:
-    """Have a command start a daemon; return what has started it.
-
-    The command ends with the status.
-    """
+    """Have a command start a daemon, and end with a status; return it."""
     server = trial.server.another("-f", "--foreground")
     with adopted(), server:
         words = ["a daemon is started with", "-p", pid_file, *options]
         trial.say(" ".join(words))
-        server.launch(words[1:], **more)
+        server.launch(more.pop("path", ""), *words[1:], **more)
         found = server.await_status(server.start_seconds_max)
         if found == 2 and not trial.server.has_word("-f", "--foreground"):
             raise NotApplicable("its command has no word -f to leave out")
         require(found == status, f"its command ends with status {found}")
         yield server
-
-
-def end_daemon(trial: Trial, number: int) -> None:
-    """Have SIGTERM end a daemon."""
-    trial.say("the daemon receives SIGTERM")
-    os.kill(number, signal.SIGTERM)
-    trial.wait_until(lambda: is_stopped(number), "it does not end")
 
 
 def number_in(path: str) -> int:
@@ -54,6 +44,13 @@ def number_in(path: str) -> int:
     is_ours = number in descendants(os.getpid())
     require(is_ours, f"it holds {describe(text)}, which is no daemon's number")
     return number
+
+
+def end_daemon(trial: Trial, number: int) -> None:
+    """Have SIGTERM end a daemon."""
+    trial.say("the daemon receives SIGTERM")
+    os.kill(number, signal.SIGTERM)
+    trial.wait_until(lambda: is_stopped(number), "it does not end")
 
 
 @check("RUN-8", "ADDR-10", "ADDR-6")
@@ -99,13 +96,11 @@ def daemon_without_its_terminal(trial: Trial) -> None:
         trial.say("its standard error is a pipe, which it closes")
         while trial.read(log):
             pass  # it may have said something before
-        trial.say("and so it does with its standard input")
         with contextlib.suppress(BrokenPipeError):
             raise Failure(f"it does not: {keyboard.write(b'x')} byte fits")
         number = number_in(pid_file)
         is_alone = os.getsid(number) != session
         require(is_alone, "it has not left its session")
-        trial.say("it receives SIGHUP, and goes on")
         os.kill(number, signal.SIGHUP)
         require(not server.fault(), "it serves no more")
         end_daemon(trial, number)
@@ -122,10 +117,9 @@ def only_its_own_pid_file_is_removed(trial: Trial) -> None:
             is_left = os.path.lexists(server.path)
             require(not is_left, "it does not start, and leaves its socket")
     pid_file = trial.file(b"")
-    with daemon(trial, f"{os.path.dirname(pid_file)}", 1):
-        pass
-    with daemon(trial, f"{pid_file}.none/pid", 1):
-        pass
+    for path in (os.path.dirname(pid_file), f"{pid_file}.none/pid"):
+        with daemon(trial, path, 1):
+            pass
     with daemon(trial, pid_file, 0):
         number = number_in(pid_file)
         trial.say("another file takes the place of its pid file")

@@ -20,7 +20,7 @@ class Part(NamedTuple):
 
 Text = tuple[Part, ...]
 SHOWN_BYTES_MAX = 200  # of a packet in a report
-SHOWN_END_BYTES = 40  # of these
+SHOWN_START_BYTES = 160  # of these
 ESCAPE = re.compile(rb'\\(x[0-9a-f]{2}|[0n\\"])')
 PIECE = re.compile(
     r'((?:\\x[0-9a-f]{2}|\\[0n\\"]|[^\\{}])+)|\{([^{}]+)\}', re.S
@@ -31,10 +31,7 @@ FIELD = re.compile(r'((?:\w+=)?"(?:\\.|[^"\\])*"|\S+)\s*')
 
 
 def parse_text(source: str) -> Text:
-    """Return the parts of a text.
-
-    Raises: ValueError if it is none.
-    """
+    """Return the parts of a text; raise ValueError if it is none."""
     if source.startswith('"') and source.endswith('"') and len(source) > 1:
         source = source[1:-1]
     if PIECE.sub("", source):
@@ -139,14 +136,10 @@ Case = Union[MatchCase, PacketCase, Conversation]
 
 
 def escape(text: bytes) -> str:
-    """Return bytes as they would stand in a block.
-
-    Of many the beginning and the end are shown.
-    """
+    """Return bytes as they stand in a block; of many, both ends."""
     if len(text) > SHOWN_BYTES_MAX:
-        start, end = text[:-SHOWN_END_BYTES], text[-SHOWN_END_BYTES:]
-        start = start[: SHOWN_BYTES_MAX - SHOWN_END_BYTES]
-        return f"{escape(start)}...{escape(end)} ({len(text)} bytes)"
+        shown = f"{escape(text[:SHOWN_START_BYTES])}...{escape(text[-40:])}"
+        return f"{shown} ({len(text)} bytes)"
     shown = text.decode("latin-1").encode("unicode_escape").decode("ascii")
     shown = shown.replace("\\x00", "\\0")
     return shown if shown and shown == shown.strip() else f'"{shown}"'
@@ -181,10 +174,7 @@ CITED = re.compile(r"\[([A-Z]+-\d+)\]")
 
 
 def read_blocks() -> Iterator[Block]:
-    """Return the examples of all chapters, each chapter's own first.
-
-    Raises: ValueError if the first line of one is malformed.
-    """
+    """Return all examples, each chapter's own first; or raise ValueError."""
     for chapter in chapters():
         files = filter(Path.exists, (chapter, examples_of(chapter)))
         text = "\n".join(file.read_text("utf-8") for file in files)
@@ -200,10 +190,7 @@ def read_blocks() -> Iterator[Block]:
 
 
 def read_cases() -> list[Case]:
-    """Return what all examples for servers say.
-
-    Raises: ValueError if one is malformed.
-    """
+    """Return all examples for servers; raise ValueError at a malformed one."""
     cases: list[Case] = []
     for block in read_blocks():
         if block.kind not in PARSERS:
@@ -292,10 +279,7 @@ def each_number(line: str) -> Iterator[str]:
 
 
 def parse_step(line: str) -> Step:
-    """Return the step that a line stands for.
-
-    Raises: ValueError if it stands for none.
-    """
+    """Return a line's step; raise ValueError if it stands for none."""
     found = STEP.fullmatch(line)
     if not found:
         raise ValueError(f"not a step: {line!r}")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar, Union
+from typing import Any, NamedTuple, TypeVar, Union
 
 from . import daemons, logs, running, traffic
 from .conversation import Failure, perform
 from .examples import Case, read_cases
-from .rules import ORIGINS, Rule, read_rules
+from .rules import ORIGINS, read_rules
 from .server import ServerProcess
 from .trial import Check, NotApplicable, perform_check
 
@@ -27,17 +26,7 @@ CHECKS = [
 ]
 
 
-class Named(Protocol):
-    """Whatever has a name (with a block's before the '/'), and rules."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def rules(self) -> tuple[str, ...]: ...
-
-
-SomeNamed = TypeVar("SomeNamed", bound=Named)
+T = TypeVar("T")  # of cases, also of those of clients
 
 
 class Result(NamedTuple):
@@ -50,14 +39,15 @@ class Result(NamedTuple):
     dialogue: tuple[str, ...] = ()  # up to the step that failed
 
 
-def origin_of(case: Item, rules: dict[str, Rule]) -> str:
+def origin_of(case: Item) -> str:
     """Return the origin that is farthest from the text, of a case's rules."""
-    return max((rules[one].origin for one in case.rules), key=ORIGINS.index)
+    rules = map(read_rules().__getitem__, case.rules)
+    return max((rule.origin for rule in rules), key=ORIGINS.index)
 
 
-def level_of(case: Item, rules: dict[str, Rule]) -> str:
+def level_of(case: Item) -> str:
     """Return must, should, or choice: the weakest level of a case's rules."""
-    levels = {rules[rule].level for rule in case.rules}
+    levels = {read_rules()[rule].level for rule in case.rules}
     if "MAY" in levels:
         return "choice"
     return "should" if levels & {"SHOULD", "SHOULD NOT"} else "must"
@@ -103,17 +93,12 @@ class Kit:
     """Runs cases against a server process."""
 
     def __init__(
-        self,
-        server: ServerProcess,
-        ours: bool,
-        choices: bool,
-        total_seconds_max: float = math.inf,
+        self, server: ServerProcess, ours: bool, choices: bool, total: float
     ) -> None:
         self.server = server
-        self.end = time.monotonic() + total_seconds_max
+        self.end = time.monotonic() + total
         self.ours = ours
         self.choices = choices
-        self.rules = read_rules()
         self._options: tuple[str, ...] | None = None  # of the running server
         self._refused: dict[tuple[str, ...], str] = {}  # options, and why
         self._room_fault: str | None = None  # None before it was tried
@@ -122,19 +107,24 @@ class Kit:
 
     def judge(self, case: Item) -> Result:
         """Run one case; one server does for those with the same options."""
+        return Result(case.name, case.rules, *self._outcome(case))
+
+    def _outcome(self, case: Item) -> tuple[Any, ...]:
+        """Return the verdict on a case, and what else a result tells."""
         for verdict, why in (
             ("not asked for", self._left_out(case)),
             ("not applicable", obstacle(case)),
             ("not run", self._too_late(case)),
         ):
             if why:
-                return Result(case.name, case.rules, verdict, why)
+                return verdict, why
+        is_choice = level_of(case) == "choice"
+        bad = "differs" if is_choice else "failed"
         why = self._learn_room() if "fill" in needs_of(case) else ""
         if not isinstance(case, Check):  # which starts its own
             why = why or self._prepare(case.conversation().options)
         if why:  # which is wrong if rules that name options are asked for
-            verdict = self._wrong(case) if self.ours else "not applicable"
-            return Result(case.name, case.rules, verdict, why)
+            return bad if self.ours else "not applicable", why
         start = time.monotonic()
         try:
             if isinstance(case, Check):
@@ -143,26 +133,20 @@ class Kit:
             else:
                 wrong, said = perform(self.server, case.conversation())
         except NotApplicable as error:
-            return Result(case.name, case.rules, "not applicable", str(error))
+            return "not applicable", str(error)
         if not wrong:
-            return Result(case.name, case.rules, "passed")
+            return ("passed",)
         self._options = None  # a server that went wrong is not used again
         self._slow[block_of(case)] += time.monotonic() - start
-        told = self._wrong(case), wrong, tuple(said)
-        return Result(case.name, case.rules, *told)
-
-    def _wrong(self, case: Item) -> str:
-        """Return the verdict on a case that did not end as it says."""
-        is_choice = level_of(case, self.rules) == "choice"
-        return "differs" if is_choice else "failed"
+        return bad, wrong, tuple(said)
 
     def _left_out(self, case: Item) -> str:
         """Return why a case was not asked for, if so."""
-        if not self.ours and origin_of(case, self.rules) != "upstream":
+        if not self.ours and origin_of(case) != "upstream":
             return "the original protocol does not ask for it; see --ours"
         if not self.ours and options_of(case):
             return "needs an option of the reference server; see --ours"
-        if not self.choices and level_of(case, self.rules) == "choice":
+        if not self.choices and level_of(case) == "choice":
             return "a server may choose; see --choices"
         return ""
 
@@ -193,7 +177,7 @@ class Kit:
             return why
         self._options = None
         try:
-            self.server.start(options)
+            self.server.start("", *options)
             with contextlib.suppress(OSError):  # other users may connect
                 os.chmod(self.server.path, 0o777)
         except Failure as failure:
@@ -204,9 +188,10 @@ class Kit:
         return ""
 
 
-def block_of(case: Named) -> str:
+def block_of(case: Any) -> str:
     """Return the name of the block that a case is of."""
-    return case.name.partition("/")[0]
+    name: str = case.name
+    return name.partition("/")[0]
 
 
 def options_of(case: Item) -> tuple[str, ...]:
@@ -219,7 +204,7 @@ def all_cases() -> list[Item]:
     return sorted([*read_cases(), *CHECKS], key=options_of)
 
 
-def names_of(cases: Iterable[Named]) -> set[str]:
+def names_of(cases: Iterable[Any]) -> set[str]:
     """Return the names by which cases can be asked for.
 
     They are their own, and those of their rules, families and chapters:
@@ -230,10 +215,11 @@ def names_of(cases: Iterable[Named]) -> set[str]:
         names |= {case.name, block_of(case), *case.rules}
         for rule in map(rules.__getitem__, case.rules):
             chapter = Path(rule.file).stem
-            names |= {rule.family, chapter, *chapter.split("-", 1)}
+            family = rule.id.partition("-")[0]
+            names |= {family, chapter, *chapter.split("-", 1)}
     return names
 
 
-def choose(cases: Sequence[SomeNamed], only: set[str]) -> list[SomeNamed]:
+def choose(cases: Sequence[T], only: set[str]) -> list[T]:
     """Return the cases that have one of the names, all if none is named."""
     return [case for case in cases if not only or names_of([case]) & only]

@@ -16,15 +16,7 @@ from .daemons import daemon, end_daemon, number_in
 from .examples import escape
 from .running import USERS
 from .server import limit
-from .trial import (
-    ORDINARY_USER,
-    Trial,
-    check,
-    hear,
-    require,
-    require_root,
-    tell,
-)
+from .trial import Trial, check, hear, require, tell
 from .wire import Wire
 
 MISTAKES = 100
@@ -41,6 +33,14 @@ def lines_of(trial: Trial, rule: str) -> list[bytes]:
     return [line for line in trial.server.log_lines() if name.search(line)]
 
 
+def require_few(trial: Trial, rule: str, seconds: float) -> None:
+    """Raise Failure unless a line a second names a rule, or some fewer."""
+    lines = len(lines_of(trial, rule))
+    require(lines, f"it logs no line that names {rule}")
+    is_few = lines <= seconds + 2  # the first, and what is left out
+    require(is_few, f"it logs {lines} lines, one a second wanted")
+
+
 def mistake(trial: Trial, packet: bytes = b"HELLO") -> Wire:
     """Return a client that the server has disconnected."""
     client = trial.client()
@@ -48,25 +48,6 @@ def mistake(trial: Trial, packet: bytes = b"HELLO") -> Wire:
     hear(client, END)
     client.close()
     return client
-
-
-# ---- The log
-
-
-@check("RUN-15")
-def log_of_a_healthy_server(trial: Trial) -> None:
-    trial.start()
-    reader, publisher = trial.client("k"), trial.client()
-    trial.say("a client publishes, another hears it, and both leave")
-    publisher.send(b"MSG k\0")
-    hear(reader, b"MSG k\0")
-    tell(reader, b"UNSUB k")
-    reader.close()
-    publisher.close()
-    trial.require_service()
-    trial.stop()
-    count = len(trial.server.log_lines())
-    require(count == 2, f"it logs {count} lines, and two are of its life")
 
 
 @check("RUN-15")
@@ -122,10 +103,7 @@ def log_of_many_mistakes(trial: Trial) -> None:
         mistake(trial)
     time.sleep(LINE_SECONDS)
     trial.stop()
-    most = time.monotonic() - start + 2  # the first, and what is left out
-    lines = len(lines_of(trial, "PKT-2"))
-    require(lines, "it logs no line that names PKT-2")
-    require(lines <= most, f"it logs {lines} lines, one a second wanted")
+    require_few(trial, "PKT-2", time.monotonic() - start)
     is_said = MISTAKES in sums_of(trial)
     require(is_said, f"its lines do not add up to {MISTAKES} mistakes")
 
@@ -133,9 +111,8 @@ def log_of_many_mistakes(trial: Trial) -> None:
 def sums_of(trial: Trial) -> set[int]:
     """Return of how many mistakes the log may tell.
 
-    A line that names our process is of one of them.  One of its numbers is
-    of others that were left out if it has more of them than the first line.
-    Any other line is of such alone.
+    A line with our process id is of one, and of others that were left out if
+    it has more numbers than the first.  Any other line is of such alone.
     """
     sums, usual = {0}, 0
     for line in lines_of(trial, "PKT-2"):
@@ -154,7 +131,7 @@ def sums_of(trial: Trial) -> set[int]:
 def log_of_mistakes_of_many_users(trial: Trial) -> None:
     trial.start("-g", "-o")
     trial.say(f"{USERS} users send HELLO while the server is stopped")
-    users = range(ORDINARY_USER, ORDINARY_USER + USERS)
+    users = range(trial.user, trial.user + USERS)
     crowd = [trial.client(uid=uid) for uid in users]
     trial.server.freeze()
     for client in crowd:
@@ -171,20 +148,16 @@ def log_of_mistakes_of_many_users(trial: Trial) -> None:
 
 @check("CONN-13", "CONN-2", "TRACE-1")
 def log_and_trace_of_users_who_are_kept_out(trial: Trial) -> None:
-    require_root()
     path = trial.server.new_path()
     trial.start("-u", "root", "-g", "-o", "--trace", path)
     start = time.monotonic()
     trial.say(f"a user who is kept out tries it {KEPT_OUT} times")
     for _ in range(KEPT_OUT):
-        hear(trial.client(uid=ORDINARY_USER), END)
+        hear(trial.client(uid=trial.user), END)
     trial.stop()
-    most = time.monotonic() - start + 2  # the first, and what is left out
-    lines = len(lines_of(trial, "CONN-2"))
-    require(lines, "it logs no line that names CONN-2")
-    require(lines <= most, f"it logs {lines} lines, one a second wanted")
+    require_few(trial, "CONN-2", time.monotonic() - start)
     users = [one.get("uid") for one in read_trace(path)]
-    require(ORDINARY_USER not in users, "its trace says that the user came")
+    require(trial.user not in users, "its trace says that the user came")
 
 
 @check("RUN-16")
@@ -253,20 +226,22 @@ def told(event: Event) -> tuple[Any, ...]:
     return kind, *map(event.get, TOLD.get(kind, ()))
 
 
-@check("TRACE-1", "TRACE-4")
+@check("TRACE-1", "TRACE-4", "RUN-15")
 def trace_of_a_conversation(trial: Trial) -> None:
     path, address = trial.server.new_path(), trial.server.new_path() + '"'
     trial.start("--trace", path, path=address)
     reader, publisher = trial.client("x"), trial.client("y")
     tell(reader, b'SUB "\xff*', b'SUB "\xff*')
     trial.say("a client publishes, sends an unknown packet, unsubscribes")
-    tell(publisher, b'MSG "\xff\n\0four', b"MSG k\0", b"CMSG unknown/\0x")
-    tell(publisher, b"UNSUB none")
+    tell(publisher, b'MSG "\xff\n\0four')
+    tell(publisher, b"MSG k\0", b"CMSG unknown/\0x", b"UNSUB none")
     tell(reader, b'UNSUB "\xff*')
     reader.close()
     for _ in range(2):
         publisher.settle()
     trial.stop()
+    count = len(trial.server.log_lines())
+    require(count == 2, f"it logs {count} lines, and two are of its life")
     events = read_trace(path)
     require_whole(events, address)
     opened = [one.get("c") for one in events if one.get("ev") == "open"]

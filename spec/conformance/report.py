@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -45,10 +44,7 @@ def results_by_rule(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def verdicts(results: Iterable[Result]) -> dict[str, str]:
-    """Return the verdict on each rule: failed if any example of it did.
-
-    One whose examples were not all run is not called passed.
-    """
+    """Return the verdict on each rule: the worst of its examples."""
     cases = (*all_cases(), *all_client_cases())
     shown = {rule for case in cases for rule in case.rules}
     by_rule = {}
@@ -91,22 +87,15 @@ def edition() -> str:
     return hashlib.sha256(text).hexdigest()[:8]
 
 
-def failures_by_rule(
-    results: Iterable[Result], verdict: str = "failed"
+def by_first_rule(
+    results: Iterable[Result], verdict: str
 ) -> dict[str, list[Result]]:
-    """Return the failures by the rule that explains most, then the next.
-
-    Of rules that explain as many, the one that is named first explains them.
-    """
-    left = [result for result in results if result.verdict == verdict]
-    by_rule: dict[str, list[Result]] = {}
-    while left:
-        named = Counter(rule for result in left for rule in result.rules)
-        first = Counter(result.rules[0] for result in left)
-        rule = max(named, key=lambda one: (named[one], first[one]))
-        by_rule[rule] = [result for result in left if rule in result.rules]
-        left = [result for result in left if rule not in result.rules]
-    return by_rule
+    """Return what ended with a verdict, by the first rule that it is about."""
+    found: dict[str, list[Result]] = {}
+    for one in results:
+        if one.verdict == verdict:
+            found.setdefault(one.rules[0], []).append(one)
+    return found
 
 
 def failure_lines(result: Result) -> list[str]:
@@ -131,10 +120,7 @@ def first_failures(
 
 
 def not_run(results: Sequence[Result]) -> Iterator[str]:
-    """Return a line for each reason why some were not run.
-
-    Those for which there was no time are named.
-    """
+    """Return why some were not run; name those that came too late."""
     names: dict[tuple[str, str], list[str]] = {}
     for one in results:
         if one.verdict in NOT_TRIED:
@@ -167,7 +153,7 @@ def text_report(command: str, results: Sequence[Result]) -> str:
             lines.append(f"{name:6} {tell([*once.values()]):>16}")
     rules = read_rules()
     for verdict in WRONG:
-        for name, found in failures_by_rule(results, verdict).items():
+        for name, found in by_first_rule(results, verdict).items():
             head = f"{verdict.upper()} [{name}] {rules[name].sentence}"
             lines += ["", head]
             lines += first_failures(found, verdict, FAILURES_SHOWN_MAX)
@@ -198,7 +184,7 @@ def markdown_report(command: str, results: Sequence[Result]) -> str:
         says = rule.statement.replace("|", "\\|")
         cells = (name, rule.level, rule.origin, verdict[name])
         lines.append(f"| {' | '.join(cells)} | {tell(about)} | {says} |")
-    for name, failed in failures_by_rule(results).items():
+    for name, failed in by_first_rule(results, "failed").items():
         lines += ["", f"## Failures of {name}"]
         shown = first_failures(failed, "failed", len(failed))
         lines += [f"    {line}" if line else "" for line in shown]
@@ -257,16 +243,8 @@ class Column:
         return shown
 
 
-def page(
-    runs: Sequence[Run],
-    title: str = "sbus conformance",
-    beside: Path = Path(),
-) -> str:
-    """Return an HTML page with the results of servers and clients.
-
-    A rule's id leads to its page of the book, if that is beside this one,
-    else to the chapter's file.
-    """
+def page(runs: Sequence[Run], beside: Path = SPEC) -> str:
+    """Return an HTML page, whose rules lead to the book if it is beside."""
     columns = [*map(Column, runs)]
     chapters: dict[str, list[Rule]] = {}
     for rule in read_rules().values():
@@ -274,7 +252,6 @@ def page(
             chapters.setdefault(rule.file, []).append(rule)
     whys = dict.fromkeys(why for run in runs for why in not_run(run.results))
     return PAGE.substitute(
-        title=escape(title),
         style=STYLE,
         date=time.strftime("%Y-%m-%d"),
         edition=edition(),
@@ -298,10 +275,7 @@ def run_row(run: Run) -> str:
 def chapter_html(
     rules: Sequence[Rule], columns: Sequence[Column], beside: Path
 ) -> str:
-    """Return a chapter as a table: its rules, and a column for each run.
-
-    The rules that nobody asked for are folded.
-    """
+    """Return a chapter as a table; fold what nobody asked for."""
     chapter = SPEC / rules[0].file
     link = Path(rules[0].file).with_suffix(".html")
     place = f"{link}#" if (beside / link).exists() else chapter.as_uri()
@@ -376,11 +350,11 @@ PAGE = Template("""<!DOCTYPE html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
+<title>sbus conformance</title>
 <style>$style</style>
 </head>
 <body>
-<h1>$title</h1>
+<h1>sbus conformance</h1>
 <p>Specification $edition, $date. A rule failed if one of its examples did.
 Where there is no example, nobody can see from outside whether it is kept.</p>
 <table><tbody>

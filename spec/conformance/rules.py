@@ -21,11 +21,6 @@ class Rule(NamedTuple):
     sentence: str
 
     @property
-    def family(self) -> str:
-        """The id without its number."""
-        return self.id.partition("-")[0]
-
-    @property
     def statement(self) -> str:
         """The sentence without its origin."""
         return self.sentence.rpartition(" (")[0]
@@ -55,10 +50,7 @@ def examples_of(chapter: Path) -> Path:
 
 @functools.cache
 def read_rules() -> dict[str, Rule]:
-    """Return the rules of all chapters by their ids.
-
-    Raises: ValueError if a rule is not one sentence of the usual form.
-    """
+    """Return all rules by their ids; raise ValueError if one is malformed."""
     rules: dict[str, Rule] = {}
     for chapter in chapters():
         for found in RULE.finditer(chapter.read_text("utf-8")):

@@ -15,23 +15,16 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from .conversation import END, Failure, describe
 from .server import descendants
-from .trial import (
-    ORDINARY_USER,
-    NotApplicable,
-    Trial,
-    check,
-    hear,
-    require,
-    require_root,
-    tell,
-)
+from .trial import NotApplicable, Trial, check, hear, require, tell
 from .wire import Wire
 
 DESCRIPTORS = 32, 64  # soft and hard limit
+NOFILE = resource.RLIMIT_NOFILE
+has_few = functools.partial(resource.setrlimit, NOFILE, DESCRIPTORS)
 RIVALS = 3
 USERS = 150
 END_SECONDS_MIN = 0.1  # in which a server with a backlog does not end
@@ -40,9 +33,6 @@ PR_SET_CHILD_SUBREAPER = 36
 IN_ATTRIB = 4
 MODES = {"": 0o700, "-g": 0o770, "--others": 0o707, "-go": 0o777}
 SEQPACKET, DATAGRAM = socket.SOCK_SEQPACKET, socket.SOCK_DGRAM
-
-
-# ---- Start
 
 
 @check("ADDR-6", "RUN-1")
@@ -61,38 +51,28 @@ def mode_of_the_socket(trial: Trial) -> None:
         require(name not in changed, "the mode of the socket changes")
 
 
-def identity(path: str) -> tuple[int, int]:
-    """Return what tells a file from another, or from what it was."""
+def changed(path: str) -> int:
+    """Return when what is at a path was made or changed."""
     with contextlib.suppress(FileNotFoundError):
-        status = os.lstat(path)
-        return status.st_ino, status.st_ctime_ns
-    return 0, 0
+        return os.lstat(path).st_ctime_ns
+    return 0
 
 
 def refuse(
     trial: Trial, path: str, *options: str, status: int = 0, **more: Any
 ) -> None:
-    """Have another server refuse to start, and leave the place as it was.
-
-    If a status is given, the server must say why in one line as well.
-    """
+    """Have a server refuse to start, and say why if it has a status."""
     trial.say(" ".join(["another server is started at", path, *options]))
-    before = identity(path)
+    before = changed(path)
     with trial.server.another() as rival:
-        rival.launch(options, path, **more)
-        trial.wait_until(
-            lambda: rival.status() is not None or identity(path) != before,
-            "another server starts there",
-        )
-        with contextlib.suppress(Failure):
-            rival.await_status(rival.seconds_max)  # it may have listened
-        found, lines = rival.status(), len(rival.log_lines())
-        is_same = identity(path) == before
-        require(is_same, "another server takes that place")
-        require(found, "another goes on, or ends as if all were well")
-        if status:
-            require(found == status, f"it ends with status {found}")
-            require(lines == 1, f"it says why in {lines} lines")
+        rival.launch(path, *options, **more)
+        found = rival.await_status(rival.start_seconds_max)
+        lines = len(rival.log_lines())
+    require(changed(path) == before, "another server takes that place")
+    require(found, "another ends as if all were well")
+    if status:
+        require(found == status, f"it ends with status {found}")
+        require(lines == 1, f"it says why in {lines} lines")
 
 
 @check("ADDR-8")
@@ -140,7 +120,7 @@ def servers_that_start_at_once(trial: Trial) -> None:
         output, end = trial.pipe()
         outputs.append(output)
         rivals.append(trial.cleanup.enter_context(trial.server.another()))
-        rivals[-1].launch(("-r",), path, stdout=end)
+        rivals[-1].launch(path, "-r", stdout=end)
         end.close()
     for output in outputs:
         trial.read(output)  # each listens or ends
@@ -221,17 +201,14 @@ def become_ordinary() -> None:
     """Go on as an ordinary user, if that can be."""
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setgid(ORDINARY_USER)
-        os.setuid(ORDINARY_USER)
+        os.setgid(Trial.user)
+        os.setuid(Trial.user)
 
 
 def be_handed(
     descriptor: int, directory: str, process: int, count: str, address: str
 ) -> None:
-    """Begin as a service manager has an ordinary user's server begin.
-
-    The sockets are for another process, if one is given.
-    """
+    """Begin as a service manager has a user's server begin."""
     os.dup2(descriptor, 3)
     os.set_inheritable(3, True)
     os.environ["LISTEN_PID"] = str(process or os.getpid())
@@ -278,7 +255,7 @@ def socket_that_is_handed_over(trial: Trial) -> None:
         ):
             trial.say(f"it has {count or 'no'} socket for {process or 'it'}")
             first = functools.partial(begin, process, count, address)
-            server.start((), place, preexec_fn=first, close_fds=False)
+            server.start(place, preexec_fn=first, close_fds=False)
             trial.say("two clients connect, and the last is the first to ask")
             clients = [server.connect() for _ in range(2)]
             for client in reversed(clients):
@@ -287,7 +264,7 @@ def socket_that_is_handed_over(trial: Trial) -> None:
         server.stop()
         trial.say("it has two sockets")
         two = functools.partial(begin, 0, "2", "")
-        server.launch((), path, preexec_fn=two, close_fds=False)
+        server.launch(path, preexec_fn=two, close_fds=False)
         status = server.await_status(server.start_seconds_max)
         require(status == 1, f"it ends with status {status}")
 
@@ -324,23 +301,13 @@ def readiness_is_told(trial: Trial) -> None:
     require(is_ready, f"it tells {describe(told)}")
 
 
-def may_have(soft: int, hard: int) -> Callable[[], None]:
-    """Return what gives a process so many descriptors."""
-    kind = resource.RLIMIT_NOFILE
-    return functools.partial(resource.setrlimit, kind, (soft, hard))
-
-
 @check("LIMIT-7")
 def descriptors_are_made_use_of(trial: Trial) -> None:
     soft, hard = DESCRIPTORS
     trial.say(f"it may have {soft} descriptors, and raise that to {hard}")
-    trial.start(preexec_fn=may_have(soft, hard))
-    processes = trial.server.processes
-    limits = [
-        resource.prlimit(one, resource.RLIMIT_NOFILE) for one in processes
-    ]
+    trial.start(preexec_fn=has_few)
+    limits = [resource.prlimit(one, NOFILE) for one in trial.server.processes]
     require((hard, hard) in limits, "it has not raised its limit")
-    trial.say("as many connect, and each is served or disconnected")
     for _ in range(hard):
         trial.client().settle()
 
@@ -348,14 +315,11 @@ def descriptors_are_made_use_of(trial: Trial) -> None:
 @check("LIMIT-7")
 def half_of_the_descriptors_for_a_user(trial: Trial) -> None:
     _, most = DESCRIPTORS
-    trial.start("-g", "-o", preexec_fn=may_have(most, most))
+    trial.start("-g", "-o", preexec_fn=has_few)
     trial.say(f"it may have {most} descriptors; a user asks for most of them")
-    crowd = [trial.client(uid=ORDINARY_USER) for _ in range(most * 5 // 8)]
+    crowd = [trial.client(uid=trial.user) for _ in range(most * 5 // 8)]
     count = sum(client.pending() is None for client in crowd)
     require(count <= most // 2, f"{count} of its clients are let in")
-
-
-# ---- What users are told
 
 
 def numbers_for(client: Wire) -> dict[str, Any]:
@@ -371,11 +335,10 @@ def numbers_for(client: Wire) -> dict[str, Any]:
 
 @check("CTL-5")
 def owner_who_is_not_root(trial: Trial) -> None:
-    require_root()
     path = f"{open_directory(trial)}/socket"
     with by_a_user():
         trial.start("-g", "-o", path=path, preexec_fn=become_ordinary)
-    for uid, is_told in ((0, 1), (ORDINARY_USER, 1), (ORDINARY_USER + 1, 0)):
+    for uid, is_told in ((0, 1), (trial.user, 1), (trial.user + 1, 0)):
         trial.say(f"the user {uid} asks for numbers")
         found = "users" in numbers_for(trial.client(uid=uid))
         require(found == is_told, f"all users are in its answer: {found}")
@@ -386,7 +349,7 @@ def numbers_of_many_users(trial: Trial) -> None:
     for most in (409_600, 10_000):
         trial.start("-g", "-o", "--max-packet", str(most))
         trial.say(f"{USERS} users connect, and root asks for numbers")
-        for uid in range(ORDINARY_USER, ORDINARY_USER + USERS):
+        for uid in range(trial.user, trial.user + USERS):
             trial.client(uid=uid)
         numbers = numbers_for(trial.client())
         require(numbers["size"] <= most, f"its answer is above {most} bytes")
@@ -408,32 +371,24 @@ def sigusr1_is_no_end(trial: Trial) -> None:
     )
 
 
-# ---- End
-
-
-def on_sighup(handler: signal.Handlers) -> Callable[[], object]:
-    """Return what has a process handle SIGHUP so as it begins."""
-    return functools.partial(signal.signal, signal.SIGHUP, handler)
-
-
-@check("RUN-10")
+@check("RUN-10", "ADDR-10")
 def end_by_a_signal(trial: Trial) -> None:
+    handle = functools.partial(signal.signal, signal.SIGHUP)
+    heed = functools.partial(handle, signal.SIG_DFL)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        trial.start(preexec_fn=on_sighup(signal.SIG_DFL))
+        trial.start(preexec_fn=heed)
         client = trial.client("k")
         trial.stop(number)
         hear(client, END)
-    trial.start(preexec_fn=on_sighup(signal.SIG_IGN))
+        is_left = os.path.lexists(trial.server.path)
+        require(not is_left, "its socket is still there")
+    trial.start(preexec_fn=functools.partial(handle, signal.SIG_IGN))
     trial.send_signal(signal.SIGHUP)
     trial.require_service()
 
 
 @check("ADDR-10")
 def only_its_own_socket_is_removed(trial: Trial) -> None:
-    trial.start()
-    trial.stop()
-    is_left = os.path.lexists(trial.server.path)
-    require(not is_left, "its socket is still there")
     for is_socket in (False, True):
         trial.start()
         path = trial.server.path
@@ -468,8 +423,7 @@ def end_with_the_last_client(trial: Trial) -> None:
     trial.server.freeze()
     trial.server.thaw()
     if os.geteuid() == 0:
-        trial.say("a user is kept out")
-        hear(trial.client(uid=ORDINARY_USER), END)
+        hear(trial.client(uid=trial.user), END)
     for _ in range(5):
         require(trial.server.status() is None, "it ends without a client")
         time.sleep(0.02)  # no event tells that nothing happens
@@ -480,6 +434,5 @@ def end_with_the_last_client(trial: Trial) -> None:
     for _ in range(5):
         require(second.pending() is None, "it does not stay for the other")
         time.sleep(0.02)  # no event tells that nothing happens
-    trial.say("and then the other")
     second.close()
     trial.require_status(0)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ START_SECONDS_MAX = 10.0
 LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
 LOG_BYTES_SHOWN = 400
 FREEZE_SECONDS_MAX = 0.2  # a process may not be ours to see
-FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
-SANITIZER = " (built with -fsanitize=address it says where)"
 
 
 def descendants(process: int) -> Iterator[int]:
@@ -49,43 +47,121 @@ def limit(process: int, what: int, most: int) -> None:
         resource.prlimit(process, what, (most, most))
 
 
-def describe_end(status: int) -> str:
-    """Return how a process has ended."""
-    if status >= 0:
-        return f"ended with status {status}"
-    hint = SANITIZER if -status in FAULTS else ""
-    return f"was killed: {signal.strsignal(-status) or -status}{hint}"
-
-
-class ServerProcess:
-    """A server that a command starts, as often as it takes."""
+class Program:
+    """A program that a command starts, as often as it takes."""
 
     def __init__(self, command: str, seconds_max: float) -> None:
         self._words = shlex.split(command)
         self.seconds_max = seconds_max
-        self.start_seconds_max = START_SECONDS_MAX
         self._directory = tempfile.TemporaryDirectory(prefix="sbus-")
-        os.chmod(self._directory.name, 0o755)  # for other users
-        self._log = f"{self._directory.name}/log"
+        self.directory = self._directory.name
+        os.chmod(self.directory, 0o755)  # for other users
+        self._log = f"{self.directory}/log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def run(self, address: str, *options: str, **more: Any) -> None:
+        """Start it anew, as Popen does; raise Failure if that fails."""
+        self.stop()
+        words = [*self._words, *options]
+        words = [word.replace("{address}", address) for word in words]
+        if "cwd" in more:  # where the files of its command have other names
+            exists, full = os.path.exists, os.path.abspath
+            words = [full(word) if exists(word) else word for word in words]
+        with open(self._log, "wb") as log:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log}
+            more = {**streams, "stderr": log, **more}
+            try:
+                self.process = subprocess.Popen(
+                    words, start_new_session=True, **more
+                )
+            except OSError as error:
+                raise Failure(f"cannot run {words[0]}: {error}") from None
+        limit(self.process.pid, resource.RLIMIT_FSIZE, LOG_BYTES_MAX)
+
+    def status(self) -> int | None:
+        """Return the exit status if it has ended."""
+        assert self.process
+        return self.process.poll()
+
+    def await_status(self, seconds_max: float) -> int:
+        """Return the exit status; raise Failure if there is none in time."""
+        assert self.process
+        try:
+            return self.process.wait(seconds_max)
+        except subprocess.TimeoutExpired:
+            raise Failure("the server does not end") from None
+
+    def end(self) -> str:
+        """Return how it ended, and its last words, if it did."""
+        status = self.status()
+        if status is None:
+            return ""
+        how = f"ended with status {status}"
+        if status < 0:
+            how = f"was killed: {signal.strsignal(-status) or -status}"
+        return how + self.log()
+
+    def log(self) -> str:
+        """Return the last lines that it wrote, made printable."""
+        with contextlib.suppress(FileNotFoundError):  # it was not started
+            with open(self._log, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - LOG_BYTES_SHOWN))
+                lines = file.read().splitlines()[-5:]
+            return ": " + " / ".join(map(escape, lines)) if lines else ""
+        return ""
+
+    def log_lines(self) -> list[bytes]:
+        """Return the lines that it wrote."""
+        return Path(self._log).read_bytes().splitlines(keepends=True)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to it and all that it started."""
+        assert self.process
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def stop(self) -> None:
+        """Stop it and all that it started, and forget its log."""
+        if self.process is None:
+            return
+        for number in (signal.SIGCONT, signal.SIGTERM):
+            self.send_signal(number)
+        with contextlib.suppress(Failure):
+            self.await_status(self.seconds_max)
+        self.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+        os.unlink(self._log)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._directory.cleanup()
+
+
+class ServerProcess(Program):
+    """A server that a command starts, as often as it takes."""
+
+    def __init__(self, command: str, seconds_max: float) -> None:
+        super().__init__(command, seconds_max)
+        self.start_seconds_max = START_SECONDS_MAX
         self._count = 0
         self.path = ""  # where the server listens
         self.name: str | bytes = ""  # what clients connect to
-        self._process: subprocess.Popen[bytes] | None = None
         self._is_frozen = False
-        self._was_frozen = False
         self.room = 0  # how many fillers the kernel takes; see learn_room
 
     @property
     def processes(self) -> list[int]:
         """The server, and all that it has started."""
-        assert self._process
-        return [self._process.pid, *descendants(self._process.pid)]
+        assert self.process
+        return [self.process.pid, *descendants(self.process.pid)]
 
     def another(self, *left_out: str) -> ServerProcess:
-        """Return what can start a server like this beside it.
-
-        Its command lacks some words.
-        """
+        """Return what starts such a server, without some words."""
         words = [word for word in self._words if word not in left_out]
         other = ServerProcess(shlex.join(words), self.seconds_max)
         other.start_seconds_max = self.start_seconds_max
@@ -95,14 +171,9 @@ class ServerProcess:
         """Return whether one of some words is in the command."""
         return not {*words}.isdisjoint(self._words)
 
-    def start(
-        self, options: Sequence[str] = (), path: str = "", **more: Any
-    ) -> None:
-        """Start a server, after the end of any other, and wait for it.
-
-        Raises: Failure if it does not serve.
-        """
-        self.launch(options, path, **more)
+    def start(self, path: str = "", *options: str, **more: Any) -> None:
+        """Start a server anew; raise Failure if it does not serve."""
+        self.launch(path, *options, **more)
         end, what = time.monotonic() + self.start_seconds_max, ""
         while time.monotonic() < end and self.status() is None:
             try:
@@ -110,54 +181,18 @@ class ServerProcess:
             except Failure as failure:
                 what = f"does not serve: {failure}"
             time.sleep(0.005)  # no event tells of a foreign server
-        raise Failure(f"the server {self._end() or what}{self.log()}")
+        raise Failure(f"the server {self.end() or what + self.log()}")
 
-    def launch(
-        self, options: Sequence[str] = (), path: str = "", **more: Any
-    ) -> None:
-        """Start a server, after the end of any other.
-
-        Further arguments are of subprocess.Popen.
-        """
-        self.stop()
-        self._was_frozen = False
+    def launch(self, path: str = "", *options: str, **more: Any) -> None:
+        """Start a server, after the end of any other."""
+        self._is_frozen = False
         self.name = self.path = path or self.new_path()
-        words = [*self._words, *options]
-        words = [word.replace("{address}", self.path) for word in words]
-        if "cwd" in more:  # where the files of its command have other names
-            exists, full = os.path.exists, os.path.abspath
-            words = [full(word) if exists(word) else word for word in words]
-        with open(self._log, "wb") as log:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": log}
-            more = {**streams, "stderr": log, **more}
-            try:
-                self._process = subprocess.Popen(
-                    words, start_new_session=True, **more
-                )
-            except OSError as error:
-                raise Failure(f"cannot run {words[0]}: {error}") from None
-        limit(self._process.pid, resource.RLIMIT_FSIZE, LOG_BYTES_MAX)
+        self.run(self.path, *options, **more)
 
     def new_path(self) -> str:
         """Return a path at which nothing is."""
         self._count += 1
-        return f"{self._directory.name}/{self._count}"
-
-    def status(self) -> int | None:
-        """Return the server's exit status if it has ended."""
-        assert self._process
-        return self._process.poll()
-
-    def await_status(self, seconds_max: float) -> int:
-        """Wait for the server's end; return its exit status.
-
-        Raises: Failure if it does not end in time.
-        """
-        assert self._process
-        try:
-            return self._process.wait(seconds_max)
-        except subprocess.TimeoutExpired:
-            raise Failure("the server does not end") from None
+        return f"{self.directory}/{self._count}"
 
     def connect(self, credentials: Mapping[str, int] | None = None) -> Wire:
         """Return a new client, a process of its own if it has credentials."""
@@ -169,16 +204,10 @@ class ServerProcess:
         return client
 
     def learn_room(self) -> None:
-        """Learn, once, how many fillers the kernel takes for a client.
-
-        The server has no options, and its clients have the default modes.
-        Raises: Failure if that cannot be learned.
-        """
-        with contextlib.ExitStack() as cleanup:
-            pair = self.connect(), self.connect()
-            for client in pair:
-                cleanup.enter_context(contextlib.closing(client))
-            self.room = self.room or pair[0].learn_room(pair[1])
+        """Learn what the kernel takes for a client in the first modes."""
+        closing = contextlib.closing
+        with closing(self.connect()) as one, closing(self.connect()) as other:
+            self.room = one.learn_room(other)
 
     def fill(self, client: Wire) -> None:
         """Have fillers wait for a client until the kernel takes no more."""
@@ -199,13 +228,6 @@ class ServerProcess:
         if self._is_frozen:
             self.send_signal(signal.SIGCONT)
             self._is_frozen = False
-            self._was_frozen = True
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the server and all that it started."""
-        assert self._process
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
 
     def wait(self, seconds: float) -> None:
         """Let time pass."""
@@ -219,8 +241,8 @@ class ServerProcess:
         except Failure as failure:
             with contextlib.suppress(Failure):
                 self.await_status(0.2)
-            what = self._end() or f"does not serve a new client: {failure}"
-            return f"the server {what}{self.log()}"
+            what = f"does not serve a new client: {failure}{self.log()}"
+            return f"the server {self.end() or what}"
         return ""
 
     def _probe(self) -> None:
@@ -238,43 +260,3 @@ class ServerProcess:
                     return
             time.sleep(4**number / 1000)  # no event tells of a departure
         raise Failure("it closes each connection")
-
-    def _end(self) -> str:
-        """Return how the server ended, if it did."""
-        status = self.status()
-        when = ", having been stopped (SIGSTOP)" if self._was_frozen else ""
-        return "" if status is None else describe_end(status) + when
-
-    def log(self) -> str:
-        """Return the last lines that the server wrote, made printable."""
-        with contextlib.suppress(FileNotFoundError):  # it was not started
-            with open(self._log, "rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - LOG_BYTES_SHOWN))
-                lines = file.read().splitlines()[-5:]
-            return ": " + " / ".join(map(escape, lines)) if lines else ""
-        return ""
-
-    def log_lines(self) -> list[bytes]:
-        """Return the lines that the server wrote."""
-        return Path(self._log).read_bytes().splitlines(keepends=True)
-
-    def stop(self) -> None:
-        """Stop the server and all that it started, and forget its log."""
-        if self._process is None:
-            return
-        self.thaw()
-        self.send_signal(signal.SIGTERM)
-        with contextlib.suppress(Failure):
-            self.await_status(self.seconds_max)
-        self.send_signal(signal.SIGKILL)
-        self._process.wait()
-        self._process = None
-        os.unlink(self._log)
-
-    def __enter__(self) -> ServerProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        self._directory.cleanup()

@@ -14,8 +14,6 @@ from .conversation import Failure, describe
 from .server import ServerProcess
 from .wire import Wire
 
-ORDINARY_USER = 1001
-
 
 class NotApplicable(Exception):
     """The server, or this machine, lacks what a check needs."""
@@ -40,6 +38,8 @@ def check(
 class Trial:
     """A check as it goes on: the server, its clients, and what was done."""
 
+    user = 1001  # an ordinary one
+
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
         self.said: list[str] = []
@@ -49,16 +49,16 @@ class Trial:
         """Note what is done next."""
         self.said.append(text)
 
-    def start(self, *options: str, **more: Any) -> None:
+    def start(self, *options: str, path: str = "", **more: Any) -> None:
         """Start the server, after the end of the one before."""
         self.say(" ".join(["the server is started", *options]))
-        self.server.start(options, **more)
+        self.server.start(path, *options, **more)
 
     def launch(self, path: str = "", *options: str, **more: Any) -> str:
         """Start the server; return what it writes before it is ready."""
         self.say(" ".join(["the server is started", path, *options]))
         output, end = self.pipe()
-        self.server.launch(options, path, stdout=end, **more)
+        self.server.launch(path, *options, stdout=end, **more)
         end.close()
         parts = iter(lambda: self.read(output), b"")
         return b"".join(parts).decode("latin-1")
@@ -84,12 +84,9 @@ class Trial:
         require(not fault, fault)
 
     def client(self, pattern: str = "", uid: int | None = None) -> Wire:
-        """Return a new client, perhaps subscribed to a pattern.
-
-        With a user id it is a process of that user.
-        """
-        if uid is not None:
-            require_root()
+        """Return a new client, perhaps a subscribed one, or a user's."""
+        if uid is not None and os.geteuid() != 0:
+            raise NotApplicable("needs to be run by root")
         wire = self.server.connect(None if uid is None else {"uid": uid})
         self.cleanup.enter_context(contextlib.closing(wire))
         if pattern:
@@ -146,12 +143,6 @@ def require(condition: object, what: str) -> None:
         raise Failure(what)
 
 
-def require_root() -> None:
-    """Raise NotApplicable if the kit cannot become other users."""
-    if os.geteuid() != 0:
-        raise NotApplicable("needs to be run by root")
-
-
 def tell(client: Wire, *packets: bytes) -> None:
     """Have a client send packets, and the server handle them."""
     for packet in packets:
@@ -169,16 +160,13 @@ def hear(client: Wire, *packets: bytes) -> None:
 def perform_check(
     check: Check, server: ServerProcess
 ) -> tuple[str, list[str]]:
-    """Make a check; return what went wrong, and what was done.
-
-    Raises: NotApplicable if it cannot be made.
-    """
+    """Make a check; return what went wrong, and what was done."""
     server.stop()
     trial = Trial(server)
     try:
         with trial.cleanup:
             check.run(trial)
     except Failure as failure:
-        log = server.log()
-        return str(failure).replace(log, "") + log, trial.said
+        wrong, log = str(failure), server.log()
+        return wrong + log * (log not in wrong), trial.said
     return "", trial.said

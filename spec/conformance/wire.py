@@ -34,13 +34,11 @@ class Wire:
         self,
         wire: socket.socket,
         seconds_max: float,
-        gid: int,
-        uid: int,
-        pid: int,
+        credentials: tuple[int, int, int],
     ) -> None:
         self.wire = wire
         self.seconds_max = seconds_max  # how long the server may take
-        self.gid, self.uid, self.pid = gid, uid, pid
+        self.gid, self.uid, self.pid = credentials
         self.make_way: Callable[[], None] = lambda: None  # for a packet
         self._inbox: deque[bytes] = deque()  # read on the way to an answer
         self._unanswered = 0
@@ -65,10 +63,7 @@ class Wire:
             raise Failure(f"cannot send: {error.strerror}") from None
 
     def settle(self) -> None:
-        """Return once the server has handled all that was sent.
-
-        One for whom fillers wait does not read: it tells its helper.
-        """
+        """Return once all is handled; do not read while stalled."""
         if not self._filler_count:
             return self._ask()
         assert self._helper
@@ -90,13 +85,8 @@ class Wire:
             try:
                 packet = self._read()
             except Failure:
-                odd = (
-                    f": received {describe(one)}, which has no NUL"
-                    for one in self._inbox
-                    if one.startswith(WHOAMI) and b"\0" not in one
-                )
                 why = f"{WHOAMI[5:].decode()} is not answered in time"
-                raise Unanswered("".join([why, *odd])) from None
+                raise Unanswered(why) from None
             if self._unanswered or packet == END:
                 self._inbox.append(packet)
             if packet == END:
@@ -142,10 +132,7 @@ class Wire:
         return END
 
     def await_end(self, seconds_max: float = math.inf) -> None:
-        """Return once the server has closed, or should have.
-
-        As long as nothing is read the kernel takes no more packets.
-        """
+        """Return once the server has closed, or should have, unread."""
         if self._filler_count:
             poll = select.poll()
             poll.register(self.wire, select.POLLRDHUP)
@@ -183,16 +170,12 @@ class Wire:
     def _has_unread(self, count: int) -> bool:
         """Return whether so many fillers wait to be read, or soon do."""
         end = time.monotonic() + FILL_SECONDS_MAX
-        while unread_bytes(self.wire) < count * FILLER_BYTES:
-            if time.monotonic() > end:
-                return False
+        while time.monotonic() < end:
+            size = fcntl.ioctl(self.wire, termios.FIONREAD, b"\0" * 4)
+            if int.from_bytes(size, sys.byteorder) >= count * FILLER_BYTES:
+                return True
             time.sleep(0.001)  # no event tells of one packet more
-        return True
-
-    def holds_exactly(self, count: int) -> bool:
-        """Return whether so many packets, each like a filler, come."""
-        is_enough = self._has_unread(count)
-        return is_enough and unread_bytes(self.wire) == count * FILLER_BYTES
+        return False
 
     def _subscribe(self, key: bytes) -> bytes:
         """Subscribe to a key of our own; return a message under it."""
@@ -216,39 +199,20 @@ class Wire:
         if self._helper:
             self._helper.close()
 
-    def set_room(self, count: int) -> None:
-        raise NotImplementedError
-
-
-def unread_bytes(wire: socket.socket) -> int:
-    """Return how many bytes of packets wait to be read."""
-    count = fcntl.ioctl(wire, termios.FIONREAD, b"\0" * 4)
-    return int.from_bytes(count, sys.byteorder)
-
-
-def new_socket(seconds_max: float) -> socket.socket:
-    """Return a socket, not yet connected, that waits for so long."""
-    wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    whole, part = divmod(seconds_max, 1)
-    timeout = struct.pack("ll", int(whole), int(part * 1e6))
-    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-    wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
-    wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    return wire
-
 
 def connect(
     name: str | bytes,
     seconds_max: float,
     credentials: Mapping[str, int] | None,
 ) -> Wire:
-    """Return a client, which another process connected if it has credentials.
-
-    It keeps those of that process, although the process has ended.
-    Raises: OSError if it cannot connect.
-    """
+    """Return a client, which a process with credentials connected if any."""
     gid, uid, pid = os.getegid(), os.geteuid(), os.getpid()
-    wire = new_socket(seconds_max)
+    wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    whole, part = divmod(seconds_max, 1)
+    timeout = struct.pack("ll", int(whole), int(part * 1e6))
+    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+    wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+    wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     try:
         if credentials is None:
             wire.connect(name)
@@ -259,16 +223,13 @@ def connect(
     except OSError:
         wire.close()
         raise
-    return Wire(wire, seconds_max, gid, uid, pid)
+    return Wire(wire, seconds_max, (gid, uid, pid))
 
 
 def connect_in_child(
     wire: socket.socket, name: str | bytes, gid: int, uid: int
 ) -> int:
-    """Have a process of a user connect a socket; return its number.
-
-    Raises: OSError if it cannot.
-    """
+    """Have a user's process connect a socket; return its number."""
     child = os.fork()
     if not child:
         error = errno.EPERM

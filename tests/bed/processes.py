@@ -37,6 +37,11 @@ def run(*command: str, **options: Any) -> Result:
     return Result(done.returncode, done.stdout, done.stderr)
 
 
+def run_kit(*arguments: str) -> Result:
+    """Run the conformance kit to its end."""
+    return run("spec/conformance", *arguments)
+
+
 @contextlib.contextmanager
 def child_process(work: Callable[[], object]) -> Iterator[int]:
     """Have a child process do some work; kill it in the end."""

@@ -28,18 +28,13 @@ from conformance.conversation import Failure
 from conformance.examples import Block
 from conformance.rules import SPEC
 from fake_bus import CASES
-from processes import ROOT, run
+from processes import ROOT, run, run_kit
 from sizes import either
 
 CASES_OF_CLIENTS = all_client_cases()
 OURS = f"{sys.executable} {ROOT / 'tests/kit/client_adapter.py'} {{address}}"
 FILE = broken_clients.__file__
 BROKEN_COMMAND = f"env PYTHONPATH={ROOT} {sys.executable} {FILE}"
-
-
-def run_kit(*arguments: str) -> processes.Result:
-    """Run the command."""
-    return run("spec/conformance", *arguments)
 
 
 def patient(command: str = OURS) -> Iterator[ClientKit]:

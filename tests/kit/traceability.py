@@ -100,8 +100,8 @@ def vector(case: Case, rules: dict[str, Rule]) -> dict[str, Any]:
     head = {
         "name": case.name,
         "requirements": list(case.rules),
-        "level": level_of(case, rules),
-        "origin": origin_of(case, rules),
+        "level": level_of(case),
+        "origin": origin_of(case),
     }
     if isinstance(case, MatchCase):
         return {
