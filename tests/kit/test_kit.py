@@ -60,10 +60,9 @@ def flood(wire):
             wire.send(b"MSG k\\0")
     except OSError:
         pass
-def answer(wire):
-    wire.send(b"CMSG !/cred/whoami 1")
-    wires.append(wire)
 """
+
+SHOULD = ", where the server should close the connection"
 
 # A server whose socket is there for a moment before it opens its trace
 LATE = (
@@ -190,13 +189,6 @@ class TestKit:
         done = run_kit(*both[:2], "--client", CLIENT, "--only", client)
         assert done.status == 0 and "1 passed, 0 failed" in done.output
 
-    def test_what_nobody_asked_for(self) -> None:
-        """It is not called passed, nor not applicable."""
-        done = run_kit("--server", naive(), "--only", "BLOCK")
-        assert done.status == 0
-        assert "BLOCK     not asked for\n" in done.output
-        assert "0 passed, 0 failed, 0 not applicable, " in done.output
-
     def test_the_report_can_be_published(self) -> None:
         """It is Markdown with a row for each rule."""
         chosen = ("--only", "SUB", "--markdown")
@@ -228,26 +220,21 @@ class TestKit:
 
     def test_a_run_has_an_end(self) -> None:
         """What there is no time for is named, and is not a success."""
-        only = ("--only", "SUB", "--only", "PUB", "--total", "0.001")
+        only = ("--only", "SUB", "--only", "BLOCK", "--total", "0.001")
         done = run_kit("--server", naive(), *only)
         assert done.status == 1
         assert "subscription-lasts, one-client-does-not-" in done.output
         assert " failed, " in done.output and " not run, " in done.output
+        assert "BLOCK     not asked for\n" in done.output
 
     @pytest.mark.parametrize("chapter", ["6", "echoes", "6-echoes"])
-    def test_examples_of_a_chapter(self, chapter: str) -> None:
-        """They can be asked for, and listed without a server."""
+    def test_list_of_a_chapter(self, chapter: str) -> None:
+        """It has a line for each block and check, and needs no server."""
         done = run_kit("--list", "--only", chapter)
         assert done.status == 0
         first, *others = done.output.splitlines()
         assert first == "payload-of-a-switch [CTL-2] [ECHO-2]"
         assert "echo-by-default [ECHO-1]" in others and len(others) == 6
-
-    def test_list(self) -> None:
-        """It has a line for each block and check."""
-        lines = run_kit("--list").output.splitlines()
-        assert "every-byte [KEY-1] [MATCH-1], 254 cases" in lines
-        assert "end-by-a-signal [RUN-10] [ADDR-10]" in lines
 
     def test_progress(self) -> None:
         """A terminal shows what is run and how many are left."""
@@ -309,7 +296,6 @@ class TestKit:
             ("serve(lambda wire: wire.close())", "it closes each connection"),
             ("serve(lambda wire: wires.append(wire))", "is not answered"),
             ("serve(flood)", "receives MSG k\\0 without end"),
-            ("serve(answer)", "is not answered"),
         ],
     )
     def test_a_server_that_does_not_serve(
@@ -355,14 +341,8 @@ class TestKit:
             ("A > SUB k; A < no packet", ""),
             ("A > HELLO; A < no packet", ""),
             ("A > SUB k; A > MSG k\\0; A < no packet", "received MSG k\\0"),
-            (
-                "A > SUB k; A < end",
-                "received nothing, where the server should close",
-            ),
-            (
-                "A > SUB k; A > MSG k\\0; A < end",
-                "received MSG k\\0, where the server should close",
-            ),
+            ("A > SUB k; A < end", f"received nothing{SHOULD}"),
+            ("A > SUB k; A > MSG k\\0; A < end", f"received MSG k\\0{SHOULD}"),
             ("A > HELLO; A < nothing", "received the end"),
             ("A > HELLO", "received the end"),
             ("A > SUB k; B > MSG k\\0", "received MSG k\\0"),
@@ -390,16 +370,13 @@ class TestKit:
         ("text", "members", "expected"),
         [
             (b'{"b":{"c":2},"a":1}', "a=1 b.c=2 d=null b.d=null", True),
-            (b'\n{ "a": 1 }', "a=1", True),
             (b'{"a":1}', "a=2", False),
-            (b'{"a":1}', "b=1", False),
             (b'{"a":true}', "a=1", False),
             (b'{"a":"1"}', "a=1", False),
             (b'{"a":1', "a=1", False),
             (b"[1]", "a=null", False),
             (b'{"a":{"7":{"b":1},"8":{"b":2}}}', "a.any.b=2 a.any.b=1", True),
             (b'{"a":{"7":{"b":1},"8":2}}', "a.any.b=2", False),
-            (b'{"a":{},"b":1}', "a.any.b=1", False),
             (b'{"a":{}}', "a=null", False),
             (b"not JSON", "", True),
         ],

@@ -22,7 +22,7 @@ import json
 import re
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,6 @@ from conformance.examples import (
     CITED,
     EXPECTATIONS,
     Case,
-    Conversation,
     MatchCase,
     PacketCase,
     Part,
@@ -40,24 +39,19 @@ from conformance.examples import (
     read_cases,
 )
 from conformance.kit import CHECKS, level_of, needs_of, origin_of
-from conformance.rules import SPEC, Rule, read_rules
+from conformance.rules import SPEC, read_rules
 
 ROOT = SPEC.parent
 REQUIREMENTS = SPEC / "requirements.tsv"
 TRACEABILITY = SPEC / "traceability.md"
 VECTORS = SPEC / "vectors"
-
+# The tests that try the server and the client; others are of pages about them
+TESTS = [
+    ROOT / "test_sbus.py",
+    *sorted(ROOT.glob("tests/server/test_*.py")),
+    *sorted(ROOT.glob("tests/client/test_*.py")),
+]
 BY_USERS = {"KEY-2", "KEY-6"}  # kept by programs that use a client
-
-
-# =============================================================================
-# Requirements
-# =============================================================================
-
-
-def digest(sentence: str) -> str:
-    """Return what changes when a sentence is edited."""
-    return hashlib.sha256(sentence.encode("utf-8")).hexdigest()[:8]
 
 
 def requirements() -> str:
@@ -65,63 +59,50 @@ def requirements() -> str:
     head = "id level subject origin file sentence_sha256"
     lines = [head.replace(" ", "\t")]
     for rule in read_rules().values():
-        lines.append("\t".join([*rule[:5], digest(rule.sentence)]))
+        digest = hashlib.sha256(rule.sentence.encode("utf-8")).hexdigest()[:8]
+        lines.append("\t".join([*rule[:5], digest]))
     return "\n".join(lines) + "\n"
 
 
-# =============================================================================
-# Vectors
-# =============================================================================
+# ---- Vectors
 
 
 def vectors() -> dict[str, str]:
     """Return the files of spec/vectors by their names."""
-    cases, rules = read_cases(), read_rules()
-    kinds: dict[str, Sequence[Case]] = {
-        "match": [one for one in cases if isinstance(one, MatchCase)],
-        "packet": [one for one in cases if isinstance(one, PacketCase)],
-        "conversation": [
-            one for one in cases if isinstance(one, Conversation)
-        ],
-    }
+    lines: dict[str, list[str]] = {}
+    for case in read_cases():
+        kind, facts = vector(case)
+        head = {
+            "name": case.name,
+            "requirements": list(case.rules),
+            "level": level_of(case),
+            "origin": origin_of(case),
+        }
+        lines.setdefault(f"{kind}.json", []).append(json.dumps(head | facts))
     return {
-        f"{kind}.json": as_lines(vector(case, rules) for case in chosen)
-        for kind, chosen in kinds.items()
+        name: "[\n" + ",\n".join(cases) + "\n]\n"
+        for name, cases in lines.items()
     }
 
 
-def as_lines(cases: Iterable[dict[str, Any]]) -> str:
-    """Return a JSON array with one case in each line."""
-    return "[\n" + ",\n".join(map(json.dumps, cases)) + "\n]\n"
-
-
-def vector(case: Case, rules: dict[str, Rule]) -> dict[str, Any]:
-    """Return a case for programs that cannot read blocks."""
-    head = {
-        "name": case.name,
-        "requirements": list(case.rules),
-        "level": level_of(case),
-        "origin": origin_of(case),
-    }
+def vector(case: Case) -> tuple[str, dict[str, Any]]:
+    """Return a case's kind, and itself for programs that read no blocks."""
     if isinstance(case, MatchCase):
-        return {
-            **head,
+        return "match", {
             "pattern_hex": case.pattern.hex(),
             "key_hex": case.key.hex(),
             "selected": case.selected,
             "note": f"{escape(case.pattern)} {escape(case.key)}",
         }
     if isinstance(case, PacketCase):
-        return {
-            **head,
+        return "packet", {
             "packet_hex": case.packet.hex(),
             "kind": case.packet_kind,
             "key_hex": case.key.hex(),
             "payload_hex": case.payload.hex(),
             "note": escape(case.packet),
         }
-    return {
-        **head,
+    return "conversation", {
         "options": list(case.options),
         "needs": needs_of(case),
         "steps": [step_vector(step) for step in case.steps],
@@ -153,14 +134,11 @@ def part_vector(part: Part) -> dict[str, Any]:
     """Return a part of a packet."""
     if part.variable:
         return {"var": part.variable}
-    if part.times > 1:
-        return {"hex": part.text.hex(), "times": part.times}
-    return {"hex": part.text.hex()}
+    times = {"times": part.times} if part.times > 1 else {}
+    return {"hex": part.text.hex(), **times}
 
 
-# =============================================================================
-# Citations
-# =============================================================================
+# ---- Citations
 
 
 class Citation(NamedTuple):
@@ -214,17 +192,15 @@ def citations(path: Path) -> list[Citation]:
 def cited_lines(source: str) -> Iterator[tuple[int, str]]:
     """Return each id that counts, with its line."""
     before = tokenize.NEWLINE
+    begins = (tokenize.NEWLINE, tokenize.INDENT)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        is_docstring = token.type == tokenize.STRING and before in (
-            tokenize.NEWLINE,
-            tokenize.INDENT,
-        )
-        if token.type == tokenize.COMMENT or is_docstring:
-            for rule in CITED.findall(token.string):
-                yield token.start[0], rule
-        elif token.type == tokenize.STRING:
-            for rule in re.findall(r'^"([A-Z]+-\d+)"$', token.string):
-                yield token.start[0], rule
+        is_string = token.type == tokenize.STRING
+        cited: list[str] = []
+        if token.type == tokenize.COMMENT or (is_string and before in begins):
+            cited = CITED.findall(token.string)
+        elif is_string:
+            cited = re.findall(r'^"([A-Z]+-\d+)"$', token.string)
+        yield from ((token.start[0], rule) for rule in cited)
         if token.type not in (tokenize.COMMENT, tokenize.NL):
             before = token.type
 
@@ -234,59 +210,54 @@ def code_by_rule() -> dict[str, list[str]]:
     code: dict[str, list[str]] = {rule: [] for rule in read_rules()}
     for file in ("sbus.py", "sbus_client.py"):
         for place in citations(ROOT / file):
-            for rule in place.rules & set(code):
+            for rule in place.rules & {*code}:
                 code[rule].append(f"{file} {place.name}".strip())
     return code
 
 
-def examples_by_rule() -> dict[str, list[str]]:
+def shown_by_rule() -> dict[str, list[str]]:
     """Return the blocks and the checks that show each rule."""
-    examples: dict[str, list[str]] = {rule: [] for rule in read_rules()}
-    for block in read_blocks():
-        for rule in block.rules:
-            examples[rule].append(block.name)
-    for check in CHECKS:
-        for rule in check.rules:
-            examples[rule].append(check.name)
-    return examples
+    shown: dict[str, list[str]] = {rule: [] for rule in read_rules()}
+    cases: list[Any] = [*read_blocks(), *CHECKS]
+    for one in cases:
+        for rule in one.rules:
+            shown[rule].append(one.name)
+    return shown
 
 
 def tests_by_rule() -> dict[str, list[str]]:
-    """Return the tests whose docstrings cite each rule."""
+    """Return the tests of the server and the client that cite each rule."""
     tests: dict[str, list[str]] = {rule: [] for rule in read_rules()}
-    files = sorted(ROOT.glob("tests/**/test_*.py"))
-    for file in [ROOT / "test_sbus.py", *files]:
+    for file in TESTS:
         for place in citations(file):
-            for rule in place.rules & set(tests):
+            for rule in place.rules & {*tests}:
                 if place.name.rpartition(".")[2].startswith("test_"):
                     tests[rule].append(f"{file.stem} {place.name}")
     return tests
 
 
-# =============================================================================
-# The matrix
-# =============================================================================
+# ---- The matrix
+
+MATRIX = """# Traceability
+
+Written by `make trace`: for each rule, what cites it in the code, the
+examples that show it, and the tests of the server and the client that name
+it. It shows citation, not proof.
+
+| Rule | Level | Origin | Code | Examples | Tests |
+|---|---|---|---|---|---|
+"""
 
 
 def matrix() -> str:
     """Return spec/traceability.md: a row a rule."""
-    lines = [
-        "# Traceability",
-        "",
-        "Written by `make trace`: for each rule, what cites it in the code,",
-        "the examples that show it, and the tests whose docstrings name it.",
-        "It shows citation, not proof.",
-        "",
-        "| Rule | Level | Origin | Code | Examples | Tests |",
-        "|---|---|---|---|---|---|",
-    ]
-    code, examples = code_by_rule(), examples_by_rule()
-    tests = tests_by_rule()
+    code, shown, tests = code_by_rule(), shown_by_rule(), tests_by_rule()
+    lines = []
     for name, rule in read_rules().items():
-        shown = few(examples[name]) or "kept by programs that use a client"
-        cells = (name, rule.level, rule.origin, few(code[name]), shown)
-        lines.append(f"| {' | '.join(cells)} | {few(tests[name])} |")
-    return "\n".join(lines) + "\n"
+        told = few(shown[name]) or "kept by programs that use a client"
+        cells = (name, rule.level, rule.origin, few(code[name]), told)
+        lines.append(f"| {' | '.join(cells)} | {few(tests[name])} |\n")
+    return MATRIX + "".join(lines)
 
 
 def few(names: list[str]) -> str:
