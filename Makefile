@@ -32,20 +32,15 @@ STARTER = '\#!/usr/bin/env python3\nimport sys\n\nsys.path[0] =\
 
 # Most tests wait most of the time, so they run in processes side by side.
 # Those of the pipeline take longest, and go first where others are nice.
-# The trace check comes last: each rule has a test that has just passed.
 PIPELINE = spark-tests cluster-tests
 CLUSTER = tests/pipeline/test_pipeline_cluster.py
 TESTS = example-tests first-server-tests more-server-tests client-tests\
  broken-server-tests broken-process-tests kit-tests other-tests
-RULES = build/rules
-LAST = test_every_rule_has_a_test_that_passed
 # A module is compiled once, and not by each of a thousand processes
 COMPILED = -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/build/code
 define run_side_by_side
-	@rm -rf $(RULES) && mkdir -p $(RULES)
 	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j \
-	    PYTEST="env $(COMPILED) SBUS_RULES=$(RULES) $(1) -m pytest -q" $(2)
-	@SBUS_RULES=$(RULES) $(1) -m pytest -q tests/kit -k $(LAST)
+	    PYTEST="env $(COMPILED) $(1) -m pytest -q" $(2)
 endef
 
 ifdef ARGS
@@ -90,7 +85,7 @@ broken-process-tests:
 	@nice -n 5 $(PYTEST) $(BROKEN_SERVERS)::TestBrokenProcesses
 
 kit-tests:
-	@nice -n 5 $(PYTEST) tests/kit --ignore $(BROKEN_SERVERS) -k "not $(LAST)"
+	@nice -n 5 $(PYTEST) tests/kit --ignore $(BROKEN_SERVERS)
 
 other-tests:
 	@nice -n 5 $(PYTEST) tests/test_*.py tests/book

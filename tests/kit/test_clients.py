@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,19 +14,17 @@ import broken_clients
 import processes
 import sbus_client
 from broken_clients import BROKEN, BrokenClient
+from conformance import clients
 from conformance.clients import (
     ClientCase,
     ClientKit,
-    Line,
     all_client_cases,
     client_case,
-    parse_answer,
 )
 from conformance.conversation import Failure
 from conformance.examples import Block
-from conformance.rules import SPEC
 from fake_bus import CASES
-from processes import ROOT, run, run_kit
+from processes import ROOT, run_kit
 from sizes import either
 
 CASES_OF_CLIENTS = all_client_cases()
@@ -101,27 +97,12 @@ class TestClients:
 
 
 class TestKitForClients:
-    def test_our_client_by_its_adapter(self) -> None:
-        """As an implementer has it: by a command."""
-        done = run_kit("--client", OURS, "--seconds", "30")
-        assert done.status == 0 and not done.errors, done
-        assert re.search(r"^CLIENT +(\d+)/\1 passed$", done.output, re.M)
-        assert " passed, 0 failed, " in done.output
-
     def test_list(self) -> None:
         """It has the examples for clients, and nothing is run."""
         done = run_kit("--list", "--client", "no {address}", "--only", "9")
         assert done.status == 0, done
         assert "longest-path [ADDR-1]\n" in done.output
         assert "CLIENT-" not in done.output and "RUN-" not in done.output
-
-    def test_no_time(self) -> None:
-        """What is not run is told, and is no success."""
-        done = run_kit("--client", OURS, "--total", "0.001")
-        assert done.status == 1 and "there was no time left" in done.output
-        assert re.search(
-            r"^0 passed, 0 failed, \d+ not run", done.output, re.M
-        )
 
     def test_a_failure_is_told(self, directory: Path) -> None:
         """[CLIENT-6] With the rule, what was said, and what went wrong."""
@@ -159,18 +140,20 @@ class TestKitForClients:
         assert done.errors.startswith("conformance: the client ")
         assert done.errors.count("\n") == 1
 
-    def test_an_adapter_that_hangs(self, directory: Path) -> None:
-        """So is this, once it is sure."""
-        command = adapter(directory, "time.sleep(99)")
-        done = run_kit("--client", command, "--seconds", "0.5")
-        what = "the client does not answer subscribe in time"
-        assert done == (2, "", f"conformance: {what}\n")
-
-    def test_a_client_that_ends_without_connecting(self) -> None:
-        """Nobody waits for it."""
-        done = run_kit("--client", "sh -c 'echo no >&2; exit 3' {address}")
-        what = "conformance: the client ended with status 3: no\n"
-        assert done == (2, "", what)
+    @pytest.mark.parametrize(
+        ("script", "what"),
+        [
+            ("echo no >&2; exit 3", "ended with status 3: no"),
+            ("sleep 99", "does not connect in time"),
+        ],
+    )
+    def test_a_client_that_does_not_connect(
+        self, monkeypatch: pytest.MonkeyPatch, script: str, what: str
+    ) -> None:
+        """Nobody waits for one that has ended, nor for ever."""
+        monkeypatch.setattr(clients, "START_SECONDS_MAX", 3.0)
+        with pytest.raises(Failure, match=what):
+            ClientKit(f"sh -c '{script}' {{address}}", 0.5).probe()
 
     @pytest.mark.parametrize(
         ("lines", "wrong"),
@@ -214,23 +197,6 @@ class TestKitForClients:
         block = Block("client", "x", ("CLIENT-1",), (line, "close"), "x.md")
         with pytest.raises((ValueError, AssertionError)):
             client_case(block)
-
-    def test_lines(self) -> None:
-        """What is told and answered can be any bytes."""
-        line = Line("message", (b"a b\n", b""))
-        assert line.encode() == b"message 6120620a -\n"
-        assert parse_answer(line.encode()) == line
-        assert str(parse_answer(b"error not so\n")) == "error not so"
-        with pytest.raises(Failure):
-            parse_answer(b"message 6 -\n")
-
-    def test_the_folder_alone(self, directory: Path) -> None:
-        """A copy of spec/ is all that an implementer needs."""
-        copy = shutil.copytree(SPEC, directory / "spec")
-        arguments = ("--client", OURS, "--only", "end-of-the-connection")
-        kit = str(copy / "conformance")
-        done = run(kit, *arguments, cwd="/", env={})
-        assert done.status == 0 and "1 passed, 0 failed" in done.output, done
 
 
 # An adapter that takes a reset for an error; the connection is *wire*

@@ -74,6 +74,18 @@ class TestTraceability:
         text = traceability.TRACEABILITY.read_text("utf-8")
         assert re.findall(r"^\| ([A-Z]+-\d+) ", text, re.M) == [*RULES]
 
+    def test_what_is_cited_exists(self) -> None:
+        """Every id in brackets is a rule; a test that is named, a test."""
+        programs = [ROOT / "sbus.py", ROOT / "sbus_client.py"]
+        pages = [*SPEC.glob("**/*.md"), *ROOT.glob("*.md")]
+        tests = "".join(file.read_text("utf-8") for file in traceability.TESTS)
+        for file in (*pages, *programs, *traceability.TESTS):
+            text = file.read_text("utf-8")
+            assert {*re.findall(r"\[([A-Z]+-\d+)\]", text)} <= {*RULES}, file
+            for name in re.findall(r"`([Tt]est_?[A-Z_a-z]+)`", text):
+                named = rf"(class|def) {name}\b"
+                assert file not in pages or re.search(named, tests), name
+
     @each_block
     def test_citations_are_live(self, block: Block) -> None:
         """An example runs code that cites its rules."""
