@@ -21,7 +21,7 @@ from typing import Any, Callable, NamedTuple
 
 import sbus_client
 from client_adapter import serve
-from sbus_client import AddressError, Message, PacketTooLarge
+from sbus_client import AddressError, PacketTooLarge
 
 Mistake = Callable[..., Any]
 
@@ -65,19 +65,9 @@ def subscribes_once_more(unsubscribe, bus, pattern):
     bus.subscribe(pattern)
 
 
-@broken("every-kind-of-packet", "Client.close")
-def never_closes(close, bus):
-    pass
-
-
 @broken("every-byte-is-sent-as-it-is", "Client.publish")
 def sends_a_payload_up_to_nul(publish, bus, key, payload):
     publish(bus, key, payload.partition(b"\0")[0])
-
-
-@broken("every-byte-is-sent-as-it-is", "Client.subscribe")
-def trims_patterns(subscribe, bus, pattern):
-    subscribe(bus, pattern.strip())
 
 
 @broken("every-byte-is-received-as-it-is", "Client.receive")
@@ -86,38 +76,16 @@ def receives_a_payload_up_to_nul(receive, bus):
     return type(received)(key, payload.partition(b"\0")[0])
 
 
-@broken("every-byte-is-received-as-it-is", "Client.receive")
-def takes_control_for_a_message(receive, bus):
-    return Message(*receive(bus))
-
-
 @broken("server-that-does-not-read", "Client.publish")
 def drops_what_cannot_be_sent_now(publish, bus, key, payload):
     with contextlib.suppress(TimeoutError):
         publish(bus, key, payload, 0)
 
 
-@broken("server-that-does-not-read", "Client.publish")
-def sends_twice_what_took_long(publish, bus, key, payload):
-    try:
-        publish(bus, key, payload, 0)
-    except TimeoutError:
-        publish(bus, key, payload)
-        publish(bus, key, payload)
-
-
 @broken("packet-too-large-to-send", "Client.publish")
 def knows_no_limit(publish, bus, key, payload):
     bus.packet_bytes_max = 1 << 20
     publish(bus, key, payload)
-
-
-@broken("packet-too-large-to-send", "Client.publish")
-def sends_in_parts(publish, bus, key, payload):
-    most = bus.packet_bytes_max - len(key) - 5
-    publish(bus, key, payload[:most])
-    if payload[most:]:
-        publish(bus, key, payload[most:])
 
 
 @broken("largest-packet-to-receive", "Client.__init__")
@@ -141,25 +109,12 @@ def leaves_when_it_cannot_send(lose, bus, error):
     lose(bus, error)
 
 
-@broken("send-to-a-server-that-has-closed", "Client.publish")
-def says_nothing_when_it_cannot_send(publish, bus, key, payload):
-    with contextlib.suppress(sbus_client.Disconnected):
-        publish(bus, key, payload)
-
-
 @broken("messages-around-an-answer", "Client.whoami")
 def drops_what_is_no_answer(whoami, bus):
     bus.control(sbus_client.WHOAMI)
     while (received := bus.receive()).key != sbus_client.WHOAMI:
         pass
     return sbus_client.credentials_of(received)
-
-
-@broken("messages-around-an-answer", "Client.whoami")
-def answers_late(whoami, bus):
-    answer = whoami(bus)
-    bus._kept.rotate(1)
-    return answer
 
 
 @broken("longest-path", "socket_name")

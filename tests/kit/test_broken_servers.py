@@ -19,7 +19,6 @@ SECONDS_FOR_A_MISTAKE = 0.5  # what comes later is none of a server's
 SECONDS_FOR_A_START = 4.0
 # One that root has made for itself may be for root only
 PYTHONS = [*filter(os.path.exists, (sys.executable, "/usr/bin/python3"))]
-TRIALS_MAX = 5  # on a busy machine the kernel may take a packet more or less
 CASES = all_cases()
 REPORTS = ("failed", "differs")  # the latter where a server may choose
 FINDINGS = [
@@ -48,7 +47,7 @@ def find(mistake: Mistake, found_by: str, python: str) -> list[Result]:
 
 def require_report(mistake: Mistake, found_by: str) -> None:
     """Have the examples of a rule, or a check, find a mistake."""
-    for python in PYTHONS * TRIALS_MAX:
+    for python in PYTHONS:
         *others, last = find(mistake, found_by, python)
         needs_root = any("by root" in one.what for one in (*others, last))
         if needs_root or last.verdict != "not applicable":
