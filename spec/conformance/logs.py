@@ -34,7 +34,7 @@ def lines_of(trial: Trial, rule: str) -> list[bytes]:
 
 
 def require_few(trial: Trial, rule: str, seconds: float) -> None:
-    """Raise Failure unless a line a second names a rule, or some fewer."""
+    """Raise Failure unless a rule is logged, at most once a second."""
     lines = len(lines_of(trial, rule))
     require(lines, f"it logs no line that names {rule}")
     is_few = lines <= seconds + 2  # the first, and what is left out
@@ -42,7 +42,7 @@ def require_few(trial: Trial, rule: str, seconds: float) -> None:
 
 
 def mistake(trial: Trial, packet: bytes = b"HELLO") -> Wire:
-    """Return a client that the server has disconnected."""
+    """Return a client that the server disconnects for a packet."""
     client = trial.client()
     client.send(packet)
     hear(client, END)

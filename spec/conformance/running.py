@@ -24,7 +24,7 @@ from .wire import Wire
 
 DESCRIPTORS = 32, 64  # soft and hard limit
 NOFILE = resource.RLIMIT_NOFILE
-has_few = functools.partial(resource.setrlimit, NOFILE, DESCRIPTORS)
+grant_few = functools.partial(resource.setrlimit, NOFILE, DESCRIPTORS)
 RIVALS = 3
 USERS = 150
 END_SECONDS_MIN = 0.1  # in which a server with a backlog does not end
@@ -44,15 +44,15 @@ def mode_of_the_socket(trial: Trial) -> None:
             directory = os.fsencode(os.path.dirname(path))
             libc.inotify_add_watch(watch.fileno(), directory, IN_ATTRIB)
             trial.start(*options.split(), path=path, umask=0)
-            changed = watch.read(1 << 16) or b""
+            events = watch.read(1 << 16) or b""
         found = stat.S_IMODE(os.stat(path).st_mode)
         require(found == mode, f"the mode of the socket is {found:04o}")
         name = os.fsencode(os.path.basename(path)) + b"\0"
-        require(name not in changed, "the mode of the socket changes")
+        require(name not in events, "the mode of the socket changes")
 
 
 def changed(path: str) -> int:
-    """Return when what is at a path was made or changed."""
+    """Return when what is at a path was last changed."""
     with contextlib.suppress(FileNotFoundError):
         return os.lstat(path).st_ctime_ns
     return 0
@@ -134,7 +134,7 @@ def servers_that_start_at_once(trial: Trial) -> None:
     require(not fault, f"of the one that is left: {fault}")
 
 
-WRONG_OPTIONS = (
+WRONG_OPTIONS = (  # one between two semicolons
     "--no-such-option; --verb; surplus; --trace-payload; --block-timeout 0;"
     "--max-patterns; --max-patterns 5x; --max-packet unlimited;"
     "-u nobody/else; -u 4294967295; -u 18446744073709551617;"
@@ -149,7 +149,7 @@ WRONG_ADDRESSES = (
 
 @contextlib.contextmanager
 def adopted() -> Iterator[None]:
-    """Be the parent of new daemons, and end them."""
+    """Become the parent of new daemons, and end them afterwards."""
     before = set(descendants(os.getpid()))
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -198,7 +198,7 @@ def inherited_socket_that_does_not_listen(trial: Trial) -> None:
 
 
 def become_ordinary() -> None:
-    """Go on as an ordinary user, if that can be."""
+    """Become an ordinary user, if the kit is run by root."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(Trial.user)
@@ -228,7 +228,7 @@ def open_directory(trial: Trial) -> str:
 
 @contextlib.contextmanager
 def by_a_user() -> Iterator[None]:
-    """Let what is not for an ordinary user be no failure of the server."""
+    """Treat a program that a user may not run as not applicable."""
     try:
         yield
     except Failure as failure:
@@ -305,7 +305,7 @@ def readiness_is_told(trial: Trial) -> None:
 def descriptors_are_made_use_of(trial: Trial) -> None:
     soft, hard = DESCRIPTORS
     trial.say(f"it may have {soft} descriptors, and raise that to {hard}")
-    trial.start(preexec_fn=has_few)
+    trial.start(preexec_fn=grant_few)
     limits = [resource.prlimit(one, NOFILE) for one in trial.server.processes]
     require((hard, hard) in limits, "it has not raised its limit")
     for _ in range(hard):
@@ -315,7 +315,7 @@ def descriptors_are_made_use_of(trial: Trial) -> None:
 @check("LIMIT-7")
 def half_of_the_descriptors_for_a_user(trial: Trial) -> None:
     _, most = DESCRIPTORS
-    trial.start("-g", "-o", preexec_fn=has_few)
+    trial.start("-g", "-o", preexec_fn=grant_few)
     trial.say(f"it may have {most} descriptors; a user asks for most of them")
     crowd = [trial.client(uid=trial.user) for _ in range(most * 5 // 8)]
     count = sum(client.pending() is None for client in crowd)

@@ -85,10 +85,10 @@ def passed_descriptor_is_closed(trial: Trial) -> None:
 def hold(
     trial: Trial, count: int, *options: str, mode: bytes = HARD_BLOCK
 ) -> tuple[Wire, Wire, list[bytes]]:
-    """Have a reader hold a publisher, by a backlog of so many packets.
+    """Have a reader's backlog of so many packets pause a publisher.
 
-    Return the reader, a witness who hears MSG w when the publisher goes on,
-    and the packets: those that fill the backlog, and one more.
+    Return the reader, a witness that receives MSG w when the publisher goes
+    on, and the packets: those that fill the backlog, and one more.
     """
     packets = [
         (b"MSG k/%d\0" % number).ljust(FILLER_BYTES, b".")
@@ -106,7 +106,7 @@ def hold(
 
 
 def pause(trial: Trial, publisher: Wire, key: str, packet: bytes) -> Wire:
-    """Have a packet pause a publisher; return who hears what it sends next."""
+    """Have a packet pause a publisher; return a witness of its next one."""
     listener, witness = trial.client(key), trial.client("w")
     publisher.send(packet)
     hear(listener, packet)
@@ -117,13 +117,13 @@ def pause(trial: Trial, publisher: Wire, key: str, packet: bytes) -> Wire:
 
 
 def require_paused(witness: Wire) -> None:
-    """Raise Failure if a publisher goes on, as its witness would hear."""
+    """Raise Failure if a witness hears from a paused publisher."""
     for _ in range(5):
         require(witness.pending() is None, "a publisher goes on too early")
 
 
 def goes_on(trial: Trial, early: int, late: int, mode: bytes) -> None:
-    """Have a publisher go on when the kernel took so much of a backlog."""
+    """Have a publisher go on once a reader has read enough, not before."""
     room = trial.server.room
     reader, witness, packets = hold(trial, 4 * room, mode=mode)
     trial.say("the reader reads what the kernel held, and too little more")
@@ -149,7 +149,7 @@ def nothing_overtakes_a_backlog(trial: Trial) -> None:
     for packets in ((WHOAMI,), (b"MSG k\0002", b"MSG k\0003")):
         trial.start()
         reader, publisher = trial.stall(b"MSG k\0001")
-        trial.say("while the server is stopped, there comes room, and more")
+        trial.say("while the server is stopped, room is made and more is sent")
         trial.server.freeze()
         reader.read_fillers(2)
         for packet in packets:

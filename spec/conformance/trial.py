@@ -84,7 +84,7 @@ class Trial:
         require(not fault, fault)
 
     def client(self, pattern: str = "", uid: int | None = None) -> Wire:
-        """Return a new client, perhaps a subscribed one, or a user's."""
+        """Return a new client, with a pattern or of a user if given."""
         if uid is not None and os.geteuid() != 0:
             raise NotApplicable("needs to be run by root")
         wire = self.server.connect(None if uid is None else {"uid": uid})

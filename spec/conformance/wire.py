@@ -63,7 +63,7 @@ class Wire:
             raise Failure(f"cannot send: {error.strerror}") from None
 
     def settle(self) -> None:
-        """Return once all is handled; do not read while stalled."""
+        """Return once the server has handled all; do not read if stalled."""
         if not self._filler_count:
             return self._ask()
         assert self._helper
@@ -132,7 +132,7 @@ class Wire:
         return END
 
     def await_end(self, seconds_max: float = math.inf) -> None:
-        """Return once the server has closed, or should have, unread."""
+        """Return once the server has closed, or should have; read nothing."""
         if self._filler_count:
             poll = select.poll()
             poll.register(self.wire, select.POLLRDHUP)
@@ -205,7 +205,7 @@ def connect(
     seconds_max: float,
     credentials: Mapping[str, int] | None,
 ) -> Wire:
-    """Return a client, which a process with credentials connected if any."""
+    """Return a client; if it has credentials, a process connects it."""
     gid, uid, pid = os.getegid(), os.geteuid(), os.getpid()
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     whole, part = divmod(seconds_max, 1)

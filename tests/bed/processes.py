@@ -92,11 +92,6 @@ def outcome(process: subprocess.Popen[str]) -> Result:
     return Result(process.returncode, output or "", errors)
 
 
-def has_ended(process: subprocess.Popen[str]) -> bool:
-    """Return whether a command has ended."""
-    return process.poll() is not None
-
-
 def naive(path: Path = NAIVE) -> str:
     """Return the command of the naive server, or of a copy of it."""
     return f"{sys.executable} {path} {{address}}"
