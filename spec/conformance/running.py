@@ -378,7 +378,8 @@ def end_by_a_signal(trial: Trial) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         trial.start(preexec_fn=heed)
         client = trial.client("k")
-        trial.stop(number)
+        trial.send_signal(number)
+        trial.require_status(0)
         hear(client, END)
         is_left = os.path.lexists(trial.server.path)
         require(not is_left, "its socket is still there")
