@@ -6,11 +6,9 @@ program runs them against any server, and looks at its process:
     python3 spec/conformance --server './sbusd -f -a {address}'
     python3 spec/conformance --client './adapter {address}'
 
-It needs CPython 3.9 or later on Linux, and the folder that it stands in;
-spec/README.md says what a server and an adapter do.  A server that dies or
-hangs is a finding of the example that caused it, and is started anew.  The
-exit status is 0 if no example failed, 1 if one did or there was no time for
-all, and 2 if none could be run.
+It needs CPython 3.9 or later on Linux; spec/README.md says what a server and
+an adapter do.  The exit status is 0 if no example failed, 1 if one did or
+there was no time for all, and 2 if none could be run.
 
     rules           the rules of the chapters
     examples        their examples
@@ -27,8 +25,7 @@ all, and 2 if none could be run.
     report          the results, for people, programs and browsers
     __main__        the command line
 
-A module imports only those above it.  Names: a rule is a sentence of spec/
-with an id; a block is a fenced example, and a case what it or one of its
-rows says; a step is a line of a conversation; to settle is to wait until the
-server has handled all that a client sent.  Licence: ISC, see LICENSE.
+A module imports only those above it.  A block is a fenced example, a case
+what it or one of its rows says, a step a line of a conversation; to settle is
+to wait until the server has handled all.  Licence: ISC, see LICENSE.
 """
