@@ -1,7 +1,7 @@
 """Plays examples on sbus.py itself, on the fake kernel of the tests.
 
-It runs in a page, in Pyodide, and under CPython.  What it returns is HTML,
-and a sentence on how it went.
+It runs in a page, in Pyodide, and under CPython.  A page gets HTML, and a
+sentence on how it went.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from html import escape
 from typing import Any
 from unittest import mock
 
@@ -21,200 +22,180 @@ if sys.platform == "emscripten":  # what is named at import, and is not there
 
 import sbus
 from conformance import examples
-from conformance.conversation import Connection, Failure, Talk
-from conformance.examples import Block, Conversation, Step, Text
-from fake_bus import FakeBus
-
-from . import drawing
-from .drawing import HOLE, Outcome
+from conformance.conversation import perform
+from drawing import HEADS, NO_PACKETS, Outcome, drawn
+from fake_bus import FakeBus, FakeConnection
 
 Answer = dict[str, Any]  # what a page is told
+Talks = Sequence[examples.Conversation]  # one for each line
 STEPS_MAX = 1_000
-WHO = re.compile(r"(?:client=|(holder=))(\d+)(?: uid=\d+ pid=\d+)?")
+HOLE = "____"  # what a question asks for
+LOG: list[str] = []  # of the server, since the line began
 CREDENTIALS = re.compile(r"((uid|gid|pid)=\d{1,9}( |$))*")
-SENT = re.compile(r"\s*[A-Z] >")
-FORMS = {  # of rows
-    "match": "a pattern, a key, and yes or no",
-    "packet": "a packet, its kind or invalid, key=... and payload=...",
-}
+WHO = re.compile(r"(?:client=|(holder=))(\d+)(?: uid=\d+ pid=\d+)?")
 
 
-class Player(Talk):
-    """A conversation whose every step is watched."""
+class WatchedBus(FakeBus):
+    """A server whose log is read after each line of a conversation."""
 
-    bus: FakeBus
+    def __init__(self, talks: Talks) -> None:
+        super().__init__([word for one in talks for word in one.options])
+        self.bus = self.kernel.bus
+        vars(self.bus.options).update(verbose=True, trace=None)
+        self.bus.journal = sbus.Journal(self.bus.options, "")
+        self.who = self.got = self.cards = ""
+        self.names = [""]  # of clients, by their numbers
+        self.taken: list[Outcome] = []
 
-    def __init__(self, options: Sequence[str], log: list[str]) -> None:
-        try:
-            super().__init__(FakeBus(options))
-        except SystemExit:
-            raise ValueError("; ".join(log)) from None
-        bus = self.bus.kernel.bus
-        vars(bus.options).update(verbose=True, trace=None)
-        bus.journal = sbus.Journal(bus.options, "")
-        self.log = log
-        self.got = ""  # in this step
-        self.seen: dict[str, sbus.Client] = {}  # by name, as the server does
+    def connect(self, *which: Any) -> FakeConnection:
+        self.names.append(self.who)
+        connection = super().connect(*which)
+        receive = connection.receive
 
-    def watch(self, step: Step) -> Outcome:
-        """Take a step, and return what it led to."""
-        self.log.clear()
-        self.got = wrong = ""
-        try:
-            self.take(step)
-            if step.verb == ">":
-                self.settle()
-        except (Failure, ValueError) as failure:
-            wrong = str(failure)
-        except KeyError as error:
-            wrong = f"{error} is not connected"
-        self.look()
-        return Outcome(wrong, tuple(self.words(step)), self.got)
+        def note() -> bytes:
+            packet = receive()
+            self.got = examples.escape(packet)
+            return packet
 
-    def look(self) -> None:
-        """See whom the server has let in, though it was stopped before."""
-        by_wire = {one.wire: one for one in self.bus.kernel.bus.clients}
-        for name, connection in self.clients.items():
-            if client := by_wire.get(vars(connection)["wire"]):
-                self.seen[name] = client
-
-    def words(self, step: Step) -> Iterator[str]:
-        """Return what the server logged, with the names of the clients."""
-        names = {str(one.number): name for name, one in self.seen.items()}
-
-        def name_of(found: re.Match[str]) -> str:
-            name = names.get(found[2])
-            return (found[1] or "") + name if name else found[0]
-
-        yield from (WHO.sub(name_of, line) for line in self.log)
-        client = self.seen.get(step.client)
-        if client and client.held_by and client.wire.incoming:
-            yield f"({step.client} is paused, and what it sends waits)"
-
-    def take(self, step: Step) -> None:
-        if step.verb == "process":
-            if step.client in self.clients:
-                raise Failure("it is connected and stays who it is [CRED-1]")
-            if not CREDENTIALS.fullmatch(step.argument):
-                raise Failure("not as in uid=1001 gid=100 pid=7")
-        super().take(step)
-
-    def connect(self, step: Step) -> Connection:
-        connection = super().connect(step)
-        self.look()
+        vars(connection)["receive"] = note
         return connection
 
-    def matches(self, text: Text, got: bytes) -> bool:
-        self.got = examples.escape(got)
-        return super().matches(text, got)
+    def steps(self, talks: Talks) -> Iterator[examples.Step]:
+        """Return the steps; note after each line what it led to."""
+        for talk in talks:
+            for step in talk.steps:
+                self.who = step.client
+                is_process = step.verb == "process"
+                if is_process and not CREDENTIALS.fullmatch(step.argument):
+                    raise ValueError(repr(step.argument))
+                yield step
+            if not self.is_frozen:
+                self.kernel.run()
+            made = [WHO.sub(self.name_of, line) for line in LOG]
+            self.taken.append(Outcome("", tuple(made), self.got))
+            clients = sorted(self.bus.clients, key=lambda one: one.number)
+            self.cards = "".join(map(self.card, clients))
+            LOG.clear()
+
+    def name_of(self, found: re.Match[str]) -> str:
+        """Return a client of the log by its name."""
+        return (found[1] or "") + self.names[int(found[2])]
+
+    def card(self, client: sbus.Client) -> str:
+        """Return what the server knows of a client."""
+        patterns = [
+            examples.escape(pattern) + f" × {count}" * (count > 1)
+            for pattern, (count, _) in client.patterns.items()
+        ]
+        room = client.wire.room
+        facts: dict[str, object] = {
+            "patterns": "\n".join(patterns),
+            "unread": f"{len(client.wire.taken)}" + f" of {room}" * bool(room),
+            "backlog": len(client.backlog.packets),
+            "paused by": " ".join(self.names[o.number] for o in client.held_by),
+            "modes": " ".join(map("/".join, client.modes.items())),
+            "uid": client.own.uid,
+            **{k: n for k, n in client.counts.items() if k not in sbus.USES},
+        }
+        rows = "".join(
+            f"<div><dt>{what}</dt><dd>{escape(str(said))}</dd></div>"
+            for what, said in facts.items()
+            if said
+        )
+        name = self.names[client.number]
+        return f"<article><h3>{name}</h3><dl>{rows}</dl></article>"
 
 
-def play(
-    conversation: Conversation, is_whole: bool = True
-) -> tuple[list[tuple[Step, Outcome]], Player]:
-    """Take the steps of a conversation up to the first that fails.
+def talks_of(kind: str, line: str) -> list[examples.Conversation]:
+    """Return what a line of an example says, as conversations."""
+    block = examples.Block(kind, "", (), (line,), "")
+    return [one.conversation() for one in examples.PARSERS[kind](block)]
 
-    If it is whole, nobody may hear anything else, and the server has to go
-    on serving.  A step that fails for that is one more.
+
+def play(talks: Talks, is_whole: bool) -> tuple[WatchedBus, str]:
+    """Play lines up to the first that fails; return what was said last.
+
+    If the conversation is whole, nobody may hear anything else, and the
+    server has to go on serving.
     """
-    said: list[str] = []
-    taken: list[tuple[Step, Outcome]] = []
-    with mock.patch.object(sbus, "log", said.append):
-        player = Player(conversation.options, said)
-        for step in conversation.steps:
-            taken.append((step, player.watch(step)))
-            if taken[-1][1].wrong:
-                return taken, player
-        for name in [*player.clients] if is_whole else ():
-            last = Step(name, "<", "nothing")
-            outcome = player.watch(last)
-            if outcome.wrong:
-                return [*taken, (last, outcome)], player
-        if is_whole:
-            player.close()
-            step, outcome = taken[-1]
-            taken[-1] = step, outcome._replace(wrong=player.bus.fault())
-    return taken, player
+    LOG.clear()
+    said = [""]
+    try:
+        bus = WatchedBus(talks)
+        steps: Any = bus.steps(talks)
+        wrong, said = perform(bus, examples.Conversation("", (), steps))
+    except SystemExit:
+        raise ValueError("; ".join(LOG)) from None
+    except (ValueError, KeyError) as error:
+        wrong = f"{error} is unknown, or of another form"
+    if wrong and (is_whole or len(bus.taken) < len(talks)):
+        bus.taken.append(Outcome(wrong))
+    return bus, said[-1]
 
 
-def kept_lines(text: str) -> tuple[str, ...]:
-    """Return the lines of an example that are neither empty nor comments.
-
-    A blank at the end counts in what is sent: `SUB ` is a packet.
-    """
-    lines = (
-        line.lstrip() if SENT.match(line) else line.strip()
-        for line in text.splitlines()
-    )
-    return tuple(line for line in lines if line and line[0] != "#")
+def kept_lines(text: str) -> list[str]:
+    """Return the lines of an example but comments; `SUB ` keeps its blank."""
+    lines = [one if " >" in one else one.strip() for one in text.splitlines()]
+    return [line for line in lines if line.strip() and line[0] != "#"]
 
 
 # ---- What a page asks for
 
 
-def talk(kind: str, text: str, count: int) -> Answer:
-    """Play a conversation, or so many of its steps on the bench.
+def talk(kind: str, text: str, most: int) -> Answer:
+    """Play a conversation, or so many lines of it in the playground.
 
     Raises: ValueError if a line is no step, or there are none or too many.
     """
-    block = Block(kind, "", (), kept_lines(text), "")
-    (whole,) = examples.conversations(block)
-    most = len(whole.steps)
-    if not (kind != "bench") <= most <= STEPS_MAX:
-        raise ValueError(f"a conversation has 1 to {STEPS_MAX} steps")
-    part = whole._replace(steps=whole.steps[: most if count < 0 else count])
-    taken, player = play(part, kind == "conversation")
-    later = [(step, None) for step in whole.steps[len(taken) :]]
-    answer = verdict("step", [outcome for _, outcome in taken], most)
-    if player.bus.kernel.now:
-        answer["said"] += f"; the clock shows {player.bus.kernel.now:g} s"
-    html = drawing.lanes([*taken, *later], whole.options)
-    cards = drawing.cards(player.seen)
-    return {**answer, "html": html, "cards": cards, "count": most}
+    lines, talks, is_whole = kept_lines(text), [], kind != "bench"
+    for number, line in enumerate(lines, 1):
+        try:
+            talks += talks_of("conversation", line)
+        except ValueError as error:
+            raise ValueError(f"Line {number} is {error}") from None
+    if not is_whole <= sum(len(one.steps) for one in talks) <= STEPS_MAX:
+        raise ValueError(f"A conversation has 1 to {STEPS_MAX} steps")
+    most = len(lines) if most < 0 else most
+    bus, said = play(talks[:most], is_whole)
+    lines += [said] * (len(bus.taken) - len(lines))
+    answer = verdict("conversation", lines, bus.taken)
+    if bus.kernel.now:
+        answer["said"] += f" The clock shows {bus.kernel.now:g} s."
+    return {**answer, "cards": bus.cards, "of": most}
 
 
 def rows(kind: str, text: str, _: Any) -> Answer:
-    """Play the rows of a match or packet block."""
-    lines = kept_lines(text)
-    outcomes = [play_row(kind, line) for line in lines]
-    html = drawing.table(kind, lines, outcomes)
-    return {"html": html, **verdict("row", outcomes, len(lines))}
+    """Play all cases of the rows of a match or packet block."""
+    lines, outcomes = kept_lines(text), []
+    for line in lines:
+        try:
+            talks = talks_of(kind, line)
+            wrong = (perform(FakeBus(one.options), one)[0] for one in talks)
+            outcomes.append(Outcome(next(filter(None, wrong), "")))
+        except (ValueError, KeyError, AssertionError):
+            outcomes.append(Outcome("not of the form of the others"))
+    return verdict(kind, lines, outcomes)
 
 
-def play_row(kind: str, line: str) -> Outcome:
-    """Play all cases of a row; return what came of the last, or failed.
-
-    Of the server's decisions those are shown that the last packet led to.
-    """
-    try:
-        block = Block(kind, "", (), (line,), "")
-        talks = [case.conversation() for case in examples.PARSERS[kind](block)]
-    except (ValueError, KeyError, AssertionError):
-        return Outcome(f"not a row: {line}; one is {FORMS[kind]}")
-    for one in talks:
-        taken, _ = play(one)
-        *_, probe = (led_to for step, led_to in taken if step.verb == ">")
-        made = (one for one in probe.decisions if one.split()[1] != "open")
-        outcome = taken[-1][1]._replace(decisions=tuple(made))
-        if outcome.wrong:
-            break
-    return outcome
-
-
-def verdict(what: str, outcomes: Sequence[Outcome], most: int) -> Answer:
-    """Return whether all came as was said, and a sentence."""
-    for number, outcome in enumerate(outcomes, 1):
-        if outcome.wrong:
-            said = f"✗ {what} {number}: {outcome.wrong}"
-            return {"ok": False, "said": said}
-    lost = (
-        line
+def verdict(kind: str, lines: list[str], outcomes: list[Outcome]) -> Answer:
+    """Return the drawing, whether all came as was said, and a sentence."""
+    what = "row" if kind in HEADS else "step"
+    said = f"{len(outcomes)} of {len(lines)} {what}s went as they are written."
+    said = said if len(outcomes) < len(lines) else f"Right: {said}"
+    said += "".join(
+        f" {line}."
         for outcome in outcomes
         for line in outcome.decisions
         if line.startswith("disconnect ")
     )
-    said = f"✓ {len(outcomes)} of {most} {what}s went as they say"
-    return {"ok": True, "said": "; ".join([said, *lost])}
+    wrong = [
+        f"{what.title()} {number}, “{line}”: {outcome.wrong}."
+        for number, (line, outcome) in enumerate(zip(lines, outcomes), 1)
+        if outcome.wrong
+    ]
+    html = drawn(kind, lines, outcomes)
+    said = [*wrong, said][0].replace("\\0", "\\x00")
+    return {"ok": not wrong, "said": said, "html": html}
 
 
 def check(_: str, text: str, answer: str) -> Answer:
@@ -224,24 +205,22 @@ def check(_: str, text: str, answer: str) -> Answer:
     """
     if "{any}" in answer:
         raise ValueError("{any} is no answer")
-    plain = answer.lower().strip(" .`'\"")
-    plain = plain[4:] if plain.startswith("the ") else plain
-    answer = plain if plain in examples.EXPECTATIONS else answer.strip()
+    plain = answer.lower().strip(" .`'\"").removeprefix("the ")
+    answer = plain if plain in NO_PACKETS else answer.strip()
     lines = []
     for line in kept_lines(text):
         is_name = line.startswith(HOLE)
         answers = re.findall(r"\b[A-Z]\b", answer) if is_name else [answer]
         lines += [line.replace(HOLE, one) for one in answers]
-    return talk("conversation", "\n".join(lines), -1)
-
-
-WAYS = {"question": check, "match": rows, "packet": rows}
+    played = talk("conversation", "\n".join(lines), -1)
+    return {**played, "said": "Right." if played["ok"] else played["said"]}
 
 
 def call(kind: str, text: str, more: Any = -1) -> str:
     """Do what a page asks for; return the answer as JSON."""
+    way = {"question": check, "match": rows, "packet": rows}.get(kind, talk)
     try:
-        answer = WAYS.get(kind, talk)(kind, text, more)
-    except (ValueError, KeyError) as error:
-        answer = {"ok": False, "said": f"✗ {error}"}
-    return json.dumps(answer)
+        with mock.patch.object(sbus, "log", LOG.append):
+            return json.dumps(way(kind, text, more))
+    except ValueError as error:
+        return json.dumps({"ok": False, "said": f"{error}."})

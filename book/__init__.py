@@ -1,1 +1,0 @@
-"""The book: the specification, the server and runs of it, side by side."""
