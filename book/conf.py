@@ -3,8 +3,7 @@
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).parent))
 
 project = "sbus"
 html_title = "sbus, the book"
@@ -14,13 +13,12 @@ exclude_patterns = ["book/README.md", "book/site"]
 root_doc = "book/index"
 highlight_language = "none"
 myst_heading_anchors = 4
-myst_fence_as_directive = [
-    "match", "packet", "conversation", "client", "question",
-]  # fmt: skip
+myst_fence_as_directive = "match packet conversation client question".split()
 html_theme = "furo"
-html_static_path = [str(HERE / "static")]
+html_static_path = ["static"]
 html_css_files = ["book.css"]
 html_js_files = ["book.js"]
-html_show_sourcelink = html_copy_source = False
+html_show_copyright = html_copy_source = False
 pygments_style = "a11y-high-contrast-light"
-pygments_dark_style = "a11y-high-contrast-dark"
+pygments_dark_style = "github-dark"
+myst_enable_extensions = ["deflist"]
