@@ -125,22 +125,32 @@ manual:
 requirements vectors trace:
 	PYTHONPATH=spec $(PYTHON) tests/kit/traceability.py $@
 
+SITE = book/site
+PLAYED = sbus.py book/player.py spec/conformance tests/bed/fake_bus.py \
+    tests/bed/fake_kernel.py tests/bed/packets.py
+book: .venv/book
+	@.venv/bin/python -m sphinx -q -c book -d build/book . $(SITE)
+	@.venv/bin/python -m zipfile -c $(SITE)/_static/player.zip $(PLAYED)
+	@test -e $(SITE)/book/report.html || \
+	    cp $(SITE)/book/results.html $(SITE)/book/report.html
+	@$(MAKE) --no-print-directory $(PYODIDE) || \
+	    echo "without Pyodide, which npm did not get: it is for reading"
+	@echo "the book is in $(SITE)"
+
 # A Python for the page; where it cannot be had, the book is for reading
-PYODIDE = book/site/pyodide
-book: .venv/ready
-	@test -e $(PYODIDE)/pyodide.mjs || { mkdir -p $(PYODIDE) && \
-	    npm pack -s --pack-destination $(PYODIDE) pyodide@314 \
-	    >/dev/null 2>&1 && tar xzf $(PYODIDE)/pyodide-*.tgz \
-	    -C $(PYODIDE) --strip-components=1; } || rm -rf $(PYODIDE)
-	@rm -f $(PYODIDE)/*.tgz
-	@PYTHONPATH=spec:tests/kit .venv/bin/python -m book
+PYODIDE = $(SITE)/pyodide/pyodide.mjs
+$(PYODIDE):
+	@mkdir -p $(@D)
+	@npm pack -s --pack-destination $(@D) pyodide@314 >/dev/null
+	@tar xzmf $(@D)/pyodide-*.tgz -C $(@D) --strip-components=1
+	@rm $(@D)/*.tgz
 
 # A server that keeps all rules, one that is naive, one with one mistake
 MISTAKE = star-crosses-slashes
 BROKEN = tests/kit/broken_servers.py $(MISTAKE)
 book-results: book
 	@PYTHONPATH=.:spec:tests/bed .venv/bin/python spec/conformance --ours \
-	    --html book/site/report.html \
+	    --html $(SITE)/book/report.html \
 	    --server 'sbus.py=.venv/bin/python sbus.py -f -a {address}' \
 	    --server 'naive=.venv/bin/python tests/kit/naive_server.py {address}' \
 	    --server '$(MISTAKE)=.venv/bin/python $(BROKEN) -f -a {address}' \
@@ -171,6 +181,10 @@ PIP = .venv/bin/python -m pip install -q --disable-pip-version-check \
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
 	$(PIP) -e '.[test]'
+	@touch $@
+
+.venv/book: .venv/ready
+	$(PIP) 'sbus[book]'
 	@touch $@
 
 # Where there is no Java for Spark, that of a Python package will do

@@ -115,8 +115,8 @@ def talk(kind: str, text: str, most: int = -1) -> Answer:
     """
     lines, is_whole = kept_lines(text), kind != "bench"
     talks = [talks_of("conversation", line)[0] for line in lines]
-    if not is_whole <= sum(len(one.steps) for one in talks) <= STEPS_MAX:
-        raise ValueError(f"A conversation has 1 to {STEPS_MAX} steps")
+    if sum(len(one.steps) for one in talks) > STEPS_MAX:
+        raise ValueError(f"A conversation has at most {STEPS_MAX} steps")
     played = len(talks) if most < 0 else most
     said = [""]
     LOG.clear()

@@ -1,23 +1,27 @@
 """The book in a real browser: make book-test.
 
-It needs Playwright, a Chromium, and what make book fetches.
+It needs Playwright, a Chromium, and what make book writes and fetches.
 """
 
 from __future__ import annotations
 
 import functools
 import http.server
+import json
 import re
 import shutil
 import threading
-import urllib.request
+import time
 from collections.abc import Iterator
+from html import unescape
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fake_bus import BLOCKS
+from conformance.examples import PARSERS, read_blocks
+from conformance.rules import read_rules
 from lesson_answers import ANSWERS
 from processes import ROOT
 
@@ -27,15 +31,34 @@ playwright = pytest.importorskip(
 
 SITE = ROOT / "book/site"
 AXE = ROOT / "build/axe/axe.min.js"
-PAGES = sorted(path.name for path in SITE.glob("*.html"))
-EXAMPLE = "figure:has(textarea)"  # those for clients are for reading
-RUNNABLE = [n for n in PAGES if "<figure" in (SITE / n).read_text("utf-8")]
-ALIKE = ("sbus-", "sbus_")  # the pages of source, of which axe looks at one
-LOOKED_AT = [n for n in PAGES if n[:5] not in ALIKE or n == "sbus-4.html"]
-PLAY_MS = 120_000  # for Python to start and an example to be played
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+SHOTS = ROOT / "build/book-shots"
+KINDS = {  # twelve kinds of pages, and what is done there before a look
+    "start": "book/index.html",
+    "lesson": "book/lessons/2-hearing.html",
+    "playground": "book/bench.html",
+    "python": "book/python.html",
+    "chapter": "spec/5-flood-control.html",
+    "examples": "spec/examples/3-protocol.html",
+    "rules": "genindex.html",
+    "matrix": "spec/traceability.html",
+    "source": "book/source/sbus-5.html",
+    "implementers": "book/implementers.html",
+    "teaching": "book/teaching.html",
+    "search": "search.html?q=stalled",
+}
+PLAY_MS = 60_000  # for Python to start and an example to be played
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run"
+    " --disable-background-networking --disable-component-update"
+    " --disable-sync"
+)
+PAGES = {
+    str(path.relative_to(SITE)): path.read_text("utf-8")
+    for path in sorted(SITE.glob("**/*.html"))
+    if "pyodide" not in path.parts
+}
 
-if not (SITE / "pyodide").exists():
+if not (SITE / "pyodide/pyodide.mjs").exists():
     pytest.skip("make book has not got pyodide", allow_module_level=True)
 
 
@@ -53,7 +76,12 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Where the book is served."""
-    handler = functools.partial(Handler, directory=str(SITE))
+    yield from serve(SITE)
+
+
+def serve(site: Path) -> Iterator[str]:
+    """Serve a folder until nobody needs it."""
+    handler = functools.partial(Handler, directory=str(site))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}/"
@@ -63,11 +91,12 @@ def address() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """A browser, this machine's or Playwright's own."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
     with playwright.sync_playwright() as running:
         try:
             browser = running.chromium.launch(
-                executable_path=found, args=["--no-sandbox"]
+                executable_path=found, args=FLAGS.split()
             )
         except playwright.Error as error:
             pytest.skip(f"no Chromium: {error.message.splitlines()[0]}")
@@ -90,270 +119,333 @@ def page(chromium: Any, address: str) -> Iterator[Any]:
         if not request.url.startswith((address, "data:", "blob:")):
             wrong.append(request.url)
 
-    def fail(request: Any) -> None:
-        if request.failure != "net::ERR_ABORTED":  # by leaving the page
-            wrong.append(f"{request.url}: {request.failure}")
-
     window.on("console", note)
     window.on("request", check)
     window.on("pageerror", lambda error: wrong.append(str(error)))
-    window.on("requestfailed", fail)
     yield window
     assert not wrong
     window.close()
 
 
-def outcome(page: Any, place: str) -> tuple[str, str]:
+def outcome(place: Any) -> tuple[str, str]:
     """Wait until something has been played; return how it went."""
-    output = page.locator(f"{place} output")
-    output.and_(page.locator(".good, .bad")).wait_for(timeout=PLAY_MS)
+    output = place.locator("output")
+    output.and_(place.page.locator(".good, .bad")).wait_for(timeout=PLAY_MS)
     return output.get_attribute("class"), output.text_content()
 
 
-def visit(page: Any, name: str) -> None:
-    """Go to a page, and wait for what it does by itself."""
-    page.goto(name)
-    if name == "bench.html":
-        outcome(page, "#bench")
+def run(page: Any, name: str) -> tuple[str, str]:
+    """Run an example; return how it went."""
+    example = page.locator(f"[data-name={name}]")
+    example.get_by_role("button", name=f"Run {name}").click()
+    return outcome(example)
 
 
-def tab_to(page: Any, selector: str) -> None:
-    """Press Tab until something has the focus."""
-    for _ in range(300):
-        page.keyboard.press("Tab")
-        if page.evaluate(f"document.activeElement.matches({selector!r})"):
-            return
-    raise AssertionError(f"no way to {selector}")
+class Anchors(HTMLParser):
+    """The anchors and links of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(
+        self, tag: str, attrs: list[tuple[str, str | None]]
+    ) -> None:
+        facts = dict(attrs)
+        if name := facts.get("id"):
+            assert name not in self.ids, name
+            self.ids.add(name)
+        link = facts.get("href") or facts.get("src")
+        if link and link != "#" and "://" not in link:
+            self.links.add(link)
 
 
 class TestPages:
-    @pytest.mark.parametrize("name", LOOKED_AT)
-    @pytest.mark.parametrize("scheme", ["light", "dark"])
-    def test_axe_finds_nothing(
-        self, page: Any, name: str, scheme: str
-    ) -> None:
-        """In the light; in the dark, where colours alone are others."""
-        page.emulate_media(color_scheme=scheme)
-        visit(page, name)
-        page.add_script_tag(path=AXE)
-        only = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
-        run = "only => axe.run(only).then(result => result.violations)"
-        violations = page.evaluate(run, only)
-        assert not [
-            (one["id"], one["nodes"][0]["html"])
-            for one in violations
-            if one["impact"] in ("serious", "critical")
-        ]
+    def test_every_link_resolves(self) -> None:
+        """To a file of the book, and to an anchor if it names one."""
+        anchors = {name: Anchors(text) for name, text in PAGES.items()}
+        for name, page in anchors.items():
+            for link in page.links:
+                file, _, anchor = link.partition("#")
+                target = (SITE / name).parent / file.partition("?")[0]
+                target = target.resolve() if file else SITE / name
+                assert target.exists(), f"{name}: {link}"
+                known = anchors.get(str(target.relative_to(SITE.resolve())))
+                is_other = known is None or not anchor
+                assert is_other or anchor in known.ids, f"{name}: {link}"
 
-    def test_a_narrow_window_is_enough(self, page: Any) -> None:
-        """No page is wider, and each is there in well under a second."""
-        page.set_viewport_size({"width": 360, "height": 640})
-        for name in PAGES:
-            page.goto(name)
-            assert page.evaluate("document.body.scrollWidth") <= 360, name
-            entry = "performance.getEntriesByType('navigation')[0]"
-            print(f"{name}: {page.evaluate(entry)['loadEventEnd']:.0f} ms")
+    def test_every_rule_stands_above_its_code(self) -> None:
+        """The lines that keep it are marked, and are no docstrings."""
+        for rule in read_rules().values():
+            page = PAGES[f"spec/{rule.file[:-3]}.html"]
+            shown = page.partition(f'id="{rule.id}">')[2]
+            shown = shown.partition('class="rule docutils')[0]
+            marked = re.findall(r'<span class="hll">(.*)', shown)
+            assert rule.id in ("KEY-2", "KEY-6") or marked, rule.id
+            for line in marked:
+                code = unescape(re.sub("<[^>]*>", "", line))
+                assert not re.match(r' *\d+ *("""|#)', code), (rule.id, code)
 
-    def test_every_link_resolves(self, page: Any, address: str) -> None:
-        """Those that scripts make, too."""
-        links: set[str] = set()
-        for name in PAGES:
-            page.goto(name)
-            found = page.evaluate("[...document.links].map(a => a.href)")
-            links |= {one.partition("#")[0] for one in found}
-        ours = [one for one in links if one.startswith(address)]
-        assert len(ours) >= len(PAGES)
-        for link in ours:
-            assert urllib.request.urlopen(link).status == 200
+    def test_ids_are_links_with_their_sentences(self) -> None:
+        """In chapters, lessons, the matrix and the source."""
+        sentence = read_rules()["PUB-2"].sentence
+        for name in (
+            "spec/choices.html",
+            "book/lessons/2-hearing.html",
+            "spec/traceability.html",
+            "book/source/sbus-2.html",
+            "spec/3-protocol.html",
+        ):
+            links = re.findall(r'<a href="([^"]*)" class="id" title="(.*?)"', PAGES[name])
+            found = dict(links[::-1])
+            assert any(one.endswith("3-protocol.html#PUB-2") for one in found)
+            assert sentence in map(unescape, found.values())
+
+    @pytest.mark.parametrize("file", ["sbus", "sbus_client"])
+    def test_the_source_is_whole_and_linked(self, file: str) -> None:
+        """Each line is there once, with a number, and names lead to theirs."""
+        pattern = re.compile(r'<span id="L-(\d+)">(.*)')
+        names = [n for n in PAGES if re.search(rf"source/{file}-\d+\.", n)]
+        found = [one for name in names for one in pattern.findall(PAGES[name])]
+        lines = (ROOT / f"{file}.py").read_text("utf-8").splitlines()
+        assert len(found) == len({number for number, _ in found})
+        shown = {int(number): html for number, html in found}
+        for number, line in enumerate(lines, 1):
+            html = re.sub("<[^>]*>", "", shown.get(number, ""))
+            assert unescape(html).lstrip(" 0123456789").strip() in line
+            assert number in shown or not line, number
+        links = re.findall(r'#L-(\d+)">(?:<[^>]*>)*\.?(?:<[^>]*>)*(\w+)', "".join(PAGES[n] for n in names))
+        assert len(links) > 300
+        for number, name in links:
+            assert re.search(rf"\b{name}\b", lines[int(number) - 1]), name
 
     def test_it_can_be_read_without_scripts(
         self, chromium: Any, address: str
     ) -> None:
-        """Rules, code, examples; and no button that does nothing."""
+        """Rules, code, and examples as text; no button that does nothing."""
         window = chromium.new_page(java_script_enabled=False)
-        window.goto(f"{address}2-routing-keys.html")
-        assert window.locator("#MATCH-2 figure tr").count() > 40
-        assert window.locator("#MATCH-2 aside pre").first.is_visible()
-        buttons = window.locator("#MATCH-2 button")
-        assert buttons.count() and not buttons.first.is_visible()
+        window.goto(f"{address}spec/2-routing-keys.html")
+        text = window.locator("#example-star-in-short").inner_text()
+        assert "a*b" in text
+        window.locator("#MATCH-2 summary").click()
+        assert window.locator("#MATCH-2 .hll").first.is_visible()
+        assert not window.locator("article button:visible").count() > 1
         window.close()
 
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_it_looks_well(self, page: Any, kind: str) -> None:
+        """Wide and narrow, in light and dark: axe, sizes, and a picture."""
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        for width in (1280, 400):
+            for scheme in ("light", "dark"):
+                page.set_viewport_size({"width": width, "height": 900})
+                page.emulate_media(color_scheme=scheme)
+                page.goto(KINDS[kind])
+                self.prepare(page, kind)
+                path = SHOTS / f"{kind}-{width}-{scheme}.png"
+                page.screenshot(path=path)
+                assert page.evaluate(OVERFLOW) <= width
+                assert not page.evaluate(SMALL)
+                page.add_script_tag(path=AXE)
+                found = page.evaluate(FAULTS)
+                assert not found, (width, scheme, found)
+
+    def prepare(self, page: Any, kind: str) -> None:
+        """Do what there is to do on a page."""
+        if kind == "lesson":
+            run(page, "each-once")
+        elif kind == "playground":
+            outcome(page.locator("#bench"))
+        elif kind == "chapter":
+            page.locator("#BLOCK-5 .kept summary").click()
+            page.locator("#BLOCK-5").scroll_into_view_if_needed()
+        elif kind == "examples":
+            page.locator("[data-name=four-kinds] > summary").click()
+            run(page, "four-kinds")
+        elif kind == "search":
+            page.wait_for_selector(".search-summary")
+        page.wait_for_timeout(300)
+
     def test_it_can_be_printed(self, page: Any) -> None:
-        """Dark on white, without what can be pressed or filled in."""
-        red = re.compile(r"rgb\((\d+)")
-        for name in LOOKED_AT:
-            page.emulate_media(media="screen", color_scheme="dark")
-            visit(page, name)
-            page.emulate_media(media="print")
-            some = "document.querySelectorAll('button, input, textarea')"
-            seen = f"[...{some}].some(one => one.checkVisibility())"
-            assert not page.evaluate(seen), name
-            style = "getComputedStyle(document.body)"
-            ink = red.match(page.evaluate(f"{style}.color"))
-            paper = red.match(page.evaluate(f"{style}.backgroundColor"))
-            assert ink and int(ink[1]) < 60, name
-            assert paper and int(paper[1]) > 200, name
-        page.goto("5-flood-control.html")
-        assert page.pdf().count(b"/Type /Page\n") > 5
+        """Without what can be pressed or filled in."""
+        page.goto("spec/5-flood-control.html")
+        page.emulate_media(media="print")
+        assert not page.locator("article button:visible").count()
+        assert page.pdf().count(b"/Type /Page\n") > 3
+
+
+OVERFLOW = "document.documentElement.scrollWidth"
+SMALL = """[...document.querySelectorAll("article *")].filter(
+    (one) => one.checkVisibility() && one.innerText?.trim()
+      && !one.matches(".headerlink, .headerlink *")
+      && parseFloat(getComputedStyle(one).fontSize) < 11
+).map((one) => one.outerHTML.slice(0, 80))"""
+FAULTS = """axe.run().then(({ violations }) => violations
+    .filter(({ impact }) => ["serious", "critical"].includes(impact))
+    .map(({ id, nodes }) => [id, nodes.length, nodes[0].html]))"""
 
 
 class TestPlayer:
-    @pytest.mark.parametrize("name", RUNNABLE)
+    def test_the_second_page_plays_at_once(self, page: Any) -> None:
+        """Python starts once, and stays while one moves between pages."""
+        page.goto("book/lessons/1-keys.html")
+        start = time.monotonic()
+        assert run(page, "first-message")[0] == "good"
+        first = time.monotonic() - start
+        page.locator(".related-pages a.next-page").click()
+        page.wait_for_url("**/2-hearing.html")
+        start = time.monotonic()
+        assert run(page, "each-once")[0] == "good"
+        second = time.monotonic() - start
+        print(f"first page {first:.2f} s, second page {second:.2f} s")
+        assert second < 1
+
+    @pytest.mark.parametrize(
+        "name", [n for n in PAGES if 'class="example"' in PAGES[n]]
+    )
     def test_every_example_runs_as_it_says(self, page: Any, name: str) -> None:
         """With the outcome that the specification says."""
         page.goto(name)
-        figures = page.locator(EXAMPLE)
-        for index in range(figures.count()):
-            figure = figures.nth(index)
-            figure.get_by_role("button").click()
-            place = f"#{figure.get_attribute('id')}"
-            verdict, said = outcome(page, place)
-            assert verdict == "good", f"{place}: {said}"
+        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        buttons = page.get_by_role("button", name=re.compile("^Run "))
+        for button in buttons.all():
+            button.click()
+        for example in page.locator(".example:has(textarea)").all():
+            verdict, said = outcome(example)
+            assert verdict == "good", said
 
     def test_all_examples_are_there(self) -> None:
         """Those above are all of the specification, and more."""
-        texts = "".join((SITE / n).read_text("utf-8") for n in RUNNABLE)
-        for block in BLOCKS:
-            assert f'id="example-{block.name}"' in texts
-        assert texts.count("<figure") > len(BLOCKS)
+        texts = "".join(PAGES.values())
+        for block in read_blocks():
+            assert f'data-name="{block.name}"' in texts
+        assert sum(block.kind in PARSERS for block in read_blocks()) > 200
 
     def test_an_example_can_be_edited(self, page: Any) -> None:
-        """The step that fails says so; the server says what it decides."""
-        page.goto("3-protocol.html")
-        place = "#example-subscription-lasts"
-        page.locator(f"{place} summary").click()
-        page.locator(f"{place} textarea").fill("A > HELLO\nA < MSG a\\0x")
-        page.locator(f"{place} button").click()
-        verdict, said = outcome(page, place)
-        assert verdict == "bad" and "step 2" in said
-        assert page.locator(f"{place} .failed").count() == 1
-        decided = page.locator(f"{place} tbody tr").first.text_content()
-        assert "disconnect A [PKT-2] unknown packet kind" in decided
+        """What is outdated is pale; the step that fails says so."""
+        page.goto("spec/6-echoes.html")
+        example = page.locator("[data-name=echo-on]")
+        example.get_by_role("button", name="Edit").click()
+        example.locator("textarea").fill("A hums")
+        assert example.locator(".drawing.outdated").count() == 1
+        example.get_by_role("button", name="Run").click()
+        assert outcome(example) == ("bad", "not a step: 'A hums'.")
+        assert example.locator(".drawing.outdated").count() == 1
+        example.locator("textarea").fill("A > HELLO\nA < MSG a\\0x\nA close")
+        example.get_by_role("button", name="Run").click()
+        example.locator(".failed").wait_for()
+        verdict, said = outcome(example)
+        assert verdict == "bad" and said.startswith("Step 2")
+        assert not example.locator(".outdated").count()
+        assert example.locator(".later").count() == 1
+        link = example.get_by_role("link", name="[PKT-2]").first
+        assert "malformed packet" in link.get_attribute("title")
+        assert link.get_attribute("href").endswith("3-protocol.html#PKT-2")
 
-    @pytest.mark.parametrize("path", [n for n in RUNNABLE if "lesson" in n])
-    def test_questions_accept_right_answers_alone(
-        self, page: Any, path: str
+    def test_lessons_have_questions_hints_and_progress(
+        self, page: Any
     ) -> None:
-        """By the keyboard."""
-        page.goto(path)
-        for question in page.locator(".question").all():
-            name = question.get_attribute("id")
-            right, wrong = ANSWERS[name.partition("-")[2]]
-            for answers, verdict in ((wrong, "bad"), (right, "good")):
-                for answer in answers:
+        """By the keyboard; what was answered is remembered."""
+        for name in [n for n in PAGES if "book/lessons/" in n]:
+            page.goto(name)
+            assert page.get_by_text(re.compile(r"Goal.*Time.*Before")).count()
+            questions = page.locator("[data-kind=question]").all()
+            assert len(questions) == 3
+            for question in questions:
+                right, wrong = ANSWERS[question.get_attribute("data-name")]
+                assert question.locator("details p").count()
+                for answer in (wrong[0], *right):
                     question.locator("input").fill(answer)
                     question.locator("input").press("Enter")
-                    got = outcome(page, f"#{name}")
-                    assert got[0] == verdict, f"{name}: {answer}: {got}"
+                    question.locator("output", has_text="works").wait_for(state="hidden")
+                    got = outcome(question)
+                    assert (got == ("good", "Right.")) == (answer in right)
+            page.reload()
+            assert page.get_by_text("You have answered 3 of the 3").count()
 
 
-class TestBench:
+class TestPlayground:
     def lines(self, page: Any) -> list[str]:
         """Return the conversation, once it has been played."""
-        outcome(page, "#bench")
-        return str(page.locator("#lines").input_value()).splitlines()
+        outcome(page.locator("#bench"))
+        return str(page.locator("textarea").input_value()).splitlines()
 
     def test_the_keyboard_is_enough(self, page: Any) -> None:
-        """From the top of the page to a packet sent, read, and undone."""
-        page.goto("bench.html#text=")
-        outcome(page, "#bench")
-        tab_to(page, "[name=packet]")
+        """To send, to choose another client, and to go back."""
+        page.goto("book/bench.html#text=")
+        outcome(page.locator("#bench"))
+        for _ in range(300):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.name == 'packet'"):
+                break
         page.keyboard.press("Control+A")
         page.keyboard.type("SUB k")
         page.keyboard.press("Escape")  # the list of suggestions
         page.keyboard.press("Enter")
-        assert self.lines(page) == ["A > SUB k"]
-        page.locator("body").click(position={"x": 1, "y": 1})
-        tab_to(page, "[name=c]")
-        page.keyboard.press("ArrowRight")
-        tab_to(page, "[name=packet]")
+        page.wait_for_function("bench.elements.text.value == 'A > SUB k'")
+        page.keyboard.press("Shift+Tab")
+        page.keyboard.type("B")
+        page.keyboard.press("Tab")
         page.keyboard.press("Control+A")
         page.keyboard.type(r"MSG k\0hello")
-        page.keyboard.press("Tab")
-        page.keyboard.press("Space")
-        assert self.lines(page) == ["A > SUB k", r"B > MSG k\0hello"]
-        card = page.locator("article").first
-        playwright.expect(card).to_contain_text("unread1")
-        tab_to(page, "[data-go=undo]")
+        page.keyboard.press("Escape")
         page.keyboard.press("Enter")
-        page.wait_for_function("lines.value == 'A > SUB k'")
+        page.wait_for_selector("text=/unread +1/")
+        assert self.lines(page) == ["A > SUB k", r"B > MSG k\0hello"]
+        page.go_back()
+        page.wait_for_function("bench.elements.text.value == 'A > SUB k'")
 
     def test_the_address_is_the_state(self, page: Any, chromium: Any) -> None:
         """Somebody else who opens it sees the same."""
-        page.goto("bench.html#text=")
-        for button in ("Connect as this process", "Set the room", "Wait"):
-            outcome(page, "#bench")
-            page.get_by_role("button", name=button).click()
-        page.wait_for_function("lines.value.includes('wait')")
+        page.goto("book/bench.html#text=")
+        for name in ("Connect as", "Leave room", "Wait", "Read one"):
+            outcome(page.locator("#bench"))
+            page.get_by_role("button", name=name).click()
+        page.wait_for_function("bench.elements.text.value.includes('any')")
         lines = self.lines(page)
-        assert lines == ["A process uid=1001 gid=100", "A room 1", "wait 1"]
-        page.wait_for_selector("text=the clock shows 1 s")
+        assert lines == ["A process uid=1", "A room 1", "wait 1", "A < {any}"]
         other = chromium.new_page()
         other.goto(page.url)
         assert self.lines(other) == lines
         other.close()
 
-    def test_single_steps(self, page: Any) -> None:
-        """Back and on; what is not taken is pale."""
-        page.goto("bench.html")
-        assert len(self.lines(page)) == 3
-        page.get_by_role("button", name="One step back").click()
-        page.wait_for_function("document.querySelectorAll('.later').length==1")
-        page.get_by_role("button", name="One step back").click()
-        page.wait_for_function("document.querySelectorAll('.later').length==2")
-        page.get_by_role("button", name="One step on").click()
-        page.wait_for_function("document.querySelectorAll('.later').length==1")
-        page.get_by_role("button", name="All steps").click()
-        page.wait_for_function("document.querySelectorAll('.later').length==0")
-
-    def test_a_lesson_can_say_where_to_stop(self, page: Any) -> None:
-        """Its link leads to the bench after so many steps."""
-        page.goto("lesson-2-hearing.html")
-        page.locator("#example-counted a", has_text="on the bench").click()
-        outcome(page, "#bench")
-        card = page.locator("article").first
-        playwright.expect(card).to_contain_text("k × 2")
-        page.get_by_role("button", name="One step on").click()
-        page.wait_for_function("document.querySelectorAll('.later').length==2")
-        playwright.expect(card).not_to_contain_text("× 2")
-
-    def test_a_blank_at_the_end_is_sent(self, page: Any) -> None:
-        """The empty pattern is behind it."""
-        page.goto("bench.html#text=")
-        outcome(page, "#bench")
-        page.locator("[name=packet]").fill("SUB ")
-        for _ in range(2):
-            page.get_by_role("button", name="Send").click()
-            page.wait_for_function("lines.value.endsWith('SUB ')")
-            outcome(page, "#bench")
-        page.wait_for_function("lines.value == 'A > SUB \\nA > SUB '")
-        verdict, said = outcome(page, "#bench")
-        assert verdict == "good" and "disconnect" not in said
-
-    def test_decisions_are_links(self, page: Any) -> None:
-        """To the rule in its chapter."""
-        page.goto("bench.html")
-        outcome(page, "#bench")
-        page.get_by_role("link", name="[SUB-1]").click()
-        page.wait_for_url("**/3-protocol.html#SUB-1")
+    def test_steps(self, page: Any) -> None:
+        """A lesson says where to stop; back and on; the rest is pale."""
+        page.goto("book/lessons/2-hearing.html")
+        page.locator("[data-name=counted] a", has_text="playground").click()
+        page.wait_for_selector("text=/patterns +k × 2/")
+        assert page.locator(".later").count() == 3
+        page.get_by_role("button", name="Step on").click()
+        page.wait_for_selector("text=/patterns +k × 1/")
+        page.get_by_role("button", name="Step back").click()
+        page.wait_for_selector("text=/patterns +k × 2/")
 
 
-def test_a_page_without_a_player_says_so(page: Any, tmp_path: Path) -> None:
-    """A page that is a file can be read, and says why it cannot play."""
-    for name in ("bench.html", "page.js", "style.css", "worker.js"):
-        shutil.copy(SITE / name, tmp_path)
-    window = page.context.browser.new_page()
-    window.goto((tmp_path / "bench.html").as_uri())
-    verdict, said = outcome(window, "#bench")
-    assert verdict == "bad" and "README" in said
-    window.close()
+class TestWithout:
+    def test_a_server(self, chromium: Any) -> None:
+        """A page that is a file is for reading, and says so."""
+        window = chromium.new_page()
+        window.goto((SITE / "book/bench.html").as_uri())
+        verdict, said = outcome(window.locator("#bench"))
+        assert verdict == "bad" and "from a web server" in said
+        window.close()
+
+    def test_pyodide(self, chromium: Any, tmp_path: Path) -> None:
+        """A book that was made without a network says so."""
+        for folder in ("_static", "book"):
+            shutil.copytree(SITE / folder, tmp_path / folder)
+        for address in serve(tmp_path):
+            window = chromium.new_page()
+            window.goto(f"{address}book/bench.html")
+            verdict, said = outcome(window.locator("#bench"))
+            assert verdict == "bad" and "without Pyodide" in said
+            window.close()
 
 
-def test_a_book_without_pyodide_says_so(page: Any, address: str) -> None:
-    """Where it could not be fetched."""
-    window = page.context.browser.new_page()
-    window.route("**/pyodide/**", lambda route: route.abort())
-    window.goto(f"{address}bench.html")
-    verdict, said = outcome(window, "#bench")
-    assert verdict == "bad" and "without pyodide" in said
-    window.close()
+def test_rules_can_be_searched() -> None:
+    """By their ids, without a network."""
+    index = (SITE / "searchindex.js").read_text("utf-8")
+    entries = json.loads(index[index.index("{") : -1])["indexentries"]
+    assert {rule.lower() for rule in read_rules()} <= {*entries}
