@@ -131,9 +131,11 @@ PLAYED = sbus.py book/player.py spec/conformance tests/bed/fake_bus.py \
 book: .venv/book
 	@.venv/bin/python -m sphinx -q -c book -d build/book . $(SITE)
 	@.venv/bin/python -m zipfile -c $(SITE)/_static/player.zip $(PLAYED)
+	@echo '<meta http-equiv="refresh" content="0;url=book/index.html">' \
+	    >$(SITE)/index.html
 	@test -e $(SITE)/book/report.html || \
 	    cp $(SITE)/book/results.html $(SITE)/book/report.html
-	@$(MAKE) --no-print-directory $(PYODIDE) || \
+	@$(MAKE) -s $(PYODIDE) || \
 	    echo "without Pyodide, which npm did not get: it is for reading"
 	@echo "the book is in $(SITE)"
 

@@ -5,20 +5,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-project = "sbus"
-html_title = "sbus, the book"
+project, html_title, root_doc = "sbus", "sbus, the book", "book/index"
 extensions = ["myst_parser", "sbus_book"]
 include_patterns = ["spec/**.md", "book/**.md"]
 exclude_patterns = ["book/README.md", "book/site", "build", ".*"]
-root_doc = "book/index"
 highlight_language = "none"
 myst_heading_anchors = 4
-myst_fence_as_directive = "match packet conversation client question".split()
+myst_fence_as_directive = ["match", "packet", "conversation", "client"]
+myst_fence_as_directive += ["question"]
 html_theme = "furo"
-html_static_path = ["static"]
-html_css_files = ["book.css"]
-html_js_files = ["book.js"]
-html_show_copyright = html_copy_source = False
+html_static_path, html_copy_source = ["static"], False
+html_css_files, html_js_files = ["book.css"], ["book.js"]
+html_show_copyright = False
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "github-dark"
-myst_enable_extensions = ["deflist"]

@@ -11,8 +11,8 @@ import json
 import re
 from bisect import bisect
 from collections.abc import Iterator
+from functools import partial
 from html import escape
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from docutils.parsers.rst import Directive
 from docutils.transforms import Transform
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
 
 ROOT = Path(__file__).resolve().parents[1]
 RULE = re.compile(r"^\*\*\[(\w+-\d+)\]\*\* (.+?)(?=\n\n|\n*\Z)", re.M | re.S)
@@ -28,18 +29,17 @@ BANNER = re.compile(r"^# =+(?: |\n# )\w.*?(?: |\n# )=+\n", re.M)
 LINKED = re.compile(
     r"<(a|textarea|h1)\b.*?</\1>"  # is left as it is
     r"|\[(?P<rule>[A-Z]+-\d+)\]|(?<=>)(?P<cell>[A-Z]+-\d+)(?=<)"
-    r"|\b[Cc](?P<chapter>hapter [1-9])\b"
-    r'|(\.</span>)?<span class="n">(?P<name>\w+)</span>(?=(<span class="p">\()?)'
+    r'|(\.</span>)?<span class="n">(\w+)</span>(?=(<span class="p">\()?)'
     r"|<[^>]*>",
     re.S,
 )
 COMMON = {*dir(bytes), *dir(dict), *dir(set), *dir(list), "close", "open"}
-BODY_MAX = 4  # lines below a condition that are marked with it
+COMMENT = re.compile(r" *(#|$)")  # or an empty line
 
+raw = partial(nodes.raw, "", format="html")  # HTML as part of a page
 CITED: dict[str, tuple[str, str, str]] = {}  # page, anchor, the rule itself
 for chapter in sorted((ROOT / "spec").glob("[1-9]-*.md")):
     page = f"spec/{chapter.stem}"
-    CITED[f"hapter {chapter.stem[0]}"] = page, "", ""
     for rule, sentence in RULE.findall(chapter.read_text("utf-8")):
         CITED[rule] = page, rule, " ".join(sentence.replace("`", "").split())
 
@@ -47,34 +47,34 @@ for chapter in sorted((ROOT / "spec").glob("[1-9]-*.md")):
 class Listing:
     """A file of Python: its parts, and where names are defined."""
 
-    def __init__(self, file: str) -> None:
-        source = (ROOT / file).read_text("utf-8")
-        self.file = file
+    def __init__(self, stem: str) -> None:
+        source = (ROOT / f"{stem}.py").read_text("utf-8")
+        self.stem = stem
         self.lines = ["", *source.splitlines(), ""]
         starts = (one.start() for one in BANNER.finditer(source))
         self.sections = [1, *(source.count("\n", 0, n) + 1 for n in starts)]
+        tags = ModuleAnalyzer.for_string(source, stem).find_tags()
+        cuts = dict.fromkeys([*self.sections, len(self.lines)], "")
+        cuts.update((first, name) for name, (_, first, _) in tags.items())
+        ends = sorted(cuts)
+        self.parts = [(cuts[a], a, b - 1) for a, b in zip(ends, ends[1:])]
+        self.places = {  # of names, the first of several
+            name.rpartition(".")[2]: first
+            for first, name in sorted(cuts.items(), reverse=True)
+        }
+        for one in re.finditer(r"^(\w+) = ", source, re.M):
+            self.places[one[1]] = source.count("\n", 0, one.start()) + 1
         self.statements: list[tuple[Any, Any]] = [  # each with what it is in
             (node, parent)
             for parent in ast.walk(ast.parse(source))
             for node in ast.iter_child_nodes(parent)
             if isinstance(node, ast.stmt)
         ]
-        cuts = dict.fromkeys([*self.sections, len(self.lines)], "")
-        self.places: dict[str, int] = {}  # of names, 0 for several
-        for node, parent in self.statements:
-            name = getattr(node, "name", "")
-            if isinstance(parent, ast.Module) and isinstance(node, ast.Assign):
-                name = ast.unparse(node.targets[0])
-            elif name and isinstance(parent, (ast.Module, ast.ClassDef)):
-                prefix = getattr(parent, "name", "")
-                cuts[node.lineno] = f"{prefix}.{name}".lstrip(".")
-            self.places[name] = 0 if name in self.places else node.lineno
-        ends = sorted(cuts)
-        self.parts = [(cuts[a], a, b - 1) for a, b in zip(ends, ends[1:])]
 
     def page(self, line: int) -> str:
         """Return the page with the section of a line."""
-        return f"book/source/{self.file[:-3]}-{bisect(self.sections, line) - 1}"
+        number = bisect(self.sections, line) - 1
+        return f"book/source/{self.stem}-{number}"
 
     def block(self, first: int, last: int, **more: Any) -> nodes.Node:
         """Return lines as a block of code."""
@@ -101,7 +101,7 @@ class Listing:
         At a docstring that is the body of the function, at a condition or
         what depends on it both, and in a large table its row.
         """
-        while re.match(r" *(#|$)", self.lines[line]):
+        while COMMENT.match(self.lines[line]):
             line += 1
         around = (
             (node.end_lineno - node.lineno, index)
@@ -114,18 +114,14 @@ class Listing:
             first, last = last + 1, getattr(parent, "end_lineno", 0)
         elif isinstance(parent, ast.If) and parent.body == [node]:
             first = parent.lineno
-        elif last - first > BODY_MAX:
+        elif last - first > 4:  # it is long
             body = getattr(node, "body", None)
             first, last = (first, body[0].lineno - 1) if body else (line, line)
-        return [n for n in range(first, last + 1) if self.lines[n]]
+        lines = range(first, last + 1)
+        return [n for n in lines if not COMMENT.match(self.lines[n])]
 
 
-LISTINGS = {file: Listing(file) for file in ("sbus.py", "sbus_client.py")}
-
-
-def raw(html: str) -> nodes.Node:
-    """Return HTML as part of a page."""
-    return nodes.raw("", html, format="html")
+LISTINGS = {stem: Listing(stem) for stem in ("sbus", "sbus_client")}
 
 
 class Source(Directive):
@@ -134,15 +130,14 @@ class Source(Directive):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        page = f"book/source/{self.arguments[0]}"
+        listing = LISTINGS[self.arguments[0].partition("-")[0]]
         found: list[nodes.Node] = []
-        for listing in LISTINGS.values():
-            for name, first, last in listing.parts:
-                if listing.page(first) == page:
-                    block = listing.block(first, last, linespans="L")
-                    title = nodes.title("", "", nodes.literal("", name))
-                    part = nodes.section("", title, block, ids=[name])
-                    found.append(part if name else block)
+        for name, first, last in listing.parts:
+            if listing.page(first).endswith(f"/{self.arguments[0]}"):
+                block = listing.block(first, last, linespans="L")
+                title = nodes.title("", "", nodes.literal("", name))
+                part = nodes.section("", title, block, ids=[name])
+                found.append(part if name else block)
         return found
 
 
@@ -157,12 +152,12 @@ class Example(Directive):
         name, _, head = self.arguments[0].partition(" ")
         head, _, steps = head.partition(" steps=")
         is_open = "examples/" not in self.state.document.current_source
-        text = escape("\n".join(self.content))
         html = (
             f'<details class="example" data-kind="{self.name}" data-name='
             f'"{name}" data-steps="{steps or -1}"{" open" * is_open}>'
-            f"<summary>{name} {head}</summary><div id=example-{name} "
-            f'class="drawing"><pre>{text}</pre></div></details>'
+            f"<summary>{name}</summary><p>{head}</p><div id=example-{name} "
+            f'class="drawing"><pre>{escape(chr(10).join(self.content))}'
+            "</pre></div></details>"
         )
         return [raw(html)]
 
@@ -175,67 +170,55 @@ class Rules(Transform):
     def apply(self) -> None:
         page = self.document.settings.env.docname
         for strong in [*self.document.findall(nodes.strong)]:
-            rule = strong.astext()[1:-1]
+            rule, said = strong.astext()[1:-1], strong.parent
             if rule in CITED and CITED[rule][0] == page:
-                section = strong.parent.parent
-                place = section.index(strong.parent)
-                more = [*takewhile(belongs, section.children[place + 1 :])]
-                box = nodes.container("", strong.parent, *more, *extras(rule))
-                box.update_basic_atts({"ids": [rule], "classes": ["rule"]})
-                section[place : place + 1 + len(more)] = [box]
+                said.update_basic_atts({"ids": [rule], "classes": ["rule"]})
+                place = said.parent.index(said) + 1
+                said.parent[place:place] = [*self.below(rule)]
+
+    def below(self, rule: str) -> Iterator[nodes.Node]:
+        """Return entries of the index, the code, and a link to examples."""
+        page, _, sentence = CITED[rule]
+        texts = rule, f"{rule}; {sentence}"  # for the search, and to read
+        entries = [("single", text, rule, "", None) for text in texts]
+        yield addnodes.index(entries=entries)
+        examples = page.replace("spec/", "examples/")
+        text = (ROOT / f"spec/{examples}.md").read_text("utf-8")
+        if f"\n## {rule}\n" in text:
+            link = f'<a href="{examples}.html#{rule.lower()}">Examples</a>'
+            yield raw(f'<p class="more">{link}</p>')
+        stem = "sbus_client" if sentence[:8] == "A client" else "sbus"
+        if code := [*LISTINGS[stem].excerpts(rule)]:
+            head = f"<summary>The code in {stem}.py</summary>"
+            yield from [raw(f'<details class="kept">{head}'), *code]
+            yield raw("</details>")
 
 
-def belongs(node: nodes.Node) -> bool:
-    """Return whether a node belongs to the rule before it."""
-    is_rule = re.match(r"\[[A-Z]+-\d+\]", node.astext())
-    return not is_rule and not isinstance(node, nodes.section)
-
-
-def extras(rule: str) -> Iterator[nodes.Node]:
-    """Return what is shown below a rule: its code, folded, and examples."""
-    page, _, sentence = CITED[rule]
-    texts = rule, f"{rule}; {sentence}"  # for the search, and for the index
-    entries = [("single", text, rule, "", None) for text in texts]
-    yield addnodes.index(entries=entries)
-    file = "sbus_client.py" if sentence[:8] == "A client" else "sbus.py"
-    if code := [*LISTINGS[file].excerpts(rule)]:
-        yield raw(f'<details class="kept"><summary>Kept in {file}</summary>')
-        yield from [*code, raw("</details>")]
-    examples = ROOT / page.replace("spec/", "spec/examples/")
-    if f"\n## {rule}\n" in examples.with_suffix(".md").read_text("utf-8"):
-        href = f"examples/{examples.name}.html#{rule.lower()}"
-        yield raw(f'<p class="more"><a href="{href}">More examples</a></p>')
-
-
-def link(
-    app: Sphinx, page: str, _: str, context: dict[str, Any], __: object
-) -> None:
+def link(app: Sphinx, page: str, *more: Any) -> None:
     """Link what a page cites: rules, chapters, and names in the source."""
-    own = LISTINGS["sbus_client.py" if "client" in page else "sbus.py"]
+    _, context, _ = more
+    own = LISTINGS["sbus_client" if "client" in page else "sbus"]
 
     def linked(cited: re.Match[str]) -> str:
-        key = cited["rule"] or cited["cell"] or cited["chapter"] or ""
+        key = cited["rule"] or cited["cell"] or ""
         name, anchor, tip = CITED.get(key, ("", "", ""))
-        *_, dot, word, call = cited.groups()
-        if word and "source/" in page and (call or not word.islower()):
-            line = own.places.get(word, 0) * (not dot or word not in COMMON)
-            name, anchor = own.page(line) if line else "", f"L-{line}"
+        *_, dot, word, call = cited.groups("")
+        is_name = word not in COMMON if dot else call or not word.islower()
+        if is_name and word in own.places and "source/" in page:
+            line = own.places[word]
+            name, anchor = own.page(line), f"L-{line}"
         if not name:
             return cited[0]
         href = app.builder.get_relative_uri(page, name) + f"#{anchor}"
         look = f' class="id" title="{escape(tip)}"' * bool(tip)
         return f'<a href="{href}"{look}>{cited[0]}</a>'
 
-    if "body" in context:
-        context["body"] = LINKED.sub(linked, context["body"])
+    context["body"] = LINKED.sub(linked, context.get("body", ""))
 
 
 def finish(app: Sphinx, _: Exception | None) -> None:
-    """Write what the pages need beside them."""
-    rules = {key: [f"{p}.html#{a}", tip] for key, (p, a, tip) in CITED.items()}
-    (Path(app.outdir) / "_static/rules.json").write_text(json.dumps(rules))
-    start = '<meta http-equiv="refresh" content="0; url=book/index.html">'
-    (Path(app.outdir) / "index.html").write_text(start)
+    """Write what book.js links to."""
+    (Path(app.outdir) / "_static/rules.json").write_text(json.dumps(CITED))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -9,6 +9,7 @@ function start() {
   const options = { type: "module", extendedLifetime: true };
   port = window.SharedWorker ? new SharedWorker(url, options).port : new Worker(url, options);
   port.onmessage = ({ data: [number, answer] }) => calls[number](JSON.parse(answer));
+  return fetch(new URL("_static/rules.json", root)).then((file) => file.json());
 }
 
 async function play(place, kind, ...call) {
@@ -16,13 +17,16 @@ async function play(place, kind, ...call) {
   const show = (className, textContent) => Object.assign(output, { className, textContent });
   if (location.protocol === "file:") return show("bad", "Examples run where the book comes from a web server.");
   show("", "Python works …");
-  rules ??= await fetch(new URL("_static/rules.json", root)).then((file) => file.json());
-  if (!port) start();
+  rules ??= await start();
   const answer = await new Promise((resolve) => port.postMessage([calls.push(resolve) - 1, kind, ...call]));
-  show(answer.ok ? "good" : "bad", answer.said);
-  outdate(place, !answer.lines);
-  if (answer.lines) place.querySelector(".drawing").innerHTML = drawn(kind, answer.lines, answer.led);
-  return answer;
+  const { lines, led, said } = answer;
+  outdate(place, !lines);
+  if (!lines) return show("bad", said);
+  const failed = led.findIndex(({ wrong }) => wrong);
+  if (failed >= 0) show("bad", `Line ${failed + 1}, “${lines[failed]}”: ${led[failed].wrong}.`.replaceAll("\\0", "\\x00"));
+  else show("good", kind === "question" ? "Right." : `Right: ${led.length} of ${lines.length} lines went as written.`);
+  place.querySelector(".drawing").innerHTML = drawn(kind, lines, led);
+  return { ...answer, isRight: failed < 0 };
 }
 
 function outdate(place, is = true) {
@@ -35,8 +39,7 @@ const STEP = /^(?:([A-Z]\w*|____) )?(>>?|<|\w+) ?(.*)$/;
 const PACKET = /^"?((?:UN)?SUB|C?MSG) (.*?)(?:(\\0|\\x00)(.*?))?"?$/;
 const FIELDS = /(?:\w+=)?"(?:\\.|[^"\\])*"|\S+/g;
 const HEADS = { match: ["Pattern", "Key", "Match"], packet: ["Packet", "Kind"] };
-const SERVER = "100% - 2.2rem";
-const CLIENT = { Program: ["2rem", "50%"], Client: ["50%", SERVER] };
+const SERVER = "100% - 2.2rem"; // its lane
 const WORDS = {
   ">": "sends", ">>": "sends, while the server is busy,", "<": "receives", close: "closes",
   shut: "will send no more", deaf: "will receive no more", process: "is a process:",
@@ -47,18 +50,15 @@ const ARROWS = { // with its head at the right or the left end
   sends: '<svg x="100%"><path d="M-10 1 0 6-10 11z"/></svg>',
   receives: '<path d="M10 1 0 6 10 11z"/>',
 };
-const ARROW = '<svg class="arrow" aria-hidden="true"><line x2="100%" y1="6" y2="6"/>';
 const NUL = '<span class="nul">\\x00</span>';
-
+const each = (list, form) => [...list].map(form).join("");
 const escaped = (text) => text.replace(/[&<>"]/g, (one) => `&#${one.charCodeAt()};`);
-const marked = (text) => escaped(text).split(/\\0|\\x00/)
-  .map((part) => part.replace(/[*/]+/g, "<b>$&</b><wbr>")).join(NUL);
-const cited = (text) => escaped(text).replace(/\[([A-Z]+-\d+)\]/g, (id, rule) => {
-  const [page, sentence] = rules?.[rule] ?? [];
-  return page ? `<a class="id" href="${root}${page}" title="${escaped(sentence)}">${id}</a>` : id;
-});
-const result = (led) => (led.made ?? []).map((one) => `<span class="made">${cited(one)}</span>`).join("")
-  + (led.wrong ? `<strong>✗ ${cited(led.wrong)}</strong>` : "");
+const marked = (text) => text.split(/\\0|\\x00/)
+  .map((part) => escaped(part).replace(/[*/]+/g, "<b>$&</b><wbr>")).join(NUL);
+const cited = (text) => escaped(text).replace(/\[([A-Z]+-\d+)\]/g, (id, rule) =>
+  `<a class="id" href="${root}${rules[rule][0]}.html#${rule}" title="${escaped(rules[rule][2])}">${id}</a>`);
+const result = ({ made = [], wrong }) => each(made, (one) => `<span class="made">${cited(one)}</span>`)
+  + (wrong ? `<strong>✗ ${cited(wrong)}</strong>` : "");
 const look = (led) => (!led ? "later" : led.wrong ? "failed" : "");
 
 function packet(text) {
@@ -74,72 +74,71 @@ function row(line, lanes, led) {
   const kind = !isPacket ? "acts" : verb === "<" ? "receives" : "sends";
   const said = text.includes("{") && led?.got ? led.got : text;
   const [left, right] = lanes[who] ?? ["2rem", SERVER];
-  const does = `<span class="does">${who ?? ""} ${WORDS[verb] ?? verb}</span>`;
-  return `<li class="${kind} ${look(led)}${verb === ">>" ? " busy" : ""}"
-    style="margin: 0 calc(100% - (${right})) 0 calc(${left})">${does}
+  return `<li class="${kind} ${look(led)}"
+    style="margin: 0 calc(100% - (${right})) 0 calc(${left})">
+    <span class="does">${who ?? ""} ${WORDS[verb] ?? verb}</span>
     ${isPacket && said !== "end" ? packet(said) : `<em>${escaped(said)}</em>`}
-    ${isPacket ? `${ARROW}${ARROWS[kind]}</svg>` : ""}${result(led ?? {})}</li>`;
+    ${isPacket ? `<svg class="arrow"><line x2="100%" y1="6" y2="6"/>${ARROWS[kind]}</svg>` : ""}${result(led ?? {})}</li>`;
 }
 
 function drawn(kind, lines, led) {
   if (kind in HEADS) return table(kind, lines, led);
+  const isClient = kind === "client"; // a program, the client that it tells what to do, and the server
   const of = (line) => (line[0] === "=" ? `Program <${line.slice(1)}`
     : "<>".includes(line[0]) ? `Client ${line}` : `Program > ${line}`);
-  const steps = kind === "client" ? lines.map(of) : lines;
+  const steps = isClient ? lines.map(of) : lines;
   const names = [...new Set(steps.map((line) => line.match(STEP)?.[1]))].filter(Boolean).sort();
-  const each = names.map((name, number) => [name, [`${1.1 + 2.4 * number}rem`, SERVER]]);
-  const lanes = kind === "client" ? CLIENT : Object.fromEntries(each);
+  const lanes = isClient ? { Program: ["2rem", "50%"], Client: ["50%", SERVER] }
+    : Object.fromEntries(names.map((name, number) => [name, [`${1.1 + 2.4 * number}rem`, SERVER]]));
   const ends = Object.entries({ ...lanes, Server: [SERVER] });
-  const rows = steps.map((line, number) => row(line, lanes, led ? led[number] : {}));
-  return `<div class="heads" aria-hidden="true">
-    ${ends.map(([name, [at]]) => `<b style="left: calc(${at})">${name}</b>`).join("")}</div>
-    <div class="lanes"><svg class="poles" aria-hidden="true">
-    ${ends.map(([, [at]]) => `<rect style="x: calc(${at})"/>`).join("")}</svg>
-    <ol>${rows.join("")}</ol></div>`;
+  return `<div class="heads">${each(ends, ([name, [at]]) => `<b style="left: calc(${at})">${name}</b>`)}</div>
+    <div class="lanes"><svg class="poles">${each(ends, ([, [at]]) => `<rect style="x: calc(${at})"/>`)}</svg>
+    <ol>${each(steps, (line, number) => row(line, lanes, led ? led[number] : {}))}</ol></div>`;
 }
 
 function table(kind, lines, led) {
-  const count = HEADS[kind].length - 1; // of the fields that are drawn
   const rows = lines.map((line, number) => {
-    const fields = line.match(FIELDS);
+    const [first, second, ...more] = [...line.match(FIELDS), "", ""];
     const one = led ? led[number] : {};
-    return `<tr class="${fields[count]} ${look(one)}">
-      ${fields.slice(0, count).map((text) => `<td>${packet(text)}</td>`).join("")}
-      <td>${escaped(fields.slice(count).join(" "))}${led && !one.wrong ? " ✓" : ""}${result(one)}</td></tr>`;
+    const [shown, said] = kind === "match" ? [[first, second], more] : [[first], [second, ...more]];
+    return `<tr class="${said[0]} ${look(one)}">${each(shown, (text) => `<td>${packet(text)}</td>`)}
+      <td>${escaped(said.join(" "))}${led && !one.wrong ? " ✓" : ""}${result(one)}</td></tr>`;
   });
-  const heads = HEADS[kind].map((text) => `<th scope="col">${text}</th>`).join("");
-  return `<table class="${kind}"><thead><tr>${heads}</tr></thead>${rows.join("")}</table>`;
+  return `<table><tr>${each(HEADS[kind], (text) => `<th scope="col">${text}</th>`)}</tr>${rows.join("")}</table>`;
 }
 
 // ---- Examples and questions
 
 const answered = new Set(JSON.parse(localStorage.getItem("answered")));
-const questions = [...document.querySelectorAll("[data-kind=question]")];
-const progress = document.createElement("p");
 
 function showProgress() {
-  const right = questions.filter((one) => answered.has(one.dataset.name));
-  right.forEach((one) => one.classList.add("answered"));
-  progress.textContent = `You have answered ${right.length} of the ${questions.length} questions below.`;
+  const questions = [...document.querySelectorAll("[data-kind=question]")];
+  const right = questions.filter(({ dataset }) => answered.has(dataset.name));
+  right.forEach(({ classList }) => classList.add("answered"));
+  const said = `You have answered ${right.length} of the ${questions.length} questions below.`;
+  if (questions.length) progress.textContent = said;
   localStorage.setItem("answered", JSON.stringify([...answered]));
 }
 
-if (questions.length) document.querySelector("h1").after(progress), showProgress();
+const progress = document.createElement("p");
+document.querySelector("h1")?.after(progress);
+showProgress();
 
 for (const example of document.querySelectorAll(".example")) {
   const { kind, name, steps } = example.dataset;
   const drawing = example.querySelector(".drawing");
   const text = drawing.textContent;
   const lines = text.split("\n").filter((line) => line.trim());
-  const said = (is) => lines.filter((line) => line[0] === "#" && line.startsWith("# Hint: ") === is)
-    .map((line) => `<p>${escaped(line.slice(2))}</p>`).join("");
+  const notes = lines.filter((line) => line[0] === "#").map((line) => line.slice(2));
+  const hints = notes.filter((note) => note.startsWith("Hint: "));
+  const paragraph = (note) => `<p>${escaped(note)}</p>`;
   drawing.innerHTML = drawn(kind, lines.filter((line) => line[0] !== "#"));
-  drawing.insertAdjacentHTML("beforebegin", said(false));
+  drawing.insertAdjacentHTML("beforebegin", each(notes.slice(0, notes.length - hints.length), paragraph));
   if (kind === "client") continue;
   const form = document.createElement("form");
   form.innerHTML = kind === "question"
     ? `<label>Your answer <input autocomplete="off" spellcheck="false"></label> <button>Check</button>
-       <output></output><details><summary>A hint</summary>${said(true)}</details>`
+       <output></output><details><summary>A hint</summary>${each(hints, paragraph)}</details>`
     : `<button aria-label="Run ${name}">Run</button> <button type="button">Edit</button>
        <a href="#">In the playground</a><output></output>
        <textarea hidden aria-label="${name} as text" spellcheck="false">${escaped(text)}</textarea>`;
@@ -149,11 +148,10 @@ for (const example of document.querySelectorAll(".example")) {
   form.onsubmit = async (event) => {
     event.preventDefault();
     const answer = await play(example, kind, ...(edit ? [field.value] : [text, field.value]));
-    if (!edit && answer?.ok) showProgress(answered.add(name));
+    if (!edit && answer.isRight) showProgress(answered.add(name));
   };
   if (!edit) continue;
   const link = form.querySelector("a");
-  field.rows = lines.length + 1;
   field.oninput = () => outdate(example);
   edit.onclick = () => (field.hidden = !field.hidden);
   link.onclick = () => (link.href = `${root}book/bench.html#${new URLSearchParams({ played: steps, text: field.value })}`);
@@ -172,21 +170,16 @@ if (bench) {
     const line = dataset.line?.replace(/\{(\w+)\}/g, (hole, name) => bench.elements[name]?.value ?? hole);
     if (line) go(text.value + (text.value && "\n") + line, -1);
     if (dataset.go) go(text.value, Math.max(0, played + Number(dataset.go)));
-    if (dataset.clear) go("", -1);
   };
-  bench.onsubmit = (event) => event.preventDefault();
   text.oninput = () => outdate(bench);
   text.onchange = () => go(text.value, -1);
   window.onhashchange = async () => {
     const state = new URLSearchParams(location.hash.slice(1));
     text.value = state.get("text") ?? text.defaultValue;
     const answer = await play(bench, "bench", text.value, Number(state.get("played") ?? -1));
-    if (answer?.lines) [bench.querySelector(".cards").innerHTML, played] = [answer.cards, answer.played];
+    if (answer.lines) [bench.querySelector(".cards").innerHTML, played] = [answer.cards, answer.of];
   };
   window.onhashchange();
 }
 
 window.onbeforeprint = () => document.querySelectorAll("details").forEach((one) => (one.open = true));
-for (const pane of document.querySelectorAll("pre, .table-wrapper")) {
-  if (pane.scrollWidth > pane.clientWidth) pane.tabIndex = 0;
-}

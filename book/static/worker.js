@@ -1,5 +1,5 @@
 // Runs player.py in Pyodide, once for all pages.
-const said = (text) => JSON.stringify({ ok: false, said: text });
+const said = (text) => JSON.stringify({ said: text });
 const player = import("../pyodide/pyodide.mjs").then(async ({ loadPyodide }) => {
   const python = await loadPyodide();
   const archive = await fetch("player.zip");
