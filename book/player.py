@@ -15,8 +15,10 @@ from typing import Any
 from unittest import mock
 
 if sys.platform == "emscripten":  # what is named at import, and is not there
-    for missing in ("pwd", "resource", "pytest"):
+    for missing in ("resource", "pytest"):
         sys.modules[missing] = mock.MagicMock()
+    users = {"root": mock.Mock(pw_uid=0)}
+    sys.modules["pwd"] = mock.Mock(getpwnam=users.__getitem__)
     vars(socket).setdefault("AF_UNIX", 1)
 
 import sbus

@@ -28,7 +28,7 @@ RULE = re.compile(r"^\*\*\[(\w+-\d+)\]\*\* (.+?)(?=\n\n|\n*\Z)", re.M | re.S)
 BANNER = re.compile(r"^# =+(?: |\n# )\w.*?(?: |\n# )=+\n", re.M)
 LINKED = re.compile(
     r"<(a|textarea|h1)\b.*?</\1>"  # is left as it is
-    r"|\[(?P<rule>[A-Z]+-\d+)\]|(?<=>)(?P<cell>[A-Z]+-\d+)(?=<)"
+    r"|\[(?P<rule>[A-Z]+-\d+)\]|(?<=[>;])(?P<cell>[A-Z]+-\d+)(?=[<&])"
     r'|(\.</span>)?<span class="n">(\w+)</span>(?=(<span class="p">\()?)'
     r"|<[^>]*>",
     re.S,
@@ -61,6 +61,7 @@ class Listing:
         self.places = {  # of names, the first of several
             name.rpartition(".")[2]: first
             for first, name in sorted(cuts.items(), reverse=True)
+            if name
         }
         for one in re.finditer(r"^(\w+) = ", source, re.M):
             self.places[one[1]] = source.count("\n", 0, one.start()) + 1
@@ -91,8 +92,8 @@ class Listing:
         for name, first, last in self.parts:
             if lines := [n - first + 1 for n in kept if first <= n <= last]:
                 line = first + min(lines) - 1
-                href = f"../{self.page(line)}.html#L-{line}"
-                yield raw(f'<p><a href="{href}">{name} line {line}</a></p>')
+                link = f'<a href="../{self.page(line)}.html#L-{line}">'
+                yield raw(f"<p>{link}{name or 'line'} {line}</a></p>")
                 yield self.block(first, last, hl_lines=lines)
 
     def kept(self, line: int) -> list[int]:
@@ -204,8 +205,7 @@ def link(app: Sphinx, page: str, *more: Any) -> None:
         name, anchor, tip = CITED.get(key, ("", "", ""))
         *_, dot, word, call = cited.groups("")
         is_name = word not in COMMON if dot else call or not word.islower()
-        if is_name and word in own.places and "source/" in page:
-            line = own.places[word]
+        if (line := own.places.get(word, 0)) and is_name and "source/" in page:
             name, anchor = own.page(line), f"L-{line}"
         if not name:
             return cited[0]
