@@ -1,10 +1,5 @@
 """How Sphinx makes the book: make book."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 project, html_title, root_doc = "sbus", "sbus, the book", "book/index"
 extensions = ["myst_parser", "sbus_book"]
 include_patterns = ["spec/**.md", "book/**.md"]

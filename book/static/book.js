@@ -47,7 +47,7 @@ const WORDS = {
   server: "The server is started with",
 };
 const ARROWS = { // with its head at the right or the left end
-  sends: '<svg x="100%"><path d="M-10 1 0 6-10 11z"/></svg>',
+  sends: '<svg x="100%" overflow="visible"><path d="M-10 1 0 6-10 11z"/></svg>',
   receives: '<path d="M10 1 0 6 10 11z"/>',
 };
 const NUL = '<span class="nul">\\x00</span>';
@@ -183,3 +183,4 @@ if (bench) {
 }
 
 window.onbeforeprint = () => document.querySelectorAll("details").forEach((one) => (one.open = true));
+document.querySelectorAll(".table-wrapper").forEach((one) => (one.tabIndex = 0)); // they may scroll

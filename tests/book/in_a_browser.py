@@ -299,8 +299,11 @@ FAULTS = """axe.run({ exclude: [".caption"] })
 
 
 class TestPlayer:
-    def test_the_second_page_plays_at_once(self, page: Any) -> None:
+    def test_the_second_page_plays_at_once(
+        self, chromium: Any, address: str
+    ) -> None:
         """Python starts once, and stays while one moves between pages."""
+        page = chromium.new_page(base_url=address)
         page.goto("book/lessons/1-keys.html")
         start = time.monotonic()
         assert run(page, "first-message")[0] == "good"
@@ -312,6 +315,7 @@ class TestPlayer:
         second = time.monotonic() - start
         print(f"first page {first:.2f} s, second page {second:.2f} s")
         assert second < 1
+        page.close()
 
     @pytest.mark.parametrize(
         "name", [n for n in PAGES if 'class="example"' in PAGES[n]]
