@@ -244,7 +244,7 @@ class Column:
 
 
 def page(runs: Sequence[Run], beside: Path = SPEC) -> str:
-    """Return an HTML page, whose rules lead to the book if it is beside."""
+    """Return an HTML page; its rules lead to the book if that has it."""
     columns = [*map(Column, runs)]
     chapters: dict[str, list[Rule]] = {}
     for rule in read_rules().values():
@@ -277,7 +277,7 @@ def chapter_html(
 ) -> str:
     """Return a chapter as a table; fold what nobody asked for."""
     chapter = SPEC / rules[0].file
-    link = Path(rules[0].file).with_suffix(".html")
+    link = Path("../spec", rules[0].file).with_suffix(".html")
     place = f"{link}#" if (beside / link).exists() else chapter.as_uri()
     asked: list[str] = []
     others: list[str] = []

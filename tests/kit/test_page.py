@@ -89,10 +89,13 @@ class TestPage:
         assert not reader.tags & {"script", "img", "link", "iframe", "object"}
 
     def test_it_leads_to_the_book(self, directory: Path) -> None:
-        """If that is beside it, each id leads to its place there."""
-        (directory / "6-echoes.html").touch()
-        text = page([Run("server", "it", "./it", [])], beside=directory)
-        assert '<a href="6-echoes.html#ECHO-1">ECHO-1</a>' in text
+        """In the book's folder, each id leads to its place in a chapter."""
+        for folder in ("book", "spec"):
+            (directory / folder).mkdir()
+        (directory / "spec/6-echoes.html").touch()
+        runs = [Run("server", "it", "./it", [])]
+        text = page(runs, beside=directory / "book")
+        assert '<a href="../spec/6-echoes.html#ECHO-1">ECHO-1</a>' in text
         assert f'<a href="{(SPEC / "7-limits.md").as_uri()}">LIM' in text
 
     def test_every_rule_has_a_row(self) -> None:
