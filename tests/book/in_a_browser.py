@@ -252,7 +252,7 @@ class TestPages:
                 page.goto(KINDS[kind])
                 self.prepare(page, kind)
                 path = SHOTS / f"{kind}-{width}-{scheme}.png"
-                page.screenshot(path=path)
+                page.screenshot(path=path, animations="disabled")
                 assert page.evaluate(OVERFLOW) <= width
                 assert not page.evaluate(SMALL)
                 page.add_script_tag(path=AXE)
@@ -273,7 +273,6 @@ class TestPages:
             run(page, "four-kinds")
         elif kind == "search":
             page.wait_for_selector(".search-summary")
-        page.wait_for_timeout(300)
 
     def test_it_can_be_printed(self, page: Any) -> None:
         """Without what can be pressed or filled in."""
