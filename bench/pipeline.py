@@ -1,17 +1,14 @@
-"""How fast the pipeline is, beside what else could do its work.
+"""How fast the pipeline is, beside DuckDB and an older version.
 
-    make bench-pipeline [ARGS=20000000]
-    make bench-pipeline ARGS='20000000 audit'   or: table
+    make bench-pipeline
+    make bench-pipeline ARGS='--old DIR audit ingest report folders'
 
-It writes traces of that many events and prints a table: the audit, a query
-of DuckDB (pip install '.[bench]') that asks which messages did not reach
-just whom they were owed to, and a second auditor in one pass of Python.
-Then it writes captures of half as many messages, and prints how long it
-takes to make Parquet of them, and to add up what a report shows, beside
-DuckDB's reader of JSON and its same aggregates.  The small ones show what
-Spark's start takes.
-Seconds are medians of three runs, one beside the other, all on two cores.
-Bytes are the most that one process held at a time.
+Each program is run three times, in turns with those beside it; the table has
+medians of seconds and of seconds of the processor, from start to exit, and
+the most memory that one process held.  DuckDB (pip install '.[bench]') asks
+which messages did not reach just those whom they were owed to, makes Parquet
+of captures, and adds up what a report shows.  --old names a checkout of an
+older version whose own dependencies are installed, too.
 Licence: ISC, see LICENSE.
 """
 
@@ -26,14 +23,13 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 TOP = Path(__file__).parents[1]
 PATHS = [TOP, TOP / "pipeline", TOP / "tests" / "pipeline"]
 RUNS = 3
-PROGRAM = [str(TOP / "pipeline" / "sbus_spark")]
-ORACLE = (
-    "import sys, pipeline_oracle as o; print(len([*o.audit(sys.argv[1])]))"
-)
+TICK = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
 WRITE = """
 import sys, pipeline_paper as p
 count, keys, patterns, path = sys.argv[1:]
@@ -157,8 +153,33 @@ for query in (
 """
 
 
-def run(*command: str) -> tuple[float, int]:
-    """Run a program; return its seconds, and bytes of its largest process."""
+FOLDERS = """
+import sys, pathlib, pipeline_paper as p
+count, path = sys.argv[1:]
+for at in range(int(count)):
+    day = pathlib.Path(path, f"2025-{at % 12 + 1:02}-{at // 12 % 28 + 1:02}")
+    day.mkdir(parents=True, exist_ok=True)
+    line = p.capture_line(1, rec=f"R{at}", host=f"h{at}")
+    (day / f"R{at}-000001.jsonl").write_text(line)
+"""
+ONE_MORE = """
+import pathlib, runpy, sys, time, pipeline_paper as p
+capture, path = sys.argv[1:3]
+del sys.argv[1:3]
+name = f"R{time.time_ns()}"
+file = pathlib.Path(capture, f"{name}-000001.jsonl")
+file.write_text(p.capture_line(1, rec=name))
+sys.argv[0] = path
+runpy.run_path(path, run_name="__main__")
+"""
+
+
+def run(*command: str) -> tuple[float, float, int]:
+    """Run a program.
+
+    Return its seconds, those of the processor with all that it starts, and
+    the bytes of its largest process.
+    """
     environment = os.environ | {"PYTHONPATH": ":".join(map(str, PATHS))}
     began = time.monotonic()
     process = subprocess.Popen(
@@ -167,19 +188,24 @@ def run(*command: str) -> tuple[float, int]:
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
+    used: dict[int, float] = {}
     most, ended = [0], threading.Event()
-    watcher = threading.Thread(target=watch, args=(process.pid, most, ended))
+    watcher = threading.Thread(
+        target=watch, args=(process.pid, used, most, ended)
+    )
     watcher.start()
     process.wait()
     seconds = time.monotonic() - began
     ended.set()
     watcher.join()
-    return seconds, most[0]
+    return seconds, sum(used.values()), most[0]
 
 
-def watch(session: int, most: list[int], ended: threading.Event) -> None:
-    """Keep how large the largest process of a session and below has been."""
-    while not ended.wait(0.2):
+def watch(
+    session: int, used: dict[int, float], most: list[int], ended: Any
+) -> None:
+    """Keep what the processes of a session and below have used so far."""
+    while not ended.wait(0.1):
         ours = {session}
         for path in sorted(Path("/proc").glob("[0-9]*"), key=number_of):
             try:
@@ -188,8 +214,10 @@ def watch(session: int, most: list[int], ended: threading.Event) -> None:
             except (OSError, IndexError):
                 continue
             if int(fields[1]) in ours or int(fields[3]) in ours:
-                ours.add(int(path.name))
-                most[0] = max(most[0], pages * os.sysconf("SC_PAGE_SIZE"))
+                pid = number_of(path)
+                ours.add(pid)
+                used[pid] = (int(fields[11]) + int(fields[12])) / TICK
+                most[0] = max(most[0], pages * PAGE)
 
 
 def number_of(path: Path) -> int:
@@ -197,76 +225,99 @@ def number_of(path: Path) -> int:
 
 
 def compare(name: str, programs: dict[str, list[str]]) -> None:
-    """Run programs by turns, and print what each takes."""
+    """Run programs in turns, and print what each takes."""
     taken = [
         {by: run(*command) for by, command in programs.items()}
         for _ in range(RUNS)
     ]
     for by in programs:
-        seconds = statistics.median(one[by][0] for one in taken)
-        size = max(one[by][1] for one in taken) >> 20
-        print(f"| {name} | {by} | {seconds:.1f} | {size:,} |", flush=True)
+        wall, cpu = (
+            statistics.median(one[by][kind] for one in taken)
+            for kind in (0, 1)
+        )
+        size = max(one[by][2] for one in taken) >> 20
+        print(f"| {name} | {by} | {wall:.1f} | {cpu:.1f} | {size:,} |")
+        sys.stdout.flush()
 
 
-def bench_audit(count: int, folder: str) -> None:
-    """Compare what audits a trace."""
-    path = f"{folder}/trace"
-    sizes = {
-        f"{count:,} events": (count, 2_000, 500),
-        f"{count // 10:,} events": (count // 10, 2_000, 500),
-        "10,000 events": (10_000, 2_000, 500),
-        "100,000 events": (100_000, 2_000, 500),
-        "the same, 10,000 keys, 1,000 patterns": (100_000, 10_000, 1_000),
+def programs_of(old: str | None, *arguments: str) -> dict[str, list[str]]:
+    """Return our command, and the same of an older version."""
+    checkouts = {"ours": str(TOP)} | ({"old": old} if old else {})
+    return {
+        by: [f"{checkout}/pipeline/sbus_spark", *arguments]
+        for by, checkout in checkouts.items()
     }
-    for name, (events, keys, patterns) in sizes.items():
-        run("-c", WRITE, str(events), str(keys), str(patterns), path)
-        programs = {"audit": [*PROGRAM, "audit", path]}
-        if events == count:
-            programs["DuckDB"] = ["-c", QUERY, path]
-            programs["one pass"] = ["-c", ORACLE, path]
-        compare(name, programs)
-    os.unlink(path)
 
 
-def bench_table(count: int, folder: str) -> None:
-    """Compare what makes a table of a capture, and what reports on one."""
-    for messages in (count // 2, 100_000):
-        capture, table = f"{folder}/capture-{messages}", f"{folder}/table"
-        run("-c", CAPTURE, str(messages), capture)
-        remade = "import shutil, sys; shutil.rmtree(sys.argv[1], True); "
-        ours = remade + "import sbus_spark as s; s.main(sys.argv[2:])"
-        theirs = f"{remade}del sys.argv[1]\n{INGEST}"
-        its = f"{table}-duckdb"
-        programs = {
-            "ingest": ["-c", ours, table, "ingest", capture, table],
-            "DuckDB": ["-c", theirs, its, capture, its],
-        }
-        compare(f"{messages:,} messages to a table", programs)
-        page = f"{folder}/report.html"
-        programs = {
-            "report": [*PROGRAM, "report", table, "-o", page],
-            "DuckDB": ["-c", REPORT, its],
-        }
-        compare(f"a report on {messages:,} messages", programs)
+def bench_audit(count: int, old: str | None, folder: str) -> None:
+    """Compare what audits traces of many sizes."""
+    path = f"{folder}/trace"
+    for events in (10_000, count // 5, count):
+        run("-c", WRITE, str(events), "2000", "500", path)
+        programs = programs_of(old, "audit", path)
+        programs["DuckDB"] = ["-c", QUERY, path]
+        compare(f"audit of {events:,} events", programs)
 
 
-BENCHES = {"audit": bench_audit, "table": bench_table}
+def bench_ingest(count: int, old: str | None, folder: str) -> None:
+    """Compare what makes a table of a capture."""
+    capture = f"{folder}/capture"
+    run("-c", CAPTURE, str(count), capture)
+    again = "import runpy, shutil, sys; shutil.rmtree(sys.argv.pop(1), True)"
+    again += "; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    programs = {}
+    for by, (path, *words) in programs_of(old, "ingest", capture).items():
+        table = f"{folder}/table-{by}"
+        programs[by] = ["-c", again, table, path, *words, table]
+    theirs = "import shutil, sys; shutil.rmtree(sys.argv[2], True)\n" + INGEST
+    programs["DuckDB"] = ["-c", theirs, capture, f"{folder}/table-DuckDB"]
+    compare(f"ingest of {count:,} messages", programs)
+
+
+def bench_report(count: int, old: str | None, folder: str) -> None:
+    """Compare what reports on the tables of bench_ingest."""
+    programs = {}
+    for by, (path, *words) in programs_of(old, "report").items():
+        page = f"{folder}/report-{by}.html"
+        table = f"{folder}/table-{by}"
+        programs[by] = [path, *words, table, "-o", page]
+    programs["DuckDB"] = ["-c", REPORT, f"{folder}/table-DuckDB"]
+    compare(f"report on {count:,} messages", programs)
+
+
+def bench_folders(count: int, old: str | None, folder: str) -> None:
+    """Compare an ingest of one new segment over few folders and many."""
+    for folders in (10, 2_000):
+        capture, table = f"{folder}/{folders}", f"{folder}/table-{folders}"
+        run("-c", FOLDERS, str(folders), capture)
+        (path, *words) = programs_of(None, "ingest", capture, table)["ours"]
+        run(path, *words)
+        programs = {"ours": ["-c", ONE_MORE, capture, path, *words]}
+        compare(f"one segment over {folders:,} folders", programs)
+
+
+BENCHES = {
+    "audit": bench_audit,
+    "ingest": bench_ingest,
+    "report": bench_report,
+    "folders": bench_folders,
+}
 
 
 def main() -> None:
     """Print the tables that are asked for."""
     asked = argparse.ArgumentParser(description="How fast the pipeline is.")
-    asked.add_argument("count", type=int, nargs="?", default=20_000_000)
-    asked.add_argument("names", nargs="*", metavar="{audit,table}")
+    asked.add_argument("--count", type=int, default=10_000_000)
+    asked.add_argument("--old", metavar="DIR")
+    asked.add_argument("names", nargs="*", metavar="{" + ",".join(BENCHES))
     options = asked.parse_args()
-    wrong = {*options.names}.difference(BENCHES)
-    if options.count < 1 or wrong:
-        asked.error("a number of events, audit or table is wanted")
-    print("| what | by | seconds | MiB of the largest process |")
-    print("|---|---|---|---|", flush=True)
-    for name in options.names or BENCHES:
-        with tempfile.TemporaryDirectory(prefix="sbus-") as folder:
-            BENCHES[name](options.count, folder)
+    if options.count < 100_000 or {*options.names}.difference(BENCHES):
+        asked.error(f"100,000 messages at least, and {', '.join(BENCHES)}")
+    print("| what | by | seconds | of the processor | MiB |")
+    print("|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory(prefix="sbus-") as folder:
+        for name in options.names or BENCHES:
+            BENCHES[name](options.count, options.old, folder)
 
 
 if __name__ == "__main__":

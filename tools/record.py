@@ -1,8 +1,9 @@
 """record: write what is published to files, and lose none of it.
 
-A capture is a directory of segments, files of JSON lines.  A segment is
-written under a hidden name, `.` before its own, which it gets when it is
-whole and on disk: what has no dot in front never changes any more.
+A capture is a directory of segments, files of JSON lines, each in a folder of
+the day (UTC) on which it was begun.  A segment is written under a hidden
+name, `.` before its own, which it gets when it is whole and on disk: what has
+no dot in front never changes any more.
 
 One recorder of a host writes to a directory, and holds a lock there: a
 segment that it finds hidden is one that a dead recorder has left.  A helper,
@@ -38,11 +39,12 @@ def keep(file: BinaryIO, hidden: Path) -> None:
     with file:
         os.fsync(file.fileno())
     hidden.rename(hidden.with_name(hidden.name[1:]))
-    directory = os.open(hidden.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    for directory in hidden.parent, hidden.parents[1]:  # the names, too
+        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def recover(hidden: Path) -> None:
@@ -94,7 +96,7 @@ class Recorder:
             except BlockingIOError:
                 what = "another recorder of this host writes there"
                 raise SbusError(f"{self.directory}: {what}") from None
-            for hidden in sorted(self.directory.glob(f".{self._name}_*")):
+            for hidden in sorted(self.directory.glob(f"*/.{self._name}_*")):
                 recover(hidden)
         return self
 
@@ -148,8 +150,9 @@ class Recorder:
     def _begin(self) -> BinaryIO:
         """Create the next segment."""
         self.segments += 1
-        name = f".{self.rec}-{self.segments:06}.jsonl"
-        self._hidden = self.directory / name
+        folder = self.directory / time.strftime("%Y-%m-%d", time.gmtime())
+        folder.mkdir(exist_ok=True)
+        self._hidden = folder / f".{self.rec}-{self.segments:06}.jsonl"
         self._hidden.touch(SEGMENT_MODE, exist_ok=False)
         self._end = end_of(self.seconds_max)
         return self._hidden.open("wb", buffering=0)
@@ -171,15 +174,15 @@ class Recorder:
 def record(options: Options) -> None:
     """Record what is published in DIR, until SIGINT or SIGTERM comes.
 
-    Then the exit status is 0.  The file REC-000001.jsonl and its successors
-    hold a JSON object a line: rec names this run, n counts its messages from
-    1, t is nanoseconds since 1970, host is where it runs, key has a code
-    point for each byte, size counts the payload's bytes, data is the payload
-    in base64.  A file gets its name when it is whole and on disk; it is
-    hidden before, by a dot.  What a crash has left is recovered at the next
-    start on the same host; only one recorder of a host can write to a DIR.
-    Publishers wait for a recorder that is slow, for the server's
-    --block-timeout at most: it asks for blocking/soft/block.
+    Then the exit status is 0.  The files REC-000001.jsonl and so on, each in
+    a folder of its day (UTC), hold a JSON object a line: rec names this run,
+    n counts its messages from 1, t is nanoseconds since 1970, host is where
+    it runs, key has a code point for each byte, size counts the payload's
+    bytes, data is the payload in base64.  A file gets its name when it is
+    whole and on disk; it is hidden before, by a dot.  What a crash has left
+    is recovered at the next start on the same host; only one recorder of a
+    host can write to a DIR.  Publishers wait for a recorder that is slow, for
+    the server's --block-timeout at most: it asks for blocking/soft/block.
     """
     bytes_max = int(options.segment_mib * (1 << 20))
     directory, seconds_max = Path(options.directory), options.segment_seconds

@@ -4,8 +4,6 @@
     python3 -m sbus_spark COMMAND...            where it is installed
     spark-submit --py-files build/sbus_spark.zip \
 pipeline/sbus_spark/__main__.py COMMAND...
-
-This is the one place that tells Python where a checkout has its modules.
 """
 
 import os
@@ -19,15 +17,7 @@ if not __package__:  # run by its path
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else --py-files has all
         sys.path[:0] = [str(here.parent), str(here.parents[1])]
 
-try:
-    from sbus_spark.cli import main
-except ModuleNotFoundError as error:
-    if error.name not in ("py4j", "pyspark"):
-        raise
-    sys.exit(
-        "sbus_spark: PySpark is not installed: pip install '.[spark]'"
-        " in a checkout of sbus"
-    )
+from sbus_spark import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,273 +1,330 @@
-"""Events: the text of a trace to pieces, which are arrays.
+"""Events: the lines of traces (spec/9-running.md), as rows of FACTS.
 
-See spec/9-running.md.  Facts:
-
-- A piece is what a block has of one run: a start begins a new one.
-- A line that is no event may have been one, so its number may be missing.
+- A block is the lines that begin in some bytes of a file.  One task reads
+  it.  A compressed file cannot be cut, so it is one block.
+- A part is what a block has of one run of a server: a `start` begins one.
+- Sends are most of the events.  A block sums them up, by message and by
+  client, before Spark sees them; other events are rows of their own.
 """
 
 from __future__ import annotations
 
-import bisect
-import json
-import operator
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar, Union
+import functools
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyarrow import fs
+from pyspark.sql import DataFrame
 
-from .lines import (
-    DROP,
-    MSG,
-    NONE,
-    RARE,
-    REASONS,
-    SEND,
-    UNREAD,
-    Array,
-    Lines,
-    Places,
-    read_frequent,
+from .messages import InputError, parse_lines
+
+BLOCK_BYTES = 16 << 20
+CHUNK_BYTES = 1 << 20  # of lines that are parsed at once
+CHUNKS = 1 + BLOCK_BYTES // CHUNK_BYTES  # that are summed up at once
+SHOWN = 80  # characters of a line that is no event
+CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+SECRET = "!/cred/"
+
+NUMBERS = ("n", "t", "c", "m", "size", "gid", "uid", "pid")
+TEXTS = ("ev", "key", "pattern", "reason", "cred_prefix", "data")
+LINE = pa.schema(
+    [(name, pa.int64()) for name in NUMBERS]
+    + [(name, pa.string()) for name in TEXTS]
+)
+FIELDS = {  # of an event, beside n and t; its text, if it has one, comes last
+    "send": ("c", "m"),
+    "msg": ("c", "m", "size", "key"),
+    "drop": ("c", "m", "reason"),
+    "sub": ("c", "pattern"),
+    "unsub": ("c", "pattern"),
+    "ctl": ("c", "key"),
+    "open": ("c", "gid", "uid", "pid"),
+    "close": ("c",),
+    "start": ("cred_prefix",),
+    "stop": (),
+}
+SEND, MSG, DROP, CTL, START, STOP = 0, 1, 2, 5, 8, 9  # places in FIELDS
+# A row is an event, with its *text* (of an open, its ids), or one of these:
+#   line      one that is no event: its *text*
+#   jump      an event whose number does not follow that before it, *m*
+#   payload   a msg that tells the payload of a secret message
+#   part      its first event (*n*), the *last* one, the first stop (*high*);
+#             if it begins with a start, the prefix of that (*text*)
+#   reached   of a message: its first send or drop, the sum of *mark*
+#   client    of a client: its first event and the row of the *last* one, the
+#             *low*est and *high*est message that it was sent, and how often
+#             one was not higher than that before (*falls*)
+# A client that changes its order has one more such row from then on.
+FACTS = """
+ev string, text string, block long, part long, row long, n long, c long,
+m long, last long, low long, high long, falls long, mark long
+"""
+KINDS = {"string": pa.string(), "long": pa.int64()}
+FACT = pa.schema(
+    [(name, KINDS[kind]) for name, kind in map(str.split, FACTS.split(","))]
 )
 
-Numbers = Union[range, Array]
 
-BAD_MAX = 80  # characters shown of a line that is no event
-EVENTS_MAX = 1 << 19  # of a piece, about: of a block it is one, or two
+class Block(NamedTuple):
+    """The lines of a file that begin in [start, end)."""
 
-# What an event has beside n and t: numbers, then texts
-FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "send": (("c", "m"), ()),
-    "msg": (("c", "m", "size"), ("key",)),
-    "drop": (("c", "m"), ("reason",)),
-    "sub": (("c",), ("pattern",)),
-    "unsub": (("c",), ("pattern",)),
-    "ctl": (("c",), ("key",)),
-    "open": (("c", "gid", "uid", "pid"), ()),
-    "close": (("c",), ()),
-    "start": ((), ()),
-    "stop": ((), ()),
-}
+    path: str
+    start: int
+    end: int
 
 
-class Rare(NamedTuple):
-    """An event of those of which there are few."""
+def blocks_of(paths: Sequence[str]) -> list[Block]:
+    """Return the blocks of the traces at some paths, and in directories.
 
-    at: int  # which event of the piece it is
-    ev: str
-    c: int  # 0 for none
-    text: str  # pattern, key, "gid uid pid", or the prefix of a start
-
-
-class Bad(NamedTuple):
-    """A line that is no event."""
-
-    at: int  # which event of the piece comes next
-    n: int  # its number, 0 for none
-    text: str
-
-
-Told = TypeVar("Told", Rare, Bad)
-
-
-class Piece(NamedTuple):
-    """What a block has of one run, an event an element.
-
-    The arrays are as long as there are events; *key* has the place in
-    *keys* of each message.
+    Raises: InputError if one is not there, is empty, or is no trace.
     """
-
-    n: Numbers
-    ev: Array
-    m: Array
-    c: Array
-    key: Array
-    keys: list[str]
-    reasons: list[str]
-    rare: list[Rare]
-    bad: list[Bad]
-
-    @property
-    def is_start(self) -> bool:
-        """Whether a run begins here; else it goes on."""
-        return any(one.ev == "start" for one in self.rare[:1])
+    found = []
+    for path in paths:
+        try:
+            found += list(blocks_at(path))
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{path}: {error}") from None
+    if not found:
+        raise InputError(f"there is no trace in {' '.join(paths)}")
+    return found
 
 
-MOST = (1 << 63) - 1
+def blocks_at(path: str) -> Iterator[Block]:
+    """Yield the blocks of the traces at a path, in the order of names."""
+    where = path if "://" in path else os.path.abspath(path)
+    system, place = fs.FileSystem.from_uri(where)
+    files = {where: system.get_file_info(place)}
+    if files[where].type == fs.FileType.Directory:
+        inside = system.get_file_info(fs.FileSelector(place))
+        some = {one.base_name: one for one in inside if one.size}
+        names = [name for name in sorted(some) if name[0] not in "._"]
+        files = {f"{where}/{name}": some[name] for name in names}
+    for at, file in files.items():
+        if not file.size:
+            raise InputError(f"{at}: the file is empty or not there")
+        step = file.size if codec_of(at) else BLOCK_BYTES
+        head = next(lines_of(Block(at, 0, file.size)), b"")
+        if not len(parse(head)["ev"].drop_null()):
+            what = "no line at its beginning is an event of sbus.py --trace"
+            raise InputError(f"{at}: this is no trace: {what}")
+        for start in range(0, file.size, step):
+            yield Block(at, start, min(start + step, file.size))
 
 
-def is_number(value: object) -> bool:
-    """Return whether a value of JSON is a number of 64 bits."""
-    return type(value) is int and -MOST <= value < MOST
+def codec_of(path: str) -> str | None:
+    """Return the codec of a compressed file, None for another."""
+    return CODECS.get(os.path.splitext(path)[1])
 
 
-def read_line(line: bytes) -> dict[str, Any]:
-    """Return the event in a line; what is no event has no ev.
+def lines_of(block: Block) -> Iterator[bytes]:
+    """Yield texts of the whole lines of a block, about CHUNK_BYTES each."""
+    system, place = fs.FileSystem.from_uri(block.path)
+    at, end, rest = max(block.start - 1, 0), block.end, b""
+    if codec := codec_of(place):
+        stream, end = system.open_input_stream(place, codec), 1 << 62
+    else:
+        stream = system.open_input_file(place)
+        stream.seek(at)
+    with stream:
+        is_ours = not block.start
+        while at < end and (text := stream.read(CHUNK_BYTES)):
+            rest += text
+            cut = rest.rfind(b"\n") + 1
+            if not is_ours and cut:  # what begins before the block is not
+                skipped = rest.find(b"\n") + 1
+                at, cut, rest = at + skipped, cut - skipped, rest[skipped:]
+                is_ours = True
+            if at + cut >= end:  # nor is what begins after it
+                cut = rest.find(b"\n", max(end - at - 1, 0)) + 1
+            if at < end and cut and is_ours:
+                yield rest[:cut]
+                at, rest = at + cut, rest[cut:]
 
-    Client numbers count from 1, sizes from 0, and a start is event 1.
+
+def parse(text: bytes) -> pa.Table:
+    """Return lines as LINE, code and line; nulls for those of no event.
+
+    *code* is an event's place in FIELDS or -1, and *line* begins the text of
+    what is no event.
     """
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(found, dict) or not is_number(found.get("n")):
-        return {}
-    n, kind = found["n"], found.get("ev")
-    if not isinstance(kind, str) or kind not in FIELDS:
-        return {"n": n}
-    numbers, texts = FIELDS[kind]
-    is_event = (
-        all(is_number(found.get(name)) for name in ("t", *numbers))
-        and all(isinstance(found.get(name), str) for name in texts)
-        and ("c" not in numbers or found["c"] > 0)
-        and ("size" not in numbers or found["size"] >= 0)
-        and (kind != "start" or n == 1)
+    table = pa.Table.from_batches(parse_lines(text, LINE), LINE)
+    code = codes_of(table)
+    line = pa.nulls(len(table), pa.string())
+    if (code < 0).any():
+        known = [pc.if_else(code >= 0, one, None) for one in table.columns]
+        table = pa.table(known, LINE)
+        lines = [one[:SHOWN] for one in text.split(b"\n")[:-1]]
+        line = pa.array([one.decode("utf-8", "replace") for one in lines])
+    return with_columns(table, code=code, line=line)
+
+
+def codes_of(table: pa.Table) -> Any:
+    """Return each event's place in FIELDS; -1 if one of its fields lacks."""
+    has = sum(
+        np.left_shift(one.is_valid().to_numpy().astype(int), at)
+        for at, one in enumerate(table.columns)
     )
-    if not is_event:
-        return {"n": n}
-    return found if "c" in numbers else {**found, "c": 0}
+    kinds = pc.index_in(table["ev"], pa.array(FIELDS))
+    code = pc.fill_null(kinds, -1).to_numpy().astype(int)
+    wanted = [
+        sum(1 << LINE.get_field_index(name) for name in ("n", "t", *names))
+        for names in FIELDS.values()
+    ]
+    need = np.array(wanted)[code]
+    is_first = pc.fill_null(table["n"], 0).to_numpy() == 1
+    code[((has & need) != need) | ((code == START) & ~is_first)] = -1
+    return code
 
 
-def text_of(event: dict[str, Any]) -> str:
-    """Return what there is to know of a rare event."""
-    if event["ev"] == "open":
-        return f"{event['gid']} {event['uid']} {event['pid']}"
-    name = {"start": "cred_prefix", "ctl": "key"}.get(event["ev"], "pattern")
-    return str(event.get(name) or "")
+def facts_of(
+    table: pa.Table, block: int, part: int, seed: int, is_exact: bool
+) -> pa.Table:
+    """Return parsed lines as FACTS; the first of them belong to a part.
 
-
-class Reader:
-    """Makes one array of each column of the texts of a block."""
-
-    def __init__(self) -> None:
-        self.keys = Places()
-        self.others: dict[str, int] = {}  # keys with escapes
-        self.reasons = list(REASONS)
-        self.columns: list[tuple[Array, ...]] = []
-        self.rare: list[Rare] = []
-        self.bad: list[Bad] = []
-        self.count = 0  # of the events of the texts before
-
-    def read(self, text: bytes) -> None:
-        """Parse some whole lines."""
-        lines = Lines(text)
-        read_frequent(lines, self.keys)
-        unread = np.flatnonzero(lines.ev == UNREAD)
-        found = self.read_each(lines, unread.tolist())
-        is_event = lines.ev != NONE
-        places = np.cumsum(is_event) - is_event + self.count
-        for row, event in found:
-            at = int(places[row])
-            if "ev" in event:
-                told = Rare(at, event["ev"], event["c"], text_of(event))
-                self.rare.append(told)
-            else:
-                start, end = int(lines.starts[row]), int(lines.ends[row])
-                line = lines.text[start:end][: 4 * BAD_MAX]
-                shown = line.decode("utf-8", "replace")[:BAD_MAX]
-                self.bad.append(Bad(at, event.get("n", 0), shown))
-        names = (lines.n, lines.ev, lines.m, lines.c, lines.key)
-        self.columns.append(tuple(one[is_event] for one in names))
-        self.count += int(is_event.sum())
-
-    def read_each(
-        self, lines: Lines, rows: list[int]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Parse lines one by one; return those of no frequent event."""
-        found = []
-        for row in rows:
-            line = lines.text[lines.starts[row] : lines.ends[row]]
-            event = read_line(line)
-            kind = event.get("ev")
-            lines.ev[row] = RARE if kind else NONE
-            if kind:
-                lines.n[row], lines.c[row] = event["n"], event["c"]
-            if kind in ("send", "msg", "drop"):
-                lines.m[row] = event["m"]
-                lines.ev[row] = self.code_of(event)
-                if kind == "msg":
-                    lines.key[row] = self.key_of(event["key"])
-            elif kind or line.strip():
-                found.append((row, event))
-        return iter(found)
-
-    def code_of(self, event: dict[str, Any]) -> int:
-        """Return what stands for a frequent event in Piece.ev."""
-        if event["ev"] != "drop":
-            return SEND if event["ev"] == "send" else MSG
-        reason = event["reason"]
-        if reason not in self.reasons:
-            if len(self.reasons) > REASONS_MAX:
-                return DROP + REASONS_MAX
-            self.reasons.append(reason)
-        return DROP + self.reasons.index(reason)
-
-    def key_of(self, key: str) -> int:
-        """Return the place of a key; one with escapes has it below 0."""
-        if key.isascii():
-            return self.keys.setdefault(key.encode(), len(self.keys))
-        return ~self.others.setdefault(key, len(self.others))
-
-    def pieces(self) -> Iterator[Piece]:
-        """Yield what was read, run by run; each may have no event."""
-        columns = [np.concatenate(one) for one in zip(*self.columns)]
-        n, ev, m, c, key = columns or [np.zeros(0, np.int64)] * 5
-        keys = [name.decode() for name in self.keys] + list(self.others)
-        key = np.where(key < 0, ~key + len(self.keys), key)
-        starts = [one.at for one in self.rare if one.ev == "start"]
-        if not self.count or starts[:1] != [0]:
-            starts.insert(0, 0)
-        for start, end in zip(starts, [*starts[1:], self.count]):
-            part = slice(start, end)
-            is_last = end == self.count
-            names, places = np.unique(
-                key[part][ev[part] == MSG], return_inverse=True
-            )
-            yield Piece(
-                as_range(n[part]),
-                ev[part],
-                shrink(m[part]),
-                shrink(c[part]),
-                shrink(places),
-                [keys[place] for place in names.tolist()],
-                self.reasons,
-                between(self.rare, start, end),
-                between(self.bad, start, end + is_last),
-            )
-
-
-def between(told: list[Told], start: int, end: int) -> list[Told]:
-    """Return what was told at some events, counted from the first."""
-    first, last = (
-        bisect.bisect_left(told, at, key=operator.attrgetter("at"))
-        for at in (start, end)
+    If *is_exact*, that is only the events, sends too.
+    """
+    code = table["code"].to_numpy()
+    marks = pd.util.hash_array(pc.fill_null(table["c"], 0).to_numpy() ^ seed)
+    table = with_columns(
+        table,
+        row=np.arange(len(table)),
+        part=part + np.cumsum(code == START),
+        mark=(marks >> np.uint64(24)).astype(int),
+        prefix=pc.if_else(code == START, table["cred_prefix"], None),
+        stop=pc.if_else(code == STOP, table["n"], None),
     )
-    return [one._replace(at=one.at - start) for one in told[first:last]]
+    is_told = (code >= 0) & (is_exact | (code != SEND))
+    tables = [FACT.empty_table(), with_text(table.filter(is_told))]
+    if not is_exact:
+        for ev, rows in sums_of(table, code).items():
+            tables.append(with_columns(rows, ev=[ev] * len(rows)))
+    found = pa.concat_tables(tables, promote_options="default")
+    at = FACT.get_field_index("block")
+    return found.set_column(at, "block", pa.array([block] * len(found)))
 
 
-REASONS_MAX = 200  # different ones; more are taken for the last
+def sums_of(table: pa.Table, code: Any) -> dict[str, pa.Table]:
+    """Return the rows of FACTS that are not events, by their *ev*."""
+    bad, told = table.filter(code < 0), table.filter(code >= 0)
+    payloads = table.filter((code == MSG) & table["data"].is_valid())
+    payloads = payloads.filter(pc.starts_with(payloads["key"], SECRET))
+    n, part = told["n"].to_numpy(), told["part"].to_numpy()
+    jumps = np.flatnonzero((np.diff(n) != 1) & (np.diff(part) == 0))
+    after = told.select(["part", "row", "n"]).take(jumps + 1)
+    return {
+        "line": with_columns(bad.select(["part", "row"]), text=bad["line"]),
+        "jump": with_columns(after, m=n[jumps]),
+        "payload": with_text(payloads).drop_columns("ev"),
+        "part": grouped(
+            table,
+            "part",
+            row=("row", "min"),
+            n=("n", "first"),
+            last=("n", "last"),
+            text=("prefix", "first"),
+            high=("stop", "first"),
+        ),
+        "reached": grouped(
+            table.filter((code == SEND) | (code == DROP)),
+            "part",
+            "m",
+            row=("row", "min"),
+            mark=("mark", "sum"),
+        ),
+        "client": clients_of(told.filter(told["c"].is_valid())),
+    }
 
 
-def as_range(n: Array) -> Numbers:
-    """Return numbers as a range, if they are one."""
-    if len(n) and not (np.diff(n) != 1).any():
-        return range(int(n[0]), int(n[0]) + len(n))
-    return n
+def clients_of(events: pa.Table) -> pa.Table:
+    """Return the rows `client` of the events of clients."""
+    events = events.take(np.argsort(events["c"].to_numpy(), kind="stable"))
+    code, c, part = (events[x].to_numpy() for x in ("code", "c", "part"))
+    is_change = pc.fill_null(pc.starts_with(events["key"], "order/"), False)
+    is_new = (code == CTL) & is_change.to_numpy()
+    for same in (c, part):
+        is_new |= np.diff(same, prepend=0) != 0
+    stretch = np.cumsum(is_new)
+    sends = np.flatnonzero(code == SEND)
+    m = pc.if_else(code == SEND, events["m"], None)
+    sent = m.drop_null().to_numpy()
+    falls = np.zeros(len(events), int)
+    is_same = np.diff(stretch[sends]) == 0
+    falls[sends[1:]] = (np.diff(sent) <= 0) & is_same
+    events = events.select(["part", "c", "n", "row", "mark"])
+    return grouped(
+        with_columns(events, stretch=stretch, m=m, falls=falls),
+        "stretch",
+        part=("part", "first"),
+        c=("c", "first"),
+        row=("row", "first"),
+        n=("n", "first"),
+        last=("row", "last"),
+        low=("m", "min"),
+        high=("m", "max"),
+        falls=("falls", "sum"),
+        mark=("mark", "first"),
+    ).drop_columns("stretch")
 
 
-def shrink(numbers: Array) -> Array:
-    """Return numbers in as few bytes as they need."""
-    if not len(numbers) or numbers.min() < 0:
-        return numbers
-    return numbers.astype(np.min_scalar_type(numbers.max()))
+def with_columns(table: pa.Table, **columns: Any) -> pa.Table:
+    """Return a table with more columns."""
+    for name, values in columns.items():
+        if not isinstance(values, pa.ChunkedArray):
+            values = pa.array(values)
+        table = table.append_column(name, values)
+    return table
 
 
-def read_pieces(texts: Iterable[bytes]) -> Iterator[Piece]:
-    """Yield the pieces of the texts of a block, each of whole lines."""
-    reader = Reader()
-    for text in texts:
-        if reader.count > EVENTS_MAX:
-            yield from reader.pieces()
-            reader = Reader()
-        reader.read(text)
-    yield from reader.pieces()
+def with_text(events: pa.Table) -> pa.Table:
+    """Return events with their one text; of an open these are its ids."""
+    ids = [events[name].cast(pa.string()) for name in ("gid", "uid", "pid")]
+    texts = [pc.binary_join_element_wise(*ids, " ")]
+    for name in TEXTS:
+        kinds = [ev for ev, names in FIELDS.items() if name in names[-1:]]
+        is_one = pc.is_in(events["ev"], pa.array(kinds, pa.string()))
+        texts.insert(0, pc.if_else(is_one, events[name], None))
+    names = ["part", "row", "ev", "n", "c", "m"]
+    return with_columns(events.select(names), text=pc.coalesce(*texts))
+
+
+def grouped(table: pa.Table, *keys: str, **how: tuple[str, str]) -> pa.Table:
+    """Return a table grouped by keys, with a column for each aggregate."""
+    made = table.group_by([*keys], use_threads=False).aggregate(
+        [*how.values()]
+    )
+    return made.rename_columns([*keys, *how])
+
+
+def read(
+    blocks: Sequence[Block],
+    seed: int,
+    is_exact: bool,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Yield FACTS of the blocks whose numbers batches have."""
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            part, texts = 0, lines_of(blocks[number])
+            while some := [*itertools.islice(texts, CHUNKS)]:
+                table = pa.concat_tables(map(parse, some)).combine_chunks()
+                found = facts_of(table, number, part, seed, is_exact)
+                part += 1 + pc.max(found["part"]).as_py()
+                yield from found.to_batches()
+
+
+def facts(
+    numbers: DataFrame,
+    blocks: Sequence[Block],
+    seed: int,
+    is_exact: bool = False,
+) -> DataFrame:
+    """Return FACTS of those blocks that have some numbers."""
+    tasks = 1 + sum(one.end - one.start for one in blocks) // BLOCK_BYTES
+    work = functools.partial(read, blocks, seed, is_exact)
+    return numbers.repartition(tasks).mapInArrow(work, FACTS)

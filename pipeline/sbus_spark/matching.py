@@ -1,57 +1,127 @@
-"""Matching: which patterns select which keys.
+"""Matching: which patterns select which keys, by the code of the server.
 
-A bus of sbus.py itself says it, with a client for all who hold a pattern: so
-a key costs a look-up for each shape of patterns, however many there are.
+A server finds the patterns for a key by their shapes (spec/2, sbus.Table):
+of each shape one pattern could select the key, whose text follows from the
+key.  So Spark joins by equality, and only distinct keys come to Python.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark.sql import DataFrame
 
 import sbus
 
-from .history import Group
+from .messages import bytes_of_key
+
+HELD = "pattern string, size long, is_open boolean, stars binary"
+HELD_TYPES = (pa.string(), pa.int64(), pa.bool_(), pa.binary())
+CANDIDATE = pa.schema(
+    [("run", pa.int64()), ("key", pa.string()), ("pattern", pa.string())]
+)
 
 
-def selections(
-    groups: Iterable[Group], keys: Sequence[str], prefix: str
-) -> list[tuple[int, ...]]:
-    """Return for each key which groups receive it, by their places.
+def selects(patterns: Sequence[str], keys: Sequence[str]) -> list[bool]:
+    """Return for each key whether any of some patterns selects it.
 
-    *prefix* is that of the run [CRED-9].  What no server can have stored
-    selects nothing.
-    Spec: [MATCH-1] to [MATCH-6], [CRED-4] to [CRED-11].
+    A secret key is treated as any other.  Spec: [MATCH-1] to [MATCH-6].
     """
-    options = sbus.parse_options([])
-    vars(options).update(dict.fromkeys(sbus.LIMITS, sys.maxsize))
-    start = f"{prefix}/" if prefix else ""
-    options.cred_prefix = start.encode("latin-1", "replace")
-    bus = sbus.Bus(options, 0)
-    places = {}
-    for place, group in enumerate(groups):
-        client = bus.open(credentials_of(group))
-        places[client] = place
-        handle(bus, client, "SUB", group.pattern)
-    publisher = bus.open(sbus.Credentials(0, 0, 0))
-    found = []
-    for key in keys:
-        handle(bus, publisher, "MSG", key)
-        for client in bus.touched:
-            client.outbox.clear()
-        found.append(tuple(sorted(map(places.__getitem__, bus.touched))))
-        bus.touched.clear()
-    return found
+    some = [one for one in map(bytes_of_key, patterns) if one is not None]
+    return [
+        key is not None and any(sbus.pattern_matches(one, key) for one in some)
+        for key in map(bytes_of_key, keys)
+    ]
 
 
-def credentials_of(group: Group) -> sbus.Credentials:
-    """Return the credentials of those who hold a secret pattern."""
-    return sbus.Credentials(*map(int, group.own.split() or "000"))
+@functools.lru_cache(1 << 16)
+def stored(pattern: str, own: str, prefix: str) -> list[tuple[Any, ...]]:
+    """Return what a server stores for a client that subscribes: HELD.
+
+    *own* is "gid uid pid", and *prefix* that of the run.  It stores nothing
+    that selects nothing, and nothing that the client may not use.
+    Spec: [KEY-4], [CRED-4] to [CRED-9].
+    """
+    options = SimpleNamespace(cred_prefix=f"{prefix}/".lstrip("/").encode())
+    client: Any = SimpleNamespace(
+        own=sbus.Credentials(*map(int, own.split())),
+        bus=SimpleNamespace(options=options),
+    )
+    text = bytes_of_key(pattern)
+    try:
+        places = sbus.places_of(text, client) if text is not None else []
+    except sbus.ProtocolError:
+        return []
+    found = map(sbus.parse_pattern, places)
+    return [(text.decode("latin-1"), *shape) for shape, text in found if shape]
 
 
-def handle(bus: sbus.Bus, client: sbus.Client, word: str, text: str) -> None:
-    """Have a bus handle a packet, unless no client can have sent it."""
-    if "\0" not in text:
-        with contextlib.suppress(ValueError, sbus.ProtocolError):
-            bus.handle(client, f"{word} {text}\0".encode("latin-1"))
+def store(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield rows again for each pattern that is stored for theirs."""
+    names = [field.split()[0] for field in HELD.split(", ")]
+    for batch in batches:
+        found = [
+            {**row, **dict(zip(names, one))}
+            for row in batch.to_pylist()
+            for one in stored(row["text"], row["own"], row["prefix"])
+        ]
+        more = map(pa.field, names, HELD_TYPES)
+        schema = pa.schema([*batch.schema, *more])
+        yield pa.RecordBatch.from_pylist(found, schema)
+
+
+def candidates_of(
+    shapes: Sequence[sbus.Shape], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield with each (run, key) each pattern of a shape that may select it.
+
+    A secret key is selected by secret patterns alone [CRED-10].
+    """
+    for batch in batches:
+        found = []
+        for row in batch.to_pylist():
+            key = bytes_of_key(row["key"])
+            if key is None or is_reserved(key):
+                continue
+            segments = key.split(b"/")
+            for shape in shapes:
+                one = sbus.pattern_for(segments, shape)
+                secrets = key.startswith(sbus.SECRET)
+                if one is not None and one.startswith(sbus.SECRET) == secrets:
+                    found.append({**row, "pattern": one.decode("latin-1")})
+        yield pa.RecordBatch.from_pylist(found, CANDIDATE)
+
+
+def is_reserved(key: bytes) -> bool:
+    """Return whether a key misuses the segment '!' [KEY-4]."""
+    try:
+        sbus.check_reserved(key)
+    except sbus.ProtocolError:
+        return True
+    return False
+
+
+def holds(subscriptions: DataFrame) -> DataFrame:
+    """Return subscriptions with the patterns that a server stores for them.
+
+    They have (text, own, prefix) among their columns; HELD comes after them.
+    """
+    kinds = ", ".join(f"`{a}` {b}" for a, b in subscriptions.dtypes)
+    return subscriptions.mapInArrow(store, f"{kinds}, {HELD}")
+
+
+def selections(keys: DataFrame, held: DataFrame) -> DataFrame:
+    """Return which stored patterns select keys: (run, key, pattern).
+
+    *keys* are (run, key), distinct, and *held* is what holds returns.
+    """
+    shapes = held.select("size", "is_open", "stars").distinct().collect()
+    some = [(one.size, one.is_open, bytes(one.stars)) for one in shapes]
+    work = functools.partial(candidates_of, some)
+    found = keys.mapInArrow(work, "run long, key string, pattern string")
+    return found.join(held.select("run", "pattern").distinct(), [
+        "run", "pattern"])

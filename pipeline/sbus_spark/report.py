@@ -1,325 +1,347 @@
-"""Reports: the traffic in a table, in numbers.
+"""Reports: the traffic in a table, in numbers, and as a page of charts.
 
-Two jobs read the table.  The first counts messages by key, host and size,
-and looks at the numbers that recorders gave them; the second counts by spans
-of time, whose length the first has found.  A task counts what it reads; what
-tasks have counted of the same key, host, recorder or span meets in one task,
-which adds it up.
-
-What reaches the driver is a few rows, however large the table: from each of
-TASKS_MAX tasks at most KEYS_MAX of a kind, and GAPS_MAX of gaps.
+The limits below bound what reaches the driver, however large the table is.
+The page is one file of HTML that runs and fetches nothing.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
-import operator
-import os
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+import datetime
+import html
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import pyarrow  # type: ignore[import-untyped]
-import pyarrow.compute as compute  # type: ignore[import-untyped]
-from pyspark import SparkContext
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
-from .common import DAY, SECOND, InputError
-from .table import leaves, no_messages, rows_in
+from .messages import InputError
 
-BUCKETS_MAX = 120
-KEYS_MAX = 10_000
-KEYS_OVER_TIME = 8  # the busiest
-HOSTS_MAX = 1_000
-GAPS_MAX = 100
-BUCKET_SECONDS = (1, 2, 5, 10, 30, 60, 300, 900, 3_600, 21_600, 86_400)
-TASKS_MAX = 16  # that add up
-FILES_MAX = 64  # of a table, that a task reads
-ROWS = 1 << 16  # of Spark, that are counted at once
-COUNTS = 1 << 20  # that a task keeps before it adds them up
-COLUMNS = ("host", "rec", "n", "t", "key", "size")
-PERCENTILES = {"p50": 50, "p99": 99, "largest": 100}
-RECORDER = ("host", "rec")
-NUMBERS = {"messages": "sum", "bytes": "sum", "first": "min", "last": "max"}
-
-By = tuple[str, ...]  # names of columns
-Table = Any  # of Arrow
-Part = tuple[int, tuple[By, Table]]  # which task is to add it up, and what
-Found = tuple[int, list[dict[str, Any]]]  # how many there are, and the first
+SHOWN_MAX = 100  # keys and hosts
+CHARTED_MAX = 8  # keys over time
+BARS_MAX = 120
+BARS = {
+    "1 second": 1,
+    "10 seconds": 10,
+    "1 minute": 60,
+    "10 minutes": 600,
+    "1 hour": 3_600,
+    "6 hours": 21_600,
+    "1 day": 86_400,
+    "10 days": 864_000,
+    "365 days": 31_536_000,
+}
+# The least size of as many binary digits
+LOW = "if(size = 0, 0L, shiftleft(1L, length(bin(size)) - 1))"
+EMPTY = (
+    "the table is empty: nothing was ingested yet, or all of it has expired"
+)
 
 
-def bucket_seconds(first: int, last: int) -> int:
-    """Return how long the spans of a chart are, in seconds."""
-    for seconds in BUCKET_SECONDS:
-        if (last - first) / SECOND / seconds < BUCKETS_MAX:
-            return seconds
-    days = (last - first) // DAY
-    return 86_400 * (days // BUCKETS_MAX + 1)
+def summarize(messages: DataFrame) -> dict[str, Any]:
+    """Return what a page shows of messages, as values that JSON has.
 
+    It reads the columns host, recorder, n, time, key and size.  Times are in
+    microseconds since 1970 (UTC), sizes and `bytes` in bytes of payload.
 
-# =============================================================================
-# Counting
-# =============================================================================
+    | name | value |
+    |---|---|
+    | totals | traffic, the `largest` size, `first` and `last` time |
+    | keys | traffic by `key`, the SHOWN_MAX busiest first |
+    | hosts | volume by `host` and what it `lost`, the worst, then busiest |
+    | keys_total, hosts_total | how many there are |
+    | lost | how many messages all hosts lost |
+    | sizes | volume by size, in steps from `low` on: 0, 1, 2, 4, 8, ... |
+    | bar, seconds | the length of a step in time |
+    | times | volume by `time`, the start of a step that has messages |
+    | key_times | the same by key, of the CHARTED_MAX busiest |
 
-
-def summed(counts: Table, *by: str) -> Table:
-    """Return the NUMBERS of all messages, by some columns."""
-    groups = counts.group_by([*by], use_threads=False)
-    made = groups.aggregate(list(NUMBERS.items()))
-    return made.rename_columns([*by, *NUMBERS])
-
-
-class Counts:
-    """The NUMBERS of messages, by some columns and by size."""
-
-    def __init__(self) -> None:
-        self._parts: list[Table] = []
-
-    def add(self, batch: Table, **by: Any) -> None:
-        """Count the messages of a batch by columns that are given."""
-        size, t = batch["size"], batch["t"]
-        columns = pyarrow.repeat(1, len(size)), size, t, t
-        by["size"] = size
-        found = pyarrow.table({**by, **dict(zip(NUMBERS, columns))})
-        self._parts.append(summed(found, *by))
-        first, *others = map(len, self._parts)
-        if sum(others) > max(COUNTS, first):
-            self._parts = [summed(pyarrow.concat_tables(self._parts), *by)]
-
-    def parts(self, tasks: int, *kinds: By) -> Iterator[Part]:
-        """Yield what was counted, by columns of each kind and by size."""
-        if self._parts:
-            counts = pyarrow.concat_tables(self._parts)
-            # 0 for no byte, n for up to 2 to the power of n less one
-            power = np.frexp(counts["size"].to_numpy())[1].astype("i8")
-            counts = counts.append_column("power", pyarrow.array(power))
-            for by in kinds:
-                yield from spread(tasks, by, summed(counts, *by, "size"))
-
-
-def spread(tasks: int, by: By, counts: Table) -> Iterator[Part]:
-    """Yield each row for the task that gets those that are like it."""
-    number = np.zeros(len(counts), "i8")
-    if by:
-        names = counts[by[0]].combine_chunks().dictionary_encode()
-        texts = (str(name).encode() for name in names.dictionary.to_pylist())
-        chosen = [zlib.crc32(text) % tasks for text in texts]
-        number = np.array(chosen, "i8")[names.indices]
-    for task in set(number.tolist()):
-        yield task, (by, counts.filter(pyarrow.array(number == task)))
-
-
-def count_kinds(tasks: int, batches: Iterable[Table]) -> Iterator[Part]:
-    """Yield what a task counts by key, host and size, and what is there."""
-    counts = Counts()
-    for batch in batches:
-        counts.add(batch, host=batch["host"], key=batch["key"])
-        n = batch["n"]
-        numbers = {"first": n, "last": n, "t": batch["t"]}
-        names = {name: batch[name] for name in RECORDER}
-        for own in recorders(pyarrow.table({**names, **numbers})):
-            yield from spread(tasks, RECORDER, ranges(own))
-    yield from counts.parts(tasks, ("key",), ("host",), ("power",), ())
-
-
-def count_times(
-    span: int, keys: list[str], tasks: int, batches: Iterable[Table]
-) -> Iterator[Part]:
-    """Yield what a task counts by spans of time, also of some keys."""
-    counts, wanted = Counts(), pyarrow.array(keys, pyarrow.string())
-    for batch in batches:
-        t, key = batch["t"].to_numpy(), batch["key"]
-        key = compute.if_else(compute.is_in(key, wanted), key, None)
-        counts.add(batch, t=pyarrow.array(t - t % span), key=key)
-    yield from counts.parts(tasks, ("t",), ("t", "key"))
-
-
-def recorders(rows: Table) -> Iterator[Table]:
-    """Yield the rows of each recorder."""
-    names = rows.group_by([*RECORDER]).aggregate([]).to_pylist()
-    for one in names:
-        own = rows
-        if len(names) > 1:
-            is_own = (compute.field(name) == one[name] for name in one)
-            own = rows.filter(functools.reduce(operator.and_, is_own))
-        yield own
-
-
-def ranges(rows: Table) -> Table:
-    """Return the numbers of one recorder, in order, as ranges without gaps.
-
-    | column | type | meaning |
-    |---|---|---|
-    | host, rec | string | the run |
-    | first, last | long | the range, both included |
-    | t | long | nanoseconds since 1970, of the first |
+    Volume is `messages` and `bytes`.  Traffic adds the median and the 99th
+    percentile of sizes, `p50` and `p99`.
+    Raises: InputError if there are no messages.
     """
-    rows = rows.take(np.argsort(rows["first"].to_numpy(), kind="stable"))
-    first = rows["first"].to_numpy()
-    last = np.maximum.accumulate(rows["last"].to_numpy())
-    begins = np.flatnonzero(np.append(True, first[1:] > last[:-1] + 1))
-    ends = np.append(begins[1:], len(rows)) - 1
-    last = pyarrow.array(last[ends])
-    return rows.take(begins).drop(["last"]).append_column("last", last)
-
-
-# =============================================================================
-# Adding up
-# =============================================================================
-
-
-def gaps(tables: list[Table], by: By) -> Found:
-    """Return where the numbers of recorders' runs do not go on.
-
-    They are the first GAPS_MAX of them, how many there are is of messages.
-
-    | column | type | unit |
-    |---|---|---|
-    | host, rec | string | the run |
-    | after | long | the number before the gap |
-    | lost | long | messages |
-    | t | long | nanoseconds since 1970, of the first message after it |
-    """
-    found = []
-    for own in recorders(pyarrow.concat_tables(tables)):
-        own = ranges(own)
-        after = np.append(0, own["last"].to_numpy()[:-1])
-        lost = own["first"].to_numpy() - after - 1
-        own = own.append_column("after", pyarrow.array(after))
-        own = own.append_column("lost", pyarrow.array(lost))
-        found.append(own.filter(pyarrow.array(lost > 0)))
-    every = pyarrow.concat_tables(found).select([*by, "after", "lost", "t"])
-    lost = compute.sum(every["lost"]).as_py() or 0
-    return lost, every.sort_by("t").slice(0, GAPS_MAX).to_pylist()
-
-
-def traffic(tables: list[Table], by: By) -> Found:
-    """Return how much traffic there was, by columns, the busiest first.
-
-    | column | type | unit |
-    |---|---|---|
-    | those of *by* | | |
-    | messages | long | messages |
-    | bytes | long | bytes of payload |
-    | first, last | long | nanoseconds since 1970 |
-    | p50, p99, largest | long | bytes of payload of a message |
-    """
-    counts = summed(pyarrow.concat_tables(tables), *by, "size")
-    names = [(name, "ascending") for name in by]
-    counts = counts.sort_by([*names, ("size", "ascending")])
-    found = summed(counts, *by)
-    found = found.sort_by(names) if by else found
-    messages = found["messages"].to_numpy()
-    begins = np.cumsum(messages) - messages
-    ends = np.cumsum(counts["messages"].to_numpy())
-    sizes = counts["size"].to_numpy()
-    for name, percent in PERCENTILES.items():
-        place, part = np.divmod(percent * (messages - 1), 100)
-        low, high = (
-            sizes[np.searchsorted(ends, begins + one, "right")]
-            for one in (place, place + (part > 0))
-        )
-        size = low + (high - low) * part // 100
-        found = found.append_column(name, pyarrow.array(size))
-    found = found.sort_by([("messages", "descending"), *names])
-    return len(found), found.slice(0, KEYS_MAX).to_pylist()
-
-
-def added_up(parts: Iterable[Part]) -> Iterator[tuple[By, Found]]:
-    """Yield what tasks have counted, by the same columns."""
-    tables: dict[By, list[Table]] = {}
-    for _, (by, table) in parts:
-        tables.setdefault(by, []).append(table)
-    for by, some in tables.items():
-        yield by, (gaps if by == RECORDER else traffic)(some, by)
-
-
-def job(
-    batches: Any, count: Callable[[int, Iterable[Table]], Iterator[Part]]
-) -> dict[By, Found]:
-    """Return what is counted of an RDD of batches, as added_up."""
-    tasks = min(batches.getNumPartitions(), TASKS_MAX)
-    parts = batches.mapPartitions(functools.partial(count, tasks))
-    rows = parts.partitionBy(tasks, int).mapPartitions(added_up).collect()
-    found: dict[By, Found] = {}
-    for by, (number, some) in rows:
-        total, first = found.get(by, (0, []))
-        found[by] = total + number, first + some
-    return found
-
-
-# =============================================================================
-# What is read
-# =============================================================================
-
-
-def batches_of(rows: Iterable[Any]) -> Iterator[Table]:
-    """Yield rows of Spark as batches."""
-    rows = iter(rows)
-    while some := list(itertools.islice(rows, ROWS)):
-        yield pyarrow.table(dict(zip(COLUMNS, map(list, zip(*some)))))
-
-
-def batches_in(files: Iterable[str]) -> Iterator[Table]:
-    """Yield what is in files of a table as batches."""
-    for file in files:
-        for batch in rows_in(file, COLUMNS[1:]):
-            yield pyarrow.Table.from_batches([batch])
-
-
-def summarize_here(context: SparkContext, table: str) -> dict[str, Any]:
-    """Return what summarize does, of a table in a folder of all executors.
-
-    This takes a fraction of the time.  Raises: InputError.
-    """
-    files = leaves(table)
-    if not files:
-        raise no_messages(table, os.path.exists(f"{table}/_checkpoint"))
-    tasks = min(len(files), 4 * context.defaultParallelism)
-    tasks = max(tasks, len(files) // FILES_MAX)
-    return summary(context.parallelize(files, tasks).mapPartitions(batches_in))
-
-
-def summarize(table: DataFrame) -> dict[str, Any]:
-    """Return all that a report shows; times in nanoseconds since 1970.
-
-    Raises: InputError if the table is empty.
-    """
-    return summary(table.select(*COLUMNS).rdd.mapPartitions(batches_of))
-
-
-def summary(batches: Any) -> dict[str, Any]:
-    """Return all that a report shows of an RDD of batches."""
-    found = job(batches, count_kinds)
-    if not found:
-        raise InputError("the table is empty: there is nothing to report")
-    (totals,) = found[()][1]
-    keys_total, keys = found["key",]
-    keys.sort(key=lambda row: (-row["messages"], row["key"]))
-    hosts = sorted(found["host",][1], key=lambda row: row["host"])
-    lost, some_gaps = found[RECORDER]
-    seconds = bucket_seconds(totals["first"], totals["last"])
-    first_keys = [row["key"] for row in keys[:KEYS_OVER_TIME]]
-    count = functools.partial(count_times, seconds * SECOND, first_keys)
-    spans = job(batches, count)
-    times, key_times = (
-        sorted(spans[by][1], key=lambda row: row["t"])
-        for by in (("t",), ("t", "key"))
-    )
+    largest = F.max("size").alias("largest")
+    first = F.unix_micros(F.min("time")).alias("first")
+    last = F.unix_micros(F.max("time")).alias("last")
+    totals = collect(messages.agg(*traffic(), largest, first, last))[0]
+    if not totals["messages"]:
+        raise InputError(EMPTY)
+    bar = bar_length(totals["first"], totals["last"])
+    time = F.unix_micros(F.window("time", bar)["start"]).alias("time")
+    by_time = messages.groupBy(time).agg(*volume())
+    by_size = messages.groupBy(F.expr(LOW).alias("low")).agg(*volume())
+    by_key = messages.groupBy("key").agg(*volume())
+    by_host = volume_by_host(messages)
+    order = F.desc("messages"), "key"
+    busiest = by_key.orderBy(*order).limit(SHOWN_MAX)
+    shown = messages.join(F.broadcast(busiest), "key", "left_semi")
+    keys = collect(shown.groupBy("key").agg(*traffic()).orderBy(*order))
+    key_times: dict[str, Any] = {row["key"]: [] for row in keys[:CHARTED_MAX]}
+    charted = messages.where(F.col("key").isin([*key_times]))
+    by_key_time = charted.groupBy("key", time).agg(*volume())
+    for row in collect(by_key_time.orderBy("time")):
+        key_times[row.pop("key")].append(row)
+    worst = by_host.orderBy(F.desc("lost"), F.desc("messages"), "host")
     return {
         "totals": totals,
-        "keys_total": keys_total,
-        "keys": keys[:KEYS_MAX],
-        "key_times": {
-            key: [row for row in key_times if row["key"] == key]
-            for key in first_keys
-        },
-        "sizes": sorted(found["power",][1], key=lambda row: row["power"]),
-        "hosts": hosts[:HOSTS_MAX],
-        "seconds": seconds,
-        "times": times,
-        "lost": lost,
-        "gaps": sorted(some_gaps, key=lambda row: row["t"])[:GAPS_MAX],
+        "keys": keys,
+        "hosts": collect(worst.limit(SHOWN_MAX)),
+        "keys_total": by_key.count(),
+        "hosts_total": by_host.count(),
+        "lost": by_host.agg(F.sum("lost")).collect()[0][0],
+        "sizes": collect(by_size.orderBy("low")),
+        "bar": bar,
+        "seconds": BARS[bar],
+        "times": collect(by_time.orderBy("time")),
+        "key_times": key_times,
     }
+
+
+def collect(rows: DataFrame) -> list[dict[str, Any]]:
+    """Return rows of which there are few."""
+    return [row.asDict() for row in rows.collect()]
+
+
+def volume() -> list[Column]:
+    """Return how many messages and bytes a group has."""
+    return [F.count("*").alias("messages"), F.sum("size").alias("bytes")]
+
+
+def traffic() -> list[Column]:
+    """Return the volume of a group, and how its sizes spread."""
+    found = F.percentile_approx("size", [0.5, 0.99])
+    return [*volume(), found[0].alias("p50"), found[1].alias("p99")]
+
+
+def volume_by_host(messages: DataFrame) -> DataFrame:
+    """Return the volume by host, and how many numbers its recorders miss.
+
+    Numbers before a recorder's first do not count: they may have expired.
+    """
+    missing = F.max("n") - F.min("n") + 1 - F.count("*")
+    recorders = messages.groupBy("host", "recorder")
+    found = recorders.agg(*volume(), missing.alias("lost"))
+    sums = [F.sum(of).alias(of) for of in ("messages", "bytes", "lost")]
+    return found.groupBy("host").agg(*sums)
+
+
+def bar_length(first: int, last: int) -> str:
+    """Return the length of bars that are few; times are in microseconds."""
+    for bar, seconds in BARS.items():
+        width = seconds * 1_000_000
+        if last // width - first // width < BARS_MAX:
+            return bar
+    return bar
+
+
+SECOND = 1_000_000  # microseconds
+TEXT_MAX = 200  # characters shown of a key
+Row = dict[str, Any]
+
+CSS = """
+:root { color-scheme: light dark; --paper: #fdfcf9; --ink: #22262b;
+  --soft: #5a6169; --line: #d9d5cb; --bar: #0b5a8a; --tint: #dbe8ee }
+@media screen and (prefers-color-scheme: dark) { :root { --paper: #16191d;
+  --ink: #dfe2e4; --soft: #a6adb4; --line: #3a4048; --bar: #7cc0f0;
+  --tint: #24394a } }
+body { background: var(--paper); color: var(--ink); margin: 0 auto;
+  font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; padding: 1rem }
+h1 { margin: 1rem 0 0 } h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem }
+h3, td:first-child { font: .85rem/1.5 ui-monospace, monospace; margin: 0;
+  overflow-wrap: anywhere; white-space: pre-wrap }
+:is(h3, td):empty::before { content: "(empty)"; font-style: italic }
+p, li, th { color: var(--soft) }
+b { color: var(--ink); display: block; font-size: 1.4rem }
+ul, .charts { display: grid; gap: 1rem 2rem; padding: 0; list-style: none;
+  grid-template-columns: repeat(auto-fill, minmax(min(12rem, 40%), 1fr)) }
+.charts { grid-template-columns: repeat(auto-fill, minmax(21rem, 1fr));
+  align-items: end }
+svg { display: block; overflow: visible; margin: .75rem 0 1rem 4.5rem;
+  width: calc(100% - 4.5rem); font-size: 12px }
+text { fill: var(--soft) } line { stroke: var(--line) }
+rect { fill: var(--bar) }
+table { border-collapse: collapse; width: 100%; font-size: .9rem }
+td, th { border-bottom: 1px solid var(--line); padding: .3rem .5rem;
+  text-align: right; white-space: nowrap; font-weight: 400 }
+th:first-child, td:first-child { text-align: left; width: 100% }
+td:first-child { background: linear-gradient(var(--tint) 0 0) no-repeat
+  0 / var(--share) 100%; print-color-adjust: exact }
+@media (max-width: 40rem) { tr:has(:nth-child(4)) { display: flex;
+  flex-wrap: wrap; border-bottom: 1px solid var(--line); font-size: .8rem;
+  > * { border: 0; flex: 1; white-space: pre-wrap; padding: .1rem .3rem }
+  > :first-child { box-sizing: border-box; flex: 0 0 100% } } }
+"""
+
+
+def visible(text: str) -> str:
+    """Return text for a page, with escapes for what does not print."""
+    if (more := len(text) - TEXT_MAX) > 0:
+        text = f"{text[:TEXT_MAX]}... and {more:,} more characters"
+    shown = (one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return html.escape("".join(shown))
+
+
+def key_text(key: str) -> str:
+    """Return a key, whose code points are bytes, as the text in UTF-8."""
+    octets = key.encode("latin-1", "backslashreplace")
+    return octets.decode("utf-8", "backslashreplace")
+
+
+def unit(size: float) -> str:
+    """Return a number of bytes for people."""
+    power = max(int(size).bit_length() - 1, 0) // 10
+    name = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")[power]
+    value = size / 1024**power
+    return f"{value:.3g} {name}" if value < 100 else f"{value:.0f} {name}"
+
+
+def clock(time: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Return a time, in microseconds since 1970, for people."""
+    zone = datetime.timezone.utc
+    return datetime.datetime.fromtimestamp(time // SECOND, zone).strftime(form)
+
+
+# By the name of a value: what stands above a column, and how its cells look
+Columns = dict[str, tuple[str, Callable[[Any], str]]]
+NUMBER = "{:,}".format
+VOLUME: Columns = {"messages": ("messages", NUMBER), "bytes": ("bytes", unit)}
+SIZES: Columns = {"p50": ("median", unit), "p99": ("99th percentile", unit)}
+SIZE: Columns = {"size": ("bytes of payload", str), **VOLUME}
+KEY: Columns = {"key": ("key", key_text), **VOLUME, **SIZES}
+HOST: Columns = {"host": ("host", str), **VOLUME, "lost": ("lost", NUMBER)}
+
+
+def axis_top(most: int, base: int) -> int:
+    """Return the least round number that is not below another."""
+    unit = 1
+    while unit * base <= most:
+        unit *= base
+    steps = (n * ten for ten in (1, 10, 100) for n in (1, 2, 4, 6, 8))
+    return unit * next(n for n in (*steps, base) if unit * n >= most)
+
+
+def axes(of: str, top: int, span: range, floor: int) -> str:
+    """Return the axes of a chart, with labels, as SVG.
+
+    Widths are in per cent, so text keeps its size on a screen of any width.
+    """
+    drawn = [f'<text x="-8" y="{floor + 18}" text-anchor="end">UTC</text>']
+    for value in (0, top // 2, top) if top % 2 == 0 else (0, top):
+        y = floor - floor * value / top
+        drawn.append(
+            f'<line x2="100%" y1="{y}" y2="{y}"/><text x="-8" y="{y + 4}"'
+            f' text-anchor="end">{VOLUME[of][1](value)}</text>'
+        )
+    form = "%d %b %H:%M" if span.step >= 60 * SECOND else "%H:%M:%S"
+    form = "%d %b %Y" if span.step >= 86_400 * SECOND else form
+    for at in sorted({0, len(span) // 2, len(span) - 1}):
+        x = (at + 0.5) * 100 / len(span)
+        anchor = "start" if x < 15 else "end" if x > 85 else "middle"
+        drawn.append(
+            f'<text x="{x:.2f}%" y="{floor + 18}" text-anchor="{anchor}">'
+            f"{clock(span[at], form)}</text>"
+        )
+    return "".join(drawn)
+
+
+def bars(
+    rows: Sequence[Row], of: str, most: int, span: range, floor: int
+) -> str:
+    """Return bars over time, on an axis from 0 to at least *most*."""
+    top = axis_top(most, 1024 if of == "bytes" else 1000)
+    slot = 100 / len(span)
+    wide = min(0.85 * slot, 8)
+    drawn = [axes(of, top, span, floor)]
+    for row in rows:
+        x = (span.index(row["time"]) + 0.5) * slot - wide / 2
+        high = max(1, floor * row[of] / top) if row[of] else 0
+        drawn.append(
+            f'<rect x="{x:.2f}%" y="{floor - high:.1f}" width="{wide:.2f}%"'
+            f' height="{high:.1f}"><title>{clock(row["time"])}, '
+            f"{of}: {VOLUME[of][1](row[of])}</title></rect>"
+        )
+    return f'<svg height="{floor + 24}">{"".join(drawn)}</svg>'
+
+
+def table(rows: Sequence[Row], columns: Columns, total: int = 0) -> str:
+    """Return a table; behind the first cells are bars of the messages."""
+    most = max(row["messages"] for row in rows)
+    lines = []
+    for row in rows:
+        cells = (visible(show(row[of])) for of, (_, show) in columns.items())
+        text = "".join(f"<td>{cell}</td>" for cell in cells)
+        share = row["messages"] / most
+        lines.append(f'<tr style="--share: {share:.1%}">{text}</tr>')
+    heads = "".join(f"<th>{head}</th>" for head, _ in columns.values())
+    more = f"<p>and {total - len(rows):,} more</p>" * (total > len(rows))
+    return f"<table><tr>{heads}</tr>{''.join(lines)}</table>{more}"
+
+
+def size_table(sizes: Sequence[Row]) -> str:
+    """Return a table of all steps from the least size to the largest."""
+    found = {row["low"]: row for row in sizes}
+    rows = []
+    for digits in range(min(found).bit_length(), max(found).bit_length() + 1):
+        low, high = (1 << digits) >> 1, (1 << digits) - 1
+        name = f"{low:,} to {high:,}" if low < high else f"{low}"
+        none = {"messages": 0, "bytes": 0}
+        rows.append({"size": name, **found.get(low, none)})
+    return table(rows, SIZE)
+
+
+def tiles(found: Row) -> str:
+    """Return the totals on top of a page."""
+    totals = found["totals"]
+    shown = [
+        counted(totals["messages"], "message"),
+        f"<b>{unit(totals['bytes'])}</b> of payload",
+        counted(found["keys_total"], "key"),
+        counted(found["hosts_total"], "host"),
+        f"<b>{unit(totals['p50'])}</b> median size",
+        f"<b>{unit(totals['p99'])}</b> 99th percentile size",
+        f"<b>{unit(totals['largest'])}</b> largest size",
+        f"<b>{found['lost']:,}</b> lost by recorders",
+    ]
+    return "".join(f"<li>{one}</li>" for one in shown)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return "1 message" or "2 messages" for the top of a page."""
+    return f"<b>{count:,}</b> {noun if count == 1 else f'{noun}s'}"
+
+
+def page(found: Row, name: str) -> str:
+    """Return what summarize found as a page of HTML."""
+    times, of_keys = found["times"], found["key_times"]
+    bar = found["bar"].removeprefix("1 ")
+    ends = sorted({clock(found["totals"][at]) for at in ("first", "last")})
+    width = found["seconds"] * SECOND
+    span = range(times[0]["time"], times[-1]["time"] + 1, width)
+    tallest = max(row["messages"] for rows in of_keys.values() for row in rows)
+    by_key = "".join(
+        f"<div><h3>{visible(key_text(key))}</h3>"
+        f"{bars(rows, 'messages', tallest, span, 80)}</div>"
+        for key, rows in of_keys.items()
+    )
+    charts = (
+        f"<h2>{of.capitalize()} per {bar}</h2>"
+        f"{bars(times, of, max(row[of] for row in times), span, 160)}"
+        for of in VOLUME
+    )
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Report: {visible(name)}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; style-src 'unsafe-inline'">
+<style>{CSS}</style>
+<h1>Traffic of the bus</h1>
+<p>{visible(name)}<br>{" to ".join(ends)} UTC</p>
+<ul>{tiles(found)}</ul>
+{"".join(charts)}
+<h2>Messages by size</h2>{size_table(found["sizes"])}
+<h2>Messages per {bar} of the busiest keys, on one scale</h2>
+<div class="charts">{by_key}</div>
+<h2>Messages by key</h2>{table(found["keys"], KEY, found["keys_total"])}
+<h2>Messages by host, the greatest losses first</h2>
+{table(found["hosts"], HOST, found["hosts_total"])}
+</html>
+"""

@@ -1,128 +1,425 @@
-"""The data source `sbus`: captures, tables and buses in Spark's own programs.
+"""The format `sbus`: captures and buses to read, buses to publish to.
 
-    register(spark)
-    spark.read.format("sbus").load(CAPTURE or TABLE)
+    sbus_spark.register(spark)
+    spark.read.format("sbus").load(CAPTURE)
     spark.readStream.format("sbus").load(CAPTURE)
     spark.readStream.format("sbus").option("address", ADDRESS).load()
     rows.write.format("sbus").mode("append").option("address", ADDRESS).save()
 
-The README of pipeline/ has its options, columns and guarantees.
+The README of pipeline/ lists options and guarantees; `messages` the columns.
+
+A capture is a folder of segments, HOST_RUN-000001.jsonl and so on, in folders
+of their days.  A recorder gives a segment its name once it is complete.  The
+offset of a stream says for each recorder which segment was its first, which
+comes next, and how many bytes of that one are read.
 """
 
 from __future__ import annotations
 
 import datetime
+import heapq
+import itertools
+import json
+import operator
+import os
 import re
-from pathlib import Path
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-from pyspark.errors import PySparkNotImplementedError
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyarrow import fs
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    SimpleDataSourceStreamReader,
-)
+from pyspark.sql import datasource as ds
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from .common import InputError
-from .live import LiveStream, Publisher, StreamPublisher, check_columns
-from .stored import (
-    COLUMNS,
-    EPOCH,
-    Capture,
-    CaptureReader,
-    CaptureStream,
-    Selection,
-    Selects,
-    TableReader,
-    is_any,
+from sbus_client import Client, ControlMessage, SbusError
+
+from .matching import selects
+from .messages import COLUMNS, SCHEMA, InputError, read_lines
+
+SEGMENT = re.compile(
+    r"(?:.*?/)?(?:(\d{4}-\d\d-\d\d)/)?([^._/][^/]*)-(\d{6,})\.jsonl"
 )
+LINE_TIME = re.compile(rb'"t":\s*([0-9]+)')
+READ_BYTES = 1 << 20  # of lines that are parsed at once
+TASK_BYTES_MAX = 64 << 20  # of segments, unless one is larger
+LINES = operator.methodcaller("split", "\n")
+UTC = datetime.timezone.utc
+DAY = datetime.timedelta(days=1)
+FILTERS = ("host", "pattern", "startingTime", "endingTime")
+CAPTURE = ("path", *FILTERS, "minPartitions", "columnNameOfCorruptRecord")
 
 
 def register(spark: SparkSession) -> None:
-    """Have a session know the format `sbus`."""
+    """Let a session know the format `sbus`."""
     spark.dataSource.register(SbusSource)
 
 
-class SbusSource(DataSource):
-    """Makes the readers and writers that the options ask for."""
+class SbusSource(ds.DataSource):
+    """Makes the readers and writers that the options ask for.
+
+    It takes no filters from Spark: PySpark 4.3 mixes up those of two queries
+    on one DataFrame.  Options select messages instead.
+    """
 
     @classmethod
     def name(cls) -> str:
         return "sbus"
 
     def schema(self) -> str:
-        return COLUMNS
+        corrupt = self.options.get("columnNameOfCorruptRecord")
+        return f"{COLUMNS}, `{corrupt}` string" if corrupt else COLUMNS
 
-    def reader(self, schema: StructType) -> DataSourceReader:
-        path = self._required("path")
-        if any(Path(path).glob("day=*")):
-            return TableReader(path, self._selects())
-        return CaptureReader(path, self._selects(), self._start())
+    def reader(self, schema: StructType) -> CaptureReader:
+        self._check(*CAPTURE)
+        return CaptureReader(self.options)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        if "address" in self.options:  # it is simpleStreamReader's
-            raise PySparkNotImplementedError(
-                errorClass="NOT_IMPLEMENTED",
-                messageParameters={"feature": "streamReader"},
-            )
-        capture = Capture(self._required("path"))
-        most = self._messages_max()
-        return CaptureStream(capture, self._selects(), self._start(), most)
+    def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:
+        if "address" in self.options:  # Spark then calls simpleStreamReader
+            return super().streamReader(schema)
+        self._check(*CAPTURE, "maxMessagesPerTrigger", "cleanSource")
+        return CaptureStream(self.options)
 
-    def simpleStreamReader(
-        self, schema: StructType
-    ) -> SimpleDataSourceStreamReader:
-        return LiveStream(self._required("address"), self._patterns())
+    def simpleStreamReader(self, schema: StructType) -> BusStream:
+        self._check("address", "pattern")
+        return BusStream(self.options)
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        check_columns(schema)
-        if overwrite:
-            raise InputError('a bus keeps nothing: mode("append") publishes')
-        return Publisher(self._required("address"))
+    def writer(self, schema: StructType, overwrite: bool) -> Publisher:
+        self._check("address", "speed", "checkpointLocation")
+        for name in ["key", "payload"] + ["time"] * ("speed" in self.options):
+            if name not in schema.names:
+                raise InputError(f"to publish rows takes a column {name!r}")
+        return Publisher(self.options)
 
-    def streamWriter(
-        self, schema: StructType, overwrite: bool
-    ) -> DataSourceStreamWriter:
-        check_columns(schema)
-        return StreamPublisher(self._required("address"))
+    streamWriter = writer
 
-    def _required(self, name: str) -> str:
-        value = self.options.get(name)
-        if not value:
-            raise InputError(f"the format sbus needs the option {name!r}")
-        return str(value)
+    def _check(self, needed: str, *others: str) -> None:
+        """Raise InputError for an option that is missing or unknown."""
+        if needed not in self.options:
+            raise InputError(f"the format sbus needs the option {needed!r}")
+        for name in self.options:
+            if name.lower() not in map(str.lower, (needed, *others)):
+                told = f"there is no option {name!r}; there are"
+                raise InputError(f"{told} {', '.join((needed, *others))}")
 
-    def _patterns(self) -> list[str]:
-        return str(self.options.get("pattern", "")).splitlines() or [""]
 
-    def _selects(self) -> Selects:
-        """Return a function that says whether a key is wanted."""
-        if "pattern" not in self.options:
-            return is_any
-        return Selection(self._patterns())
+def value_of(options: Any, name: str, kind: Any, default: Any = None) -> Any:
+    """Return an option as *kind* makes it of its text.  Raises: InputError."""
+    try:
+        return kind(options[name]) if name in options else default
+    except ValueError as error:
+        raise InputError(f"{name}: {error}") from None
 
-    def _start(self) -> int:
-        """Return when the first message came that is wanted; nanoseconds."""
-        text = self.options.get("startingTime", "1970-01-01")
-        try:
-            start = datetime.datetime.fromisoformat(text)
-        except ValueError:
-            what = "is no date as 2026-11-22 or 2026-11-22T12:00:00+00:00"
-            raise InputError(f"startingTime: {text!r} {what}") from None
-        if start.tzinfo is None:
-            start = start.replace(tzinfo=datetime.timezone.utc)
-        passed = start - EPOCH
-        return passed // datetime.timedelta(microseconds=1) * 1_000
 
-    def _messages_max(self) -> int | None:
-        text = self.options.get("maxMessagesPerTrigger")
-        if text is None:
-            return None
-        if not re.fullmatch("[1-9][0-9]{0,15}", text):
-            what = f"{text!r} is no whole number above 0"
-            raise InputError(f"maxMessagesPerTrigger: {what}")
-        return int(text)
+def positive(text: str) -> float:
+    """Return a number above 0.  Raises: ValueError."""
+    number = int(text) if text.isdecimal() else float(text)
+    if not number > 0:
+        raise ValueError(f"{text!r} is not above 0")
+    return number
+
+
+def moment(text: str) -> datetime.datetime:
+    """Return a time, in UTC unless it says otherwise.  Raises: ValueError."""
+    found = datetime.datetime.fromisoformat(text)
+    return found.replace(tzinfo=found.tzinfo or UTC).astimezone(UTC)
+
+
+class Piece(NamedTuple):
+    """A segment, or a part of one that begins and ends with whole lines."""
+
+    path: str
+    start: int
+    end: int
+    may_match: bool  # if not, its name shows that it has nothing wanted
+
+
+Place = tuple[int, int, int]  # first segment, next segment, bytes of that
+Offset = dict[str, Place]
+Segments = dict[str, dict[int, Piece]]  # by recorder and number
+
+
+class Capture:
+    """The segments in a folder, and which of their messages are wanted."""
+
+    def __init__(self, options: Any) -> None:
+        path = options["path"]
+        where = path if "://" in path else os.path.abspath(path)
+        self._files, self._folder = fs.FileSystem.from_uri(where)
+        kind = self._files.get_file_info(self._folder).type
+        if kind != fs.FileType.Directory:
+            raise InputError(f"{path}: there is no such directory")
+        since = value_of(options, "startingTime", moment, moment("0001-01-02"))
+        until = value_of(options, "endingTime", moment, moment("9999-12-30"))
+        # A segment may begin a day before, or end a day after, its folder's
+        self._days = str((since - DAY).date()), str((until + DAY).date())
+        at = pc.field("time")
+        self._wanted = (at >= pa.scalar(since)) & (at < pa.scalar(until))
+        hosts = value_of(options, "host", LINES, [])
+        if hosts:
+            self._wanted &= pc.field("host").isin(hosts)
+        self._hosts = [re.sub("[^0-9A-Za-z.-]", "-", one) for one in hosts]
+        self._patterns = value_of(options, "pattern", LINES)
+        self._corrupt = options.get("columnNameOfCorruptRecord")
+        least = value_of(options, "minPartitions", positive)
+        self._tasks_min = least or os.cpu_count() or 1
+
+    def _segments(self) -> Segments:
+        """Return all segments.  Raises: InputError if two files are one."""
+        found: Segments = {}
+        listing = fs.FileSelector(self._folder, recursive=True)
+        for file in self._files.get_file_info(listing):
+            if match := SEGMENT.fullmatch(file.path):
+                day, recorder, number = match.groups()
+                may_match = self._may_match(day, recorder)
+                piece = Piece(file.path, 0, file.size, may_match)
+                own = found.setdefault(recorder, {})
+                if own.setdefault(int(number), piece) is not piece:
+                    told = f"{recorder} has another segment {number}"
+                    raise InputError(f"{file.path}: {told}")
+        return found
+
+    def _may_match(self, day: str | None, recorder: str) -> bool:
+        """Return whether a segment may have wanted messages.
+
+        The name of a recorder begins with its host and `_`.
+        """
+        first, last = self._days
+        host, mark, _ = recorder.partition("_")
+        is_host = not self._hosts or not mark or host in self._hosts
+        return is_host and first <= (day or first) <= last
+
+    def _tasks(self, pieces: Sequence[Piece]) -> list[ds.InputPartition]:
+        """Return tasks of about the same size for some pieces."""
+        sizes = (piece.end - piece.start for piece in pieces)
+        starts = [*itertools.accumulate(sizes, initial=0)]
+        most = min(TASK_BYTES_MAX, starts[-1] // self._tasks_min + 1)
+        groups: dict[int, list[Piece]] = {}
+        for piece, start in zip(pieces, starts):
+            middle = start + (piece.end - piece.start) // 2
+            groups.setdefault(middle // most, []).append(piece)
+        return list(map(ds.InputPartition, groups.values()))
+
+    def _lines(self, piece: Piece) -> Iterator[bytes]:
+        """Yield texts of whole lines, of about READ_BYTES each.
+
+        No file stays open meanwhile: a stream with a limit looks into a
+        segment of each recorder at once.
+        """
+        rest = b""
+        for at in range(piece.start, piece.end, READ_BYTES):
+            with self._files.open_input_file(piece.path) as file:
+                text = file.read_at(min(READ_BYTES, piece.end - at), at)
+            whole, end, rest = (rest + text).rpartition(b"\n")
+            if end:
+                yield whole + end
+        if rest:  # no recorder leaves such a line
+            yield rest + b"\n"
+
+    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the wanted messages of a task.
+
+        Raises: InputError for a line that is none, unless a column is for it.
+        """
+        is_bad = pc.field("corrupt").is_valid()
+        for piece in partition.value:
+            for text in self._lines(piece):
+                rows = read_lines(text).filter(is_bad | self._wanted)
+                if self._patterns is not None:
+                    keys = pc.unique(rows["key"]).drop_null().to_pylist()
+                    chosen = selects(self._patterns, keys)
+                    some = pa.array(itertools.compress(keys, chosen), "string")
+                    rows = rows.filter(is_bad | pc.field("key").isin(some))
+                if self._corrupt:
+                    rows = rows.rename_columns([*SCHEMA.names, self._corrupt])
+                else:
+                    for why in rows["corrupt"].drop_null().to_pylist():
+                        raise InputError(f"{piece.path}: {why:.200}")
+                    rows = rows.drop_columns("corrupt")
+                yield from rows.to_batches()
+
+
+class CaptureReader(Capture, ds.DataSourceReader):
+    """Reads what a capture holds."""
+
+    def partitions(self) -> Sequence[ds.InputPartition]:
+        files = itertools.chain(*map(dict.values, self._segments().values()))
+        tasks = self._tasks([piece for piece in files if piece.may_match])
+        return tasks or [ds.InputPartition([])]  # of none, Spark makes its own
+
+
+class CaptureStream(
+    Capture, ds.DataSourceStreamReader, SupportsTriggerAvailableNow
+):
+    """Reads new segments, those of a recorder in the order of their numbers.
+
+    It waits for a segment that is missing, which may be on its way.  A limit
+    takes the earliest messages of all recorders, so that none of them gets
+    ahead of another one, and of a watermark.  Spark commits a batch when the
+    next one begins: until then cleanSource leaves its segments.
+    """
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._most = value_of(options, "maxMessagesPerTrigger", positive)
+        clean = options.get("cleanSource", "off")
+        is_filtered = any(name in options for name in FILTERS)
+        self._is_cleaning = clean == "delete" and not is_filtered
+        if clean != "off" and not self._is_cleaning:
+            what = f"'off', or 'delete' without {', '.join(FILTERS)}"
+            raise InputError(f"cleanSource is {what}; not {clean!r}")
+        self._listed: Segments = {}  # when the batch began
+        self._is_last = False  # segments that come later are left out
+
+    def initialOffset(self) -> Offset:
+        return {}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._listed, self._is_last = self._segments(), True
+
+    def latestOffset(self, start: Offset, limit: object) -> Offset:
+        if not self._is_last:
+            self._listed = self._segments()
+        return self._end(start, self._most)
+
+    def reportLatestOffset(self) -> Offset:
+        return self._end({}, None)
+
+    def _end(self, start: Offset, most: int | None) -> Offset:
+        """Return the offset after *most* messages, None for all."""
+        places = []
+        for recorder, files in self._listed.items():
+            first = min((n for n in files if files[n].may_match), default=-1)
+            begin = start.get(recorder, (first, first, 0))
+            places.append(self._places(recorder, files, begin, most))
+        end = dict(start)
+        for _, recorder, place in itertools.islice(heapq.merge(*places), most):
+            end[recorder] = place
+        return end
+
+    def _places(
+        self, recorder: str, files: dict[int, Piece], place: Place, most: Any
+    ) -> Iterator[tuple[int, str, Place]]:
+        """Yield the places after each unread line of a recorder, with times.
+
+        Without a limit there are only those after each segment.
+        """
+        first, number, at = place
+        t = 0
+        while piece := files.get(number):
+            rest = piece._replace(start=at)
+            for text in self._lines(rest) if most else ():
+                for line in text.split(b"\n")[:-1]:
+                    at += len(line) + 1
+                    if match := LINE_TIME.search(line):
+                        t = int(match[1])
+                    if at < piece.end:
+                        yield t, recorder, (first, number, at)
+            number, at = number + 1, 0
+            yield t, recorder, (first, number, at)
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[Any]:
+        segments = self._listed or self._segments()
+        pieces = []
+        for recorder, (first, last, last_at) in end.items():
+            files = segments.get(recorder, {})
+            _, number, at = start.get(recorder, (first, first, 0))
+            while (number, at) < (last, last_at):
+                if number not in files:
+                    what = f"segment {number} of {recorder} is gone, unread"
+                    raise InputError(f"{self._folder}: {what}")
+                stop = last_at if number == last else files[number].end
+                pieces.append(files[number]._replace(start=at, end=stop))
+                number, at = number + 1, 0
+        return self._tasks(pieces)
+
+    def commit(self, end: Offset) -> None:
+        for recorder, (_, last, _) in end.items() if self._is_cleaning else ():
+            files = self._listed.get(recorder, {})
+            for number in [one for one in files if one < last]:
+                self._files.delete_file(files.pop(number).path)
+
+
+class BusStream(ds.SimpleDataSourceStreamReader):
+    """Hears what a bus delivers; what comes while nobody asks may be lost.
+
+    It never slows a bus (soft mode `discard`).  The numbers n of what it
+    hears leave out as many as were lost.
+    """
+
+    def __init__(self, options: Any) -> None:
+        self._address = options["address"]
+        self._patterns = value_of(options, "pattern", LINES, [""])
+        self._bus: Client | None = None
+        self._about = os.uname().nodename, f"bus_{secrets.token_hex(4)}"
+        self._lost = 0
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"n": 0}
+
+    def read(self, start: dict[str, int]) -> tuple[Iterator[Any], Any]:
+        """Return what has come up to the answer to a question, and n."""
+        if self._bus is None:
+            self._bus = Client(self._address)
+            self._bus.control("blocking/soft/discard")
+            for pattern in self._patterns:
+                self._bus.subscribe(pattern.encode("latin-1"))
+        self._bus.control("stats")
+        n, rows = start["n"], []
+        for received in self._bus:
+            key, payload = received
+            if isinstance(received, ControlMessage):
+                break
+            n += 1
+            about = (*self._about, n, datetime.datetime.now(UTC))
+            text = key.decode("latin-1")
+            rows.append((*about, text, key, len(payload), payload))
+        lost = json.loads(payload)["discarded"]
+        n += lost - self._lost
+        self._lost = lost
+        return iter(rows), {"n": n}
+
+    def readBetweenOffsets(self, start: Any, end: Any) -> Iterator[Any]:
+        """Return nothing: what was heard before a restart is gone."""
+        return iter(())
+
+
+class Publisher(ds.DataSourceArrowWriter, ds.DataSourceStreamArrowWriter):
+    """Publishes the rows of each partition, in order, at least once.
+
+    With a *speed* it keeps the times between rows, that many times as fast.
+    """
+
+    def __init__(self, options: Any) -> None:
+        self._address = options["address"]
+        self._speed = value_of(options, "speed", positive, float("inf"))
+
+    def write(self, iterator: Any) -> ds.WriterCommitMessage:
+        """Publish rows.  Raises: InputError with the row that is refused."""
+        rows = (row for batch in iterator for row in batch.to_pylist())
+        began, first = time.monotonic(), None
+        with Client(self._address) as bus:
+            for number, row in enumerate(rows, 1):
+                key = row["key"]
+                if self._speed < float("inf"):
+                    first = first or row["time"]
+                    due = (row["time"] - first).total_seconds() / self._speed
+                    time.sleep(max(0.0, began + due - time.monotonic()))
+                try:
+                    name = key.encode("latin-1") if type(key) is str else key
+                    bus.publish(name, row["payload"])
+                except (SbusError, TypeError, UnicodeError) as error:
+                    what = f"row {number} of a partition, key {key!r:.80}"
+                    raise InputError(f"{what}: {error}") from None
+            bus.sync()
+        return ds.WriterCommitMessage()
+
+    def commit(self, *told: Any) -> None:
+        """Do nothing: what is published is published."""
+
+    def abort(self, *told: Any) -> None:
+        """Do nothing: a stream publishes its batch again."""

@@ -37,7 +37,7 @@ from tools.record import Recorder
 
 def segments(directory: Path, hidden: bool = False) -> list[Path]:
     """Return the segments of a capture, in order."""
-    return sorted(directory.glob(".*.jsonl" if hidden else "[!.]*.jsonl"))
+    return sorted(directory.glob(f"*/{'.' if hidden else '[!.]'}*.jsonl"))
 
 
 def lines_of(directory: Path) -> list[dict[str, Any]]:
@@ -96,7 +96,9 @@ class TestRecord:
         first, second = lines_of(capture)
         host = os.uname().nodename
         assert list(first) == ["rec", "n", "t", "host", "key", "size", "data"]
+        today = time.strftime("%Y-%m-%d", time.gmtime(before // 10**9))
         assert segment.name == f"{first['rec']}-000001.jsonl"
+        assert segment.parent.name >= today
         assert before < first["t"] < second["t"] < time.time_ns()
         assert (first["n"], first["host"], first["key"]) == (1, host, "k")
         assert (first["size"], first["data"]) == (3, "dgD/")
@@ -280,17 +282,18 @@ class TestRecovery:
         self, bus: RealBus, capture: Path, kept: bytes, cut: bytes
     ) -> None:
         """No file stays without any; another host's recorder may be alive."""
-        capture.mkdir(parents=True)
+        day = capture / "2026-01-01"
+        day.mkdir(parents=True)
         name = self.NAME.format(os.uname().nodename)
-        other = capture / f".{self.NAME.format('other')}"
-        for hidden in capture / f".{name}", other:
+        other = day / f".{self.NAME.format('other')}"
+        for hidden in day / f".{name}", other:
             hidden.write_bytes(kept + cut)
         line = f"sbus: {name} is recovered\n" if kept else ""
         with recorder(bus, capture) as process:
             process.terminate()
             assert outcome(process) == (0, "", line)
         assert [path.name for path in segments(capture)] == [name] * bool(kept)
-        assert not kept or (capture / name).read_bytes() == kept
+        assert not kept or (day / name).read_bytes() == kept
         assert segments(capture, hidden=True) == [other]
 
     def test_two_recorders(self, bus: RealBus, capture: Path) -> None:

@@ -1,8 +1,7 @@
 """What the tests of the pipeline stand on: programs, and a real bus.
 
-The session of Spark is in pipeline_session.py, traces and captures without a
-bus are in pipeline_paper.py, and what is wrong with some in
-pipeline_plants.py.
+pipeline_session.py has the session of Spark, pipeline_paper.py traces and
+captures without a bus, and pipeline_plants.py breaches for traces.
 """
 
 from __future__ import annotations
@@ -26,12 +25,6 @@ from sbus_client import Client
 from sizes import either
 
 TOP = Path(__file__).parents[2]
-# Begins a script that imports sbus_spark.  PYTHONPATH would be inherited by
-# workers, which are to have the code by its archive
-PATHS = f"""
-import sys
-sys.path[:0] = {[str(TOP / "pipeline"), str(TOP)]}
-"""
 # Compiles less well and sooner, and trusts the classes of Spark to be sound:
 # no test runs long enough to gain by the rest
 QUICK_START = (
@@ -50,6 +43,10 @@ def submit_arguments(master: str, folder: Path) -> str:
         f" --conf 'spark.executor.extraJavaOptions={options}'"
         f" --conf spark.local.dir={folder}"
         " --conf spark.sql.shuffle.partitions=2"
+        " --conf spark.sql.codegen.wholeStage=false"  # no code is made
+        " --conf spark.sql.codegen.factoryMode=NO_CODEGEN"
+        " --conf spark.sql.session.timeZone=UTC"
+        " --conf spark.ui.enabled=false"
         " --conf spark.driver.host=127.0.0.1 pyspark-shell"
     )
 
@@ -135,11 +132,29 @@ def publish_all(clients: dict[str, Client], count: int) -> None:
         publisher.sync()
 
 
-def command_line(*arguments: str) -> tuple[int, str]:
-    """Run a command in the session of the tests: its status and output."""
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        status = sbus_spark.run(sbus_spark.parse(arguments))
-    return status, output.getvalue()
+def command_line(*arguments: object) -> tuple[int, str, str]:
+    """Run a command in the session of the tests.
+
+    Return its exit status, its output, and its errors.
+    """
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as output,
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
+        status = sbus_spark.run(sbus_spark.parse(list(map(str, arguments))))
+    return status, output.getvalue(), errors.getvalue()
+
+
+def start_command(*arguments: object, **more: str) -> subprocess.Popen[bytes]:
+    """Start a command as a user would, in a group of processes of its own."""
+    return subprocess.Popen(
+        [sys.executable, str(TOP / "pipeline" / "sbus_spark")]
+        + list(map(str, arguments)),
+        env=plain_environment() | more,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def plain_environment() -> dict[str, str]:
@@ -147,5 +162,5 @@ def plain_environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name != "PYSPARK_SUBMIT_ARGS"
+        if name not in ("PYSPARK_SUBMIT_ARGS", "PYTHONPATH")
     } | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SUBMIT_OPTS": QUICK_START}

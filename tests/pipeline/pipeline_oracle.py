@@ -1,18 +1,20 @@
 """A second auditor: plain Python, one pass, to be seen to be right.
 
-It keeps what it reads in memory, and shares no code with sbus_spark; what a
-pattern selects it asks sbus.py, pattern by pattern.
+It keeps what it reads in memory, and shares no code with sbus_spark or with
+sbus.py: what a pattern selects it asks the model of the specification.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sbus
+from spec_model import MODES, is_reserved, may_hear, may_use
 
 FIELDS = {  # the numbers of each event, and then its texts
     **dict.fromkeys(["start", "stop"], ("", "")),
@@ -21,69 +23,61 @@ FIELDS = {  # the numbers of each event, and then its texts
     **{"msg": ("c m size", "key"), "send": ("m c", "")},
     **{"drop": ("m c", "reason")},
 }
-Found = tuple[Any, ...]  # breach, n, m, publisher, c, key
-NONE = (None, None, None, None)
+Found = tuple[Any, ...]  # breach, file, n, m, publisher, c, key, messages
+Event = dict[str, Any]
 
 
-def parse(line: bytes) -> tuple[Any, bool]:
-    """Return an event; or the number of what is none, if any, and False."""
+def parse(line: bytes) -> Event:
+    """Return an event; of what is none, nothing."""
     try:
-        event = json.loads(line)
+        event = json.loads(line.decode())
         numbers, texts = FIELDS.get(event.get("ev"), ("none", ""))
     except (ValueError, AttributeError, TypeError):
-        return None, False
+        return {}
     values = [event.get(name) for name in ("n", "t", *numbers.split())]
-    is_number = [type(one) is int and abs(one) < 1 << 63 for one in values]
-    is_event = all(is_number) and (event["ev"] != "start" or event["n"] == 1)
+    is_event = all(type(one) is int and abs(one) < 1 << 63 for one in values)
+    is_event = is_event and (event["ev"] != "start" or event["n"] == 1)
     is_event &= all(type(event.get(name)) is str for name in texts.split())
-    if is_event and "c" in numbers:
-        is_event = event["c"] > 0 and event.get("size", 0) >= 0
-    n = values[0] if is_number[0] else None
-    return event if is_event else n or None, is_event
+    return event if is_event else {}
 
 
-def selects(pattern: str, own: str, key: str, prefix: str) -> bool:
-    """Return whether who holds a pattern, and is "gid uid pid", gets a key."""
-    try:
-        one, name = pattern.encode("latin-1"), key.encode("latin-1")
-    except ValueError:
+def to_bytes(text: str) -> bytes | None:
+    """Return a key or pattern, None if no client can have sent it."""
+    is_one = all(0 < ord(char) < 256 for char in text)
+    return text.encode("latin-1") if is_one else None
+
+
+@functools.lru_cache(100_000)
+def hears(
+    pattern: str, key: str, own: sbus.Credentials, prefix: bytes
+) -> bool:
+    """Return whether who holds a pattern is to receive a key."""
+    one, name = to_bytes(pattern), to_bytes(key)
+    if one is None or name is None or is_reserved(name):
         return False
-    if sbus.SECRET not in (one[:7], name[:7]):
-        return sbus.pattern_matches(one, name)
-    start = re.escape(f"{prefix}/" if prefix else "").encode("latin-1")
-    head = start + rb"!/cred/(\d*)/(\d*)/(\d*)/(.*)"
-    held, asked = (re.fullmatch(head, text, re.S) for text in (one, name))
-    numbers = [number.encode() for number in own.split()]
-    if not held or not asked or numbers[2:] in ([], [b"0"]):
-        return False
-    *fields, rest = zip(held.groups(), asked.groups())
-    return sbus.pattern_matches(*rest) and all(
-        field in (b"", number) and other in (field, field or number)
-        for (field, other), number in zip(fields, numbers)
-    )
+    return may_use(one, own, prefix) and may_hear(one, name, own, prefix)
 
 
 class Run:
     """What has happened in a run so far."""
 
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
+    def __init__(self, file: str, prefix: str) -> None:
+        self.file = file
+        self.prefix = prefix.encode()
         self.place = 0  # of the event, counted in the run
-        self.own: dict[int, str] = {}
-        self.times: dict[int, Counter[str]] = defaultdict(Counter)
+        self.own: dict[int, sbus.Credentials] = {}
+        self.closed: set[int] = set()
+        self.times: Counter[tuple[int, str]] = Counter()
+        self.holders: dict[str, set[int]] = defaultdict(set)
         self.modes: dict[int, dict[str, str]] = defaultdict(dict)
-        self.reordered: set[int] = set()
         self.first: dict[int, int] = {}  # the number of a client's first event
         self.lives: dict[int, str] = {}  # as "oec": open, others, close
-        self.holders: dict[str, set[int]] = {}
-        self.groups: dict[str, list[set[int]]] = {}  # of holders, by key
         self.published: dict[int, list[Found]] = defaultdict(list)
         self.reached: dict[int, list[Found]] = defaultdict(list)
-        self.latest: dict[int, int] = {}  # highest message sent to a client
-        self.heard: dict[int, int] = {}  # the place of the last send to it
+        self.latest: dict[int, int] = {}  # highest one sent in order/queue
         self.deaf: list[Found] = []
 
-    def take(self, event: dict[str, Any]) -> Iterator[Found]:
+    def take(self, event: Event) -> Iterator[Found]:
         """Take an event of a client; yield what is wrong with it already."""
         n, ev, c = event["n"], event["ev"], event["c"]
         self.place += 1
@@ -93,11 +87,11 @@ class Run:
         if kind != "e" or life[-1:] != "e":
             self.lives[c] = life + kind
         if ev in ("send", "drop"):
-            m = event["m"]
-            self.reached[m].append((self.place, n, c, ev))
+            m, order = event["m"], self.modes[c].get("order", "queue")
+            self.reached[m].append((self.place, n, c, ev, order == "queue"))
         if ev == "send":
-            self.latest[c] = max(m, self.latest.get(c, m))
-            self.heard[c] = self.place
+            if order == "queue":
+                self.latest[c] = max(m, self.latest.get(c, m))
         elif ev == "msg":
             due = self.receivers(event["key"])
             if self.modes[c].get("echo") == "off":
@@ -108,78 +102,70 @@ class Run:
             side, _, mode = event["reason"].partition("/")
             asked = self.modes[c].get(f"blocking/{side}")
             if event["reason"] == "deaf":
-                self.deaf.append((self.place, n, m, c))
+                self.deaf.append((n, m, c))
             elif mode != "discard" or mode != asked:
-                yield "bad-drop", n, m, None, c, None
+                yield "bad-drop", n, m, None, c, None, 1
         elif ev == "ctl":
-            kind, _, mode = event["key"].rpartition("/")
-            if event["key"] in ("order/stack", "order/random"):
-                self.reordered.add(c)
-            if event["key"].encode("utf-8") in sbus.CHOICES:
-                self.modes[c][kind] = mode
+            if event["key"] in MODES:
+                topic, _, mode = event["key"].rpartition("/")
+                self.modes[c][topic] = mode
         elif ev in ("sub", "unsub"):
-            held, pattern = self.times[c], event["pattern"]
-            held[pattern] += 1 if ev == "sub" else -1
-            if pattern not in self.holders:
-                self.holders[pattern] = set()
-                self.groups.clear()
+            pattern = event["pattern"]
+            self.times[c, pattern] += 1 if ev == "sub" else -1
             clients = self.holders[pattern]
-            (clients.add if held[pattern] > 0 else clients.discard)(c)
-            if held[pattern] < 0:
-                yield "bad-trace", n, None, None, c, pattern
+            is_held = self.times[c, pattern] > 0
+            (clients.add if is_held else clients.discard)(c)
+            if self.times[c, pattern] < 0:
+                yield "bad-trace", n, None, None, c, pattern, 1
         elif ev == "open":
-            self.own[c] = "{gid} {uid} {pid}".format(**event)
+            ids = (event["gid"], event["uid"], event["pid"])
+            self.own.setdefault(c, sbus.Credentials(*ids))
         else:
-            for pattern in self.times.pop(c, ()):
-                self.holders[pattern].discard(c)
-            self.own.pop(c, None)
-            self.modes.pop(c, None)
+            self.closed.add(c)
 
     def receivers(self, key: str) -> set[int]:
-        """Return who holds a pattern that selects a key."""
-        if key.startswith("!/cred/"):
-            return {
-                c
-                for pattern in self.holders
-                if pattern.startswith("!/cred/")
-                for c in self.holders[pattern]
-                if selects(pattern, self.own.get(c, ""), key, self.prefix)
-            }
-        if key not in self.groups:
-            self.groups[key] = [
-                clients
-                for pattern, clients in self.holders.items()
-                if selects(pattern, "", key, self.prefix)
-            ]
-        return set[int]().union(*self.groups[key])
+        """Return which open clients hold a pattern that selects a key."""
+        return {
+            c
+            for pattern, clients in self.holders.items()
+            for c in clients & self.own.keys() - self.closed
+            if hears(pattern, key, self.own[c], self.prefix)
+        }
 
     def end(self) -> Iterator[Found]:
         """Yield what is wrong with the run as a whole."""
-        for place, n, m, c in self.deaf:
-            if self.heard.get(c, 0) > place:
-                yield "bad-drop", n, m, None, c, None
+        for n, m, c in self.deaf:
+            if m < self.latest.get(c, m):
+                yield "bad-drop", n, m, None, c, None, 1
         for c, life in self.lives.items():
             if not re.fullmatch("oe?c?", life):
-                yield "bad-trace", self.first[c], None, None, c, None
+                yield "bad-trace", self.first[c], None, None, c, None, 1
+        lost: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for m in {**self.published, **self.reached}:
-            yield from self.judge(m, self.published[m], self.reached[m])
+            yield from self.judge(m, self.published[m], self.reached[m], lost)
+        for c, some in lost.items():
+            n, m = map(min, zip(*some))
+            yield "undecided", n, m, None, c, None, len(some)
         yield from self.late()
 
-    def judge(self, m: int, published: Any, reached: Any) -> Iterator[Found]:
-        """Yield what is wrong with a message."""
+    def judge(
+        self, m: int, published: Any, reached: Any, lost: Any
+    ) -> Iterator[Found]:
+        """Yield what is wrong with a message; put who may wait into lost."""
         place, n, publisher, key, due = (published or [(0, 0, 0, "", ())])[0]
         if len(published) != 1 or reached and reached[0][0] < place:
             at = n if published else reached[0][1]
-            yield "bad-trace", at, m, None, None, None
+            yield "bad-trace", at, m, None, None, None, 1
         if len(published) != 1:
             return
         for c in due | {one[2] for one in reached}:
             own = [one for one in reached if one[2] == c]
             sends = sum(one[3] == "send" for one in own)
-            about = (own[-1][1] if own else n, m, publisher, c, key)
-            is_waiting = c in self.reordered or m >= self.latest.get(c, m)
-            if not own and not is_waiting:
+            about = (own[-1][1] if own else n, m, publisher, c, key, 1)
+            if not own and m < self.latest.get(c, m):
                 yield "missing", *about
+            elif not own:
+                lost[c].append((n, m))
             if sends and c not in due:
                 is_secret = key.startswith("!/cred/")
                 yield "secret-leak" if is_secret else "unowed", *about
@@ -192,47 +178,106 @@ class Run:
         """Yield what was sent after a later message of its publisher."""
         sends: dict[tuple[int, int], tuple[int, int]] = {}  # the first ones
         for m, some in self.reached.items():
-            for place, n, c, ev in some:
-                if ev == "send" and c not in self.reordered:
+            for place, n, c, ev, is_in_order in some:
+                if ev == "send" and is_in_order:
                     sends.setdefault((m, c), (place, n))
         highest: dict[tuple[int, int], int] = {}
         for (_, n), (m, c) in sorted((at, of) for of, at in sends.items()):
-            for _, _, publisher, key, due in self.published[m]:
-                before = highest.get((c, publisher), m)
-                if c in due and m < before:
-                    yield "out-of-order", n, m, publisher, c, key
-                if c in due:
-                    highest[c, publisher] = max(m, before)
-
-
-def audit(path: str) -> Iterator[Found]:
-    """Yield what is wrong with a trace."""
-    run, last, last_ev, is_stopped = None, 0, "", False
-    lost = 0  # lines that may have been events
-    with open(path, "rb") as file:
-        for line in filter(bytes.strip, file):
-            event, is_event = parse(line)
-            if not line.endswith(b"\n"):
-                break
-            if not is_event:
-                lost += 1
-                yield "bad-trace", event, *NONE
+            if len(self.published[m]) != 1:
                 continue
-            n, ev = event["n"], event["ev"]
-            if ev == "start":
-                if last_ev and not is_stopped:
-                    yield "bad-trace", last, *NONE
-                yield from run.end() if run else ()
-                run, is_stopped = Run(event.get("cred_prefix") or ""), False
-            else:
-                if last_ev == "stop":
-                    yield "bad-trace", last, *NONE
-                if n == 1 or not last < n <= last + 1 + lost:
-                    yield "bad-trace", n, *NONE
-                if run and ev != "stop":
-                    yield from run.take(event)
-            is_stopped |= ev == "stop"
-            last, last_ev, lost = n, ev, 0
-    if last_ev and not is_stopped:
-        yield "bad-trace", last, *NONE
-    yield from run.end() if run else ()
+            _, _, publisher, key, due = self.published[m][0]
+            before = highest.get((c, publisher), m)
+            if c in due and m < before:
+                yield "out-of-order", n, m, publisher, c, key, 1
+            if c in due:
+                highest[c, publisher] = max(m, before)
+
+
+def chains(files: dict[str, list[Event]]) -> Iterator[list[str]]:
+    """Yield the files that belong together, in order.
+
+    A file without a start goes on where exactly one ends, if it is the only
+    one to go on there.
+    """
+    heads, ends = {}, {}
+    for file, events in files.items():
+        told = [event for event in events if event]
+        if told and told[0]["ev"] != "start":
+            heads[file] = told[0]["n"] - 1
+        is_over = False
+        for event in told:
+            is_over = event["ev"] != "start" and (
+                is_over or event["ev"] == "stop"
+            )
+        if told and not is_over:
+            ends[file] = told[-1]["n"]
+    after = {}
+    for file, n in heads.items():
+        before = [one for one in ends if ends[one] == n]
+        if len(before) == 1 == [*heads.values()].count(n):
+            after[before[0]] = file
+    for file in files:
+        if file not in after.values():
+            chain = [file]
+            while chain[-1] in after:
+                chain.append(after[chain[-1]])
+            yield chain
+
+
+def audit_chain(
+    files: dict[str, list[Event]], is_running: bool
+) -> Iterator[Found]:
+    """Yield what is wrong with files that go on one where another ends."""
+    run, before, stop = None, None, None
+    began, *_ = files
+    nothing = [None] * 4
+    for file, event in [(name, one) for name in files for one in files[name]]:
+        if not event:
+            yield "bad-trace", file, None, *nothing, 1
+            continue
+        n, ev = event["n"], event["ev"]
+        has_data = ev == "msg" and type(event.get("data")) is str
+        if has_data and event["key"].startswith("!/cred/"):  # [TRACE-4]
+            message = (event["m"], event["c"], None, event["key"], 1)
+            yield "bad-trace", file, n, *message
+        if ev == "start":
+            if before is not None and stop is None:
+                yield "bad-trace", began, before, *nothing, 1
+            yield from ended(run, began, before, stop)
+            run, began = Run(file, event.get("cred_prefix") or ""), file
+            before, stop = 0, None
+        elif before is None:
+            yield "bad-trace", file, n, *nothing, 1
+            before = n - 1
+        if n != before + 1:
+            yield "bad-trace", file, n, *nothing, 1
+        if run and ev not in ("start", "stop"):
+            for breach, *about in run.take(event):
+                yield breach, began, *about
+        if ev == "stop" and stop is None:
+            stop = n
+        before = n
+    if before is not None and stop is None and not is_running:
+        yield "bad-trace", began, before, *nothing, 1
+    yield from ended(run, began, before, stop)
+
+
+def ended(
+    run: Run | None, began: str, before: int | None, stop: int | None
+) -> Iterator[Found]:
+    """Yield what is wrong with a run as a whole."""
+    if stop not in (None, before):
+        yield "bad-trace", began, stop, None, None, None, None, 1
+    for breach, *about in run.end() if run else ():
+        yield breach, began, *about
+
+
+def audit(paths: Sequence[str], is_running: bool = False) -> Iterator[Found]:
+    """Yield what is wrong with some traces."""
+    files = {}
+    for path in paths:
+        with open(path, "rb") as file:
+            lines = list(file)
+        files[path] = [parse(one) for one in lines if one.endswith(b"\n")]
+    for chain in chains(files):
+        yield from audit_chain({one: files[one] for one in chain}, is_running)

@@ -224,5 +224,5 @@ PLANTED: dict[Callable[[list[Event]], None], str] = {
     act_after_close: "bad-trace",
     unsubscribe_unheld: "bad-trace",
     stop_early: "bad-trace",
-    start_again: "bad-trace",
+    start_again: "bad-trace bad-trace",  # no event, and a gap
 }

@@ -1,7 +1,4 @@
-"""The Spark session of the tests, and the process in which commands run.
-
-This is a plugin, so that all modules share one of each.
-"""
+"""The Spark session of the tests: a plugin, so that all modules share it."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from pyspark.sql import SparkSession
 
 import sbus_spark
 from pipeline_bed import submit_arguments
-from pipeline_console import Console
 
 
 @pytest.fixture(scope="session")
@@ -31,11 +27,3 @@ def spark(
             pytest.skip(str(error))
         yield session
         session.stop()
-
-
-@pytest.fixture(scope="session")
-def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    """Return where to run commands in a process of their own."""
-    made = Console(tmp_path_factory.mktemp("console"))
-    yield made
-    made.close()

@@ -1,4 +1,4 @@
-"""Tests of the command line of the pipeline."""
+"""Tests of the command line of the pipeline, and of how it is laid out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import contextlib
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pipeline_paper import PaperBus, find, write_segments
-from real_bus import RealBus, wait_for
+from real_bus import RealBus
 from sbus_client import Client
 from sizes import either
 
@@ -28,15 +29,16 @@ from pipeline_bed import (
     TIMEOUT,
     TOP,
     command_line,
-    numbers,
     plain_environment,
     real_run,
+    start_command,
     wait_for_file,
 )
-from pipeline_console import Console
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
+
+PACKAGE = TOP / "pipeline" / "sbus_spark"
 
 
 class TestEndToEnd:
@@ -51,33 +53,31 @@ class TestEndToEnd:
         assert "soft/discard" in reasons
         published = [events[at] for at in find(events, ev="msg")]
         public = [one for one in published if one["key"][0] != "!"]
-        status, output = command_line("audit", str(tmp_path / "trace"))
-        assert (status, output) == (0, "every delivery was owed and made\n")
-        address = f"file://{tmp_path}/trace"  # which Spark reads itself
-        assert command_line("audit", address) == (status, output)
-        capture, table = str(tmp_path / "capture"), str(tmp_path / "table")
-        status, output = command_line("ingest", capture, table)
+        status, output, _ = command_line("audit", tmp_path / "trace")
+        assert status == 0, output
+        assert output.startswith("every delivery was owed and made")
+        capture, table = tmp_path / "capture", tmp_path / "table"
         count = f"{len(public)} messages ingested, 0 lines quarantined\n"
-        assert (status, output) == (0, count)
+        assert command_line("ingest", capture, table) == (0, count, "")
         page = tmp_path / "report.html"
-        assert command_line("report", table, "-o", str(page))[0] == 0
+        assert command_line("report", table, "-o", page)[0] == 0
         assert f"{len(public):,}" in page.read_text()
         second = tmp_path / "2"
         second.mkdir()
         with RealBus(second) as bus, Client(bus.path) as subscriber:
             subscriber.subscribe("a/")
             subscriber.sync()
-            replay = ["replay", table, "-a", bus.path, "--pattern", "a/*"]
-            status, output = command_line(*replay)
+            replay = ("replay", table, "-a", bus.path, "--pattern", "a/*")
+            status, output, _ = command_line(*replay)
             wanted = [one for one in recorded(capture) if one[0][:1] == b"a"]
             assert output == f"{len(wanted)} messages published\n"
             heard = [subscriber.receive(20.0) for _ in wanted]
         assert [(one.key, one.payload) for one in heard] == wanted
 
 
-def recorded(capture: str) -> list[tuple[bytes, bytes]]:
+def recorded(capture: Path) -> list[tuple[bytes, bytes]]:
     """Return the messages of a capture, in order."""
-    files = sorted(Path(capture).glob("*.jsonl"))
+    files = sorted(capture.rglob("*.jsonl"))
     text = "".join(path.read_text() for path in files)
     lines = [json.loads(line) for line in text.splitlines()]
     assert [line["n"] for line in lines] == list(range(1, len(lines) + 1))
@@ -87,134 +87,96 @@ def recorded(capture: str) -> list[tuple[bytes, bytes]]:
     ]
 
 
-class TestRunning:
-    """The command line."""
+class TestErrors:
+    """One line says what was wrong, and what would be right."""
 
     @pytest.mark.parametrize(
         "arguments",
         [
             [],
             ["audit"],
-            ["audit", "a[1]"],
-            ["replay", "t", "--speed", "0"],
-            ["replay", "t", "--speed", "x"],
+            ["replay", "t", "-a", "b", "--speed", "0"],
+            ["replay", "t", "-a", "b", "--speed", "x"],
+            ["expire", "t", "--before", "noon"],
         ],
     )
-    def test_wrong_usage_is_one_line(self, arguments: list[str]) -> None:
-        """Status 2; Spark would take brackets for a pattern."""
-        errors = io.StringIO()
+    def test_wrong_usage(self, arguments: list[str]) -> None:
+        """Status 2."""
         with (
-            contextlib.redirect_stderr(errors),
+            contextlib.redirect_stderr(io.StringIO()) as errors,
             pytest.raises(SystemExit) as ending,
         ):
             sbus_spark.main(arguments)
         assert ending.value.code == 2
         assert len(errors.getvalue().splitlines()) == 1
 
-    def test_what_cannot_work_is_one_line(
+    def test_what_cannot_work(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """With status 1, and without a traceback."""
+        """Status 1, and no traceback."""
         capture, table = tmp_path / "capture", tmp_path / "table"
         write_segments(capture, 1)
         sbus_spark.ingest(spark, str(capture), str(table))
         (tmp_path / "empty").mkdir()
         (tmp_path / "file").write_text("no JSON\n")
         (tmp_path / "nothing").touch()
-        (tmp_path / "bad").mkdir()
-        (tmp_path / "bad" / "R.jsonl").write_text("no JSON\n")
-        sbus_spark.ingest(spark, f"{tmp_path}/bad", f"{tmp_path}/no")
         for command, told in {
-            "audit @absent": "absent: there is no such file",
-            "audit @nothing": "nothing: the file is empty",
+            "audit @absent": "absent: the file is empty or not there",
+            "audit @nothing": "nothing: ",
+            "audit @empty": "empty",
+            "audit @file": "file: this is no trace",
             "audit @file -o @empty": "empty: it is there already",
-            "audit @file -o @file/x": "@file",
             "ingest @absent @table": "absent: there is no such directory",
             "ingest @file @table": "file: there is no such directory",
-            "ingest @capture @file/table": "@file",
+            "ingest @capture @file/table": "Not a directory",
             "report @absent": "absent: there is no table",
             "report @empty": "empty: there is no table",
             "report @capture": "capture: there is no table",
-            "report @no": "no: no message was ingested yet",
+            "report @table -o @absent/x": "@absent/x",
+            "compact @empty": "empty: there is no table",
+            "expire @empty --before 2026-01-01": "empty: there is no table",
             "replay @table -a @absent": "absent",
         }.items():
-            with contextlib.redirect_stderr(io.StringIO()) as errors:
-                where = command.replace("@", f"{tmp_path}/")
-                status, _ = command_line(*where.split())
+            where = command.replace("@", f"{tmp_path}/")
+            status, _, errors = command_line(*where.split())
             assert status == 1, command
             told = told.replace("@", f"{tmp_path}/")
-            lines = errors.getvalue().splitlines()
+            lines = errors.splitlines()
             assert len(lines) == 1 and told in lines[0], (command, lines)
 
-    def test_an_error_of_spark_is_one_line(
-        self, spark: SparkSession, console: Console, tmp_path: Path
+    def test_an_error_of_a_batch(
+        self, spark: SparkSession, tmp_path: Path
     ) -> None:
         """Nothing else is said, and the next run makes it good."""
         capture, table = tmp_path / "capture", tmp_path / "table"
         write_segments(capture, 1)
-        (capture / "bad.jsonl").write_text("no JSON\n")
-        table.mkdir()
-        (table / "_quarantine").write_text("in the way\n")
-        console.start("ingest", capture, table)
-        status, output, errors = console.finish()
-        assert (status, output) == (1, "")
+        sbus_spark.ingest(spark, str(capture), str(table))
+        write_segments(capture, 2)
+        (table / "day=2025-11-21").rename(tmp_path / "aside")
+        (table / "day=2025-11-21").write_text("in the way\n")
+        with start_command("ingest", capture, table) as process:
+            output, errors = process.communicate()
+        assert (process.returncode, output) == (1, b"")
         assert len(errors.splitlines()) == 1, errors
-        assert f"{table}/_quarantine" in errors
-        (table / "_quarantine").unlink()
-        assert sbus_spark.ingest(spark, str(capture), str(table))[1] == 1
-        assert numbers(spark, table) == list(range(1, 101))
+        assert b"day=2025-11-21" in errors
+        (table / "day=2025-11-21").unlink()
+        (tmp_path / "aside").rename(table / "day=2025-11-21")
+        assert sbus_spark.ingest(spark, str(capture), str(table)) == (100, 0)
 
     def test_an_audit_that_is_interrupted_ends_quietly(
         self, tmp_path: Path
     ) -> None:
-        """With status 130, and without what it keeps on the way."""
+        """With status 130, and nothing is left over."""
         trace, scratch = tmp_path / "trace", tmp_path / "scratch"
         trace.write_text("".join(PaperBus(500, 50, 20).run(50_000)))
         scratch.mkdir()
-        with subprocess.Popen(
-            [sys.executable, str(TOP / "pipeline" / "sbus_spark")]
-            + ["audit", str(trace)],
-            env=plain_environment() | {"SPARK_LOCAL_DIRS": str(scratch)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as process:
-            wait_for_file(scratch, "*/sbus-audit-*")
+        own = {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
+        with start_command("audit", trace, **own) as process:
+            wait_for_file(scratch, "blockmgr-*")  # Spark is at it
             process.send_signal(signal.SIGINT)
             assert process.communicate() == (b"", b"")
         assert process.returncode == 130
-        wait_for(lambda: not list(scratch.iterdir()))
-
-    def test_what_an_end_cuts_short_says_nothing(self) -> None:
-        """Neither a worker, whose words Java passes on, nor a thread."""
-        code = """
-from pyspark import SparkContext
-from sbus_spark.launch import context, stop
-
-context().parallelize([0]).count()
-gateway = SparkContext._gateway
-stop()
-gateway.jvm.java.lang.System.err.println("a worker is cut short")
-gateway.shutdown()
-gateway.proc.stdin.close()
-gateway.proc.wait()
-"""
-        told = subprocess.check_output(
-            [sys.executable, "-c", code],
-            env=plain_environment(),
-            stderr=subprocess.STDOUT,
-        )
-        assert told == b""
-
-    def test_a_file_without_events_is_a_bad_trace(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """The line is shown; and so is a directory without files."""
-        status, output = command_line("audit", str(tmp_path))
-        assert status == 1 and "there is no event" in output
-        (tmp_path / "file").write_text("no \x1b[2J JSON\n")
-        status, output = command_line("audit", str(tmp_path / "file"))
-        assert status == 1
-        assert "file holds what is no event: no \\x1b[2J JSON" in output
+        assert not list(scratch.glob("sbus-spark-*"))
 
     def test_java_is_looked_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -244,3 +206,39 @@ gateway.proc.wait()
         assert sbus_spark.find_java() == "java"
         has(home / "java", "17")
         assert sbus_spark.find_java() == str(home / "java")
+
+
+class TestLayout:
+    """What a reader of the package relies on."""
+
+    def test_a_module_imports_only_those_above_it(self) -> None:
+        """As __init__.py lists them."""
+        text = (PACKAGE / "__init__.py").read_text("utf-8")
+        listed = re.findall(r"^    (\w+) {2,}\w", text, re.MULTILINE)
+        modules = {path.stem for path in PACKAGE.glob("[!_]*.py")}
+        assert set(listed) == modules and len(listed) == len(modules)
+        for at, name in enumerate(listed):
+            text = (PACKAGE / f"{name}.py").read_text("utf-8")
+            found = re.findall(r"^from \.(\w+) import", text, re.MULTILINE)
+            assert set(found) <= set(listed[:at]), name
+
+    def test_it_is_all_DataFrames(self) -> None:
+        """Nothing that Spark Connect lacks, and no pickle of ours."""
+        words = r"\.rdd\b|\bRDD|_jvm|_jsc|sparkContext|\bpickle\b"
+        for path in PACKAGE.glob("*.py"):
+            assert not re.search(words, path.read_text("utf-8")), path
+
+    @pytest.mark.parametrize("how", [[str(PACKAGE)], ["-m", "sbus_spark"]])
+    def test_started_by_its_path_and_by_its_name(
+        self, how: list[str], tmp_path: Path
+    ) -> None:
+        """From anywhere; by its path without having been installed."""
+        paths = [str(TOP / "pipeline"), str(TOP)] if how[0] == "-m" else []
+        done = subprocess.run(
+            [sys.executable, *how, "--help"],
+            cwd=tmp_path,
+            env=plain_environment() | {"PYTHONPATH": ":".join(paths)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.startswith("usage: sbus-spark "), done.stderr

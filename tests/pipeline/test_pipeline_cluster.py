@@ -1,15 +1,16 @@
-"""Tests of the pipeline on workers that are processes of their own."""
+"""Tests of the pipeline where Spark runs in other processes."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,208 +19,138 @@ from pipeline_plants import lose, misdeliver
 
 pyspark = pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
+from pipeline_bed import TIMEOUT, TOP, plain_environment
 
-import sbus_spark
-from pipeline_bed import (
-    PATHS,
-    QUICK_JAVA,
-    TIMEOUT,
-    TOP,
-    plain_environment,
-    submit_arguments,
-)
-from sizes import IS_SOAK
-
-pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
 
-CLUSTER = f"""
-{PATHS}
-import json, os, signal, subprocess, threading, time
-from pathlib import Path
-import sbus_spark as S
+HOME = Path(pyspark.__file__).parent
+# A standalone master and two workers, of which each has a core
+DAEMONS = ["master.Master --port 0", *["worker.Worker --cores 1 -m 1g"] * 2]
+CONNECT = f"""
+import os, sys
+sys.path[:0] = {[str(TOP / "pipeline"), str(TOP)]}
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
+import json
+import sbus_spark as s
+from pyspark.sql import SparkSession
 
-trace, capture, folder = sys.argv[1:]
-spark = S.session("cluster")
-context = spark.sparkContext
-application = context.applicationId
-
-def executors():
-    text = subprocess.check_output(["ps", "-eo", "pid,args"], text=True)
-    return [
-        int(line.split()[0]) for line in text.splitlines()
-        if application in line and "ExecutorBackend" in line
-    ]
-
-def kill_one():
-    while not list(Path(folder).rglob("sbus-audit-*")):
-        time.sleep(0.05)
-    os.kill(executors()[0], signal.SIGKILL)
-
-def origins(n):
-    import sbus, sbus_client, sbus_spark
-    return " ".join(m.__file__ for m in (sbus, sbus_client, sbus_spark))
-
-for text in context.parallelize(range(4), 4).map(origins).collect():
-    assert text.count("/sbus_spark-session.zip/") == 3, text
-assert len(executors()) == 2
-threading.Thread(target=kill_one).start()
-found = S.audit(spark, [trace], 100_000).collect()
-counts = S.ingest(spark, capture, folder + "/table")
-table = S.in_order(S.read_table(spark, folder + "/table"))
-times = [row["t"] for row in table.collect()]
-S.register(spark)
-read = spark.read.format("sbus").load(capture).count()
-results = [sorted(row["breach"] for row in found), counts, times, read]
-Path(folder, "results").write_text(json.dumps(results))
+trace, capture, table = sys.argv[1:]
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+assert "connect" in type(spark).__module__
+counts = s.ingest(spark, capture, table)
+messages = s.read_table(spark, table)
+total = s.summarize(messages)["totals"]["messages"]
+found = s.summary(s.audit(spark, [trace]))
+print(json.dumps([counts, total, found]))
+sys.stdout.flush()
+os._exit(0)  # the server that it has started says much at its end
 """
-STANDALONE = f"""
-{PATHS}
-import json, os, signal, subprocess
-from pathlib import Path
-import sbus_spark as S
-from sbus_spark.launch import prepare_java
 
-capture, folder = sys.argv[1:]
-prepare_java("")  # for the cluster, too
-spark_class = os.environ["SPARK_HOME"] + "/bin/spark-class"
 
-def start(*arguments):
-    command = [spark_class, "org.apache.spark.deploy." + arguments[0]]
-    command += ["--host", "127.0.0.1", "--webui-port", "0", *arguments[1:]]
+@pytest.fixture
+def traffic(tmp_path: Path) -> Path:
+    """Write a trace with two breaches, and a capture."""
+    events = list(map(json.loads, PaperBus(500, 50, 20).run(2_000)))
+    lose(events)
+    misdeliver(events)
+    write_trace(tmp_path / "trace", events)
+    write_segments(tmp_path / "capture", 3)
+    return tmp_path
+
+
+def start_daemon(arguments: str, folder: Path) -> subprocess.Popen[str]:
+    """Start a daemon of Spark on this host."""
+    name, *options = arguments.split()
+    options += ["--host", "127.0.0.1", "--webui-port", "0"]
+    if name.startswith("worker"):
+        options += ["--work-dir", str(folder / "work")]
     return subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-    )
-
-def told(daemon, what):
-    # The line of its log; it logs too little after that to fill the pipe
-    return next(line for line in daemon.stderr if what in line)
-
-master = start("master.Master", "--port", "0")
-address = told(master, "Starting Spark master at").split()[-1]
-sizes = ("--cores", "1", "--memory", "1g", "--work-dir", folder + "/work")
-workers = [start("worker.Worker", *sizes, address) for _ in range(2)]
-for worker in workers:
-    told(worker, "Successfully registered")
-arguments = os.environ["PYSPARK_SUBMIT_ARGS"].replace("MASTER", address)
-os.environ["PYSPARK_SUBMIT_ARGS"] = arguments
-spark = S.session("stream")
-S.register(spark)
-batches = []
-
-def executors(worker):
-    command = ["ps", "-o", "pid=", "--ppid", str(worker.pid)]
-    text = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout
-    return list(map(int, text.split()))
-
-def take(rows, batch):
-    if batch == 1:
-        assert all(map(executors, workers))
-        for pid in (workers[0].pid, *executors(workers[0])):
-            os.kill(pid, signal.SIGKILL)
-    batches.append([row["n"] for row in rows.collect()])
-
-reader = spark.readStream.format("sbus").option("maxMessagesPerTrigger", 100)
-writer = reader.load(capture).writeStream.foreachBatch(take)
-writer = writer.option("checkpointLocation", folder + "/checkpoint")
-writer.trigger(availableNow=True).start().awaitTermination()
-assert workers[0].wait() == -signal.SIGKILL and workers[1].poll() is None
-Path(folder, "results").write_text(json.dumps(batches))
-"""
-
-
-def run_on(master: str, script: str, *arguments: Path, folder: Path) -> Any:
-    """Run a script that uses a cluster, and return its results."""
-    home = folder / "home"  # where workers make their folders
-    home.mkdir()
-    for path in Path(pyspark.__file__).parent.iterdir():
-        if path.name != "python":  # PySpark, which nobody has compiled
-            (home / path.name).symlink_to(path)
-    environment = os.environ | {
-        "SPARK_HOME": str(home),
-        "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_SUBMIT_ARGS": submit_arguments(master, folder),
-        "TMPDIR": str(folder),
-    }
-    environment.pop("JAVA_HOME", None)  # a session's own, blind to SPARK_HOME
-    running = subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments), str(folder)],
-        env=environment,
+        [str(HOME / "bin" / "spark-class")]
+        + [f"org.apache.spark.deploy.{name}", *options],
+        env=plain_environment(),
+        stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    try:
-        _, told = running.communicate(timeout=400)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)  # also what it has started
-    assert running.returncode == 0, told
-    return json.loads((folder / "results").read_text())
 
 
-class TestCluster:
-    """Executors that are processes of their own."""
+def told(daemon: subprocess.Popen[str], what: str) -> str:
+    """Return the line of a daemon's log that says something."""
+    assert daemon.stderr  # it logs too little after that to fill the pipe
+    return next(line for line in daemon.stderr if what in line)
 
-    def test_an_executor_that_dies_changes_no_result(
-        self, tmp_path: Path
-    ) -> None:
-        """What PySpark brings along is enough for a small cluster."""
-        events = list(map(json.loads, PaperBus(500, 50, 20).run(5_000)))
-        lose(events)
-        misdeliver(events)
-        write_trace(tmp_path / "trace", events)
-        write_segments(tmp_path / "capture", 3)
-        results = run_on(
-            "local-cluster[2,1,1024]",
-            CLUSTER,
-            tmp_path / "trace",
-            tmp_path / "capture",
-            folder=tmp_path,
-        )
-        breaches, counts, times, read = results
-        assert breaches == ["missing", "unowed"]
-        assert counts == [300, 0] and read == 300
-        assert times == sorted(times) and len(times) == 300
 
-    if IS_SOAK:  # six programs of Java, of which each starts slowly
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[str]:
+    """Give the address of a standalone cluster with two workers."""
+    with contextlib.ExitStack() as stack:
+        address, daemons = "", []
+        for arguments in DAEMONS:
+            daemon = start_daemon(f"{arguments} {address}", tmp_path)
+            stack.enter_context(daemon)
+            stack.callback(os.killpg, daemon.pid, signal.SIGKILL)
+            daemons.append(daemon)
+            if not address:
+                address = told(daemon, "Starting Spark master at").split()[-1]
+        for worker in daemons[1:]:
+            told(worker, "Successfully registered")
+        yield address
 
-        def test_a_worker_that_dies_while_a_stream_is_read(
-            self, tmp_path: Path
-        ) -> None:
-            """On a standalone cluster of two, each message comes once."""
-            write_segments(tmp_path / "capture", 4)
-            capture = tmp_path / "capture"
-            batches = run_on("MASTER", STANDALONE, capture, folder=tmp_path)
-            assert len(batches) > 2
-            assert sorted(sum(batches, [])) == [*range(1, 401)]
 
-    def test_submitted_with_the_line_of_the_readme(
-        self, tmp_path: Path
-    ) -> None:
-        """The verdict is all that is printed."""
-        trace = tmp_path / "trace"
-        trace.write_text("".join(PaperBus(500, 50, 20).run(1_000)))
-        readme = (TOP / "pipeline" / "README.md").read_text("utf-8")
-        archive = tmp_path / "sbus_spark.zip"
-        sbus_spark.write_archive(archive)
-        line = next(
-            line.partition("'")[2].partition("'")[0]
-            for line in readme.splitlines()
-            if "SUBMIT='spark-submit" in line
-        )
-        line = line.replace("--master ...", "--master local[2]")
-        line = line.replace("build/sbus_spark.zip", str(archive))
-        command = line.split()
-        assert str(archive) in command
-        command[0] = str(Path(pyspark.__file__).parent / "bin/spark-submit")
-        done = subprocess.run(
-            [*command, "audit", "--json", str(trace)],
-            cwd=TOP,
-            env={**plain_environment(), "PYSPARK_PYTHON": sys.executable},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["breaches"] == []
+def submit(
+    master: str, archive: Path, arguments: Sequence[object]
+) -> subprocess.CompletedProcess[str]:
+    """Run a command with the line of the README, on a cluster."""
+    readme = (TOP / "pipeline" / "README.md").read_text("utf-8")
+    line = next(
+        line.partition("'")[2].partition("'")[0]
+        for line in readme.splitlines()
+        if "SUBMIT='spark-submit" in line
+    )
+    line = line.replace("--master ...", f"--master {master}")
+    line = line.replace("build/sbus_spark.zip", str(archive))
+    assert str(archive) in line and master in line
+    words = [str(HOME / "bin" / line.split()[0]), *line.split()[1:]]
+    return subprocess.run(
+        [*words, *map(str, arguments)],
+        cwd=TOP,
+        env={**plain_environment(), "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_standalone_cluster(traffic: Path, master: str) -> None:
+    """spark-submit runs ingest, report and audit on two workers."""
+    archive = traffic / "sbus_spark.zip"
+    made = ["-m", "zipfile", "-c", str(archive), "sbus.py", "sbus_client.py"]
+    made.append("pipeline/sbus_spark/")
+    subprocess.run([sys.executable, *made], cwd=TOP, check=True)
+    table = traffic / "table"
+    done = submit(master, archive, ["ingest", traffic / "capture", table])
+    assert done.stdout == "300 messages ingested, 0 lines quarantined\n", done
+    done = submit(master, archive, ["report", table, "--json"])
+    assert json.loads(done.stdout)["totals"]["messages"] == 300
+    done = submit(master, archive, ["audit", traffic / "trace", "--json"])
+    assert json.loads(done.stdout)["counts"] == {"missing": 1, "unowed": 1}
+    assert done.returncode == 1
+
+
+def test_spark_connect(traffic: Path) -> None:
+    """A client without Java of its own gets the same."""
+    pytest.importorskip("grpc", reason="it needs pyspark[connect]")
+    names = (str(traffic / name) for name in ("trace", "capture", "table"))
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECT, *names],
+        cwd=traffic,
+        env={**plain_environment(), "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    counts, total, found = json.loads(done.stdout.splitlines()[-1])
+    assert (counts, total) == ([300, 0], 300)
+    found.pop("undecided", None)
+    assert found == {"missing": 1, "unowed": 1}
+    shutil.rmtree(traffic)

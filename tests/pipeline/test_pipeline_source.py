@@ -1,283 +1,240 @@
-"""Tests of the data source `sbus`."""
+"""Tests of the format `sbus`: captures, and buses."""
 
 from __future__ import annotations
 
-import datetime
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from pipeline_paper import capture_line, write_segments
+from pipeline_paper import capture_line
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
+from pyarrow import fs  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 import sbus_spark
 from pipeline_bed import TIMEOUT
 from real_bus import RealBus
-from sbus_client import Client, Message
-from sbus_spark.live import LiveStream, publish_rows
-from sbus_spark.segments import message_of
-from sbus_spark.stored import (
-    EPOCH,
-    Capture,
-    CaptureStream,
-    is_any,
-)
+from sbus_client import Client
+from sbus_spark.source import SbusSource
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
 
-BAD_LINES = [
-    "",
-    "[1]",
-    "{}",
-    '{"rec": "R"}',
-    capture_line(1).replace('"n": 1', '"n": "1"'),
-    capture_line(1).replace('"n": 1', '"n": 0'),
-    capture_line(1, host="a\0"),
-    capture_line(1, host=""),
-    capture_line(1, t=1 << 63),
-    capture_line(1).replace('"data": "', '"data": "!'),
-    capture_line(1).replace('"size": ', '"size": 9'),
-    capture_line(1).replace('"key": "', '"key": "\\u0100'),
-    capture_line(1).replace('"key": "', '"key": "\\u0000'),
-]
+
+def write(path: Path, numbers: Iterable[int], **fields: Any) -> Path:
+    """Write a segment of messages."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(capture_line(n, **fields) for n in numbers))
+    return path
 
 
-@pytest.fixture(scope="module")
-def knowing(spark: SparkSession) -> SparkSession:
-    """Return the session of the tests, which knows the format `sbus`."""
-    sbus_spark.register(spark)
-    return spark
+def make(kind: str, **options: object) -> Any:
+    """Return a reader, as Spark makes it."""
+    source = SbusSource({name: str(one) for name, one in options.items()})
+    return getattr(source, kind)(StructType())
+
+
+def read(reader: Any, tasks: Any) -> list[int]:
+    """Return the numbers of what tasks read."""
+    batches = [one for task in tasks for one in reader.read(task)]
+    return sorted(n for one in batches for n in one["n"].to_pylist())
+
+
+def read_all(path: Path, **options: str) -> list[int]:
+    """Return the numbers of what a capture holds."""
+    reader = make("reader", path=path, **options)
+    return read(reader, reader.partitions())
+
+
+def read_next(stream: Any, start: Any) -> tuple[list[int], Any]:
+    """Return the numbers of the next batch of a stream, and its offset."""
+    end = stream.latestOffset(start, None)
+    return read(stream, stream.partitions(start, end)), end
 
 
 @pytest.fixture
-def bus(tmp_path: Path) -> Iterator[RealBus]:
-    """Run a bus."""
-    with RealBus(tmp_path) as running:
-        yield running
+def bus(spark: SparkSession, tmp_path: Path) -> Iterator[Client]:
+    """Return a client that hears all of a bus."""
+    sbus_spark.register(spark)
+    with RealBus(tmp_path) as running, Client(running.path) as client:
+        client.subscribe("")
+        client.sync()
+        yield client
 
 
-def rows_of(spark: SparkSession, path: Path, **options: Any) -> list[Any]:
-    """Return the rows of a capture or table, in order."""
-    rows = spark.read.format("sbus").options(**options).load(str(path))
-    return sorted(rows.collect())
+def test_a_capture_as_a_frame(spark: SparkSession, tmp_path: Path) -> None:
+    """Queries of one frame are told apart, and errors are one line."""
+    sbus_spark.register(spark)
+    write(tmp_path / "R-000001.jsonl", [3], key="\xe9")
+    write(tmp_path / "S-000001.jsonl", range(1, 51), host="g")
+    frame = spark.read.load(str(tmp_path), "sbus")
+    some = frame.filter("host = 'g' and time > timestamp'2025-01-01'")
+    assert some.union(frame).count() == 101 and some.count() == 50
+    rows = frame.filter("host = 'h'").selectExpr("*", "string(time)")
+    (row,) = rows.collect()
+    wanted = "h", "R", 3, row["time"], "\xe9", b"\xe9", 3, b"xxx"
+    assert row[:8] == wanted and row[8] == "2025-11-21 09:24:13.003"
+    for name, told in (
+        ("startingTimestamp", "no option 'startingtimestamp'; .* host, "),
+        ("minPartitions", "minPartitions: '-1' is not above 0"),
+    ):
+        reader = spark.read.format("sbus").option(name, "-1")
+        with pytest.raises(PySparkException, match=f"InputError: .*{told}"):
+            reader.load(str(tmp_path)).count()
+    writer = frame.select("key").write.format("sbus").mode("append")
+    with pytest.raises(PySparkException, match="rows takes a column 'payl"):
+        writer.save(address="x")
 
 
-class Stream:
-    """A stream of a capture that notes the numbers of each batch."""
-
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self._spark = spark
-        self._folder = folder
-        self.batches: list[list[int]] = []
-
-    def run(self, **options: Any) -> list[list[int]]:
-        """Read what is new, and return the batches."""
-        self.batches.clear()
-        reader = self._spark.readStream.format("sbus").options(**options)
-        rows = reader.load(str(self._folder / "capture"))
-        writer = rows.writeStream.foreachBatch(self._note)
-        where = str(self._folder / "checkpoint")
-        writer = writer.option("checkpointLocation", where)
-        writer.trigger(availableNow=True).start().awaitTermination()
-        return self.batches
-
-    def _note(self, rows: DataFrame, _: int) -> None:
-        self.batches.append(sorted(row["n"] for row in rows.collect()))
+def test_a_line_that_is_no_message(tmp_path: Path) -> None:
+    """It fails the job, or is a row, whatever else is asked for."""
+    path = write(tmp_path / "R-000001.jsonl", [1, 0, 3])
+    few = {"pattern": "k/1", "host": "h", "endingTime": "2026-01-01"}
+    with pytest.raises(sbus_spark.InputError, match=f"{path}: n is below 1: "):
+        read_all(tmp_path, **few)
+    assert read_all(tmp_path, **few, columnNameOfCorruptRecord="y") == [0, 1]
 
 
-class TestStored:
-    """Captures and tables are read alike."""
-
-    def test_a_capture_and_its_table(
-        self, knowing: SparkSession, tmp_path: Path
-    ) -> None:
-        """By pattern and, for captures, from a time on."""
-        capture, table = tmp_path / "capture", tmp_path / "table"
-        write_segments(capture, 3)
-        sbus_spark.ingest(knowing, str(capture), str(table))
-        rows = rows_of(knowing, capture)
-        assert len(rows) == 300 and rows == rows_of(knowing, table)
-        key = rows[0]["key"]
-        wanted = [row for row in rows if row["key"] == key]
-        for path in (capture, table):
-            assert rows_of(knowing, path, pattern=key) == wanted
-        middle = json.loads(capture_line(150))["t"] // 1_000
-        start = EPOCH + datetime.timedelta(microseconds=middle)
-        late = rows_of(knowing, capture, startingTime=start.isoformat())
-        assert [row["n"] for row in late] == [*range(150, 301)]
-
-    def test_lines_that_are_no_messages(
-        self, knowing: SparkSession, tmp_path: Path
-    ) -> None:
-        """The same ones, for the same reasons, as ingest has."""
-        text = "".join(line.strip() + "\n" for line in BAD_LINES)
-        (tmp_path / "R-000001.jsonl").write_text(text)
-        rows = sbus_spark.read_capture(knowing, str(tmp_path)).collect()
-        assert len(rows) == len(BAD_LINES)
-        for row in rows:
-            with pytest.raises(ValueError) as raised:
-                message_of(row["line"].encode("utf-8"))
-            assert str(raised.value) == row["reason"]
-        with pytest.raises(PySparkException, match="the line up to byte 1: "):
-            rows_of(knowing, tmp_path)
-
-    def test_a_stream_reads_each_message_once(
-        self, knowing: SparkSession, tmp_path: Path
-    ) -> None:
-        """At most so many at a time; new segments after a restart."""
-        capture = tmp_path / "capture"
-        write_segments(capture, 2)
-        stream = Stream(knowing, tmp_path)
-        batches = stream.run(maxMessagesPerTrigger=70)
-        assert [len(numbers) for numbers in batches] == [70, 70, 60]
-        assert sum(batches, []) == [*range(1, 201)]
-        write_segments(capture, 4)
-        (capture / "R-000002.jsonl").rename(tmp_path / "late")
-        assert stream.run() == []
-        (tmp_path / "late").rename(capture / "R-000002.jsonl")
-        assert sorted(sum(stream.run(), [])) == [*range(201, 401)]
-
-    def test_a_segment_that_was_removed_unread(self, tmp_path: Path) -> None:
-        """One line names it, whenever it was removed."""
-        write_segments(tmp_path, 2)
-        stream = CaptureStream(Capture(str(tmp_path)), is_any, 0, None)
-        half = stream.latestOffset({}, ReadMaxRows(150))
-        end = stream.latestOffset(half, ReadAllAvailable())
-        assert end == {"R": {"segment": 2, "bytes": 0}}
-        (planned,) = stream.partitions(half, end)
-        (tmp_path / "R-000001.jsonl").unlink()
-        told = "R-000001.jsonl: it is gone, and was unread"
-        with pytest.raises(sbus_spark.InputError, match=told):
-            list(stream.read(planned))
-        told = "segment 1 of R is gone, and was unread"
-        with pytest.raises(sbus_spark.InputError, match=told):
-            stream.partitions(half, end)
-        for _ in range(2):
-            with pytest.raises(sbus_spark.InputError, match=told):
-                stream.latestOffset(half, ReadAllAvailable())
-            (tmp_path / "R-000000.jsonl").unlink(missing_ok=True)
+def test_which_files_are_segments(tmp_path: Path) -> None:
+    """Those with a number that are not hidden, each there once."""
+    names = "R R-1 .R-000003 R-000001 R-000002"
+    for n, name in enumerate(names.split()):
+        write(tmp_path / "2025-11-21" / f"{name}.jsonl", [n])
+    assert read_all(tmp_path) == [3, 4]
+    write(tmp_path / "R-000002.jsonl", [5])
+    with pytest.raises(sbus_spark.InputError, match="R has another segment"):
+        read_all(tmp_path)
 
 
-class TestLive:
-    """A bus is heard, and rows are published."""
+def test_what_options_ask_for(tmp_path: Path) -> None:
+    """A start belongs to it, an end does not, and UTC is the rule.
 
-    def test_what_is_published_is_heard(
-        self, knowing: SparkSession, bus: RealBus
-    ) -> None:
-        """In the order of the rows; a stream hears what matches."""
-        reader = knowing.readStream.format("sbus")
-        reader = reader.option("address", bus.path).option("pattern", "a/")
-        writer = reader.load().writeStream.format("memory").queryName("heard")
-        query = writer.start()
-        try:
-            while query.lastProgress is None:
-                query.processAllAvailable()
-            texts = [(f"a/{n}", b"\0%d" % n) for n in range(50)]
-            rows = knowing.createDataFrame(
-                [*texts, ("b", b"")], "key string, payload binary"
-            )
-            writing = rows.coalesce(1).write.format("sbus").mode("append")
-            writing.option("address", bus.path).save()
+    A segment whose name tells of another host or day is not read.
+    """
+    write(tmp_path / "2025-11-21" / "h_R-000001.jsonl", range(1, 101))
+    write(tmp_path / "S-000001.jsonl", range(1, 51), host="g")
+    times = "2025-11-21T09:24:13.002", "2025-11-22T00:24:13.098+15:00"
+    for name, value, wanted in (
+        ("pattern", "k/1\nx", [*range(1, 51, 7), *range(1, 101, 7)]),
+        ("endingTime", times[0], [1, 1]),
+        ("startingTime", times[1], [98, 99, 100]),
+        ("host", "g\nx", [*range(1, 51)]),
+    ):
+        assert read_all(tmp_path, **{name: value}) == sorted(wanted)
+    few = make("reader", path=tmp_path, minPartitions=2)
+    assert len(few.partitions()) == 2
+    for name in ("21/g_T", "19/h_T", "24/h_TT"):
+        write(tmp_path / f"2025-11-{name}-000002.jsonl", [0])
+    asked = {"startingTime": "2025-11-21", "endingTime": "2025-11-22"}
+    asked["host"] = "h\ni"
+    assert read_all(tmp_path, **asked) == [*range(1, 101)]
+    for name in asked:
+        less = {key: asked[key] for key in asked if key != name}
+        with pytest.raises(sbus_spark.InputError, match="T-000002.jsonl: n"):
+            read_all(tmp_path, **less)
+
+
+def test_a_segment_that_is_missing(tmp_path: Path) -> None:
+    """It is waited for; one that goes before it is read is named."""
+    paths = [write(tmp_path / f"R-00000{n}.jsonl", [n]) for n in (1, 2, 3)]
+    stream, late = make("streamReader", path=tmp_path), tmp_path / "late"
+    paths[1].rename(late)
+    found, end = read_next(stream, {})
+    assert found == [1] and read_next(stream, end) == ([], end)
+    late.rename(paths[1])
+    found, last = read_next(stream, end)
+    assert found == [2, 3] and stream.reportLatestOffset() == last
+    paths[1].unlink()
+    with pytest.raises(sbus_spark.InputError, match="segment 2 of R is gone"):
+        make("streamReader", path=tmp_path).partitions(end, last)
+
+
+def test_a_start_that_changes(tmp_path: Path) -> None:
+    """Older segments are passed over on a checkpoint, not waited for."""
+    for n in (1, 2, 3, 4):
+        write(tmp_path / f"2025-11-{12 + 3 * n}" / f"R-00000{n}.jsonl", [n])
+    first = make("streamReader", path=tmp_path, maxMessagesPerTrigger=1)
+    _, end = read_next(first, {})
+    since = make("streamReader", path=tmp_path, startingTime="2025-11-21")
+    assert since.latestOffset(end, None) == {"R": (1, 5, 0)}
+    assert since.latestOffset({}, None) == {"R": (3, 5, 0)}
+
+
+def test_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the earliest messages of all recorders, of many days.
+
+    So none is behind a watermark.  A batch takes one listing, and ends with a
+    whole line: only a line feed ends one, even if none ends the last.
+    """
+    for n in range(1, 101):
+        for recorder in (f"2025-11-{n % 30 + 1:02}/R_{n}", f"S_{n}"):
+            path = write(tmp_path / f"{recorder}-000001.jsonl", [n, n + 100])
+            path.write_text(path.read_text().replace(" ", "\r").strip())
+    listing = Mock(wraps=fs.FileSelector)
+    monkeypatch.setattr(fs, "FileSelector", listing)
+    stream = make("streamReader", path=tmp_path, maxMessagesPerTrigger=150)
+    end: Any = {}
+    for first in (1, 76, 151):
+        found, end = read_next(stream, end)
+        assert found == sorted([*range(first, min(first + 75, 201))] * 2)
+    assert listing.call_count == 3
+
+
+def test_only_what_is_committed_is_removed(tmp_path: Path) -> None:
+    """And nothing that the stream was not asked for."""
+    for n in (1, 2, 3):
+        write(tmp_path / f"R-00000{n}.jsonl", [n, 10 + n])
+    few = {"path": tmp_path, "cleanSource": "delete"}
+    stream = make("streamReader", **few, maxMessagesPerTrigger=5)
+    _, end = read_next(stream, {})
+    assert len(list(tmp_path.iterdir())) == 3
+    stream.commit(end)
+    assert [one.stem for one in tmp_path.iterdir()] == ["R-000003"]
+    assert read_next(stream, end)[0] == [13]
+    for name in ("pattern", "host", "startingTime", "endingTime"):
+        with pytest.raises(sbus_spark.InputError, match="'delete' without"):
+            make("streamReader", **few, **{name: "2025-11-21"})
+
+
+def test_streams(spark: SparkSession, bus: Client, tmp_path: Path) -> None:
+    """What a stream publishes another one hears, in order."""
+    path = write(tmp_path / "capture" / "R-000001.jsonl", range(1, 51))
+    options = {"address": bus.address, "pattern": "k/"}
+    source = spark.readStream.format("sbus").options(**options).load()
+    query = source.writeStream.format("memory").queryName("heard").start()
+    stream = spark.readStream.format("sbus").load(str(path.parent))
+    writer = stream.writeStream.format("sbus").trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", f"{tmp_path}/check")
+    writer = writer.option("address", bus.address)
+    try:
+        while query.lastProgress is None:
             query.processAllAvailable()
-            heard = knowing.table("heard").orderBy("n").collect()
-        finally:
-            query.stop()
-        assert [row["n"] for row in heard] == [*range(1, 51)]
-        assert [(row["key"], row["payload"]) for row in heard] == texts
+        writer.start().awaitTermination()
+        query.processAllAvailable()
+        heard = spark.table("heard").orderBy("n").collect()
+    finally:
+        query.stop()
+    assert [row.key for row in heard] == [f"k/{n % 7}" for n in range(1, 51)]
+    write(path.with_name("R-000002.jsonl"), [51], key="!")
+    with pytest.raises(PySparkException, match="row 1 of .*, key '!': "):
+        writer.start().awaitTermination()
 
-    def test_what_is_lost_is_left_out_of_the_numbers(
-        self, bus: RealBus
-    ) -> None:
-        """A stream that does not ask slows nobody."""
-        stream = LiveStream(bus.path, [""])
-        assert list(stream.read({"n": 0})[0]) == []
-        with Client(bus.path) as publisher:
-            for _ in range(3_000):
-                publisher.publish("k", bytes(1_000))
-            publisher.sync()
-            rows, end = stream.read({"n": 0})
-            count = len(list(rows))
-            assert 0 < count < 3_000 and end == {"n": 3_000}
-            publisher.publish("k", b"")
-            publisher.sync()
-        ((_, _, n, *_),) = stream.read(end)[0]
-        assert n == 3_001
 
-    def test_a_row_that_is_refused(
-        self, knowing: SparkSession, bus: RealBus
-    ) -> None:
-        """It is named; those before it are published."""
-        with Client(bus.path) as reader:
-            reader.subscribe("")
-            reader.sync()
-            keys = [f"k{n}" for n in range(1_500)] + ["a/!"]
-            rows = [{"key": key, "payload": "é"} for key in keys]
-            with pytest.raises(sbus_spark.InputError) as raised:
-                publish_rows(bus.path, rows)
-            assert str(raised.value).startswith(
-                "row 1501 of a partition, key b'a/!': "
-            )
-            heard = {reader.receive() for _ in range(1_500)}
-            texts = (key.encode("ascii") for key in keys[:-1])
-            assert heard == {Message(key, "é".encode()) for key in texts}
-
-    def test_a_stream_is_published(
-        self, knowing: SparkSession, bus: RealBus, tmp_path: Path
-    ) -> None:
-        """At least once: a row that is refused is named, at each start."""
-        lines = [*map(capture_line, range(1, 51)), capture_line(51, key="!")]
-        (tmp_path / "R-000001.jsonl").write_text("".join(lines))
-        rows = knowing.readStream.format("sbus").load(str(tmp_path))
-        writer = rows.writeStream.format("sbus").trigger(availableNow=True)
-        writer = writer.option("checkpointLocation", f"{tmp_path}/_checkpoint")
-        with Client(bus.path) as reader:
-            reader.subscribe("")
-            reader.sync()
-            for _ in range(2):
-                query = writer.option("address", bus.path).start()
-                told = "row 51 of a partition, key b'!'"
-                with pytest.raises(PySparkException, match=told):
-                    query.awaitTermination()
-                heard = [reader.receive() for _ in range(50)]
-                wanted = [f"k/{n % 7}".encode() for n in range(1, 51)]
-                assert [message.key for message in heard] == wanted
-
-    @pytest.mark.parametrize(
-        ("row", "told"),
-        [
-            ({"key": "\u0100", "payload": ""}, "key '\u0100' is not of bytes"),
-            ({"key": None, "payload": ""}, "it has no key"),
-        ],
-    )
-    def test_a_row_that_is_none(
-        self, bus: RealBus, row: dict[str, Any], told: str
-    ) -> None:
-        """One line says which, and why."""
-        good = {"key": "k", "payload": ""}
-        with pytest.raises(sbus_spark.InputError) as raised:
-            publish_rows(bus.path, [good, row])
-        assert str(raised.value).startswith(f"row 2 of a partition: {told}")
-
-    @pytest.mark.parametrize(
-        ("options", "told"),
-        [
-            ({}, "needs the option 'path'"),
-            ({"path": "/nowhere"}, "/nowhere: there is no such directory"),
-            ({"path": "/", "startingTime": "noon"}, "'noon' is no date"),
-        ],
-    )
-    def test_wrong_options(
-        self, knowing: SparkSession, options: dict[str, str], told: str
-    ) -> None:
-        """One line says what would be right."""
-        with pytest.raises(PySparkException, match=told):
-            knowing.read.format("sbus").options(**options).load().count()
+def test_what_is_lost_is_left_out_of_the_numbers(bus: Client) -> None:
+    """A stream that does not ask slows nobody."""
+    stream = make("simpleStreamReader", address=bus.address, pattern="k")
+    assert list(stream.read({"n": 0})[0]) == []
+    with Client(bus.address) as publisher:
+        bus.unsubscribe("")
+        for _ in range(3_000):
+            publisher.publish("k", bytes(1_000))
+        publisher.sync()
+        rows, end = stream.read({"n": 0})
+    assert 0 < len(list(rows)) < 3_000 and end == {"n": 3_000}

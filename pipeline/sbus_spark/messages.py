@@ -1,0 +1,158 @@
+"""Messages: their columns, and which lines of a capture are messages.
+
+Captures, tables, the sink and replays share these columns:
+
+| column | type | meaning |
+|---|---|---|
+| host, recorder | string | where it was recorded, and by which recorder run |
+| n | long | the number that the recorder gave it, from 1 without gaps |
+| time | timestamp | when it was recorded, in microseconds |
+| key | string | the routing key; each code point is a byte |
+| key_bytes | binary | the same bytes, for a key that is UTF-8 |
+| size | long | bytes of the payload |
+| payload | binary | |
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import functools
+from collections.abc import Iterator
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.json  # type: ignore[import-untyped]
+
+COLUMNS = (
+    "host string, recorder string, n long, time timestamp, key string,"
+    " key_bytes binary, size long, payload binary"
+)
+SCHEMA = pa.schema(
+    [
+        ("host", pa.string()),
+        ("recorder", pa.string()),
+        ("n", pa.int64()),
+        ("time", pa.timestamp("us", "UTC")),
+        ("key", pa.string()),
+        ("key_bytes", pa.binary()),
+        ("size", pa.int64()),
+        ("payload", pa.binary()),
+    ]
+)
+READ = SCHEMA.append(pa.field("corrupt", pa.string()))
+BYTES = pa.binary()
+# A line of a capture: one JSON object with at least these members
+LINE = pa.schema(
+    [
+        ("rec", pa.string()),
+        ("n", pa.int64()),
+        ("t", pa.int64()),
+        ("host", pa.string()),
+        ("key", pa.string()),
+        ("size", pa.int64()),
+        ("data", pa.string()),
+    ]
+)
+
+
+class PipelineError(Exception):
+    """The base of all errors that this package raises on purpose."""
+
+
+class InputError(PipelineError):
+    """Something to be read is missing, or is something else."""
+
+
+def read_lines(text: bytes) -> pa.Table:
+    """Return whole lines as rows of READ.
+
+    Of a line that is no message, `corrupt` says why, and what it was.
+    """
+    parts = [one.to_struct_array() for one in parse_lines(text, LINE)]
+    found = pa.RecordBatch.from_struct_array(pa.concat_arrays(parts))
+    keys = found["key"].dictionary_encode()
+    distinct = pa.array(map(bytes_of_key, keys.dictionary.to_pylist()), BYTES)
+    key_bytes = distinct.take(keys.indices)
+    payload = pa.array(map(decode_payload, found["data"].to_pylist()), BYTES)
+    reason = fault_of(found, key_bytes, payload)
+    if reason.null_count < len(found):
+        lines = text.decode("utf-8", "backslashreplace").split("\n")[:-1]
+        reason = pc.binary_join_element_wise(reason, pa.array(lines), ": ")
+    time = pc.divide(found["t"], 1_000).cast(SCHEMA.field("time").type)
+    about = found["host"], found["rec"], found["n"], time, found["key"]
+    return pa.table([*about, key_bytes, found["size"], payload, reason], READ)
+
+
+def parse_lines(text: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield whole lines by a schema; nulls for one that Arrow cannot read so.
+
+    Arrow's reader of JSON knows no lines, and no UTF-8.  If each line begins
+    and ends with a brace and it finds as many objects as lines, then each
+    line is one object, as a line feed between braces is not JSON anywhere
+    inside of one.  If not, each half is tried.
+    """
+    count = text.count(b"\n")
+    if text.count(b"}\n{") == count - 1 and text[:1] + text[-2:] == b"{}\n":
+        with contextlib.suppress(pa.ArrowInvalid, UnicodeDecodeError):
+            text.decode()
+            found = pyarrow.json.read_json(
+                pa.BufferReader(text),
+                pyarrow.json.ReadOptions(False, len(text)),
+                pyarrow.json.ParseOptions(schema, False, "ignore"),
+            )
+            if len(found) == count:
+                yield from found.to_batches()
+                return
+    if count < 2:
+        yield pa.RecordBatch.from_pylist([{}] * count, schema)
+    else:
+        middle = len(text) // 2
+        end = text.rfind(b"\n", 0, middle) + 1 or text.find(b"\n", middle) + 1
+        yield from parse_lines(text[:end], schema)
+        yield from parse_lines(text[end:], schema)
+
+
+def bytes_of_key(key: str) -> bytes | None:
+    """Return a key as bytes; None if it is not of bytes, or has a NUL."""
+    with contextlib.suppress(UnicodeEncodeError):
+        return key.encode("latin-1") if "\0" not in key else None
+    return None
+
+
+def decode_payload(text: str | None) -> bytes | None:
+    """Return a payload from base64; None if it is no base64."""
+    try:
+        return binascii.a2b_base64(text)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        return None
+
+
+def fault_of(
+    found: pa.RecordBatch, key_bytes: pa.Array, payload: pa.Array
+) -> pa.Array:
+    """Return why lines are no messages; null for those that are.
+
+    The decoder skips what is not base64: then text and payload have lengths
+    that do not fit.
+    """
+    absent = {name: found[name].is_null() for name in LINE.names}
+    size = found["size"]
+    wanted = pc.multiply(pc.divide(pc.add(size, 2), 3), 4)
+    faults = {
+        "it is no JSON object of the right types": functools.reduce(
+            pc.and_, absent.values()
+        ),
+        **{f"there is no {name}": absent[name] for name in absent},
+        "data is not base64": pc.or_(
+            payload.is_null(),
+            pc.not_equal(pc.binary_length(found["data"]), wanted),
+        ),
+        "size is not that of data": pc.not_equal(
+            pc.binary_length(payload), size
+        ),
+        "n is below 1": pc.less(found["n"], 1),
+        "t is below 0": pc.less(found["t"], 0),
+        "key is not of bytes": key_bytes.is_null(),
+    }
+    return pc.case_when(pc.make_struct(*faults.values()), *faults)
