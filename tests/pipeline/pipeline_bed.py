@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,8 @@ def numbers(spark: SparkSession, table: Path) -> list[int]:
 
 def wait_for_file(directory: Path, pattern: str) -> None:
     """Return once there is a file; Spark is slow."""
-    for _ in range(9):
-        with contextlib.suppress(AssertionError):
-            return wait_for(lambda: any(directory.glob(pattern)))
-    raise AssertionError(f"there is no {pattern}")
+    while not any(directory.glob(pattern)):
+        time.sleep(0.02)
 
 
 ASKED = {

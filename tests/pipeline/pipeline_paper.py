@@ -1,17 +1,10 @@
-"""Traces and captures on paper: of any size, and with no bus.
-
-For a large trace, or a capture, where sbus is installed:
-
-    python3 tests/pipeline_paper.py trace 5000000 FILE
-    python3 tests/pipeline_paper.py capture 5000000 DIRECTORY
-"""
+"""Traces and captures on paper: of any size, and with no bus."""
 
 from __future__ import annotations
 
 import base64
 import json
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -43,7 +36,11 @@ class PaperBus:
         ]
         self.patterns = [self.pattern(n) for n in range(patterns)]
         self.selected = {
-            text: [key for key in self.keys if selects(text, key)]
+            text: [
+                key
+                for key in self.keys
+                if sbus.pattern_matches(text.encode(), key.encode())
+            ]
             for text in self.patterns
         }
         self.holders = {key: Counter[int]() for key in self.keys}
@@ -170,10 +167,6 @@ def secret_of(c: int) -> str:
     return f"!/cred/100//{c}/x"
 
 
-def selects(pattern: str, key: str) -> bool:
-    return sbus.pattern_matches(pattern.encode(), key.encode())
-
-
 def find(events: Sequence[Event], **fields: Any) -> list[int]:
     """Return where the events with such fields are."""
     return [
@@ -205,17 +198,3 @@ def write_segments(directory: Path, count: int, lines: int = 100) -> None:
         first = segment * lines + 1
         text = map(capture_line, range(first, first + lines))
         (directory / f"R-{segment:06}.jsonl").write_text("".join(text))
-
-
-def main() -> None:
-    """Write a large trace or capture."""
-    what, count, where = sys.argv[1:]
-    if what == "trace":
-        with open(where, "w") as file:
-            file.writelines(PaperBus(2_000, 500, 200).run(int(count)))
-    else:
-        write_segments(Path(where), int(count) // 100_000, 100_000)
-
-
-if __name__ == "__main__":
-    main()

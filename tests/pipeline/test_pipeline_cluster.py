@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -153,4 +152,3 @@ def test_spark_connect(traffic: Path) -> None:
     assert (counts, total) == ([300, 0], 300)
     found.pop("undecided", None)
     assert found == {"missing": 1, "unowed": 1}
-    shutil.rmtree(traffic)

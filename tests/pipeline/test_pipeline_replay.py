@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,21 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 import sbus_spark
 from pipeline_bed import TIMEOUT
-from real_bus import RealBus
 from sbus_client import Client
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
-
-
-@pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Client]:
-    """Return a client that hears all of a bus, and its own secrets."""
-    with RealBus(tmp_path) as bus, Client(bus.path) as client:
-        for pattern in ("", "!/cred////x"):
-            client.subscribe(pattern)
-        client.sync()
-        yield client
 
 
 def messages(spark: SparkSession, *rows: str) -> DataFrame:
@@ -49,27 +36,27 @@ def messages(spark: SparkSession, *rows: str) -> DataFrame:
     ],
 )
 def test_messages_come_in_order(
-    spark: SparkSession, reader: Client, patterns: list[str], wanted: bytes
+    spark: SparkSession, hearer: Client, patterns: list[str], wanted: bytes
 ) -> None:
     """By time, host, recorder and number; secrets are keys like others."""
-    own = reader.whoami()
+    own = hearer.whoami()
     rows = messages(
         spark,
         "2.000001 h r 1 é g", "2 h r 10 B f", "2 h r 9 k/a/b e",
         "2 h q 11 k/é d", "2 g r 12 k/ c", "1 z z 13 B b",
         f"0 z z 14 !/cred/{own.gid}/{own.uid}/{own.pid}/x a",
     )  # fmt: skip
-    count = sbus_spark.replay(rows, reader.address, patterns)
-    heard = [reader.receive() for _ in range(count)]
+    count = sbus_spark.replay(rows, hearer.address, patterns)
+    heard = [hearer.receive() for _ in range(count)]
     assert b"".join(one.payload for one in heard) == wanted
     assert {b"k/\xe9", b"\xe9"} & {one.key for one in heard} or count < 2
 
 
-def test_a_speed_keeps_the_times(spark: SparkSession, reader: Client) -> None:
+def test_a_speed_keeps_the_times(spark: SparkSession, hearer: Client) -> None:
     """So many times as fast: an hour does not go by in less than its part."""
     rows = messages(spark, "0 h r 1 k a", "1800 h r 2 k b", "3600 h r 3 k c")
     for speed, seconds in ((None, 0.0), (720.0, 5.0)):
         began = time.monotonic()
-        assert sbus_spark.replay(rows, reader.address, speed=speed) == 3
+        assert sbus_spark.replay(rows, hearer.address, speed=speed) == 3
         assert time.monotonic() - began >= seconds
-        assert b"".join(reader.receive()[1] for _ in "abc") == b"abc"
+        assert b"".join(hearer.receive()[1] for _ in "abc") == b"abc"

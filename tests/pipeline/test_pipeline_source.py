@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -20,7 +20,6 @@ from pyspark.sql.types import StructType
 
 import sbus_spark
 from pipeline_bed import TIMEOUT
-from real_bus import RealBus
 from sbus_client import Client
 from sbus_spark.source import SbusSource
 
@@ -57,16 +56,6 @@ def read_next(stream: Any, start: Any) -> tuple[list[int], Any]:
     """Return the numbers of the next batch of a stream, and its offset."""
     end = stream.latestOffset(start, None)
     return read(stream, stream.partitions(start, end)), end
-
-
-@pytest.fixture
-def bus(spark: SparkSession, tmp_path: Path) -> Iterator[Client]:
-    """Return a client that hears all of a bus."""
-    sbus_spark.register(spark)
-    with RealBus(tmp_path) as running, Client(running.path) as client:
-        client.subscribe("")
-        client.sync()
-        yield client
 
 
 def test_a_capture_as_a_frame(spark: SparkSession, tmp_path: Path) -> None:
@@ -128,12 +117,12 @@ def test_what_options_ask_for(tmp_path: Path) -> None:
         ("host", "g\nx", [*range(1, 51)]),
     ):
         assert read_all(tmp_path, **{name: value}) == sorted(wanted)
-    few = make("reader", path=tmp_path, minPartitions=2)
-    assert len(few.partitions()) == 2
+    few = {"path": tmp_path, "minPartitions": 2}
+    assert len(make("reader", **few).partitions()) == 2
     for name in ("21/g_T", "19/h_T", "24/h_TT"):
         write(tmp_path / f"2025-11-{name}-000002.jsonl", [0])
-    asked = {"startingTime": "2025-11-21", "endingTime": "2025-11-22"}
-    asked["host"] = "h\ni"
+    asked = {"host": "h\ni", "startingTime": "2025-11-21"}
+    asked["endingTime"] = "2025-11-22"
     assert read_all(tmp_path, **asked) == [*range(1, 101)]
     for name in asked:
         less = {key: asked[key] for key in asked if key != name}
@@ -204,16 +193,17 @@ def test_only_what_is_committed_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_stream_publishes(
-    spark: SparkSession, bus: Client, tmp_path: Path
+    spark: SparkSession, hearer: Client, tmp_path: Path
 ) -> None:
     """In order; a row that the bus refuses ends it."""
+    sbus_spark.register(spark)
     path = write(tmp_path / "capture" / "R-000001.jsonl", range(1, 51))
     stream = spark.readStream.format("sbus").load(str(path.parent))
     writer = stream.writeStream.format("sbus").trigger(availableNow=True)
     writer = writer.option("checkpointLocation", f"{tmp_path}/check")
-    writer = writer.option("address", bus.address)
+    writer = writer.option("address", hearer.address)
     writer.start().awaitTermination()
-    heard = [bus.receive()[0].decode() for _ in range(50)]
+    heard = [hearer.receive()[0].decode() for _ in range(50)]
     assert heard == [f"k/{n % 7}" for n in range(1, 51)]
     write(path.with_name("R-000002.jsonl"), [51], key="!")
     with pytest.raises(PySparkException, match="row 1 of .*, key '!': "):
