@@ -44,7 +44,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, Callable, Optional
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 Options = argparse.Namespace  # the command line's, the limits among them
 
 

@@ -42,7 +42,7 @@ from .session import JavaError, find_java, session
 from .source import register
 from .table import compact, expire, ingest, read_table
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "InputError", "JavaError", "PipelineError", "audit", "compact", "expire",
     "find_java", "ingest", "main", "page", "parse", "read_table", "register",
