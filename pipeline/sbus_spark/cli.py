@@ -34,7 +34,7 @@ CAUSES = (r"InputError: (.*)", r"^(?:[\w.]*Error|Caused by): (.*)")
 
 
 def run_ingest(options: argparse.Namespace) -> int:
-    """Bring new segments into a table; a signal ends --follow."""
+    """Add new segments to a table; a signal ends --follow."""
     until = None
     if options.follow:
         until = threading.Event()
@@ -48,7 +48,7 @@ def run_ingest(options: argparse.Namespace) -> int:
 
 
 def run_compact(options: argparse.Namespace) -> int:
-    """Make large files of small ones."""
+    """Merge small files."""
     tables.compact(options.table)
     print("the files of each day are compacted")
     return 0
@@ -143,7 +143,7 @@ def day(text: str) -> datetime.date:
 
 
 def path(text: str) -> str:
-    """Return where something is, whatever folder a process runs in."""
+    """Return a path that is valid in whatever folder a process runs."""
     return text if "://" in text else os.path.abspath(text)
 
 
@@ -151,7 +151,7 @@ def option_parser() -> OptionParser:
     """Return the parser of the command line."""
     parser = OptionParser(
         prog="sbus-spark",
-        description="Keep, look at, check and repeat the traffic of a bus.",
+        description="Keep, show, check and repeat the traffic of a bus.",
         epilog="`sbus-spark COMMAND --help` gives an example.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -167,51 +167,51 @@ def option_parser() -> OptionParser:
 
     def about_table(run: Callable[..., int], what: str, example: str) -> Any:
         add = command(run, what, example)
-        made = "what ingest has made"
+        made = "a table that ingest made"
         add("table", metavar="TABLE", type=path, help=made)
         return add
 
-    what = "bring the segments of a capture into a table"
+    what = "add new segments of a capture to a table"
     add = command(run_ingest, what, "capture table --follow")
     what = "the folder that `sbus record` writes to"
     add("capture", metavar="CAPTURE", type=path, help=what)
-    what = "a folder, made if it is not there"
+    what = "a folder, created if it is missing"
     add("table", metavar="TABLE", type=path, help=what)
     add("--follow", action="store_true", help="go on until interrupted")
     what = "remove segments once they are in the table"
     add("--clean", action="store_true", help=what)
 
-    what = "make large files of the small ones of each day"
+    what = "merge the small files of each day"
     about_table(run_compact, what, "table")
 
     example = "table --before 2026-11-22"
     add = about_table(run_expire, "drop old days", example)
-    what = "the first day that stays, as 2026-11-22"
+    what = "the first day to keep, such as 2026-11-22"
     add("--before", metavar="DAY", type=day, required=True, help=what)
 
-    what = "show the traffic in a table"
+    what = "write a report of the traffic in a table"
     add = about_table(run_report, what, "table -o traffic.html")
-    what = "the page to write, else report.html here"
+    what = "the page to write (report.html)"
     add("-o", "--output", metavar="FILE", default="report.html", help=what)
     add("--json", action="store_true", help="print JSON, write no page")
 
-    what = "check that a bus did what it was to do"
+    what = "check that a bus delivered what it should"
     add = command(run_audit, what, "my.trace")
-    what = "what sbus.py --trace has written, or a folder of it"
+    what = "a file of sbus.py --trace, or a folder of them"
     add("trace", metavar="TRACE", nargs="+", type=path, help=what)
-    what = "write all breaches there, as JSON; it must not be there yet"
+    what = "write all breaches as JSON to this new folder"
     add("-o", "--output", metavar="DIR", type=path, help=what)
     add("--json", action="store_true", help="print JSON")
-    what = "the bus still runs: that no stop is there is no breach"
+    what = "the bus still runs, so a missing stop is no breach"
     add("--running", action="store_true", help=what)
 
     what = "publish the messages of a table again"
     example = "table -a /tmp/other.bus --pattern 'a/*' --speed 1"
     add = about_table(run_replay, what, example)
     add("-a", "--address", required=True, help="the bus")
-    what = "only what it selects; may be given more than once"
+    what = "only keys that it selects; may be repeated"
     add("--pattern", metavar="P", action="append", default=[], help=what)
-    what = "times as fast as it was; as fast as possible without"
+    what = "X times as fast as recorded (as fast as possible)"
     add("--speed", metavar="X", type=speed, help=what)
     return parser
 

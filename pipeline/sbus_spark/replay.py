@@ -23,10 +23,10 @@ def replay(
 ) -> int:
     """Publish messages to the bus at an address; return how many.
 
-    They come in the order of their times, those of one time by host,
-    recorder and number.  *speed* is how many times as fast as they came,
-    None for as fast as possible.  One task publishes all of them, on the
-    host where it runs.
+    They go out in the order of their times, those of one time by host,
+    recorder and number.  *speed* multiplies the recorded pace; None is as
+    fast as possible.  One task publishes all of them, on the host where it
+    runs.
     Raises: PySparkException with the row that the bus refuses.
     """
     register(messages.sparkSession)

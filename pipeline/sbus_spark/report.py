@@ -38,7 +38,7 @@ EMPTY = (
 
 
 def summarize(messages: DataFrame) -> dict[str, Any]:
-    """Return what a page shows of messages, as values that JSON has.
+    """Return what a page shows of messages, as values for JSON.
 
     It reads the columns host, recorder, n, time, key and size.  Times are in
     microseconds since 1970 (UTC), sizes and `bytes` in bytes of payload.
@@ -125,7 +125,7 @@ def volume_by_host(messages: DataFrame) -> DataFrame:
 
 
 def bar_length(first: int, last: int) -> str:
-    """Return the length of bars that are few; times are in microseconds."""
+    """Return a length that keeps bars few; times are in microseconds."""
     for bar, seconds in BARS.items():
         width = seconds * 1_000_000
         if last // width - first // width < BARS_MAX:

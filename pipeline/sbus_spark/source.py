@@ -55,7 +55,7 @@ CAPTURE = ("path", *FILTERS, "minPartitions", "columnNameOfCorruptRecord")
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know the format `sbus`."""
+    """Teach a session the format `sbus`."""
     spark.dataSource.register(SbusSource)
 
 
@@ -92,7 +92,7 @@ class SbusSource(ds.DataSource):
         self._check("address", "speed", "checkpointLocation")
         for name in ["key", "payload"] + ["time"] * ("speed" in self.options):
             if name not in schema.names:
-                raise InputError(f"to publish rows takes a column {name!r}")
+                raise InputError(f"publishing needs a column {name!r}")
         return Publisher(self.options)
 
     streamWriter = writer
@@ -103,7 +103,7 @@ class SbusSource(ds.DataSource):
             raise InputError(f"the format sbus needs the option {needed!r}")
         for name in self.options:
             if name.lower() not in map(str.lower, (needed, *others)):
-                told = f"there is no option {name!r}; there are"
+                told = f"there is no option {name!r}; choose from"
                 raise InputError(f"{told} {', '.join((needed, *others))}")
 
 
@@ -345,10 +345,10 @@ class CaptureStream(
 
 
 class BusStream(ds.SimpleDataSourceStreamReader):
-    """Hears what a bus delivers; what comes while nobody asks may be lost.
+    """Hears what a bus delivers, or may lose it between two batches.
 
-    It never slows a bus (soft mode `discard`).  The numbers n of what it
-    hears leave out as many as were lost.
+    It never slows a bus (soft mode `discard`).  The numbers n skip as many
+    messages as were lost.
     """
 
     def __init__(self, options: Any) -> None:
@@ -362,7 +362,7 @@ class BusStream(ds.SimpleDataSourceStreamReader):
         return {"n": 0}
 
     def read(self, start: dict[str, int]) -> tuple[Iterator[Any], Any]:
-        """Return what has come up to the answer to a question, and n."""
+        """Return all that came before the answer to a question, and n."""
         if self._bus is None:
             self._bus = Client(self._address)
             self._bus.control("blocking/soft/discard")

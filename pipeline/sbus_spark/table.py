@@ -1,11 +1,11 @@
-"""Tables: ingest makes them of captures, and read_table reads them.
+"""Tables: ingest makes them from captures, and read_table reads them.
 
 A table is a Delta table in folders of days: the columns of `messages`, and
-`day`.  Below `_quarantine` is another one, of the lines that were no
-messages; `_checkpoint` is Spark's.  No Java library for Delta is needed:
+`day`.  Another one, `_quarantine`, has the lines that were no messages, and
+`_checkpoint` is Spark's.  No Java library for Delta is needed:
 executors write Parquet below the table, and the driver adds all files of a
-batch to the log at once, with the number of the batch.  A batch that is done
-again after a kill finds its number there, and adds nothing.  Files that a
+batch to the log at once, with the number of the batch.  A batch that is
+repeated after a kill finds its number there, and adds nothing.  Files that a
 kill left are in no snapshot of the table: `compact` removes them.
 """
 
@@ -49,13 +49,13 @@ def ingest(
     until: threading.Event | None = None,
     is_cleaning: bool = False,
 ) -> tuple[int, int]:
-    """Bring new segments of a capture into a table, each line once.
+    """Add new segments of a capture to a table, each line once.
 
     With *until*, go on with segments that come later, until it is set.  With
     *is_cleaning*, remove segments that are in the table when the next batch
-    begins.  Return how many messages came into the table, and how many lines
-    into quarantine.
-    Raises: PySparkException, also if another ingest is at it.
+    begins.  Return how many messages were added to the table, and how many
+    lines to the quarantine.
+    Raises: PySparkException, also while another ingest is at work.
     """
     register(spark)
     where = address_of(table)
@@ -86,7 +86,7 @@ def ingest(
 
 
 def address_of(table: str) -> str:
-    """Return where a table is, whatever folder a process runs in."""
+    """Return an address that is valid in whatever folder a process runs."""
     return table if "://" in table else os.path.abspath(table)
 
 
@@ -177,7 +177,7 @@ def expire(table: str, before: datetime.date) -> None:
 
 
 def compact(table: str) -> None:
-    """Make large files of the small ones of each day, and shorten the log.
+    """Merge the small files of each day, and shorten the log.
 
     Raises: as open_table.
     """
