@@ -43,7 +43,7 @@ class TestUsage:
             ("sub --raw --time", "--time does not go with --raw or --null"),
             ("stats --json --openmetrics", f".*: {NOT} --json"),
             ("pub k v --lines", f"argument --lines: {NOT} PAYLOAD"),
-            ("pub k --lines --repeat=2", "--repeat is for a PAYLOAD, .*"),
+            ("pub k --lines --repeat=2", "--repeat needs a PAYLOAD"),
             ("pub k --json", "give a KEY, or --json, whose lines have keys"),
             ("reply k", "give a COMMAND that answers"),
             ("load --size=7", "--size must be at least 8"),
@@ -156,7 +156,7 @@ class TestHelp:
         assert max(map(len, done.output.splitlines())) < 80
         for fact in (
             r"usage: sbus sub [-h] [-a ADDRESS]",
-            "a line each: its key, a tab, its payload",
+            "message as a line: its key, a tab, its payload",
             "-n N, --count N",
             "'a/*' selects a/b but not a/b/c, 'a/' selects both",
         ):
