@@ -1356,7 +1356,7 @@ def parse_options(arguments: list[str] | None) -> Options:
     switch("-v", "--verbose", help="log every decision")
     switch("--strict", help="disconnect where a server MAY")
     switch("--trace-payload", help="write payloads to the trace as well")
-    add("-p", "--pid-file", metavar="PIDFILE", help="implies -d")
+    add("-p", "--pid-file", metavar="PIDFILE", help="for the pid; implies -d")
     what = "let only these users and your own connect (with -g or -o)"
     add("-u", "--user", action="append", type=user_id, help=what)
     what = "!/cred/GID/UID/PID of this bus on the bus above it"
@@ -1365,7 +1365,7 @@ def parse_options(arguments: list[str] | None) -> Options:
     add("--version", action="version", version=f"sbusd {__version__}")
     for name, (default, _, what) in LIMITS.items():
         kind = functools.partial(parse_limit, name)
-        what = f"{what} (default %(default)s)"
+        what = f"at most N {what} (default %(default)s)"
         option = "--" + name.replace("_", "-")
         add(option, metavar="N", type=kind, default=default, help=what)
     options = parser.parse_args(arguments)

@@ -1304,7 +1304,7 @@ def option_parser() -> Parser:
         add = own.add_argument
         if run is sub:
             add("pattern", nargs="*", metavar="PATTERN", help=PATTERNS)
-            add("-n", "--count", type=positive, help="end after N messages")
+            add("-n", "--count", type=positive, help="end after so many")
             add("--reconnect", action="store_true", help="wait for the bus")
         if run in (pub, request):
             add("key", metavar="KEY", help="the routing key, such as a/b")

@@ -20,7 +20,7 @@ from . import options as shared
     "request services/time",
     shared.key(),
     shared.payload(),
-    shared.flag("--raw", "print the answer as it is"),
+    shared.flag("--raw", "print the answer unchanged"),
     shared.timeout(REQUEST_SECONDS),
 )
 def request(options: shared.Options) -> None:
@@ -39,7 +39,7 @@ def request(options: shared.Options) -> None:
     "reply services/time date",
     shared.argument("pattern", "the keys to answer", metavar="PATTERN"),
     shared.argument(
-        "words", "a command, its arguments", metavar="COMMAND", nargs="..."
+        "words", "a command and arguments", metavar="COMMAND", nargs="..."
     ),
 )
 def reply(options: shared.Options) -> None:
