@@ -3,19 +3,15 @@
 
     make demo
 
-All files go to build/demo, which is emptied first.  It takes some twenty
-seconds.  Where sbus is not installed: PYTHONPATH=. python3 pipeline/demo.py.
+All files go to build/demo, which is emptied first.
 Licence: ISC, see LICENSE.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import random
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,42 +24,32 @@ from sbus_client import Client
 
 TOP = Path(__file__).parents[1]
 FOLDER = TOP / "build" / "demo"
-SECONDS = 8.0  # of traffic
+ROOMS = ("attic", "bath", "hall", "kitchen")
 
 
 def start(*command: str) -> subprocess.Popen[bytes]:
     """Start one of our programs, and show how."""
     print("$ python3", shlex.join(command), "&", flush=True)
-    return subprocess.Popen(
-        [sys.executable, str(TOP / command[0]), *command[1:]],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    words = [sys.executable, str(TOP / command[0]), *command[1:]]
+    return subprocess.Popen(words, stdout=subprocess.PIPE)
 
 
-def spark(*arguments: str) -> int:
+def spark(*command: str) -> int:
     """Run a command of the pipeline, and show it; return its status."""
-    print("$ python3 pipeline/sbus_spark", shlex.join(arguments), flush=True)
-    return sbus_spark.run(sbus_spark.parse(arguments))
+    print("$ python3 pipeline/sbus_spark", shlex.join(command), flush=True)
+    return sbus_spark.run(command)
 
 
 def publish(address: str) -> None:
     """Publish what a house might say, in waves."""
-    chosen = random.Random(1)
-    with Client(address) as bus, Client(address) as display:
-        display.subscribe("house/*/temperature")
-        began = time.monotonic()
-        while (now := time.monotonic() - began) < SECONDS:
-            for _ in range(20 + int(15 * math.sin(now))):
-                room = chosen.choice(("attic", "bath", "hall", "kitchen"))
-                degrees = f"{chosen.gauss(20, 2):.1f}".encode()
-                bus.publish(f"house/{room}/temperature", degrees)
-                if chosen.random() < 0.2:
-                    picture = bytes(chosen.randrange(4_000))
-                    bus.publish(f"house/{room}/camera", picture)
-            display.sync()
+    with Client(address) as bus:
+        for tick in range(400):
+            for count in range(10 + tick // 4 % 25):
+                degrees = f"{20 + count / 10}".encode()
+                bus.publish(f"house/{ROOMS[count % 4]}/temperature", degrees)
+            bus.publish(f"house/{ROOMS[tick % 3]}/camera", bytes(tick * 10))
+            bus.sync()
             time.sleep(0.02)
-        bus.sync()
 
 
 def main() -> int:
@@ -84,7 +70,7 @@ def main() -> int:
         publish(address)
         starting.join()
         for process in recorder, bus:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
             process.wait()
     status = spark("audit", trace)
     spark("ingest", capture, table)

@@ -7,9 +7,8 @@ captures.  Each step is a function of DataFrames, and a command.
     messages    columns, and which lines of a capture are messages
     matching    which keys patterns select
     source      the format `sbus` for Spark's own programs
-    table       ingest, compact, expire, read_table
+    table       ingest, compact, expire, read_table, replay
     report      the traffic in a table, in numbers and as a page
-    replay      the messages of a table, published again
     events      the lines of traces as a DataFrame
     audit       the deliveries that were expected, beside the actual ones
     session     Java, and the Spark session of the command line
@@ -28,23 +27,21 @@ try:
     import deltalake  # noqa: F401
     import pyspark  # noqa: F401
 except ModuleNotFoundError as error:
-    what = f"{error.name} is not installed: pip install '.[spark]' in a"
-    what = f"sbus_spark: {what} checkout of sbus"
+    what = f"sbus_spark: {error.name} is not installed: pip install '.[spark]'"
     if os.path.basename(sys.argv[0]) in ("sbus-spark", "-m", "__main__.py"):
         sys.exit(what)  # a command, whose user is to see no traceback
     raise ModuleNotFoundError(what, name=error.name) from None
 from .audit import audit, summary
-from .cli import main, parse, run
+from .cli import main, run
 from .messages import InputError, PipelineError
-from .replay import replay
 from .report import page, summarize
 from .session import JavaError, find_java, session
 from .source import register
-from .table import compact, expire, ingest, read_table
+from .table import compact, expire, ingest, read_table, replay
 
 __version__ = "0.2.0"
 __all__ = [
     "InputError", "JavaError", "PipelineError", "audit", "compact", "expire",
-    "find_java", "ingest", "main", "page", "parse", "read_table", "register",
+    "find_java", "ingest", "main", "page", "read_table", "register",
     "replay", "run", "session", "summarize", "summary",
 ]

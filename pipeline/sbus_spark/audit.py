@@ -17,6 +17,7 @@ See spec/3-protocol.md to spec/9-running.md.  The idea:
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections import defaultdict
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ MODES = ", ".join(
 )
 FREE = "is_mode and free.text in ('order/stack', 'order/random')"
 RUNS = """
-block long, part long, run long, place long, own_file string, file string,
+block long, part long, place long, own_file string, run long, file string,
 prefix string
 """
 # Run 0 is of files whose beginning is not known: only their lines count
@@ -233,26 +234,22 @@ select 'bad-trace' as breach, file, n, m, if(times = 1,
     'published ' || times || ' times') as detail
 from {published} where times <> 1 or reached < at
 """
-DETAILS = {
-    "missing": "expected, and neither sent nor dropped, but a later one was",
-    "unowed": "sent to a client at which it was not expected",
-    "secret-leak": "a secret, sent to a client at which it was not expected",
-    "duplicate": "sent more than once to one client",
-    "bad-drop": "dropped although it was not expected, or was sent as well",
-}
-PAIRS = ", ".join(f"'{name}', '{text}'" for name, text in DETAILS.items())
-BAD_DELIVERIES = f"""
-select breach, file, n, m, publisher, c, key, map({PAIRS})[breach] as detail
+BAD_DELIVERIES = """
+select bad.col1 as breach, file, n, m, publisher, c, key, bad.col2 as detail
 from (
     select *, explode(array(
-        if(is_expected and sends + drops = 0 and m < latest, 'missing', null),
-        if(not is_expected and sends > 0,
-            if(key like '!/cred/%', 'secret-leak', 'unowed'), null),
-        if(sends > 1, 'duplicate', null),
+        if(is_expected and sends + drops = 0 and m < latest, struct('missing',
+            'expected, and neither sent nor dropped, but a later one was'),
+            null),
+        if(not is_expected and sends > 0, struct(
+            if(key like '!/cred/%', 'secret-leak', 'unowed'),
+            'sent to a client at which it was not expected'), null),
+        if(sends > 1, struct('duplicate', 'sent more than once'), null),
         if(drops > 0 and (not is_expected or sends + drops > 1),
-            'bad-drop', null))) as breach
-    from {{deliveries}} where times = 1)
-where breach is not null
+            struct('bad-drop', 'dropped, and not expected or sent as well'),
+            null))) as bad
+    from {deliveries} where times = 1)
+where bad is not null
 """
 UNDECIDED = """
 select 'undecided' as breach, file, min(n) as n, min(m) as m, c,
@@ -300,7 +297,8 @@ def audit(
 
     | column | type | meaning |
     |---|---|---|
-    | breach | string | of DETAILS; or out-of-order, bad-trace, undecided |
+    | breach | string | missing, unowed, secret-leak, duplicate, bad-drop, |
+    | | | out-of-order, bad-trace; or undecided |
     | file | string | where the run began; of a line, where it stands |
     | n, m | long | the numbers of an event and a message, or null |
     | publisher, c | long | clients, or null |
@@ -310,18 +308,15 @@ def audit(
 
     A row `undecided` is no breach: it counts messages that were expected at a
     client, and of which nobody can know.
-    Raises: InputError if there is no such file, or it is no trace.
+    Raises: InputError if there is no such file, or it is no trace; OSError.
     """
-    blocks = events.blocks_of(paths)
+    blocks = [one for path in paths for one in events.blocks_of(path)]
     seed = secrets.randbits(62)
-    numbers = spark.range(len(blocks))
-    facts = events.facts(numbers, blocks, seed).localCheckpoint()
+    facts = events.facts(spark.range(len(blocks)), blocks, seed, False)
+    facts = facts.localCheckpoint()
     runs, told = outline(facts, blocks, is_running)
-    views: dict[str, Any] = {
-        "seed": seed,
-        "facts": facts,
-        "runs": spark.createDataFrame(runs, RUNS),
-    }
+    views: dict[str, Any] = {"seed": seed, "facts": facts}
+    views["runs"] = spark.createDataFrame(runs, RUNS)
     views["events"] = spark.sql(EVENTS, **views)
 
     def compute(queries: dict[str, str]) -> None:
@@ -367,29 +362,31 @@ def outline(
 
     count = 0
     for chain in chains(parts):
-        run, began, prefix, before, stop = 0, chain[0], "", None, None
-        own: list[Any] = [(x, part) for x in chain for part in parts[x]]
-        for file, part in [*own, (None, None)]:
-            is_end = part is None
-            if before is not None and (is_end or part.text is not None):
-                if stop is None and not (is_end and is_running):
-                    wrong(began, before, "the run has no stop")
-                elif stop not in (None, before):
-                    wrong(began, stop, "it goes on after its stop")
-            if is_end:
-                break
-            if part.text is not None:
-                run = count = count + 1
-                began, prefix, before, stop = file, part.text, 0, None
-            if part.n is not None:
-                if before is None:
-                    wrong(file, part.n, NO_START)
-                elif part.n != before + 1:
-                    what = f"event {part.n} comes after event {before}"
-                    wrong(file, part.n, what)
-                before, stop = part.last, part.high if stop is None else stop
-            place = (part.block, part.part, run, len(runs))
-            runs.append((*place, file, began, prefix))
+        own: list[list[tuple[str, Row]]] = [[]]  # of each run; first of none
+        for file in chain:
+            for part in parts[file]:
+                if part.text is not None:
+                    own.append([])
+                own[-1].append((file, part))
+        for run in filter(None, own):
+            began, first = run[0]
+            count += first.text is not None
+            about = count if first.text is not None else 0, began, first.text
+            for file, part in run:
+                place = part.block, part.part, len(runs), file
+                runs.append((*place, *about))
+            some = [(file, part) for file, part in run if part.n is not None]
+            if first.text is None and some:
+                wrong(some[0][0], some[0][1].n, NO_START)
+            for (_, one), (file, two) in itertools.pairwise(some):
+                if two.n != one.last + 1:
+                    what = f"event {two.n} comes after event {one.last}"
+                    wrong(file, two.n, what)
+            stops = [part.high for _, part in some if part.high is not None]
+            if some and not stops and not (is_running and run is own[-1]):
+                wrong(began, some[-1][1].last, "the run has no stop")
+            elif stops and stops[0] != some[-1][1].last:
+                wrong(began, stops[0], "it goes on after its stop")
     return runs, told
 
 
@@ -415,10 +412,11 @@ def chains(parts: dict[str, list[Row]]) -> list[list[str]]:
         if len(some) == len(last[n]) == 1 and some != last[n]
     }
     found: list[list[str]] = []
-    for file in sorted(parts, key={*after.values()}.__contains__):
-        chain = [file]
+    files = sorted(parts, key={*after.values()}.__contains__)
+    while files:
+        chain = [files[0]]
         while chain[-1] in after:
             chain.append(after.pop(chain[-1]))
-        if not any(file in one for one in found):
-            found.append(chain)
+        files = [file for file in files if file not in chain]
+        found.append(chain)
     return found

@@ -18,13 +18,13 @@ from typing import Any, NoReturn
 
 from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyarrow import ArrowException  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
 from . import table as tables
 from .audit import audit, summary
-from .messages import InputError, PipelineError
-from .replay import replay
+from .messages import InputError, PipelineError, absolute
 from .report import page, summarize
 from .session import session
 
@@ -33,36 +33,36 @@ SHOWN_MAX = 1_000  # breaches; -o writes all
 CAUSES = (r"InputError: (.*)", r"^(?:[\w.]*Error|Caused by): (.*)")
 
 
+# Each command returns its exit status.  Its docstring is its help.
 def run_ingest(options: argparse.Namespace) -> int:
-    """Add new segments to a table; a signal ends --follow."""
+    """Add new segments of a capture to a table."""
     until = None
     if options.follow:
         until = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: until.set())
-    counts = tables.ingest(
-        session(), options.capture, options.table, until, options.clean
-    )
+    where = options.capture, options.table
+    counts = tables.ingest(session(), *where, until, options.clean)
     print("{} messages ingested, {} lines quarantined".format(*counts))
     return 0
 
 
 def run_compact(options: argparse.Namespace) -> int:
-    """Merge small files."""
+    """Merge the small files of each day."""
     tables.compact(options.table)
     print("the files of each day are compacted")
     return 0
 
 
 def run_expire(options: argparse.Namespace) -> int:
-    """Drop old days of a table."""
+    """Drop the old days of a table."""
     tables.expire(options.table, options.before)
     print(f"the days before {options.before} are dropped")
     return 0
 
 
 def run_report(options: argparse.Namespace) -> int:
-    """Write a report of a table."""
+    """Write a report of the traffic in a table."""
     tables.open_table(options.table)
     output = Path(options.output)
     if not options.json:
@@ -77,7 +77,7 @@ def run_report(options: argparse.Namespace) -> int:
 
 
 def run_audit(options: argparse.Namespace) -> int:
-    """Print what is wrong with traces; return 1 if anything is."""
+    """Check that a bus delivered what it should."""
     if options.output and os.path.exists(options.output):
         raise InputError(f"{options.output}: it is there already")
     found = audit(session(), options.trace, options.running)
@@ -97,8 +97,8 @@ def run_audit(options: argparse.Namespace) -> int:
     total = sum(counts.values())
     if total > len(shown):
         print(f"and {total - len(shown)} more; -o DIR writes all")
-    each = (f"{name}: {count}" for name, count in counts.items())
-    closing = ", ".join(each) or "every delivery was owed and made"
+    each = ", ".join(f"{name}: {counts[name]}" for name in counts)
+    closing = each or "every delivery was owed and made"
     if undecided:
         closing += f"; undecided: {undecided} that were owed, not yet made"
     print(closing)
@@ -118,7 +118,7 @@ def run_replay(options: argparse.Namespace) -> int:
     tables.open_table(options.table)
     texts = [os.fsencode(text).decode("latin-1") for text in options.pattern]
     messages = tables.read_table(session(), options.table)
-    count = replay(messages, options.address, texts, options.speed)
+    count = tables.replay(messages, options.address, texts, options.speed)
     print(f"{count} messages published")
     return 0
 
@@ -142,11 +142,6 @@ def day(text: str) -> datetime.date:
     return datetime.date.fromisoformat(text)
 
 
-def path(text: str) -> str:
-    """Return a path that is valid in whatever folder a process runs."""
-    return text if "://" in text else os.path.abspath(text)
-
-
 def option_parser() -> OptionParser:
     """Return the parser of the command line."""
     parser = OptionParser(
@@ -156,58 +151,47 @@ def option_parser() -> OptionParser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(run: Callable[..., int], what: str, example: str) -> Any:
-        name = run.__name__.removeprefix("run_")
+    def command(run: Callable[..., int], example: str, **places: str) -> Any:
+        """Let run, whose docstring says what it does, be a command."""
+        name, what = run.__name__[4:], str(run.__doc__)
         told = f"example: sbus-spark {name} {example}"
-        added = commands.add_parser(
-            name, help=what, description=what, epilog=told
-        )
+        added = commands.add_parser(name, help=what, epilog=told)
+        added.description = what
         added.set_defaults(run=run)
-        return added.add_argument
-
-    def about_table(run: Callable[..., int], what: str, example: str) -> Any:
-        add = command(run, what, example)
-        made = "a table that ingest made"
-        add("table", metavar="TABLE", type=path, help=made)
+        add = added.add_argument
+        for place, told in places.items():
+            add(place, metavar=place.upper(), type=absolute, help=told)
         return add
 
-    what = "add new segments of a capture to a table"
-    add = command(run_ingest, what, "capture table --follow")
-    what = "the folder that `sbus record` writes to"
-    add("capture", metavar="CAPTURE", type=path, help=what)
-    what = "a folder, created if it is missing"
-    add("table", metavar="TABLE", type=path, help=what)
+    made = {"table": "a table that ingest made"}
+    recorded, new = "what `sbus record` writes", "created if it is missing"
+    example = "capture table --follow"
+    add = command(run_ingest, example, capture=recorded, table=new)
     add("--follow", action="store_true", help="go on until interrupted")
-    what = "remove segments once they are in the table"
-    add("--clean", action="store_true", help=what)
+    add("--clean", action="store_true", help="remove ingested segments")
 
-    what = "merge the small files of each day"
-    about_table(run_compact, what, "table")
+    command(run_compact, "table", **made)
 
-    example = "table --before 2026-11-22"
-    add = about_table(run_expire, "drop old days", example)
+    add = command(run_expire, "table --before 2026-11-22", **made)
     what = "the first day to keep, such as 2026-11-22"
     add("--before", metavar="DAY", type=day, required=True, help=what)
 
-    what = "write a report of the traffic in a table"
-    add = about_table(run_report, what, "table -o traffic.html")
+    add = command(run_report, "table -o traffic.html", **made)
     what = "the page to write (report.html)"
     add("-o", "--output", metavar="FILE", default="report.html", help=what)
     add("--json", action="store_true", help="print JSON, write no page")
 
-    what = "check that a bus delivered what it should"
-    add = command(run_audit, what, "my.trace")
+    add = command(run_audit, "my.trace")
     what = "a file of sbus.py --trace, or a folder of them"
-    add("trace", metavar="TRACE", nargs="+", type=path, help=what)
+    add("trace", metavar="TRACE", nargs="+", type=absolute, help=what)
     what = "write all breaches as JSON to this new folder"
-    add("-o", "--output", metavar="DIR", type=path, help=what)
+    add("-o", "--output", metavar="DIR", type=absolute, help=what)
     add("--json", action="store_true", help="print JSON")
     what = "the bus still runs, so a missing stop is no breach"
     add("--running", action="store_true", help=what)
 
-    what = "publish the messages of a table again"
     example = "table -a /tmp/other.bus --pattern 'a/*' --speed 1"
-    add = about_table(run_replay, what, example)
+    add = command(run_replay, example, **made)
     add("-a", "--address", required=True, help="the bus")
     what = "only keys that it selects; may be repeated"
     add("--pattern", metavar="P", action="append", default=[], help=what)
@@ -216,17 +200,14 @@ def option_parser() -> OptionParser:
     return parser
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return what the command line asks for."""
-    return option_parser().parse_args(arguments)
-
-
-def run(options: argparse.Namespace) -> int:
+def run(arguments: Sequence[str] | None) -> int:
     """Do what the command line asks for; return the exit status.
 
     0 is success, 1 an error or a breach.
     """
-    known = (PipelineError, DeltaError, OSError, PySparkException, Py4JError)
+    options = option_parser().parse_args(arguments)
+    known = (PipelineError, DeltaError, ArrowException, OSError,
+             PySparkException, Py4JError)
     try:
         status: int = options.run(options)
     except known as error:
@@ -240,12 +221,11 @@ def run(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status, 130 if interrupted."""
-    options = parse(arguments)
     os.umask(0o077)  # what was recorded may be private
     logging.disable()  # what goes wrong is raised as well
     warnings.simplefilter("ignore")
     try:
-        return run(options)
+        return run(arguments)
     except KeyboardInterrupt:
         return 130
     finally:

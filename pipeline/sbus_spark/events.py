@@ -10,9 +10,9 @@
 from __future__ import annotations
 
 import functools
+import io
 import itertools
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,22 +22,21 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import fs
 from pyspark.sql import DataFrame
 
-from .messages import InputError, parse_lines
+from .messages import InputError, absolute, parse_lines, schema_of
 
 BLOCK_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 20  # of lines that are parsed at once
 CHUNKS = 1 + BLOCK_BYTES // CHUNK_BYTES  # that are summed up at once
 SHOWN = 80  # characters of a line that is no event
-CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+COMPRESSED = (".gz", ".bz2", ".zst")
 SECRET = "!/cred/"
 
 NUMBERS = ("n", "t", "c", "m", "size", "gid", "uid", "pid")
 TEXTS = ("ev", "key", "pattern", "reason", "cred_prefix", "data")
-LINE = pa.schema(
-    [(name, pa.int64()) for name in NUMBERS]
-    + [(name, pa.string()) for name in TEXTS]
+LINE = schema_of(
+    ",".join([f"{x} long" for x in NUMBERS] + [f"{x} string" for x in TEXTS])
 )
-FIELDS = {  # of an event, beside n and t; its text, if it has one, comes last
+FIELDS = {  # that an event has beside n and t
     "send": ("c", "m"),
     "msg": ("c", "m", "size", "key"),
     "drop": ("c", "m", "reason"),
@@ -65,10 +64,7 @@ FACTS = """
 ev string, text string, block long, part long, row long, n long, c long,
 m long, last long, low long, high long, falls long, mark long
 """
-KINDS = {"string": pa.string(), "long": pa.int64()}
-FACT = pa.schema(
-    [(name, KINDS[kind]) for name, kind in map(str.split, FACTS.split(","))]
-)
+FACT = schema_of(FACTS)
 
 
 class Block(NamedTuple):
@@ -79,25 +75,12 @@ class Block(NamedTuple):
     end: int
 
 
-def blocks_of(paths: Sequence[str]) -> list[Block]:
-    """Return the blocks of the traces at some paths, and in directories.
+def blocks_of(path: str) -> Iterator[Block]:
+    """Yield the blocks of a trace, or of those in a directory by their names.
 
     Raises: InputError if one is not there, is empty, or is no trace.
     """
-    found = []
-    for path in paths:
-        try:
-            found += list(blocks_at(path))
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{path}: {error}") from None
-    if not found:
-        raise InputError(f"there is no trace in {' '.join(paths)}")
-    return found
-
-
-def blocks_at(path: str) -> Iterator[Block]:
-    """Yield the blocks of the traces at a path, in the order of names."""
-    where = path if "://" in path else os.path.abspath(path)
+    where = absolute(path)
     system, place = fs.FileSystem.from_uri(where)
     files = {where: system.get_file_info(place)}
     if files[where].type == fs.FileType.Directory:
@@ -105,10 +88,12 @@ def blocks_at(path: str) -> Iterator[Block]:
         some = {one.base_name: one for one in inside if one.size}
         names = [name for name in sorted(some) if name[0] not in "._"]
         files = {f"{where}/{name}": some[name] for name in names}
+    if not files:
+        raise InputError(f"{path}: there is no trace in it")
     for at, file in files.items():
         if not file.size:
             raise InputError(f"{at}: the file is empty or not there")
-        step = file.size if codec_of(at) else BLOCK_BYTES
+        step = file.size if at.endswith(COMPRESSED) else BLOCK_BYTES
         head = next(lines_of(Block(at, 0, file.size)), b"")
         if not len(parse(head)["ev"].drop_null()):
             what = "no line at its beginning is an event of sbus.py --trace"
@@ -117,34 +102,22 @@ def blocks_at(path: str) -> Iterator[Block]:
             yield Block(at, start, min(start + step, file.size))
 
 
-def codec_of(path: str) -> str | None:
-    """Return the codec of a compressed file, None for another."""
-    return CODECS.get(os.path.splitext(path)[1])
-
-
 def lines_of(block: Block) -> Iterator[bytes]:
     """Yield texts of the whole lines of a block, about CHUNK_BYTES each."""
     system, place = fs.FileSystem.from_uri(block.path)
-    at, end, rest = max(block.start - 1, 0), block.end, b""
-    if codec := codec_of(place):
-        stream, end = system.open_input_stream(place, codec), 1 << 62
+    at, end = max(block.start - 1, 0), block.end
+    if place.endswith(COMPRESSED):
+        file, end = system.open_input_stream(place), 1 << 62
     else:
-        stream = system.open_input_file(place)
-        stream.seek(at)
-    with stream:
-        is_ours = not block.start
-        while at < end and (text := stream.read(CHUNK_BYTES)):
-            rest += text
-            cut = rest.rfind(b"\n") + 1
-            if not is_ours and cut:  # what begins before the block is not
-                skipped = rest.find(b"\n") + 1
-                at, cut, rest = at + skipped, cut - skipped, rest[skipped:]
-                is_ours = True
-            if at + cut >= end:  # nor is what begins after it
-                cut = rest.find(b"\n", max(end - at - 1, 0)) + 1
-            if at < end and cut and is_ours:
-                yield rest[:cut]
-                at, rest = at + cut, rest[cut:]
+        file = system.open_input_file(place)
+        file.seek(at)
+    with io.BufferedReader(file) as stream:
+        if block.start:  # the line that begins before is not ours
+            at += len(stream.readline())
+        while at < end and (text := stream.read(min(end - at, CHUNK_BYTES))):
+            text += b"" if text.endswith(b"\n") else stream.readline()
+            at += len(text)
+            yield text[: text.rfind(b"\n") + 1]  # a torn last line is none
 
 
 def parse(text: bytes) -> pa.Table:
@@ -222,20 +195,12 @@ def sums_of(table: pa.Table, code: Any) -> dict[str, pa.Table]:
         "jump": with_columns(after, m=n[jumps]),
         "payload": with_text(payloads).drop_columns("ev"),
         "part": grouped(
-            table,
-            "part",
-            row=("row", "min"),
-            n=("n", "first"),
-            last=("n", "last"),
-            text=("prefix", "first"),
-            high=("stop", "first"),
+            table, "part", row="row min", n="n first", last="n last",
+            text="prefix first", high="stop first",
         ),
         "reached": grouped(
             table.filter((code == SEND) | (code == DROP)),
-            "part",
-            "m",
-            row=("row", "min"),
-            mark=("mark", "sum"),
+            "part", "m", row="row min", mark="mark sum",
         ),
         "client": clients_of(told.filter(told["c"].is_valid())),
     }
@@ -258,17 +223,10 @@ def clients_of(events: pa.Table) -> pa.Table:
     falls[sends[1:]] = (np.diff(sent) <= 0) & is_same
     events = events.select(["part", "c", "n", "row", "mark"])
     return grouped(
-        with_columns(events, stretch=stretch, m=m, falls=falls),
-        "stretch",
-        part=("part", "first"),
-        c=("c", "first"),
-        row=("row", "first"),
-        n=("n", "first"),
-        last=("row", "last"),
-        low=("m", "min"),
-        high=("m", "max"),
-        falls=("falls", "sum"),
-        mark=("mark", "first"),
+        with_columns(events, stretch=stretch, m=m, falls=falls), "stretch",
+        part="part first", c="c first", mark="mark first", n="n first",
+        row="row first", last="row last", low="m min", high="m max",
+        falls="falls sum",
     ).drop_columns("stretch")
 
 
@@ -285,27 +243,20 @@ def with_text(events: pa.Table) -> pa.Table:
     """Return events with their one text; of an open these are its ids."""
     ids = [events[name].cast(pa.string()) for name in ("gid", "uid", "pid")]
     texts = [pc.binary_join_element_wise(*ids, " ")]
-    for name in TEXTS:
-        kinds = [ev for ev, names in FIELDS.items() if name in names[-1:]]
-        is_one = pc.is_in(events["ev"], pa.array(kinds, pa.string()))
-        texts.insert(0, pc.if_else(is_one, events[name], None))
-    names = ["part", "row", "ev", "n", "c", "m"]
-    return with_columns(events.select(names), text=pc.coalesce(*texts))
+    texts += [events[name] for name in ("reason", "pattern", "key")]
+    rows = events.select(["part", "row", "ev", "n", "c", "m"])
+    return with_columns(rows, text=pc.coalesce(*texts))
 
 
-def grouped(table: pa.Table, *keys: str, **how: tuple[str, str]) -> pa.Table:
-    """Return a table grouped by keys, with a column for each aggregate."""
-    made = table.group_by([*keys], use_threads=False).aggregate(
-        [*how.values()]
-    )
-    return made.rename_columns([*keys, *how])
+def grouped(table: pa.Table, *keys: str, **sums: str) -> pa.Table:
+    """Return a table grouped by keys, with columns like last="n last"."""
+    groups = table.group_by([*keys], use_threads=False)
+    made = groups.aggregate([tuple(one.split()) for one in sums.values()])
+    return made.rename_columns([*keys, *sums])
 
 
 def read(
-    blocks: Sequence[Block],
-    seed: int,
-    is_exact: bool,
-    batches: Iterable[pa.RecordBatch],
+    blocks: Sequence[Block], seed: int, is_exact: bool, batches: Any
 ) -> Iterator[pa.RecordBatch]:
     """Yield FACTS of the blocks whose numbers batches have."""
     for batch in batches:
@@ -319,10 +270,7 @@ def read(
 
 
 def facts(
-    numbers: DataFrame,
-    blocks: Sequence[Block],
-    seed: int,
-    is_exact: bool = False,
+    numbers: DataFrame, blocks: Sequence[Block], seed: int, is_exact: bool
 ) -> DataFrame:
     """Return FACTS of those blocks that have some numbers."""
     tasks = 1 + sum(one.end - one.start for one in blocks) // BLOCK_BYTES

@@ -7,6 +7,7 @@ key.  So Spark joins by equality, and only distinct keys come to Python.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
@@ -17,13 +18,10 @@ from pyspark.sql import DataFrame
 
 import sbus
 
-from .messages import bytes_of_key
+from .messages import bytes_of_key, schema_of
 
 HELD = "pattern string, size long, is_open boolean, stars binary"
-HELD_TYPES = (pa.string(), pa.int64(), pa.bool_(), pa.binary())
-CANDIDATE = pa.schema(
-    [("run", pa.int64()), ("key", pa.string()), ("pattern", pa.string())]
-)
+CANDIDATE = "run long, key string, pattern string"
 
 
 def selects(patterns: Sequence[str], keys: Sequence[str]) -> list[bool]:
@@ -62,14 +60,13 @@ def stored(pattern: str, own: str, prefix: str) -> list[tuple[Any, ...]]:
 
 def store(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield rows again for each pattern that is stored for theirs."""
-    names = [field.split()[0] for field in HELD.split(", ")]
+    more = schema_of(HELD)
     for batch in batches:
         found = [
-            {**row, **dict(zip(names, one))}
+            {**row, **dict(zip(more.names, one))}
             for row in batch.to_pylist()
             for one in stored(row["text"], row["own"], row["prefix"])
         ]
-        more = map(pa.field, names, HELD_TYPES)
         schema = pa.schema([*batch.schema, *more])
         yield pa.RecordBatch.from_pylist(found, schema)
 
@@ -84,25 +81,17 @@ def candidates_of(
     for batch in batches:
         found = []
         for row in batch.to_pylist():
-            key = bytes_of_key(row["key"])
-            if key is None or is_reserved(key):
+            if (key := bytes_of_key(row["key"])) is None:
                 continue
-            segments = key.split(b"/")
-            for shape in shapes:
-                one = sbus.pattern_for(segments, shape)
-                secrets = key.startswith(sbus.SECRET)
-                if one is not None and one.startswith(sbus.SECRET) == secrets:
+            is_secret, segments = key.startswith(sbus.SECRET), key.split(b"/")
+            with contextlib.suppress(sbus.ProtocolError):
+                sbus.check_reserved(key)  # [KEY-4]
+                for shape in shapes:
+                    one = sbus.pattern_for(segments, shape)
+                    if one is None or one.startswith(sbus.SECRET) != is_secret:
+                        continue
                     found.append({**row, "pattern": one.decode("latin-1")})
-        yield pa.RecordBatch.from_pylist(found, CANDIDATE)
-
-
-def is_reserved(key: bytes) -> bool:
-    """Return whether a key misuses the segment '!' [KEY-4]."""
-    try:
-        sbus.check_reserved(key)
-    except sbus.ProtocolError:
-        return True
-    return False
+        yield pa.RecordBatch.from_pylist(found, schema_of(CANDIDATE))
 
 
 def holds(subscriptions: DataFrame) -> DataFrame:
@@ -122,6 +111,5 @@ def selections(keys: DataFrame, held: DataFrame) -> DataFrame:
     shapes = held.select("size", "is_open", "stars").distinct().collect()
     some = [(one.size, one.is_open, bytes(one.stars)) for one in shapes]
     work = functools.partial(candidates_of, some)
-    found = keys.mapInArrow(work, "run long, key string, pattern string")
-    return found.join(held.select("run", "pattern").distinct(), [
-        "run", "pattern"])
+    patterns = held.select("run", "pattern").distinct()
+    return keys.mapInArrow(work, CANDIDATE).join(patterns, ["run", "pattern"])

@@ -18,6 +18,7 @@ from __future__ import annotations
 import binascii
 import contextlib
 import functools
+import os
 from collections.abc import Iterator
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -28,31 +29,26 @@ COLUMNS = (
     "host string, recorder string, n long, time timestamp, key string,"
     " key_bytes binary, size long, payload binary"
 )
-SCHEMA = pa.schema(
-    [
-        ("host", pa.string()),
-        ("recorder", pa.string()),
-        ("n", pa.int64()),
-        ("time", pa.timestamp("us", "UTC")),
-        ("key", pa.string()),
-        ("key_bytes", pa.binary()),
-        ("size", pa.int64()),
-        ("payload", pa.binary()),
-    ]
-)
-READ = SCHEMA.append(pa.field("corrupt", pa.string()))
 BYTES = pa.binary()
+ARROW = {
+    "boolean": pa.bool_(), "long": pa.int64(), "string": pa.string(),
+    "binary": BYTES, "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+}
+
+
+def schema_of(columns: str) -> pa.Schema:
+    """Return as a schema of Arrow what Spark reads as columns."""
+    pairs = map(str.split, columns.split(","))
+    return pa.schema([(name, ARROW[kind]) for name, kind in pairs])
+
+
+SCHEMA = schema_of(COLUMNS)
+READ = schema_of(f"{COLUMNS}, corrupt string")
 # A line of a capture: one JSON object with at least these members
-LINE = pa.schema(
-    [
-        ("rec", pa.string()),
-        ("n", pa.int64()),
-        ("t", pa.int64()),
-        ("host", pa.string()),
-        ("key", pa.string()),
-        ("size", pa.int64()),
-        ("data", pa.string()),
-    ]
+LINE = schema_of(
+    "rec string, n long, t long, host string, key string, size long,"
+    " data string"
 )
 
 
@@ -62,6 +58,11 @@ class PipelineError(Exception):
 
 class InputError(PipelineError):
     """Something to be read is missing, or is something else."""
+
+
+def absolute(path: str) -> str:
+    """Return where something is, whatever folder a process runs in."""
+    return path if "://" in path else os.path.abspath(path)
 
 
 def read_lines(text: bytes) -> pa.Table:

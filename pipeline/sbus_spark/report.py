@@ -19,22 +19,16 @@ from .messages import InputError
 SHOWN_MAX = 100  # keys and hosts
 CHARTED_MAX = 8  # keys over time
 BARS_MAX = 120
+SECOND = 1_000_000  # microseconds
+MINUTE, HOUR, DAY = 60, 3_600, 86_400  # seconds
 BARS = {
-    "1 second": 1,
-    "10 seconds": 10,
-    "1 minute": 60,
-    "10 minutes": 600,
-    "1 hour": 3_600,
-    "6 hours": 21_600,
-    "1 day": 86_400,
-    "10 days": 864_000,
-    "365 days": 31_536_000,
+    "1 second": 1, "10 seconds": 10, "1 minute": MINUTE,
+    "10 minutes": 10 * MINUTE, "1 hour": HOUR, "6 hours": 6 * HOUR,
+    "1 day": DAY, "10 days": 10 * DAY, "365 days": 365 * DAY,
 }
 # The least size of as many binary digits
 LOW = "if(size = 0, 0L, shiftleft(1L, length(bin(size)) - 1))"
-EMPTY = (
-    "the table is empty: nothing was ingested yet, or all of it has expired"
-)
+EMPTY = "the table is empty: nothing was ingested, or all of it has expired"
 
 
 def summarize(messages: DataFrame) -> dict[str, Any]:
@@ -127,13 +121,11 @@ def volume_by_host(messages: DataFrame) -> DataFrame:
 def bar_length(first: int, last: int) -> str:
     """Return a length that keeps bars few; times are in microseconds."""
     for bar, seconds in BARS.items():
-        width = seconds * 1_000_000
-        if last // width - first // width < BARS_MAX:
+        if last // SECOND // seconds - first // SECOND // seconds < BARS_MAX:
             return bar
     return bar
 
 
-SECOND = 1_000_000  # microseconds
 TEXT_MAX = 200  # characters shown of a key
 Row = dict[str, Any]
 
@@ -231,8 +223,8 @@ def axes(of: str, top: int, span: range, floor: int) -> str:
             f'<line x2="100%" y1="{y}" y2="{y}"/><text x="-8" y="{y + 4}"'
             f' text-anchor="end">{VOLUME[of][1](value)}</text>'
         )
-    form = "%d %b %H:%M" if span.step >= 60 * SECOND else "%H:%M:%S"
-    form = "%d %b %Y" if span.step >= 86_400 * SECOND else form
+    form = "%d %b %H:%M" if span.step >= MINUTE * SECOND else "%H:%M:%S"
+    form = "%d %b %Y" if span.step >= DAY * SECOND else form
     for at in sorted({0, len(span) // 2, len(span) - 1}):
         x = (at + 0.5) * 100 / len(span)
         anchor = "start" if x < 15 else "end" if x > 85 else "middle"

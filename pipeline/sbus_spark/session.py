@@ -80,9 +80,7 @@ def prepare_java() -> None:
     java.write_text(WRAPPER.format(java=shlex.quote(find_java())))
     java.chmod(0o755)
     submit = SUBMIT.format(
-        is_terminal=sys.stderr.isatty(),
-        cores=os.cpu_count(),
-        scratch=scratch,
+        is_terminal=sys.stderr.isatty(), cores=os.cpu_count(), scratch=scratch
     )
     os.environ.update(JAVA_HOME=str(scratch), PYTHONPATH=":".join(sys.path))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

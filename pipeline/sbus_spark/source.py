@@ -1,9 +1,8 @@
-"""The format `sbus`: captures and buses to read, buses to publish to.
+"""The format `sbus`: captures to read, and buses to publish to.
 
     sbus_spark.register(spark)
     spark.read.format("sbus").load(CAPTURE)
     spark.readStream.format("sbus").load(CAPTURE)
-    spark.readStream.format("sbus").option("address", ADDRESS).load()
     rows.write.format("sbus").mode("append").option("address", ADDRESS).save()
 
 The README of pipeline/ lists options and guarantees; `messages` the columns.
@@ -19,11 +18,9 @@ from __future__ import annotations
 import datetime
 import heapq
 import itertools
-import json
 import operator
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -36,10 +33,10 @@ from pyspark.sql import datasource as ds
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from sbus_client import Client, ControlMessage, SbusError
+from sbus_client import Client, SbusError
 
 from .matching import selects
-from .messages import COLUMNS, SCHEMA, InputError, read_lines
+from .messages import COLUMNS, SCHEMA, InputError, absolute, read_lines
 
 SEGMENT = re.compile(
     r"(?:.*?/)?(?:(\d{4}-\d\d-\d\d)/)?([^._/][^/]*)-(\d{6,})\.jsonl"
@@ -78,15 +75,9 @@ class SbusSource(ds.DataSource):
         self._check(*CAPTURE)
         return CaptureReader(self.options)
 
-    def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:
-        if "address" in self.options:  # Spark then calls simpleStreamReader
-            return super().streamReader(schema)
+    def streamReader(self, schema: StructType) -> CaptureStream:
         self._check(*CAPTURE, "maxMessagesPerTrigger", "cleanSource")
         return CaptureStream(self.options)
-
-    def simpleStreamReader(self, schema: StructType) -> BusStream:
-        self._check("address", "pattern")
-        return BusStream(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> Publisher:
         self._check("address", "speed", "checkpointLocation")
@@ -147,9 +138,8 @@ class Capture:
     """The segments in a folder, and which of their messages are wanted."""
 
     def __init__(self, options: Any) -> None:
-        path = options["path"]
-        where = path if "://" in path else os.path.abspath(path)
-        self._files, self._folder = fs.FileSystem.from_uri(where)
+        path = absolute(options["path"])
+        self._files, self._folder = fs.FileSystem.from_uri(path)
         kind = self._files.get_file_info(self._folder).type
         if kind != fs.FileType.Directory:
             raise InputError(f"{path}: there is no such directory")
@@ -344,50 +334,6 @@ class CaptureStream(
                 self._files.delete_file(files.pop(number).path)
 
 
-class BusStream(ds.SimpleDataSourceStreamReader):
-    """Hears what a bus delivers, or may lose it between two batches.
-
-    It never slows a bus (soft mode `discard`).  The numbers n skip as many
-    messages as were lost.
-    """
-
-    def __init__(self, options: Any) -> None:
-        self._address = options["address"]
-        self._patterns = value_of(options, "pattern", LINES, [""])
-        self._bus: Client | None = None
-        self._about = os.uname().nodename, f"bus_{secrets.token_hex(4)}"
-        self._lost = 0
-
-    def initialOffset(self) -> dict[str, int]:
-        return {"n": 0}
-
-    def read(self, start: dict[str, int]) -> tuple[Iterator[Any], Any]:
-        """Return all that came before the answer to a question, and n."""
-        if self._bus is None:
-            self._bus = Client(self._address)
-            self._bus.control("blocking/soft/discard")
-            for pattern in self._patterns:
-                self._bus.subscribe(pattern.encode("latin-1"))
-        self._bus.control("stats")
-        n, rows = start["n"], []
-        for received in self._bus:
-            key, payload = received
-            if isinstance(received, ControlMessage):
-                break
-            n += 1
-            about = (*self._about, n, datetime.datetime.now(UTC))
-            text = key.decode("latin-1")
-            rows.append((*about, text, key, len(payload), payload))
-        lost = json.loads(payload)["discarded"]
-        n += lost - self._lost
-        self._lost = lost
-        return iter(rows), {"n": n}
-
-    def readBetweenOffsets(self, start: Any, end: Any) -> Iterator[Any]:
-        """Return nothing: what was heard before a restart is gone."""
-        return iter(())
-
-
 class Publisher(ds.DataSourceArrowWriter, ds.DataSourceStreamArrowWriter):
     """Publishes the rows of each partition, in order, at least once.
 
@@ -421,5 +367,4 @@ class Publisher(ds.DataSourceArrowWriter, ds.DataSourceStreamArrowWriter):
     def commit(self, *told: Any) -> None:
         """Do nothing: what is published is published."""
 
-    def abort(self, *told: Any) -> None:
-        """Do nothing: a stream publishes its batch again."""
+    abort: Any = commit  # a stream publishes its batch again

@@ -1,4 +1,4 @@
-"""Tables: ingest makes them from captures, and read_table reads them.
+"""Tables: ingest makes them; read_table and replay read them.
 
 A table is a Delta table in folders of days: the columns of `messages`, and
 `day`.  Another one, `_quarantine`, has the lines that were no messages, and
@@ -14,11 +14,11 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-import os
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -27,18 +27,20 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Observation, Row, SparkSession
+from pyspark.sql import functions as F
 
-from .messages import COLUMNS, READ, SCHEMA, InputError
+from .matching import selects
+from .messages import COLUMNS, READ, InputError, absolute, schema_of
 from .source import register
 
-TABLE = Schema.from_arrow(SCHEMA.append(pa.field("day", pa.date32())))
-BAD = Schema.from_arrow(pa.schema([("line", pa.string())]))
+TABLE, BAD = f"{COLUMNS}, day date", "line string"
 ORDER = [(name, "ascending") for name in ("host", "recorder", "n")]
 WRITTEN = "path string, day string, bytes long, stats string"
 APPLICATION = "ingest"  # whose batches the log numbers
 READERS_HOURS = 24  # for which a reader may use a snapshot
 LOG = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
+REPLAYED = ("time", "host", "recorder", "n")  # the order of a replay
 TRIGGER: Any = {"processingTime": "5 seconds"}  # while following
 
 
@@ -58,10 +60,11 @@ def ingest(
     Raises: PySparkException, also while another ingest is at work.
     """
     register(spark)
-    where = address_of(table)
+    where = absolute(table)
     bad = f"{where}/_quarantine"
-    for one, columns, day in ((where, TABLE, "day"), (bad, BAD, None)):
-        DeltaTable.create(one, columns, "ignore", day, configuration=LOG)
+    for one, columns, day in (where, TABLE, "day"), (bad, BAD, None):
+        schema = Schema.from_arrow(schema_of(columns))
+        DeltaTable.create(one, schema, "ignore", day, configuration=LOG)
     work = functools.partial(write_files, where)
 
     def take(rows: DataFrame, number: int) -> None:
@@ -83,11 +86,6 @@ def ingest(
             query.stop()
     after = DeltaTable(where).count(), DeltaTable(bad).count()
     return after[0] - before[0], after[1] - before[1]
-
-
-def address_of(table: str) -> str:
-    """Return an address that is valid in whatever folder a process runs."""
-    return table if "://" in table else os.path.abspath(table)
 
 
 def commit(table: str, files: Sequence[Row], number: int) -> None:
@@ -150,12 +148,11 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
     Raises: InputError if there is no table.
     """
     opened = open_table(table)
-    columns = f"{COLUMNS}, day date"
     files = opened.file_uris()
     if not files:
-        return spark.createDataFrame([], columns)
-    reader = spark.read.schema(columns)
-    return reader.option("basePath", address_of(table)).parquet(*files)
+        return spark.createDataFrame([], TABLE)
+    reader = spark.read.schema(TABLE)
+    return reader.option("basePath", absolute(table)).parquet(*files)
 
 
 def open_table(table: str) -> DeltaTable:
@@ -163,7 +160,7 @@ def open_table(table: str) -> DeltaTable:
 
     Raises: InputError if there is none.
     """
-    where = address_of(table)
+    where = absolute(table)
     if not DeltaTable.is_deltatable(where):
         raise InputError(f"{table}: there is no table; `ingest` makes one")
     return DeltaTable(where)
@@ -196,3 +193,52 @@ def clear(table: DeltaTable) -> None:
     )
     table.create_checkpoint()
     table.cleanup_metadata()
+
+
+def replay(
+    messages: DataFrame,
+    address: str,
+    patterns: Sequence[str] = (),
+    speed: float | None = None,
+) -> int:
+    """Publish messages to the bus at an address; return how many.
+
+    They go out in the order of their times, those of one time by host,
+    recorder and number.  *speed* multiplies the recorded pace; None is as
+    fast as possible.  One task publishes all of them, on the host where it
+    runs.
+    Raises: PySparkException with the row that the bus refuses.
+    """
+    register(messages.sparkSession)
+    counted = Observation()
+    rows = (
+        selected(messages, patterns)
+        .select(*REPLAYED, "key", "payload")
+        .repartition(1)  # coalesce keeps no order where hosts are preferred
+        .sortWithinPartitions(*REPLAYED)
+        .observe(counted, F.count(F.lit(1)).alias("messages"))
+    )
+    options = {"address": address, "speed": speed or "inf"}
+    rows.write.format("sbus").mode("append").options(**options).save()
+    return int(counted.get["messages"])
+
+
+def selected(messages: DataFrame, patterns: Sequence[str]) -> DataFrame:
+    """Return the messages whose keys one of some patterns selects.
+
+    All of them are returned if there is no pattern.  Secret keys are keys
+    like others here.
+    """
+
+    def choose(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            keys = batch["key"].to_pylist()
+            chosen = list(compress(keys, selects(patterns, keys)))
+            yield pa.RecordBatch.from_pydict({"key": chosen}, batch.schema)
+
+    if not patterns:
+        return messages
+    keys = messages.select("key").distinct()
+    return messages.join(
+        keys.mapInArrow(choose, "key string"), "key", "left_semi"
+    )

@@ -141,7 +141,7 @@ def command_line(*arguments: object) -> tuple[int, str, str]:
         contextlib.redirect_stdout(io.StringIO()) as output,
         contextlib.redirect_stderr(io.StringIO()) as errors,
     ):
-        status = sbus_spark.run(sbus_spark.parse(list(map(str, arguments))))
+        status = sbus_spark.run(list(map(str, arguments)))
     return status, output.getvalue(), errors.getvalue()
 
 
