@@ -5,14 +5,14 @@ This file is a whole server for CPython 3.9 or later on Linux: copy it and
 run it.  Its sections are the chapters of the specification in spec/, and an
 id in brackets, such as [PUB-2], names the rule that a line keeps.
 
-The way of a packet: Server._read (section 8) takes it from the kernel, and
+The path of a packet: Server._read (section 8) takes it from the kernel, and
 Bus.handle (3) finds its receivers in a Table (2) and adds it to their
 outboxes.  Server._deliver (8) offers it to the kernel, and decide (5) says
 what becomes of it if the kernel refuses.
 
-Words: the head of a packet ends before the first NUL byte.  An outbox has
-packets that were routed in this turn; a backlog begins with one that the
-kernel refused.  A receiver holds publishers that are paused because of it.
+Terms: the head of a packet is what precedes the first NUL byte.  An outbox
+has packets that were routed in this turn; a backlog begins with one that the
+kernel refused.  A receiver holds the publishers that are paused for it.
 
 Licence: ISC, see LICENSE.
 """
@@ -44,7 +44,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, Callable, Optional
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 Options = argparse.Namespace  # the command line's, the limits among them
 
 
@@ -68,7 +68,7 @@ class StartError(Exception):
 
 
 def log(text: str) -> None:
-    """Write a line to standard error, unless it would have to wait."""
+    """Write a line to standard error, unless that would wait."""
     plain = re.sub("[^ -~]", "?", f"sbusd: {text}")[:299]  # [RUN-15]
     with suppress(OSError):
         if select.select((), (2,), (), 0)[1]:  # [RUN-16]
@@ -143,7 +143,7 @@ class Table:
         self._shapes: dict[Shape, int] = {}
 
     def change(self, entry: Entry, client: Client, step: int) -> None:
-        """Add what a client subscribed, or with a step of -1 remove it."""
+        """Add a subscription of a client, or with a step of -1 remove it."""
         shape, patterns = entry
         own, most = client.user.shapes, client.bus.options.max_shapes
         if shape is None:  # [MATCH-6]
@@ -170,7 +170,7 @@ class Table:
 
 
 def add(counts: dict[Any, int], item: object, step: int) -> None:
-    """Change the count of an item, which is not there while it is 0."""
+    """Change the count of an item; an item with a count of 0 goes."""
     left = counts.pop(item, 0) + step
     if left:
         counts[item] = left
@@ -300,7 +300,7 @@ class Bus:
     def handle(self, client: Client, packet: bytes, whole: Any = None) -> bool:
         """Do what a packet asks for; return whether it publishes.
 
-        Of a large packet this is the start, and *whole* a view of it all.
+        Of a large packet this is only the start; *whole* is a view of all.
         Raises: ProtocolError if the packet breaks a rule.
         """
         end = packet.find(b"\0")
@@ -477,9 +477,9 @@ def fields_fit(text: bytes, client: Client) -> bool:
 
 
 def places_of(pattern: bytes, client: Client) -> list[bytes]:
-    """Return the patterns for which a client's pattern stands in a table.
+    """Return the patterns that a table stores for a client's pattern.
 
-    A secret one stands for up to eight: an empty field stands for the
+    For a secret one these are up to eight: an empty field stands for the
     client's own number [CRED-6] and for an empty field of a key [CRED-7].
     Raises: ProtocolError if the client may not use the pattern.
     """
@@ -505,7 +505,7 @@ def whoami(client: Client) -> bytes:
 
 
 def parse_prefix(text: str) -> bytes:
-    """Return a prefix of the command line, and a '/' behind it [CRED-9]."""
+    """Return a prefix of the command line, and a '/' after it [CRED-9]."""
     if re.fullmatch(r"!/cred/\d+/\d+/\d+(/!/cred/\d+/\d+/\d+)*", text, re.A):
         return text.encode("ascii") + b"/"
     raise argparse.ArgumentTypeError(f"{text!r} is not !/cred/GID/UID/PID")
@@ -547,8 +547,8 @@ def decide(
 ) -> tuple[str, str]:
     """Return what becomes of a refused packet, and the rule that says so.
 
-    The first is "queue", or "pause", which is to queue it and to pause its
-    publisher, or else the reason to discard it.
+    The first is "queue", or "pause" (queue it and pause its publisher), or
+    the reason to discard it.
     Raises: ProtocolError if the receiver is to be disconnected.
     """
     soft, hard = receiver.modes["soft"], receiver.modes["hard"]
@@ -596,7 +596,7 @@ def hold(receiver: Client, publisher: Client) -> None:
 
 
 def release(receiver: Client) -> list[Client]:
-    """Return the publishers that a receiver holds no longer [BLOCK-12]."""
+    """Free and return publishers, if the backlog is down [BLOCK-12]."""
     waiting = receiver.counts[BACKLOG]
     freed = [one for one, most in receiver.holding.items() if waiting <= most]
     for publisher in freed:
@@ -659,7 +659,7 @@ LIMITS = {  # by option: the default, the rule, and what is counted
     "max_pattern_bytes": (1 << 18, "LIMIT-5", "pattern bytes of a client"),
     "max_backlog": (1 << 24, "LIMIT-12", "bytes of backlog of a client"),
     "max_clients": (16_384, "LIMIT-7", "clients"),
-    "block_timeout": (5.0, "BLOCK-16", "seconds to take a packet"),
+    "block_timeout": (5.0, "BLOCK-16", "seconds to read while pausing others"),
     "max_shapes": (256, "LIMIT-5", "shapes of patterns of a user"),
     "max_user_clients": (512, "LIMIT-7", "clients of a user"),
     "max_user_patterns": (16_384, "LIMIT-12", "patterns of a user"),
@@ -680,7 +680,7 @@ DESCRIPTORS_KEPT = 16  # for all that is not a client
 
 
 def over(limit: str, used: int, most: float) -> ProtocolError:
-    """Return the error of a client that is above a limit."""
+    """Return the error for a client that exceeds a limit."""
     _, rule, what = LIMITS[limit]
     return ProtocolError(rule, f"{used} {what}, over {most}")
 
@@ -695,7 +695,7 @@ def count(client: Client, what: str, amount: int) -> None:
 def excess(
     client: Client, what: str, more: int, is_far: bool = False
 ) -> ProtocolError | None:
-    """Return the error if a client were to use so much more, if any."""
+    """Return the error if so much more would exceed a limit, or None."""
     is_privileged = client.user.is_privileged
     owners: tuple[Any, ...] = (client, client.user, client.bus)
     for owner, name in zip(owners, USES[what]):
@@ -712,17 +712,17 @@ def excess(
 
 
 def parse_limit(name: str, text: str) -> float:
-    """Return a limit of the command line; only seconds have a fraction."""
+    """Return a limit of the command line; only seconds may be fractions."""
     if text == "unlimited" and name != "max_packet":
         return sys.maxsize
     form = "[0-9]{1,15}" + r"(\.[0-9]{1,9})?" * (name == "block_timeout")
     if re.fullmatch(form, text) and float(text):
         return float(text) if "." in text else int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
 
 
 def fit_limits(options: Options) -> None:
-    """Have no limit above what the kernel gives [RUN-1]."""
+    """Lower limits to what the kernel gives, or refuse to start [RUN-1]."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         try:
@@ -762,7 +762,7 @@ SEND_BUFFER_BYTES = 212_992  # at least; the kernel doubles what is asked for
 
 
 class Server:
-    """The loop: one turn for each client that is ready, and around again."""
+    """The loop: in each round, each client that is ready has a turn."""
 
     def __init__(self, bus: Bus, listener: Any, selector: Any, clock: Any):
         self.bus = bus
@@ -797,8 +797,8 @@ class Server:
     def round(self, seconds: float) -> None:
         """Wait for events, and give clients that are ready their turns.
 
-        The clients of one user share a slice of the round [CONN-5].  Whoever
-        has waited longest goes first; whoever is left out is reported again.
+        The clients of one user share a slice of the round [CONN-5].  The one
+        that has waited longest goes first; those left out are reported again.
         """
         due = min(self._alarms.values(), default=sys.maxsize)
         seconds = max(0.0, min(due - self.clock(), seconds))
@@ -825,7 +825,7 @@ class Server:
             self.bus.journal.flush()
 
     def _ring(self, now: float) -> None:
-        """Listen again, or look at clients again, where that is due."""
+        """Listen again, and look again at clients, if their time has come."""
         for who in [who for who, due in self._alarms.items() if due <= now]:
             if self.clock() > now + TURN_SECONDS:
                 break  # what is left is due in the next round
@@ -842,7 +842,7 @@ class Server:
                     del self._alarms[who]
 
     def accept(self) -> None:
-        """Let in clients that wait, for a turn's time."""
+        """Let in waiting clients, for a turn's time."""
         end = self.clock() + TURN_SECONDS
         while self.clock() < end:
             try:
@@ -857,7 +857,7 @@ class Server:
             self._admit(wire)
 
     def _admit(self, wire: socket.socket) -> None:
-        """Make a client of a new connection, and give it its first turn."""
+        """Make a client of a new connection, and give it a first turn."""
         packed = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, uid, gid = struct.unpack("iII", packed)
         allowed = self.bus.options.user
@@ -960,7 +960,7 @@ class Server:
         return taken
 
     def _refuse(self, client: Client, packet: Any, publisher: Client) -> None:
-        """Do with a refused packet what is decided."""
+        """Carry out the decision on a refused packet."""
         count(client, "refused", 1)
         try:
             what, rule = decide(client, publisher, packet)
@@ -982,7 +982,7 @@ class Server:
         self.bus.tell("queue", rule, client, packet=packet, backlog=waiting)
 
     def _discard(self, client: Client, lost: list[bytes], *why: str) -> None:
-        """Count packets that nobody will get; log a client's first."""
+        """Count lost packets; log the first that a client loses."""
         reason, rule = why
         if lost and not (client.counts["discarded"] or client.leaving):
             line = f"discard {client} {reason} [{rule}]"
@@ -992,7 +992,7 @@ class Server:
             self.bus.tell("drop", rule, client, packet=one, reason=reason)
 
     def _drain(self, client: Client) -> int:
-        """Offer a backlog, for a turn's time; return how many are taken."""
+        """Offer a backlog, for a turn's time; return how many were taken."""
         backlog, taken = client.backlog, 0
         end = self.clock() + TURN_SECONDS
         while backlog.packets and self.clock() < end:
@@ -1007,7 +1007,7 @@ class Server:
         return taken
 
     def _after_change(self, client: Client) -> None:
-        """Do what a longer or shorter backlog makes due."""
+        """Free publishers, set the alarm, and watch for the right events."""
         for publisher in release(client):
             self._watch(publisher)
             self.bus.tell("resume", "BLOCK-12", publisher)
@@ -1020,14 +1020,14 @@ class Server:
         self._watch(client)
 
     def _deafen(self, client: Client) -> None:
-        """Discard a client's backlog, and whatever else comes for it."""
+        """Discard a client's backlog, and all packets for it from now on."""
         client.deaf = True
         lost, client.backlog = client.backlog.packets, Backlog()
         count(client, BACKLOG, -client.counts[BACKLOG])
         self._discard(client, [*lost.values()], "deaf", "CONN-6")
 
     def _expel(self, client: Client, error: ProtocolError) -> None:
-        """Have a client leave, once all that it sent is handled [CONN-6]."""
+        """Make a client leave, once all that it sent is handled [CONN-6]."""
         client.leaving = self._blame(client, error)
         self._deafen(client)
         with suppress(OSError):
@@ -1059,7 +1059,7 @@ class Server:
         return str(error)
 
     def _log_cause(self, rule: str, uid: int, line: str) -> None:
-        """Log a line a second for a rule and user, ten for a rule."""
+        """Log at most ten lines a second for a rule, one for a user of it."""
         last = self._lines.setdefault(rule, deque(maxlen=CAUSE_LINES_MAX))
         recent = [of for when, of in last if when > self.clock() - 1]
         if uid in recent or len(recent) == CAUSE_LINES_MAX:
@@ -1070,7 +1070,7 @@ class Server:
             log(f"{line} ({left_out} more)" if left_out else line)
 
     def _watch(self, client: Client) -> None:
-        """Have the selector watch for what a client can do."""
+        """Watch for the events that a client is ready to handle."""
         events = 0 if client.held_by or self.stopping else READ  # [BLOCK-12]
         if client.backlog.packets and not client.resting:
             events |= WRITE
@@ -1100,7 +1100,7 @@ SIGNALS = {*STOP_SIGNALS, signal.SIGUSR1}
 
 
 def default_address() -> str:
-    """Return where to listen if the command line does not say [ADDR-1]."""
+    """Return where to listen without -a [ADDR-1]."""
     pid = os.environ.pop("LISTEN_PID", "")
     passed = os.environ.pop("LISTEN_FDS", "")
     if passed and pid == str(os.getpid()):  # by systemd
@@ -1155,7 +1155,7 @@ def abstract_name(address: str) -> bytes:
         return b"\0" + os.urandom(NAME_BYTES - 1)
     digits = address[len(ABSTRACT) + 1 :]
     if not re.fullmatch("00([0-9a-fA-F]{2}){0,107}", digits):
-        raise StartError(f"{address}: not 2 to 216 hex digits, first 00")
+        raise StartError(f"{address}: needs 2 to 216 hex digits, first 00")
     return bytes.fromhex(digits).ljust(NAME_BYTES, b"\0")
 
 
@@ -1202,14 +1202,14 @@ def make_way(path: str, replace: bool) -> None:
             if probe.connect_ex(path) != errno.ECONNREFUSED:
                 raise StartError(f"{path}: a server listens there already")
     elif not stat.S_ISREG(status.st_mode) or status.st_size:
-        raise StartError(f"{path}: there is something else; use another path")
+        raise StartError(f"{path}: something else is there; use another path")
     if not replace:
-        raise StartError(f"{path}: nobody uses what is there; -r replaces it")
+        raise StartError(f"{path}: stale or empty; -r replaces it")
     os.unlink(path)
 
 
 def remove(file: os.stat_result, path: str) -> None:
-    """Remove a file, which is open, if it is still in its place [ADDR-10]."""
+    """Remove an open file if it is still in its place [ADDR-10]."""
     with suppress(OSError):
         if os.path.samestat(file, os.lstat(path)):
             os.unlink(path)
@@ -1236,7 +1236,7 @@ def open_pid_file(path: str) -> int:
         raise StartError(f"{path}: a server uses this file") from None
     text = os.pread(descriptor, 32, 0)
     if text and not re.fullmatch(rb"[0-9]{1,10}\n?", text):
-        raise StartError(f"{path}: not a pid file; it is left as it is")
+        raise StartError(f"{path}: not a pid file; it stays as it is")
     if text and os.path.exists(f"/proc/{int(text)}"):
         raise StartError(f"{path}: process {int(text)} is alive")
     if not os.path.samestat(os.fstat(descriptor), os.lstat(path)):
@@ -1245,7 +1245,7 @@ def open_pid_file(path: str) -> int:
 
 
 def redirect(descriptor: int, path: str, flags: int = os.O_RDWR) -> None:
-    """Have a standard stream lead to a file."""
+    """Let a standard stream lead to a file."""
     file = os.open(path, flags)
     os.dup2(file, descriptor)
     os.close(file)
@@ -1283,7 +1283,7 @@ class Journal:
         self.flush()
 
     def note(self, event: str, rule: str, who: Client, **facts: Any) -> None:
-        """Write an event of a client wherever it belongs."""
+        """Write an event of a client to the log, the trace, or both."""
         packet, payload = facts.pop("packet", b""), facts.pop("payload", None)
         if isinstance(packet, NumberedPacket):
             facts["m"] = packet.number
@@ -1356,7 +1356,7 @@ def parse_options(arguments: list[str] | None) -> Options:
     switch("-v", "--verbose", help="log every decision")
     switch("--strict", help="disconnect where a server MAY")
     switch("--trace-payload", help="write payloads to the trace as well")
-    add("-p", "--pid-file", metavar="PIDFILE", help="implies -d")
+    add("-p", "--pid-file", metavar="PIDFILE", help="for the pid; implies -d")
     what = "let only these users and your own connect (with -g or -o)"
     add("-u", "--user", action="append", type=user_id, help=what)
     what = "!/cred/GID/UID/PID of this bus on the bus above it"
@@ -1365,7 +1365,7 @@ def parse_options(arguments: list[str] | None) -> Options:
     add("--version", action="version", version=f"sbusd {__version__}")
     for name, (default, _, what) in LIMITS.items():
         kind = functools.partial(parse_limit, name)
-        what = f"{what} (default %(default)s)"
+        what = f"at most N {what} (default %(default)s)"
         option = "--" + name.replace("_", "-")
         add(option, metavar="N", type=kind, default=default, help=what)
     options = parser.parse_args(arguments)
@@ -1378,7 +1378,7 @@ def parse_options(arguments: list[str] | None) -> Options:
 
 
 def go_to_background(path: str | None, cleanup: ExitStack) -> int:
-    """Go on as a daemon; return where to say that it is ready [RUN-8]."""
+    """Become a daemon; return where to tell that it is ready [RUN-8]."""
     if path is not None:
         pid_file, place = open_pid_file(path), os.path.join(os.getcwd(), path)
         cleanup.callback(remove, os.fstat(pid_file), place)
@@ -1396,7 +1396,7 @@ def go_to_background(path: str | None, cleanup: ExitStack) -> int:
 
 
 def announce(address: str, ready: int) -> None:
-    """Tell everybody who waits for it that the server listens [RUN-8]."""
+    """Tell all who wait for it that the server listens [RUN-8]."""
     with suppress(OSError):
         if address and select.select((), (1,), (), 0)[1]:
             os.write(1, f"{address}\n".encode("ascii"))
@@ -1417,7 +1417,7 @@ def announce(address: str, ready: int) -> None:
 
 
 def obey_signals(server: Server) -> None:
-    """Have signals wake the server up, and say what to do [RUN-10]."""
+    """Let signals wake the server, and tell it what to do [RUN-10]."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     def wake_up() -> None:
@@ -1490,9 +1490,9 @@ def main(arguments: list[str] | None = None) -> int:
         serve(options)
         return 0
     except OSError as error:
-        log(f"{error.filename or 'cannot go on'}: {error.strerror}")
+        log(f"{error.filename or 'cannot continue'}: {error.strerror}")
     except (StartError, MemoryError) as error:
-        log(str(error) or "there is no memory")
+        log(str(error) or "out of memory")
     return 1
 
 

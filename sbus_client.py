@@ -39,7 +39,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar, Union, cast
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "AddressError", "AsyncClient", "Client", "ControlMessage", "Credentials",
     "Disconnected", "Message", "PacketError", "PacketTooLarge", "Reconnected",
@@ -61,7 +61,7 @@ class AddressError(SbusError, ValueError):
 
 
 class Disconnected(SbusError, ConnectionError):
-    """There is no server (then *errno* is of connect(2)), or it has gone."""
+    """There is no server (*errno* is that of connect(2)), or it has left."""
 
 
 class PacketTooLarge(SbusError, ValueError):
@@ -102,17 +102,17 @@ class Message(NamedTuple):
 
 
 class ControlMessage(NamedTuple):
-    """What the server itself sent."""
+    """A packet of the server itself: a routing key and a payload."""
 
     key: bytes
     payload: bytes
 
 
 class Reconnected(ControlMessage):
-    """What a client itself says: it had no bus, and now one has answered.
+    """A notice of the client itself: after it had no bus, one has answered.
 
-    Its subscriptions and modes are in force.  What others published meanwhile
-    is gone, and so may be what this client sent last.  The fields are empty.
+    Its subscriptions and modes are in force.  It has missed what others
+    published meanwhile; what it sent last may be lost.  The fields are empty.
     """
 
     __slots__ = ()
@@ -188,8 +188,8 @@ parsed_heads = Heads(parse_head)
 class Credentials(NamedTuple):
     """Who the server says a client is [CRED-2].
 
-    *path* is the whole answer, as b"!/cred/100/1000/4242", which ends in the
-    numbers: the keys that begin with it and a '/' are private.
+    *path* is the whole answer, such as b"!/cred/100/1000/4242".  Keys that
+    begin with it and a '/' are private.
     """
 
     gid: int
@@ -199,7 +199,7 @@ class Credentials(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is asked: its key, its payload, and the key for the answer."""
+    """A request: its key, its payload, and the key for the answer."""
 
     key: bytes
     payload: bytes
@@ -207,9 +207,9 @@ class Request(NamedTuple):
 
 
 def owner_of(key: bytes) -> Credentials:
-    """Return the credentials without which nobody can read a private key.
+    """Return the credentials that the reader of a private key must have.
 
-    Anybody may write to such a key [CRED-10] [CRED-11].
+    Anybody may publish under such a key [CRED-10] [CRED-11].
     Raises: PacketError if the key is not private.
     """
     path = re.match(rb"(?:!/cred/[0-9]{1,10}/[0-9]{1,10}/[0-9]{1,10}/)+", key)
@@ -236,8 +236,8 @@ def random_part() -> bytes:
 def parse_request(message: Received) -> Request | None:
     """Return what a message asks for, or None if it is no request.
 
-    A request wants its answer under a private key: anybody may publish one
-    that names another key [CRED-10].
+    Its answer goes to a private key.  This does not prove who asks: anybody
+    may name the key of somebody else [CRED-10].
 
         for message in bus:
             if asked := parse_request(message):
@@ -272,9 +272,9 @@ def left_of(end: End) -> Timeout:
 
 
 def default_address() -> str:
-    """Return the address at which a server listens if not told otherwise.
+    """Return the address where a server listens by default [ADDR-1].
 
-    Raises: AddressError if the environment does not tell [ADDR-1].
+    Raises: AddressError if the environment does not say.
     """
     if os.getuid() == 0:
         return "/run/sbus.socket"
@@ -361,7 +361,7 @@ LARGE_BYTES = 1 << 16  # to copy more takes longer than some calls
 SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 BUSY = "too many clients connect at once"
-FULL = "a slow reader makes us wait, or the server is stopped,"
+FULL = "the server takes nothing (a slow reader, or it is stopped)"
 SILENT = "the server does not answer"
 CLOSED = "this client is closed"
 # Plain numbers: to combine those of the module takes longer than send
@@ -398,7 +398,7 @@ class Connection:
             address = os.environ.get("SBUS_ADDRESS") or default_address()
         self.address = address = os.fspath(address)
         if reconnect and address.startswith("/dev/fd/"):
-            raise AddressError("a descriptor cannot be connected again")
+            raise AddressError("a descriptor cannot reconnect")
         self.reconnect = reconnect
         self.packet_bytes_max = packet_bytes_max
         self.key_bytes_max = key_bytes_max
@@ -436,15 +436,15 @@ class Connection:
         raise NotImplementedError
 
     def retry_in(self) -> float | None:
-        """Return how many seconds to wait for a bus, None if there is one."""
+        """Return the seconds to the next try, or None while there is a bus."""
         if not self._is_lost:
             return None
         return RESTORE_SECONDS if self._fresh else left_of(self._next_try)
 
     def close(self) -> None:
-        """Leave the bus.  What was published is delivered [CONN-6].
+        """Leave the bus, which still delivers what was published [CONN-6].
 
-        A call that waits, in another thread or task, raises Disconnected.
+        A call that waits in another thread or task raises Disconnected.
         """
         with self._lock:
             if self._why_closed == CLOSED:
@@ -485,19 +485,19 @@ class Connection:
         text = to_bytes(text)
         count, segments, why = len(text), text.count(b"/") + 1, ""
         if count > self.key_bytes_max:
-            why = f"{count} bytes, and not at most {self.key_bytes_max}"
+            why = f"{count} bytes, over {self.key_bytes_max}"
         elif segments > self.segments_max:
-            why = f"{segments} segments, and not at most {self.segments_max}"
+            why = f"{segments} segments, over {self.segments_max}"
         elif b"!" in text:
             rest = SECRETS.sub(b"", text) if FIELDS.match(text) else text
             if b"!" in rest.split(b"/"):
-                why = "a segment '!', with which only secrets may begin"
+                why = "a segment '!', which is reserved for secrets"
         if why:
             raise PacketError(f"{text[:80]!r} has {why}")
         return text
 
     def _pattern(self, text: Text) -> bytes:
-        """Return a pattern as bytes, if it is no secret of others [CRED-4].
+        """Return a pattern as bytes, unless it is another's secret [CRED-4].
 
         Until whoami has told our credentials, this process's own numbers
         count, unless the server is in another process namespace.
@@ -510,7 +510,7 @@ class Connection:
             for field, number in zip(fields.groups(), own):
                 if field not in (b"", number):
                     raise PacketError(
-                        f"{pattern[:80]!r} is a secret of others: we are"
+                        f"{pattern[:80]!r} is another's secret: this client is"
                         f" {self._own_path.decode()}"
                     )
         return pattern
@@ -798,7 +798,7 @@ class Connection:
         while not answer:
             if self._kept_bytes > KEPT_BYTES_MAX:
                 count = f"{len(self._kept):,} messages"
-                what = f"{count} arrived beside an answer: receive them first"
+                what = f"{count} came before an answer: receive them first"
                 raise SbusError(what)
             await self._keep_next(end, what)
         received: Received | SbusError = answer[0]
@@ -848,22 +848,22 @@ def run(call: Call[Result], *arguments: Any) -> Result:
 class Client(Connection):
     """A connection to a bus.
 
-    *address* is a path, /dev/unix/abstract/HEX or /dev/fd/N, a connected
-    socket that the client closes; by default it is SBUS_ADDRESS of the
+    *address* is a path, /dev/unix/abstract/HEX, or /dev/fd/N for a connected
+    socket, which the client closes.  The default is SBUS_ADDRESS of the
     environment, or the server's own default.  With *reconnect*, a client may
-    begin without a bus; whenever it has none it goes on trying to connect,
-    subscribes and sets its modes again, and says so: see Reconnected.  The
-    largest packet and key, and the most segments, are those of the server.
+    start without a bus; whenever it has none, it keeps trying to connect.
+    Then it subscribes and sets its modes again, and reports a Reconnected.
+    The last three options are limits, which should be those of the server.
 
-    Keys and patterns are bytes, or str that is sent as UTF-8.  Timeouts are
-    seconds, None for ever; with 0 a call does not wait.  TimeoutError says
-    that one is over: then nothing was sent, or received.
+    Keys and patterns are bytes, or str that is sent as UTF-8.  A timeout is
+    in seconds, None for ever; with 0 a call does not wait.  A call that
+    raises TimeoutError has sent or received nothing.
 
-    A client is a context manager, an iterator over what it receives, and has
-    fileno() for select, poll and epoll; *socket* is there for all else.  Any
+    A client is a context manager and an iterator over what it receives.  It
+    has fileno() for select, poll and epoll, and *socket* for all else.  Any
     thread may send and close, but only one at a time may receive, which
-    whoami, sync, stats and request do as well.  It is of use only to the
-    process that made it, not after fork(2).
+    whoami, sync, stats and request also do.  Only the process that made a
+    client can use it, not one that fork(2) makes.
 
         with select.epoll() as epoll:
             epoll.register(bus, select.EPOLLIN)
@@ -872,10 +872,10 @@ class Client(Connection):
                 with contextlib.suppress(TimeoutError):
                     print(bus.receive(timeout=0))
 
-    Any call may raise Disconnected, and does so once the client is closed
-    (but for close and fileno); PacketTooLarge if something sent or received
-    is above the limit; PacketError for a key or pattern that a server would
-    refuse, or for a malformed packet, which is left out; TypeError.
+    Any call may raise Disconnected, and all but close and fileno do so once
+    the client is closed; PacketTooLarge for a packet above the limit;
+    PacketError for a key or pattern that a server would refuse, or for a
+    malformed packet, which is skipped; and TypeError.
     Raises: TimeoutError; AddressError; Disconnected if there is no server.
     """
 
@@ -937,23 +937,23 @@ class Client(Connection):
     def whoami(self, timeout: Timeout = None) -> Credentials:
         """Return the credentials that the server knows this client by.
 
-        What arrives meanwhile is kept for receive [CRED-12] [CLIENT-8].
-        Raises: TimeoutError; SbusError if that is too much; Disconnected, with
-        *reconnect* as well, if the bus is lost meanwhile: ask again.
+        It keeps for receive what else arrives [CRED-12] [CLIENT-8].
+        Raises: TimeoutError; SbusError if that is too much; Disconnected, even
+        with *reconnect*, if the bus is lost meanwhile: ask again.
         """
         return credentials_of(run(self._ask, WHOAMI, timeout))
 
     def sync(self, timeout: Timeout = None) -> None:
-        """Return once the server has handled all before [PKT-5] [CRED-3].
+        """Return once the server has handled all sent so far [PKT-5] [CRED-3].
 
         Raises: as whoami; Disconnected if the server refused some of it.
         """
         self.whoami(timeout)
 
     def stats(self, timeout: Timeout = STATS_SECONDS) -> dict[str, Any]:
-        """Return what the server has counted, by the names of [CTL-5].
+        """Return the counts of the server, by the names of [CTL-5].
 
-        Raises: as whoami; TimeoutError also if this server does not count.
+        Raises: as whoami; TimeoutError also if this server has no counts.
         """
         return dict(json.loads(run(self._ask, STATS, timeout).payload))
 
@@ -975,7 +975,7 @@ class Client(Connection):
     def reply(
         self, asked: Request, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
-        """Answer what parse_request returned; drop what nobody may hear."""
+        """Answer a parsed request, unless no server takes its reply key."""
         with contextlib.suppress(PacketError):
             self.publish(asked.reply_key, payload, timeout)
 
@@ -1049,13 +1049,13 @@ class AsyncClient(Connection):
             async for message in bus:
                 print(message.key, message.payload)
 
-    It takes what Client takes, and connects in `async with` or by connect().
-    Its calls are those of Client and raise the same errors; they wait without
-    holding up other tasks.  Several tasks of the loop in which it connected
-    may use it at once; each message goes to one of them.
+    Its arguments are those of Client.  It connects in `async with` or by
+    connect().  Its calls are those of Client and raise the same errors, but
+    let other tasks run while they wait.  Several tasks of the loop in which
+    it connected may use it at once; each message goes to one of them.
 
-    To cancel a call is safe: what it would have received is received by the
-    next call, what it would have sent is sent whole or not at all.
+    A call may be cancelled: the next call receives what it would have
+    received, and a packet is sent whole or not at all.
     """
 
     # All tasks that wait share one future, which is set when something
@@ -1193,16 +1193,16 @@ class AsyncClient(Connection):
 # The command line
 # =============================================================================
 
-PATTERNS = """the keys to choose, where '*' is what stands between two '/' and
-a '/' at the end is all below: 'a/*' selects a/b but not a/b/c, 'a/' selects
-both, none at all selects all but secrets; quote it"""
+PATTERNS = """the keys to select: '*' matches up to the next '/', and a final
+'/' all that follows it; 'a/*' selects a/b but not a/b/c, 'a/' selects both;
+without a pattern, all keys but secrets; quote it"""
 HELP = """exit status: 1 for an error of the bus, 2 for a wrong command line.
-SBUS_ADDRESS stands for -a.  The command sbus, in tools/, has the rest."""
+SBUS_ADDRESS is the default of -a.  The command sbus, in tools/, does more."""
 Options = argparse.Namespace
 
 
 def note(text: object) -> None:
-    """Remark something on standard error."""
+    """Print a remark on standard error."""
     print(f"sbus_client.py: {text}", file=sys.stderr, flush=True)
 
 
@@ -1236,7 +1236,7 @@ def payload_of(options: Options) -> bytes:
 
 
 def sub(bus: Client, options: Options) -> None:
-    """Print what is published, a line each: its key, a tab, its payload."""
+    """Print each message as a line: its key, a tab, its payload."""
     for pattern in options.pattern or [""]:
         bus.subscribe(os.fsencode(pattern))
     end, heard = end_of(options.timeout), 0
@@ -1246,7 +1246,7 @@ def sub(bus: Client, options: Options) -> None:
         except TimeoutError:
             if options.count:
                 what = f"heard {heard} of {options.count:g}"
-                raise SbusError(f"the time is over: {what}") from None
+                raise SbusError(f"out of time: {what}") from None
             return
         if type(received) is Message:
             heard += 1
@@ -1312,10 +1312,10 @@ def option_parser() -> Parser:
             what, default = "'-' is standard input", "-" if run is pub else ""
             either("payload", nargs="?", default=default, help=what)
         if run is pub:
-            either("--lines", action="store_true", help="of standard input")
+            either("--lines", action="store_true", help="publish each line")
         if run in (sub, request):
             add("--raw", action="store_true", help="print payloads alone")
-        what = f"end after so many seconds{f' ({wait})' if wait else ''}"
+        what = f"end after this many seconds{f' ({wait})' if wait else ''}"
         add("-t", "--timeout", type=positive, default=wait, help=what)
         # A default here would undo an address before the command
         add("-a", "--address", default=argparse.SUPPRESS, help=where)

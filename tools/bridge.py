@@ -1,12 +1,12 @@
-"""bridge: join two buses, so that each hears what the other does.
+"""bridge: join two buses, so that each carries what the other does.
 
-No message goes round: a bus sends no echo [ECHO-2], so that a bridge never
-hears what it has published itself.  It would hear what another bridge has,
+No message goes round: a bus sends no echo [ECHO-2], so a bridge never hears
+what it has published itself.  It would hear the messages of another bridge,
 between the same buses or in a ring of them.  So each bridge publishes a
-probe on its left bus, under a key that all bridges of its user forward; if
-it hears that on its right bus there is another way, and it ends.  Of two
-bridges the one that subscribed later finds the other.  The keys of probes
-are secret to the user [CRED-11], so that nobody else can end a bridge.
+probe on its left bus, under a key that all bridges of its user forward.  If
+it hears the probe on its right bus, there is another path, and it ends.  Of
+two bridges, the one that subscribed later finds the other.  The keys of
+probes are secret to the user [CRED-11], so nobody else can end a bridge.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def forward(source: Side, target: Side, own: bytes) -> Disconnected | None:
 
     *own* is this bridge's probe.  Returns an error if the target has ended:
     that may have left more to forward from it.
-    Raises: Disconnected if the source has; SbusError if there is another way.
+    Raises: Disconnected if the source has; SbusError if there is a ring.
     """
     one, other = source.bus, target.bus
     for received in one:
@@ -86,12 +86,12 @@ def forward(source: Side, target: Side, own: bytes) -> Disconnected | None:
 def bridge(options: Options) -> None:
     """Join two buses: publish on each what is published on the other.
 
-    This goes on until one of them ends, or SIGINT or SIGTERM comes; then the
-    exit status is 0.  Publishers wait for the slower bus: the bridge asks for
-    blocking/soft/block.  Secret keys stay on their own bus.  Between any two
-    buses there must be only one way over bridges, whatever their patterns, or
-    messages would go round for ever: a bridge that finds another way, over
-    bridges of its own user, ends with the exit status 1.
+    It runs until one of them ends, or SIGINT or SIGTERM comes; then the exit
+    status is 0.  Publishers wait for the slower bus (blocking/soft/block).
+    Secret keys stay on their own bus.  Bridges must not form a ring, whatever
+    their patterns, or messages would go round for ever.  A bridge that finds
+    another path between its buses, over bridges of its own user, ends with
+    the exit status 1.
     """
     one, other = options.addresses
     wait = shared.ANSWER_SECONDS

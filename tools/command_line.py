@@ -1,4 +1,4 @@
-"""The command `sbus`: finds the command that is asked for, and runs it."""
+"""The command `sbus`: finds the requested command, and runs it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def command_of(words: Sequence[str]) -> str:
     "help sub",
     shared.argument(
         "topic",
-        "all by default",
+        "default: all",
         metavar="COMMAND",
         nargs="?",
         choices=COMMANDS,
@@ -57,7 +57,7 @@ def command_of(words: Sequence[str]) -> str:
     has_address=False,
 )
 def help(options: shared.Options) -> None:
-    """Print what a command does and what its options are."""
+    """Print what a command does, and its options."""
     parser, parsers = shared.option_parsers(all_commands())
     parsers.get(options.topic, parser).print_help()
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status.
 
     0 is success, 1 an error of the bus, 2 of usage, 130 an interruption.
-    No command is loaded but the one that is asked for.
+    Only the command that is asked for is loaded.
     """
     words = sys.argv[1:] if arguments is None else arguments
     name = command_of(words)

@@ -1,6 +1,6 @@
 """completion: teach a shell the commands and options of `sbus`.
 
-What the shells are given asks the command itself what may come next.
+The shells ask the command itself what may come next.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ complete -c sbus -a '(__sbus)'
     has_address=False,
 )
 def completion(options: shared.Options) -> None:
-    """Print the completion of this command line for a shell."""
+    """Print the completion of sbus for a shell."""
     words = [SHELLS.get(options.shell, "")]
     if options.shell == "words":
         words = [f"{word}\n" for word in following(options.words)]

@@ -1,4 +1,4 @@
-"""whoami, ping and control: what one asks or tells the server itself."""
+"""whoami, ping and control: questions and orders to the server itself."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ QUANTILES = {"minimum": 0, "median": 0.5, "p99": 0.99, "maximum": 1}
 def whoami(options: shared.Options) -> None:
     """Print the credentials by which the server knows this client.
 
-    They are as in !/cred/GID/UID/PID: what begins so and goes on with '/' is
-    a private key.
+    They have the form !/cred/GID/UID/PID.  A key that begins with them and a
+    '/' is private.
     """
     with shared.open_bus(options, options.timeout) as bus:
         shared.write_line(bus.whoami(options.timeout).path)
@@ -33,8 +33,8 @@ def whoami(options: shared.Options) -> None:
 def ping(options: shared.Options) -> None:
     """Print how long the server takes to answer a question.
 
-    These are the shortest time, the median, the time that 99 of 100 do not
-    pass, and the longest.
+    It prints the shortest time, the median, the 99th percentile and the
+    longest time.
     """
     times = []
     with shared.open_bus(options, options.timeout) as bus:
@@ -61,7 +61,7 @@ def ping(options: shared.Options) -> None:
 def control(options: shared.Options) -> None:
     """Send a control message to the server, and print the answer.
 
-    This is its key, a tab, its payload.  It is an error if there is none.
+    An answer is its key, a tab, its payload.  No answer is an error.
     """
     answers = 0
     with shared.open_bus(options, options.timeout) as bus:
@@ -73,4 +73,4 @@ def control(options: shared.Options) -> None:
                 shared.write_line(*bus.receive(0))
                 answers += 1
     if not answers:
-        raise SbusError(f"the server gives no answer to {options.key!r}")
+        raise SbusError(f"the server does not answer {options.key!r}")

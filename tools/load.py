@@ -1,4 +1,4 @@
-"""load: measure a bus, by processes that publish and others that subscribe.
+"""load: measure a bus with processes that publish and subscribe.
 
 A message begins with its time by the monotonic clock, which all share.  Each
 publisher ends with an empty one, so that a subscriber knows when it has all.
@@ -118,24 +118,24 @@ def percentile(taken: Counter[int], part: float) -> int | None:
 
 @shared.command(
     "load --subscribers 4 --rate 1000 --seconds 10",
-    number("--publishers", "so many processes publish (1)", default=1),
-    number("--subscribers", "so many hear all of it (1)", default=1),
-    number("--size", "the bytes of a payload, 8 or more (64)", default=64),
+    number("--publishers", "processes that publish (1)", default=1),
+    number("--subscribers", "processes that receive all (1)", default=1),
+    number("--size", "bytes of a payload, at least 8 (64)", default=64),
     amount("--rate", "R", "messages a second in all", default=math.inf),
     amount("--seconds", "S", "publish for S seconds (5, without --count)"),
     number("-n --count", "publish N messages in all"),
-    shared.argument("--key", "what keys begin with", default="load"),
+    shared.argument("--key", "the beginning of keys (load)", default="load"),
     shared.flag("--json", "print a JSON object, with microseconds"),
 )
 def load(options: Options) -> None:
     """Publish as fast as the bus takes it, and print what is received.
 
-    Publishers are paused while a subscriber does not keep up, so that latency
-    is that of full queues unless --rate is less than the bus can carry.  The
-    keys hold a random text, so that two loads do not hear each other.
+    A subscriber that does not keep up pauses publishers.  So latency is that
+    of full queues, unless --rate is below what the bus can carry.  The keys
+    hold a random text, so that two loads do not hear each other.
     """
     if options.size < TIME.size:
-        raise shared.UsageError(f"--size {options.size}: it is 8 or more")
+        raise shared.UsageError("--size must be at least 8")
     options.key = os.fsencode(f"{options.key}/{os.urandom(4).hex()}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options.seconds = options.seconds or (math.inf if options.count else 5)

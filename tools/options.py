@@ -83,7 +83,7 @@ Parser = Callable[[str], float]  # of a number
 
 
 class Command(NamedTuple):
-    """What a command does, and what its help says."""
+    """A command: its function, and what its help says."""
 
     run: Callable[[Options], None]  # its docstring is help
     example: str
@@ -94,7 +94,7 @@ class Command(NamedTuple):
 def command(
     example: str, *arguments: Argument, has_address: bool = True
 ) -> Callable[[Callable[[Options], None]], Command]:
-    """Return what makes a command of a function."""
+    """Return a decorator that makes a command of a function."""
     return lambda run: Command(run, example, arguments, has_address)
 
 
@@ -115,7 +115,7 @@ def add_all(parser: Any, arguments: Iterable[Argument]) -> None:
 
 
 def positive(kind: Parser, what: str) -> Parser:
-    """Return what parses a number above zero for argparse."""
+    """Return a parser of positive numbers for argparse."""
 
     def parse(text: str) -> float:
         with contextlib.suppress(ValueError):
@@ -131,7 +131,7 @@ AMOUNT_TYPE = positive(float, "a number from 1e-6")
 
 
 def flag(names: str, help: str, **options: Any) -> Argument:
-    """Return an option that is there or not."""
+    """Return an option without a value."""
     return argument(names, help, action="store_true", **options)
 
 
@@ -167,7 +167,7 @@ def payload(help: str = "'-' is standard input") -> Argument:
 
 CHOICE = " ".join(sbus_client.PATTERNS.split())
 PATTERNS = argument("pattern", CHOICE, metavar="PATTERN", nargs="*")
-CHOICE = "the keys to choose, as for sub; may be repeated; all by default"
+CHOICE = "the keys to select, as for sub; may be repeated; default: all"
 LIST: dict[str, Any] = {"action": "append", "default": []}
 PATTERN_OPTION = argument("--pattern", CHOICE, metavar="PATTERN", **LIST)
 COUNT = number("-n --count", "end after N messages")
@@ -178,8 +178,8 @@ ADDRESS = argument("-a --address", WHERE, default=OURS)
 QUIET = flag("-q --quiet", "print errors, but no remarks", default=OURS)
 MAIN_HELP = """
 exit status: 0, or 1 for an error of the bus, 2 for a wrong command line,
-130 if interrupted.  SBUS_ADDRESS in the environment stands for -a, and
-SBUS_MAX_PACKET is the largest packet (409600).
+130 if interrupted.  SBUS_ADDRESS in the environment is the default of -a,
+and SBUS_MAX_PACKET is the largest packet in bytes (409600).
 
 example:
   sbus sub 'sensors/*/temp' & sbus pub sensors/1/temp 21.5
@@ -187,7 +187,7 @@ example:
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Tells what is wrong in a line, and prints help as any other output."""
+    """Reports a mistake in one line, and prints help like other output."""
 
     def error(self, message: str) -> NoReturn:
         complain(f"{message}; --help lists the options")
@@ -229,7 +229,7 @@ def option_parsers(
 
 
 class LenientClient(Client):
-    """A client that skips what is too large for it, and says so."""
+    """A client that skips packets above its limit, and says so."""
 
     def receive(self, timeout: Timeout = None) -> Received:
         while True:
@@ -248,7 +248,7 @@ def open_bus(
     """
     limit = os.environ.get("SBUS_MAX_PACKET") or str(PACKET_BYTES_MAX)
     if not re.fullmatch("[1-9][0-9]{0,9}", limit):
-        raise UsageError(f"SBUS_MAX_PACKET is {limit!r}, and no number")
+        raise UsageError(f"SBUS_MAX_PACKET is {limit!r}, not a number")
     bus = LenientClient(
         getattr(options, "address", None),
         timeout=timeout,
@@ -256,7 +256,7 @@ def open_bus(
         reconnect=reconnect,
     )
     if bus.retry_in() is not None:
-        note(f"there is no bus at {bus.address} yet: waiting for it")
+        note(f"no bus at {bus.address} yet: waiting for one")
     return bus
 
 
@@ -269,11 +269,11 @@ def subscribe(bus: Client, patterns: Sequence[str]) -> None:
 def messages(
     bus: Client, count: int | None = None, seconds: float | None = None
 ) -> Iterator[Message]:
-    """Yield what is published: so many messages, or for so long.
+    """Yield messages: *count* of them, or for some *seconds*.
 
-    What was written meanwhile is printed before it waits for more.  A lost
-    bus and a new one are remarks.
-    Raises: SbusError if the time is over before the count is reached.
+    It flushes standard output before it waits for more.  A lost bus and a
+    new one are remarks.
+    Raises: SbusError if the time runs out before the count is reached.
     """
     end, heard = end_of(seconds), 0
     is_lost = bus.retry_in() is not None
@@ -281,12 +281,12 @@ def messages(
         if left_of(end) == 0:
             if count is None:
                 return
-            raise SbusError(f"the time is over: heard {heard} of {count}")
+            raise SbusError(f"out of time: heard {heard} of {count}")
         try:
             received = bus.receive(0)
         except TimeoutError:
             if bus.retry_in() is not None and not is_lost:
-                note(f"the bus at {bus.address} is gone: waiting for another")
+                note(f"the bus at {bus.address} has gone: waiting for another")
                 is_lost = True
             wait_to_print(bus, end)
             continue
@@ -299,7 +299,7 @@ def messages(
 
 
 def wait_to_print(bus: Client, end: float | None) -> None:
-    """Print what is written, and wait until a message may come, or the end.
+    """Flush output, and wait until a message may come, or the end.
 
     Raises: BrokenPipeError if nobody reads standard output; OSError.
     """

@@ -15,8 +15,8 @@ from . import options as shared
 
 INPUT_BYTES = 65_536  # read at once
 JSON_BYTES_MAX = 8  # of a line, for each byte that a packet may have
-INPUT = """'-' or no PAYLOAD is standard input as it is, a final line feed
-included; write -- before a PAYLOAD that begins with '-'"""
+INPUT = """the payload; '-' or no PAYLOAD is all of standard input, with its
+final line feed; write -- before a PAYLOAD that begins with '-'"""
 KeyAndPayload = tuple[bytes, bytes]  # as a Message is
 
 
@@ -58,7 +58,7 @@ def given_messages(
 def paced(
     messages: Iterable[KeyAndPayload], rate: float
 ) -> Iterator[KeyAndPayload]:
-    """Yield messages at a rate a second; what is late is not made up for."""
+    """Yield messages at a rate a second; do not make up for late ones."""
     due = time.monotonic()
     for message in messages:
         time.sleep(max(0.0, due - time.monotonic()))
@@ -72,20 +72,20 @@ def paced(
     shared.either(
         shared.payload(INPUT),
         shared.flag("--lines", "publish each line of standard input"),
-        shared.flag("--null", "the same for what ends with a NUL byte"),
+        shared.flag("--null", "publish each part that a NUL byte ends"),
         shared.flag("--json", "publish the lines of `sub --json` or `record`"),
     ),
     shared.number("--repeat", "publish the PAYLOAD N times"),
     shared.amount("--rate", "R", "publish at most R messages a second"),
-    shared.timeout(60, "that the bus takes a message"),
+    shared.timeout(60, "for the bus to take a message"),
 )
 def pub(options: shared.Options) -> None:
     """Publish, and wait until the server has handled it."""
     if options.json == (options.key is not None):
-        raise shared.UsageError("give a KEY, or --json, whose lines have it")
+        raise shared.UsageError("give a KEY, or --json, whose lines have keys")
     are_parts = options.json or options.lines or options.null
     if are_parts and options.repeat:
-        raise shared.UsageError("--repeat is for a PAYLOAD, not for parts")
+        raise shared.UsageError("--repeat needs a PAYLOAD")
     sent = 0
     with shared.open_bus(options, options.timeout) as bus:
         messages = given_messages(options, bus)
@@ -99,6 +99,6 @@ def pub(options: shared.Options) -> None:
             where = f"message {sent + 1}: " if are_parts else ""
             raise SbusError(f"{where}{error}") from None
         except json_lines.ERRORS:
-            what = "of standard input is no message, as sub --json writes it"
+            what = "of standard input is not a message as sub --json writes it"
             raise SbusError(f"line {sent + 1} {what}") from None
         bus.sync(options.timeout)

@@ -1,4 +1,4 @@
-"""record: write what is published to files, and lose none of it.
+"""record: write messages to files, and lose none of them.
 
 A capture is a directory of segments, files of JSON lines, each in a folder of
 the day (UTC) on which it was begun.  A segment is written under a hidden
@@ -55,7 +55,7 @@ def recover(hidden: Path) -> None:
         return
     os.truncate(hidden, size)
     keep(hidden.open("rb"), hidden)
-    shared.note(f"{hidden.name[1:]} is recovered")
+    shared.note(f"recovered {hidden.name[1:]}")
 
 
 class Recorder:
@@ -80,7 +80,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Have an error of the disk name the directory."""
+        """Name the directory in an error of the disk."""
         try:
             yield
         except OSError as error:
@@ -160,7 +160,7 @@ class Recorder:
 
 @shared.command(
     "record /var/lib/capture --pattern 'sensors/'",
-    shared.argument("directory", "made if it is missing", metavar="DIR"),
+    shared.argument("directory", "created if it is missing", metavar="DIR"),
     shared.PATTERN_OPTION,
     amount("--segment-mib", "M", "end a file at M MiB (64)", default=64.0),
     amount(
@@ -172,17 +172,17 @@ class Recorder:
     shared.timeout(),
 )
 def record(options: Options) -> None:
-    """Record what is published in DIR, until SIGINT or SIGTERM comes.
+    """Record messages in DIR, until SIGINT or SIGTERM comes.
 
     Then the exit status is 0.  The files REC-000001.jsonl and so on, each in
     a folder of its day (UTC), hold a JSON object a line: rec names this run,
     n counts its messages from 1, t is nanoseconds since 1970, host is where
     it runs, key has a code point for each byte, size counts the payload's
-    bytes, data is the payload in base64.  A file gets its name when it is
-    whole and on disk; it is hidden before, by a dot.  What a crash has left
-    is recovered at the next start on the same host; only one recorder of a
-    host can write to a DIR.  Publishers wait for a recorder that is slow, for
-    the server's --block-timeout at most: it asks for blocking/soft/block.
+    bytes, data is the payload in base64.  A file is hidden, by a dot before
+    its name, until it is complete and on disk.  The next start on the same
+    host recovers what a crash has left.  Only one recorder of a host can
+    write to a DIR.  A slow recorder pauses publishers, for the server's
+    --block-timeout at most (blocking/soft/block).
     """
     bytes_max = int(options.segment_mib * (1 << 20))
     directory, seconds_max = Path(options.directory), options.segment_seconds

@@ -20,7 +20,7 @@ from . import options as shared
     "request services/time",
     shared.key(),
     shared.payload(),
-    shared.flag("--raw", "print the answer as it is"),
+    shared.flag("--raw", "print the answer unchanged"),
     shared.timeout(REQUEST_SECONDS),
 )
 def request(options: shared.Options) -> None:
@@ -39,14 +39,14 @@ def request(options: shared.Options) -> None:
     "reply services/time date",
     shared.argument("pattern", "the keys to answer", metavar="PATTERN"),
     shared.argument(
-        "words", "and its arguments", metavar="COMMAND", nargs="..."
+        "words", "a command and arguments", metavar="COMMAND", nargs="..."
     ),
 )
 def reply(options: shared.Options) -> None:
     """Answer each request under the keys that a pattern selects.
 
     Run a command with the request as its standard input and its key in
-    SBUS_KEY; what it prints is the answer, unless a message cannot hold it.
+    SBUS_KEY.  Its output is the answer, unless it is too large for a message.
     """
     words = options.words[options.words[:1] == ["--"] :]
     if not words:
@@ -60,7 +60,7 @@ def reply(options: shared.Options) -> None:
                     bus.reply(asked, answer)
                 except PacketTooLarge as error:
                     key = printable(asked.key)
-                    shared.note(f"{key} stays without an answer: {error}")
+                    shared.note(f"{key} gets no answer: {error}")
 
 
 def output_of(words: list[str], asked: Request) -> bytes:

@@ -14,7 +14,7 @@ COUNTERS = ("published", "delivered", "refused", "discarded", "paused")
 COLUMNS = ("clients", "patterns", *COUNTERS, "backlog_bytes")
 IDS = ("uid", "pid")
 CLIENT_COLUMNS = (*IDS, "patterns", "backlog_bytes", "modes", "paused_by")
-NOT_TOLD = "only root and the bus owner are told of"
+NOT_TOLD = "only root and the bus owner may see"
 
 
 def counts(options: shared.Options) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def counts(options: shared.Options) -> dict[str, Any]:
 def write_table(
     title: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Print a table of what the server tells of some, by their names."""
+    """Print a table of named rows."""
     names = (name.replace("_bytes", "").replace("_", " ") for name in columns)
     lines = [[title, *map(str.upper, names)]]
     for name, row in rows.items():
@@ -47,7 +47,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def metrics(users: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    """Yield the lines of what has been counted for users in OpenMetrics."""
+    """Yield the counts of users as lines of OpenMetrics."""
     for name in COLUMNS:
         is_counter = name in COUNTERS
         yield f"# TYPE sbus_{name} {'counter' if is_counter else 'gauge'}\n"
@@ -61,18 +61,18 @@ def metrics(users: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     "stats --json",
     shared.either(
         shared.flag("--json", "print the server's answer, a JSON object"),
-        shared.flag("--openmetrics", "print those of users for Prometheus"),
+        shared.flag("--openmetrics", "print counts of users for Prometheus"),
     ),
     shared.timeout(),
 )
 def stats(options: shared.Options) -> None:
     """Print what the server has counted for this client.
 
-    Root and the bus owner are told of the clients of each user, since the
-    first of those that are connected came.  REFUSED packets are those that
-    the kernel did not take at first, because their receiver was slow,
-    DISCARDED those that a receiver never got, PAUSED is how often a publisher
-    had to wait, BACKLOG what the server holds for receivers, in bytes.
+    Root and the bus owner also see a row for each user; it counts from when
+    the first of its connected clients came.  REFUSED packets are those that
+    the kernel did not take at once, because their receiver was slow.
+    DISCARDED ones never reached a receiver.  PAUSED is how often a publisher
+    had to wait, and BACKLOG the bytes that the server holds for receivers.
     """
     told = counts(options)
     users = told.get("users", {})
@@ -92,9 +92,9 @@ def stats(options: shared.Options) -> None:
 def clients(options: shared.Options) -> None:
     """Print a table of the clients of the bus, for root and the bus owner.
 
-    BACKLOG is what the server holds for a client, in bytes, MODES are those
-    of its flood control, and PAUSED BY are the numbers of the clients for
-    whose sake the server does not read from this one.
+    BACKLOG is the bytes that the server holds for a client, MODES are those
+    of its flood control, and PAUSED BY are the numbers of the slow clients
+    for which the server does not read from this one.
     """
     told = counts(options)
     if "clients" not in told:

@@ -1,4 +1,4 @@
-"""sub: print messages in lines, in colour, as JSON or as they are."""
+"""sub: print messages as lines, in colour, as JSON or unchanged."""
 
 from __future__ import annotations
 
@@ -68,19 +68,19 @@ def note_missed(bus: Client) -> None:
     """Say how many messages were discarded, if the server knows [CTL-5]."""
     with contextlib.suppress(SbusError, TimeoutError, LookupError):
         if missed := bus.stats()["discarded"]:
-            shared.note(f"{missed:,} messages were missed")
+            shared.note(f"missed {missed:,} messages")
 
 
-JSON = """print a JSON object a line instead: key and payload, or key_base64
-and payload_base64 for what is no UTF-8"""
-TIME = "print first when it came; in JSON, t is nanoseconds since 1970"
-DISCARD = """miss messages rather than slow their publishers down, and say how
-many in the end"""
-RECONNECT = """wait for a bus that is not there yet, or no longer; what others
-publish meanwhile is missed"""
+JSON = """print JSON objects, one a line: key and payload, or key_base64 and
+payload_base64 for bytes that are not UTF-8"""
+TIME = "print the time of arrival first; in JSON, t is nanoseconds since 1970"
+DISCARD = """miss messages rather than slow their publishers down; print the
+number missed at the end"""
+RECONNECT = """wait for a bus that has not started or has ended; messages that
+others publish meanwhile are missed"""
 SHOW_ADDRESS = """print on standard error the private key that each secret
 pattern stands for: '!/cred////inbox' with the numbers of this process"""
-READY = "write a line to descriptor N once it is subscribed, and close that"
+READY = "once subscribed, write a line to descriptor N, and close that"
 
 
 @shared.command(
@@ -88,8 +88,8 @@ READY = "write a line to descriptor N once it is subscribed, and close that"
     shared.PATTERNS,
     shared.either(
         form("--json", as_json, JSON),
-        form("--raw", as_payload, "print the payloads alone, as they are"),
-        form("--null", as_null_ended, "the same, each with a NUL byte"),
+        form("--raw", as_payload, "print the payloads unchanged"),
+        form("--null", as_null_ended, "print payloads, each with a NUL byte"),
     ),
     shared.flag("--time", TIME),
     shared.flag("--discard", DISCARD),
@@ -100,14 +100,14 @@ READY = "write a line to descriptor N once it is subscribed, and close that"
     shared.DURATION,
 )
 def sub(options: shared.Options) -> None:
-    r"""Print what is published, a line each: its key, a tab, its payload.
+    r"""Print each message as a line: its key, a tab, its payload.
 
-    Bytes that are no printable text are escaped as in a Python bytes literal:
-    a line feed is \n, a backslash \\.  With --count and --timeout, the exit
-    status is 1 if the time is over before the count is reached.
+    Bytes that are not printable text are escaped as in a Python bytes
+    literal: a line feed is \n, a backslash \\.  With --count and --timeout,
+    the exit status is 1 if the time runs out before the count is reached.
     """
     if options.time and options.form in (as_payload, as_null_ended):
-        raise shared.UsageError("--raw and --null have no place for --time")
+        raise shared.UsageError("--time does not go with --raw or --null")
     secrets = [text for text in options.pattern if text.startswith("!/cred/")]
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     is_coloured = sys.stdout.isatty() and not is_plain

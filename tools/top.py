@@ -66,7 +66,7 @@ class Top:
 
 @contextlib.contextmanager
 def screen() -> Iterator[None]:
-    """Have the terminal's other screen for a while, and leave no trace.
+    """Use the terminal's other screen for a while, and leave no trace.
 
     Raises: SystemExit on SIGTERM.
     """
@@ -98,9 +98,9 @@ def draw(lines: Sequence[str]) -> None:
 def top(options: Options) -> None:
     """Show the keys with the most messages a second, loudest first.
 
-    On a terminal this is over and over, else one table after the other.
-    MESSAGES counts from the start.  What comes too fast is left out, not
-    waited for: top asks for blocking/soft/discard.
+    On a terminal it redraws one table, elsewhere it prints another each time.
+    MESSAGES counts from the start.  If messages come too fast, top misses
+    some rather than slow their publishers (blocking/soft/discard).
     """
     table = Top(options.bytes)
     with shared.open_bus(options) as bus:

@@ -18,13 +18,13 @@ from tools import command_line, options
 SERVER = """
 A server of a simple message bus: processes of several users connect to its
 socket, subscribe to patterns of routing keys, and publish messages.  It runs
-until a signal ends it.  sbus(7) tells what clients send and receive, the
-chapters in spec/ of its source tell all of it.
+until a signal ends it.  sbus(7) describes what clients send and receive; the
+chapters in spec/ of its source describe everything.
 """
 SERVER_MORE = {
     "SIGNALS": """
 SIGTERM, SIGINT and, in the foreground, SIGHUP end the server once it has
-delivered what it has read, for a second at most.  SIGUSR1 has it log what
+delivered what it has read, within a second at most.  On SIGUSR1 it logs what
 each user's clients use and have done.
 """,
     "EXIT STATUS": """
@@ -32,13 +32,13 @@ each user's clients use and have done.
 cannot start or runs out of memory; 2 for a wrong command line.
 """,
     "ENVIRONMENT": """
-SBUS_ADDRESS is the address where neither --address nor a service manager gives
-one.  XDG_RUNTIME_DIR is where the socket of a user other than root is by
-default.  LISTEN_PID, LISTEN_FDS and NOTIFY_SOCKET are the service manager's.
+SBUS_ADDRESS is the address if neither --address nor a service manager gives
+one.  XDG_RUNTIME_DIR is the default directory for the socket of a user other
+than root.  A service manager sets LISTEN_PID, LISTEN_FDS and NOTIFY_SOCKET.
 """,
     "FILES": """
-/run/sbus.socket is the socket of root, $XDG_RUNTIME_DIR/sbus.socket that of
-another user.
+The default socket is /run/sbus.socket for root, and
+$XDG_RUNTIME_DIR/sbus.socket for another user.
 """,
 }
 CLIENT = """
@@ -51,7 +51,8 @@ CLIENT_MORE = {
 interrupted.
 """,
     "ENVIRONMENT": """
-SBUS_ADDRESS stands for --address, SBUS_MAX_PACKET is the largest packet.
+SBUS_ADDRESS is the default of --address; SBUS_MAX_PACKET is the largest packet
+in bytes.
 """,
 }
 

@@ -1,16 +1,16 @@
-"""sbus_spark: keep, look at, check and repeat the traffic of a bus, on Spark.
+"""sbus_spark: keep, show, check and repeat the traffic of a bus, on Spark.
 
 A trace is what a server did (sbus.py --trace), a capture what one subscriber
 heard (`sbus record`), and a table the Delta table that ingest makes of
 captures.  Each step is a function of DataFrames, and a command.
 
-    messages    their columns, and which lines of a capture are messages
+    messages    columns, and which lines of a capture are messages
     matching    which keys patterns select
     source      the format `sbus` for Spark's own programs
     table       ingest, compact, expire, read_table, replay
     report      the traffic in a table, in numbers and as a page
     events      the lines of traces as a DataFrame
-    audit       the deliveries that were owed, beside those that were made
+    audit       the deliveries that were expected, beside the actual ones
     session     Java, and the Spark session of the command line
     cli         the command line
 
@@ -39,7 +39,7 @@ from .session import JavaError, find_java, session
 from .source import register
 from .table import compact, expire, ingest, read_table, replay
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "InputError", "JavaError", "PipelineError", "audit", "compact", "expire",
     "find_java", "ingest", "main", "page", "read_table", "register",

@@ -2,15 +2,15 @@
 
 See spec/3-protocol.md to spec/9-running.md.  The idea:
 
-- `events` sums up each block of a trace.  The driver gets a row a part, finds
-  out where runs begin and go on (`outline`), and gives each part its place.
+- `events` sums up each block of a trace.  From a row for each part the driver
+  finds where runs begin and go on (`outline`), and gives each part its place.
   So each event has a place in its run (*at*), whatever its number.
 - What clients subscribed to or asked for are intervals (*spans*).  Keys that
   the same patterns select are one case.  *expected* says which clients
   receive a case, and when.
 - A message is credited with a random mark of each client that it is expected
-  at, and debited with those of the clients that it reached.  If all is well,
-  that comes to nothing; else it is one of the *suspects*.
+  at, and debited with those of the clients that it reached.  If the sum is not
+  zero, it is one of the *suspects*.
 - Only the blocks with suspects, and with clients that were sent messages out
   of order, are read again, and looked at event by event (*seen*).
 """
@@ -290,7 +290,7 @@ ROWS = (
 def audit(
     spark: SparkSession, paths: Sequence[str], is_running: bool = False
 ) -> DataFrame:
-    """Return all that is wrong with what traces tell, a row a breach.
+    """Return all that is wrong with some traces, a row for each breach.
 
     *paths* are files, or directories of them.  If a bus *is_running*, the
     last run of a trace need not have stopped.
@@ -394,10 +394,10 @@ NO_START = "it begins neither with start nor where exactly one other file ends"
 
 
 def chains(parts: dict[str, list[Row]]) -> list[list[str]]:
-    """Return the files in lists, each behind the one that it goes on from.
+    """Return lists of files, in which each goes on where the last ends.
 
-    A file that does not begin with a start goes on where exactly one other
-    ends, and where no third one goes on.
+    A file that does not begin with a start needs exactly one other that ends
+    there, and no third one that also goes on from there.
     """
     last, first = defaultdict(list), defaultdict(list)
     for file, own in parts.items():

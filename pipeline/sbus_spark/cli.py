@@ -35,7 +35,7 @@ CAUSES = (r"InputError: (.*)", r"^(?:[\w.]*Error|Caused by): (.*)")
 
 # Each command returns its exit status.  Its docstring is its help.
 def run_ingest(options: argparse.Namespace) -> int:
-    """Bring the segments of a capture into a table."""
+    """Add new segments of a capture to a table."""
     until = None
     if options.follow:
         until = threading.Event()
@@ -48,7 +48,7 @@ def run_ingest(options: argparse.Namespace) -> int:
 
 
 def run_compact(options: argparse.Namespace) -> int:
-    """Make large files of the small ones of each day."""
+    """Merge the small files of each day."""
     tables.compact(options.table)
     print("the files of each day are compacted")
     return 0
@@ -62,7 +62,7 @@ def run_expire(options: argparse.Namespace) -> int:
 
 
 def run_report(options: argparse.Namespace) -> int:
-    """Show the traffic in a table."""
+    """Write a report of the traffic in a table."""
     tables.open_table(options.table)
     output = Path(options.output)
     if not options.json:
@@ -77,7 +77,7 @@ def run_report(options: argparse.Namespace) -> int:
 
 
 def run_audit(options: argparse.Namespace) -> int:
-    """Check that a bus did what it was to do."""
+    """Check that a bus delivered what it should."""
     if options.output and os.path.exists(options.output):
         raise InputError(f"{options.output}: it is there already")
     found = audit(session(), options.trace, options.running)
@@ -146,7 +146,7 @@ def option_parser() -> OptionParser:
     """Return the parser of the command line."""
     parser = OptionParser(
         prog="sbus-spark",
-        description="Keep, look at, check and repeat the traffic of a bus.",
+        description="Keep, show, check and repeat the traffic of a bus.",
         epilog="`sbus-spark COMMAND --help` gives an example.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -163,39 +163,39 @@ def option_parser() -> OptionParser:
             add(place, metavar=place.upper(), type=absolute, help=told)
         return add
 
-    made = {"table": "what ingest has made"}
-    recorded, new = "what `sbus record` writes", "a folder, made if need be"
+    made = {"table": "a table that ingest made"}
+    recorded, new = "what `sbus record` writes", "created if it is missing"
     example = "capture table --follow"
     add = command(run_ingest, example, capture=recorded, table=new)
     add("--follow", action="store_true", help="go on until interrupted")
-    add("--clean", action="store_true", help="remove what is in the table")
+    add("--clean", action="store_true", help="remove ingested segments")
 
     command(run_compact, "table", **made)
 
     add = command(run_expire, "table --before 2026-11-22", **made)
-    what = "the first day that stays, as 2026-11-22"
+    what = "the first day to keep, such as 2026-11-22"
     add("--before", metavar="DAY", type=day, required=True, help=what)
 
     add = command(run_report, "table -o traffic.html", **made)
-    what = "the page to write, else report.html here"
+    what = "the page to write (report.html)"
     add("-o", "--output", metavar="FILE", default="report.html", help=what)
     add("--json", action="store_true", help="print JSON, write no page")
 
     add = command(run_audit, "my.trace")
-    what = "what sbus.py --trace has written, or a folder of it"
+    what = "a file of sbus.py --trace, or a folder of them"
     add("trace", metavar="TRACE", nargs="+", type=absolute, help=what)
-    what = "write all breaches there, as JSON; it must not be there yet"
+    what = "write all breaches as JSON to this new folder"
     add("-o", "--output", metavar="DIR", type=absolute, help=what)
     add("--json", action="store_true", help="print JSON")
-    what = "the bus still runs: that no stop is there is no breach"
+    what = "the bus still runs, so a missing stop is no breach"
     add("--running", action="store_true", help=what)
 
     example = "table -a /tmp/other.bus --pattern 'a/*' --speed 1"
     add = command(run_replay, example, **made)
     add("-a", "--address", required=True, help="the bus")
-    what = "only what it selects; may be given more than once"
+    what = "only keys that it selects; may be repeated"
     add("--pattern", metavar="P", action="append", default=[], help=what)
-    what = "times as fast as it was; as fast as possible without"
+    what = "X times as fast as recorded (as fast as possible)"
     add("--speed", metavar="X", type=speed, help=what)
     return parser
 

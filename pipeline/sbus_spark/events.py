@@ -121,7 +121,7 @@ def lines_of(block: Block) -> Iterator[bytes]:
 
 
 def parse(text: bytes) -> pa.Table:
-    """Return lines as LINE, code and line; nulls for those of no event.
+    """Return lines as LINE, code and line; nulls for lines of no event.
 
     *code* is an event's place in FIELDS or -1, and *line* begins the text of
     what is no event.
@@ -138,7 +138,7 @@ def parse(text: bytes) -> pa.Table:
 
 
 def codes_of(table: pa.Table) -> Any:
-    """Return each event's place in FIELDS; -1 if one of its fields lacks."""
+    """Return each event's place in FIELDS; -1 if it lacks a field."""
     has = sum(
         np.left_shift(one.is_valid().to_numpy().astype(int), at)
         for at, one in enumerate(table.columns)

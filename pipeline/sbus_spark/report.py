@@ -32,7 +32,7 @@ EMPTY = "the table is empty: nothing was ingested, or all of it has expired"
 
 
 def summarize(messages: DataFrame) -> dict[str, Any]:
-    """Return what a page shows of messages, as values that JSON has.
+    """Return what a page shows of messages, as values for JSON.
 
     It reads the columns host, recorder, n, time, key and size.  Times are in
     microseconds since 1970 (UTC), sizes and `bytes` in bytes of payload.
@@ -119,7 +119,7 @@ def volume_by_host(messages: DataFrame) -> DataFrame:
 
 
 def bar_length(first: int, last: int) -> str:
-    """Return the length of bars that are few; times are in microseconds."""
+    """Return a length that keeps bars few; times are in microseconds."""
     for bar, seconds in BARS.items():
         if last // SECOND // seconds - first // SECOND // seconds < BARS_MAX:
             return bar

@@ -60,7 +60,7 @@ def find_java() -> str:
 
 
 def session(name: str = "sbus") -> SparkSession:
-    """Return the session that the environment asks for, else one here.
+    """Return the session that the environment asks for, or a local one.
 
     spark-submit, SPARK_REMOTE, PYSPARK_SUBMIT_ARGS ask.  Raises: JavaError.
     """
@@ -71,7 +71,7 @@ def session(name: str = "sbus") -> SparkSession:
 
 
 def prepare_java() -> None:
-    """Let PySpark find Java, and workers our modules.  Raises: JavaError."""
+    """Help PySpark find Java, workers our modules.  Raises: JavaError."""
     scratch = Path(tempfile.mkdtemp(prefix="sbus-spark-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     (scratch / "log.properties").write_text(NO_LOG)

@@ -52,7 +52,7 @@ CAPTURE = ("path", *FILTERS, "minPartitions", "columnNameOfCorruptRecord")
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know the format `sbus`."""
+    """Teach a session the format `sbus`."""
     spark.dataSource.register(SbusSource)
 
 
@@ -83,7 +83,7 @@ class SbusSource(ds.DataSource):
         self._check("address", "speed", "checkpointLocation")
         for name in ["key", "payload"] + ["time"] * ("speed" in self.options):
             if name not in schema.names:
-                raise InputError(f"to publish rows takes a column {name!r}")
+                raise InputError(f"publishing needs a column {name!r}")
         return Publisher(self.options)
 
     streamWriter = writer
@@ -94,7 +94,7 @@ class SbusSource(ds.DataSource):
             raise InputError(f"the format sbus needs the option {needed!r}")
         for name in self.options:
             if name.lower() not in map(str.lower, (needed, *others)):
-                told = f"there is no option {name!r}; there are"
+                told = f"there is no option {name!r}; choose from"
                 raise InputError(f"{told} {', '.join((needed, *others))}")
 
 

@@ -1,11 +1,11 @@
-"""Tables: ingest makes them of captures; read_table and replay read them.
+"""Tables: ingest makes them; read_table and replay read them.
 
 A table is a Delta table in folders of days: the columns of `messages`, and
-`day`.  Below `_quarantine` is another one, of the lines that were no
-messages; `_checkpoint` is Spark's.  No Java library for Delta is needed:
+`day`.  Another one, `_quarantine`, has the lines that were no messages, and
+`_checkpoint` is Spark's.  No Java library for Delta is needed:
 executors write Parquet below the table, and the driver adds all files of a
-batch to the log at once, with the number of the batch.  A batch that is done
-again after a kill finds its number there, and adds nothing.  Files that a
+batch to the log at once, with the number of the batch.  A batch that is
+repeated after a kill finds its number there, and adds nothing.  Files that a
 kill left are in no snapshot of the table: `compact` removes them.
 """
 
@@ -51,13 +51,13 @@ def ingest(
     until: threading.Event | None = None,
     is_cleaning: bool = False,
 ) -> tuple[int, int]:
-    """Bring new segments of a capture into a table, each line once.
+    """Add new segments of a capture to a table, each line once.
 
     With *until*, go on with segments that come later, until it is set.  With
     *is_cleaning*, remove segments that are in the table when the next batch
-    begins.  Return how many messages came into the table, and how many lines
-    into quarantine.
-    Raises: PySparkException, also if another ingest is at it.
+    begins.  Return how many messages were added to the table, and how many
+    lines to the quarantine.
+    Raises: PySparkException, also while another ingest is at work.
     """
     register(spark)
     where = absolute(table)
@@ -174,7 +174,7 @@ def expire(table: str, before: datetime.date) -> None:
 
 
 def compact(table: str) -> None:
-    """Make large files of the small ones of each day, and shorten the log.
+    """Merge the small files of each day, and shorten the log.
 
     Raises: as open_table.
     """
@@ -203,10 +203,10 @@ def replay(
 ) -> int:
     """Publish messages to the bus at an address; return how many.
 
-    They come in the order of their times, those of one time by host,
-    recorder and number.  *speed* is how many times as fast as they came,
-    None for as fast as possible.  One task publishes all of them, on the
-    host where it runs.
+    They go out in the order of their times, those of one time by host,
+    recorder and number.  *speed* multiplies the recorded pace; None is as
+    fast as possible.  One task publishes all of them, on the host where it
+    runs.
     Raises: PySparkException with the row that the bus refuses.
     """
     register(messages.sparkSession)

@@ -25,7 +25,7 @@ there was no time for all, and 2 if none could be run.
     report          the results, for people, programs and browsers
     __main__        the command line
 
-A module imports only those above it.  A block is a fenced example, a case
-what it or one of its rows says, a step a line of a conversation; to settle is
-to wait until the server has handled all.  Licence: ISC, see LICENSE.
+A module imports only those above it.  A block is a fenced example, a case is
+a block or one of its rows, and a step is a line of a conversation.  To settle
+is to wait until the server has handled all.  Licence: ISC, see LICENSE.
 """

@@ -38,9 +38,9 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="conformance", description=what)
     add = parser.add_argument
     name = "[NAME=]COMMAND"
-    what = "a server: {address} in its command is the path to listen at"
+    what = "a server; {address} in its command stands for its path"
     add("--server", action="append", default=[], metavar=name, help=what)
-    what = "an adapter of a client: {address} is where to connect, or empty"
+    what = "an adapter of a client; {address} is where to connect, or empty"
     add("--client", action="append", default=[], metavar=name, help=what)
     what = "list the examples and checks that would be run"
     add("--list", action="store_true", help=what)
@@ -48,11 +48,11 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--ours", action="store_true", help=what)
     what = "also run what a server may choose"
     add("--choices", action="store_true", help=what)
-    what = "run only the examples of this rule, family or chapter, or so named"
+    what = "run only the examples of this rule, family, chapter or name"
     add("--only", action="append", default=[], metavar="NAME", help=what)
-    what = "how long a server may take for an answer (default 2)"
+    what = "seconds that a server may take to answer (default 2)"
     add("--seconds", type=seconds, default=2.0, metavar="N", help=what)
-    what = "how long all may take (default 120); what is left is not run"
+    what = "seconds that all may take (default 120); the rest is not run"
     add("--total", type=seconds, default=120.0, metavar="N", help=what)
     what = "write a page for browsers, with all servers and clients"
     add("--html", type=Path, metavar="FILE", help=what)
@@ -75,7 +75,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def seconds(text: str) -> float:
-    """Return a time; raise ValueError if it is none that can be waited."""
+    """Return seconds; raise ValueError if nobody can wait so long."""
     if not 0.001 <= float(text) <= 86_400:
         raise ValueError
     return float(text)

@@ -1,4 +1,4 @@
-"""Clients: what they are told and answer, while the kit is their server.
+"""Clients: their commands and answers, while the kit is their server.
 
 A client is a process.  A command to it and its answer are a word and its
 texts, parted by single spaces.  A text is hexadecimal digits, two for each
@@ -68,7 +68,7 @@ def parse_answer(line: bytes) -> Line:
         if len(texts) == ANSWERS.get(word):
             parts = ("" if text == "-" else text for text in texts)
             return Line(word, tuple(map(bytes.fromhex, parts)))
-    raise Failure(f"the client answered {escape(line)}, which is no answer")
+    raise Failure(f"the client answered {escape(line)}, not an answer")
 
 
 class Adapter:
@@ -90,7 +90,7 @@ class Adapter:
         self._is_over = False
 
     def tell(self, command: Line) -> None:
-        """Have the client do something; its answer comes later."""
+        """Tell the client to do something; its answer comes later."""
         self._unwritten += command.encode()
 
     def answer(self, seconds_max: float) -> Line | None:
@@ -114,7 +114,7 @@ class Adapter:
                 how = self._program.end() or "has closed its standard output"
                 raise Failure(f"the client {how}")
             if len(self._unread) > LINE_BYTES_MAX:
-                raise Failure("the client answers without end")
+                raise Failure("the client never stops answering")
             if not ready and not left:
                 return False
         return True
@@ -248,7 +248,7 @@ class ClientTalk:
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             while (got := wire.recv(READ_BYTES_MAX)) != END:
                 if not got.startswith(b"CMSG "):
-                    raise Failure(f"the client sent {describe(got)}, too")
+                    raise Failure(f"the client also sent {describe(got)}")
 
     def _take(self, step: ClientStep) -> None:
         """Take one step."""

@@ -81,7 +81,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def edition() -> str:
-    """Return what changes when a chapter does, or an example."""
+    """Return a text that changes with any chapter or example."""
     files = [*chapters(), *map(examples_of, chapters())]
     text = b"".join(file.read_bytes() for file in files if file.exists())
     return hashlib.sha256(text).hexdigest()[:8]
@@ -90,7 +90,7 @@ def edition() -> str:
 def by_first_rule(
     results: Iterable[Result], verdict: str
 ) -> dict[str, list[Result]]:
-    """Return what ended with a verdict, by the first rule that it is about."""
+    """Return the results with a verdict, by the first of their rules."""
     found: dict[str, list[Result]] = {}
     for one in results:
         if one.verdict == verdict:
@@ -133,7 +133,7 @@ def not_run(results: Sequence[Result]) -> Iterator[str]:
 
 
 def reports(runs: Sequence[Run], as_json: bool, as_markdown: bool) -> str:
-    """Return the reports of servers and clients, one behind the other."""
+    """Return the reports of servers and clients, one after the other."""
     if as_json:
         told = [json_report(*run[2:]) for run in runs]
         return json.dumps(told if len(told) > 1 else told[0], indent=1)
@@ -142,7 +142,7 @@ def reports(runs: Sequence[Run], as_json: bool, as_markdown: bool) -> str:
 
 
 def text_report(command: str, results: Sequence[Result]) -> str:
-    """Return the report for a terminal: a line a family, then failures."""
+    """Return the report for a terminal: lines of families, then failures."""
     lines = [f"sbus conformance of {command}, specification {edition()}", ""]
     families: dict[str, dict[str, Result]] = {}
     for rule, about in results_by_rule(results).items():
@@ -172,8 +172,8 @@ def markdown_report(command: str, results: Sequence[Result]) -> str:
         f"Examples: {summary(results)}.",
         "",
         "A rule failed if any example of it did. Examples are in `spec/` of",
-        "the reference implementation, under the rules that they show; where",
-        "there is no example, clients cannot see whether a rule is kept.",
+        "the reference implementation, under the rules that they show.",
+        "Without an example, clients cannot see whether a rule is kept.",
         "",
         "| Rule | Level | Origin | Verdict | Examples | Says |",
         "|---|---|---|---|---|---|",
@@ -244,7 +244,7 @@ class Column:
 
 
 def page(runs: Sequence[Run], beside: Path = SPEC) -> str:
-    """Return an HTML page; its rules lead to the book if that has it."""
+    """Return an HTML page; its rules link to the book if it is there."""
     columns = [*map(Column, runs)]
     chapters: dict[str, list[Rule]] = {}
     for rule in read_rules().values():
@@ -356,7 +356,7 @@ PAGE = Template("""<!DOCTYPE html>
 <body>
 <h1>sbus conformance</h1>
 <p>Specification $edition, $date. A rule failed if one of its examples did.
-Where there is no example, nobody can see from outside whether it is kept.</p>
+Without an example, nobody can see from outside whether a rule is kept.</p>
 <table><tbody>
 $runs
 </tbody></table>
@@ -364,7 +364,7 @@ $runs
 <main>
 $chapters
 </main>
-<h2>Why some was not run</h2>
+<h2>What was not run, and why</h2>
 <ul>
 $notes
 </ul>

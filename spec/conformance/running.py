@@ -61,7 +61,7 @@ def changed(path: str) -> int:
 def refuse(
     trial: Trial, path: str, *options: str, status: int = 0, **more: Any
 ) -> None:
-    """Have a server refuse to start, and say why if it has a status."""
+    """Expect that a server refuses to start, and says why with a status."""
     trial.say(" ".join(["another server is started at", path, *options]))
     before = changed(path)
     with trial.server.another() as rival:
@@ -73,7 +73,7 @@ def refuse(
         found = rival.await_status(rival.seconds_max)  # it may have listened
         lines = len(rival.log_lines())
     require(changed(path) == before, "another server takes that place")
-    require(found, "another ends as if all were well")
+    require(found, "another server ends with status 0")
     if status:
         require(found == status, f"it ends with status {found}")
         require(lines == 1, f"it says why in {lines} lines")

@@ -34,7 +34,7 @@ def descendants(process: int) -> Iterator[int]:
 
 
 def is_stopped(process: int) -> bool:
-    """Return whether a process has ended, or waits to be told to go on."""
+    """Return whether a process has ended or is stopped."""
     with contextlib.suppress(OSError):
         stat = Path(f"/proc/{process}/stat").read_text("latin-1")
         return stat.rpartition(")")[2].split()[0] not in ("R", "S", "D")
@@ -60,7 +60,7 @@ class Program:
         self.process: subprocess.Popen[bytes] | None = None
 
     def run(self, address: str, *options: str, **more: Any) -> None:
-        """Start it anew, as Popen does; raise Failure if that fails."""
+        """Start it again, as Popen does; raise Failure if that fails."""
         self.stop()
         words = [*self._words, *options]
         words = [word.replace("{address}", address) for word in words]
@@ -234,7 +234,7 @@ class ServerProcess(Program):
         time.sleep(seconds)
 
     def fault(self) -> str:
-        """Return what is wrong with the server if it serves no more."""
+        """Return what is wrong with the server if it no longer serves."""
         self.thaw()
         try:
             self._probe()
@@ -259,4 +259,4 @@ class ServerProcess(Program):
                 if client.pending() is None:
                     return
             time.sleep(4**number / 1000)  # no event tells of a departure
-        raise Failure("it closes each connection")
+        raise Failure("it closes every connection")

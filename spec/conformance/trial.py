@@ -69,7 +69,7 @@ class Trial:
         self.server.send_signal(number)
 
     def stop(self) -> None:
-        """Have SIGTERM end the server, with whatever exit status."""
+        """End the server by SIGTERM, with any exit status."""
         self.send_signal(signal.SIGTERM)
         self.server.await_status(self.server.start_seconds_max)
 
@@ -79,7 +79,7 @@ class Trial:
         require(status == wanted, f"it ends with status {status}")
 
     def require_service(self) -> None:
-        """Raise Failure if the server serves no more."""
+        """Raise Failure if the server no longer serves."""
         fault = self.server.fault()
         require(not fault, fault)
 
@@ -114,7 +114,7 @@ class Trial:
         return ends
 
     def read(self, pipe: FileIO) -> bytes:
-        """Return what comes next from a pipe, nothing at its end."""
+        """Return the next bytes from a pipe, or none at its end."""
         seconds = self.server.start_seconds_max
         ready = select.select([pipe], [], [], seconds)[0]
         require(ready, "it neither writes to a pipe nor closes it")

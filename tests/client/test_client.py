@@ -134,7 +134,7 @@ class TestSending:
         client.socket.setsockopt(*BUFFER, 0)
         for call in "subscribe", "unsubscribe", "publish", "control", "sync":
             arguments = () if call == "sync" else ("late",)
-            with pytest.raises(TimeoutError, match="slow reader makes us"):
+            with pytest.raises(TimeoutError, match="server takes nothing"):
                 getattr(client, call)(*arguments, timeout=timeout)
         received = [server.receive() for _ in range(count)]
         assert received == [publish(b"k", bytes(size))] * count
@@ -158,10 +158,10 @@ class TestRefusedPackets:
         size, length, count = limits or (PACKET_BYTES_MAX, 4_096, 64)
         with both_ends(kind, **dict(zip(names, limits))) as (client, server):
             for text, why in {
-                "a/!/cred/1/2/3/b": "a segment '!', with which only sec",
-                "!/cred/1/2": "a segment '!', with which only secrets may be",
-                "k" * (length + 1): f"{length + 1} bytes, and not at most",
-                "/" * count: f"{count + 1} segments, and not at most {count}",
+                "a/!/cred/1/2/3/b": "a segment '!', which is reserved",
+                "!/cred/1/2": "a segment '!', which is reserved for secrets",
+                "k" * (length + 1): f"{length + 1} bytes, over {length}",
+                "/" * count: f"{count + 1} segments, over {count}",
                 "a\0b": "cannot hold a NUL byte",
             }.items():
                 for call in "subscribe", "unsubscribe", "publish":
@@ -216,7 +216,7 @@ class TestRefusedPackets:
                     told += f"{error}\n"
             client.sync(SECONDS_MAX)
         assert told.count("a segment '!'") > 9
-        what = f"is a secret of others: we are {prefix}{OWN}\n"
+        what = f"is another's secret: this client is {prefix}{OWN}\n"
         assert told.count(what) > 9 or prefix and not asks
 
 

@@ -40,13 +40,13 @@ class TestUsage:
             ("top --interval=nan", f".*: 'nan' {AMOUNT}"),
             ("sub -t x", f"argument -t/--timeout: 'x' {AMOUNT}"),
             ("sub --json --raw", f"argument --raw: {NOT} --json"),
-            ("sub --raw --time", "--raw and --null have no place for --time"),
+            ("sub --raw --time", "--time does not go with --raw or --null"),
             ("stats --json --openmetrics", f".*: {NOT} --json"),
             ("pub k v --lines", f"argument --lines: {NOT} PAYLOAD"),
-            ("pub k --lines --repeat=2", "--repeat is for a PAYLOAD, .*"),
-            ("pub k --json", "give a KEY, or --json, whose lines have it"),
+            ("pub k --lines --repeat=2", "--repeat needs a PAYLOAD"),
+            ("pub k --json", "give a KEY, or --json, whose lines have keys"),
             ("reply k", "give a COMMAND that answers"),
-            ("load --size=7", "--size 7: it is 8 or more"),
+            ("load --size=7", "--size must be at least 8"),
             ("completion sh", "argument shell: invalid choice: 'sh' .*"),
         ],
     )
@@ -61,7 +61,7 @@ class TestUsage:
         """So is a limit in the environment that is no number."""
         env = {**ENVIRONMENT, "SBUS_MAX_PACKET": "1e6"}
         done = sbus("/nowhere", "whoami", env=env)
-        what = "sbus: SBUS_MAX_PACKET is '1e6', and no number"
+        what = "sbus: SBUS_MAX_PACKET is '1e6', not a number"
         assert done == (2, "", f"{what}; --help lists the options\n")
 
     @pytest.mark.parametrize("command", ["sub", "pub k v", "whoami -q"])
@@ -156,7 +156,7 @@ class TestHelp:
         assert max(map(len, done.output.splitlines())) < 80
         for fact in (
             r"usage: sbus sub [-h] [-a ADDRESS]",
-            "a line each: its key, a tab, its payload",
+            "message as a line: its key, a tab, its payload",
             "-n N, --count N",
             "'a/*' selects a/b but not a/b/c, 'a/' selects both",
         ):

@@ -106,7 +106,7 @@ class TestBoth:
     def test_time_is_over(self, command: Command, count: list[str]) -> None:
         """That is an error if a count is not reached."""
         done = command("sub", "-t", "0.1", *count)
-        what = "the time is over: heard 0 of 3\n" if count else ""
+        what = "out of time: heard 0 of 3\n" if count else ""
         assert (done.status, done.output) == (len(count) // 2, "")
         assert done.errors.partition(": ")[2] == what
 
@@ -225,8 +225,8 @@ class TestSub:
         path = str(directory / "bus")
         with started(path, "sub", "--reconnect", "-n", "2", "k") as process:
             assert process.stdout and process.stderr
-            there_is_none = f"there is no bus at {path} yet: waiting for it"
-            for what in there_is_none, f"the bus at {path} is gone: waiting":
+            there_is_none = f"no bus at {path} yet: waiting for one"
+            for what in there_is_none, f"the bus at {path} has gone: waiting":
                 assert process.stderr.readline().startswith(f"sbus: {what}")
                 with RealBus(directory):
                     connected = f"sbus: connected to {path}\n"
@@ -244,7 +244,7 @@ class TestSub:
             server.send(b"MSG k\0v")
             assert server.receive() == b"CMSG stats"
             server.send(b'CMSG stats\0{"discarded": 1200}')
-            what = "sbus: 1,200 messages were missed\n"
+            what = "sbus: missed 1,200 messages\n"
             assert outcome(process) == (0, "k\tv\n", what)
 
     @pytest.mark.parametrize("quiet", [[], ["-q"]])
@@ -369,7 +369,7 @@ class TestPub:
         """It is named; those before are published."""
         text = f'{{"key": "k", "payload": ""}}\n{line}\n'
         done = sbus(bus.path, "pub", "--json", input=text)
-        what = "sbus: line 2 of standard input is no message, as sub --json"
+        what = "sbus: line 2 of standard input is not a message as sub --json"
         assert done == (1, "", f"{what} writes it\n")
         assert peer.fence() == [publish(b"k")]
 
@@ -400,7 +400,7 @@ class TestReply:
             remarks = outcome(process).errors.splitlines()
         failed = "sbus: sh: status 3"
         assert [remarks[0], *remarks[2:]] == [failed, failed]
-        what = "sbus: a/large stays without an answer: a packet of 5000"
+        what = "sbus: a/large gets no answer: a packet of 5000"
         assert remarks[1].startswith(what)
 
 
@@ -441,7 +441,7 @@ class TestServer:
         done = sbus(bus.path, "control", "!/cred/whoami")
         assert (done.status, done.errors) == (0, "")
         assert re.fullmatch(r"!/cred/whoami\t!/cred/[0-9/]+\n", done.output)
-        what = "sbus: the server gives no answer to 'x'\n"
+        what = "sbus: the server does not answer 'x'\n"
         assert sbus(bus.path, "control", "x") == (1, "", what)
 
 

@@ -78,7 +78,7 @@ class TestAddresses:
         opened: list[tuple[Any, str]] = [
             (directory.joinpath("file").open("w"), "on non-socket"),
             (socket.socket(), "not a Unix-domain SEQPACKET socket"),
-            (seqpacket(), "a descriptor cannot be connected again"),
+            (seqpacket(), "a descriptor cannot reconnect"),
             (seqpacket(), "not connected"),
             (Listener(str(directory / "bus"), 8).wire, "not connected"),
         ]

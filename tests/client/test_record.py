@@ -288,7 +288,7 @@ class TestRecovery:
         other = day / f".{self.NAME.format('other')}"
         for hidden in day / f".{name}", other:
             hidden.write_bytes(kept + cut)
-        line = f"sbus: {name} is recovered\n" if kept else ""
+        line = f"sbus: recovered {name}\n" if kept else ""
         with recorder(bus, capture) as process:
             process.terminate()
             assert outcome(process) == (0, "", line)

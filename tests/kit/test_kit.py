@@ -293,7 +293,7 @@ class TestKit:
             ("time.sleep(99)", "No such file"),
             ("_ = listen(STREAM); time.sleep(99)", "wrong type for socket"),
             ("_ = listen(SEQPACKET); time.sleep(99)", "is not answered"),
-            ("serve(lambda wire: wire.close())", "it closes each connection"),
+            ("serve(lambda wire: wire.close())", "it closes every connection"),
             ("serve(lambda wire: wires.append(wire))", "is not answered"),
             ("serve(flood)", "receives MSG k\\0 without end"),
         ],

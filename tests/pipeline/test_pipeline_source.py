@@ -78,7 +78,7 @@ def test_a_capture_as_a_frame(spark: SparkSession, tmp_path: Path) -> None:
         with pytest.raises(PySparkException, match=f"InputError: .*{told}"):
             reader.load(str(tmp_path)).count()
     writer = frame.select("key").write.format("sbus").mode("append")
-    with pytest.raises(PySparkException, match="rows takes a column 'payl"):
+    with pytest.raises(PySparkException, match="needs a column 'payl"):
         writer.save(address="x")
 
 
