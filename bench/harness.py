@@ -1,4 +1,4 @@
-"""harness: what all benchmarks share: options, processes, rounds, tables.
+"""What all benchmarks share: options, processes, rounds, tables.
 
 A benchmark compares sides in rounds.  Each round measures each side once, so
 that what slows the machine down slows all of them.  A cell of the table is
@@ -80,7 +80,7 @@ class OptionParser(argparse.ArgumentParser):
 
     def __init__(self, name: str, about: str | None, rounds: int) -> None:
         layout = argparse.RawDescriptionHelpFormatter
-        super().__init__(name, None, about, formatter_class=layout)
+        super().__init__(name, None, about, __doc__, formatter_class=layout)
         self.add_argument("--only", metavar="CASE,...")
         self.add_number("--rounds", rounds)
 

@@ -102,15 +102,15 @@ MESH, PACED = "--publishers 4 --subscribers 4", "--rate 500"
 FIGURES = ("messages/s", "messages/CPU s", "p50 us", "p99 us")
 CASES = {
     "pipe-64": Case("1 publisher, 1 subscriber, 64 bytes"),
-    "pipe-4k": Case("the same with 4,096 bytes", "--size 4096"),
-    "pipe-400k": Case("the same with 400,000 bytes", "--size 400000"),
+    "pipe-4k": Case("pipe-64 with 4,096 bytes", "--size 4096"),
+    "pipe-400k": Case("pipe-64 with 400,000 bytes", "--size 400000"),
     "fan-16": Case("pipe-64 with 16 subscribers", "--subscribers 16"),
     "fan-64": Case("pipe-64 with 64 subscribers", "--subscribers 64"),
     "mesh": Case("4 publishers, 4 subscribers to all of them", MESH),
     "latency": Case("pipe-64 at 500 messages a second", PACED),
-    "flooded": Case("latency beside 3 publishers", PACED, partial(flood, 3)),
-    "table-10k": Case("10,000 other patterns", "", partial(patterns, 10_000)),
-    "table-100k": Case("100,000 of them", "", partial(patterns, 100_000)),
+    "flooded": Case("latency beside a flood", PACED, partial(flood, 3)),
+    "table-10k": Case("beside 10,000 patterns", "", partial(patterns, 10_000)),
+    "table-100k": Case("beside 100,000", "", partial(patterns, 100_000)),
     "churn": Case("1,000 SUB and UNSUB a second", "", partial(churn, 1_000)),
     "trace": Case("pipe-64 with --trace", "", None, TRACING),
 }
