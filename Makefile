@@ -4,8 +4,8 @@
 # make soak      run all tests at full size, which takes an hour
 # make demo      show the pipeline: bus, traffic, recording, audit, report
 # make build/sbus_spark.zip   the code that spark-submit sends to a cluster
-# make bench     measure how fast the server is, in about 80 seconds
-# make bench-pipeline   measure audits, beside DuckDB and plain Python
+# make bench     measure how fast the server is, in some minutes
+# make bench-pipeline   measure the pipeline, beside DuckDB
 # make attack    measure what one user's storms do to another (root only)
 # make measure   say how long the parts are, beside what they may be
 # make trace     write which code, examples and tests each rule has
@@ -117,7 +117,7 @@ bench-pipeline: .venv/spark
 	.venv/bin/python -m bench.pipeline $(ARGS)
 
 attack:
-	$(PYTHON) bench/attack.py $(ARGS)
+	$(PYTHON) -m bench.attack $(ARGS)
 
 manual:
 	PYTHONPATH=. $(PYTHON) contrib/man/manual.py

@@ -1,10 +1,9 @@
-"""How fast a server is, and what one user's storms do to another.
+"""How fast the parts are, beside something else in the same run.
 
-    speed     make bench: scenarios, each beside the relay in the same run
-    relay     the least that a bus in Python can do
-    client    what sbus_client costs beside bare loops
-    attack    make attack: storms, and how long another user waits meanwhile
-
-Of the repository, speed imports sbus and sbus_client, client sbus_client;
-attack and relay nothing.
+    speed      make bench: the server, beside a relay or another server
+    relay      the least that a bus in Python can do
+    client     python3 -m bench.client: sbus_client.py, beside bare loops
+    attack     make attack: what one user's storms do to another user
+    pipeline   make bench-pipeline: beside DuckDB and an older version
+    harness    what they share
 """

@@ -1,53 +1,51 @@
-#!/usr/bin/env python3
-"""attack: what one user's storms of packets do to another user of a bus.
+"""What one user's storms of packets do to another user of a bus.
 
-    python3 bench/attack.py                           all storms, on sbus.py
-    python3 bench/attack.py --only shapes,flood       some of them
-    python3 bench/attack.py --server 'CMD {address}'  another server
+    make attack                                       all storms
+    make attack ARGS='--only shapes,flood --seconds 1'
+    make attack ARGS="--beside 'CMD {address}'"       and another server
 
-Only root can start it.  Processes of user 1001 storm a server of root's that
-lets all connect; meanwhile a client of user 1002 publishes to itself, and a
-row says how long its round trips took.  Figures of two runs cannot be
-compared; with two --server, each storm runs on one and then on the other.
-Exit status: 0; 1 if something was slow or lost, or failed; 2 for wrong use.
+Only root can start it, as processes of user 1001 storm a server of root's.
+Meanwhile a client of user 1002 publishes to itself, and a row says how long
+its round trips took.  Compare figures of one run only.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import itertools
 import os
 import select
-import shlex
 import signal
 import socket
 import struct
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Callable
 
+from . import harness
+from .harness import TOP, BenchError, Sample, Sides, server
+
+OWN = [sys.executable, str(TOP / "sbus.py"), "-go", "-a", "{address}"]
 ATTACKER, WITNESS = 1001, 1002  # user ids
-P99_MS, MAX_MS = 20.0, 150.0
 SILENCE_SECONDS = 20  # that the witness waits for a packet
 ONE_SHOTS = 10_000
+FIGURES = ("p50 ms", "p99 ms", "max ms", "lost")
 READERS = 300
-SBUS = shlex.quote(str(Path(__file__).resolve().parent.parent / "sbus.py"))
+
+# ==== Clients and processes ==================================================
 
 
 def dial(address: str, *packets: bytes) -> socket.socket:
     """Return a new connection, once the server has handled its packets."""
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     wire.connect(address)
-    for packet in packets:
+    for packet in (*packets, b"CMSG !/cred/whoami") if packets else ():
         wire.send(packet)
-    if packets:
-        wire.send(b"CMSG !/cred/whoami")
-        while wire.recv(1 << 12)[:5] not in (b"CMSG ", b""):
-            pass
+    while packets and wire.recv(1 << 12)[:5] not in (b"CMSG ", b""):
+        pass
     return wire
 
 
@@ -55,9 +53,8 @@ def over_and_over(address: str, *packets: bytes) -> None:
     """Send packets in turn, for ever; connect again if need be."""
     while True:
         with dial(address) as wire, contextlib.suppress(OSError):
-            while True:
-                for packet in packets:
-                    wire.send(packet)
+            for packet in itertools.cycle(packets):
+                wire.send(packet)
 
 
 def exchange(wire: socket.socket, packets: list[bytes], answers: int) -> None:
@@ -85,13 +82,13 @@ def read_all(wires: list[socket.socket], at_least: int = 1) -> None:
                 del connected[number]
 
 
-def start(work: Callable[[], object], uid: int = 0) -> int:
-    """Call a function in a process of its own, and return its id."""
+def fork(work: Callable[[], object], uid: int = 0) -> int:
+    """Work in a process, which may be a user's; return its id."""
     pid = os.fork()
     if not pid:
         try:
             if uid:
-                os.setsid()
+                os.setsid()  # so that it leads a process group
                 os.setgroups([])
                 os.setgid(uid)
                 os.setuid(uid)
@@ -103,13 +100,32 @@ def start(work: Callable[[], object], uid: int = 0) -> int:
     return pid
 
 
-def end(pid: int) -> bool:
-    """Kill a process group; return whether its first had ended already."""
-    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return ended is not None
+@contextlib.contextmanager
+def at_work(uid: int, work: Callable[[], object]) -> Iterator[None]:
+    """Have a user's process work.  Raises: BenchError if it ends too early."""
+    pid = fork(work, uid)
+    try:
+        yield
+    finally:
+        over = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        if over:
+            raise BenchError(f"a process of user {uid} ended")
+
+
+# ==== Storms =================================================================
+
+
+def storm_quiet(address: str) -> None:
+    """No storm at all."""
+    signal.pause()
+
+
+def storm_news(address: str) -> None:
+    """Messages for the 300 readers of the witness."""
+    over_and_over(address, b"MSG news\0x")
 
 
 def storm_subscribe(address: str) -> None:
@@ -124,22 +140,22 @@ def storm_shapes(address: str) -> None:
     """New keys of 64 segments beside 256 shapes of 63 stars."""
     heads = [b"x" * a + b"*/" + b"y" * b for a in range(16) for b in range(16)]
     with dial(address, *[b"SUB " + head + b"*/" * 62 for head in heads]):
-        keys = [b"%d" % n + b"/a" * 63 for n in range(10_000)]
-        over_and_over(address, *[b"MSG " + key + b"\0" for key in keys])
+        ends = b"/a" * 63 + b"\0"
+        over_and_over(address, *[b"MSG %d" % n + ends for n in range(10_000)])
 
 
 def storm_secrets(address: str) -> None:
     """Secret messages for nobody beside 250 clients that have others."""
     wires = [dial(address, b"SUB !/cred////") for _ in range(250)]
-    start(lambda: read_all(wires))
+    fork(lambda: read_all(wires))
     over_and_over(address, b"MSG !/cred/%d/%d/1/x\0" % (ATTACKER, ATTACKER))
 
 
 def storm_segments(address: str) -> None:
     """New keys of 64 segments, and of 4,000, which are a mistake."""
-    start(lambda: over_and_over(address, b"MSG " + b"/" * 4_000 + b"\0"))
-    keys = [b"%d" % n + b"/" * 63 for n in range(5_000)]
-    over_and_over(address, *[b"MSG " + key + b"\0" for key in keys])
+    fork(lambda: over_and_over(address, b"MSG " + b"/" * 4_000 + b"\0"))
+    ends = b"/" * 63 + b"\0"
+    over_and_over(address, *[b"MSG %d" % n + ends for n in range(5_000)])
 
 
 def storm_orders(address: str) -> None:
@@ -194,16 +210,17 @@ def storm_flood(address: str) -> None:
     """Ten publishers of small messages to 300 readers of their user."""
     wires = [dial(address, b"SUB f") for _ in range(READERS)]
     for _ in range(10):
-        start(lambda: over_and_over(address, b"MSG f\0x"))
+        fork(lambda: over_and_over(address, b"MSG f\0x"))
     read_all(wires)
 
 
 def storm_one_shots(address: str, count: int = sys.maxsize) -> None:
     """Connections that publish a message and close, beside 300 readers."""
     wires = [dial(address, b"SUB 1") for _ in range(READERS)]
-    start(lambda: read_all(wires))
+    fork(lambda: read_all(wires))
     for _ in range(count):
         dial(address).send(b"MSG 1\0")
+    signal.pause()
 
 
 def storm_descriptors(address: str) -> None:
@@ -223,38 +240,12 @@ def storm_descriptors(address: str) -> None:
 
 
 STORMS: dict[str, Callable[[str], None]] = {
-    "quiet": lambda address: signal.pause(),
-    "news": lambda address: over_and_over(address, b"MSG news\0x"),
+    name[6:].replace("_", "-"): value
+    for name, value in [*globals().items()]
+    if name.startswith("storm_")
 }
-for name, value in [*globals().items()]:
-    if name.startswith("storm_"):
-        STORMS[name[len("storm_") :].replace("_", "-")] = value
 
-
-@contextlib.contextmanager
-def server(command: str) -> Iterator[str]:
-    """Run a server, and give its address; raise OSError if it dies."""
-    with tempfile.TemporaryDirectory() as where:
-        os.chmod(where, 0o755)
-        address, log = os.path.join(where, "bus"), Path(where, "log")
-        args = shlex.split(command.replace("{address}", address))
-        with log.open("wb") as out:
-            bus = subprocess.Popen(args, stderr=out, start_new_session=True)
-        try:
-            while bus.poll() is None:
-                with contextlib.suppress(OSError):
-                    dial(address).close()
-                    break
-                time.sleep(0.01)
-            yield address
-        finally:
-            time.sleep(0.1)  # it may have closed its sockets, and be dying
-            status = bus.poll()
-            bus.kill()
-            bus.wait()
-            if status is not None:
-                last = log.read_text("latin-1").strip().rpartition("\n")[2]
-                raise OSError(f"the bus died with status {status}: {last}")
+# ==== The witness ============================================================
 
 
 def witness(address: str, pattern: bytes) -> socket.socket:
@@ -268,83 +259,65 @@ def witness(address: str, pattern: bytes) -> socket.socket:
     return wire
 
 
-def round_trips(wire: socket.socket, seconds: float) -> list[float]:
-    """Return how long own messages took to come back: p50, p99, max in ms."""
+def round_trips(wire: socket.socket, seconds: float) -> Sample:
+    """Return how long own messages took to come back, in ms."""
     times = [time.perf_counter()]
     while times[-1] - times[0] < seconds:
         wire.send(b"MSG ping\0")
         wire.recv(64)
         times.append(time.perf_counter())
-    taken = sorted(round(1e3 * (b - a), 2) for a, b in zip(times, times[1:]))
-    return [taken[(len(taken) - 1) * part // 100] for part in (50, 99, 100)]
+    taken = sorted(1e3 * (b - a) for a, b in zip(times, times[1:]))
+    parts = (taken[(len(taken) - 1) * part // 100] for part in (50, 99, 100))
+    return dict(zip(FIGURES, parts))
 
 
 def lost_one_shots(address: str) -> int:
     """Return how many messages of ONE_SHOTS publishers are lost."""
     reader, lost = witness(address, b"1"), ONE_SHOTS
-    storm = start(lambda: storm_one_shots(address, ONE_SHOTS), ATTACKER)
-    with contextlib.suppress(OSError):  # it has waited for long enough
+    storm = partial(storm_one_shots, address, ONE_SHOTS)
+    # The reader has waited for long enough when it raises an error
+    with at_work(ATTACKER, storm), contextlib.suppress(OSError):
         while lost and reader.recv(64):
             lost -= 1
-    end(storm)
     return lost
 
 
-def run(name: str, label: str, command: str, seconds: float) -> Iterator[str]:
-    """Print a storm's row, and say what was wrong."""
-    with server(command) as address:
-        wire = witness(address, b"ping")
-        news = [witness(address, b"news") for _ in range(READERS)]
-        readers = start(lambda: read_all(news, READERS), WITNESS)
-        storm = start(lambda: STORMS[name](address), ATTACKER)
-        try:
-            time.sleep(1)  # for what it prepares
-            p50, p99, longest = round_trips(wire, seconds)
-        finally:
-            if end(storm):
-                yield "the storm ended too early"
-            if end(readers):
-                yield "a reader of the witness was disconnected"
-        lost = lost_one_shots(address) if name == "one-shots" else ""
-        print(f"| {label} | {p50} | {p99} | {longest} | {lost} |", flush=True)
-        if p99 > P99_MS:
-            yield f"p99 is {p99} ms, over {P99_MS:g} ms"
-        if longest > MAX_MS:
-            yield f"max is {longest} ms, over {MAX_MS:g} ms"
-        if lost:
-            yield f"{lost} of {ONE_SHOTS:,} messages were lost"
+def measure(name: str, command: Sequence[str], seconds: float) -> Sample:
+    """Return what the witness sees of a storm.  Raises: BenchError."""
+    with server(command) as bus, contextlib.ExitStack() as running:
+        wire = witness(bus.address, b"ping")
+        news = [witness(bus.address, b"news") for _ in range(READERS)]
+        readers = partial(read_all, news, READERS)
+        running.enter_context(at_work(WITNESS, readers))
+        storm = partial(STORMS[name], bus.address)
+        running.enter_context(at_work(ATTACKER, storm))
+        time.sleep(1)  # for what the storm prepares
+        sample = round_trips(wire, seconds)
+        running.close()
+        if name == "one-shots":
+            sample["lost"] = lost_one_shots(bus.address)
+        return sample
 
 
-def main() -> str | None:
-    """Run the command line; return what was wrong, if anything."""
-    parser = argparse.ArgumentParser("attack", argparse.SUPPRESS)
-    parser.add_argument("--only", metavar="NAMES", default=",".join(STORMS))
-    parser.add_argument("--seconds", metavar="N", type=float, default=4.0)
-    parser.add_argument("--server", metavar="CMD", action="append")
-    options = parser.parse_args()
-    default = f"{shlex.quote(sys.executable)} {SBUS} -go -a {{address}}"
-    servers, names = options.server or [default], options.only.split(",")
-    for name in names:
-        if name not in STORMS:
-            parser.error(f"no storm {name!r}; there are {', '.join(STORMS)}")
-    if not all("{address}" in command for command in servers):
-        parser.error("--server has no {address}")
-    if not options.seconds > 0:
-        parser.error("--seconds is not above 0")
+def sides_of(beside: list[str] | None, seconds: float, name: str) -> Sides:
+    """Return what is compared in a storm."""
+    sides: Sides = {"sbus.py": partial(measure, name, OWN, seconds)}
+    if beside:
+        sides["other"] = partial(measure, name, beside, seconds)
+    return sides
+
+
+def main() -> int:
+    """Print the table; return 1 if a storm failed."""
+    parser = harness.OptionParser("bench.attack", __doc__, rounds=1)
+    parser.add_server_options(seconds=4.0)
+    about = {name: str(storm.__doc__) for name, storm in STORMS.items()}
+    options = parser.parse(about)
     if os.getuid():
         parser.error("only root can act as several users")
-    print("| storm | p50 ms | p99 ms | max ms | lost |\n|---|---|---|---|---|")
-    faults = []
-    for name in names:
-        for number, command in enumerate(servers, 1):
-            label = name + f" ({number})" * (len(servers) > 1)
-            try:
-                found = [*run(name, label, command, options.seconds)]
-            except OSError as error:
-                found = [f"failed: {error}"]
-            faults += [f"attack: {label}: {what}" for what in found]
-    return "\n".join(faults) or None
+    sides = partial(sides_of, options.beside, options.seconds)
+    return harness.print_table(options, FIGURES, sides)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.run(main)

@@ -1,46 +1,45 @@
 """How fast the pipeline is, beside DuckDB and an older version.
 
     make bench-pipeline
-    make bench-pipeline ARGS='--old DIR audit ingest report folders'
+    make bench-pipeline ARGS='--old DIR --only audit --count 1000000'
 
-Each program is run three times, in turns with those beside it; the table has
-medians of seconds and of seconds of the processor, from start to exit, and
-the most memory that one process held.  DuckDB (pip install '.[bench]') asks
-which messages did not reach just those whom they were owed to, makes Parquet
-of captures, and adds up what a report shows.  --old names a checkout of an
-older version whose own dependencies are installed, too.
-Licence: ISC, see LICENSE.
+Each program runs in turns with those beside it, from start to exit.  The
+table has its seconds, the processor time of it and all that it starts, and
+the most memory that one process of them held.
+
+DuckDB (pip install '.[bench]') audits a trace: it counts the messages that
+did not reach just those clients that had to receive them.  It ingests a
+capture by making Parquet of it.  --old names a checkout of an older version,
+whose dependencies are installed as well.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import importlib.util
 import os
-import statistics
-import subprocess
+import shutil
 import sys
 import tempfile
-import threading
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-TOP = Path(__file__).parents[1]
-PATHS = [TOP, TOP / "pipeline", TOP / "tests" / "pipeline"]
-RUNS = 3
-TICK = os.sysconf("SC_CLK_TCK")
-PAGE = os.sysconf("SC_PAGE_SIZE")
-WRITE = """
-import sys, pipeline_paper as p
-count, keys, patterns, path = sys.argv[1:]
-bus = p.PaperBus(int(keys), int(patterns), 200)
-with open(path, "w") as file:
-    file.writelines(bus.run(int(count)))
-"""
-QUERY = r"""
+from . import harness
+from .harness import TOP, Sample, Sides
+
+PAPER = str(TOP / "tests" / "pipeline" / "pipeline_paper.py")
+FIGURES = ("seconds", "CPU seconds", "MiB")
+ABOUT = {"audit": "a trace is checked", "ingest": "a capture becomes a table"}
+
+# ==== What DuckDB does =======================================================
+
+CONNECT = """
 import duckdb, sys
 base = duckdb.connect()
 base.execute("SET threads = 2")
+"""
+AUDIT = r"""
 base.execute(f'''
 create table e as select n, ev, c, m, coalesce(key, pattern) as text,
     '!/cred/' || gid || '//' || pid || '/x' as own
@@ -109,16 +108,8 @@ select count(*) from (
     group by m having sum(mark) <> 0)
 ''').fetchone()[0])
 """
-CAPTURE = """
-import sys, pathlib, pipeline_paper as p
-count, path = sys.argv[1:]
-p.write_segments(pathlib.Path(path), int(count) // 100_000, 100_000)
-"""
 INGEST = r"""
-import duckdb, sys
 capture, table = sys.argv[1:]
-base = duckdb.connect()
-base.execute("SET threads = 2")
 base.execute(f'''
 copy (
     select rec, n, t, key, size, from_base64(data) as data,
@@ -129,196 +120,71 @@ copy (
 ) to '{table}' (format parquet, partition_by (day, host));
 ''')
 """
-REPORT = r"""
-import duckdb, sys
-base = duckdb.connect()
-base.execute("SET threads = 2")
-files = f"read_parquet('{sys.argv[1]}/day=*/host=*/*.parquet')"
-base.execute(f"create view m as from {files}")
-sizes = "approx_quantile(size, 0.5), approx_quantile(size, 0.99)"
-numbers = f"count(*), sum(size), {sizes}, max(size), min(t), max(t)"
-(first, last) = base.execute(f"select {numbers} from m").fetchone()[-2:]
-width = max(1, (last - first) // 120)
-for query in (
-    f"select key, {numbers} from m group by key order by 2 desc limit 10000",
-    f"select host, {numbers} from m group by host",
-    f"select t // {width}, {numbers} from m group by 1",
-    f"select key, t // {width}, count(*) from m group by 1, 2",
-    "select ceil(log2(size + 1)), count(*) from m group by 1",
-    "select count(distinct key) from m",
-    "select host, rec, count(*), max(n) - count(distinct n) from m "
-    "group by 1, 2",
-):
-    base.execute(query).fetchall()
-"""
+QUERIES = {"audit": AUDIT, "ingest": INGEST}
+
+# ==== Programs ===============================================================
 
 
-FOLDERS = """
-import sys, pathlib, pipeline_paper as p
-count, path = sys.argv[1:]
-for at in range(int(count)):
-    day = pathlib.Path(path, f"2025-{at % 12 + 1:02}-{at // 12 % 28 + 1:02}")
-    day.mkdir(parents=True, exist_ok=True)
-    line = p.capture_line(1, rec=f"R{at}", host=f"h{at}")
-    (day / f"R{at}-000001.jsonl").write_text(line)
-"""
-ONE_MORE = """
-import pathlib, runpy, sys, time, pipeline_paper as p
-capture, path = sys.argv[1:3]
-del sys.argv[1:3]
-name = f"R{time.time_ns()}"
-file = pathlib.Path(capture, f"{name}-000001.jsonl")
-file.write_text(p.capture_line(1, rec=name))
-sys.argv[0] = path
-runpy.run_path(path, run_name="__main__")
-"""
+def run(name: str, *command: str) -> Sample:
+    """Run a program to its end; return what it took.  Raises: BenchError."""
+    words = [sys.executable, *command]
+    env = {**os.environ, "PYTHONPATH": str(TOP)}
+    start, seconds, cpu, most = time.monotonic(), 0.0, 0.0, 0
+    with contextlib.ExitStack() as running:
+        log = running.enter_context(tempfile.TemporaryFile())
+        started = harness.started(words, stderr=log, env=env)
+        program = running.enter_context(started)
+        with contextlib.suppress(ChildProcessError):  # all have ended
+            while True:
+                pid, code, used = os.wait4(-1, 0)
+                if pid == program.pid:
+                    seconds = time.monotonic() - start
+                    program.returncode = os.waitstatus_to_exitcode(code)
+                cpu += used.ru_utime + used.ru_stime
+                most = max(most, used.ru_maxrss)
+        if program.returncode:
+            log.seek(0)
+            raise harness.failure(name, program.returncode, log.read())
+    return {"seconds": seconds, "CPU seconds": cpu, "MiB": most / 1024}
 
 
-def run(*command: str) -> tuple[float, float, int]:
-    """Run a program.
-
-    Return its seconds, those of the processor with all that it starts, and
-    the bytes of its largest process.
-    """
-    environment = os.environ | {"PYTHONPATH": ":".join(map(str, PATHS))}
-    began = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    used: dict[int, float] = {}
-    most, ended = [0], threading.Event()
-    watcher = threading.Thread(
-        target=watch, args=(process.pid, used, most, ended)
-    )
-    watcher.start()
-    process.wait()
-    seconds = time.monotonic() - began
-    ended.set()
-    watcher.join()
-    return seconds, sum(used.values()), most[0]
+def measure(task: str, by: str, where: str, source: str) -> Sample:
+    """Return what DuckDB takes for a task, or a checkout that is there."""
+    table = f"{source}-table"
+    shutil.rmtree(table, ignore_errors=True)
+    words = [source, table] if task == "ingest" else [source]
+    if by == "DuckDB":
+        return run(by, "-c", CONNECT + QUERIES[task], *words)
+    return run(by, f"{where}/pipeline/sbus_spark", task, *words)
 
 
-def watch(
-    session: int, used: dict[int, float], most: list[int], ended: Any
-) -> None:
-    """Keep what the processes of a session and below have used so far."""
-    while not ended.wait(0.1):
-        ours = {session}
-        for path in sorted(Path("/proc").glob("[0-9]*"), key=number_of):
-            try:
-                fields = (path / "stat").read_text().rpartition(")")[2].split()
-                pages = int((path / "statm").read_text().split()[1])
-            except (OSError, IndexError):
-                continue
-            if int(fields[1]) in ours or int(fields[3]) in ours:
-                pid = number_of(path)
-                ours.add(pid)
-                used[pid] = (int(fields[11]) + int(fields[12])) / TICK
-                most[0] = max(most[0], pages * PAGE)
-
-
-def number_of(path: Path) -> int:
-    return int(path.name)
-
-
-def compare(name: str, programs: dict[str, list[str]]) -> None:
-    """Run programs in turns, and print what each takes."""
-    taken = [
-        {by: run(*command) for by, command in programs.items()}
-        for _ in range(RUNS)
-    ]
-    for by in programs:
-        wall, cpu = (
-            statistics.median(one[by][kind] for one in taken)
-            for kind in (0, 1)
-        )
-        size = max(one[by][2] for one in taken) >> 20
-        print(f"| {name} | {by} | {wall:.1f} | {cpu:.1f} | {size:,} |")
-        sys.stdout.flush()
-
-
-def programs_of(old: str | None, *arguments: str) -> dict[str, list[str]]:
-    """Return our command, and the same of an older version."""
-    checkouts = {"ours": str(TOP)} | ({"old": old} if old else {})
+def sides_of(folder: str, count: int, old: str | None, task: str) -> Sides:
+    """Return what is compared in a task.  Raises: BenchError."""
+    made = "trace" if task == "audit" else "capture"
+    source = f"{folder}/{made}"
+    run(made, PAPER, made, str(count), source)
+    places = {"sbus_spark": str(TOP), **({"old": old} if old else {})}
     return {
-        by: [f"{checkout}/pipeline/sbus_spark", *arguments]
-        for by, checkout in checkouts.items()
+        by: partial(measure, task, by, where, source)
+        for by, where in {**places, "DuckDB": ""}.items()
     }
 
 
-def bench_audit(count: int, old: str | None, folder: str) -> None:
-    """Compare what audits traces of many sizes."""
-    path = f"{folder}/trace"
-    for events in (10_000, count // 5, count):
-        run("-c", WRITE, str(events), "2000", "500", path)
-        programs = programs_of(old, "audit", path)
-        programs["DuckDB"] = ["-c", QUERY, path]
-        compare(f"audit of {events:,} events", programs)
-
-
-def bench_ingest(count: int, old: str | None, folder: str) -> None:
-    """Compare what makes a table of a capture."""
-    capture = f"{folder}/capture"
-    run("-c", CAPTURE, str(count), capture)
-    again = "import runpy, shutil, sys; shutil.rmtree(sys.argv.pop(1), True)"
-    again += "; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
-    programs = {}
-    for by, (path, *words) in programs_of(old, "ingest", capture).items():
-        table = f"{folder}/table-{by}"
-        programs[by] = ["-c", again, table, path, *words, table]
-    theirs = "import shutil, sys; shutil.rmtree(sys.argv[2], True)\n" + INGEST
-    programs["DuckDB"] = ["-c", theirs, capture, f"{folder}/table-DuckDB"]
-    compare(f"ingest of {count:,} messages", programs)
-
-
-def bench_report(count: int, old: str | None, folder: str) -> None:
-    """Compare what reports on the tables of bench_ingest."""
-    programs = {}
-    for by, (path, *words) in programs_of(old, "report").items():
-        page = f"{folder}/report-{by}.html"
-        table = f"{folder}/table-{by}"
-        programs[by] = [path, *words, table, "-o", page]
-    programs["DuckDB"] = ["-c", REPORT, f"{folder}/table-DuckDB"]
-    compare(f"report on {count:,} messages", programs)
-
-
-def bench_folders(count: int, old: str | None, folder: str) -> None:
-    """Compare an ingest of one new segment over few folders and many."""
-    for folders in (10, 2_000):
-        capture, table = f"{folder}/{folders}", f"{folder}/table-{folders}"
-        run("-c", FOLDERS, str(folders), capture)
-        (path, *words) = programs_of(None, "ingest", capture, table)["ours"]
-        run(path, *words)
-        programs = {"ours": ["-c", ONE_MORE, capture, path, *words]}
-        compare(f"one segment over {folders:,} folders", programs)
-
-
-BENCHES = {
-    "audit": bench_audit,
-    "ingest": bench_ingest,
-    "report": bench_report,
-    "folders": bench_folders,
-}
-
-
-def main() -> None:
-    """Print the tables that are asked for."""
-    asked = argparse.ArgumentParser(description="How fast the pipeline is.")
-    asked.add_argument("--count", type=int, default=10_000_000)
-    asked.add_argument("--old", metavar="DIR")
-    asked.add_argument("names", nargs="*", metavar="{" + ",".join(BENCHES))
-    options = asked.parse_args()
-    if options.count < 100_000 or {*options.names}.difference(BENCHES):
-        asked.error(f"100,000 messages at least, and {', '.join(BENCHES)}")
-    print("| what | by | seconds | of the processor | MiB |")
-    print("|---|---|---|---|---|", flush=True)
-    with tempfile.TemporaryDirectory(prefix="sbus-") as folder:
-        for name in options.names or BENCHES:
-            BENCHES[name](options.count, options.old, folder)
+def main() -> int:
+    """Print the table; return 1 if a task failed."""
+    parser = harness.OptionParser("bench.pipeline", __doc__, rounds=3)
+    parser.add_argument("--old", metavar="DIR")
+    parser.add_number("--count", 10_000_000, least=100_000)
+    options = parser.parse(ABOUT)
+    if options.old and not Path(options.old, "pipeline/sbus_spark").is_dir():
+        parser.error(f"--old {options.old}: there is no pipeline/sbus_spark")
+    if not importlib.util.find_spec("duckdb"):
+        parser.error("there is no DuckDB: pip install '.[bench]'")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        os.environ["TMPDIR"] = folder  # for what an interrupted program leaves
+        sides = partial(sides_of, folder, options.count, options.old)
+        return harness.print_table(options, FIGURES, sides)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

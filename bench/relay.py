@@ -1,10 +1,10 @@
-#!/usr/bin/env python3
 """relay: the least that a bus in one Python thread can do, to compare with.
 
     python3 bench/relay.py ADDRESS
 
-It receives a packet, looks its key up in a dictionary and sends it on,
-without queues, limits or checks, until a signal ends it.
+It looks the key of a packet up in a dictionary and sends the packet on.  It
+has no queues, limits or checks, and waits for slow receivers.  A client has
+one subscription, its last, to all keys that begin so.  A signal ends it.
 """
 
 from __future__ import annotations
@@ -12,89 +12,73 @@ from __future__ import annotations
 import select
 import socket
 import sys
-from typing import Callable
 
-SEND_BUFFER_BYTES = 212_992  # asked for; the kernel doubles it
 WHOAMI = b"CMSG !/cred/whoami"
+SEND_BUFFER = (socket.SOL_SOCKET, socket.SO_SNDBUF, 212_992)
 
 
 class Relay:
-    """The least that a relay in one Python thread can do.
+    """Sends each packet to the subscribers of its key."""
 
-    A client has one subscription, its last: to a key, or to all keys that
-    begin with it if it ends in '/'.  Sending waits for slow receivers.
-    """
-
-    def __init__(self, address: str) -> None:
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.listener.bind(address)
-        self.listener.listen(4096)
-        self.clients: dict[int, socket.socket] = {}
+    def __init__(self) -> None:
         self.patterns: dict[socket.socket, bytes] = {}
-        self.routes: dict[bytes, list[Callable[[memoryview], int]]] = {}
+        self.routes: dict[bytes, list[socket.socket]] = {}
         self.buffer = bytearray(409_600)
 
-    def run(self) -> None:
+    def run(self, listener: socket.socket) -> None:
         """Serve until a signal ends the process."""
-        poll = select.epoll()
-        poll.register(self.listener, select.EPOLLIN)
+        poll, sockets = select.epoll(), {listener.fileno(): listener}
+        poll.register(listener, select.EPOLLIN)
         while True:
-            for descriptor, _ in poll.poll():
-                if descriptor in self.clients:
-                    self.turn(self.clients[descriptor])
-                else:
-                    client, _ = self.listener.accept()
-                    client.setsockopt(
-                        socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES
-                    )
-                    self.clients[client.fileno()] = client
+            for number, _ in poll.poll():
+                if sockets[number] is listener:
+                    client, _ = listener.accept()
+                    client.setsockopt(*SEND_BUFFER)
                     poll.register(client, select.EPOLLIN)
+                    sockets[client.fileno()] = client
+                elif not self.turn(sockets[number]):
+                    self.subscribe(sockets[number], None)
+                    sockets.pop(number).close()
 
-    def turn(self, client: socket.socket) -> None:
-        """Send on a run of a client's packets."""
-        view, find = memoryview(self.buffer), self.buffer.find
+    def turn(self, client: socket.socket) -> bool:
+        """Handle packets of a client; return whether it is still there."""
+        view, buffer = memoryview(self.buffer), self.buffer
         try:
-            for _ in range(64):
+            for _ in range(64):  # then it is the turn of another client
                 size = client.recv_into(view, 0, socket.MSG_DONTWAIT)
-                end = find(0, 4, size)
-                if end < 0 or view[0] != 0x4D:  # not MSG
-                    if not size:
-                        return self.forget(client)
-                    self.handle(client, view[:size].tobytes())
-                    continue
-                key = view[4:end].tobytes()
-                for send in self.routes.get(key) or self.route(key):
-                    send(view[:size])
+                end = buffer.find(0, 4, size)
+                if buffer.startswith(b"MSG ") and end > 0:
+                    key = view[4:end].tobytes()
+                    for receiver in self.routes.get(key) or self.route(key):
+                        receiver.send(view[:size])
+                elif buffer.startswith(b"SUB "):
+                    self.subscribe(client, view[4:size].tobytes())
+                elif view[:size] == WHOAMI:
+                    client.send(WHOAMI + b"\0!/cred/0/0/0")
+                elif not size:
+                    return False
         except BlockingIOError:
-            pass
-        except OSError:
-            self.forget(client)
+            pass  # all is read
+        except ConnectionError:
+            return False
+        return True
 
-    def route(self, key: bytes) -> list[Callable[[memoryview], int]]:
-        """Return what sends to the receivers of a key, and remember it."""
-        self.routes[key] = [
-            client.send
-            for client, pattern in self.patterns.items()
-            if pattern == key
-            or (pattern.endswith(b"/") and key.startswith(pattern))
-        ]
-        return self.routes[key]
-
-    def handle(self, client: socket.socket, packet: bytes) -> None:
-        """Do what a packet that is no message asks for."""
-        if packet.startswith(b"SUB "):
-            self.patterns[client] = packet[4:]
-            self.routes.clear()
-        elif packet == WHOAMI:
-            client.send(WHOAMI + b"\0!/cred/0/0/0")
-
-    def forget(self, client: socket.socket) -> None:
-        """Close a client's socket."""
+    def subscribe(self, client: socket.socket, pattern: bytes | None) -> None:
+        """Change the subscription of a client."""
         self.patterns.pop(client, None)
+        if pattern is not None:
+            self.patterns[client] = pattern
         self.routes.clear()
-        del self.clients[client.fileno()]
-        client.close()
+
+    def route(self, key: bytes) -> list[socket.socket]:
+        """Return the receivers of a key, and remember them."""
+        held = self.patterns.items()
+        self.routes[key] = [to for to, start in held if key.startswith(start)]
+        return self.routes[key]
 
 
 if __name__ == "__main__":
-    Relay(sys.argv[1]).run()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as bus:
+        bus.bind(sys.argv[1])
+        bus.listen(4_096)
+        Relay().run(bus)

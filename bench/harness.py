@@ -1,0 +1,256 @@
+"""What all benchmarks share: options, processes, rounds, tables.
+
+A benchmark compares sides in rounds.  Each round measures each side once, so
+that what slows the machine down slows all of them.  A cell of the table is
+the median of the rounds.  The number in brackets is the ratio of the first
+side to this one, the median of the rounds' ratios.  Ratios of one run mean
+something; figures of two runs cannot be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import math
+import os
+import shlex
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, NoReturn
+
+TOP = Path(__file__).resolve().parents[1]
+START_SECONDS_MAX = 10
+TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
+PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
+STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+
+
+class BenchError(Exception):
+    """Something cannot be measured: one line says why."""
+
+
+# ==== Programs ===============================================================
+
+
+def run(work: Callable[[], int]) -> NoReturn:
+    """Exit with the status that work returns, or 130 after a signal."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in STOPPING:
+        signal.signal(number, interrupt)
+    try:
+        sys.exit(work())
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        end_processes()
+
+
+def interrupt(*_: object) -> NoReturn:
+    """Raise KeyboardInterrupt, but only once: nothing disturbs the end."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def end_processes() -> None:
+    """Kill all processes that this one started, and all that those started.
+
+    When a process ends, its children become those of this one.
+    """
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while pids := children.read_text().split():
+        for pid in map(int, pids):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+# ==== Options ================================================================
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Answers a wrong option with one line and the exit status 2."""
+
+    def __init__(self, name: str, about: str | None, rounds: int) -> None:
+        layout = argparse.RawDescriptionHelpFormatter
+        super().__init__(name, None, about, __doc__, formatter_class=layout)
+        self.add_argument("--only", metavar="CASE,...")
+        self.add_number("--rounds", rounds)
+
+    def parse(self, cases: dict[str, str]) -> argparse.Namespace:
+        """Return the options; their *cases* are those of --only."""
+        options = self.parse_args()
+        names = options.only.split(",") if options.only else [*cases]
+        for name in names:
+            if name not in cases:
+                self.error(f"no case {name!r}; there are {', '.join(cases)}")
+        options.cases = {name: cases[name] for name in names}
+        return options
+
+    def add_server_options(self, seconds: float) -> None:
+        """Add --beside, with another server, and --seconds of a load."""
+        add = self.add_argument
+        add("--beside", metavar="COMMAND", type=server_command)
+        self.add_number("--seconds", seconds, least=0.01)
+
+    def add_number(self, name: str, default: float, least: float = 1) -> None:
+        """Add an option with a number, of the same type as its default."""
+
+        def parse(text: str) -> float:
+            with contextlib.suppress(ValueError):
+                if least <= float(text) < math.inf:
+                    return type(default)(text)
+            what = f"{text!r} is not {least:,} or more"
+            raise argparse.ArgumentTypeError(what)
+
+        self.add_argument(name, metavar="N", type=parse, default=default)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
+
+
+def server_command(text: str) -> list[str]:
+    """Return the words of the command of a server, which is tried."""
+    if "{address}" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} has no {{address}}")
+    try:
+        with server(shlex.split(text)):
+            return shlex.split(text)
+    except (BenchError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+
+# ==== Processes ==============================================================
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], stdout: int = subprocess.DEVNULL, **options: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program, and kill its process group.  Raises: BenchError."""
+    options = {"stdout": stdout, "start_new_session": True, **options}
+    try:
+        process = subprocess.Popen(command, **options)
+    except OSError as error:
+        why = f"cannot run {command[0]}: {error.strerror}"
+        raise BenchError(why) from None
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def failure(what: str, status: int, errors: bytes) -> BenchError:
+    """Return the error of a program that ended, with what it said last."""
+    lines = errors.decode("utf-8", "replace").strip().splitlines()
+    said = "".join(f": {line[:200]}" for line in lines[-1:])
+    return BenchError(f"{what} ended with status {status}{said}")
+
+
+class Server(NamedTuple):
+    """A server that runs."""
+
+    address: str
+    pid: int
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time that it has used."""
+        status = Path(f"/proc/{self.pid}/stat").read_text()
+        user, system = status.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) * TICK_SECONDS
+
+
+@contextlib.contextmanager
+def server(command: Sequence[str]) -> Iterator[Server]:
+    """Run a server.  Raises: BenchError if it ends, or does not listen."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as where:
+        os.chmod(where, 0o755)
+        bus, log = f"{where}/bus", Path(where, "log")
+        words = [word.replace("{address}", bus) for word in command]
+        with log.open("wb") as errors, started(words, stderr=errors) as own:
+            try:
+                wait_until_it_listens(bus, own)
+                yield Server(bus, own.pid)
+            finally:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = own.wait(0.1)  # it may be about to end
+                    raise failure("the server", status, log.read_bytes())
+
+
+def wait_until_it_listens(address: str, own: subprocess.Popen[bytes]) -> None:
+    """Return once a server listens.  Raises: BenchError."""
+    end = time.monotonic() + START_SECONDS_MAX
+    while own.poll() is None and time.monotonic() < end:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as wire:
+            if not wire.connect_ex(address):
+                return
+        time.sleep(0.01)
+    raise BenchError(f"it does not listen after {START_SECONDS_MAX} s")
+
+
+# ==== Rounds and tables ======================================================
+
+Sample = dict[str, float]  # what a round has measured of a side, by figure
+Sides = dict[str, Callable[[], Sample]]  # what is compared, the first with all
+
+
+def print_table(
+    options: argparse.Namespace,
+    figures: Sequence[str],
+    sides_of: Callable[[str], Sides],
+) -> int:
+    """Measure the sides of each case, and print a table.
+
+    A case that fails is told on standard error.  Returns: 1 if any failed.
+    """
+    status, heads = 0, ["case", "what", "by", *figures]
+    print_row(heads)
+    print_row(["---"] * len(heads))
+    for case, about in options.cases.items():
+        try:
+            samples = measure(sides_of(case), options.rounds)
+        except (BenchError, OSError) as error:
+            print(f"{case}: {error}", file=sys.stderr, flush=True)
+            status = 1
+            continue
+        ours, *_ = samples.values()
+        for side, own in samples.items():
+            cells = (cell(figure, own, ours) for figure in figures)
+            print_row([case, about, side, *cells])
+    return status
+
+
+def measure(sides: Sides, rounds: int) -> dict[str, list[Sample]]:
+    """Return the samples of each side; every other round goes backwards."""
+    samples: dict[str, list[Sample]] = {side: [] for side in sides}
+    for number in range(rounds):
+        for side in [*sides][:: -1 if number % 2 else 1]:
+            samples[side].append(sides[side]())
+    return samples
+
+
+def cell(figure: str, own: list[Sample], ours: list[Sample]) -> str:
+    """Return the median of a figure, and the ratio of ours to it."""
+    if figure not in own[0]:
+        return ""
+    median = statistics.median(sample[figure] for sample in own)
+    text = f"{median:,.0f}" if median >= 1_000 else f"{median:.3g}"
+    if own is ours or not all(sample[figure] for sample in own):
+        return text
+    pairs = zip(ours, own)
+    ratio = statistics.median(a[figure] / b[figure] for a, b in pairs)
+    return f"{text} ({ratio:.2f})"
+
+
+def print_row(cells: Sequence[str]) -> None:
+    """Print a row of a Markdown table."""
+    print("|", " | ".join(cells), "|", flush=True)
