@@ -16,10 +16,10 @@ there was no time for all, and 2 if none could be run.
     wire            a client of a real server
     server          a server that runs as a process
     trial           the frame of a check of that process
-    running         checks of its start and end
-    daemons         checks of a daemon
-    traffic         checks of what clients make it do
-    logs            checks of its log and its trace
+    check_process   checks of its start and end
+    check_daemon    checks of a server that goes on as a daemon
+    check_traffic   checks of what clients make it do, with descriptors too
+    check_log       checks of its log and its trace
     kit             which examples and checks are run, and how each ended
     clients         what a client is told, and what the kit, its server, says
     report          the results, for people, programs and browsers

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Union
 
-from . import daemons, logs, running, traffic
+from . import check_daemon, check_log, check_process, check_traffic
 from .conversation import Failure, perform
 from .examples import Case, read_cases
 from .rules import ORIGINS, read_rules
@@ -20,7 +20,7 @@ from .trial import Check, NotApplicable, perform_check
 Item = Union[Case, Check]  # what is run
 CHECKS = [
     one
-    for module in (running, daemons, traffic, logs)
+    for module in (check_process, check_daemon, check_traffic, check_log)
     for one in vars(module).values()
     if isinstance(one, Check)
 ]

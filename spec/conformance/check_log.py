@@ -11,10 +11,10 @@ import stat
 import time
 from typing import Any
 
+from .check_daemon import daemon, end_daemon, number_in
+from .check_process import USERS
 from .conversation import END, Failure, describe
-from .daemons import daemon, end_daemon, number_in
 from .examples import escape
-from .running import USERS
 from .server import limit
 from .trial import Trial, check, hear, require, tell
 from .wire import Wire

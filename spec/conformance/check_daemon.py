@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .check_process import adopted
 from .conversation import Failure, describe
-from .running import adopted
 from .server import ServerProcess, descendants, is_stopped
 from .trial import NotApplicable, Trial, check, require
 
