@@ -2,7 +2,7 @@
 
 A trace is what a server did (sbus.py --trace), a capture what one subscriber
 heard (`sbus record`), and a table the Delta table that ingest makes of
-captures.  Each step is a function of DataFrames, and a command.
+captures.  Each step is a function, and a command.
 
     messages    columns, and which lines of a capture are messages
     matching    which keys patterns select

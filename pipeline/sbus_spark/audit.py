@@ -35,6 +35,7 @@ MODES = ", ".join(
     f"'{key.decode()}', '{key.decode().rpartition('/')[0]}'"
     for key in sbus.CHOICES
 )
+# When a client is free of the order of messages
 FREE = "is_mode and free.text in ('order/stack', 'order/random')"
 RUNS = """
 block long, part long, place long, own_file string, run long, file string,
@@ -124,7 +125,7 @@ select run, case, c, mark, at as since, until
 from edge join {lives} using (run, c) where step = 1
 """,
     # When it has its echo off as well
-    "silent": """
+    "echo_off": """
 select e.run, e.case, e.c, mark, greatest(e.since, off.since) as since,
     least(e.until, off.until) as until
 from {expected} e join {spans} off on e.run = off.run and e.c = off.c
@@ -144,7 +145,7 @@ credited as (
     from step),
 sums as (
     select e.run, m, at, null as reached, credit - coalesce(s.mark, 0) as sum
-    from credited e left join {silent} s on e.run = s.run
+    from credited e left join {echo_off} s on e.run = s.run
         and e.case = s.case and e.c = s.c and s.since < at and at < s.until
     where m is not null
     union all
@@ -184,7 +185,7 @@ with expected as (
     from {published} p join {cases} cases using (run, key)
     join {expected} e on p.run = e.run and cases.case = e.case
         and e.since < at and at < e.until
-    left anti join {silent} s on p.run = s.run and cases.case = s.case
+    left anti join {echo_off} s on p.run = s.run and cases.case = s.case
         and publisher = s.c and e.c = s.c and s.since < at and at < s.until
     where times = 1),
 actual as (
@@ -319,7 +320,7 @@ def audit(
     views["runs"] = spark.createDataFrame(runs, RUNS)
     views["events"] = spark.sql(EVENTS, **views)
 
-    def compute(queries: dict[str, str]) -> None:
+    def compute(queries: dict[str, str]) -> None:  # each names earlier ones
         for name, query in queries.items():
             views[name] = spark.sql(query, **views).localCheckpoint()
 
@@ -371,7 +372,7 @@ def outline(
         for run in filter(None, own):
             began, first = run[0]
             count += first.text is not None
-            about = count if first.text is not None else 0, began, first.text
+            about = (count * (first.text is not None), began, first.text)
             for file, part in run:
                 place = part.block, part.part, len(runs), file
                 runs.append((*place, *about))
@@ -415,8 +416,8 @@ def chains(parts: dict[str, list[Row]]) -> list[list[str]]:
     files = sorted(parts, key={*after.values()}.__contains__)
     while files:
         chain = [files[0]]
-        while chain[-1] in after:
-            chain.append(after.pop(chain[-1]))
+        while (then := after.pop(chain[-1], chain[0])) not in chain:
+            chain.append(then)
         files = [file for file in files if file not in chain]
         found.append(chain)
     return found

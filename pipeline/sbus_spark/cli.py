@@ -27,6 +27,7 @@ from .audit import audit, summary
 from .messages import InputError, PipelineError, absolute
 from .report import page, summarize
 from .session import session
+from .source import positive
 
 SHOWN_MAX = 1_000  # breaches; -o writes all
 # In what Spark tells of an error: one of ours, else its innermost cause
@@ -130,13 +131,6 @@ class OptionParser(argparse.ArgumentParser):
         self.exit(2, f"sbus-spark: {message}; --help lists the options\n")
 
 
-def speed(text: str) -> float:
-    """Return how many times as fast to replay."""
-    if not 0 < float(text) < float("inf"):
-        raise ValueError
-    return float(text)
-
-
 def day(text: str) -> datetime.date:
     """Return a day."""
     return datetime.date.fromisoformat(text)
@@ -196,7 +190,7 @@ def option_parser() -> OptionParser:
     what = "only keys that it selects; may be repeated"
     add("--pattern", metavar="P", action="append", default=[], help=what)
     what = "X times as fast as recorded (as fast as possible)"
-    add("--speed", metavar="X", type=speed, help=what)
+    add("--speed", metavar="X", type=positive, help=what)
     return parser
 
 

@@ -53,10 +53,9 @@ def summarize(messages: DataFrame) -> dict[str, Any]:
     percentile of sizes, `p50` and `p99`.
     Raises: InputError if there are no messages.
     """
-    largest = F.max("size").alias("largest")
-    first = F.unix_micros(F.min("time")).alias("first")
-    last = F.unix_micros(F.max("time")).alias("last")
-    totals = collect(messages.agg(*traffic(), largest, first, last))[0]
+    ends = [f"unix_micros({x}(time))" for x in ("min", "max")]
+    more = f"{ends[0]} first", f"{ends[1]} last", "max(size) largest"
+    totals = collect(messages.agg(*traffic(), *map(F.expr, more)))[0]
     if not totals["messages"]:
         raise InputError(EMPTY)
     bar = bar_length(totals["first"], totals["last"])
@@ -204,11 +203,11 @@ HOST: Columns = {"host": ("host", str), **VOLUME, "lost": ("lost", NUMBER)}
 
 def axis_top(most: int, base: int) -> int:
     """Return the least round number that is not below another."""
-    unit = 1
-    while unit * base <= most:
-        unit *= base
+    scale = 1
+    while scale * base <= most:
+        scale *= base
     steps = (n * ten for ten in (1, 10, 100) for n in (1, 2, 4, 6, 8))
-    return unit * next(n for n in (*steps, base) if unit * n >= most)
+    return scale * next(n for n in (*steps, base) if scale * n >= most)
 
 
 def axes(of: str, top: int, span: range, floor: int) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import datetime
 import heapq
 import itertools
+import math
 import operator
 import os
 import re
@@ -47,6 +48,7 @@ TASK_BYTES_MAX = 64 << 20  # of segments, unless one is larger
 LINES = operator.methodcaller("split", "\n")
 UTC = datetime.timezone.utc
 DAY = datetime.timedelta(days=1)
+FIRST, LAST = (datetime.datetime(y, 1, 2, tzinfo=UTC) for y in (1, 9999))
 FILTERS = ("host", "pattern", "startingTime", "endingTime")
 CAPTURE = ("path", *FILTERS, "minPartitions", "columnNameOfCorruptRecord")
 
@@ -102,22 +104,22 @@ def value_of(options: Any, name: str, kind: Any, default: Any = None) -> Any:
     """Return an option as *kind* makes it of its text.  Raises: InputError."""
     try:
         return kind(options[name]) if name in options else default
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise InputError(f"{name}: {error}") from None
 
 
 def positive(text: str) -> float:
     """Return a number above 0.  Raises: ValueError."""
-    number = int(text) if text.isdecimal() else float(text)
-    if not number > 0:
+    if not float(text) > 0:
         raise ValueError(f"{text!r} is not above 0")
-    return number
+    return float(text)
 
 
 def moment(text: str) -> datetime.datetime:
     """Return a time, in UTC unless it says otherwise.  Raises: ValueError."""
     found = datetime.datetime.fromisoformat(text)
-    return found.replace(tzinfo=found.tzinfo or UTC).astimezone(UTC)
+    found = found.replace(tzinfo=found.tzinfo or UTC).astimezone(UTC)
+    return sorted((FIRST, found, LAST))[1]
 
 
 class Piece(NamedTuple):
@@ -143,8 +145,8 @@ class Capture:
         kind = self._files.get_file_info(self._folder).type
         if kind != fs.FileType.Directory:
             raise InputError(f"{path}: there is no such directory")
-        since = value_of(options, "startingTime", moment, moment("0001-01-02"))
-        until = value_of(options, "endingTime", moment, moment("9999-12-30"))
+        since = value_of(options, "startingTime", moment, FIRST)
+        until = value_of(options, "endingTime", moment, LAST)
         # A segment may begin a day before, or end a day after, its folder's
         self._days = str((since - DAY).date()), str((until + DAY).date())
         at = pc.field("time")
@@ -187,11 +189,11 @@ class Capture:
         """Return tasks of about the same size for some pieces."""
         sizes = (piece.end - piece.start for piece in pieces)
         starts = [*itertools.accumulate(sizes, initial=0)]
-        most = min(TASK_BYTES_MAX, starts[-1] // self._tasks_min + 1)
+        bytes_most = min(TASK_BYTES_MAX, starts[-1] // self._tasks_min + 1)
         groups: dict[int, list[Piece]] = {}
         for piece, start in zip(pieces, starts):
             middle = start + (piece.end - piece.start) // 2
-            groups.setdefault(middle // most, []).append(piece)
+            groups.setdefault(middle // bytes_most, []).append(piece)
         return list(map(ds.InputPartition, groups.values()))
 
     def _lines(self, piece: Piece) -> Iterator[bytes]:
@@ -255,7 +257,8 @@ class CaptureStream(
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self._most = value_of(options, "maxMessagesPerTrigger", positive)
+        limit = value_of(options, "maxMessagesPerTrigger", positive)
+        self._most = limit and math.ceil(min(limit, 1e15))
         clean = options.get("cleanSource", "off")
         is_filtered = any(name in options for name in FILTERS)
         self._is_cleaning = clean == "delete" and not is_filtered

@@ -62,9 +62,9 @@ def ingest(
     register(spark)
     where = absolute(table)
     bad = f"{where}/_quarantine"
-    for one, columns, day in (where, TABLE, "day"), (bad, BAD, None):
+    for one, columns, by in (where, TABLE, "day"), (bad, BAD, None):
         schema = Schema.from_arrow(schema_of(columns))
-        DeltaTable.create(one, schema, "ignore", day, configuration=LOG)
+        DeltaTable.create(one, schema, "ignore", by, configuration=LOG)
     work = functools.partial(write_files, where)
 
     def take(rows: DataFrame, number: int) -> None:
@@ -148,11 +148,12 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
     Raises: InputError if there is no table.
     """
     opened = open_table(table)
-    files = opened.file_uris()
-    if not files:
+    where = absolute(table)
+    paths = pa.table(opened.get_add_actions())["path"].to_pylist()
+    if not paths:
         return spark.createDataFrame([], TABLE)
-    reader = spark.read.schema(TABLE)
-    return reader.option("basePath", absolute(table)).parquet(*files)
+    files = [f"{where}/{path}" for path in paths]
+    return spark.read.schema(TABLE).option("basePath", where).parquet(*files)
 
 
 def open_table(table: str) -> DeltaTable:
@@ -189,7 +190,7 @@ def clear(table: DeltaTable) -> None:
     The log of older commits goes as well: a checkpoint has what they did.
     """
     table.vacuum(
-        READERS_HOURS, dry_run=False, enforce_retention_duration=False
+        READERS_HOURS, False, enforce_retention_duration=False, full=True
     )
     table.create_checkpoint()
     table.cleanup_metadata()

@@ -29,7 +29,6 @@ from pipeline_bed import (
     TIMEOUT,
     TOP,
     command_line,
-    plain_environment,
     real_run,
     start_command,
     wait_for_file,
@@ -222,18 +221,3 @@ class TestLayout:
         words = r"\.rdd\b|\bRDD|_jvm|_jsc|sparkContext|\bpickle\b"
         for path in PACKAGE.glob("*.py"):
             assert not re.search(words, path.read_text("utf-8")), path
-
-    @pytest.mark.parametrize("how", [[str(PACKAGE)], ["-m", "sbus_spark"]])
-    def test_started_by_its_path_and_by_its_name(
-        self, how: list[str], tmp_path: Path
-    ) -> None:
-        """From anywhere; by its path without having been installed."""
-        paths = [str(TOP / "pipeline"), str(TOP)] if how[0] == "-m" else []
-        done = subprocess.run(
-            [sys.executable, *how, "--help"],
-            cwd=tmp_path,
-            env=plain_environment() | {"PYTHONPATH": ":".join(paths)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.stdout.startswith("usage: sbus-spark "), done.stderr

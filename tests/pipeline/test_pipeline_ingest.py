@@ -44,7 +44,7 @@ class TestIngest:
 
         Hidden files are not complete, and others are none of ours.
         """
-        capture, table = tmp_path / "capture", tmp_path / "table"
+        capture, table = tmp_path / "capture", tmp_path / "a table #1"
         write_segments(capture, 2)
         (capture / ".R-000007.jsonl").write_text(capture_line(900))
         (capture / "notes.txt").write_text(capture_line(901))
@@ -77,9 +77,12 @@ class TestIngest:
         for file in table.glob("_checkpoint/commits/*0*"):
             file.unlink()
         log = min(table.glob("_delta_log/*.json"))
-        os.utime(log, (0, 0))
+        left = table / "day=2025-11-21" / "left.parquet"  # by a kill
+        left.touch()
+        for old in log, left:
+            os.utime(old, (0, 0))
         sbus_spark.compact(str(table))
-        assert not log.exists()
+        assert not log.exists() and not left.exists()
         write_segments(capture, 2)
         assert sbus_spark.ingest(*args) == (100, 0)
         assert numbers(spark, table) == list(range(1, 201))

@@ -123,6 +123,7 @@ def test_what_options_ask_for(tmp_path: Path) -> None:
         write(tmp_path / f"2025-11-{name}-000002.jsonl", [0])
     asked = {"host": "h\ni", "startingTime": "2025-11-21"}
     asked["endingTime"] = "2025-11-22"
+    assert read_all(tmp_path / "2025-11-21", endingTime="9999-12-31")
     assert read_all(tmp_path, **asked) == [*range(1, 101)]
     for name in asked:
         less = {key: asked[key] for key in asked if key != name}
