@@ -30,8 +30,9 @@ LIB = $(DESTDIR)$(PREFIX)/lib/sbus
 STARTER = '\#!/usr/bin/env python3\nimport sys\n\nsys.path[0] =\
  "$(PREFIX)/lib/sbus"\nfrom %s import main\n\nsys.exit(main())\n'
 
-# Most tests wait most of the time, so they run in processes side by side.
-# Those of the pipeline take longest, and go first where others are nice.
+# Most tests wait most of the time, so groups of them run side by side.  Make
+# starts them, as that takes no package beside pytest, and prints a group at a
+# time.  Those of the pipeline take longest: they go first, the others are nice.
 PIPELINE = spark-tests cluster-tests
 CLUSTER = tests/pipeline/test_pipeline_cluster.py
 TESTS = example-tests first-server-tests more-server-tests client-tests\
