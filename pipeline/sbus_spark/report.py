@@ -129,19 +129,17 @@ TEXT_MAX = 200  # characters shown of a key
 Row = dict[str, Any]
 
 CSS = """
-:root { color-scheme: light dark; --paper: #fdfcf9; --ink: #22262b;
-  --soft: #5a6169; --line: #d9d5cb; --bar: #0b5a8a; --tint: #dbe8ee }
-@media screen and (prefers-color-scheme: dark) { :root { --paper: #16191d;
-  --ink: #dfe2e4; --soft: #a6adb4; --line: #3a4048; --bar: #7cc0f0;
-  --tint: #24394a } }
-body { background: var(--paper); color: var(--ink); margin: 0 auto;
-  font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; padding: 1rem }
+:root { color-scheme: light dark; --soft: light-dark(#606066, #9a9aa3);
+  --line: #8884; --bar: light-dark(#0b5a8a, #7cc0f0);
+  --tint: light-dark(#dbe8ee, #24394a) }
+body { margin: 0 auto; max-width: 60rem; padding: 1rem;
+  font: 1rem/1.5 system-ui, sans-serif }
 h1 { margin: 1rem 0 0 } h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem }
 h3, td:first-child { font: .85rem/1.5 ui-monospace, monospace; margin: 0;
   overflow-wrap: anywhere; white-space: pre-wrap }
 :is(h3, td):empty::before { content: "(empty)"; font-style: italic }
 p, li, th { color: var(--soft) }
-b { color: var(--ink); display: block; font-size: 1.4rem }
+b { color: CanvasText; display: block; font-size: 1.4rem }
 ul, .charts { display: grid; gap: 1rem 2rem; padding: 0; list-style: none;
   grid-template-columns: repeat(auto-fill, minmax(min(12rem, 40%), 1fr)) }
 .charts { grid-template-columns: repeat(auto-fill, minmax(21rem, 1fr));
