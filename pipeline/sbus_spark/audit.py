@@ -311,7 +311,7 @@ def audit(
     client, and of which nobody can know.
     Raises: InputError if there is no such file, or it is no trace; OSError.
     """
-    blocks = [one for path in paths for one in events.blocks_of(path)]
+    blocks = [x for y in dict.fromkeys(paths) for x in events.blocks_of(y)]
     seed = secrets.randbits(62)
     facts = events.facts(spark.range(len(blocks)), blocks, seed, False)
     facts = facts.localCheckpoint()
@@ -405,7 +405,8 @@ def chains(parts: dict[str, list[Row]]) -> list[list[str]]:
         some = [part for part in own if part.n is not None]
         if some and some[0].text is None:
             first[some[0].n].append(file)
-        if some and some[-1].high is None:
+        ends = [x.high for x in some if {x.text, x.high} != {None}]
+        if some and (not ends or ends[-1] is None):
             last[some[-1].last + 1].append(file)
     after = {
         last[n][0]: some[0]
@@ -413,11 +414,11 @@ def chains(parts: dict[str, list[Row]]) -> list[list[str]]:
         if len(some) == len(last[n]) == 1 and some != last[n]
     }
     found: list[list[str]] = []
-    files = sorted(parts, key={*after.values()}.__contains__)
-    while files:
-        chain = [files[0]]
-        while (then := after.pop(chain[-1], chain[0])) not in chain:
-            chain.append(then)
-        files = [file for file in files if file not in chain]
-        found.append(chain)
+    seen: set[str] = set()
+    for file in sorted(parts, key={*after.values()}.__contains__):
+        found.append([])
+        while file and file not in seen:
+            seen.add(file)
+            found[-1].append(file)
+            file = after.get(file, "")
     return found

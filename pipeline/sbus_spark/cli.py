@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import logging
 import os
@@ -13,6 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +24,7 @@ from pyspark.sql import Row, SparkSession
 
 from . import table as tables
 from .audit import audit, summary
-from .messages import InputError, PipelineError, absolute
+from .messages import InputError, PipelineError, absolute, printable
 from .report import page, summarize
 from .session import session
 from .source import positive
@@ -94,7 +94,7 @@ def run_audit(options: argparse.Namespace) -> int:
         print(json.dumps(told))
         return 1 if counts else 0
     for row in shown:
-        print(describe(row))
+        print(printable(describe(row)))
     total = sum(counts.values())
     if total > len(shown):
         print(f"and {total - len(shown)} more; -o DIR writes all")
@@ -110,8 +110,7 @@ def describe(row: Row) -> str:
     """Return a breach as a line of text."""
     names = ("n", "m", "publisher", "c", "key")
     about = [f"{x}={row[x]!r}" for x in names if row[x] is not None]
-    text = f"{row.breach} {' '.join(about)}: {row.detail} ({row.file})"
-    return "".join(x if x.isprintable() else repr(x)[1:-1] for x in text)
+    return f"{row.breach} {' '.join(about)}: {row.detail} ({row.file})"
 
 
 def run_replay(options: argparse.Namespace) -> int:
@@ -129,11 +128,6 @@ class OptionParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"sbus-spark: {message}; --help lists the options\n")
-
-
-def day(text: str) -> datetime.date:
-    """Return a day."""
-    return datetime.date.fromisoformat(text)
 
 
 def option_parser() -> OptionParser:
@@ -167,8 +161,8 @@ def option_parser() -> OptionParser:
     command(run_compact, "table", **made)
 
     add = command(run_expire, "table --before 2026-11-22", **made)
-    what = "the first day to keep, such as 2026-11-22"
-    add("--before", metavar="DAY", type=day, required=True, help=what)
+    what, kind = "the first day to keep: 2026-11-22", date.fromisoformat
+    add("--before", metavar="DAY", type=kind, required=True, help=what)
 
     add = command(run_report, "table -o traffic.html", **made)
     what = "the page to write (report.html)"
@@ -201,14 +195,14 @@ def run(arguments: Sequence[str] | None) -> int:
     """
     options = option_parser().parse_args(arguments)
     known = (PipelineError, DeltaError, ArrowException, OSError,
-             PySparkException, Py4JError)
+             UnicodeError, PySparkException, Py4JError)
     try:
         status: int = options.run(options)
     except known as error:
-        text = str(error)
+        text = str(error) or repr(error)
         found = [re.findall(cause, text, re.M) for cause in CAUSES]
         told = ([*filter(None, found)] or [text.splitlines()])[0][-1]
-        print(f"sbus-spark: {told}", file=sys.stderr)
+        print(f"sbus-spark: {printable(told)}", file=sys.stderr)
         return 1
     return status
 

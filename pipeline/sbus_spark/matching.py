@@ -78,7 +78,8 @@ def candidates_of(
 
     A secret key is selected by secret patterns alone [CRED-10].
     """
-    for batch in batches:
+    small = (w.slice(at, 100) for w in batches for at in range(0, len(w), 100))
+    for batch in small:  # each may become many rows
         found = []
         for row in batch.to_pylist():
             if (key := bytes_of_key(row["key"])) is None:

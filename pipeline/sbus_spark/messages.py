@@ -65,6 +65,11 @@ def absolute(path: str) -> str:
     return path if "://" in path else os.path.abspath(path)
 
 
+def printable(text: str) -> str:
+    """Return text with escapes for what does not print."""
+    return "".join(x if x.isprintable() else repr(x)[1:-1] for x in text)
+
+
 def read_lines(text: bytes) -> pa.Table:
     """Return whole lines as rows of READ.
 

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from .messages import InputError
+from .messages import InputError, printable
 
 SHOWN_MAX = 100  # keys and hosts
 CHARTED_MAX = 8  # keys over time
@@ -165,8 +165,7 @@ def visible(text: str) -> str:
     """Return text for a page, with escapes for what does not print."""
     if (more := len(text) - TEXT_MAX) > 0:
         text = f"{text[:TEXT_MAX]}... and {more:,} more characters"
-    shown = (one if one.isprintable() else repr(one)[1:-1] for one in text)
-    return html.escape("".join(shown))
+    return html.escape(printable(text))
 
 
 def key_text(key: str) -> str:

@@ -42,7 +42,7 @@ from .messages import COLUMNS, SCHEMA, InputError, absolute, read_lines
 SEGMENT = re.compile(
     r"(?:.*?/)?(?:(\d{4}-\d\d-\d\d)/)?([^._/][^/]*)-(\d{6,})\.jsonl"
 )
-LINE_TIME = re.compile(rb'"t":\s*([0-9]+)')
+LINE_TIME = re.compile(rb'"t":\s*([0-9]{1,19})')
 READ_BYTES = 1 << 20  # of lines that are parsed at once
 TASK_BYTES_MAX = 64 << 20  # of segments, unless one is larger
 LINES = operator.methodcaller("split", "\n")
@@ -331,9 +331,9 @@ class CaptureStream(
         return self._tasks(pieces)
 
     def commit(self, end: Offset) -> None:
-        for recorder, (_, last, _) in end.items() if self._is_cleaning else ():
-            files = self._listed.get(recorder, {})
-            for number in [one for one in files if one < last]:
+        for recorder, (first, last, _) in end.items():
+            files = self._listed.get(recorder, {}) if self._is_cleaning else {}
+            for number in [one for one in files if first <= one < last]:
                 self._files.delete_file(files.pop(number).path)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import os
 import threading
 import time
 import uuid
@@ -37,7 +38,6 @@ from .source import register
 TABLE, BAD = f"{COLUMNS}, day date", "line string"
 ORDER = [(name, "ascending") for name in ("host", "recorder", "n")]
 WRITTEN = "path string, day string, bytes long, stats string"
-APPLICATION = "ingest"  # whose batches the log numbers
 READERS_HOURS = 24  # for which a reader may use a snapshot
 LOG = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
 REPLAYED = ("time", "host", "recorder", "n")  # the order of a replay
@@ -66,11 +66,14 @@ def ingest(
         schema = Schema.from_arrow(schema_of(columns))
         DeltaTable.create(one, schema, "ignore", by, configuration=LOG)
     work = functools.partial(write_files, where)
+    files, folder = fs.FileSystem.from_uri(where)
 
     def take(rows: DataFrame, number: int) -> None:
+        with files.open_input_stream(f"{folder}/_checkpoint/metadata") as file:
+            batch = str(json.load(file)["id"]), number
         found = rows.mapInArrow(work, WRITTEN).collect()
-        commit(bad, [row for row in found if not row.day], number)
-        commit(where, [row for row in found if row.day], number)
+        commit(bad, [row for row in found if not row.day], *batch)
+        commit(where, [row for row in found if row.day], *batch)
 
     before = DeltaTable(where).count(), DeltaTable(bad).count()
     stream = spark.readStream.format("sbus").options(
@@ -88,10 +91,10 @@ def ingest(
     return after[0] - before[0], after[1] - before[1]
 
 
-def commit(table: str, files: Sequence[Row], number: int) -> None:
+def commit(table: str, files: Sequence[Row], name: str, number: int) -> None:
     """Add the files of a batch to a table, all at once, if it lacks them."""
     opened = DeltaTable(table)
-    done = opened.transaction_version(APPLICATION)
+    done = opened.transaction_version(name)
     if not files or (done is not None and done >= number):
         return
     now = time.time_ns() // 1_000_000
@@ -100,8 +103,8 @@ def commit(table: str, files: Sequence[Row], number: int) -> None:
         day = {"day": row.day} if row.day else {}
         add = AddAction(row.path, row.bytes, day, now, True, row.stats)
         actions.append(add)
-    batch = Transaction(APPLICATION, number, now)
-    marked = CommitProperties(app_transactions=[batch])
+    batch = [Transaction(name, number, now)]
+    marked = CommitProperties(app_transactions=batch)
     opened.create_write_transaction(
         actions, "append", opened.schema(), commit_properties=marked
     )
@@ -114,6 +117,7 @@ def write_files(
 
     Lines that were no messages have the day ''.
     """
+    os.umask(0o077)  # what was recorded may be private
     read = list(batches)
     rows = pa.Table.from_batches(read, read[0].schema if read else READ)
     rows = rows.cast(READ)  # from the time zone of the session
@@ -169,9 +173,8 @@ def open_table(table: str) -> DeltaTable:
 
 def expire(table: str, before: datetime.date) -> None:
     """Drop the days of a table before one.  Raises: as open_table."""
-    opened = open_table(table)
-    opened.delete(f"day < '{before}'")
-    clear(opened)
+    open_table(table).delete(f"day < '{before}'")
+    clear(table)
 
 
 def compact(table: str) -> None:
@@ -179,21 +182,22 @@ def compact(table: str) -> None:
 
     Raises: as open_table.
     """
-    opened = open_table(table)
-    opened.optimize.compact()
-    clear(opened)
+    open_table(table).optimize.compact()
+    clear(table)
 
 
-def clear(table: DeltaTable) -> None:
-    """Remove files that no snapshot of the last READERS_HOURS names.
+def clear(table: str) -> None:
+    """Remove files of days that no snapshot of the last READERS_HOURS names.
 
     The log of older commits goes as well: a checkpoint has what they did.
     """
-    table.vacuum(
-        READERS_HOURS, False, enforce_retention_duration=False, full=True
-    )
-    table.create_checkpoint()
-    table.cleanup_metadata()
+    opened = open_table(table)
+    files, folder = fs.FileSystem.from_uri(absolute(table))
+    for path in opened.vacuum(READERS_HOURS, True, False, full=True):
+        if path.startswith("day="):  # else it is not the table's
+            files.delete_file(f"{folder}/{path}")
+    opened.create_checkpoint()
+    opened.cleanup_metadata()
 
 
 def replay(

@@ -117,10 +117,7 @@ class TestErrors:
             "ingest @file @table": "file: there is no such directory",
             "ingest @capture @file/table": "Not a directory",
             "report @absent": "absent: there is no table",
-            "report @empty": "empty: there is no table",
             "report @table -o @absent/x": "@absent/x",
-            "compact @empty": "empty: there is no table",
-            "expire @empty --before 2026-01-01": "empty: there is no table",
             "replay @table -a @absent": "absent",
         }.items():
             where = command.replace("@", f"{tmp_path}/")
@@ -187,7 +184,6 @@ class TestErrors:
             java.chmod(0o755)
 
         has(home / "java", "1.8.0_202")
-        has(path / "java", "16.0.2")
         with pytest.raises(sbus_spark.JavaError, match="17 or later: install"):
             sbus_spark.find_java()
         has(module.JAVA, "21.0.1")

@@ -40,8 +40,7 @@ counts = s.ingest(spark, capture, table)
 messages = s.read_table(spark, table)
 total = s.summarize(messages)["totals"]["messages"]
 found = s.summary(s.audit(spark, [trace]))
-print(json.dumps([counts, total, found]))
-sys.stdout.flush()
+print(json.dumps([counts, total, found]), flush=True)
 os._exit(0)  # the server that it has started says much at its end
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -124,6 +125,8 @@ class TestIngest:
         command_line("expire", table, "--before", "1970-01-04")
         status, _, errors = command_line("report", table, "--json")
         assert status == 1 and "the table is empty" in errors
+        shutil.rmtree(table / "_checkpoint")  # then all is new
+        assert sbus_spark.ingest(spark, str(capture), str(table)) == (3, 0)
 
     def test_of_two_at_once_one_gives_up(
         self, spark: SparkSession, tmp_path: Path
