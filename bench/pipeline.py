@@ -125,14 +125,14 @@ QUERIES = {"audit": AUDIT, "ingest": INGEST}
 # ==== Programs ===============================================================
 
 
-def run(name: str, *command: str) -> Sample:
-    """Run a program to its end; return what it took.  Raises: BenchError."""
+def run(name: str, top: str, *command: str) -> Sample:
+    """Run a checkout's program to its end.  Raises: BenchError."""
     words = [sys.executable, *command]
-    env = {**os.environ, "PYTHONPATH": str(TOP)}
+    env = {**os.environ, "PYTHONPATH": top}
     start, seconds, cpu, most = time.monotonic(), 0.0, 0.0, 0
     with contextlib.ExitStack() as running:
         log = running.enter_context(tempfile.TemporaryFile())
-        started = harness.started(words, stderr=log, env=env)
+        started = harness.started(words, stderr=log, env=env, cwd=top)
         program = running.enter_context(started)
         with contextlib.suppress(ChildProcessError):  # all have ended
             while True:
@@ -154,15 +154,15 @@ def measure(task: str, by: str, where: str, source: str) -> Sample:
     shutil.rmtree(table, ignore_errors=True)
     words = [source, table] if task == "ingest" else [source]
     if by == "DuckDB":
-        return run(by, "-c", CONNECT + QUERIES[task], *words)
-    return run(by, f"{where}/pipeline/sbus_spark", task, *words)
+        return run(by, str(TOP), "-c", CONNECT + QUERIES[task], *words)
+    return run(by, where, f"{where}/pipeline/sbus_spark", task, *words)
 
 
 def sides_of(folder: str, count: int, old: str | None, task: str) -> Sides:
     """Return what is compared in a task.  Raises: BenchError."""
     made = "trace" if task == "audit" else "capture"
     source = f"{folder}/{made}"
-    run(made, PAPER, made, str(count), source)
+    run(made, str(TOP), PAPER, made, str(count), source)
     places = {"sbus_spark": str(TOP), **({"old": old} if old else {})}
     return {
         by: partial(measure, task, by, where, source)

@@ -65,7 +65,7 @@ def refuse(
     trial.say(" ".join(["another server is started at", path, *options]))
     before = changed(path)
     with trial.server.another() as rival:
-        rival.launch(path, *options, **more)
+        rival.launch(path, *options, stdout=-3, **more)
         trial.wait_until(
             lambda: rival.status() is not None or changed(path) != before,
             "another server goes on",
@@ -143,7 +143,7 @@ WRONG_OPTIONS = (  # one between two semicolons
     "--max-patterns; --max-patterns 5x; --max-packet unlimited;"
     "-u nobody/else; -u 4294967295; -u 18446744073709551617;"
     "--cred-prefix !/cred/1//3; --cred-prefix !/crew/1/2/3;"
-    "--cred-prefix !/cred/1/2; --cred-prefix !/cred/1/2/3/"
+    "--max-patterns 0; --cred-prefix !/cred/1/2; --cred-prefix !/cred/1/2/3/"
 )
 WRONG_ADDRESSES = (
     *(f"{ABSTRACT}/{one}" for one in ("41", "001", "00xy", "00" * 109)),
