@@ -102,6 +102,15 @@ class TestBoth:
             publish_all(bus.path, ("x", b""), first, (rb"\xff", b"\xc2\x85"))
         assert done.result() == (0, output, "")
 
+    def test_sub_without_a_pattern(
+        self, command: Command, bus: RealBus
+    ) -> None:
+        """It hears all."""
+        with beside(lambda: command("sub", "-n1")) as done:
+            wait_for_patterns(bus, 1)
+            publish_all(bus.path, ("x", b"y"))
+        assert done.result() == (0, "x\ty\n", "")
+
     @pytest.mark.parametrize("count", [[], ["-n", "3"]])
     def test_time_is_over(self, command: Command, count: list[str]) -> None:
         """That is an error if a count is not reached."""
