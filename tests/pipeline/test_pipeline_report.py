@@ -110,7 +110,9 @@ def test_a_page_runs_and_fetches_nothing(found: dict[str, Any]) -> None:
         assert word not in page
     charts = page.partition('class="charts"')[2].partition("<table")[0]
     tops = re.findall(r'y1="0.0"[^/]*/><text[^>]*>([^<]+)', charts)
-    assert len(tops) == 8 and len(set(tops)) == 1
+    assert len(tops) == 8 and len(set(tops)) == 1 and ">14 Nov 22:" in charts
+    bars = re.findall(r' y="([0-9.]+)"[^>]* height="([0-9.]+)"', charts)
+    assert {round(float(y) + float(high), 1) for y, high in bars} == {80}
 
 
 def test_a_message_of_4_bytes(spark: SparkSession) -> None:
