@@ -1,7 +1,7 @@
 # make test      set up .venv and run all tests
 # make check     run those that need no Spark, with the pytest of this machine
 # make coverage  say which lines of the two programs these do not reach
-# make soak      run all tests at full size, which takes an hour
+# make soak      run all tests at full size
 # make demo      show the pipeline: bus, traffic, recording, audit, report
 # make build/sbus_spark.zip   the code that spark-submit sends to a cluster
 # make bench     measure how fast the server is, in some minutes

@@ -372,7 +372,7 @@ def outline(
         for run in filter(None, own):
             began, first = run[0]
             count += first.text is not None
-            about = (count * (first.text is not None), began, first.text)
+            about = (count if first.text is not None else 0, began, first.text)
             for file, part in run:
                 place = part.block, part.part, len(runs), file
                 runs.append((*place, *about))
