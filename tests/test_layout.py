@@ -25,6 +25,7 @@ PART_OF: dict[Path, str] = {
     for file in (
         [ROOT / part] if part[-3:] == ".py" else ROOT.glob(f"{part}/**/*.py")
     )
+    if ROOT / "book/site" not in file.parents  # copies that `make book` made
 }
 
 
