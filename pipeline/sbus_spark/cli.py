@@ -197,14 +197,13 @@ def run(arguments: Sequence[str] | None) -> int:
     known = (PipelineError, DeltaError, ArrowException, OSError,
              UnicodeError, PySparkException, Py4JError)
     try:
-        status: int = options.run(options)
+        return int(options.run(options))
     except known as error:
         text = str(error) or repr(error)
         found = [re.findall(cause, text, re.M) for cause in CAUSES]
         told = ([*filter(None, found)] or [text.splitlines()])[0][-1]
         print(f"sbus-spark: {printable(told)}", file=sys.stderr)
         return 1
-    return status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -156,11 +156,11 @@ def codes_of(table: pa.Table) -> Any:
 
 
 def facts_of(
-    table: pa.Table, block: int, part: int, seed: int, is_exact: bool
+    table: pa.Table, block: int, part: int, seed: int, *wanted: list[int]
 ) -> pa.Table:
     """Return parsed lines as FACTS; the first of them belong to a part.
 
-    If *is_exact*, that is only the events, sends too.
+    If some messages and clients are *wanted*, that is only their events.
     """
     code = table["code"].to_numpy()
     marks = pd.util.hash_array(pc.fill_null(table["c"], 0).to_numpy() ^ seed)
@@ -172,9 +172,13 @@ def facts_of(
         prefix=pc.if_else(code == START, table["cred_prefix"], None),
         stop=pc.if_else(code == STOP, table["n"], None),
     )
-    is_told = (code >= 0) & (is_exact | (code != SEND))
+    is_told = (code >= 0) & (code != SEND)
+    if wanted:
+        some = zip("mc", wanted, strict=True)
+        is_in = [pc.is_in(table[x], pa.array(y, pa.int64())) for x, y in some]
+        is_told = pc.and_(code >= 0, pc.or_(*is_in))
     tables = [FACT.empty_table(), with_text(table.filter(is_told))]
-    if not is_exact:
+    if not wanted:
         for ev, rows in sums_of(table, code).items():
             tables.append(with_columns(rows, ev=[ev] * len(rows)))
     found = pa.concat_tables(tables, promote_options="default")
@@ -256,23 +260,23 @@ def grouped(table: pa.Table, *keys: str, **sums: str) -> pa.Table:
 
 
 def read(
-    blocks: Sequence[Block], seed: int, is_exact: bool, batches: Any
+    blocks: Sequence[Block], seed: int, batches: Any
 ) -> Iterator[pa.RecordBatch]:
-    """Yield FACTS of the blocks whose numbers batches have."""
+    """Yield FACTS of blocks; batches have their numbers and what is wanted."""
     for batch in batches:
-        for number in batch.column(0).to_pylist():
+        for number, *wanted in zip(*batch.to_pydict().values(), strict=True):
             part, texts = 0, lines_of(blocks[number])
             while some := [*itertools.islice(texts, CHUNKS)]:
                 table = pa.concat_tables(map(parse, some)).combine_chunks()
-                found = facts_of(table, number, part, seed, is_exact)
+                found = facts_of(table, number, part, seed, *wanted)
                 part += 1 + len(table)
                 yield from found.to_batches()
 
 
 def facts(
-    numbers: DataFrame, blocks: Sequence[Block], seed: int, is_exact: bool
+    numbers: DataFrame, blocks: Sequence[Block], seed: int
 ) -> DataFrame:
-    """Return FACTS of those blocks that have some numbers."""
+    """Return FACTS of blocks, by their numbers and what of them is wanted."""
     tasks = 1 + sum(one.end - one.start for one in blocks) // BLOCK_BYTES
-    work = functools.partial(read, blocks, seed, is_exact)
+    work = functools.partial(read, blocks, seed)
     return numbers.repartition(tasks).mapInArrow(work, FACTS)

@@ -145,18 +145,15 @@ def fault_of(
     absent = {name: found[name].is_null() for name in LINE.names}
     size = found["size"]
     wanted = pc.multiply(pc.divide(pc.add(size, 2), 3), 4)
+    is_other = pc.not_equal(pc.binary_length(found["data"]), wanted)
+    length = pc.binary_length(payload)
     faults = {
         "it is no JSON object of the right types": functools.reduce(
             pc.and_, absent.values()
         ),
         **{f"there is no {name}": absent[name] for name in absent},
-        "data is not base64": pc.or_(
-            payload.is_null(),
-            pc.not_equal(pc.binary_length(found["data"]), wanted),
-        ),
-        "size is not that of data": pc.not_equal(
-            pc.binary_length(payload), size
-        ),
+        "data is not base64": pc.or_(payload.is_null(), is_other),
+        "size is not that of data": pc.not_equal(length, size),
         "n is below 1": pc.less(found["n"], 1),
         "t is below 0": pc.less(found["t"], 0),
         "key is not of bytes": key_bytes.is_null(),

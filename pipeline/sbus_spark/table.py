@@ -2,11 +2,11 @@
 
 A table is a Delta table in folders of days: the columns of `messages`, and
 `day`.  Another one, `_quarantine`, has the lines that were no messages, and
-`_checkpoint` is Spark's.  No Java library for Delta is needed:
-executors write Parquet below the table, and the driver adds all files of a
-batch to the log at once, with the number of the batch.  A batch that is
-repeated after a kill finds its number there, and adds nothing.  Files that a
-kill left are in no snapshot of the table: `compact` removes them.
+`_checkpoint` is Spark's.  No Java library for Delta is needed: executors
+write Parquet below the table, and the driver adds all files of a batch to the
+log at once, with the number of the batch.  A batch that is repeated after a
+kill finds its number there, and adds nothing.  Files that a kill left are in
+no snapshot of the table: `compact` removes them.
 """
 
 from __future__ import annotations
@@ -161,10 +161,7 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
 
 
 def open_table(table: str) -> DeltaTable:
-    """Return a table as it is now.
-
-    Raises: InputError if there is none.
-    """
+    """Return a table as it is now.  Raises: InputError if there is none."""
     where = absolute(table)
     if not DeltaTable.is_deltatable(where):
         raise InputError(f"{table}: there is no table; `ingest` makes one")
@@ -178,10 +175,7 @@ def expire(table: str, before: datetime.date) -> None:
 
 
 def compact(table: str) -> None:
-    """Merge the small files of each day, and shorten the log.
-
-    Raises: as open_table.
-    """
+    """Merge the small files of each day.  Raises: as open_table."""
     open_table(table).optimize.compact()
     clear(table)
 
