@@ -259,9 +259,7 @@ def grouped(table: pa.Table, *keys: str, **sums: str) -> pa.Table:
     return made.rename_columns([*keys, *sums])
 
 
-def read(
-    blocks: Sequence[Block], seed: int, batches: Any
-) -> Iterator[pa.RecordBatch]:
+def read(blocks: Sequence[Block], seed: int, batches: Any) -> Iterator[Any]:
     """Yield FACTS of blocks; batches have their numbers and what is wanted."""
     for batch in batches:
         for number, *wanted in zip(*batch.to_pydict().values(), strict=True):
@@ -273,10 +271,8 @@ def read(
                 yield from found.to_batches()
 
 
-def facts(
-    numbers: DataFrame, blocks: Sequence[Block], seed: int
-) -> DataFrame:
+def facts(rows: DataFrame, blocks: Sequence[Block], seed: int) -> DataFrame:
     """Return FACTS of blocks, by their numbers and what of them is wanted."""
     tasks = 1 + sum(one.end - one.start for one in blocks) // BLOCK_BYTES
     work = functools.partial(read, blocks, seed)
-    return numbers.repartition(tasks).mapInArrow(work, FACTS)
+    return rows.repartition(tasks).mapInArrow(work, FACTS)

@@ -280,21 +280,16 @@ def tiles(found: Row) -> str:
     """Return the totals on top of a page."""
     totals = found["totals"]
     shown = [
-        counted(totals["messages"], "message"),
+        f"<b>{totals['messages']:,}</b> messages",
         f"<b>{unit(totals['bytes'])}</b> of payload",
-        counted(found["keys_total"], "key"),
-        counted(found["hosts_total"], "host"),
+        f"<b>{found['keys_total']:,}</b> keys",
+        f"<b>{found['hosts_total']:,}</b> hosts",
         f"<b>{unit(totals['p50'])}</b> median size",
         f"<b>{unit(totals['p99'])}</b> 99th percentile size",
         f"<b>{unit(totals['largest'])}</b> largest size",
         f"<b>{found['lost']:,}</b> lost by recorders",
     ]
     return "".join(f"<li>{one}</li>" for one in shown)
-
-
-def counted(count: int, noun: str) -> str:
-    """Return "1 message" or "2 messages" for the top of a page."""
-    return f"<b>{count:,}</b> {noun if count == 1 else f'{noun}s'}"
 
 
 def page(found: Row, name: str) -> str:

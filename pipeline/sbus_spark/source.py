@@ -51,6 +51,8 @@ DAY = datetime.timedelta(days=1)
 FIRST, LAST = (datetime.datetime(y, 1, 2, tzinfo=UTC) for y in (1, 9999))
 FILTERS = ("host", "pattern", "startingTime", "endingTime")
 CAPTURE = ("path", *FILTERS, "minPartitions", "columnNameOfCorruptRecord")
+STREAM = ("maxMessagesPerTrigger", "cleanSource", "pieces")
+PIECES = "path string, start long, end long, may_match boolean"
 
 
 def register(spark: SparkSession) -> None:
@@ -70,6 +72,8 @@ class SbusSource(ds.DataSource):
         return "sbus"
 
     def schema(self) -> str:
+        if "pieces" in self.options:
+            return PIECES
         corrupt = self.options.get("columnNameOfCorruptRecord")
         return f"{COLUMNS}, `{corrupt}` string" if corrupt else COLUMNS
 
@@ -78,8 +82,9 @@ class SbusSource(ds.DataSource):
         return CaptureReader(self.options)
 
     def streamReader(self, schema: StructType) -> CaptureStream:
-        self._check(*CAPTURE, "maxMessagesPerTrigger", "cleanSource")
-        return CaptureStream(self.options)
+        self._check(*CAPTURE, *STREAM)
+        kind = PieceStream if "pieces" in self.options else CaptureStream
+        return kind(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> Publisher:
         self._check("address", "speed", "checkpointLocation")
@@ -335,6 +340,15 @@ class CaptureStream(
             files = self._listed.get(recorder, {}) if self._is_cleaning else {}
             for number in [one for one in files if first <= one < last]:
                 self._files.delete_file(files.pop(number).path)
+
+
+class PieceStream(CaptureStream):
+    """Reads which pieces of segments are new: ingest reads these itself."""
+
+    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the pieces of a task, as rows of PIECES."""
+        rows = [piece._asdict() for piece in partition.value]
+        yield pa.RecordBatch.from_pylist(rows)
 
 
 class Publisher(ds.DataSourceArrowWriter, ds.DataSourceStreamArrowWriter):

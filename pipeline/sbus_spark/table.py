@@ -19,9 +19,9 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from itertools import compress
 from typing import Any
 
+import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -30,10 +30,11 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
 from pyspark.sql import DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import InputPartition
 
 from .matching import selects
 from .messages import COLUMNS, READ, InputError, absolute, schema_of
-from .source import register
+from .source import Capture, Piece, register
 
 TABLE, BAD = f"{COLUMNS}, day date", "line string"
 ORDER = [(name, "ascending") for name in ("host", "recorder", "n")]
@@ -65,7 +66,8 @@ def ingest(
     for one, columns, by in (where, TABLE, "day"), (bad, BAD, None):
         schema = Schema.from_arrow(schema_of(columns))
         DeltaTable.create(one, schema, "ignore", by, configuration=LOG)
-    work = functools.partial(write_files, where)
+    read = {"path": capture, "columnNameOfCorruptRecord": "corrupt"}
+    work = functools.partial(write_files, read, where)
     files, folder = fs.FileSystem.from_uri(where)
 
     def take(rows: DataFrame, number: int) -> None:
@@ -76,9 +78,9 @@ def ingest(
         commit(where, [row for row in found if row.day], *batch)
 
     before = DeltaTable(where).count(), DeltaTable(bad).count()
+    # As rows, messages would go through Java twice
     stream = spark.readStream.format("sbus").options(
-        columnNameOfCorruptRecord="corrupt",
-        cleanSource="delete" if is_cleaning else "off",
+        pieces=True, cleanSource="delete" if is_cleaning else "off"
     )
     writer = stream.load(capture).writeStream.foreachBatch(take)
     writer = writer.option("checkpointLocation", f"{where}/_checkpoint")
@@ -111,16 +113,16 @@ def commit(table: str, files: Sequence[Row], name: str, number: int) -> None:
 
 
 def write_files(
-    table: str, batches: Iterator[pa.RecordBatch]
+    options: Any, table: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write a task's rows to files; yield a row of WRITTEN for each file.
+    """Write a task's pieces to files; yield a row of WRITTEN for each file.
 
     Lines that were no messages have the day ''.
     """
     os.umask(0o077)  # what was recorded may be private
-    read = list(batches)
-    rows = pa.Table.from_batches(read, read[0].schema if read else READ)
-    rows = rows.cast(READ)  # from the time zone of the session
+    pieces = [Piece(**one) for some in batches for one in some.to_pylist()]
+    read = Capture(options).read(InputPartition(pieces))
+    rows = pa.Table.from_batches(read, READ)
     bad = rows["corrupt"].drop_null()
     if len(bad):
         yield write_file(f"{table}/_quarantine", "", pa.table({"line": bad}))
@@ -229,15 +231,8 @@ def selected(messages: DataFrame, patterns: Sequence[str]) -> DataFrame:
     like others here.
     """
 
-    def choose(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            keys = batch["key"].to_pylist()
-            chosen = list(compress(keys, selects(patterns, keys)))
-            yield pa.RecordBatch.from_pydict({"key": chosen}, batch.schema)
+    @F.pandas_udf("boolean")  # type: ignore[attr-defined]
+    def is_selected(keys: pd.Series) -> pd.Series:
+        return pd.Series(selects(patterns, keys))
 
-    if not patterns:
-        return messages
-    keys = messages.select("key").distinct()
-    return messages.join(
-        keys.mapInArrow(choose, "key string"), "key", "left_semi"
-    )
+    return messages.where(is_selected("key")) if patterns else messages

@@ -73,9 +73,8 @@ class TestEndToEnd:
 
 def recorded(capture: Path) -> list[tuple[bytes, bytes]]:
     """Return the messages of a capture, in order."""
-    files = sorted(capture.rglob("*.jsonl"))
-    text = "".join(path.read_text() for path in files)
-    lines = [json.loads(line) for line in text.splitlines()]
+    texts = [path.read_text() for path in sorted(capture.rglob("*.jsonl"))]
+    lines = map(json.loads, "".join(texts).splitlines())
     return [
         (line["key"].encode("latin-1"), base64.b64decode(line["data"]))
         for line in lines
@@ -207,7 +206,8 @@ class TestLayout:
             assert set(found) <= set(listed[:at]), name
 
     def test_it_is_all_DataFrames(self) -> None:
-        """Nothing that Spark Connect lacks, and no pickle of ours."""
-        words = r"\.rdd\b|\bRDD|_jvm|_jsc|sparkContext|\bpickle\b"
-        for path in PACKAGE.glob("*.py"):
-            assert not re.search(words, path.read_text("utf-8")), path
+        """No RDD, no pickle or parser of JSON of ours, no big broadcast."""
+        words = r"\.rdd\b|\bRDD|_jvm|_jsc|sparkContext|pickle\b|json\.loads"
+        text = "".join(one.read_text("utf-8") for one in PACKAGE.glob("*.py"))
+        assert not re.findall(words, text)
+        assert {*re.findall(r"broadcast\((\w+)", text)} == {"busiest", "runs"}
