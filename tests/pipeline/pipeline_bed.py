@@ -26,30 +26,14 @@ from sbus_client import Client
 from sizes import either
 
 TOP = Path(__file__).parents[2]
-# Compiles less well and sooner, and trusts the classes of Spark to be sound:
-# no test runs long enough to gain by the rest
-QUICK_START = (
-    "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions"
-    " -XX:-BytecodeVerificationRemote"
-)
-QUICK_JAVA = f"{QUICK_START} -XX:+UseSerialGC"
+# How Spark runs, beside what it is told.  Its classes are trusted to be sound
+QUICK = {
+    "SPARK_CONF_DIR": str(Path(__file__).parent / "spark"),
+    "SPARK_LOCAL_IP": "127.0.0.1",
+    "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+}
 TIMEOUT = pytest.mark.timeout(either(1_200, 600))
-
-
-def submit_arguments(master: str, folder: Path) -> str:
-    """Return how Spark is to run; in *folder* is what it leaves if killed."""
-    options = f"{QUICK_JAVA} -Djava.io.tmpdir={folder}"
-    return (
-        f"--master {master} --driver-java-options '{options}'"
-        f" --conf 'spark.executor.extraJavaOptions={options}'"
-        f" --conf spark.local.dir={folder}"
-        " --conf spark.sql.shuffle.partitions=2"
-        " --conf spark.sql.codegen.wholeStage=false"  # no code is made
-        " --conf spark.sql.codegen.factoryMode=NO_CODEGEN"
-        " --conf spark.sql.session.timeZone=UTC"
-        " --conf spark.ui.enabled=false"
-        " --conf spark.driver.host=127.0.0.1 pyspark-shell"
-    )
 
 
 def numbers(spark: SparkSession, table: Path) -> list[int]:
@@ -162,4 +146,4 @@ def plain_environment() -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if name not in ("PYSPARK_SUBMIT_ARGS", "PYTHONPATH")
-    } | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SUBMIT_OPTS": QUICK_START}
+    } | QUICK

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import sbus_spark
-from pipeline_bed import submit_arguments
+from pipeline_bed import QUICK
 from real_bus import RealBus
 from sbus_client import Client
 
@@ -20,10 +20,15 @@ def spark(
 ) -> Iterator[SparkSession]:
     """Start Spark, once for all tests, on two cores."""
     folder = tmp_path_factory.mktemp("spark")
-    arguments = submit_arguments("local[2]", folder)
+    own = {
+        "PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-java-options"
+        f" -Djava.io.tmpdir={folder} pyspark-shell",
+        "SPARK_LOCAL_DIRS": str(folder),
+        "TMPDIR": str(folder),
+    }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
-        patch.setenv("TMPDIR", str(folder))
+        for name, value in {**QUICK, **own}.items():
+            patch.setenv(name, value)
         try:
             session = sbus_spark.session("test")
         except sbus_spark.JavaError as error:

@@ -172,15 +172,16 @@ class TestIngest:
     def test_a_kill_loses_and_repeats_nothing(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """At any moment of a batch."""
+        """At any moment of its work."""
         capture, table = tmp_path / "capture", tmp_path / "table"
         write_segments(capture, 30, 500)
         chosen = random.Random()
         for at in range(60 if IS_SOAK else 1):
             write_segments(capture, 31 + at, 500)
-            with start_command("ingest", capture, table) as process:
-                wait_for_file(table, f"_checkpoint/offsets/{at and '*'}")
-                time.sleep(chosen.uniform(0, 2))
+            own = {"SPARK_LOCAL_DIRS": str(tmp_path / str(at))}
+            with start_command("ingest", capture, table, **own) as process:
+                wait_for_file(tmp_path, f"{at}/blockmgr-*")  # Spark is at it
+                time.sleep(chosen.uniform(2, 12))
                 os.killpg(process.pid, signal.SIGKILL)
             if (table / "_delta_log").exists():
                 done = numbers(spark, table)  # before anything is mended
