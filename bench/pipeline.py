@@ -166,7 +166,8 @@ def sides_of(folder: str, count: int, old: str | None, task: str) -> Sides:
     made = "trace" if task == "audit" else "capture"
     source = f"{folder}/{made}"
     run(made, str(TOP), PAPER, made, str(count), source)
-    places = {"sbus_spark": str(TOP), **({"old": old} if old else {})}
+    older = {"old": os.path.abspath(old)} if old else {}
+    places = {"sbus_spark": str(TOP), **older}
     return {
         by: partial(measure, task, by, where, source)
         for by, where in {**places, "DuckDB": ""}.items()

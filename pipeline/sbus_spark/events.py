@@ -156,7 +156,7 @@ def codes_of(table: pa.Table) -> Any:
 
 
 def facts_of(
-    table: pa.Table, block: int, part: int, seed: int, *wanted: list[int]
+    table: pa.Table, block: int, part: int, seed: int, *wanted: pa.Scalar
 ) -> pa.Table:
     """Return parsed lines as FACTS; the first of them belong to a part.
 
@@ -175,7 +175,7 @@ def facts_of(
     is_told = (code >= 0) & (code != SEND)
     if wanted:
         some = zip("mc", wanted, strict=True)
-        is_in = [pc.is_in(table[x], pa.array(y, pa.int64())) for x, y in some]
+        is_in = [pc.is_in(table[name], one.values) for name, one in some]
         is_told = pc.and_(code >= 0, pc.or_(*is_in))
     tables = [FACT.empty_table(), with_text(table.filter(is_told))]
     if not wanted:
@@ -262,11 +262,11 @@ def grouped(table: pa.Table, *keys: str, **sums: str) -> pa.Table:
 def read(blocks: Sequence[Block], seed: int, batches: Any) -> Iterator[Any]:
     """Yield FACTS of blocks; batches have their numbers and what is wanted."""
     for batch in batches:
-        for number, *wanted in zip(*batch.to_pydict().values(), strict=True):
-            part, texts = 0, lines_of(blocks[number])
+        for number, *wanted in zip(*batch.columns, strict=True):
+            part, texts = 0, lines_of(blocks[number.as_py()])
             while some := [*itertools.islice(texts, CHUNKS)]:
                 table = pa.concat_tables(map(parse, some)).combine_chunks()
-                found = facts_of(table, number, part, seed, *wanted)
+                found = facts_of(table, number.as_py(), part, seed, *wanted)
                 part += 1 + len(table)
                 yield from found.to_batches()
 

@@ -62,8 +62,8 @@ def summarize(messages: DataFrame) -> dict[str, Any]:
     time = F.unix_micros(F.window("time", bar)["start"]).alias("time")
     by_time = messages.groupBy(time).agg(*volume())
     by_size = messages.groupBy(F.expr(LOW).alias("low")).agg(*volume())
-    by_key = messages.groupBy("key").agg(*volume())
-    by_host = volume_by_host(messages)
+    by_key = messages.groupBy("key").agg(*volume()).localCheckpoint()
+    by_host = volume_by_host(messages).localCheckpoint()
     order = F.desc("messages"), "key"
     busiest = by_key.orderBy(*order).limit(SHOWN_MAX)
     shown = messages.join(F.broadcast(busiest), "key", "left_semi")

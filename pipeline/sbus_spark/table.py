@@ -2,11 +2,11 @@
 
 A table is a Delta table in folders of days: the columns of `messages`, and
 `day`.  Another one, `_quarantine`, has the lines that were no messages, and
-`_checkpoint` is Spark's.  No Java library for Delta is needed: executors
-write Parquet below the table, and the driver adds all files of a batch to the
-log at once, with the number of the batch.  A batch that is repeated after a
-kill finds its number there, and adds nothing.  Files that a kill left are in
-no snapshot of the table: `compact` removes them.
+`_checkpoint` is Spark's.  No Java library for Delta is needed: executors read
+the segments of a batch and write Parquet below the table, and the driver adds
+all files to the log at once, with the number of the batch.  A batch that is
+repeated after a kill finds its number there, and adds nothing.  Files that a
+kill left are in no snapshot of the table: `compact` removes them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def ingest(
     for one, columns, by in (where, TABLE, "day"), (bad, BAD, None):
         schema = Schema.from_arrow(schema_of(columns))
         DeltaTable.create(one, schema, "ignore", by, configuration=LOG)
-    read = {"path": capture, "columnNameOfCorruptRecord": "corrupt"}
+    read = {"path": absolute(capture), "columnNameOfCorruptRecord": "corrupt"}
     work = functools.partial(write_files, read, where)
     files, folder = fs.FileSystem.from_uri(where)
 
@@ -82,7 +82,7 @@ def ingest(
     stream = spark.readStream.format("sbus").options(
         pieces=True, cleanSource="delete" if is_cleaning else "off"
     )
-    writer = stream.load(capture).writeStream.foreachBatch(take)
+    writer = stream.load(read["path"]).writeStream.foreachBatch(take)
     writer = writer.option("checkpointLocation", f"{where}/_checkpoint")
     when = TRIGGER if until else {"availableNow": True}
     query = writer.trigger(**when).start()
@@ -227,12 +227,12 @@ def replay(
 def selected(messages: DataFrame, patterns: Sequence[str]) -> DataFrame:
     """Return the messages whose keys one of some patterns selects.
 
-    All of them are returned if there is no pattern.  Secret keys are keys
-    like others here.
+    If there is no pattern, that is all.  A secret key is one like others.
     """
 
-    @F.pandas_udf("boolean")  # type: ignore[attr-defined]
+    @F.pandas_udf("boolean")  # type: ignore[attr-defined,untyped-decorator]
     def is_selected(keys: pd.Series) -> pd.Series:
-        return pd.Series(selects(patterns, keys))
+        some = keys.unique()
+        return keys.map(dict(zip(some, selects(patterns, some)))).astype(bool)
 
     return messages.where(is_selected("key")) if patterns else messages

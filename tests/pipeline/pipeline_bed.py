@@ -27,12 +27,12 @@ from sizes import either
 
 TOP = Path(__file__).parents[2]
 # How Spark runs, beside what it is told.  Its classes are trusted to be sound
-QUICK = {
-    "SPARK_CONF_DIR": str(Path(__file__).parent / "spark"),
+PLAIN = {
     "SPARK_LOCAL_IP": "127.0.0.1",
     "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
 }
+QUICK = {**PLAIN, "SPARK_CONF_DIR": str(Path(__file__).parent / "spark")}
 TIMEOUT = pytest.mark.timeout(either(1_200, 600))
 
 
@@ -145,5 +145,5 @@ def plain_environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in ("PYSPARK_SUBMIT_ARGS", "PYTHONPATH")
-    } | QUICK
+        if name not in ("PYSPARK_SUBMIT_ARGS", "PYTHONPATH", "SPARK_CONF_DIR")
+    } | PLAIN

@@ -18,7 +18,7 @@ from pipeline_plants import lose, misdeliver
 
 pyspark = pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
-from pipeline_bed import TIMEOUT, TOP, plain_environment
+from pipeline_bed import QUICK, TIMEOUT, TOP, plain_environment
 from sizes import IS_SOAK
 
 pytestmark = TIMEOUT
@@ -113,7 +113,7 @@ def submit(
     return subprocess.run(
         [*words, *map(str, arguments)],
         cwd=TOP,
-        env={**plain_environment(), "PYSPARK_PYTHON": sys.executable},
+        env=plain_environment() | QUICK | {"PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
     )
@@ -144,7 +144,7 @@ def test_spark_connect(traffic: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CONNECT, *names],
         cwd=traffic,
-        env={**plain_environment(), "PYSPARK_PYTHON": sys.executable},
+        env=plain_environment() | QUICK | {"PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
     )
