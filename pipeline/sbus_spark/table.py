@@ -227,7 +227,7 @@ def replay(
 def selected(messages: DataFrame, patterns: Sequence[str]) -> DataFrame:
     """Return the messages whose keys one of some patterns selects.
 
-    If there is no pattern, that is all.  A secret key is one like others.
+    Without a pattern it returns all.  A secret key is treated as any other.
     """
 
     @F.pandas_udf("boolean")  # type: ignore[attr-defined,untyped-decorator]
