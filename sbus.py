@@ -1044,7 +1044,7 @@ class Server:
         self._deafen(client)
         client.wire.close()
         self.bus.close(client, reason)
-        for holder in [*client.held_by]:
+        for holder in sorted(client.held_by, key=lambda one: one.number):
             holder.holding.pop(client, None)
             self._after_change(holder)
         self._after_change(client)  # it has no backlog, so it holds nobody

@@ -219,6 +219,8 @@ class Party:
         for one, hold in [*self.holds.items()]:
             if self.waiting <= hold.perhaps or one.is_closed:
                 del self.holds[one]
+            elif self.waiting <= hold.surely:
+                self.holds[one] = hold._replace(surely=FOREVER)
 
 
 class Model:
