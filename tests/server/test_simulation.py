@@ -8,7 +8,7 @@ from sim_steps import failure_of, make_steps, replay_of
 from simulation import SETUPS
 from sizes import PROOF, either
 
-SEEDS = either(2_080, 80)  # as many of each setup
+SEEDS = either(1_040, 80)  # as many of each setup
 STEPS = either(8_000, 2_000)
 GROUPS = 20
 
