@@ -128,12 +128,23 @@ def command_line(*arguments: object) -> tuple[int, str, str]:
     return status, output.getvalue(), errors.getvalue()
 
 
-def start_command(*arguments: object, **more: str) -> subprocess.Popen[bytes]:
-    """Start a command as a user would, in a group of processes of its own."""
+def start_command(
+    *arguments: object, scratch: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command as a user would, in a group of processes of its own.
+
+    What a kill leaves is in *scratch*, a new directory.
+    """
+    own = {}
+    if scratch:
+        scratch.mkdir()
+        options = f"{PLAIN['SPARK_SUBMIT_OPTS']} -Djava.io.tmpdir={scratch}"
+        own = {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
+        own["SPARK_SUBMIT_OPTS"] = options
     return subprocess.Popen(
         [sys.executable, str(TOP / "pipeline" / "sbus_spark")]
         + list(map(str, arguments)),
-        env=plain_environment() | more,
+        env=plain_environment() | own,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,

@@ -153,9 +153,7 @@ class TestErrors:
         """
         trace, scratch = tmp_path / "trace", tmp_path / "scratch"
         trace.write_text("".join(PaperBus(500, 50, 20).run(50_000)))
-        scratch.mkdir()
-        own = {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
-        with start_command("audit", trace, **own) as process:
+        with start_command("audit", trace, scratch=scratch) as process:
             wait_for_file(scratch, "blockmgr-*")  # Spark is at it
             while process.poll() is None:
                 process.send_signal(signal.SIGINT)

@@ -178,9 +178,11 @@ class TestIngest:
         chosen = random.Random()
         for at in range(60 if IS_SOAK else 1):
             write_segments(capture, 31 + at, 500)
-            own = {"SPARK_LOCAL_DIRS": str(tmp_path / str(at))}
-            with start_command("ingest", capture, table, **own) as process:
-                wait_for_file(tmp_path, f"{at}/blockmgr-*")  # Spark is at it
+            scratch = tmp_path / str(at)
+            with start_command(
+                "ingest", capture, table, scratch=scratch
+            ) as process:
+                wait_for_file(scratch, "blockmgr-*")  # Spark is at it
                 time.sleep(chosen.uniform(2, 12))
                 os.killpg(process.pid, signal.SIGKILL)
             if (table / "_delta_log").exists():
