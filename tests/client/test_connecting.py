@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,36 @@ class TestRestarts:
                     client.sync(SECONDS_MAX)
                     peer.send(b"MSG k\0v")
                     assert client.receive(SECONDS_MAX) == (b"k", b"v")
+
+    def test_pauses(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A pause is twice as long as the one before; only a bus that has
+        lasted makes pauses short again.
+        """
+        now, most = 1_000.0, 5.0
+        clock = types.SimpleNamespace(monotonic=lambda: now)
+        monkeypatch.setattr(sbus_client, "time", clock)
+        monkeypatch.setattr(sbus_client, "RECONNECT_SECONDS_MAX", most)
+        with Client(str(directory / "bus"), reconnect=True) as client:
+
+            def assert_pauses(*pauses: float) -> None:
+                nonlocal now
+                for pause in pauses:
+                    with pytest.raises(TimeoutError):
+                        client.receive(0)
+                    left = client.retry_in()
+                    assert left is not None and pause / 2 <= left <= pause
+                    now += left
+
+            growing = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, most, most)
+            assert_pauses(*growing)
+            lasted = 2 * most + 1, (0, *growing)
+            for seconds, pauses in (0, (most, most)), lasted:
+                with RealBus(directory):
+                    assert is_reconnected(client)
+                    now += seconds
+                assert_pauses(*pauses)
 
     def test_descriptor(self, directory: Path) -> None:
         """It stays the same, and is quiet while there is no bus."""
