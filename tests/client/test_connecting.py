@@ -212,7 +212,9 @@ class TestRestarts:
                 assert_pauses(*pauses)
 
     def test_descriptor(self, directory: Path) -> None:
-        """It stays the same, and is quiet while there is no bus."""
+        """It stays the same, is quiet while there is no bus, and is closed in
+        programs that the client starts.
+        """
         with (
             select.epoll() as epoll,
             Client(str(directory / "bus"), reconnect=True) as client,
@@ -231,6 +233,7 @@ class TestRestarts:
                         with contextlib.suppress(TimeoutError):
                             received = client.receive(0)
                     assert type(received) is Reconnected
+                    assert not os.get_inheritable(client.socket.fileno())
                     client.sync(SECONDS_MAX)
                     assert not epoll.poll(0)
                     peer.send(b"MSG k\0v")
