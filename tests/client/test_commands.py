@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from commands import (
 from packets import ANSWER, HEAD_BYTES, WHOAMI, publications, publish
 from processes import (
     ENVIRONMENT,
+    ROOT,
     SECONDS_MAX,
     Result,
     outcome,
@@ -101,6 +103,20 @@ class TestBoth:
             first = ("a\tb", b"\xff \0\n\x7f'\xc3\xa9")
             publish_all(bus.path, ("x", b""), first, (rb"\xff", b"\xc2\x85"))
         assert done.result() == (0, output, "")
+
+    def test_output_that_nobody_reads(self, bus: RealBus) -> None:
+        """The small sub ends silently, once there is something to print."""
+        reader, writer = os.pipe()
+        os.close(reader)
+        program = [sys.executable, str(ROOT / "sbus_client.py")]
+        words = [*program, "-a", bus.path, "sub"]
+        errors = subprocess.PIPE
+        with subprocess.Popen(words, stdout=writer, stderr=errors) as sub:
+            os.close(writer)
+            wait_for_patterns(bus, 1)
+            publish_all(bus.path, ("k", b"v"))
+            assert sub.communicate(timeout=SECONDS_MAX)[1] == b""
+        assert sub.returncode == 1
 
     def test_sub_without_a_pattern(
         self, command: Command, bus: RealBus
