@@ -131,10 +131,7 @@ def command_line(*arguments: object) -> tuple[int, str, str]:
 def start_command(
     *arguments: object, scratch: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a command as a user would, in a group of processes of its own.
-
-    What a kill leaves is in *scratch*, a new directory.
-    """
+    """Start a command in a process group; *scratch* has what a kill leaves."""
     own = {}
     if scratch:
         scratch.mkdir()

@@ -58,15 +58,16 @@ def traffic(tmp_path: Path) -> Path:
 
 
 def start_daemon(arguments: str, folder: Path) -> subprocess.Popen[str]:
-    """Start a daemon of Spark on this host."""
+    """Start a daemon of Spark on this host; a folder has all it leaves."""
     name, *options = arguments.split()
     options += ["--host", "127.0.0.1", "--webui-port", "0"]
     if name.startswith("worker"):
         options += ["--work-dir", str(folder / "work")]
+    scratch = f"-Djava.io.tmpdir={folder}"
     return subprocess.Popen(
         [str(HOME / "bin" / "spark-class")]
         + [f"org.apache.spark.deploy.{name}", *options],
-        env=plain_environment(),
+        env=plain_environment() | {"SPARK_DAEMON_JAVA_OPTS": scratch},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -175,13 +175,11 @@ class TestIngest:
         """At any moment of its work."""
         capture, table = tmp_path / "capture", tmp_path / "table"
         write_segments(capture, 30, 500)
-        chosen = random.Random()
+        command, chosen = ("ingest", capture, table), random.Random()
         for at in range(60 if IS_SOAK else 1):
             write_segments(capture, 31 + at, 500)
             scratch = tmp_path / str(at)
-            with start_command(
-                "ingest", capture, table, scratch=scratch
-            ) as process:
+            with start_command(*command, scratch=scratch) as process:
                 wait_for_file(scratch, "blockmgr-*")  # Spark is at it
                 time.sleep(chosen.uniform(2, 12))
                 os.killpg(process.pid, signal.SIGKILL)
