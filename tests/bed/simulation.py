@@ -459,7 +459,7 @@ class World(FakeKernel):
         events = key.events if key else 0
         is_paused = not events & sbus.READ  # [BLOCK-12]
         holders = [one for one in self.model.parties if party in one.holds]
-        is_held = any(one.waiting > one.holds[party].surely for one in holders)
+        is_held = any(one.holds[party].is_on(one.waiting) for one in holders)
         assert is_paused or not is_held, "not paused"
         assert holders or not is_paused, "paused by nobody"
         wire.pauses += is_paused and not wire.is_paused
@@ -511,7 +511,7 @@ class World(FakeKernel):
         modes = f"{modes} echo/{echo}"
         assert row == {"uid": uid, "pid": pid, **uses, "modes": modes}
         holders = [one for one in self.model.parties if party in one.holds]
-        are_sure = [one.waiting > one.holds[party].surely for one in holders]
+        are_sure = [one.holds[party].is_on(one.waiting) for one in holders]
         numbers = [one.number for one in holders]
         assert {*itertools.compress(numbers, are_sure)} <= paused_by
         assert paused_by <= {*numbers}

@@ -34,7 +34,6 @@ CHOICES = {
     "echo": ("on", "off"),
 }
 MODES = [f"{what}/{how}" for what, hows in CHOICES.items() for how in hows]
-FOREVER = float("inf")
 Line = Union[dict[str, Any], None]  # of the trace
 
 
@@ -146,14 +145,18 @@ class Message(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """For how long a receiver pauses a publisher.
+    """How long a receiver pauses a publisher: until few bytes of backlog wait.
 
-    It has to with more bytes of backlog than one number says, and may with
-    more than the other says.
+    The model may not know whether it is paused, nor how many are few.
     """
 
-    surely: float
-    perhaps: float
+    is_sure: bool
+    least: float  # so few bytes of backlog surely free the publisher
+    most: float  # more bytes surely do not
+
+    def is_on(self, waiting: int) -> bool:
+        """Return whether the publisher surely is paused."""
+        return self.is_sure and waiting > self.most
 
 
 class Party:
@@ -212,15 +215,15 @@ class Party:
     def surely_holds(self) -> bool:
         """Return whether it has to hold somebody."""
         waiting = self.waiting
-        return any(waiting > hold.surely for hold in self.holds.values())
+        return any(hold.is_on(waiting) for hold in self.holds.values())
 
     def let_go(self) -> None:
-        """Hold nobody for longer than its backlog is a reason to."""
+        """Free those who surely are free; be sure of none who may be."""
         for one, hold in [*self.holds.items()]:
-            if self.waiting <= hold.perhaps or one.is_closed:
+            if self.waiting <= hold.least or one.is_closed:
                 del self.holds[one]
-            elif self.waiting <= hold.surely:
-                self.holds[one] = hold._replace(surely=FOREVER)
+            elif self.waiting <= hold.most:
+                self.holds[one] = hold._replace(is_sure=False)
 
 
 class Model:
@@ -365,7 +368,7 @@ class Model:
         elif getattr(sender, what[9:]) != choice:
             setattr(sender, what[9:], choice)
             for one, hold in sender.holds.items():  # which it may let go
-                sender.holds[one] = hold._replace(surely=FOREVER)
+                sender.holds[one] = hold._replace(is_sure=False)
 
     # ---- What becomes of a packet
 
@@ -439,9 +442,9 @@ class Model:
         may_pause = party.may_pause(message.publisher)
         assert soft in ("queue", "block"), "queued in spite of the soft mode"
         if soft == "block" and may_pause:  # [BLOCK-7]
-            self.hold(party, message.publisher, Hold(0, 0))
+            self.hold(party, message.publisher, Hold(True, 0, 0))
         elif perhaps and hard == "block" and may_pause:  # [BLOCK-10]
-            hold = Hold(level if surely else FOREVER, level)
+            hold = Hold(surely, level, level)
             self.hold(party, message.publisher, hold)
         if surely:  # [BLOCK-9] [BLOCK-11] [BLOCK-13]
             assert hard == "block" and may_pause, "queued above a limit"
@@ -458,9 +461,9 @@ class Model:
         if not party.surely_holds():
             party.surely_since = self.clock()
         old = party.holds.get(publisher, hold)
-        if old.surely == FOREVER and hold.surely != FOREVER:
-            most = max(hold.surely, old.perhaps)
-            old = Hold(most, min(hold.perhaps, old.perhaps))
+        if not old.is_sure:  # it may be paused as before, or anew
+            least, most = min(old.least, hold.least), max(old.most, hold.most)
+            old = Hold(hold.is_sure, least, most)
         party.holds[publisher] = old
 
     def lose(self, line: dict[str, Any]) -> None:

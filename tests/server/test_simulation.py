@@ -28,3 +28,10 @@ def test_random_runs(group: int) -> None:
         if failure_of(steps, setup):
             replay = replay_of(steps, setup)
             pytest.fail(f"seed {seed}: {replay}", pytrace=False)
+
+
+@pytest.mark.parametrize("seed", [81, 242, 411, 1553])
+def test_runs_that_failed(seed: int) -> None:
+    """[BLOCK-12] [CONN-6] Long runs, each of which has shown a mistake."""
+    setup = SETUPS[seed % len(SETUPS)]
+    assert not failure_of(make_steps(seed, 8_000, setup), setup)
