@@ -105,18 +105,26 @@ class TestBoth:
         assert done.result() == (0, output, "")
 
     def test_output_that_nobody_reads(self, bus: RealBus) -> None:
-        """The small sub ends silently, once there is something to print."""
+        """`sbus_client.py sub` ends silently at the first message."""
         reader, writer = os.pipe()
         os.close(reader)
-        program = [sys.executable, str(ROOT / "sbus_client.py")]
-        words = [*program, "-a", bus.path, "sub"]
-        errors = subprocess.PIPE
-        with subprocess.Popen(words, stdout=writer, stderr=errors) as sub:
-            os.close(writer)
+        words = [sys.executable, str(ROOT / "sbus_client.py")]
+
+        def sub() -> subprocess.CompletedProcess[bytes]:
+            return subprocess.run(
+                [*words, "-a", bus.path, "sub"],
+                stdin=subprocess.DEVNULL,
+                stdout=writer,
+                stderr=subprocess.PIPE,
+                env=ENVIRONMENT,
+                timeout=SECONDS_MAX,
+            )
+
+        with beside(sub) as done:
             wait_for_patterns(bus, 1)
             publish_all(bus.path, ("k", b"v"))
-            assert sub.communicate(timeout=SECONDS_MAX)[1] == b""
-        assert sub.returncode == 1
+        os.close(writer)
+        assert (done.result().returncode, done.result().stderr) == (1, b"")
 
     def test_sub_without_a_pattern(
         self, command: Command, bus: RealBus

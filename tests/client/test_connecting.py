@@ -184,8 +184,8 @@ class TestRestarts:
     def test_pauses(
         self, directory: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A pause is twice as long as the one before; only a bus that has
-        lasted makes pauses short again.
+        """A pause may be twice as long as the one before, up to a limit; a bus
+        makes pauses short again if it has lasted.
         """
         now, most = 1_000.0, 5.0
         clock = types.SimpleNamespace(monotonic=lambda: now)
@@ -212,8 +212,8 @@ class TestRestarts:
                 assert_pauses(*pauses)
 
     def test_descriptor(self, directory: Path) -> None:
-        """It stays the same, is quiet while there is no bus, and is closed in
-        programs that the client starts.
+        """The descriptor stays the same, and is quiet while there is no bus.
+        Programs that the client's program starts do not inherit the socket.
         """
         with (
             select.epoll() as epoll,
