@@ -26,11 +26,12 @@ from sbus_client import Client
 from sizes import either
 
 TOP = Path(__file__).parents[2]
-# How Spark runs, beside what it is told.  Its classes are trusted to be sound
+# Spark trusts its classes here, and Java writes no statistics to /tmp
 PLAIN = {
     "SPARK_LOCAL_IP": "127.0.0.1",
     "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    " -XX:-UsePerfData",
 }
 QUICK = {**PLAIN, "SPARK_CONF_DIR": str(Path(__file__).parent / "spark")}
 TIMEOUT = pytest.mark.timeout(either(1_200, 600))

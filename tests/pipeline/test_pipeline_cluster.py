@@ -18,7 +18,7 @@ from pipeline_plants import lose, misdeliver
 
 pyspark = pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
-from pipeline_bed import QUICK, TIMEOUT, TOP, plain_environment
+from pipeline_bed import PLAIN, QUICK, TIMEOUT, TOP, plain_environment
 from sizes import IS_SOAK
 
 pytestmark = TIMEOUT
@@ -63,11 +63,11 @@ def start_daemon(arguments: str, folder: Path) -> subprocess.Popen[str]:
     options += ["--host", "127.0.0.1", "--webui-port", "0"]
     if name.startswith("worker"):
         options += ["--work-dir", str(folder / "work")]
-    scratch = f"-Djava.io.tmpdir={folder}"
+    java = f"{PLAIN['SPARK_SUBMIT_OPTS']} -Djava.io.tmpdir={folder}"
     return subprocess.Popen(
         [str(HOME / "bin" / "spark-class")]
         + [f"org.apache.spark.deploy.{name}", *options],
-        env=plain_environment() | {"SPARK_DAEMON_JAVA_OPTS": scratch},
+        env=plain_environment() | {"SPARK_DAEMON_JAVA_OPTS": java},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
