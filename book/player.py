@@ -85,7 +85,7 @@ class WatchedBus(FakeBus):
             "backlog": len(client.backlog.packets),
             "paused by": ", ".join(holders),
             "modes": " ".join(map("/".join, client.modes.items())),
-            "uid": client.own.uid,
+            "uid": client.credentials.uid,
             **{k: n for k, n in client.counts.items() if k not in sbus.USES},
         }
         said = "\n".join(f"{k:9} {fact}" for k, fact in facts.items() if fact)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -20,7 +20,7 @@ import sbus
 
 from .messages import bytes_of_key, schema_of
 
-HELD = "pattern string, size long, is_open boolean, stars binary"
+HELD = "pattern string, depth long, is_open boolean, stars string"
 CANDIDATE = "run long, key string, pattern string"
 
 
@@ -44,18 +44,22 @@ def stored(pattern: str, own: str, prefix: str) -> list[tuple[Any, ...]]:
     that selects nothing, and nothing that the client may not use.
     Spec: [KEY-4], [CRED-4] to [CRED-9].
     """
-    options = SimpleNamespace(cred_prefix=f"{prefix}/".lstrip("/").encode())
-    client: Any = SimpleNamespace(
-        own=sbus.Credentials(*map(int, own.split())),
-        bus=SimpleNamespace(options=options),
-    )
     text = bytes_of_key(pattern)
+    ids = sbus.Credentials(*map(int, own.split()))
+    start = f"{prefix}/".lstrip("/").encode()
+    if text is None:
+        return []
     try:
-        places = sbus.places_of(text, client) if text is not None else []
+        sbus.check_pattern(text, ids, start)
     except sbus.ProtocolError:
         return []
-    found = map(sbus.parse_pattern, places)
-    return [(text.decode("latin-1"), *shape) for shape, text in found if shape]
+    shape, plain = sbus.parse_pattern(text)
+    if not shape:
+        return []
+    depth, is_open, stars = shape
+    places = sbus.places_of(plain, ids, start)
+    facts = depth, is_open, json.dumps(stars)
+    return [(place.decode("latin-1"), *facts) for place in places]
 
 
 def store(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -109,8 +113,11 @@ def selections(keys: DataFrame, held: DataFrame) -> DataFrame:
 
     *keys* are (run, key), distinct, and *held* is what holds returns.
     """
-    shapes = held.select("size", "is_open", "stars").distinct().collect()
-    some = [(one.size, one.is_open, bytes(one.stars)) for one in shapes]
+    shapes = held.select("depth", "is_open", "stars").distinct().collect()
+    some = [
+        (one.depth, one.is_open, tuple(map(tuple, json.loads(one.stars))))
+        for one in shapes
+    ]
     work = functools.partial(candidates_of, some)
     patterns = held.select("run", "pattern").distinct()
     return keys.mapInArrow(work, CANDIDATE).join(patterns, ["run", "pattern"])

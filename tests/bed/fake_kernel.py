@@ -42,6 +42,7 @@ class FakeWire:
         self.deaf = False  # the client has shut down its reading side
         self.closed = False  # by the server
         self.send_buffer_bytes = 212_992
+        self.passes_rights = True  # clients may send descriptors
         self.recv_seconds = 0.0  # that it takes to receive a packet
         self.send_seconds = 0.0
         self.number = number
@@ -85,8 +86,11 @@ class FakeWire:
         return struct.pack("iII", pid, uid, gid)
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None:
-        assert option == socket.SO_SNDBUF
-        self.send_buffer_bytes = 2 * value
+        if option == socket.SO_SNDBUF:
+            self.send_buffer_bytes = 2 * value
+        else:
+            assert (option, value) == (sbus.SO_PASSRIGHTS, 0)
+            self.passes_rights = False
 
     def setblocking(self, flag: bool, /) -> None:
         assert flag is False

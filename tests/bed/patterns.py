@@ -31,7 +31,7 @@ class Listener:
     def send(self, packet: bytes) -> bool:
         """Have the bus handle a packet; return whether it is no mistake."""
         try:
-            self.bus.handle(self.client, packet)
+            self.bus.handle(self.client, packet, packet)
         except sbus.ProtocolError:
             return False
         return True
@@ -39,7 +39,7 @@ class Listener:
     def take(self) -> list[bytes]:
         """Return what was routed to the client since the last time."""
         packets, self.client.outbox = self.client.outbox, []
-        self.bus.touched.clear()
+        self.bus.pending.clear()
         return packets
 
 

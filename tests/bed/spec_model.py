@@ -153,6 +153,7 @@ class Hold(NamedTuple):
     is_sure: bool
     least: float  # so few bytes of backlog surely free the publisher
     most: float  # more bytes surely do not
+    mode: str  # soft or hard: which is block; nothing if that is not known
 
     def is_on(self, waiting: int) -> bool:
         """Return whether the publisher surely is paused."""
@@ -365,10 +366,13 @@ class Model:
             sender.order = choice
         elif what == "echo":
             sender.echo = choice == "on"
-        elif getattr(sender, what[9:]) != choice:
-            setattr(sender, what[9:], choice)
+        else:
+            mode = what[9:]
+            is_left = getattr(sender, mode) == "block" != choice
+            setattr(sender, mode, choice)
             for one, hold in sender.holds.items():  # which it may let go
-                sender.holds[one] = hold._replace(is_sure=False)
+                if is_left and hold.mode in (mode, ""):
+                    sender.holds[one] = hold._replace(is_sure=False)
 
     # ---- What becomes of a packet
 
@@ -442,9 +446,9 @@ class Model:
         may_pause = party.may_pause(message.publisher)
         assert soft in ("queue", "block"), "queued in spite of the soft mode"
         if soft == "block" and may_pause:  # [BLOCK-7]
-            self.hold(party, message.publisher, Hold(True, 0, 0))
+            self.hold(party, message.publisher, Hold(True, 0, 0, "soft"))
         elif perhaps and hard == "block" and may_pause:  # [BLOCK-10]
-            hold = Hold(surely, level, level)
+            hold = Hold(surely, level, level, "hard")
             self.hold(party, message.publisher, hold)
         if surely:  # [BLOCK-9] [BLOCK-11] [BLOCK-13]
             assert hard == "block" and may_pause, "queued above a limit"
@@ -463,7 +467,8 @@ class Model:
         old = party.holds.get(publisher, hold)
         if not old.is_sure:  # it may be paused as before, or anew
             least, most = min(old.least, hold.least), max(old.most, hold.most)
-            old = Hold(hold.is_sure, least, most)
+            mode = hold.mode if hold.mode == old.mode else ""
+            old = Hold(hold.is_sure, least, most, mode)
         party.holds[publisher] = old
 
     def lose(self, line: dict[str, Any]) -> None:

@@ -172,3 +172,46 @@ class TestHolders:
         reader.send(b"CMSG blocking/soft/queue")
         assert not sender.paused
         assert len(reader.read_all()) == 20
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("left", ["soft", "hard"])
+def test_only_the_mode_that_paused_lets_go(left: str, ends: bool) -> None:
+    """[BLOCK-10] [BLOCK-7] A mode that is left frees whom it paused."""
+    other = {"soft": b"blocking/hard", "hard": b"blocking/soft"}[left]
+    kernel = FakeKernel(max_backlog=cost(4) if left == "hard" else cost(99))
+    if left == "hard":
+        reader = stuck(kernel)
+    else:
+        reader = stuck(kernel, b"blocking/soft/block")
+    sender = kernel.connect()
+    sender.send(*publications(5))
+    assert sender.paused
+    if ends:
+        reader.send(b"CMSG blocking/" + left.encode() + b"/discard")
+    elif left == "hard":  # soft mode block comes and goes: it paused nobody
+        reader.send(b"CMSG " + other + b"/block")
+        reader.send(b"CMSG " + other + b"/queue")
+    else:
+        reader.send(b"CMSG " + other + b"/discard")
+        reader.send(b"CMSG " + other + b"/block")
+    assert sender.paused != ends
+
+
+def test_hard_hold_ends_though_soft_mode_is_block() -> None:
+    """[BLOCK-10] A hold of hard mode ends with hard mode block."""
+    kernel = FakeKernel(max_backlog=cost(4))
+    reader, sender = stuck(kernel), kernel.connect()
+    sender.send(*publications(5))
+    reader.send(b"CMSG blocking/soft/block", b"CMSG blocking/hard/discard")
+    assert not sender.paused
+
+
+def test_a_mode_that_is_left_for_a_moment(kernel: FakeKernel) -> None:
+    """[BLOCK-7] It lets go as well, if both packets are read in one turn."""
+    reader = stuck(kernel, b"blocking/soft/block")
+    sender = kernel.connect()
+    sender.send(*publications(2))
+    assert sender.paused
+    reader.send(b"CMSG blocking/soft/queue", b"CMSG blocking/soft/block")
+    assert not sender.paused

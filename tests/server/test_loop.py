@@ -59,6 +59,16 @@ class TestTurns:
         kernel.server.round(0)
         assert 64 - 20 < len(flooder.wire.incoming) < 64
 
+    def test_a_packet_for_very_many_is_a_turn(self) -> None:
+        """[CONN-5] The first packet of a turn counts as the others do."""
+        kernel = FakeKernel()
+        for _ in range(1_600):
+            kernel.connect(uid=0).send(b"SUB k")
+        flooder = kernel.connect()
+        flooder.post(*publications(3))
+        kernel.server.round(0)
+        assert len(flooder.wire.incoming) == 2
+
     def test_large_packets_wait_for_a_paused_publisher(
         self, kernel: FakeKernel
     ) -> None:
