@@ -41,9 +41,21 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, Union, cast
 
 __version__ = "0.2.0"
 __all__ = [
-    "AddressError", "AsyncClient", "Client", "ControlMessage", "Credentials",
-    "Disconnected", "Message", "PacketError", "PacketTooLarge", "Reconnected",
-    "Request", "SbusError", "default_address", "owner_of", "parse_request",
+    "AddressError",
+    "AsyncClient",
+    "Client",
+    "ControlMessage",
+    "Credentials",
+    "Disconnected",
+    "Message",
+    "PacketError",
+    "PacketTooLarge",
+    "Reconnected",
+    "Request",
+    "SbusError",
+    "default_address",
+    "owner_of",
+    "parse_request",
 ]
 
 
@@ -184,6 +196,7 @@ parsed_heads = Heads(parse_head)
 # =============================================================================
 # Credentials and requests
 # =============================================================================
+
 
 class Credentials(NamedTuple):
     """Who the server says a client is [CRED-2].

@@ -37,7 +37,8 @@ CONNECT = """
 import duckdb, sys
 base = duckdb.connect(config={"threads": 2})
 """
-QUERIES = {"audit": r"""
+QUERIES = {
+    "audit": r"""
 base.execute(f'''
 create table e as select n, ev, c, m, coalesce(key, pattern) as text,
     '!/cred/' || gid || '//' || pid || '/x' as own
@@ -105,7 +106,8 @@ select count(*) from (
         where ev in ('send', 'drop') group by m)
     group by m having sum(mark) <> 0)
 ''').fetchone()[0])
-""", "ingest": r"""
+""",
+    "ingest": r"""
 capture, table = sys.argv[1:]
 base.execute(f'''
 copy (
@@ -116,7 +118,8 @@ copy (
             key: 'VARCHAR', size: 'BIGINT', data: 'VARCHAR'}})
 ) to '{table}' (format parquet, partition_by (day, host));
 ''')
-"""}
+""",
+}
 
 # ==== Programs ===============================================================
 

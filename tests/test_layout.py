@@ -11,7 +11,7 @@ import pytest
 
 from processes import ROOT
 
-DROP_IN = {"sbus.py": 1_900, "sbus_client.py": 1_350}  # and their lines
+DROP_IN = {"sbus.py": 1_900, "sbus_client.py": 1_400}  # and their lines
 README = (ROOT / "tests/README.md").read_text("utf-8")
 ROW = re.compile(r"^\| `([\w./]+)` \| (.*?) \|", re.M)
 # The parts of the repository, and which of them each may import

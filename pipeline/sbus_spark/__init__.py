@@ -41,7 +41,21 @@ from .table import compact, expire, ingest, read_table, replay
 
 __version__ = "0.2.0"
 __all__ = [
-    "InputError", "JavaError", "PipelineError", "audit", "compact", "expire",
-    "find_java", "ingest", "main", "page", "read_table", "register",
-    "replay", "run", "session", "summarize", "summary",
+    "InputError",
+    "JavaError",
+    "PipelineError",
+    "audit",
+    "compact",
+    "expire",
+    "find_java",
+    "ingest",
+    "main",
+    "page",
+    "read_table",
+    "register",
+    "replay",
+    "run",
+    "session",
+    "summarize",
+    "summary",
 ]

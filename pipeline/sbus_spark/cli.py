@@ -194,8 +194,15 @@ def run(arguments: Sequence[str] | None) -> int:
     0 is success, 1 an error or a breach.
     """
     options = option_parser().parse_args(arguments)
-    known = (PipelineError, DeltaError, ArrowException, OSError,
-             UnicodeError, PySparkException, Py4JError)
+    known = (
+        PipelineError,
+        DeltaError,
+        ArrowException,
+        OSError,
+        UnicodeError,
+        PySparkException,
+        Py4JError,
+    )
     try:
         return int(options.run(options))
     except known as error:

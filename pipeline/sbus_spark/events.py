@@ -199,12 +199,20 @@ def sums_of(table: pa.Table, code: Any) -> dict[str, pa.Table]:
         "jump": with_columns(after, m=n[jumps]),
         "payload": with_text(payloads).drop_columns("ev"),
         "part": grouped(
-            table, "part", row="row min", n="n first", last="n last",
-            text="prefix first", high="stop first",
+            table,
+            "part",
+            row="row min",
+            n="n first",
+            last="n last",
+            text="prefix first",
+            high="stop first",
         ),
         "reached": grouped(
             table.filter((code == SEND) | (code == DROP)),
-            "part", "m", row="row min", mark="mark sum",
+            "part",
+            "m",
+            row="row min",
+            mark="mark sum",
         ),
         "client": clients_of(told.filter(told["c"].is_valid())),
     }
@@ -227,9 +235,16 @@ def clients_of(events: pa.Table) -> pa.Table:
     falls[sends[1:]] = (np.diff(sent) <= 0) & is_same
     events = events.select(["part", "c", "n", "row", "mark"])
     return grouped(
-        with_columns(events, stretch=stretch, m=m, falls=falls), "stretch",
-        part="part first", c="c first", mark="mark first", n="n first",
-        row="row first", last="row last", low="m min", high="m max",
+        with_columns(events, stretch=stretch, m=m, falls=falls),
+        "stretch",
+        part="part first",
+        c="c first",
+        mark="mark first",
+        n="n first",
+        row="row first",
+        last="row last",
+        low="m min",
+        high="m max",
         falls="falls sum",
     ).drop_columns("stretch")
 

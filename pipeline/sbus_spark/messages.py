@@ -31,8 +31,11 @@ COLUMNS = (
 )
 BYTES = pa.binary()
 ARROW = {
-    "boolean": pa.bool_(), "long": pa.int64(), "string": pa.string(),
-    "binary": BYTES, "date": pa.date32(),
+    "boolean": pa.bool_(),
+    "long": pa.int64(),
+    "string": pa.string(),
+    "binary": BYTES,
+    "date": pa.date32(),
     "timestamp": pa.timestamp("us", "UTC"),
 }
 

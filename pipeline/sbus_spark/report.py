@@ -22,9 +22,15 @@ BARS_MAX = 120
 SECOND = 1_000_000  # microseconds
 MINUTE, HOUR, DAY = 60, 3_600, 86_400  # seconds
 BARS = {
-    "1 second": 1, "10 seconds": 10, "1 minute": MINUTE,
-    "10 minutes": 10 * MINUTE, "1 hour": HOUR, "6 hours": 6 * HOUR,
-    "1 day": DAY, "10 days": 10 * DAY, "365 days": 365 * DAY,
+    "1 second": 1,
+    "10 seconds": 10,
+    "1 minute": MINUTE,
+    "10 minutes": 10 * MINUTE,
+    "1 hour": HOUR,
+    "6 hours": 6 * HOUR,
+    "1 day": DAY,
+    "10 days": 10 * DAY,
+    "365 days": 365 * DAY,
 }
 # The least size of as many binary digits
 LOW = "if(size = 0, 0L, shiftleft(1L, length(bin(size)) - 1))"

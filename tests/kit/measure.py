@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 Figure = tuple[str, float, float]  # what was measured, and is at most so much
 LINES = {  # of all files together
-    "sbus_client.py": 1_350,
+    "sbus_client.py": 1_400,
     "spec/conformance/*.py": 3_600,
     "tests/kit/*.py": 2_400,
     "tests/server/*.py tests/bed/*.py": 5_500,

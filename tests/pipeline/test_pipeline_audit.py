@@ -118,7 +118,9 @@ class TestAudit:
         """A file without a start goes on where exactly one other ends."""
         lines = list(PaperBus(500, 50, 20).run(3_000))
         for name, part in {
-            "c": lines[:1_000], "b": lines[1_000:2_000], "a": lines[2_000:]
+            "c": lines[:1_000],
+            "b": lines[1_000:2_000],
+            "a": lines[2_000:],
         }.items():
             (tmp_path / name).write_text("".join(part))
         assert breaches_in(spark, tmp_path) == []
@@ -165,7 +167,8 @@ class TestAudit:
         """[TRACE-4] A server never writes it."""
         lines = list(PaperBus(500, 50, 20).run(2_000))
         at = next(
-            at for at, line in enumerate(lines)
+            at
+            for at, line in enumerate(lines)
             if '"ev":"msg"' in line and "!/cred/" in line
         )
         lines[at] = lines[at].replace("}", ',"data":"eA=="}')
