@@ -43,6 +43,7 @@ class FakeWire:
         self.closed = False  # by the server
         self.send_buffer_bytes = 212_992
         self.passes_rights = True  # clients may send descriptors
+        self.is_passing_credentials = False
         self.recv_seconds = 0.0  # that it takes to receive a packet
         self.send_seconds = 0.0
         self.number = number
@@ -62,9 +63,13 @@ class FakeWire:
         buffer[:count] = packet[:count]
         return len(packet)
 
-    def recv(self, size: int, flags: int, /) -> bytes:
-        assert (size, flags) == (1, socket.MSG_PEEK)
-        return self.incoming[0][:1] if self._wait_for_input() else b""
+    def recvmsg(
+        self, size: int, space: int, flags: int, /
+    ) -> tuple[bytes, list[str], int, None]:
+        assert (size, flags) == (0, socket.MSG_PEEK)
+        assert space == socket.CMSG_SPACE(12) and self.is_passing_credentials
+        is_packet = self._wait_for_input()
+        return b"", ["credentials"] if is_packet else [], 0, None
 
     def send(self, packet: Any, /) -> int:
         self.kernel.now += self.send_seconds
@@ -81,6 +86,9 @@ class FakeWire:
         return len(packet)
 
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes:
+        if option == sbus.SO_MEMINFO:
+            used = sum(len(packet) + 768 for packet in self.taken)
+            return struct.pack("9I", 0, 0, used, 0, 0, 0, 0, 0, 0)
         assert option == socket.SO_PEERCRED
         gid, uid, pid = self.credentials
         return struct.pack("iII", pid, uid, gid)
@@ -88,6 +96,8 @@ class FakeWire:
     def setsockopt(self, level: int, option: int, value: int, /) -> None:
         if option == socket.SO_SNDBUF:
             self.send_buffer_bytes = 2 * value
+        elif option == socket.SO_PASSCRED:
+            self.is_passing_credentials = bool(value)
         else:
             assert (option, value) == (sbus.SO_PASSRIGHTS, 0)
             self.passes_rights = False

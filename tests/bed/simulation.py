@@ -12,6 +12,7 @@ import gc
 import itertools
 import json
 import os
+import socket
 import tempfile
 import weakref
 from collections import Counter, deque
@@ -96,6 +97,7 @@ class SimWire(FakeWire):
         self.room_bytes = room_bytes
         self.is_starved = False  # it was last refused for want of memory
         self.starved_time = 0.0  # then
+        self.is_broken = False  # a send has failed in a way that lasts
         self.is_open = False  # the trace says so
         self.skips = 0  # rounds in which it was ready, and not served
         self.is_served = False  # in this round
@@ -105,7 +107,8 @@ class SimWire(FakeWire):
     # What the server calls
 
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes:
-        self.kernel.on_accept(self)
+        if option == socket.SO_PEERCRED:
+            self.kernel.on_accept(self)
         return super().getsockopt(level, option, size)
 
     def send(self, packet: Any, /) -> int:
@@ -116,6 +119,7 @@ class SimWire(FakeWire):
             self.is_starved = error.errno in (errno.ENOBUFS, errno.ENOMEM)
             self.starved_time = self.kernel.now
             is_lost = not self.is_starved and error.errno != errno.EAGAIN
+            self.is_broken = is_lost and not isinstance(error, ConnectionError)
             self.kernel.on_refusal(self, bytes(packet), is_lost)
             raise
         self.is_starved = False
@@ -154,6 +158,8 @@ class SimWire(FakeWire):
 
     def read(self, count: int) -> None:
         """Read packets, as many as there are."""
+        if count and self.taken:
+            self.kernel.model.note_progress(self.party)
         for _ in range(min(count, len(self.taken))):
             self.taken.popleft()
 
@@ -383,8 +389,7 @@ class World(FakeKernel):
         self.now += self.setup.packet_seconds
         party = wire.party
         assert not (party.is_wrong or party.is_at_end), "read after its end"
-        is_end = not wire.incoming[0] if wire.incoming else wire.ended
-        if not packet and is_end:
+        if not packet and wire.ended and not wire.incoming:
             party.is_at_end = True
         elif self.trace:
             self.expect(self.model.handle(party, packet))
@@ -409,7 +414,7 @@ class World(FakeKernel):
         """Judge that a client is disconnected for what it did not read."""
         self.log.append((wire.slot, "expelled"))
         if self.trace:
-            is_due = self.model.may_be_expelled(wire.party)
+            is_due = wire.is_broken or self.model.may_be_expelled(wire.party)
             assert is_due, "expelled for nothing"
         wire.party.is_expelled = wire.is_served = True
         self.model.leave(wire.party)
@@ -530,6 +535,8 @@ class World(FakeKernel):
         else:
             raise AssertionError("the server spins")
         self.selector.salt = 0
+        self.now += 1
+        self.server.round(0)  # the log names the processes it left out
         self.server.round(1_000.0)
         assert self.selector.timeouts[-1] == 1_000, "the server does not sleep"
 

@@ -176,7 +176,7 @@ class Party:
         self.is_leaving = False  # whatever is for it is lost
         self.is_wrong = False  # it has broken a rule
         self.is_expelled = False  # for what it did not read
-        self.is_at_end = False  # two empty packets are taken for it
+        self.is_at_end = False  # an empty packet before it is taken for it
         self.may_be_blamed = {False}  # when it was closed
         self.is_closed = False
         self.holds: dict[Party, Hold] = {}
@@ -519,8 +519,20 @@ class Model:
             one is None or not party.may_pause(one) for one in publishers
         )
 
+    def note_progress(self, party: Party) -> None:
+        """Note that a client reads, which the server sees in a block time."""
+        party.since = self.clock()
+        party.surely_since = self.clock() + self.options.block_timeout
+
     def leave(self, party: Party) -> None:
-        """Note that all is lost that waits for a client."""
+        """Note that all is lost that waits for a client.
+
+        A publisher that it held has its block time anew [BLOCK-16].
+        """
+        for publisher, hold in party.holds.items():
+            publisher.surely_since = self.clock()
+            if hold.is_on(party.waiting):
+                publisher.since = self.clock()
         self.freed += sum(one.cost for one in party.fresh + party.backlog)
         party.is_leaving = True
         party.holds = {}

@@ -70,10 +70,10 @@ LATE = (
     "listener = open_listener(options, cleanup); time.sleep(0.1)",
 )
 
-# A server that logs how many lines it left out apart from the others
-APART = (
-    'log(f"{line} ({left_out} more)" if left_out else line)',
-    'log(line); left_out and log(f"[{rule}] {left_out} more")',
+# A server that counts the lines that it left out, and names no process
+COUNTED = (
+    'log(f"{len(pids)} more of {user} [{rule}]: {names}")',
+    'log(f"[{rule}] {len(pids)} more")',
 )
 
 
@@ -164,7 +164,7 @@ class TestKit:
 
     @pytest.mark.parametrize(
         ("change", "name"),
-        [(LATE, "starts-that-cannot-work"), (APART, "log-of-many-mistakes")],
+        [(LATE, "starts-that-cannot-work"), (COUNTED, "log-of-many-mistakes")],
     )
     def test_a_server_that_is_otherwise_and_right(
         self, directory: Path, change: tuple[str, str], name: str

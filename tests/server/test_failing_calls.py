@@ -54,7 +54,7 @@ class ShakyKernel(FakeKernel):
     def knock(self, *numbers: Any, **more: Any) -> FakePeer:
         """Have a client wait for being accepted."""
         peer = super().knock(*numbers, **more)
-        self.shake(peer.wire, "recv_into", "recv", "send")
+        self.shake(peer.wire, "recv_into", "recvmsg", "send")
         self.peers.append(peer)
         return peer
 

@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -111,7 +112,7 @@ class TestLog:
 
     @pytest.mark.parametrize("users", [1, 20])
     def test_lines_are_limited(self, directory: Path, users: int) -> None:
-        """[CONN-13] A second one for a user, ten for a rule; all counted."""
+        """[CONN-13] A second one for a user, ten for a rule; all named."""
         if users > 1 and os.getuid():
             pytest.skip("only root can connect as other users")
         with RealBus(directory, "-go") as bus:
@@ -130,9 +131,27 @@ class TestLog:
         causes = [line for line in lines if "disconnect" in line]
         most = min(users, 10)
         assert most <= len(causes) <= most * (1 + seconds)
-        left_out = re.findall(r"\((\d+) more\)", "".join(lines))
-        assert len(causes) + sum(map(int, left_out)) == 100
+        left_out = re.findall(
+            r"(\d+) more of .* pid=(\d+)$", "\n".join(lines), re.M
+        )
+        assert len(causes) + sum(int(count) for count, _ in left_out) == 100
+        assert {pid for _, pid in left_out} == {str(os.getpid())}
         assert bus.log().count("[KEY-4]") == 1
+
+    def test_processes_left_out_are_named(self, directory: Path) -> None:
+        """[CONN-13] Each one's error says that the log names it."""
+        mistakes = ["import sys, socket"]
+        mistakes += [
+            "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)"
+        ]
+        mistakes += ["s.connect(sys.argv[1])", "s.send(b'BAD')", "s.recv(1)"]
+        with RealBus(directory) as bus:
+            command = [sys.executable, "-c", "\n".join(mistakes), bus.path]
+            programs = [subprocess.Popen(command) for _ in range(3)]
+            assert [program.wait() for program in programs] == [0, 0, 0]
+            named = [f"pid={program.pid}" for program in programs]
+            wait_for(lambda: all(name in bus.log() for name in named))
+            assert bus.stop() == 0
 
 
 @contextlib.contextmanager
