@@ -176,6 +176,25 @@ def holder_that_reads_now_and_then(trial: Trial) -> None:
 
 
 @check("BLOCK-16", fills=True)
+def holder_that_reads_what_the_kernel_kept(trial: Trial) -> None:
+    trial.start("--block-timeout", "2")
+    reader, publisher = trial.stall(modes=(b"blocking/soft/block",))
+    trial.say("room for one packet is made, and taken by a large one")
+    reader.read_fillers(1)
+    large = b"MSG k\0" + bytes(400_000)
+    tell(publisher, large)
+    witness = pause(trial, publisher, "k", b"MSG k\0last")
+    for _ in range(2):
+        time.sleep(1.2)
+        trial.say("after more than half of the time it reads a small one")
+        reader.read_fillers(1)
+    require_paused(witness)
+    hear(reader, large)
+    hear(witness, b"MSG w\0")
+    hear(reader, b"MSG k\0last")
+
+
+@check("BLOCK-16", fills=True)
 def holder_that_made_room_unseen(trial: Trial) -> None:
     trial.start("--block-timeout", "0.5")
     reader, publisher = trial.stall(modes=(b"blocking/soft/block",))
@@ -184,6 +203,19 @@ def holder_that_made_room_unseen(trial: Trial) -> None:
     reader.read_fillers(2)
     hear(witness, b"MSG w\0")
     hear(reader, b"MSG k\0")
+
+
+@check("LIMIT-20", "LIMIT-7")
+def words_of_a_connection_too_many(trial: Trial) -> None:
+    trial.start("--max-clients", "2")
+    reader, _ = trial.client("k"), trial.client()
+    trial.say("while the server is stopped, a connection too many publishes")
+    trial.server.freeze()
+    late = trial.client()
+    late.send(b"MSG k\0late")
+    trial.server.thaw()
+    hear(reader, b"MSG k\0late")
+    hear(late, END)
 
 
 @check("CONN-10", fills=True)
