@@ -5,8 +5,9 @@
     make attack ARGS="--beside 'CMD {address}'"       and another server
 
 Only root can start it, as processes of user 1001 storm a server of root's.
-Meanwhile a client of user 1002 publishes to itself, and a row says how long
-its round trips took.  Compare figures of one run only.
+Meanwhile a client of user 1002, who also has 300 readers, and one of a third
+user, who has nothing else, publish to themselves in turn.  A row says how
+long their round trips took.  Compare figures of one run only.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from . import harness
 from .harness import TOP, BenchError, Sample, Sides, server
 
 OWN = [sys.executable, str(TOP / "sbus.py"), "-go", "-a", "{address}"]
-ATTACKER, WITNESS = 1001, 1002  # user ids
+ATTACKER, WITNESS, THIRD = 1001, 1002, 1010  # user ids
 SILENCE_SECONDS = 20  # that the witness waits for a packet
 ONE_SHOTS = 10_000
-FIGURES = ("p50 ms", "p99 ms", "max ms", "lost")
+FIGURES = ("p50 ms", "p99 ms", "max ms")  # of round trips
+COLUMNS = (*FIGURES, *(f"third {figure}" for figure in FIGURES), "lost")
 READERS = 300
+KEEP_READER = b"CMSG blocking/hard/discard"  # also when it is flooded
 
 # ==== Clients and processes ==================================================
 
@@ -80,6 +83,22 @@ def read_all(wires: list[socket.socket], at_least: int = 1) -> None:
                     pass
                 poll.unregister(number)
                 del connected[number]
+
+
+def read_nothing(wires: list[socket.socket]) -> None:
+    """Keep clients connected."""
+    while wires:
+        signal.pause()
+
+
+def read_slowly(wires: list[socket.socket], packets: int = 1) -> None:
+    """Read so many packets of each client in turn, for ever.
+
+    All of them have room again at about the same time, the worst one.
+    """
+    while True:
+        for wire in wires:
+            exchange(wire, [], packets)
 
 
 def fork(work: Callable[[], object], uid: int = 0) -> int:
@@ -206,12 +225,55 @@ def storm_mistakes(address: str) -> None:
         dial(address).send(b"HELLO")
 
 
-def storm_flood(address: str) -> None:
-    """Ten publishers of small messages to 300 readers of their user."""
-    wires = [dial(address, b"SUB f") for _ in range(READERS)]
+def flooded(address: str, *modes: bytes) -> list[socket.socket]:
+    """Return 300 readers, whom ten publishers of their user flood."""
+    wires = [dial(address, b"SUB f", *modes) for _ in range(READERS)]
     for _ in range(10):
         fork(lambda: over_and_over(address, b"MSG f\0x"))
-    read_all(wires)
+    return wires
+
+
+def storm_flood(address: str) -> None:
+    """Ten publishers of small messages for 300 readers of their user."""
+    read_all(flooded(address))
+
+
+def storm_unread(address: str) -> None:
+    """The same for 300 readers that never read."""
+    read_nothing(flooded(address, KEEP_READER))
+
+
+def storm_discard(address: str) -> None:
+    """The same for 300 that never read, and discard what is refused."""
+    read_nothing(flooded(address, b"CMSG blocking/soft/discard"))
+
+
+def storm_deaf(address: str) -> None:
+    """The same for 300 that have shut down their receiving half."""
+    wires = flooded(address)
+    for wire in wires:
+        wire.shutdown(socket.SHUT_RD)
+    read_nothing(wires)
+
+
+def storm_slow(address: str) -> None:
+    """The same for 300 that read a packet now and then."""
+    read_slowly(flooded(address, KEEP_READER))
+
+
+def storm_slow_news(address: str) -> None:
+    """Messages for the 300 readers of the witness, which read slowly."""
+    over_and_over(address, b"MSG news\0x")
+
+
+def storm_unread_news(address: str) -> None:
+    """Messages for the 300 readers of the witness, which never read."""
+    over_and_over(address, b"MSG news\0x")
+
+
+def storm_wide(address: str) -> None:
+    """Messages for 1,600 readers of four users, the witness among them."""
+    over_and_over(address, b"MSG news\0x")
 
 
 def storm_one_shots(address: str, count: int = sys.maxsize) -> None:
@@ -245,30 +307,60 @@ STORMS: dict[str, Callable[[str], None]] = {
     if name.startswith("storm_")
 }
 
+# What the witness's readers do, where they do not read all
+SLOW_READERS: dict[str, Callable[[list[socket.socket]], None]] = {
+    "slow-news": read_slowly,
+    "unread-news": read_nothing,
+}
+
 # ==== The witness ============================================================
 
 
-def witness(address: str, pattern: bytes) -> socket.socket:
-    """Return a client of the witness, which does not wait for ever."""
-    os.seteuid(WITNESS)
+def witness(
+    address: str, pattern: bytes, *modes: bytes, uid: int = WITNESS
+) -> socket.socket:
+    """Return a client of a user, which does not wait for ever."""
+    os.seteuid(uid)
     try:
-        wire = dial(address, b"SUB " + pattern)
+        wire = dial(address, b"SUB " + pattern, *modes)
     finally:
         os.seteuid(0)
     wire.settimeout(SILENCE_SECONDS)
     return wire
 
 
-def round_trips(wire: socket.socket, seconds: float) -> Sample:
-    """Return how long own messages took to come back, in ms."""
-    times = [time.perf_counter()]
-    while times[-1] - times[0] < seconds:
-        wire.send(b"MSG ping\0")
-        wire.recv(64)
-        times.append(time.perf_counter())
-    taken = sorted(1e3 * (b - a) for a, b in zip(times, times[1:]))
-    parts = (taken[(len(taken) - 1) * part // 100] for part in (50, 99, 100))
-    return dict(zip(FIGURES, parts))
+def readers_of_news(address: str, storm: str) -> Callable[[], object]:
+    """Subscribe the readers of a storm; return what they do in it."""
+    uids = [WITNESS] * READERS
+    if storm == "wide":
+        uids = [WITNESS + number % 4 for number in range(1_600)]
+    modes = [KEEP_READER] if storm in SLOW_READERS else []
+    news = [witness(address, b"news", *modes, uid=uid) for uid in uids]
+    if storm in SLOW_READERS:
+        return partial(SLOW_READERS[storm], news)
+    return partial(read_all, news, len(news))
+
+
+def round_trips(wires: list[socket.socket], seconds: float) -> list[Sample]:
+    """Return how long own messages took to come back, in ms.
+
+    The clients take turns, so that each sees as much of the storm.
+    """
+    taken: list[list[float]] = [[] for _ in wires]
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for number, wire in enumerate(wires):
+            began = time.perf_counter()
+            wire.send(b"MSG ping/%d\0" % number)
+            wire.recv(64)
+            taken[number].append(1e3 * (time.perf_counter() - began))
+    return [dict(zip(FIGURES, percentiles(times))) for times in taken]
+
+
+def percentiles(times: list[float]) -> list[float]:
+    """Return the median, the 99th percentile and the maximum."""
+    times = sorted(times)
+    return [times[(len(times) - 1) * part // 100] for part in (50, 99, 100)]
 
 
 def lost_one_shots(address: str) -> int:
@@ -285,14 +377,17 @@ def lost_one_shots(address: str) -> int:
 def measure(name: str, command: Sequence[str], seconds: float) -> Sample:
     """Return what the witness sees of a storm.  Raises: BenchError."""
     with server(command) as bus, contextlib.ExitStack() as running:
-        wire = witness(bus.address, b"ping")
-        news = [witness(bus.address, b"news") for _ in range(READERS)]
-        readers = partial(read_all, news, READERS)
+        wires = [
+            witness(bus.address, b"ping/%d" % number, uid=uid)
+            for number, uid in enumerate((WITNESS, THIRD))
+        ]
+        readers = readers_of_news(bus.address, name)
         running.enter_context(at_work(WITNESS, readers))
         storm = partial(STORMS[name], bus.address)
         running.enter_context(at_work(ATTACKER, storm))
         time.sleep(1)  # for what the storm prepares
-        sample = round_trips(wire, seconds)
+        sample, third = round_trips(wires, seconds)
+        sample.update((f"third {key}", ms) for key, ms in third.items())
         running.close()
         if name == "one-shots":
             sample["lost"] = lost_one_shots(bus.address)
@@ -316,7 +411,7 @@ def main() -> int:
     if os.getuid():
         parser.error("only root can act as several users")
     sides = partial(sides_of, options.beside, options.seconds)
-    return harness.print_table(options, FIGURES, sides)
+    return harness.print_table(options, COLUMNS, sides)
 
 
 if __name__ == "__main__":

@@ -65,10 +65,12 @@ class TestMeasuring:
         assert {row[2] for row in table} == {"library", "bare loop"}
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as others")
-    def test_attack(self) -> None:
-        """A row has what another user sees of a storm."""
-        (row,) = rows(bench("attack", "--only", "mistakes", "--seconds", "1"))
-        assert row[0] == "mistakes" and all(map(float, row[3:6]))
+    @pytest.mark.parametrize("storm", ["mistakes", "slow-news"])
+    def test_attack(self, storm: str) -> None:
+        """A row has what two other users see of a storm."""
+        (row,) = rows(bench("attack", "--only", storm, "--seconds", "1"))
+        milliseconds = [float(cell.replace(",", "")) for cell in row[3:9]]
+        assert row[0] == storm and all(milliseconds)
 
 
 class TestFailing:
