@@ -1,6 +1,6 @@
-"""What one user's storms of packets do to another user of a bus.
+"""What one user's storms of packets do to other users of a bus.
 
-    make attack                                       all storms
+    make attack                                       all of it
     make attack ARGS='--only shapes,flood --seconds 1'
     make attack ARGS="--beside 'CMD {address}'"       and another server
 
@@ -8,23 +8,27 @@ Only root can start it, as processes of user 1001 storm a server of root's.
 Meanwhile a client of user 1002, who also has 300 readers, and one of a third
 user, who has nothing else, publish to themselves in turn.  A row says how
 long their round trips took.  Compare figures of one run only.
+
+Other cases are of memory.  Such a row says how many MiB the limits counted at
+most, how much more the server took at its peak than at its start and than was
+counted, and how much more than at its start when nothing was counted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import select
 import signal
 import socket
-import struct
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Callable
+from pathlib import Path
+from typing import Any, Callable
 
 from . import harness
 from .harness import TOP, BenchError, Sample, Sides, server
@@ -34,9 +38,11 @@ ATTACKER, WITNESS, THIRD = 1001, 1002, 1010  # user ids
 SILENCE_SECONDS = 20  # that the witness waits for a packet
 ONE_SHOTS = 10_000
 FIGURES = ("p50 ms", "p99 ms", "max ms")  # of round trips
-COLUMNS = (*FIGURES, *(f"third {figure}" for figure in FIGURES), "lost")
+TIMES = (*FIGURES, *(f"third {figure}" for figure in FIGURES), "lost")
+SIZES = ("counted MiB", "above MiB", "after MiB")  # of memory
 READERS = 300
 KEEP_READER = b"CMSG blocking/hard/discard"  # also when it is flooded
+Wires = list[socket.socket]
 
 # ==== Clients and processes ==================================================
 
@@ -70,13 +76,13 @@ def exchange(wire: socket.socket, packets: list[bytes], answers: int) -> None:
             wire.recv(1 << 12, socket.MSG_DONTWAIT)
 
 
-def read_all(wires: list[socket.socket], at_least: int = 1) -> None:
-    """Read whatever comes, while so many clients are connected."""
+def read_all(wires: Wires) -> None:
+    """Read whatever comes, while all clients are connected."""
     poll = select.epoll()
     connected = {wire.fileno(): wire for wire in wires}
     for number in connected:
         poll.register(number, select.EPOLLIN)
-    while len(connected) >= at_least:
+    while len(connected) == len(wires):
         for number, _ in poll.poll():
             with contextlib.suppress(OSError):  # all is read
                 while connected[number].recv(1 << 12, socket.MSG_DONTWAIT):
@@ -85,20 +91,19 @@ def read_all(wires: list[socket.socket], at_least: int = 1) -> None:
                 del connected[number]
 
 
-def read_nothing(wires: list[socket.socket]) -> None:
+def read_nothing(wires: Wires) -> None:
     """Keep clients connected."""
     while wires:
         signal.pause()
 
 
-def read_slowly(wires: list[socket.socket], packets: int = 1) -> None:
-    """Read so many packets of each client in turn, for ever.
+def read_slowly(wires: Wires) -> None:
+    """Read a packet of each client in turn, for ever.
 
-    All of them have room again at about the same time, the worst one.
+    The kernel has room again for all of them at about the same time.
     """
-    while True:
-        for wire in wires:
-            exchange(wire, [], packets)
+    for wire in itertools.cycle(wires):
+        exchange(wire, [], 1)
 
 
 def fork(work: Callable[[], object], uid: int = 0) -> int:
@@ -205,13 +210,6 @@ def storm_questions(address: str) -> None:
             exchange(wire, [b"CMSG !/cred/whoami", b"CMSG stats"] * 16, 31)
 
 
-def storm_connects(address: str) -> None:
-    """Two processes make connections that they close at once."""
-    os.fork()
-    while True:
-        dial(address).close()
-
-
 def storm_crowd(address: str) -> None:
     """A user with 512 clients, its limit, makes more connections."""
     wires = [dial(address, b"SUB x") for _ in range(512)]
@@ -225,7 +223,7 @@ def storm_mistakes(address: str) -> None:
         dial(address).send(b"HELLO")
 
 
-def flooded(address: str, *modes: bytes) -> list[socket.socket]:
+def flooded(address: str, *modes: bytes) -> Wires:
     """Return 300 readers, whom ten publishers of their user flood."""
     wires = [dial(address, b"SUB f", *modes) for _ in range(READERS)]
     for _ in range(10):
@@ -266,11 +264,6 @@ def storm_slow_news(address: str) -> None:
     over_and_over(address, b"MSG news\0x")
 
 
-def storm_unread_news(address: str) -> None:
-    """Messages for the 300 readers of the witness, which never read."""
-    over_and_over(address, b"MSG news\0x")
-
-
 def storm_wide(address: str) -> None:
     """Messages for 1,600 readers of four users, the witness among them."""
     over_and_over(address, b"MSG news\0x")
@@ -285,33 +278,102 @@ def storm_one_shots(address: str, count: int = sys.maxsize) -> None:
     signal.pause()
 
 
-def storm_descriptors(address: str) -> None:
-    """The bus is passed sockets that take 0.1 s to close."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    wire, linger = dial(address), struct.pack("ii", 1, 3_600)
-    while True:
-        slow = socket.socket()
-        slow.connect(listener.getsockname())
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        exchange(slow, [bytes(1 << 16)] * 1_000, 0)  # which nobody reads
-        rights = (socket.SCM_RIGHTS, struct.pack("i", slow.fileno()))
-        with contextlib.suppress(PermissionError):  # since Linux 6.16
-            wire.sendmsg([b"MSG d\0"], [(socket.SOL_SOCKET, *rights)])
-        threading.Timer(0.1, listener.accept()[0].close).start()
-        slow.close()
+# ==== Memory =================================================================
+#
+# A case looks where much is counted, and returns the clients that stay when
+# nothing is counted any more.
 
 
-STORMS: dict[str, Callable[[str], None]] = {
-    name[6:].replace("_", "-"): value
-    for name, value in [*globals().items()]
-    if name.startswith("storm_")
-}
+def stalled(address: str) -> Wires:
+    """Return four clients with 16 MiB of small packets as backlog each."""
+    keys = [b"%d" % number for number in range(4)]
+    wires = [dial(address, b"SUB " + key, KEEP_READER) for key in keys]
+    for key in keys:
+        dial(address, *[b"MSG " + key + b"\0"] * 126_000)
+    return wires
 
-# What the witness's readers do, where they do not read all
-SLOW_READERS: dict[str, Callable[[list[socket.socket]], None]] = {
-    "slow-news": read_slowly,
-    "unread-news": read_nothing,
-}
+
+def memory_backlog(address: str, look: Callable[[], None]) -> Wires:
+    """64 MiB of small packets wait, and are read in all orders."""
+    wires = stalled(address)
+    look()
+    orders = itertools.cycle((b"random", b"stack", b"queue"))
+    for number, wire in enumerate(wires):
+        wire.send(b"UNSUB %d" % number)
+        for packets in range(125_000):  # some are left, for the last order
+            if packets % 5_000 == 0:
+                wire.send(b"CMSG order/" + next(orders))
+            wire.recv(64)
+    return wires
+
+
+def memory_tables(address: str, look: Callable[[], None]) -> Wires:
+    """The same for 32 clients, four at a time, who stay."""
+    return sum([memory_backlog(address, look) for _ in range(8)], [])
+
+
+def memory_traced(address: str, look: Callable[[], None]) -> Wires:
+    """The same for four clients, with --trace."""
+    return memory_backlog(address, look)
+
+
+def memory_lost(address: str, look: Callable[[], None]) -> Wires:
+    """64 MiB of small packets wait, and are lost, with --trace."""
+    wires = stalled(address)
+    look()
+    return wires[:0]
+
+
+def memory_keys(address: str, look: Callable[[], None]) -> Wires:
+    """5,000 keys of 199,000 bytes are used, where that is allowed."""
+    for number in range(5_000):
+        dial(address, b"MSG %d" % number + b"x" * 199_000 + b"\0")
+    look()
+    return []
+
+
+def memory_patterns(address: str, look: Callable[[], None]) -> Wires:
+    """16 clients have 1,024 secret patterns of 256 bytes each."""
+    head, tail = b"SUB !/cred////" + b"*/" * 58, b"x" * 125
+    patterns = [head + b"%05d" % n + tail for n in range(16 << 10)]
+    wires = [dial(address, *patterns[first::16]) for first in range(16)]
+    look()
+    return wires[:0]
+
+
+# ---- Measuring
+
+TRACE = ["--trace", "{address}.trace"]
+MORE = {"keys": ["--max-key", "200000"], "traced": TRACE, "lost": TRACE}
+
+
+def counted(wire: socket.socket) -> float:
+    """Return what limits count of all clients, in MiB."""
+    wire.send(b"CMSG stats")
+    users = json.loads(wire.recv(1 << 20).partition(b"\0")[2])["users"]
+    uses = (u["backlog_bytes"] + u["pattern_bytes"] for u in users.values())
+    return float(sum(uses)) / (1 << 20)
+
+
+def resident(pid: int, line: str) -> float:
+    """Return what a process takes by a line of its status, in MiB."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition(line + ":")[2].split()[0]) / (1 << 10)
+
+
+def measure_memory(name: str, command: Sequence[str]) -> Sample:
+    """Return what a server takes at its peak, and when nothing is counted."""
+    with server([*command, *MORE.get(name, ())]) as bus:
+        wire, counts = dial(bus.address), []
+        before = resident(bus.pid, "VmRSS")
+        stay = MEMORY[name](bus.address, lambda: counts.append(counted(wire)))
+        while counted(wire):
+            for client in stay:
+                exchange(client, [], 1_000)
+        above = resident(bus.pid, "VmHWM") - before - max(counts)
+        after = resident(bus.pid, "VmRSS") - before
+    return dict(zip(SIZES, (max(counts), above, after)))
+
 
 # ==== The witness ============================================================
 
@@ -331,17 +393,14 @@ def witness(
 
 def readers_of_news(address: str, storm: str) -> Callable[[], object]:
     """Subscribe the readers of a storm; return what they do in it."""
-    uids = [WITNESS] * READERS
-    if storm == "wide":
-        uids = [WITNESS + number % 4 for number in range(1_600)]
-    modes = [KEEP_READER] if storm in SLOW_READERS else []
+    modes = [KEEP_READER] if storm == "slow-news" else []
+    readers, users = (1_600, 4) if storm == "wide" else (READERS, 1)
+    uids = (WITNESS + number % users for number in range(readers))
     news = [witness(address, b"news", *modes, uid=uid) for uid in uids]
-    if storm in SLOW_READERS:
-        return partial(SLOW_READERS[storm], news)
-    return partial(read_all, news, len(news))
+    return partial(read_slowly if modes else read_all, news)
 
 
-def round_trips(wires: list[socket.socket], seconds: float) -> list[Sample]:
+def round_trips(wires: Wires, seconds: float) -> list[Sample]:
     """Return how long own messages took to come back, in ms.
 
     The clients take turns, so that each sees as much of the storm.
@@ -354,13 +413,11 @@ def round_trips(wires: list[socket.socket], seconds: float) -> list[Sample]:
             wire.send(b"MSG ping/%d\0" % number)
             wire.recv(64)
             taken[number].append(1e3 * (time.perf_counter() - began))
-    return [dict(zip(FIGURES, percentiles(times))) for times in taken]
-
-
-def percentiles(times: list[float]) -> list[float]:
-    """Return the median, the 99th percentile and the maximum."""
-    times = sorted(times)
-    return [times[(len(times) - 1) * part // 100] for part in (50, 99, 100)]
+    samples = []
+    for times in map(sorted, taken):
+        ranks = ((len(times) - 1) * part // 100 for part in (50, 99, 100))
+        samples.append(dict(zip(FIGURES, (times[rank] for rank in ranks))))
+    return samples
 
 
 def lost_one_shots(address: str) -> int:
@@ -377,16 +434,14 @@ def lost_one_shots(address: str) -> int:
 def measure(name: str, command: Sequence[str], seconds: float) -> Sample:
     """Return what the witness sees of a storm.  Raises: BenchError."""
     with server(command) as bus, contextlib.ExitStack() as running:
-        wires = [
-            witness(bus.address, b"ping/%d" % number, uid=uid)
-            for number, uid in enumerate((WITNESS, THIRD))
-        ]
+        wire = witness(bus.address, b"ping/0")
+        other = witness(bus.address, b"ping/1", uid=THIRD)
         readers = readers_of_news(bus.address, name)
         running.enter_context(at_work(WITNESS, readers))
         storm = partial(STORMS[name], bus.address)
         running.enter_context(at_work(ATTACKER, storm))
         time.sleep(1)  # for what the storm prepares
-        sample, third = round_trips(wires, seconds)
+        sample, third = round_trips([wire, other], seconds)
         sample.update((f"third {key}", ms) for key, ms in third.items())
         running.close()
         if name == "one-shots":
@@ -394,24 +449,42 @@ def measure(name: str, command: Sequence[str], seconds: float) -> Sample:
         return sample
 
 
+# ==== The program ============================================================
+
+
+def cases(kind: str) -> dict[str, Callable[..., Any]]:
+    """Return the functions of a kind by the rest of their names."""
+    return {
+        name.partition("_")[2].replace("_", "-"): value
+        for name, value in globals().items()
+        if name.startswith(f"{kind}_")
+    }
+
+
+STORMS, MEMORY = cases("storm"), cases("memory")
+
+
 def sides_of(beside: list[str] | None, seconds: float, name: str) -> Sides:
-    """Return what is compared in a storm."""
-    sides: Sides = {"sbus.py": partial(measure, name, OWN, seconds)}
+    """Return what is compared in a case."""
+    figures = partial(measure_memory, name)
+    if name in STORMS:
+        figures = partial(measure, name, seconds=seconds)
+    sides: Sides = {"sbus.py": partial(figures, OWN)}
     if beside:
-        sides["other"] = partial(measure, name, beside, seconds)
+        sides["other"] = partial(figures, beside)
     return sides
 
 
 def main() -> int:
-    """Print the table; return 1 if a storm failed."""
+    """Print the table; return 1 if a case failed."""
     parser = harness.OptionParser("bench.attack", __doc__, rounds=1)
     parser.add_server_options(seconds=4.0)
-    about = {name: str(storm.__doc__) for name, storm in STORMS.items()}
-    options = parser.parse(about)
+    works = {**STORMS, **MEMORY}
+    options = parser.parse({n: str(work.__doc__) for n, work in works.items()})
     if os.getuid():
         parser.error("only root can act as several users")
     sides = partial(sides_of, options.beside, options.seconds)
-    return harness.print_table(options, COLUMNS, sides)
+    return harness.print_table(options, (*TIMES, *SIZES), sides)
 
 
 if __name__ == "__main__":
