@@ -193,13 +193,21 @@ def storm_orders(address: str) -> None:
             exchange(reader, orders, len(orders))
 
 
+def with_patterns(address: str) -> Wires:
+    """Return 16 clients with all the patterns that a user may have.
+
+    They are secret, of 256 bytes and 63 segments, so each takes much room.
+    """
+    head, tail = b"SUB !/cred////" + b"*/" * 58, b"x" * 125
+    patterns = [head + b"%05d" % n + tail for n in range(16 << 10)]
+    return [dial(address, *patterns[first::16]) for first in range(16)]
+
+
 def storm_closing(address: str) -> None:
-    """16 clients subscribe to 1,000 patterns each and leave, repeatedly."""
-    patterns = [b"SUB " + b"*/" * 60 + b"%d" % n for n in range(1_000)]
+    """16 clients subscribe to 1,024 secret patterns each and leave."""
     while True:
         with contextlib.suppress(OSError):  # the last ones may still count
-            wires = [dial(address, *patterns) for _ in range(16)]
-            del wires
+            with_patterns(address)
 
 
 def storm_questions(address: str) -> None:
@@ -334,9 +342,7 @@ def memory_keys(address: str, look: Callable[[], None]) -> Wires:
 
 def memory_patterns(address: str, look: Callable[[], None]) -> Wires:
     """16 clients have 1,024 secret patterns of 256 bytes each."""
-    head, tail = b"SUB !/cred////" + b"*/" * 58, b"x" * 125
-    patterns = [head + b"%05d" % n + tail for n in range(16 << 10)]
-    wires = [dial(address, *patterns[first::16]) for first in range(16)]
+    wires = with_patterns(address)
     look()
     return wires[:0]
 
