@@ -1215,8 +1215,21 @@ Options = argparse.Namespace
 
 
 def note(text: object) -> None:
-    """Print a remark on standard error."""
-    print(f"sbus_client.py: {text}", file=sys.stderr, flush=True)
+    """Print a remark on standard error, if anything can be printed there."""
+    if not sys.stderr:
+        return
+    try:
+        print(f"sbus_client.py: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        discard_output(2)
+
+
+def discard_output(descriptor: int) -> None:
+    """Lead an output that cannot be written to nowhere.
+
+    Python writes at exit what is left, and would fail once more.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def printable(text: bytes) -> str:
@@ -1352,8 +1365,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SbusError, OSError) as error:
         if not isinstance(error, BrokenPipeError):  # its reader had enough
             note(error)
-        # Python writes at exit what is left, and might fail once more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        discard_output(1)
         return 1
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
-from sbus_client import SbusError
+from sbus_client import SbusError, discard_output
 
 from . import options as shared
 
@@ -86,6 +85,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SbusError, OSError) as error:
         if not isinstance(error, BrokenPipeError):  # its reader had enough
             shared.complain(error)
-        # Python writes at exit what is left, and might fail once more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        discard_output(1)
         return 1

@@ -22,6 +22,7 @@ from sbus_client import (
     SbusError,
     Timeout,
     __version__,
+    discard_output,
     end_of,
     left_of,
     printable,
@@ -41,10 +42,13 @@ remarks_are_wanted = True  # what --quiet changes
 
 def complain(text: object) -> None:
     """Print a line to standard error, if anything can be printed there."""
+    if not sys.stderr:
+        return
     line = re.sub("[\0-\x1f\x7f]", lambda c: rf"\x{ord(c[0]):02x}", str(text))
-    with contextlib.suppress(OSError, AttributeError):  # it is full, or closed
-        sys.stderr.write(f"sbus: {line}\n")
-        sys.stderr.flush()
+    try:
+        print(f"sbus: {line}", file=sys.stderr, flush=True)
+    except OSError:
+        discard_output(2)
 
 
 def note(text: object) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import manual
 from commands import sbus
-from processes import ENVIRONMENT, ROOT, run
+from processes import ENVIRONMENT, ROOT, Result, run
 from real_bus import RealBus
 from tools import command_line, options
 
@@ -94,6 +94,21 @@ class TestUsage:
         assert run(file, *words, env=env).status == status
 
 
+def in_a_shell(file: str, words: str) -> Result:
+    """Run a program, with words and redirections for a shell.
+
+    Python buffers standard error, as it does where nobody told it otherwise.
+    """
+    command = shlex.join([sys.executable, str(ROOT / file)])
+    done = subprocess.run(
+        ["sh", "-c", f"{command} {words}"],
+        env={**ENVIRONMENT, "PYTHONUNBUFFERED": ""},
+        capture_output=True,
+        text=True,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
 class TestStreams:
     """What becomes of a standard stream that is closed or broken."""
 
@@ -105,24 +120,23 @@ class TestStreams:
             ("sub --help >/dev/full", FULL),
             ("--version >/dev/full", FULL),
             ("sub -t 0.1 --time >&-", CLOSED),
-            ("whoami -a /nowhere 2>&-", ""),
-            ("whoami -a /nowhere 2>/dev/full", ""),
-            ("nothing 2>&-", ""),
         ],
     )
     def test_output(self, bus: RealBus, words: str, error: str) -> None:
-        """What cannot be written is one line, or none, and no traceback."""
-        command = shlex.join([sys.executable, str(ROOT / "tools")])
-        script = f"{command} -a {shlex.quote(bus.path)} {words}"
-        done = subprocess.run(
-            ["sh", "-c", script], capture_output=True, text=True
-        )
-        status = 2 if words.startswith("nothing") else 1
-        assert (done.returncode, done.stdout, done.stderr) == (
-            status,
-            "",
-            error,
-        )
+        """What cannot be written is one line and no traceback."""
+        done = in_a_shell("tools", f"-a {shlex.quote(bus.path)} {words}")
+        assert done == (1, "", error)
+
+    @pytest.mark.parametrize("file", ["tools", "sbus_client.py"])
+    @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full"])
+    @pytest.mark.parametrize(
+        "words, status", [("whoami -a /nowhere", 1), ("nothing", 2)]
+    )
+    def test_errors(
+        self, file: str, words: str, status: int, where: str
+    ) -> None:
+        """An error that cannot be written leaves the exit status as it is."""
+        assert in_a_shell(file, f"{words} {where}") == (status, "", "")
 
     @pytest.mark.parametrize("words", ["pub k", "pub k --lines"])
     def test_input(self, bus: RealBus, words: str) -> None:
