@@ -1,12 +1,13 @@
-"""Runs the command line: python3 tools COMMAND."""
+"""Runs the command line: python3 tools COMMAND, python3 -m sbus_tools."""
 
 import sys
 from pathlib import Path
 
-if not __package__:  # run by its path, which Python has put first
+if __package__:
+    from .command_line import main
+else:  # run by its path, which Python has put first
     sys.path[0] = str(Path(__file__).resolve().parents[1])
-
-from tools.command_line import main
+    from tools.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main())

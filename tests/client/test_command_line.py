@@ -16,6 +16,7 @@ import manual
 from commands import sbus
 from processes import ENVIRONMENT, ROOT, Result, run
 from real_bus import RealBus
+from sbus_client import __version__ as sbus_version
 from tools import command_line, options
 
 FULL = "sbus: [Errno 28] No space left on device\n"
@@ -107,6 +108,19 @@ def in_a_shell(file: str, words: str) -> Result:
         text=True,
     )
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+def test_run_as_an_installed_module(directory: Path) -> None:
+    """`python3 -m sbus_tools`, as setup installs the folder."""
+    (directory / "sbus_tools").symlink_to(ROOT / "tools")
+    (directory / "sbus_client.py").symlink_to(ROOT / "sbus_client.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "sbus_tools", "--version"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == (f"sbus {sbus_version}\n", "")
 
 
 class TestStreams:
