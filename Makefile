@@ -108,7 +108,7 @@ demo: .venv/spark
 	.venv/bin/python pipeline/demo.py
 
 measure:
-	$(PYTHON) tests/kit/measure.py
+	$(PYTHON) dev/measure.py
 
 bench:
 	$(PYTHON) -m bench.speed $(ARGS)
@@ -124,7 +124,7 @@ manual:
 	PYTHONPATH=. $(PYTHON) contrib/man/manual.py
 
 requirements vectors trace:
-	PYTHONPATH=spec $(PYTHON) tests/kit/traceability.py $@
+	PYTHONPATH=spec $(PYTHON) dev/traceability.py $@
 
 SITE = book/site
 PLAYED = sbus.py book/player.py spec/conformance tests/bed/fake_bus.py \

@@ -16,7 +16,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 Figure = tuple[str, float, float]  # what was measured, and is at most so much
 LINES = {  # of all files together
     "sbus_client.py": 1_400,

@@ -1,10 +1,8 @@
-#!/usr/bin/env python3
 """traceability: which code, which example and which test keep each rule?
 
-    python3 traceability.py requirements   write spec/requirements.tsv
-    python3 traceability.py vectors        write spec/vectors/*.json
-    python3 traceability.py trace          write and print
-                                           spec/traceability.md
+    make requirements   write spec/requirements.tsv
+    make vectors        write spec/vectors/*.json
+    make trace          write and print spec/traceability.md
 
 All three are made from the chapters of spec/, never by running a server.
 The tests fail while one of the first two is not what this file would write.
