@@ -108,7 +108,7 @@ demo: .venv/spark
 	.venv/bin/python pipeline/demo.py
 
 measure:
-	$(PYTHON) dev/measure.py
+	@$(PYTHON) dev/measure.py
 
 bench:
 	$(PYTHON) -m bench.speed $(ARGS)
