@@ -37,7 +37,7 @@ from conformance.examples import (
     read_cases,
 )
 from conformance.kit import CHECKS, level_of, needs_of, origin_of
-from conformance.rules import SPEC, read_rules
+from conformance.rules import SPEC, SPECIFICATION, read_rules
 
 ROOT = SPEC.parent
 REQUIREMENTS = SPEC / "requirements.tsv"
@@ -66,7 +66,7 @@ def requirements() -> str:
 
 
 def vectors() -> dict[str, str]:
-    """Return the files of spec/vectors by their names."""
+    """Return the files of spec/vectors by their names: a line a case."""
     lines: dict[str, list[str]] = {}
     for case in read_cases():
         kind, facts = vector(case)
@@ -77,8 +77,9 @@ def vectors() -> dict[str, str]:
             "origin": origin_of(case),
         }
         lines.setdefault(f"{kind}.json", []).append(json.dumps(head | facts))
+    opening = f'{{"specification": "{SPECIFICATION}", "cases": [\n'
     return {
-        name: "[\n" + ",\n".join(cases) + "\n]\n"
+        name: opening + ",\n".join(cases) + "\n]}\n"
         for name, cases in lines.items()
     }
 

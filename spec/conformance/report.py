@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 
 from .clients import all_client_cases
 from .kit import Result, all_cases
-from .rules import SPEC, Rule, chapters, examples_of, read_rules
+from .rules import (
+    SPEC,
+    SPECIFICATION,
+    Rule,
+    chapters,
+    examples_of,
+    read_rules,
+)
 
 FAILURES_SHOWN_MAX = 3  # of one rule, on a terminal
 FAILURES_ON_PAGE_MAX = 10
@@ -81,10 +88,10 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def edition() -> str:
-    """Return a text that changes with any chapter or example."""
+    """Return the specification's number, and what any change changes."""
     files = [*chapters(), *map(examples_of, chapters())]
     text = b"".join(file.read_bytes() for file in files if file.exists())
-    return hashlib.sha256(text).hexdigest()[:8]
+    return f"{SPECIFICATION} ({hashlib.sha256(text).hexdigest()[:8]})"
 
 
 def by_first_rule(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SPEC = Path(__file__).resolve().parents[1]
+SPECIFICATION = "sbus 0.3"  # the number of the chapters beside this file
 
 
 class Rule(NamedTuple):

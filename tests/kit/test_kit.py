@@ -19,7 +19,7 @@ import processes
 from broken_servers import SBUS, Mistake
 from conformance.conversation import Failure, Unanswered, has_members
 from conformance.examples import Block, conversations, escape
-from conformance.rules import SPEC
+from conformance.rules import SPEC, SPECIFICATION
 from conformance.server import ServerProcess
 from fake_bus import RULES, FakeConnection, run_on_fake_kernel
 from processes import NAIVE, naive, run, run_kit
@@ -89,7 +89,8 @@ class TestKit:
         assert report["rules"]["LIMIT-4"] == "not asked for"
         assert report["rules"]["PUB-2"] == "not run"
         assert report["rules"]["KEY-2"] == "no example"
-        assert re.fullmatch("[0-9a-f]{8}", report["specification"])
+        edition = rf"{SPECIFICATION} \([0-9a-f]{{8}}\)"
+        assert re.fullmatch(edition, report["specification"])
 
     def test_rules_of_ours_are_reported(self) -> None:
         """Those that a server does not keep are named, and it goes on."""

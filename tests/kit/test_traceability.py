@@ -150,9 +150,12 @@ class TestVectors:
         assert written == traceability.vectors()[name]
         file = traceability.VECTORS / "schema.json"
         schema = json.loads(file.read_text("utf-8"))
-        for case in json.loads(written):
-            assert not [*schema_errors([case], schema, schema)]
-            assert [*schema_errors([{**case, "name": 7}], schema, schema)]
+        vectors = json.loads(written)
+        for case in vectors["cases"]:
+            of_case = {**vectors, "cases": [case]}
+            assert not [*schema_errors(of_case, schema, schema)]
+            of_case["cases"] = [{**case, "name": 7}]
+            assert [*schema_errors(of_case, schema, schema)]
 
     def test_names_are_used_once(self) -> None:
         """A report, and --only, know a case by its name."""
