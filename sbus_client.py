@@ -39,7 +39,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar, Union, cast
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "AddressError",
     "AsyncClient",

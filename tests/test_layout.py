@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
+import sbus
+import sbus_client
+from conformance.rules import SPECIFICATION
 from measure import CODE, code_line_count, code_lines
 from processes import ROOT
 
@@ -67,6 +71,31 @@ def test_only_the_standard_library_is_imported(name: str) -> None:
     """Both programs run where there is nothing but Python."""
     names = {one.partition(".")[0] for one in modules_imported_by(ROOT / name)}
     assert "select" in names and names <= {*sys.stdlib_module_names}
+
+
+def test_there_is_one_version() -> None:
+    """A file to drop in has its own copy of it, and setup reads that."""
+    assert sbus.__version__ == sbus_client.__version__
+    copies = [
+        file
+        for file in PART_OF
+        if "\n__version__ = " in file.read_text("utf-8")
+    ]
+    assert sorted(file.name for file in copies) == sorted(DROP_IN)
+    setup = (ROOT / "pyproject.toml").read_text("utf-8")
+    assert 'version = { attr = "sbus.__version__" }' in setup
+    changes = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    newest = re.findall(r"^## (\d.*)$", changes, re.M)[0]
+    assert newest.partition(" ")[0] == sbus.__version__
+
+
+def test_there_is_one_number_of_the_specification() -> None:
+    """It stands where readers look for it."""
+    schema = json.loads((ROOT / "spec/vectors/schema.json").read_text("utf-8"))
+    enumeration = schema["properties"]["specification"]["enum"]
+    assert enumeration == [SPECIFICATION]
+    for page in ("spec/README.md", "CHANGELOG.md"):
+        assert SPECIFICATION in (ROOT / page).read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", DROP_IN)

@@ -39,7 +39,6 @@ from .session import JavaError, find_java, session
 from .source import register
 from .table import compact, expire, ingest, read_table, replay
 
-__version__ = "0.2.0"
 __all__ = [
     "InputError",
     "JavaError",
