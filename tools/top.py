@@ -82,7 +82,9 @@ def draw(lines: Sequence[str]) -> None:
     """Draw a table on a terminal, or print it and an empty line behind it."""
     text = "".join(f"{line}\n" for line in [*lines, ""])
     if sys.stdout.isatty():  # draw what fits over the one before
-        columns, rows = shutil.get_terminal_size()
+        size = shutil.get_terminal_size()
+        columns = size.columns or 80  # CPython 3.9 says 0 of one without size
+        rows = size.lines or 24
         shown = [f"{line[:columns]}{CLEAR_LINE}" for line in lines[:rows]]
         text = HOME + "\n".join(shown) + CLEAR_BELOW
     shared.write(text.encode())
