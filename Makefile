@@ -1,5 +1,7 @@
+# make help      list these goals
 # make test      set up .venv and run all tests
 # make check     run those that need no Spark, with the pytest of this machine
+# make lint      say what ruff and mypy find, which make test says as well
 # make coverage  say which lines of the two programs these do not reach
 # make soak      run all tests at full size
 # make demo      show the pipeline: bus, traffic, recording, audit, report
@@ -50,12 +52,22 @@ test: .venv/ready
 	$(call run_side_by_side,.venv/bin/python,$(PIPELINE) $(TESTS))
 endif
 
-check:
+check: pytest-is-there
 ifdef ARGS
 	$(PYTHON) -m pytest -q --ignore tests/pipeline $(ARGS)
 else
 	$(call run_side_by_side,$(PYTHON),$(TESTS))
 endif
+
+pytest-is-there:
+	@$(PYTHON) -c 'import pytest' 2>/dev/null || { echo "$(PYTHON) has no\
+ pytest: install pytest and pytest-timeout, or type make test" >&2; exit 1; }
+
+# What Python and ruff are to look at stands in pyproject.toml
+lint: .venv/ready
+	.venv/bin/python -m ruff format --check
+	.venv/bin/python -m ruff check
+	.venv/bin/python -m mypy
 
 spark-tests: .venv/spark
 	@$(PYTEST) tests/pipeline --ignore $(CLUSTER)
@@ -240,7 +252,7 @@ clean:
 	rm -rf book/site .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help test check pytest-is-there lint pythons coverage soak demo
+.PHONY: help test check pytest-is-there lint coverage soak demo
 .PHONY: $(PIPELINE) $(TESTS)
 .PHONY: measure bench bench-pipeline attack manual requirements vectors trace
 .PHONY: book book-results book-test conformance

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -103,6 +105,26 @@ def test_a_file_to_drop_in_is_short(name: str) -> None:
     """It is copied into other repositories, and read there."""
     count, limit = code_line_count(ROOT / name), CODE[name]
     assert count <= limit, f"{name}: {count} code lines of {limit}"
+
+
+@pytest.mark.parametrize(
+    "words", ["ruff format --check --diff", "ruff check", "mypy --pretty"]
+)
+def test_all_python_is_clean(words: str) -> None:
+    """If not: make lint.  pyproject.toml says what it is to look at."""
+    tool = words.partition(" ")[0]
+    pytest.importorskip(tool, reason=f"{tool} is not installed: extra lint")
+    cache = {} if os.access(ROOT, os.W_OK) else {"MYPY_CACHE_DIR": os.devnull}
+    done = subprocess.run(
+        [sys.executable, "-m", *words.split()],
+        cwd=ROOT,
+        env={**os.environ, "RUFF_NO_CACHE": "true", **cache},
+        capture_output=True,
+        text=True,
+    )
+    if "Required version" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_code_lines_are_those_that_do_something() -> None:

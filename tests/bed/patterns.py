@@ -36,7 +36,7 @@ class Listener:
             return False
         return True
 
-    def take(self) -> list[bytes]:
+    def take(self) -> list[sbus.Packet]:
         """Return what was routed to the client since the last time."""
         packets, self.client.outbox = self.client.outbox, []
         self.bus.pending.clear()
