@@ -2,6 +2,7 @@
 # make test      set up .venv and run all tests
 # make check     run those that need no Spark, with the pytest of this machine
 # make lint      say what ruff and mypy find, which make test says as well
+# make pythons   run the tests of the two programs on each Python from 3.9
 # make coverage  say which lines of the two programs these do not reach
 # make soak      run all tests at full size
 # make demo      show the pipeline: bus, traffic, recording, audit, report
@@ -68,6 +69,9 @@ lint: .venv/ready
 	.venv/bin/python -m ruff format --check
 	.venv/bin/python -m ruff check
 	.venv/bin/python -m mypy
+
+pythons:
+	$(PYTHON) dev/pythons.py $(ARGS)
 
 spark-tests: .venv/spark
 	@$(PYTEST) tests/pipeline --ignore $(CLUSTER)
@@ -252,7 +256,7 @@ clean:
 	rm -rf book/site .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help test check pytest-is-there lint coverage soak demo
+.PHONY: help test check pytest-is-there lint pythons coverage soak demo
 .PHONY: $(PIPELINE) $(TESTS)
 .PHONY: measure bench bench-pipeline attack manual requirements vectors trace
 .PHONY: book book-results book-test conformance
