@@ -185,7 +185,7 @@ class TestHelp:
         for fact in (
             r"usage: sbus sub [-h] [-a ADDRESS]",
             "message as a line: its key, a tab, its payload",
-            "-n N, --count N",
+            "--count N",  # CPython 3.13 says "-n, --count N"
             "'a/*' selects a/b but not a/b/c, 'a/' selects both",
         ):
             assert fact in " ".join(done.output.split())
