@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import re
@@ -98,6 +99,32 @@ def test_there_is_one_number_of_the_specification() -> None:
     assert enumeration == [SPECIFICATION]
     for page in ("spec/README.md", "CHANGELOG.md"):
         assert SPECIFICATION in (ROOT / page).read_text("utf-8")
+
+
+def test_goals_that_a_page_names_exist() -> None:
+    """Also those that `make help` lists."""
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    rules = re.findall(r"^([\w./-]+(?: [\w./-]+)*):(?!=)", makefile, re.M)
+    goals = {*" ".join(rules).split()}
+    listed = re.findall(r"^# make ([\w./-]+)", makefile, re.M)
+    assert {*listed} <= goals and len(listed) == len({*listed})
+
+    folders = [ROOT.glob(f"{part}/**/*.md") for part in PARTS]
+    for page in (*ROOT.glob("*.md"), *itertools.chain(*folders)):
+        text = page.read_text("utf-8")
+        named = re.findall(r"`make ([a-z][\w./-]*)", text)
+        assert {*named} <= goals, page
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="it is a copy")
+def test_the_source_distribution_is_complete() -> None:
+    """Whatever git has, a packager gets."""
+    command = ["git", "-C", str(ROOT), "ls-files"]
+    files = subprocess.check_output(command, text=True).split()
+    manifest = (ROOT / "MANIFEST.in").read_text("utf-8").split()
+    by_setup = {"MANIFEST.in", "pyproject.toml", *DROP_IN}
+    parts = {file.partition("/")[0] for file in files}
+    assert parts <= {*manifest, *by_setup}
 
 
 @pytest.mark.parametrize("name", DROP_IN)
