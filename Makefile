@@ -45,11 +45,11 @@ define run_side_by_side
 	    PYTEST="env $(COMPILED) $(1) -m pytest -q" $(2)
 endef
 
-ifdef ARGS
+# All is installed before a test runs, as mypy reads what it finds there
 test: .venv/spark
+ifdef ARGS
 	.venv/bin/python -m pytest -q $(ARGS)
 else
-test: .venv/ready
 	$(call run_side_by_side,.venv/bin/python,$(PIPELINE) $(TESTS))
 endif
 
@@ -103,7 +103,7 @@ kit-tests:
 	@nice -n 5 $(PYTEST) tests/kit --ignore $(BROKEN_SERVERS)
 
 other-tests:
-	@nice -n 5 $(PYTEST) tests/test_*.py tests/book
+	@nice -n 5 $(PYTEST) -rs tests/test_*.py tests/book
 
 coverage: .venv/ready
 	rm -f .coverage .coverage.*
