@@ -116,6 +116,15 @@ def test_goals_that_a_page_names_exist() -> None:
         assert {*named} <= goals, page
 
 
+def test_check_without_pytest() -> None:
+    """It says once what is missing, and not for each group of tests."""
+    make = ["make", "-s", "-C", str(ROOT), "check", "PYTHON=false"]
+    done = subprocess.run(make, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("false has no pytest: install pytest") == 1
+    assert "No module" not in done.stdout + done.stderr
+
+
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="it is a copy")
 def test_the_source_distribution_is_complete() -> None:
     """Whatever git has, a packager gets."""
