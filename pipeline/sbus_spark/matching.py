@@ -113,11 +113,13 @@ def selections(keys: DataFrame, held: DataFrame) -> DataFrame:
 
     *keys* are (run, key), distinct, and *held* is what holds returns.
     """
-    shapes = held.select("depth", "is_open", "stars").distinct().collect()
-    some = [
-        (one.depth, one.is_open, tuple(map(tuple, json.loads(one.stars))))
-        for one in shapes
+    rows = held.select("depth", "is_open", "stars").distinct().collect()
+    shapes = [
+        sbus.Shape(
+            row.depth, row.is_open, tuple(map(tuple, json.loads(row.stars)))
+        )
+        for row in rows
     ]
-    work = functools.partial(candidates_of, some)
+    work = functools.partial(candidates_of, shapes)
     patterns = held.select("run", "pattern").distinct()
     return keys.mapInArrow(work, CANDIDATE).join(patterns, ["run", "pattern"])
