@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from fake_kernel import FakeKernel
 from packets import WHOAMI, publications, publish
 from processes import SBUSD, SECONDS_MAX
 from real_bus import RealBus, wait_for
@@ -137,6 +138,16 @@ class TestLog:
         assert len(causes) + sum(int(count) for count, _ in left_out) == 100
         assert {pid for _, pid in left_out} == {str(os.getpid())}
         assert bus.log().count("[KEY-4]") == 1
+
+    @pytest.mark.parametrize("count", [1, 2, 64, 65])
+    def test_empty_packets_are_logged(
+        self, kernel: FakeKernel, capfd: pytest.CaptureFixture[str], count: int
+    ) -> None:
+        """[CONN-13] [PKT-2] They look like the end of a client's input."""
+        peer = kernel.connect()
+        peer.send(*[b""] * count)
+        assert peer.wire.closed
+        assert "[PKT-2] empty packet" in capfd.readouterr().err
 
     def test_processes_left_out_are_named(self, directory: Path) -> None:
         """[CONN-13] Each one's error says that the log names it."""

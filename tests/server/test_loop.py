@@ -11,6 +11,7 @@ import os
 
 import pytest
 
+import sbus
 from fake_kernel import FakeKernel
 from packets import WHOAMI, publications, publish
 
@@ -51,13 +52,14 @@ class TestTurns:
     def test_a_turn_with_much_to_send_is_shorter(
         self, kernel: FakeKernel
     ) -> None:
-        """[CONN-5] It has a bound on what it sends as well."""
+        """[CONN-5] It has a bound on what it sends, which it keeps."""
         for _ in range(400):
             kernel.connect().send(b"SUB k")
         flooder = kernel.connect()
         flooder.post(*publications(64))
         kernel.server.round(0)
-        assert 64 - 20 < len(flooder.wire.incoming) < 64
+        packets = 64 - len(flooder.wire.incoming)
+        assert 400 * packets <= sbus.SENDS_PER_TURN < 400 * (packets + 1)
 
     def test_a_packet_for_very_many_is_a_turn(self) -> None:
         """[CONN-5] The first packet of a turn counts as the others do."""
@@ -117,6 +119,44 @@ class TestTurns:
         for reader in readers:
             assert list(reader.wire.taken) == publications(600)
         assert readers[0].wire.closed
+
+    def test_slow_readers_cost_their_user_no_turn(
+        self, kernel: FakeKernel
+    ) -> None:
+        """[CONN-5] What strangers send them has a slice of its own."""
+        readers = [kernel.connect(uid=1) for _ in range(50)]
+        asker, stranger = kernel.connect(uid=1), kernel.connect(uid=2)
+        for reader in readers:
+            reader.send(b"SUB k")
+            reader.wire.room = 0
+        stranger.send(*publications(100))
+        for reader in readers:
+            reader.wire.room = None
+            reader.wire.send_seconds = 0.3 * TURN
+        for rounds in range(1, 21):
+            asker.post(WHOAMI)
+            kernel.server.round(0)
+            assert len(asker.wire.taken) == rounds
+        assert any(reader.waiting for reader in readers)
+
+    def test_a_slow_reader_that_publishes(self, kernel: FakeKernel) -> None:
+        """[CONN-5] It has turns, and its backlog is sent like others'."""
+        readers = [kernel.connect(uid=1) for _ in range(20)]
+        for reader in readers:
+            reader.send(b"SUB k")
+            reader.wire.room = 0
+        kernel.connect(uid=2).send(*publications(100))
+        for reader in readers:
+            reader.wire.room = None
+            reader.wire.send_seconds = 0.6 * TURN
+        busy = readers[-1]
+        for _ in range(100):
+            if not busy.wire.incoming:
+                busy.post(publish(b"x"))
+            kernel.server.round(0)
+        taken = [len(reader.wire.taken) for reader in readers]
+        assert max(taken) - min(taken) <= 2
+        assert busy.stats["published"] >= 90
 
     def test_newcomers_have_a_slice(self, kernel: FakeKernel) -> None:
         """[CONN-5] No more are let in at once than it has time for."""
@@ -195,6 +235,37 @@ def test_stop(kernel: FakeKernel, room: int | None) -> None:
 
 class TestErrors:
     """[CONN-12] An error costs at most the client that it concerns."""
+
+    @pytest.mark.parametrize("is_stalled", [False, True])
+    @pytest.mark.parametrize(
+        "number", [errno.EMSGSIZE, errno.EPERM, errno.EIO, errno.EINVAL]
+    )
+    def test_a_send_that_always_fails(
+        self,
+        kernel: FakeKernel,
+        capfd: pytest.CaptureFixture[str],
+        number: int,
+        is_stalled: bool,
+    ) -> None:
+        """[CONN-6] [CONN-13] It disconnects the reader, and the log says so.
+
+        Not without what the kernel took from it.
+        """
+        reader, sender, witness = (kernel.connect() for _ in range(3))
+        witness.send(b"SUB last")
+        reader.send(b"SUB k")
+        if is_stalled:
+            reader.wire.room = 0
+            sender.send(publish(b"k"))
+            reader.wire.room = None
+        reader.wire.failures.append(OSError(number, os.strerror(number)))
+        reader.post(publish(b"last", b"words"))
+        sender.send(publish(b"k"))
+        assert reader.wire.closed and not sender.wire.closed
+        assert witness.read() == [publish(b"last", b"words")]
+        log = capfd.readouterr().err
+        assert f"[CONN-6] send: {os.strerror(number)}" in log
+        assert f"pid={reader.wire.credentials.pid} " in log
 
     @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
     @pytest.mark.parametrize("is_silent", [True, False])

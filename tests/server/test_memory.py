@@ -1,0 +1,129 @@
+"""Tests of memory: what is freed is freed, and what waits takes what counts.
+
+They count what Python has allocated, as tracemalloc tells.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fake_kernel import FakeKernel, FakePeer, start_journal
+from packets import publish
+
+MIB = 1 << 20
+COUNT = 20_000  # packets of a backlog
+
+
+@pytest.fixture(autouse=True)
+def measured() -> Iterator[None]:
+    """Have Python count what it allocates."""
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def used_bytes() -> int:
+    """Return what is allocated now."""
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def stalled(kernel: FakeKernel, count: int = COUNT) -> tuple[FakePeer, ...]:
+    """Return a reader that small packets wait for, and their publisher."""
+    reader, sender = kernel.connect(), kernel.connect()
+    reader.send(b"SUB k", b"CMSG blocking/hard/discard")
+    reader.wire.room = 0
+    for _ in range(count // 1_000):
+        sender.send(*[publish(b"k", b"%d" % n) for n in range(1_000)])
+    assert reader.waiting
+    return reader, sender
+
+
+@pytest.mark.parametrize("orders", [["queue"], ["random", "stack", "queue"]])
+def test_an_emptied_backlog_is_small(
+    kernel: FakeKernel, orders: list[str]
+) -> None:
+    """[LIMIT-12] Also if a packet is left, and whatever its order was."""
+    before = used_bytes()
+    reader, _ = stalled(kernel)
+    turns = itertools.cycle(orders)
+    for left in range(COUNT - 1, 0, -1_000):  # a packet stays
+        reader.send(b"CMSG order/" + next(turns).encode())
+        reader.wire.room = min(1_000, left)
+        kernel.run()
+        reader.wire.room = 0
+        reader.wire.taken.clear()
+    assert 0 < reader.waiting < 200
+    assert used_bytes() - before < MIB / 4
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_long_keys_leave_nothing(uid: int) -> None:
+    """[LIMIT-4] Many long keys are used once, and their user has left."""
+    kernel = FakeKernel(max_key="unlimited")
+    before = used_bytes()
+    peer = kernel.connect(uid=uid)
+    for number in range(200):
+        peer.send(publish(b"%d" % number + b"x" * 100_000))
+    peer.close()
+    assert used_bytes() - before < MIB
+
+
+def test_a_traced_packet_waits_as_cheaply(tmp_path: Path) -> None:
+    """[LIMIT-12] It counts for no more than one that is not traced."""
+    sizes = []
+    for is_traced in (False, True):
+        kernel = FakeKernel()
+        if is_traced:
+            start_journal(kernel, tmp_path / "trace")
+        before = used_bytes()
+        reader, _ = stalled(kernel)
+        sizes.append((used_bytes() - before) / reader.waiting)
+    plain, traced = sizes
+    assert traced < 1.1 * plain < 1.5
+
+
+def test_the_trace_of_a_lost_backlog_is_not_held(tmp_path: Path) -> None:
+    """[TRACE-1] It is written while it grows."""
+    kernel = FakeKernel()
+    journal = start_journal(kernel, tmp_path / "trace")
+    reader, _ = stalled(kernel)
+    before = used_bytes()
+    tracemalloc.reset_peak()
+    reader.wire.deaf = True
+    reader.wire.room = None
+    reader.close()
+    peak = tracemalloc.get_traced_memory()[1]
+    assert reader.wire.closed and peak - before < MIB
+    journal.close()
+    lines = (tmp_path / "trace").read_bytes().splitlines()
+    assert sum(b'"reason":"deaf"' in line for line in lines) == COUNT
+
+
+def test_equal_shapes_are_one(kernel: FakeKernel) -> None:
+    """[LIMIT-5] Patterns of one shape share what is known of it."""
+    ends = b"*/" * 62
+    peer = kernel.connect()
+    peer.send(b"SUB a/" + ends)
+    before = used_bytes()
+    for number in range(500):
+        peer.send(b"SUB %d/" % (number % 9) + b"b" * (number // 9) + ends)
+    assert used_bytes() - before < 500 * 4_000
+
+
+def test_mistakes_leave_nothing(kernel: FakeKernel) -> None:
+    """[CONN-12] Not even for the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(100):
+            kernel.connect().send(b"HELLO")
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
