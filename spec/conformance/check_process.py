@@ -376,9 +376,9 @@ def sigusr1_is_no_end(trial: Trial) -> None:
 
 @check("RUN-10", "ADDR-10")
 def end_by_a_signal(trial: Trial) -> None:
-    handle = functools.partial(signal.signal, signal.SIGHUP)
-    heed = functools.partial(handle, signal.SIG_DFL)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for number in numbers:
+        heed = functools.partial(signal.signal, number, signal.SIG_DFL)
         trial.start(preexec_fn=heed)
         client = trial.client("k")
         trial.send_signal(number)
@@ -386,9 +386,13 @@ def end_by_a_signal(trial: Trial) -> None:
         hear(client, END)
         is_left = os.path.lexists(trial.server.path)
         require(not is_left, "its socket is still there")
-    trial.start(preexec_fn=functools.partial(handle, signal.SIG_IGN))
-    trial.send_signal(signal.SIGHUP)
-    trial.require_service()
+    for number in numbers:
+        trial.say("that signal is ignored when another server starts")
+        ignore = functools.partial(signal.signal, number, signal.SIG_IGN)
+        trial.start(preexec_fn=ignore)
+        trial.send_signal(number)
+        trial.require_service()
+        trial.send_signal(signal.SIGKILL)
 
 
 @check("ADDR-10")

@@ -239,9 +239,14 @@ class TestSignals:
     @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
     def test_stop(self, directory: Path, name: str) -> None:
         """[RUN-10] [ADDR-10] Status 0, however impatient somebody is."""
-        with RealBus(directory) as bus:
+        number = signal.Signals[name]
+
+        def heed() -> None:
+            signal.signal(number, signal.SIG_DFL)
+
+        with RealBus(directory, preexec_fn=heed) as bus:
             while bus.is_alive():
-                bus.process.send_signal(signal.Signals[name])
+                bus.process.send_signal(number)
             assert bus.process.returncode == 0
         assert os.listdir(directory) == ["log"]
         assert bus.log().endswith("\nsbusd: stop\n")
@@ -282,17 +287,22 @@ class TestSignals:
             assert peer.fence() == []
 
     def test_other_signals(self, directory: Path) -> None:
-        """[RUN-10] SIGHUP stays ignored, as nohup wants it."""
+        """[RUN-10] What is ignored stays so, as nohup and shells want it."""
+        ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
         def ignore() -> None:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            for number in (*ignored, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_IGN)
 
         with RealBus(directory, preexec_fn=ignore) as bus:
-            for number in (signal.SIGHUP, signal.SIGWINCH):
+            for number in (*ignored, signal.SIGUSR1, signal.SIGWINCH):
                 bus.process.send_signal(number)
             freeze(bus)
             thaw(bus)
             assert is_served(directory / "bus")
+            assert "stats" not in bus.log()
+            bus.process.kill()  # RealBus would end it by SIGTERM
+        (directory / "bus").unlink()
 
 
 class TestEnd:
