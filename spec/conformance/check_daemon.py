@@ -16,8 +16,6 @@ from .conversation import Failure, describe
 from .server import ServerProcess, descendants, is_stopped
 from .trial import NotApplicable, Trial, check, require
 
-NO_PROCESS = b"4194304\n"  # a number above all of processes
-
 
 @contextlib.contextmanager
 def daemon(
@@ -57,7 +55,8 @@ def end_daemon(trial: Trial, number: int) -> None:
 def daemon_with_a_pid_file(trial: Trial) -> None:
     dead = os.fork() or os._exit(0)
     os.waitpid(dead, 0)
-    for text, *options in ((b"", "-d"), (b"%d\n" % dead,), (NO_PROCESS,)):
+    alive = b"%d\n" % os.getpid()  # which has not locked the file
+    for text, *options in ((b"", "-d"), (b"%d\n" % dead,), (alive,)):
         pid_file = trial.file(text)
         with daemon(trial, pid_file, 0, *options, umask=0) as server:
             number = number_in(pid_file)
@@ -108,8 +107,7 @@ def daemon_without_its_terminal(trial: Trial) -> None:
 
 @check("ADDR-10")
 def only_its_own_pid_file_is_removed(trial: Trial) -> None:
-    own = b"%d\n" % os.getpid()
-    for text, *options in ((own,), (b"precious\n",), (own, "-r")):
+    for text, *options in ((b"precious\n",), (b"1\n2\n", "-r")):
         pid_file = trial.file(text)
         with daemon(trial, pid_file, 1, *options) as server:
             found = Path(pid_file).read_bytes()
@@ -122,6 +120,9 @@ def only_its_own_pid_file_is_removed(trial: Trial) -> None:
             pass
     with daemon(trial, pid_file, 0):
         number = number_in(pid_file)
+        trial.say("another server is to use its pid file")
+        with daemon(trial, pid_file, 1):
+            require(number_in(pid_file) == number, "it has changed")
         trial.say("another file takes the place of its pid file")
         os.rename(pid_file, pid_file + ".moved")
         Path(pid_file).touch()

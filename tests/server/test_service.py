@@ -162,9 +162,11 @@ def dead_process() -> int:
 
 
 class TestPidFile:
-    @pytest.mark.parametrize("text", ["", "dead", "000dead\n"])
+    @pytest.mark.parametrize(
+        "text", ["", "dead", "000dead\n", "1", f"{os.getpid()}\n"]
+    )
     def test_what_is_overwritten(self, directory: Path, text: str) -> None:
-        """[ADDR-10] An empty file, or the number of no process."""
+        """[ADDR-10] An empty file, or a number, whosever it is by now."""
         path = directory / "pid"
         path.write_text(text.replace("dead", str(dead_process())))
         with daemon(directory) as server:
@@ -175,11 +177,9 @@ class TestPidFile:
             assert is_served(directory / "bus")
         assert not path.exists()
 
-    @pytest.mark.parametrize(
-        "text", [f"{os.getpid()}", f"{os.getpid()}\n", "garbage", "1\n2\n"]
-    )
+    @pytest.mark.parametrize("text", ["garbage", "1\n2\n", "\n", "1" * 11])
     def test_text_that_is_kept(self, directory: Path, text: str) -> None:
-        """[ADDR-10] [RUN-1] The number of a process, or anything else."""
+        """[ADDR-10] [RUN-1] Whatever is not the number of a process."""
         path = directory / "pid"
         path.write_text(text)
         refusal(1, "-a", "bus", "-p", "pid", cwd=directory)
