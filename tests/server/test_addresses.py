@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import random
 import re
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -82,6 +84,7 @@ WRONG += [
     f"{ABSTRACT}/{digits}"
     for digits in ("", "0", "000", "0161", "6100", "00zz", "00" * 109)
 ]
+WRONG += ["@name", "abstract:name", "fd:3", "unix:/bus"]
 WRONG += [f"/dev/fd/{n}" for n in ("999", "99999999999", "-1", "x", "")]
 
 
@@ -94,7 +97,8 @@ class TestAddress:
         assert os.listdir(directory) == []
 
     @pytest.mark.parametrize(
-        "path", ["b", "/".ljust(107, "b"), "d" * 105 + "/b", "link/../b"]
+        "path",
+        ["b", "./@b", "/".ljust(107, "b"), "d" * 105 + "/b", "link/../b"],
     )
     def test_path(
         self, directory: Path, path: str, monkeypatch: pytest.MonkeyPatch
@@ -294,6 +298,44 @@ class TestPlace:
         directory.chmod(0o755)
         os.close(lock)
         assert os.listdir(directory) == []
+
+    @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EBADF])
+    def test_no_locks(
+        self, directory: Path, number: int, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """[ADDR-8] As on network file systems: it serves, and says so."""
+
+        def refuse(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        def prepare() -> None:
+            fcntl.flock = refuse
+
+        with Forked(prepare, "-a", f"{directory}/bus") as server:
+            server.wait()
+            assert is_served(directory / "bus")
+            lines = capfd.readouterr().err.splitlines()
+            assert len(lines) == 2 and os.strerror(number) in lines[1]
+            assert f"{directory}: " in lines[1]
+
+    def test_directory_that_was_removed(self, directory: Path) -> None:
+        """[RUN-1] [ADDR-10] It is not needed where the path is absolute."""
+
+        def enter() -> None:
+            gone = directory / "gone"
+            gone.mkdir()
+            os.chdir(gone)
+            gone.rmdir()
+
+        path, pid_file = directory / "bus", directory / "pid"
+        with Forked(enter, "-a", str(path), "-p", str(pid_file)) as server:
+            assert server.wait() == b""
+            pid = int(pid_file.read_text())
+            assert is_served(path)
+            os.kill(pid, signal.SIGTERM)
+            wait_for(lambda: os.listdir(directory) == [])
+        line = refusal(1, "-a", "bus", preexec_fn=enter)
+        assert line.startswith("sbusd: bus: ")
 
     def test_files_of_others(self, directory: Path) -> None:
         """[ADDR-10] What replaced its own meanwhile is left alone."""

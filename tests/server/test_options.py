@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pwd
 import resource
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Callable
@@ -13,10 +16,10 @@ from typing import Any, Callable
 import pytest
 
 import sbus
-from packets import WHOAMI
-from processes import SECONDS_MAX, run
-from real_bus import Peer, RealBus, needs_root
-from servers import is_served, mode_of, refusal
+from packets import WHOAMI, publish
+from processes import SBUSD, SECONDS_MAX, run
+from real_bus import Peer, RealBus, connect, needs_root
+from servers import Forked, is_served, mode_of, refusal
 
 WRONG = [
     ["word"],
@@ -81,6 +84,15 @@ class TestOptions:
                 sbus.parse_options([f"{option}={value}"])
             assert option in capfd.readouterr().err
 
+    def test_what_is_said_of_seconds(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """[RUN-1] They may be a fraction, so no whole number is asked for."""
+        for option, kind in (("block-timeout", ""), ("max-key", "whole ")):
+            with pytest.raises(SystemExit):
+                sbus.parse_options([f"--{option}", "0"])
+            assert f"is not a {kind}number above 0" in capfd.readouterr().err
+
     def test_refusal(self, directory: Path) -> None:
         """[RUN-1] Before anything is made; the kernel is asked as well."""
         refusal(2, "-a", "bus", "-x", cwd=directory)
@@ -107,6 +119,31 @@ class TestOptions:
         status, output, errors = run("sbus.py", option)
         assert (status, errors) == (0, "") and "sbusd" in output
 
+    @pytest.mark.parametrize("option", ["--help", "--version"])
+    @pytest.mark.parametrize("is_buffered", [False, True])
+    def test_answer_that_cannot_be_written(
+        self, option: str, is_buffered: bool
+    ) -> None:
+        """[RUN-1] One line and status 1: a full disk, or no reader."""
+        environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+        if not is_buffered:
+            environment["PYTHONUNBUFFERED"] = "1"
+        reader, writer = os.pipe()
+        os.close(reader)
+        with open("/dev/full", "wb") as full:
+            for output in (full.fileno(), writer):
+                done = subprocess.run(
+                    [*SBUSD, option],
+                    stdout=output,
+                    stderr=subprocess.PIPE,
+                    env=environment,
+                    timeout=SECONDS_MAX,
+                )
+                assert done.returncode == 1
+                assert done.stderr.startswith(b"sbusd: standard output: ")
+                assert done.stderr.count(b"\n") == 1
+        os.close(writer)
+
 
 def allow(count: int) -> Callable[[], None]:
     """Return what lets a server have so many descriptors."""
@@ -122,6 +159,91 @@ def is_let_in(peer: Peer) -> bool:
             answer = peer.receive()
         return answer != b""
     return False
+
+
+WMEM_MAX = 163_840  # of 32-bit Linux: packets have half of twice as much
+
+
+def have_small_buffers() -> None:
+    """Have the kernel give this process no larger send buffer."""
+    give = socket.socket.setsockopt
+
+    def give_less(wire: Any, level: int, option: int, value: Any) -> None:
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_SNDBUF):
+            value = min(value, WMEM_MAX)
+        give(wire, level, option, value)
+
+    socket.socket.setsockopt = give_less  # type: ignore
+
+
+class TestPoorSystems:
+    def test_small_buffers(
+        self, directory: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """[LIMIT-1] The default is lowered, and a packet of it delivered."""
+        path, room = str(directory / "bus"), 2 * WMEM_MAX - 32
+        with Forked(have_small_buffers, "-a", path) as server:
+            server.wait()
+            lines = capfd.readouterr().err.splitlines()
+            assert len(lines) == 2 and "[LIMIT-1]" in lines[1]
+            assert f" {room} " in lines[1] and "wmem_max" in lines[1]
+            with connect(path) as peer:
+                option = (socket.SOL_SOCKET, socket.SO_SNDBUF, room)
+                peer.wire.setsockopt(*option)
+                peer.send(b"SUB k", packet := publish(b"k").ljust(room))
+                assert peer.receive() == packet
+                peer.send(packet + b".")
+                assert peer.is_disconnected()
+
+    def test_packets_that_are_asked_for(
+        self, directory: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """[RUN-1] [LIMIT-1] The line says how many bytes it may have."""
+        room = 2 * WMEM_MAX - 32
+        for size in (room, room + 1, 500_000):
+            options = ("-a", f"{directory}/bus", "--max-packet", str(size))
+            with Forked(have_small_buffers, *options) as server:
+                assert server.wait() == b""
+                assert server.end() == (size > room)
+            errors = capfd.readouterr().err
+            says_why = f" {room} bytes" in errors and "wmem_max" in errors
+            assert says_why == (size > room)
+
+    def test_no_sockets(
+        self, directory: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """[RUN-1] The line says which kind the kernel does not have."""
+
+        def refuse(*_: object) -> None:
+            number = errno.EPROTONOSUPPORT
+            raise OSError(number, os.strerror(number))
+
+        def prepare() -> None:
+            socket.socketpair = refuse  # type: ignore
+
+        with Forked(prepare, "-a", f"{directory}/bus") as server:
+            assert server.wait() == b""
+            assert server.end() == 1
+        errors = capfd.readouterr().err
+        assert "SEQPACKET" in errors and errors.count("\n") == 1
+
+    def test_limit_that_cannot_be_raised(
+        self, directory: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """[LIMIT-7] It goes on with the descriptors that it has."""
+        kind = resource.RLIMIT_NOFILE
+
+        def refuse(*_: object) -> None:
+            raise ValueError("not allowed to raise maximum limit")
+
+        def prepare() -> None:
+            resource.setrlimit(kind, (64, resource.getrlimit(kind)[1]))
+            resource.setrlimit = refuse
+
+        with Forked(prepare, "-a", f"{directory}/bus") as server:
+            server.wait()
+            assert is_served(directory / "bus")
+        assert "[LIMIT-7] only 48 clients: " in capfd.readouterr().err
 
 
 class TestWhoGetsIn:
@@ -153,7 +275,9 @@ class TestWhoGetsIn:
         ):
             let_in = sum(map(is_let_in, peers))
             assert let_in == 3 if options else 20 < let_in < 64
-            assert "[LIMIT-7]" in bus.log()
+            assert "disconnect" in bus.log() and "[LIMIT-7]" in bus.log()
+            note = "[LIMIT-7] only 48 clients: ulimit -n\n"
+            assert (note in bus.log()) == (not options)
             assert "accept:" not in bus.log()  # it never lacked one
 
     def test_descriptors(self, directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import resource
@@ -28,6 +29,7 @@ from servers import (
     Forked,
     bound,
     daemon,
+    drop_privileges,
     is_served,
     mode_of,
     occupied,
@@ -105,6 +107,38 @@ class TestReadiness:
         )
         assert done.returncode == 2
 
+    @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES])
+    def test_no_dev_null(self, directory: Path, number: int) -> None:
+        """[RUN-8] Streams that lead nowhere need none, closed or not."""
+
+        def refuse(event: str, arguments: tuple[object, ...]) -> None:
+            if event == "open" and arguments[0] == os.devnull:
+                raise OSError(number, os.strerror(number), os.devnull)
+
+        def prepare() -> None:
+            sys.addaudithook(refuse)
+
+        def prepare_closed() -> None:
+            prepare()
+            os.close(0)
+            os.close(2)
+
+        path, pid_file = directory / "bus", directory / "pid"
+        for first in (prepare, prepare_closed):
+            with Forked(first, "-a", str(path)) as server:
+                assert server.wait() == b""
+                with connect(str(path)) as peer:
+                    peer.send(b"malformed")
+                    assert peer.is_disconnected()
+                assert server.end() == 0
+            options = ("-a", str(path), "-p", str(pid_file))
+            with Forked(first, *options) as server:
+                assert server.wait() == b""
+                pid = int(pid_file.read_text())
+                assert is_served(path)
+                os.kill(pid, signal.SIGTERM)
+                wait_for(lambda: os.listdir(directory) == [])
+
 
 class TestDaemon:
     def test_return(self, directory: Path) -> None:
@@ -151,7 +185,9 @@ class TestDaemon:
                     resource.RLIMIT_FSIZE, (0, 0)
                 )
             before = os.listdir(directory)
-            refusal(1, *arguments, **options)
+            line = refusal(1, *arguments, **options)
+            names = {"live bus": "bus", "trace": "trace", "full disk": "pid"}
+            assert line.startswith(f"sbusd: {names[what]}: ")
             wait_for(lambda: os.listdir(directory) == before)
 
 
@@ -207,6 +243,74 @@ class TestPidFile:
         line = refusal(1, "-a", "bus", option, str(path), cwd=directory)
         assert line.startswith(f"sbusd: {path}: ")
         assert os.listdir(directory) == ["file"]
+
+    def test_no_locks(
+        self, directory: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """[ADDR-10] As on network file systems: it serves, and says so."""
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        def prepare() -> None:
+            fcntl.flock = refuse
+
+        path, pid_file = directory / "bus", directory / "pid"
+        with Forked(prepare, "-a", str(path), "-p", str(pid_file)) as server:
+            assert server.wait() == b""
+            pid = int(pid_file.read_text())
+            assert is_served(path)
+            os.kill(pid, signal.SIGTERM)
+            wait_for(lambda: os.listdir(directory) == [])
+        assert f"{pid_file}: no lock: " in capfd.readouterr().err
+
+
+class TestFiles:
+    @pytest.mark.parametrize("mode", [0o644, 0o660, 0o600])
+    def test_mode_of_files_that_were_there(
+        self, directory: Path, mode: int
+    ) -> None:
+        """[TRACE-1] [ADDR-10] Others can neither read nor write them."""
+        for name in ("pid", "trace"):
+            (directory / name).touch()
+            (directory / name).chmod(mode)
+        with daemon(directory, "--trace", "trace"):
+            for name in ("pid", "trace"):
+                assert mode_of(directory / name) == 0o600
+
+    @needs_root
+    @pytest.mark.parametrize("option", ["-p", "--trace"])
+    def test_mode_that_cannot_be_changed(
+        self, directory: Path, option: str, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """[TRACE-1] [RUN-1] The line names the file, which stays as it is."""
+        directory.chmod(0o777)
+        file = directory / "file"
+        file.touch()
+        file.chmod(0o666)  # root's, which is another than the server's user
+        arguments = ("-a", f"{directory}/bus", option, str(file))
+        with Forked(drop_privileges, *arguments) as server:
+            assert server.wait() == b""
+            assert server.end() == 1
+        errors = capfd.readouterr().err
+        assert errors.startswith(f"sbusd: {file}: ")
+        assert errors.count("\n") == 1
+        assert os.listdir(directory) == ["file"]
+        assert mode_of(file) == 0o666 and file.read_text() == ""
+
+    def test_trace_on_a_full_disk(self, directory: Path) -> None:
+        """[RUN-16] The bus goes on; the log says which file is full."""
+        trace, size = directory / "trace", 1 << 16  # more than the log has
+        trace.write_text(" " * (size - 1) + "\n")
+
+        def prepare() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+        options: Any = {"preexec_fn": prepare}
+        with RealBus(directory, "--trace", str(trace), **options) as bus:
+            assert is_served(directory / "bus")
+            assert f" no trace from now on: {trace}: File" in bus.log()
+        assert trace.stat().st_size == size
 
 
 def is_broken_off(directory: Path, moment: int) -> bool:
