@@ -31,6 +31,7 @@ import random
 import re
 import select
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -287,13 +288,25 @@ def left_of(end: End) -> Timeout:
 def default_address() -> str:
     """Return the address where a server listens by default [ADDR-1].
 
-    Raises: AddressError if the environment does not say.
+    Raises: AddressError if another user may have made it.
     """
-    if os.getuid() == 0:
+    uid = os.getuid()
+    if uid == 0:
         return "/run/sbus.socket"
-    if directory := os.environ.get("XDG_RUNTIME_DIR"):
-        return os.path.join(directory, "sbus.socket")
-    raise AddressError("XDG_RUNTIME_DIR is not set: give an address")
+    named = os.environ.get("XDG_RUNTIME_DIR", "")
+    for directory in (named, f"/run/user/{uid}"):
+        with contextlib.suppress(OSError):
+            status = os.stat(directory)
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == uid:
+                return os.path.join(directory, "sbus.socket")
+
+    directory = f"/tmp/sbus-{uid}"
+    with contextlib.suppress(FileNotFoundError):  # no server has made it
+        status = os.lstat(directory)
+        if status.st_uid != uid or status.st_mode & ~0o7700 != stat.S_IFDIR:
+            problem = f"{directory}: not yours alone"
+            raise AddressError(f"{problem}; give an address")
+    return f"{directory}/sbus.socket"
 
 
 def socket_name(address: str) -> bytes:

@@ -33,12 +33,14 @@ cannot start or runs out of memory; 2 for a wrong command line.
 """,
     "ENVIRONMENT": """
 SBUS_ADDRESS is the address if neither --address nor a service manager gives
-one.  XDG_RUNTIME_DIR is the default directory for the socket of a user other
-than root.  A service manager sets LISTEN_PID, LISTEN_FDS and NOTIFY_SOCKET.
+one.  XDG_RUNTIME_DIR is the first of the directories for the default socket
+of a user other than root.  A service manager sets LISTEN_PID, LISTEN_FDS and
+NOTIFY_SOCKET.
 """,
     "FILES": """
-The default socket is /run/sbus.socket for root, and
-$XDG_RUNTIME_DIR/sbus.socket for another user.
+The default socket is /run/sbus.socket for root.  For another user it is
+sbus.socket in the first of $XDG_RUNTIME_DIR and /run/user/UID that is a
+directory of that user, or else in /tmp/sbus-UID, which the server makes.
 """,
 }
 CLIENT = """

@@ -222,11 +222,13 @@ def be_handed(
     become_ordinary()
 
 
-def open_directory(trial: Trial) -> str:
-    """Return a directory that is open to all."""
+def users_directory(trial: Trial) -> str:
+    """Return a directory of an ordinary user, if the kit is run by root."""
     path = trial.server.new_path()
     os.mkdir(path)
-    os.chmod(path, 0o777)
+    os.chmod(path, 0o755)  # others may connect to what is in it
+    if os.geteuid() == 0:
+        os.chown(path, trial.user, -1)
     return path
 
 
@@ -245,7 +247,7 @@ def by_a_user() -> Iterator[None]:
 def socket_that_is_handed_over(trial: Trial) -> None:
     if not trial.server.has_word("-a", "--address"):
         raise NotApplicable("its command has no words -a {address}")
-    path, directory = trial.server.new_path(), open_directory(trial)
+    path, directory = trial.server.new_path(), users_directory(trial)
     named, default = f"{directory}/named", f"{directory}/sbus.socket"
     server = trial.server.another("-a", "--address", "{address}")
     with server, bind(path) as handed, by_a_user():
@@ -339,7 +341,7 @@ def numbers_for(client: Wire) -> dict[str, Any]:
 
 @check("CTL-5")
 def owner_who_is_not_root(trial: Trial) -> None:
-    path = f"{open_directory(trial)}/socket"
+    path = f"{users_directory(trial)}/socket"
     with by_a_user():
         trial.start("-g", "-o", path=path, preexec_fn=become_ordinary)
     for uid, is_told in ((0, 1), (trial.user, 1), (trial.user + 1, 0)):

@@ -78,6 +78,12 @@ def drop_privileges() -> None:
         os.setuid(USER)
 
 
+def give_to_user(path: Path) -> None:
+    """Give a file to the user that drop_privileges makes of us."""
+    if os.getuid() == 0:
+        os.chown(path, USER, USER)
+
+
 class Daemon(NamedTuple):
     """A daemon, and what its start has printed."""
 

@@ -43,12 +43,13 @@ class TestAddresses:
         monkeypatch.setattr(os, "getuid", lambda: 0)
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
         assert sbus_client.default_address() == "/run/sbus.socket"
-        monkeypatch.setattr(os, "getuid", lambda: 1000)
+        user = directory.stat().st_uid or 1000
+        monkeypatch.setattr(os, "getuid", lambda: user)
+        if directory.stat().st_uid != user:
+            os.chown(directory, user, -1)
         address = str(directory / "sbus.socket")
         with Listener(address, 8).wire, kind():
             monkeypatch.setenv("XDG_RUNTIME_DIR", "")
-            with pytest.raises(AddressError, match="XDG_RUNTIME_DIR is not"):
-                kind()
             monkeypatch.setenv("SBUS_ADDRESS", address)
             with kind() as client:
                 assert client.address == address

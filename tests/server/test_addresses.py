@@ -18,14 +18,17 @@ from typing import Any
 
 import pytest
 
-from processes import SECONDS_MAX
+import sbus_client
+from processes import SECONDS_MAX, child_process
 from real_bus import RealBus, freeze, needs_root, thaw, wait_for
 from servers import (
     ABSTRACT,
+    USER,
     Forked,
     bound,
     daemon,
     drop_privileges,
+    give_to_user,
     is_served,
     mode_of,
     occupied,
@@ -34,18 +37,17 @@ from servers import (
 
 
 class TestDefaultAddress:
-    @pytest.mark.parametrize("first", range(5))
+    @pytest.mark.parametrize("first", range(4))
     def test_order(self, directory: Path, first: int) -> None:
         """[ADDR-1] [RUN-1] Of those that are given, the first is used."""
-        place = ["given", "systemd", "variable", "sbus.socket", "none"][first]
-        directory.chmod(0o777)
+        place = ["given", "systemd", "variable", "sbus.socket"][first]
+        give_to_user(directory)
         with bound(directory / "systemd") as listener:
 
             def prepare() -> None:
                 drop_privileges()
                 os.environ.clear()
-                if first <= 3:
-                    os.environ["XDG_RUNTIME_DIR"] = str(directory)
+                os.environ["XDG_RUNTIME_DIR"] = str(directory)
                 if first <= 2:
                     os.environ["SBUS_ADDRESS"] = str(directory / "variable")
                 if first <= 1:
@@ -56,9 +58,8 @@ class TestDefaultAddress:
             options = ["-o"] if first else ["-oa", str(directory / "given")]
             with Forked(prepare, *options) as server:
                 assert server.wait() == b""
-                if place != "none":
-                    assert is_served(directory / place)
-                assert server.end() == (place == "none")
+                assert is_served(directory / place)
+                assert server.end() == 0
         assert os.listdir(directory) == ["systemd"]  # no other was made
 
     @needs_root
@@ -77,6 +78,107 @@ class TestDefaultAddress:
         with Forked(prepare) as server:
             server.wait()
             assert is_served(directory / "run" / "sbus.socket")
+
+
+class Root:
+    """A root directory in which an ordinary user looks for the default."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory
+        for name in ("dev", "tmp", "run/user"):
+            (directory / name).mkdir(parents=True)
+        (directory / "dev" / "null").touch(0o666)
+        (directory / "tmp").chmod(0o1777)
+        self.environment: dict[str, str] = {}
+        self.umask = 0
+
+    def enter(self) -> None:
+        """Be that user there, with nothing but the root's environment."""
+        os.chroot(self.path)
+        os.chdir("/")
+        os.umask(self.umask)
+        os.environ.clear()
+        os.environ.update(self.environment)
+        drop_privileges()
+
+    def clients_address(self) -> str:
+        """Return where a client looks for the server, or why it does not."""
+        reader, writer = os.pipe()
+
+        def look() -> None:
+            self.enter()
+            try:
+                address = sbus_client.default_address()
+            except sbus_client.AddressError as error:
+                address = str(error)
+            os.write(writer, address.encode("ascii"))
+
+        with child_process(look), os.fdopen(reader) as answer:
+            os.close(writer)
+            return answer.read()
+
+
+RUN, TMP = f"/run/user/{USER}", f"/tmp/sbus-{USER}"
+SQUATTERS = ["other user", "mode 0777", "mode 0710", "link", "file", "nothing"]
+
+
+@needs_root
+class TestDirectoryOfAUser:
+    @pytest.mark.parametrize("variable", ["", "/none", "/tmp", "/dev/null"])
+    @pytest.mark.parametrize("has_run", [False, True])
+    @pytest.mark.parametrize("umask", [0, 0o777])
+    def test_default(
+        self, directory: Path, variable: str, has_run: bool, umask: int
+    ) -> None:
+        """[ADDR-1] In an empty environment, or one of another user."""
+        root = Root(directory)
+        root.umask = umask
+        if variable:
+            root.environment["XDG_RUNTIME_DIR"] = variable
+        place = RUN if has_run else TMP
+        if has_run:
+            (directory / RUN[1:]).mkdir()
+            give_to_user(directory / RUN[1:])
+        for _ in range(2):  # the second finds what the first has made
+            assert root.clients_address() == f"{place}/sbus.socket"
+            with Forked(root.enter) as server:
+                assert server.wait() == b""
+                assert is_served(directory / place[1:] / "sbus.socket")
+                assert server.end() == 0
+        assert (directory / TMP[1:]).exists() != has_run
+        assert has_run or mode_of(directory / TMP[1:]) == 0o700
+
+    @pytest.mark.parametrize("what", SQUATTERS)
+    def test_squatter(
+        self, directory: Path, what: str, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """[ADDR-1] [RUN-1] A directory of this user alone, or none."""
+        root, path = Root(directory), directory / TMP[1:]
+        if what == "link":
+            (directory / "theirs").mkdir(0o700)
+            give_to_user(directory / "theirs")
+            path.symlink_to("/theirs")
+        elif what == "file":
+            path.touch(0o700)
+            give_to_user(path)
+        elif what == "nothing":
+            path.parent.rmdir()
+        else:
+            path.mkdir()
+            path.chmod(0o710 if what == "mode 0710" else 0o777)
+            if what == "other user":
+                path.chmod(0o700)
+            else:
+                give_to_user(path)
+        if what != "nothing":  # then there is no server
+            assert f"{TMP}: not yours alone" in root.clients_address()
+        with Forked(root.enter) as server:
+            assert server.wait() == b""
+            assert server.end() == 1
+        errors = capfd.readouterr().err
+        assert "-a ADDRESS" in errors and TMP in errors
+        assert errors.count("\n") == 1
+        assert list(directory.rglob("*.socket")) == []
 
 
 WRONG = ["", "b" * 108, "é" * 54, "no/bus", "a\nb/bus", "/proc/sbus"]
