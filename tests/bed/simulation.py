@@ -407,6 +407,9 @@ class World(FakeKernel):
         self.sync()
         if self.trace:
             self.model.refuse(wire.party, packet)
+        if wire.is_starved:  # the kernel is to blame [BLOCK-16]
+            timeout = self.bus.options.block_timeout
+            wire.party.surely_since = self.now + timeout
         if is_lost:
             self.model.leave(wire.party)
 

@@ -527,12 +527,21 @@ class Model:
     def leave(self, party: Party) -> None:
         """Note that all is lost that waits for a client.
 
-        A publisher that it held has its block time anew [BLOCK-16].
+        A publisher that it held has its block time anew, and so have those
+        that this publisher holds [BLOCK-16].
         """
-        for publisher, hold in party.holds.items():
-            publisher.surely_since = self.clock()
-            if hold.is_on(party.waiting):
-                publisher.since = self.clock()
+        sure, waiting = {party}, [party]
+        renewed: set[Party] = set()
+        while waiting:
+            holder = waiting.pop()
+            for publisher, hold in holder.holds.items():
+                publisher.surely_since = self.clock()
+                if holder in sure and hold.is_on(holder.waiting):
+                    publisher.since = self.clock()
+                    sure.add(publisher)
+                if publisher not in renewed:
+                    renewed.add(publisher)
+                    waiting.append(publisher)
         self.freed += sum(one.cost for one in party.fresh + party.backlog)
         party.is_leaving = True
         party.holds = {}

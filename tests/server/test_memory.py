@@ -127,3 +127,18 @@ def test_mistakes_leave_nothing(kernel: FakeKernel) -> None:
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+def test_many_sizes_take_little(kernel: FakeKernel) -> None:
+    """[ORDER-3] A queue of each size would take more than the packets."""
+    reader, sender = kernel.connect(), kernel.connect()
+    reader.send(b"SUB k", b"CMSG order/random")
+    reader.wire.room = 0
+    sender.send(*[publish(b"k", bytes(size)) for size in range(1_000)])
+    before = used_bytes()
+    reader.wire.room = 1
+    kernel.run()
+    assert used_bytes() - before < 1_000 * 300
+    reader.wire.room = None
+    reader.read_all()
+    assert used_bytes() - before < 0

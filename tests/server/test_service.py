@@ -270,25 +270,32 @@ class TestFiles:
     def test_mode_of_files_that_were_there(
         self, directory: Path, mode: int
     ) -> None:
-        """[TRACE-1] [ADDR-10] Others can neither read nor write them."""
+        """[TRACE-1] Others can neither read nor write the trace."""
         for name in ("pid", "trace"):
             (directory / name).touch()
             (directory / name).chmod(mode)
         with daemon(directory, "--trace", "trace"):
-            for name in ("pid", "trace"):
-                assert mode_of(directory / name) == 0o600
+            assert mode_of(directory / "trace") == 0o600
+            assert mode_of(directory / "pid") == mode
+
+    def test_a_refused_start_changes_no_mode(self, directory: Path) -> None:
+        """[ADDR-10] The file may be anybody's, as it is not ours."""
+        path = directory / "passwd"
+        path.write_text("root:x:0:0::/root:/bin/sh\n")
+        path.chmod(0o644)
+        refusal(1, "-a", "bus", "-p", "passwd", cwd=directory)
+        assert mode_of(path) == 0o644
 
     @needs_root
-    @pytest.mark.parametrize("option", ["-p", "--trace"])
     def test_mode_that_cannot_be_changed(
-        self, directory: Path, option: str, capfd: pytest.CaptureFixture[str]
+        self, directory: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         """[TRACE-1] [RUN-1] The line names the file, which stays as it is."""
         directory.chmod(0o777)
         file = directory / "file"
         file.touch()
         file.chmod(0o666)  # root's, which is another than the server's user
-        arguments = ("-a", f"{directory}/bus", option, str(file))
+        arguments = ("-a", f"{directory}/bus", "--trace", str(file))
         with Forked(drop_privileges, *arguments) as server:
             assert server.wait() == b""
             assert server.end() == 1
