@@ -103,10 +103,11 @@ def server_page() -> str:
     """Return the page of sbusd, whose parser is seen as it prints its help."""
     parsers: list[argparse.ArgumentParser] = []
 
-    def note(parser: argparse.ArgumentParser) -> None:
+    def note(parser: argparse.ArgumentParser) -> str:
         parsers.append(parser)
+        return ""
 
-    help_ = mock.patch("argparse.ArgumentParser.print_help", note)
+    help_ = mock.patch("argparse.ArgumentParser.format_help", note)
     with help_, contextlib.suppress(SystemExit):
         sbus.parse_options(["--help"])
     body = [".SH OPTIONS", *items(parsers[0])]

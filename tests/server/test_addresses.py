@@ -238,7 +238,7 @@ class TestAddress:
         for options in ([], ["-u", str(os.getuid())]):
             with RealBus(directory, *options, address=ABSTRACT) as bus:
                 outputs.append(bus.output)
-                start = bus.log().splitlines()[-1]
+                start = bus.log().split("start ")[-1]
                 assert ("any user may connect" in start) == (not options)
         with daemon(directory, address=ABSTRACT) as server:
             outputs.append(server.output)
