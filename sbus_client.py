@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import enum
 import errno
+import functools
 import json
 import mmap
 import os
@@ -36,33 +38,23 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar, Union, cast
 
 __version__ = "0.3.0"
+# fmt: off
 __all__ = [
-    "AddressError",
-    "AsyncClient",
-    "Client",
-    "ControlMessage",
-    "Credentials",
-    "Disconnected",
-    "Message",
-    "PacketError",
-    "PacketTooLarge",
-    "Reconnected",
-    "Request",
-    "SbusError",
-    "default_address",
-    "owner_of",
-    "parse_request",
+    "AddressError", "AsyncClient", "Client", "ControlMessage", "Credentials",
+    "Disconnected", "Message", "PacketError", "PacketTooLarge", "Reconnected",
+    "Request", "SbusError", "TimedOut", "default_address", "matches",
+    "owner_of", "parse_request",
 ]
+# fmt: on
 
 
-# =============================================================================
-# Errors
-# =============================================================================
+# ==== 1. Errors ==============================================================
 
 
 class SbusError(Exception):
@@ -77,34 +69,32 @@ class Disconnected(SbusError, ConnectionError):
     """There is no server (*errno* is that of connect(2)), or it has left."""
 
 
-class PacketTooLarge(SbusError, ValueError):
-    """A packet does not fit: nothing was sent, or a received one is lost."""
-
-
 class PacketError(SbusError, ValueError):
     """A server would refuse a key or pattern, or sent a malformed packet."""
 
 
-def malformed(what: str, text: bytes) -> PacketError:
+class PacketTooLarge(SbusError, ValueError):
+    """A packet does not fit: nothing was sent, or a received one is lost."""
+
+
+class TimedOut(SbusError, TimeoutError):
+    """The time of a call is over: it has sent or received nothing."""
+
+
+def malformed(thing: str, text: bytes) -> PacketError:
     """Return the error that shows what a server has sent."""
-    return PacketError(f"the server sent {what}: {text[:80]!r}")
+    return PacketError(f"the server sent {thing}: {text[:80]!r}")
 
 
-# =============================================================================
-# Packets
-# =============================================================================
+# ==== 2. Packets =============================================================
 
 PACKET_BYTES_MAX = 409_600
 KEY_BYTES_MAX = 4_096
 SEGMENTS_MAX = 64
-HEADS_MAX = 1_024  # remembered
-HEAD_BYTES_MAX = 256  # of those
+HEADS_MAX = 1_024  # that a client remembers, of packets that it publishes
 WHOAMI = b"!/cred/whoami"
 STATS = b"stats"
 MODES = (b"blocking/", b"order/", b"echo/")
-SECRET = b"!/cred/"
-FIELDS = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/")
-SECRETS = re.compile(rb"(?:^|(?<=/))" + FIELDS.pattern)
 
 
 class Message(NamedTuple):
@@ -122,7 +112,7 @@ class ControlMessage(NamedTuple):
 
 
 class Reconnected(ControlMessage):
-    """A notice of the client itself: after it had no bus, one has answered.
+    """A notice of the client itself: it was without a bus, and is back.
 
     Its subscriptions and modes are in force.  It has missed what others
     published meanwhile; what it sent last may be lost.  The fields are empty.
@@ -145,8 +135,8 @@ def to_bytes(text: Text) -> bytes:
     if isinstance(text, str):
         text = text.encode()
     elif not isinstance(text, bytes):
-        what = f"a key or pattern is str or bytes, not {type(text).__name__}"
-        raise TypeError(what)
+        kind = type(text).__name__
+        raise TypeError(f"a key or pattern is str or bytes, not {kind}")
     if b"\0" in text:
         raise PacketError(f"{text!r}: a key cannot hold a NUL byte")
     return text
@@ -158,8 +148,8 @@ def payload_bytes(payload: Payload) -> bytes:
         return bytes(memoryview(payload))
     except TypeError:
         kind = type(payload).__name__
-        what = f"a payload is bytes, not {kind}: encode it"
-        raise TypeError(what) from None
+        text = f"a payload is bytes, not {kind}: encode it"
+        raise TypeError(text) from None
 
 
 def control_packet(key: Text, payload: Payload) -> bytes:
@@ -168,35 +158,59 @@ def control_packet(key: Text, payload: Payload) -> bytes:
     return b"CMSG " + to_bytes(key) + (b"\0" + content if content else b"")
 
 
-def parse_head(head: bytes) -> tuple[type[Received], bytes]:
-    """Return what kind of packet begins so, and its key [CLIENT-2]."""
-    word, space, key = head.partition(b" ")
-    if space and word in (b"MSG", b"CMSG"):
-        return Message if word == b"MSG" else ControlMessage, key
-    raise malformed("a malformed packet", head)
+def publish_head(key_bytes_max: int, segments_max: int, key: Text) -> bytes:
+    """Return what a publish packet has before its payload [CLIENT-1]."""
+    return b"MSG " + checked(key, key_bytes_max, segments_max) + b"\0"
 
 
-class Heads(dict[Any, Any]):
-    """What a function makes of short texts, which often come again."""
+def checked(text: Text, key_bytes_max: int, segments_max: int) -> bytes:
+    """Return a key or pattern as bytes, if a server takes it [KEY-4]."""
+    text = to_bytes(text)
+    fault = ""
+    if len(text) > key_bytes_max:
+        fault = f"{len(text)} bytes, over {key_bytes_max}"
+    elif (count := text.count(b"/") + 1) > segments_max:
+        fault = f"{count} segments, over {segments_max}"
+    elif b"!" in text:
+        rest = RUNS.sub(b"", text) if FIELDS.match(text) else text
+        if b"!" in rest.split(b"/"):
+            fault = "a segment '!', which is reserved for secrets"
+    if fault:
+        raise PacketError(f"{text[:80]!r} has {fault}")
+    return text
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
-        self._make = make
 
-    def __missing__(self, text: Text) -> Any:
-        made = self._make(text)
-        if len(text) <= HEAD_BYTES_MAX:
-            if len(self) >= HEADS_MAX:
-                self.clear()
-            self[text] = made
-        return made
+# ==== 3. Patterns, credentials and requests ==================================
+
+SECRET = b"!/cred/"
+FIELDS = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/")
+RUNS = re.compile(rb"(?:^|(?<=/))" + FIELDS.pattern)
+OVERFLOW_ID = b"65534"  # the kernel's stand-in for an id of another namespace
 
 
-parsed_heads = Heads(parse_head)
+def matches(pattern: Text, key: Text) -> bool:
+    """Return whether a pattern selects a key that this client received.
+
+    A program with several patterns asks which of them a message is for.  A
+    secret key is for secret patterns alone [CRED-10], where an empty field
+    is any number: the server has let only our own pass [CRED-6].
+    """
+    key = to_bytes(key)
+    pattern = to_bytes(pattern)
+    if pattern.startswith(SECRET) != key.startswith(SECRET):
+        return False
+
+    form = re.escape(pattern).replace(rb"\*", rb"[^/]*(?=/|\Z)")  # [MATCH-2]
+    if pattern[-1:] in (b"", b"/"):
+        form += b".*"  # [MATCH-3] [MATCH-4]
+    if pattern.startswith(SECRET):
+        form = RUNS.sub(any_for_empty, form)
+    return bool(re.fullmatch(form, key, re.DOTALL))  # [MATCH-1]
 
 
-# =============================================================================
-# Credentials and requests
-# =============================================================================
+def any_for_empty(run: re.Match[bytes]) -> bytes:
+    """Return the fields of a secret pattern, any number for an empty one."""
+    return b"!/cred/%b/%b/%b/" % tuple(f or b"[0-9]*" for f in run.groups())
 
 
 class Credentials(NamedTuple):
@@ -236,9 +250,9 @@ def owner_of(key: bytes) -> Credentials:
 def credentials_of(answer: Received) -> Credentials:
     """Return what whoami has answered.  Raises: PacketError [CRED-2]."""
     with contextlib.suppress(PacketError):
-        found = owner_of(answer.payload + b"/x")
-        if found.path == answer.payload:
-            return found
+        credentials = owner_of(answer.payload + b"/x")
+        if credentials.path == answer.payload:
+            return credentials
     raise malformed("malformed credentials", answer.payload)
 
 
@@ -264,13 +278,13 @@ def parse_request(message: Received) -> Request | None:
     return None
 
 
-# =============================================================================
-# Addresses and time
-# =============================================================================
+# ==== 4. Addresses and time ==================================================
 
 ABSTRACT = "/dev/unix/abstract/"
+INHERITED = "/dev/fd/"
 ABSTRACT_BYTES = 108
 PATH_BYTES_MAX = 107
+Address = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 Timeout = Union[float, None]  # in seconds, or for ever
 End = Union[float, None]  # when a timeout is over, by the monotonic clock
 
@@ -315,19 +329,24 @@ def socket_name(address: str) -> bytes:
         digits = address[len(ABSTRACT) :]
         if re.fullmatch("00([0-9a-fA-F]{2}){0,107}", digits):
             return bytes.fromhex(digits).ljust(ABSTRACT_BYTES, b"\0")
-        what = "2 to 216 hexadecimal digits, an even number that begins with"
-        raise AddressError(f"{address!r}: after {ABSTRACT} come {what} 00")
+        form = "2 to 216 hexadecimal digits, an even number that begins with"
+        raise AddressError(f"{address!r}: after {ABSTRACT} come {form} 00")
+
     name = os.fsencode(address)
     if 1 <= len(name) <= PATH_BYTES_MAX and b"\0" not in name:
         return name
-    what = f"a path has 1 to {PATH_BYTES_MAX} bytes, none NUL"
-    raise AddressError(f"{address!r}: {what}")
+    form = f"a path has 1 to {PATH_BYTES_MAX} bytes, none NUL"
+    raise AddressError(f"{address!r}: {form}")
 
 
 def open_socket(address: str) -> socket.socket:
-    """Return a socket that is connected to a server, if it is not busy."""
-    if address.startswith("/dev/fd/"):
-        return inherited_socket(address[len("/dev/fd/") :])
+    """Return a socket that is connected to a server.
+
+    Raises: AddressError; Disconnected, with EAGAIN if the server is busy.
+    """
+    if address.startswith(INHERITED):
+        return inherited_socket(address[len(INHERITED) :])
+
     name = socket_name(address)
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -337,8 +356,6 @@ def open_socket(address: str) -> socket.socket:
         return wire
     except OSError as error:
         wire.close()
-        if isinstance(error, BlockingIOError):
-            raise
         raise no_bus(address, error) from None
 
 
@@ -359,60 +376,92 @@ def inherited_socket(number: str) -> socket.socket:
 
 def no_bus(address: str, failed: OSError) -> Disconnected:
     """Return the error that tells why connect(2) failed, and what to do."""
-    what = {
+    cause = {
         errno.ENOENT: "nothing is there",
         errno.ECONNREFUSED: "no server listens there",
         errno.EPROTOTYPE: "another kind of socket is there",
     }.get(failed.errno or 0, str(failed.strerror))
-    what += "; start sbusd, or give its address"
+    text = f"{cause}; start sbusd, or give its address"
     if failed.errno == errno.EACCES:
-        what = "its server does not let this user in: see its -g, -o and -u"
-    error = Disconnected(f"no bus at {address}: {what}")
+        text = "its server does not let this user in: see its -g, -o and -u"
+    error = Disconnected(f"no bus at {address}: {text}")
     error.errno = failed.errno
     return error
 
 
-# =============================================================================
-# What both clients share: a connection that never waits
-# =============================================================================
+# ==== 5. What both clients share: a connection that never waits ==============
+#
+# How Client and AsyncClient share their code: what may have to wait is a
+# coroutine of Connection, and suspends in _sleep and _turn alone.  AsyncClient
+# awaits it.  In Client these two never suspend, since _sleep itself waits; so
+# run() finishes a coroutine in one step, as if it were a function.  All else
+# never waits: a method whose name begins with _try returns False instead.
+# A call that waits has a waiter, and whoever has something for it wakes it.
 
-KEPT_BYTES_MAX = 1 << 26  # beside an answer
-KEPT_OVERHEAD_BYTES = 256  # of each message
+KEPT_BYTES_MAX = 1 << 26  # of messages that came before an answer
+KEPT_OVERHEAD_BYTES = 256  # what Python needs for each of them
 REQUEST_SECONDS = 5.0  # in which somebody is to answer
-STATS_SECONDS = 10.0  # in which the server is to
-RECONNECT_SECONDS_MIN = 0.05  # before the second try; doubled up to
-RECONNECT_SECONDS_MAX = 5.0
+STATS_SECONDS = 10.0  # in which the server is to answer
+# The pauses between tries to connect grow from one to the other, which is
+# small, since a try costs some 10 us where nothing is there
+RECONNECT_SECONDS_MIN = 0.05
+RECONNECT_SECONDS_MAX = 0.5
 RESTORE_SECONDS = 0.01  # until there may be room for more subscriptions
 LARGE_BYTES = 1 << 16  # to copy more takes longer than some calls
 SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
-BUSY = "too many clients connect at once"
-FULL = "the server takes nothing (a slow reader, or it is stopped)"
-SILENT = "the server does not answer"
 CLOSED = "this client is closed"
+NOT_CONNECTED = "not connected: use async with, or connect()"
+ASK_AGAIN = "the bus at {} was lost before it answered: ask again"
+TOO_LARGE = "a packet of {} bytes is above the limit of {} bytes"
+NO_BUFFER = """a packet of {} bytes does not fit into the kernel's largest \
+send buffer (net.core.wmem_max)"""
+LOST_PACKET = "a packet of {} bytes was received and lost; the limit is {}"
+ANOTHERS = "{!r} is another's secret: this client is {}"
+NAMELESS = "no secrets and no requests: the server knows this client as {}"
+GOODBYE = """the server at {} closed the connection: it stopped, or refused \
+this client; its log says why, and names pid {}"""
+FORKED = """this client belongs to process {}, which forked: make another \
+one in each process"""
+READ, WRITE = select.POLLIN, select.POLLOUT
 # Plain numbers: to combine those of the module takes longer than send
 SEND = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 TRUNC = int(socket.MSG_DONTWAIT | socket.MSG_TRUNC)
 
 
-Answer = list[Any]  # what a question waits for: a packet, or an error
+class State(enum.Enum):
+    """What a connection has.
+
+    NEW becomes UP by connecting.  With *reconnect*, UP becomes LOST when the
+    bus has gone; LOST becomes RESTORING when another lets the client in; and
+    that UP once it is told all subscriptions and modes, or else LOST again.
+    """
+
+    NEW = "not connected yet"
+    UP = "connected"
+    LOST = "without a bus"
+    RESTORING = "subscribing again"
+    CLOSED = "closed"
+
+
+UP = State.UP  # before Python 3.12, to look it up takes long
+
+
+class Answer:
+    """What a question waits for: a packet, or why none will come."""
+
+    outcome: Received | str = ""
+    waiter: Any = None  # of the call that waits for it
 
 
 class Connection:
-    """What Client and AsyncClient share; only their _wait waits.
+    """What Client and AsyncClient share."""
 
-    A method whose name begins with _try raises BlockingIOError if it would
-    have to wait.
-
-    With *reconnect*, a client is lost from when it finds that it has no bus
-    until the kernel has taken, for another one, all that a bus has to know.
-    Until then that connection is _fresh, and what it has yet to be told is
-    _unsent.  Then it takes the descriptor of the old one.
-    """
+    _why_closed = CLOSED  # if the constructor fails
 
     def __init__(
         self,
-        address: str | os.PathLike[str] | None = None,
+        address: Address | None = None,
         *,
         timeout: Timeout = None,
         reconnect: bool = False,
@@ -422,50 +471,95 @@ class Connection:
     ) -> None:
         if address is None:  # [ADDR-1]
             address = os.environ.get("SBUS_ADDRESS") or default_address()
-        self.address = address = os.fspath(address)
-        if reconnect and address.startswith("/dev/fd/"):
-            raise AddressError("a descriptor cannot reconnect")
+        self.address = os.fsdecode(address)
         self.reconnect = reconnect
+        if reconnect and self.address.startswith(INHERITED):
+            raise AddressError("a descriptor cannot reconnect")
         self.packet_bytes_max = packet_bytes_max
         self.key_bytes_max = key_bytes_max
         self.segments_max = segments_max
+
+        # The socket keeps its descriptor when it is connected to another bus
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(None)
+        self._fd = self.socket.fileno()
+        self._receive_into = self.socket.recv_into
         # [CLIENT-5] The largest packet fits; unused, it takes no memory
         self._buffer = mmap.mmap(-1, max(packet_bytes_max, LARGE_BYTES))
-        self._receive_into = self.socket.recv_into  # it stays the same
-        self._heads = Heads(self._publish_head)
-        self._lock = threading.RLock()  # for all but a first try to publish
+        head_of = functools.partial(publish_head, key_bytes_max, segments_max)
+        self._head_of = functools.lru_cache(HEADS_MAX)(head_of)
+
+        # The lock is for all but a first try to publish.  Its owner may take
+        # it again, as a signal handler that closes may interrupt the owner
+        self._lock = threading.RLock()
+        self._bus = State.NEW  # see _state
+        self._why_closed = ""
         self._pid = os.getpid()
         self._own_path = b""  # what whoami would say, as far as is known
+
         # What came and was not received yet, and what is still to come
         self._kept: deque[Received] = deque()
         self._kept_bytes = 0
         self._questions: deque[tuple[bytes, Answer | None]] = deque()
         self._replies: dict[bytes, Answer] = {}  # by reply key
         self._reply_keys = b""  # what those begin with
-        # What another server has to know
+
+        # The waiters: all with what they wait for, and for messages in line
+        self._waiting: dict[Any, Answer | int] = {}
+        self._receivers: deque[Any] = deque()
+
+        # What another bus has to know, and the way to it
         self._patterns: Counter[bytes] = Counter()
         self._modes: dict[bytes, None] = {}  # the last sent is the last
-        # The state of the connection
-        self._why_closed = "not connected: use async with, or connect()"
-        self._is_lost = False
-        self._fresh: socket.socket | None = None
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[bytes] = deque()  # while RESTORING
         self._greeting: Answer | None = None  # of a bus that is found again
+        self._is_switching = False  # the descriptor
         self._next_try = 0.0  # to connect, by the monotonic clock
         self._pause = 0.0  # after that
+        connections.add(self)
         self._begin(timeout)
+
+    # ---- What each client does in its own way
 
     def _begin(self, timeout: Timeout) -> None:
         """Prepare to wait; connect, or keep the timeout for connect."""
-        raise NotImplementedError
+
+    def _waiter(self) -> Any:
+        """Return a waiter, which is hashable."""
+
+    def _release(self, waiter: Any) -> None:
+        """Take back a waiter, which nobody wakes any more."""
+
+    def _wake(self, waiter: Any) -> None:
+        """Have the call of a waiter look again."""
+
+    async def _sleep(self, waiter: Any, event: int, left: Timeout) -> None:
+        """Wait to be woken, for an event of the socket, or to try again."""
+
+    async def _turn(self) -> None:
+        """Let other tasks run now and then."""
+
+    def _changed(self) -> None:
+        """Note a change of the state, or of whether anything is kept."""
+
+    # ---- The state
+
+    @property
+    def _state(self) -> State:
+        # Closing is a mark of its own that nothing takes back, since a signal
+        # handler may close in the midst of any other change
+        return State.CLOSED if self._why_closed else self._bus
+
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        return f"<{kind} at {self.address!r}: {self._state.value}>"
 
     def retry_in(self) -> float | None:
         """Return the seconds to the next try, or None while there is a bus."""
-        if not self._is_lost:
+        if self._bus is UP or self._state in (State.NEW, State.CLOSED):
             return None
-        return RESTORE_SECONDS if self._fresh else left_of(self._next_try)
+        is_fresh = self._bus is State.RESTORING
+        return RESTORE_SECONDS if is_fresh else left_of(self._next_try)
 
     def close(self) -> None:
         """Leave the bus, which still delivers what was published [CONN-6].
@@ -473,54 +567,83 @@ class Connection:
         A call that waits in another thread or task raises Disconnected.
         """
         with self._lock:
-            if self._why_closed == CLOSED:
+            if self._why_closed:
                 return
-            self._why_closed, self._is_lost = CLOSED, False
+            self._why_closed = CLOSED
             self._changed()
-            if self._pid == os.getpid():  # or our parent would lose it, too
-                with contextlib.suppress(OSError):
-                    self.socket.shutdown(socket.SHUT_RDWR)
-            self.socket.close()
-            if self._fresh:
-                self._fresh.close()
+            self._wake_all()
+            if not self._is_switching:  # else _try_open closes it
+                self._close_socket()
 
-    async def _wait(self, event: int, end: End, what: str) -> None:
-        """Wait for an event of poll(2), a change, or until it is time to try.
+    def _close_socket(self) -> None:
+        if self._pid == os.getpid():  # or our parent would lose it, too
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
 
-        Raises: TimeoutError, which says *what*, at *end*; Disconnected.
+    def _check_open(self) -> None:
+        """Raise Disconnected unless there is a bus, or one is looked for."""
+        if self._why_closed:
+            raise Disconnected(self._why_closed) from None
+        if self._bus is State.NEW:
+            raise Disconnected(NOT_CONNECTED) from None
+
+    # ---- Waiting
+
+    async def _wait(
+        self, event: int, end: End, text: str, answer: Answer | None = None
+    ) -> None:
+        """Wait until the call may go on, or it is time to try to connect.
+
+        It waits for an answer; or READ for a message, or WRITE for room.
+        Raises: TimedOut, which says *text*, at *end*; Disconnected.
         """
-        raise NotImplementedError
+        left = left_of(end)
+        if left == 0:
+            raise self._timed_out(text)
+        waiter = self._waiter()
+        try:
+            with self._lock:
+                # First, or a signal handler that closes now would wake nobody
+                self._waiting[waiter] = answer or event
+                self._check_open()
+                if answer:
+                    answer.waiter = waiter
+                elif event == READ:
+                    self._receivers.append(waiter)
+                may_receive = event == READ and self._kept
+            if not (answer.outcome if answer else may_receive):
+                await self._sleep(waiter, event, left)
+        finally:
+            with self._lock:
+                self._waiting.pop(waiter, None)
+                if waiter in self._receivers:
+                    self._receivers.remove(waiter)
+            self._release(waiter)
 
-    async def _turn(self) -> None:
-        """Let other tasks run now and then."""
-
-    def _changed(self) -> None:
-        """Note that something is kept, answered, lost, found or closed."""
-        raise NotImplementedError
-
-    def _late(self, what: str) -> TimeoutError:
+    def _timed_out(self, text: str) -> TimedOut:
         """Return the error that tells what has not happened in time."""
-        if self._is_lost and self.reconnect:
-            what = "there is no bus"
-        return TimeoutError(f"{what} at {self.address}")
+        if self.reconnect and self.retry_in() is not None:
+            text = "there is no bus"
+        return TimedOut(f"{text} at {self.address}")
 
-    # Packets: what a server would refuse is told before it is sent
+    def _wake_receiver(self) -> None:
+        """Wake the call that waits longest for a message, with the lock."""
+        if self._receivers:
+            self._wake(self._receivers.popleft())
 
-    def _checked(self, text: Text) -> bytes:
-        """Return a key or pattern as bytes, if a server takes it [KEY-4]."""
-        text = to_bytes(text)
-        count, segments, why = len(text), text.count(b"/") + 1, ""
-        if count > self.key_bytes_max:
-            why = f"{count} bytes, over {self.key_bytes_max}"
-        elif segments > self.segments_max:
-            why = f"{segments} segments, over {self.segments_max}"
-        elif b"!" in text:
-            rest = SECRETS.sub(b"", text) if FIELDS.match(text) else text
-            if b"!" in rest.split(b"/"):
-                why = "a segment '!', which is reserved for secrets"
-        if why:
-            raise PacketError(f"{text[:80]!r} has {why}")
-        return text
+    def _wake_all(self) -> None:
+        for waiter in list(self._waiting):
+            self._wake(waiter)
+
+    def _give(self, answer: Answer | None, outcome: Received | str) -> None:
+        """Give an answer to the call that waits for it, if one still does."""
+        if answer and not answer.outcome:
+            answer.outcome = outcome
+            if answer.waiter:
+                self._wake(answer.waiter)
+
+    # ---- Packets: what a server would refuse is told before it is sent
 
     def _pattern(self, text: Text) -> bytes:
         """Return a pattern as bytes, unless it is another's secret [CRED-4].
@@ -528,52 +651,50 @@ class Connection:
         Until whoami has told our credentials, this process's own numbers
         count, unless the server is in another process namespace.
         """
-        pattern = self._checked(text)
+        pattern = checked(text, self.key_bytes_max, self.segments_max)
         start = max(0, self._own_path.rfind(SECRET))
-        own = self._own_path[start:].split(b"/")[2:]
+        numbers = self._own_path[start:].split(b"/")[2:]
         fields = FIELDS.match(pattern, start)
-        if fields and pattern.rfind(SECRET) == start:  # no other prefix
-            for field, number in zip(fields.groups(), own):
-                if field not in (b"", number):
-                    raise PacketError(
-                        f"{pattern[:80]!r} is another's secret: this client is"
-                        f" {self._own_path.decode()}"
-                    )
+        if fields and numbers and pattern.rfind(SECRET) == start:
+            path = self._own_path.decode()
+            if any(
+                f not in (b"", n) for f, n in zip(fields.groups(), numbers)
+            ):
+                raise PacketError(ANOTHERS.format(pattern[:80], path))
+            if numbers[2] == b"0" or OVERFLOW_ID in numbers[:2]:  # [CRED-8]
+                raise PacketError(NAMELESS.format(path))
         return pattern
-
-    def _publish_head(self, key: Text) -> bytes:
-        """Return what a publish packet has before its payload [CLIENT-1]."""
-        return b"MSG " + self._checked(key) + b"\0"
 
     def _publication(self, key: Text, payload: Payload) -> bytes:
         """Return a publish packet [PUB-1]."""
-        return self._publish_head(key) + payload_bytes(payload)
+        return self._head_of(to_bytes(key)) + payload_bytes(payload)
 
-    # Sending
+    # ---- Sending
 
-    def _try_send(self, packet: bytes, answer: Answer | None) -> None:
+    def _try_publish(self, key: Text, payload: Payload) -> bool:
+        """Publish if all is as usual; without the lock, since it is quick."""
+        try:
+            packet: bytes = self._head_of(key) + payload
+            if len(packet) <= self.packet_bytes_max and self._bus is UP:
+                self.socket.send(packet, SEND)
+                return True
+        except (OSError, TypeError, BufferError, BytesWarning):
+            pass  # try with more care; the last is what python3 -bb raises
+        return False
+
+    def _try_send(self, packet: bytes, answer: Answer | None) -> bool:
         """Send a packet; what another bus has to know may wait for one."""
-        if len(packet) > self.packet_bytes_max and not self._why_closed:
-            raise PacketTooLarge(
-                f"a packet of {len(packet)} bytes is above the limit of"
-                f" {self.packet_bytes_max} bytes"
-            )
         word, _, rest = packet.partition(b" ")
         key = rest.partition(b"\0")[0]
         is_mode = word == b"CMSG" and key.startswith(MODES)
-        stays = is_mode or word in (b"SUB", b"UNSUB")  # a server remembers it
+        is_remembered = is_mode or word in (b"SUB", b"UNSUB")
         with self._lock:
-            while not (stays and self._is_lost):
-                if self._is_lost:
-                    self._try_connect()
-                try:
-                    self._write(self.socket, packet)
-                    break
-                except OSError as error:
-                    self._lose(error)
-            else:
-                if self._fresh:
-                    self._unsent.insert(-1, packet)  # before the greeting
+            self._check_open()
+            if len(packet) > self.packet_bytes_max:
+                text = TOO_LARGE.format(len(packet), self.packet_bytes_max)
+                raise PacketTooLarge(text)
+            if not self._try_write(packet, is_remembered):
+                return False
             if word == b"SUB":
                 self._patterns[key] += 1
             elif word == b"UNSUB":
@@ -584,56 +705,88 @@ class Connection:
                 self._modes[packet] = None
             elif word == b"CMSG" and key in (WHOAMI, STATS):
                 self._questions.append((key, answer))
+        return True
 
-    def _write(self, wire: socket.socket, packet: bytes) -> None:
+    def _try_write(self, packet: bytes, is_remembered: bool) -> bool:
+        """Give a packet to the kernel, or leave it to the next connection."""
+        while self._bus is UP or not is_remembered:
+            if self._bus is not UP and not self._try_connect():
+                return False
+            try:
+                self._write(packet)
+                return True
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                self._lose(error)
+        if self._bus is State.RESTORING:
+            self._unsent.insert(-1, packet)  # before the greeting
+        return True
+
+    def _write(self, packet: bytes) -> None:
         """Send a packet, with a larger send buffer if need be [CLIENT-3]."""
         option = (socket.SOL_SOCKET, socket.SO_SNDBUF)
         try:
-            wire.send(packet, SEND)
+            self.socket.send(packet, SEND)
         except OSError as error:
             if error.errno != errno.EMSGSIZE:
                 raise
             size = len(packet) + SOCKET_OVERHEAD_BYTES
-            wire.setsockopt(*option, (size + 1) // 2)  # the kernel doubles it
-            if wire.getsockopt(*option) < size:
-                raise PacketTooLarge(
-                    f"a packet of {len(packet)} bytes does not fit into the"
-                    " kernel's largest send buffer (net.core.wmem_max)"
-                ) from None
-            self._write(wire, packet)
+            # The kernel doubles it
+            self.socket.setsockopt(*option, (size + 1) // 2)
+            if self.socket.getsockopt(*option) < size:
+                raise PacketTooLarge(NO_BUFFER.format(len(packet))) from None
+            self._write(packet)
 
-    # Receiving
+    # ---- Receiving
 
-    def _ready(self) -> Received | None:
-        """Return what is there for receive, if anything is."""
-        if self._kept:
-            return self._take()
-        try:
-            if not self.reconnect:
-                return self._read()
-            with self._lock:  # another thread may just find the bus lost
-                return None if self._kept else self._read()
-        except OSError:
-            return None  # _receive meets it again
-
-    def _try_keep(self) -> None:
-        """Keep what comes next for receive, unless it is an answer."""
+    def _take(self) -> Received | None:
+        """Return the first that is kept, if anything is, and remove it."""
         with self._lock:
-            if self._is_lost:
+            self._check_open()
+            if not self._kept:
+                return None
+            received = self._kept.popleft()
+            self._kept_bytes -= len(received.payload) + KEPT_OVERHEAD_BYTES
+            if not self._kept:
+                self._changed()
+            return received
+
+    def _keep(self, received: Received) -> None:
+        """Keep something for receive, and wake a call that waits for it."""
+        self._kept.append(received)
+        self._kept_bytes += len(received.payload) + KEPT_OVERHEAD_BYTES
+        self._changed()
+        self._wake_receiver()
+        if self._kept_bytes > KEPT_BYTES_MAX:
+            self._wake_all()
+
+    def _try_step(self) -> bool:
+        """Read a packet, for whomever it is, or go on to find a bus."""
+        with self._lock:
+            if self._bus is not UP:
+                self._check_open()
                 return self._try_connect()
             try:
                 if received := self._read():
                     self._keep(received)
+            except BlockingIOError:
+                return False
             except OSError as error:
                 self._lose(error)
+            return True
 
     def _read(self) -> Received | None:
-        """Return the next packet, or None if it is an answer [CLIENT-6]."""
+        """Return the next packet, or None if it was an answer [CLIENT-6].
+
+        Raises: PacketError; PacketTooLarge; OSError, also at the end.
+        """
         buffer = self._buffer
         try:
             size = self._receive_into(buffer, 0, TRUNC)
         except ConnectionResetError:
             return self._read()  # the last packets come next
+
         if size < LARGE_BYTES:
             head, nul, payload = buffer[:size].partition(b"\0")
             if not nul:
@@ -644,147 +797,154 @@ class Connection:
             end = max(0, buffer.find(b"\0", 0, size))
             head, payload = buffer[:end], buffer[end + 1 : size]
         else:
-            raise PacketTooLarge(
-                f"a packet of {size} bytes was received and lost; the limit"
-                f" is {len(buffer)} bytes"
-            )
-        kind, key = parsed_heads[head]
-        received: Received = new_tuple(kind, (key, payload))
-        if kind is Message and not self._reply_keys:
-            return received
-        with self._lock:  # another thread may just be asking
-            return None if self._is_answer(received) else received
+            raise PacketTooLarge(LOST_PACKET.format(size, len(buffer)))
 
-    def _is_answer(self, received: Received) -> bool:
-        """Give an answer to its question; return whether it is one."""
-        key, answer = received.key, None
-        if type(received) is Message:
-            if not key.startswith(self._reply_keys):
-                return False
-            answer = self._replies.pop(key, None)
+        if head[:4] == b"MSG ":
+            message = new_tuple(Message, (head[4:], payload))
+            if not self._reply_keys or not self._answer_request(message):
+                return message
+        elif head[:5] == b"CMSG ":
+            control = ControlMessage(head[5:], payload)
+            if not self._answer_question(control):
+                return control
         else:
-            if key not in [asked for asked, _ in self._questions]:
-                return False
-            while self._questions[0][0] != key:  # a server may not know it
-                self._questions.popleft()
-            _, answer = self._questions.popleft()
-            if key == WHOAMI:
-                self._own_path = received.payload
-            if answer is None:  # control has asked
-                return False
-            if answer is self._greeting:
-                self._keep(Reconnected(b"", b""))
-        if answer == []:
-            answer.append(received)
-            self._changed()
+            raise malformed("a malformed packet", head)
+        return None
+
+    def _answer_request(self, message: Message) -> bool:
+        """Give a message to its request; return whether it is an answer."""
+        if not message.key.startswith(self._reply_keys):
+            return False
+        self._give(self._replies.pop(message.key, None), message)
         return True
 
-    def _keep(self, received: Received) -> None:
-        """Keep something for receive."""
-        self._kept.append(received)
-        self._kept_bytes += len(received.payload) + KEPT_OVERHEAD_BYTES
+    def _answer_question(self, received: ControlMessage) -> bool:
+        """Give a control message to its question; return if it is for one."""
+        key = received.key
+        if key not in [asked for asked, _ in self._questions]:
+            return False
+        while self._questions[0][0] != key:  # a server may not know it
+            self._questions.popleft()
+        _, answer = self._questions.popleft()
+        if key == WHOAMI:
+            with contextlib.suppress(PacketError):
+                self._own_path = credentials_of(received).path
+        if not answer:  # control has asked
+            return False
+        if answer is self._greeting:
+            self._keep(Reconnected(b"", b""))
+        self._give(answer, received)
+        return True
+
+    # ---- Losing the bus, and finding another
+
+    def _become(self, state: State) -> None:
+        self._bus = state
         self._changed()
-
-    def _take(self) -> Received:
-        """Return the first that is kept, and keep it no longer."""
-        with self._lock:
-            if self._why_closed:
-                raise Disconnected(self._why_closed)
-            received = self._kept.popleft()
-            self._kept_bytes -= len(received.payload) + KEPT_OVERHEAD_BYTES
-            if not self._kept:
-                self._changed()
-            return received
-
-    # Losing the bus, and finding another
+        self._wake_all()
 
     def _lose(self, error: OSError) -> None:
-        """Begin to have no bus, and keep what it has left; or raise."""
+        """Begin to have no bus, and keep what it has left; or raise.
+
+        Every error of the socket comes here; of a closed one it says so.
+        """
         if error.errno not in GONE:
             raise error
-        if self._why_closed:
-            raise Disconnected(self._why_closed) from None
+        self._check_open()
         if not self.reconnect:
-            raise Disconnected(
-                f"the server at {self.address} closed the connection: it"
-                " stopped, or refused this client; its log says why, and"
-                f" names pid {self._pid}"
-            ) from None
+            text = GOODBYE.format(self.address, self._pid)
+            raise Disconnected(text) from None
+
         with contextlib.suppress(OSError):
             while True:
                 with contextlib.suppress(PacketError, PacketTooLarge):
                     if received := self._read():
                         self._keep(received)
-        self._is_lost, self._greeting = True, Answer()
-        self._changed()
-        what = f"the bus at {self.address} was lost before it answered"
         asked = [answer for _, answer in self._questions]
         for answer in (*asked, *self._replies.values()):
-            if answer == []:
-                answer.append(Disconnected(f"{what}: ask again"))
+            self._give(answer, ASK_AGAIN.format(self.address))
         self._questions.clear()
+        self._greeting = Answer()
         if time.monotonic() - self._next_try > RECONNECT_SECONDS_MAX:
             self._pause = 0.0  # that bus has lasted for some time
+        self._become(State.LOST)
 
-    def _try_connect(self) -> None:
-        """Take a step towards another connection; return once it is up."""
-        if not self._fresh:
-            if (now := time.monotonic()) < self._next_try:
-                raise BlockingIOError
-            self._next_try = now + self._pause * random.uniform(0.5, 1)
-            pause = max(2 * self._pause, RECONNECT_SECONDS_MIN)
-            self._pause = min(pause, RECONNECT_SECONDS_MAX)
+    def _try_connect(self) -> bool:
+        """Take a step towards another bus; return whether it is there.
+
+        Raises: Disconnected if none may come.
+        """
+        with self._lock:
+            if self._bus is State.LOST and not self._try_open():
+                return False
             try:
-                self._fresh = open_socket(self.address)
-            except Disconnected as error:
-                may_come = error.errno in (errno.ENOENT, errno.ECONNREFUSED)
-                if not (self.reconnect and may_come):
-                    raise
-                raise BlockingIOError from None
-            patterns = (b"SUB " + each for each in self._patterns.elements())
-            greeting = [b"CMSG " + WHOAMI] * (self._greeting is not None)
-            self._unsent = deque((*patterns, *self._modes, *greeting))
-        try:
-            while self._unsent:
-                self._write(self._fresh, self._unsent[0])
-                self._unsent.popleft()
-        except ConnectionError:
-            self._fresh.close()
-            self._fresh = None
-            raise BlockingIOError from None
-        fresh, self._fresh = self._fresh, None
-        os.dup2(fresh.fileno(), self.socket.fileno(), inheritable=False)
-        fresh.close()
-        self._is_lost = False
-        option = (socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid, _, _ = struct.unpack("iII", self.socket.getsockopt(*option))
-        if pid and not self._own_path and self.address[:8] != "/dev/fd/":
-            ids = (os.getegid(), os.geteuid(), os.getpid())
-            self._own_path = b"!/cred/%d/%d/%d" % ids
-        if self._greeting is not None:
-            self._questions.append((WHOAMI, self._greeting))
-        self._changed()
+                while self._unsent:
+                    self._write(self._unsent[0])
+                    self._unsent.popleft()
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                self._lose(error)
+                return False
+            if self._greeting:
+                self._questions.append((WHOAMI, self._greeting))
+            self._become(UP)
+            return True
 
-    # Calls: coroutines that suspend in _wait and _turn alone
+    def _try_open(self) -> bool:
+        """Connect the socket, if it is time, and list what to tell."""
+        now = time.monotonic()
+        if now < self._next_try:
+            return False
+        self._next_try = now + self._pause * random.uniform(0.5, 1)
+        pause = max(2 * self._pause, RECONNECT_SECONDS_MIN)
+        self._pause = min(pause, RECONNECT_SECONDS_MAX)
+        try:
+            fresh = open_socket(self.address)
+        except Disconnected as error:
+            may_come = error.errno in (errno.ENOENT, errno.ECONNREFUSED)
+            if error.errno == errno.EAGAIN or (self.reconnect and may_come):
+                return False
+            raise
+
+        option = (socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, _, _ = struct.unpack("iII", fresh.getsockopt(*option))
+        if pid and not self._own_path and INHERITED not in self.address[:8]:
+            ids = (os.getegid(), os.geteuid(), self._pid)
+            self._own_path = b"!/cred/%d/%d/%d" % ids
+        patterns = (b"SUB " + p for p in self._patterns.elements())
+        self._unsent = deque((*patterns, *self._modes))
+        if self._greeting:
+            self._unsent.append(b"CMSG " + WHOAMI)
+
+        self._is_switching = True  # a handler must not free the number now
+        if not self._why_closed:
+            os.dup2(fresh.fileno(), self._fd, inheritable=False)
+        self._is_switching = False
+        fresh.close()
+        self._bus = State.RESTORING
+        if self._why_closed:
+            self._close_socket()
+        return True
+
+    # ---- Calls: coroutines that suspend in _sleep and _turn alone
 
     async def _connect(self, timeout: Timeout) -> None:
         """Connect for the first time; with *reconnect*, perhaps later."""
-        end, why_closed = end_of(timeout), self._why_closed
-        if why_closed == CLOSED:
-            raise Disconnected(CLOSED)
-        self._why_closed, self._is_lost = "", True
+        end = end_of(timeout)
+        if self._why_closed:
+            raise Disconnected(self._why_closed)
+        with self._lock:
+            self._bus = State.LOST
         try:
-            while self._is_lost:
-                try:
-                    self._try_connect()
-                except BlockingIOError:
-                    if self.reconnect:
-                        self._greeting = Answer()
-                        return
-                    await self._wait(select.POLLIN, end, BUSY)
+            while not self._try_connect():
+                if self.reconnect:
+                    self._greeting = Answer()
+                    return
+                await self._wait(READ, end, "too many clients connect at once")
         except BaseException:
-            self._why_closed = self._why_closed or why_closed
-            self._is_lost = False
+            with self._lock:
+                self._bus = State.NEW
             raise
 
     async def _send(
@@ -792,45 +952,28 @@ class Connection:
     ) -> None:
         """Send a packet once there is room, or a bus."""
         end = end_of(timeout)
-        while True:
-            try:
-                return self._try_send(packet, answer)
-            except BlockingIOError:
-                await self._wait(select.POLLOUT, end, FULL)
+        text = "the server takes nothing (a slow reader, or it is stopped)"
+        while not self._try_send(packet, answer):
+            await self._wait(WRITE, end, text)
 
     async def _receive(self, timeout: Timeout) -> Received:
         """Return what comes next."""
         end = end_of(timeout)
-        while not self._kept:
-            await self._keep_next(end, "nothing came")
-        return self._take()
-
-    async def _keep_next(self, end: End, what: str) -> None:
-        """Keep what comes next, or wait for it."""
         try:
-            self._try_keep()
-            await self._turn()
-        except BlockingIOError:
-            await self._wait(select.POLLIN, end, what)
+            while not (received := self._take()):
+                await self._go_on(end, "nothing came")
+            return received
+        except BaseException:
+            with self._lock:
+                if self._kept:  # this call may have been woken for it
+                    self._wake_receiver()
+            raise
 
     async def _ask(self, key: bytes, timeout: Timeout) -> Received:
         """Return the server's answer to a question."""
         end, answer = end_of(timeout), Answer()
         await self._send(b"CMSG " + key, timeout, answer)
-        return await self._awaited(answer, end, SILENT)
-
-    async def _awaited(self, answer: Answer, end: End, what: str) -> Received:
-        """Return an answer; keep all else that comes before it."""
-        while not answer:
-            if self._kept_bytes > KEPT_BYTES_MAX:
-                count = f"{len(self._kept):,} messages"
-                what = f"{count} came before an answer: receive them first"
-                raise SbusError(what)
-            await self._keep_next(end, what)
-        received: Received | SbusError = answer[0]
-        if isinstance(received, SbusError):
-            raise received
-        return received
+        return await self._outcome(answer, end, "the server does not answer")
 
     async def _request(
         self, key: Text, payload: Payload, timeout: Timeout
@@ -840,23 +983,66 @@ class Connection:
         content = b"\0" + payload_bytes(payload)
         if not self._reply_keys or self._reply_keys not in self._patterns:
             path = credentials_of(await self._ask(WHOAMI, timeout)).path
-            self._reply_keys = self._reply_keys or path + random_part() + b"/"
+            keys = self._reply_keys or path + random_part() + b"/"
+            self._reply_keys = self._pattern(keys)
             await self._send(b"SUB " + self._reply_keys, left_of(end))
         reply_key = self._reply_keys[:-1] + random_part()
-        packet = self._publication(key, reply_key + content)
         self._replies[reply_key] = answer
         try:
-            await self._send(packet, left_of(end))
-            name = to_bytes(key).decode(errors="backslashreplace")
-            what = f"nobody answered {name!r} within {timeout or 0:g} s"
-            return (await self._awaited(answer, end, what)).payload
+            if not self._try_publish(key, reply_key + content):
+                packet = self._publication(key, reply_key + content)
+                await self._send(packet, left_of(end))
+            try:
+                return (await self._outcome(answer, end, "")).payload
+            except TimedOut:
+                name = to_bytes(key).decode(errors="backslashreplace")
+                text = f"nobody answered {name!r} within {timeout or 0:g} s"
+                raise self._timed_out(text) from None
         finally:
             self._replies.pop(reply_key, None)
 
+    async def _outcome(self, answer: Answer, end: End, text: str) -> Received:
+        """Return an answer; keep all else that comes before it."""
+        while not answer.outcome:
+            if self._kept_bytes > KEPT_BYTES_MAX:
+                count = f"{len(self._kept):,} messages"
+                text = f"{count} came before an answer: receive them first"
+                raise SbusError(text)
+            await self._go_on(end, text, answer)
+        if isinstance(answer.outcome, str):
+            raise Disconnected(answer.outcome)
+        return answer.outcome
 
-# =============================================================================
-# The client
-# =============================================================================
+    async def _go_on(
+        self, end: End, text: str, answer: Answer | None = None
+    ) -> None:
+        """Take a step, or wait until one can be taken."""
+        # An answer to a question that was just sent can hardly be there yet
+        is_too_early = answer and not answer.waiter and left_of(end) != 0
+        if not is_too_early and self._try_step():
+            await self._turn()
+        else:
+            await self._wait(READ, end, text, answer)
+
+
+# A child process would read, from the same socket, what is for its parent
+
+connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def close_after_fork() -> None:
+    """Close the clients of the parent in a child process."""
+    for client in connections:
+        client._lock = threading.RLock()  # a thread that is gone may own it
+        if not client._why_closed:
+            client._why_closed = FORKED.format(client._pid)
+            client.socket.close()
+
+
+os.register_at_fork(after_in_child=close_after_fork)
+
+
+# ==== 6. The client ==========================================================
 
 Result = TypeVar("Result")
 Call = Callable[..., Coroutine[Any, Any, Result]]
@@ -871,6 +1057,50 @@ def run(call: Call[Result], *arguments: Any) -> Result:
     raise AssertionError("it suspended")
 
 
+class Bell:
+    """The waiter of a thread: a descriptor that anybody may make readable.
+
+    To ring takes no lock, so a signal handler may do it, whatever the thread
+    is about to do.
+    """
+
+    fds: tuple[int, ...] = ()  # none, if a signal ends the constructor
+
+    def __init__(self, wire_fd: int) -> None:
+        if sys.version_info >= (3, 10):
+            self.fds = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),)
+        else:
+            self.fds = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._is_rung = False
+        # Three ways to wait for it: alone, or with an event of the socket
+        self._polls = {event: select.poll() for event in (0, READ, WRITE)}
+        for event, poll in self._polls.items():
+            poll.register(self.fds[0], select.POLLIN)
+            if event:
+                poll.register(wire_fd, event)
+
+    def __del__(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+    def ring(self) -> None:
+        if not self._is_rung:
+            self._is_rung = True
+            os.write(self.fds[-1], b"\1" * 8)  # an eventfd takes 8 bytes
+
+    def silence(self) -> None:
+        if self._is_rung:
+            self._is_rung = False
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.fds[0], 64)
+
+    def wait(self, event: int, seconds: Timeout) -> None:
+        """Wait for the bell, or for an event of the socket."""
+        if seconds is not None:
+            seconds = 1000 * min(seconds, 1e6)  # poll(2) takes 24 days
+        self._polls[event].poll(seconds)
+
+
 class Client(Connection):
     """A connection to a bus.
 
@@ -883,13 +1113,12 @@ class Client(Connection):
 
     Keys and patterns are bytes, or str that is sent as UTF-8.  A timeout is
     in seconds, None for ever; with 0 a call does not wait.  A call that
-    raises TimeoutError has sent or received nothing.
+    raises TimedOut, which is a TimeoutError, has sent or received nothing.
 
     A client is a context manager and an iterator over what it receives.  It
     has fileno() for select, poll and epoll, and *socket* for all else.  Any
-    thread may send and close, but only one at a time may receive, which
-    whoami, sync, stats and request also do.  Only the process that made a
-    client can use it, not one that fork(2) makes.
+    thread may do anything, and a signal handler may close.  Only the process
+    that made a client can use it, not one that fork(2) makes.
 
         with select.epoll() as epoll:
             epoll.register(bus, select.EPOLLIN)
@@ -902,14 +1131,17 @@ class Client(Connection):
     the client is closed; PacketTooLarge for a packet above the limit;
     PacketError for a key or pattern that a server would refuse, or for a
     malformed packet, which is skipped; and TypeError.
-    Raises: TimeoutError; AddressError; Disconnected if there is no server.
+    Raises: TimedOut; AddressError; Disconnected if there is no server.
     """
 
+    # A client has one bell, at which its calls wait, and one more for each
+    # further thread that waits at the same time
+
     def _begin(self, timeout: Timeout) -> None:
-        self._closing = threading.Event()
+        self._idle_bells = [Bell(self._fd)]
         self._epoll: select.epoll | None = None  # for fileno
-        self._bell = -1  # what is always readable, for what is kept
-        self._watched: set[int] = set()  # of the socket and the bell
+        self._kept_bell: Bell | None = None  # in it, rung while any is kept
+        self._is_watched = False  # in it: the socket
         try:
             run(self._connect, timeout)
         except BaseException:
@@ -938,14 +1170,8 @@ class Client(Connection):
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
         """Publish a message [PUB-1]."""
-        try:
-            packet: bytes = self._heads[key] + payload
-            if len(packet) <= self.packet_bytes_max:
-                self.socket.send(packet, SEND)
-                return
-        except (OSError, TypeError, BufferError, BytesWarning):
-            pass  # try with more care; the last is what python3 -bb raises
-        run(self._send, self._publication(key, payload), timeout)
+        if not self._try_publish(key, payload):
+            run(self._send, self._publication(key, payload), timeout)
 
     def control(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
@@ -956,15 +1182,20 @@ class Client(Connection):
     def receive(self, timeout: Timeout = None) -> Received:
         """Return the next message or control message.
 
-        Raises: TimeoutError; Disconnected when all is read [CLIENT-6].
+        Raises: TimedOut; Disconnected when all is read [CLIENT-6].
         """
-        return self._ready() or run(self._receive, timeout)
+        try:
+            with self._lock:
+                received = self._take() if self._kept else self._read()
+        except OSError:
+            received = None  # _receive meets it again
+        return received or run(self._receive, timeout)
 
     def whoami(self, timeout: Timeout = None) -> Credentials:
         """Return the credentials that the server knows this client by.
 
         It keeps for receive what else arrives [CRED-12] [CLIENT-8].
-        Raises: TimeoutError; SbusError if that is too much; Disconnected, even
+        Raises: TimedOut; SbusError if that is too much; Disconnected, even
         with *reconnect*, if the bus is lost meanwhile: ask again.
         """
         return credentials_of(run(self._ask, WHOAMI, timeout))
@@ -979,7 +1210,7 @@ class Client(Connection):
     def stats(self, timeout: Timeout = STATS_SECONDS) -> dict[str, Any]:
         """Return the counts of the server, by the names of [CTL-5].
 
-        Raises: as whoami; TimeoutError also if this server has no counts.
+        Raises: as whoami; TimedOut also if this server has no counts.
         """
         return dict(json.loads(run(self._ask, STATS, timeout).payload))
 
@@ -994,7 +1225,7 @@ class Client(Connection):
         The request's payload is the key for the answer, NUL, and *payload*.
         This client stays subscribed to the keys of its answers, and drops an
         answer that comes too late [CRED-10].
-        Raises: as whoami; TimeoutError also if nobody answers.
+        Raises: as whoami; TimedOut also if nobody answers.
         """
         return run(self._request, key, payload, timeout)
 
@@ -1015,53 +1246,51 @@ class Client(Connection):
             if self._why_closed:
                 return -1
             if not self._epoll:
-                self._bell, other_end = os.pipe()
-                os.close(other_end)  # so it is at its end, and readable
+                self._kept_bell = Bell(self._fd)
                 self._epoll = select.epoll()
+                self._epoll.register(self._kept_bell.fds[0], select.EPOLLIN)
                 self._changed()
             return self._epoll.fileno()
 
-    async def _wait(self, event: int, end: End, what: str) -> None:
-        left = left_of(end)
-        if left == 0:
-            raise self._late(what)
-        seconds = min(left or 1e6, 1e6)  # poll(2) takes 24 days
-        with self._lock:
-            if self._why_closed:
-                raise Disconnected(self._why_closed)
-            fd = os.dup(self.socket.fileno())  # which close leaves alone
-            pause = self.retry_in()
-        try:
-            if pause is None:
-                poll = select.poll()
-                poll.register(fd, event)
-                poll.poll(1000 * seconds)
-            else:
-                self._closing.wait(min(seconds, pause))
-        finally:
-            os.close(fd)
-
     def _changed(self) -> None:
-        """Have the descriptor of fileno tell of what is there or kept."""
-        if self._why_closed == CLOSED:
-            self._closing.set()
-            if self._epoll:
-                self._epoll.close()
-                os.close(self._bell)
-        elif self._epoll:
-            readable = set() if self._is_lost else {self.socket.fileno()}
-            if self._kept:
-                readable.add(self._bell)
-            for fd in self._watched - readable:
-                self._epoll.unregister(fd)
-            for fd in readable - self._watched:
-                self._epoll.register(fd, select.EPOLLIN)
-            self._watched = readable
+        if not (self._epoll and self._kept_bell):
+            return
+        if self._kept or self._why_closed:
+            self._kept_bell.ring()
+        else:
+            self._kept_bell.silence()
+        has_bus = self._state is UP
+        if has_bus != self._is_watched:
+            self._is_watched = has_bus
+            with contextlib.suppress(OSError):  # a handler may close just now
+                if has_bus:
+                    self._epoll.register(self._fd, select.EPOLLIN)
+                else:
+                    self._epoll.unregister(self._fd)
+
+    def _waiter(self) -> Bell:
+        try:
+            bell = self._idle_bells.pop()
+        except IndexError:
+            bell = Bell(self._fd)
+        return bell
+
+    def _release(self, waiter: Bell) -> None:
+        waiter.silence()
+        self._idle_bells.append(waiter)
+
+    def _wake(self, waiter: Bell) -> None:
+        waiter.ring()
+
+    async def _sleep(self, waiter: Bell, event: int, left: Timeout) -> None:
+        pause = self.retry_in()
+        if pause is None:
+            waiter.wait(event, left)
+        else:
+            waiter.wait(0, pause if left is None else min(left, pause))
 
 
-# =============================================================================
-# The client for asyncio
-# =============================================================================
+# ==== 7. The client for asyncio ==============================================
 
 CALLS_PER_TURN = 64  # that need not wait, before other tasks have a turn
 
@@ -1084,20 +1313,21 @@ class AsyncClient(Connection):
     received, and a packet is sent whole or not at all.
     """
 
-    # All tasks that wait share one future, which is set when something
-    # changes: then each looks for itself, and the first reads for all.
+    # The waiter of a task is a future.  As long as any task waits for a packet
+    # the loop reads for all of them, from one reader.  The loop has but a weak
+    # reference to a client, so that one which a program drops is closed
 
     def _begin(self, timeout: Timeout) -> None:
         self._timeout = timeout
         self._loop: Any = None  # once it is connected
-        self._change: Any = None  # the future, if any task waits
+        self._watched: set[int] = set()  # events that the loop looks for
         self._calls = 0  # since other tasks had a turn
 
     async def connect(self) -> AsyncClient:
         """Connect, and return this client.  Raises: as Client."""
         import asyncio  # which takes long, and others do without
 
-        if self._why_closed:
+        if self._state in (State.NEW, State.CLOSED):
             self._loop = asyncio.get_running_loop()
             await self._connect(self._timeout)
         return self
@@ -1107,6 +1337,10 @@ class AsyncClient(Connection):
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if not self._why_closed:
+            self.close()
 
     def __aiter__(self) -> AsyncClient:
         """Return an iterator over what receive returns, without an end."""
@@ -1127,16 +1361,10 @@ class AsyncClient(Connection):
     ) -> None:
         """As Client.publish, once the kernel has room for it [PUB-1]."""
         self._calls += 1
-        if self._calls >= CALLS_PER_TURN:
+        if self._calls > CALLS_PER_TURN:
             await self._turn()
-        try:
-            packet: bytes = self._heads[key] + payload
-            if len(packet) <= self.packet_bytes_max:
-                self.socket.send(packet, SEND)
-                return
-        except (OSError, TypeError, BufferError, BytesWarning):
-            pass  # as in Client.publish
-        await self._send(self._publication(key, payload), timeout)
+        if not self._try_publish(key, payload):
+            await self._send(self._publication(key, payload), timeout)
 
     async def control(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
@@ -1147,9 +1375,13 @@ class AsyncClient(Connection):
     async def receive(self, timeout: Timeout = None) -> Received:
         """As Client.receive [CLIENT-6] [CLIENT-5]."""
         self._calls += 1
-        if self._calls >= CALLS_PER_TURN:
+        if self._calls > CALLS_PER_TURN:
             await self._turn()
-        return self._ready() or await self._receive(timeout)
+        try:
+            received = self._take() if self._kept else self._read()
+        except OSError:
+            received = None  # _receive meets it again
+        return received or await self._receive(timeout)
 
     __anext__ = receive
 
@@ -1189,35 +1421,84 @@ class AsyncClient(Connection):
             self._calls = 0
             await asyncio.sleep(0)
 
-    async def _wait(self, event: int, end: End, what: str) -> None:
-        import asyncio
+    def _waiter(self) -> Any:
+        return self._loop.create_future()
 
-        left = left_of(end)
-        if left == 0:
-            raise self._late(what)
-        if self._why_closed:
-            raise Disconnected(self._why_closed)
-        if not self._change:
-            self._change = self._loop.create_future()
-        waits = [s for s in (left, self.retry_in()) if s is not None]
-        if not self._is_lost:
-            is_sender = event == select.POLLOUT
-            add = self._loop.add_writer if is_sender else self._loop.add_reader
-            add(self.socket, self._changed)
-        await asyncio.wait([self._change], timeout=min(waits, default=None))
+    def _wake(self, waiter: Any) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    async def _sleep(self, waiter: Any, event: int, left: Timeout) -> None:
+        self._watch(event)
+        late = 1e9 if left is None else left
+        timer = self._loop.call_later(late, self._wake, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+
+    # ---- What the loop does for all tasks that wait
+
+    def _watch(self, event: int) -> None:
+        """Have the loop tell of an event, or without a bus when to try."""
+        pause = self.retry_in()
+        if pause is not None:
+            event = 0
+        if event not in self._watched:
+            self._watched.add(event)
+            weak = weakref.ref(self)
+            if event == READ:
+                self._loop.add_reader(self._fd, on_event, weak, event)
+            elif event == WRITE:
+                self._loop.add_writer(self._fd, on_event, weak, event)
+            else:
+                self._loop.call_later(pause, on_event, weak, event)
+
+    def _unwatch(self, *events: int) -> None:
+        for event in self._watched.intersection(events):
+            self._watched.remove(event)
+            if event == READ:
+                self._loop.remove_reader(self._fd)
+            elif event == WRITE:
+                self._loop.remove_writer(self._fd)
 
     def _changed(self) -> None:
-        """Have all tasks that wait look for themselves."""
-        if self._change:
-            self._loop.remove_reader(self.socket)
-            self._loop.remove_writer(self.socket)
-            self._change.set_result(None)
-            self._change = None
+        if self._state is not UP:
+            self._unwatch(READ, WRITE)
+
+    def _is_awaited(self) -> bool:
+        """Return whether a task waits for a packet."""
+        asks = self._replies or any(answer for _, answer in self._questions)
+        may_keep = self._kept_bytes <= KEPT_BYTES_MAX
+        return bool(self._receivers or asks and may_keep)
+
+    def _on_event(self, event: int) -> None:
+        """Read for all, or wake those who wait for room or a bus."""
+        if event != READ or not self._is_awaited():
+            self._unwatch(event)
+            for waiter, awaited in list(self._waiting.items()):
+                if awaited == event or not event:
+                    self._wake(waiter)
+            return
+        try:
+            for _ in range(CALLS_PER_TURN):
+                if not (self._is_awaited() and self._try_step()):
+                    break
+        except (PacketError, PacketTooLarge) as error:
+            waiter = next(iter(self._receivers or self._waiting), None)
+            if waiter and not waiter.done():
+                waiter.set_exception(error)
+        except (SbusError, OSError):
+            self._wake_all()  # each meets the error for itself
 
 
-# =============================================================================
-# The command line
-# =============================================================================
+def on_event(weak: Callable[[], AsyncClient | None], event: int) -> None:
+    """Pass on what the loop tells, unless the client has been dropped."""
+    if client := weak():
+        client._on_event(event)
+
+
+# ==== 8. The command line ====================================================
 
 PATTERNS = """the keys to select: '*' matches up to the next '/', and a final
 '/' all that follows it; 'a/*' selects a/b but not a/b/c, 'a/' selects both;

@@ -162,11 +162,11 @@ def takes_what_was_cut(trunc):
 
 
 @broken("largest-packet-to-send", "Client._write")
-def does_not_raise_its_buffer(write, bus, wire, packet):
-    room = wire.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+def does_not_raise_its_buffer(write, bus, packet):
+    room = bus.socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     if len(packet) > room:
         raise PacketTooLarge(f"more than {room} bytes")
-    write(bus, wire, packet)
+    write(bus, packet)
 
 
 if __name__ == "__main__":
