@@ -9,14 +9,25 @@
         for message in bus:
             print(message.key, message.payload)
 
-    python3 sbus_client.py sub 'sensors/*/temp'
-    python3 sbus_client.py pub sensors/1/temp 21.5
-
 This file needs CPython 3.9 or later on Linux and nothing else, not even the
 server's file: copy it.  The command `sbus` has more; it is in tools/.  An id
 in brackets, as in [CLIENT-6], names a rule of the specification in spec/.
 
 Licence: ISC, see LICENSE.
+
+From a shell:
+
+    sbus_client.py sub PATTERN...         print messages: key, tab, payload
+    sbus_client.py pub KEY [PAYLOAD]      publish; without, standard input
+    sbus_client.py request KEY [PAYLOAD]  print the first answer
+    sbus_client.py whoami                 print the credentials of this client
+
+A '*' in a pattern matches up to the next '/', and a final '/' all that follows
+it: 'a/*' selects a/b but not a/b/c, 'a/' selects both.  Without a pattern, sub
+prints all keys but secrets.  The PAYLOAD - is standard input.  Write -- before
+words that begin with '-'.  SBUS_ADDRESS is the default of -a.  The exit status
+is 1 for an error of the bus, 2 for a wrong command line.  The command sbus, in
+tools/, does more.
 """
 
 from __future__ import annotations
@@ -34,10 +45,10 @@ import re
 import select
 import socket
 import stat
-import struct
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -48,8 +59,8 @@ __version__ = "0.3.0"
 __all__ = [
     "AddressError", "AsyncClient", "Client", "ControlMessage", "Credentials",
     "Disconnected", "Message", "PacketError", "PacketTooLarge", "Reconnected",
-    "Request", "SbusError", "TimedOut", "default_address", "matches",
-    "owner_of", "parse_request",
+    "Request", "RequestFailed", "SbusError", "TimedOut", "default_address",
+    "matches", "owner_of", "parse_request",
 ]
 # fmt: on
 
@@ -81,6 +92,10 @@ class TimedOut(SbusError, TimeoutError):
     """The time of a call is over: it has sent or received nothing."""
 
 
+class RequestFailed(SbusError):
+    """The answer to a request is that it failed, with this text."""
+
+
 def malformed(thing: str, text: bytes) -> PacketError:
     """Return the error that shows what a server has sent."""
     return PacketError(f"the server sent {thing}: {text[:80]!r}")
@@ -91,10 +106,15 @@ def malformed(thing: str, text: bytes) -> PacketError:
 PACKET_BYTES_MAX = 409_600
 KEY_BYTES_MAX = 4_096
 SEGMENTS_MAX = 64
+PATTERNS_MAX = 1_024
 HEADS_MAX = 1_024  # that a client remembers, of packets that it publishes
 WHOAMI = b"!/cred/whoami"
 STATS = b"stats"
-MODES = (b"blocking/", b"order/", b"echo/")
+MODES = b"""blocking/soft/queue blocking/soft/discard blocking/soft/block
+blocking/soft/error blocking/hard/discard blocking/hard/block
+blocking/hard/error order/queue order/stack order/random
+echo/on echo/off""".split()
+CONTROL_KEYS = (*MODES, STATS, WHOAMI)
 
 
 class Message(NamedTuple):
@@ -133,12 +153,12 @@ def to_bytes(text: Text) -> bytes:
     Raises: TypeError; PacketError if it holds a NUL byte [KEY-1].
     """
     if isinstance(text, str):
-        text = text.encode()
+        text = text.encode("utf-8", "surrogateescape")  # as os.fsencode
     elif not isinstance(text, bytes):
         kind = type(text).__name__
         raise TypeError(f"a key or pattern is str or bytes, not {kind}")
     if b"\0" in text:
-        raise PacketError(f"{text!r}: a key cannot hold a NUL byte")
+        raise PacketError(f"{quoted(text)}: a key cannot hold a NUL byte")
     return text
 
 
@@ -153,9 +173,16 @@ def payload_bytes(payload: Payload) -> bytes:
 
 
 def control_packet(key: Text, payload: Payload) -> bytes:
-    """Return a control packet [CTL-1].  Raises: TypeError; PacketError."""
+    """Return a control packet [CTL-1].
+
+    Raises: TypeError; PacketError if no server knows the key [CTL-2].
+    """
     content = payload_bytes(payload)
-    return b"CMSG " + to_bytes(key) + (b"\0" + content if content else b"")
+    key = to_bytes(key)
+    if key not in CONTROL_KEYS:
+        keys = b" ".join(CONTROL_KEYS).decode()
+        raise PacketError(f"{quoted(key)} is none of {keys}")
+    return b"CMSG " + key + (b"\0" + content if content else b"")
 
 
 def publish_head(key_bytes_max: int, segments_max: int, key: Text) -> bytes:
@@ -176,8 +203,29 @@ def checked(text: Text, key_bytes_max: int, segments_max: int) -> bytes:
         if b"!" in rest.split(b"/"):
             fault = "a segment '!', which is reserved for secrets"
     if fault:
-        raise PacketError(f"{text[:80]!r} has {fault}")
+        raise PacketError(f"{quoted(text)} has {fault}")
     return text
+
+
+def printable(text: bytes) -> str:
+    """Return bytes as text for a terminal.
+
+    What is no UTF-8, or cannot be printed, is escaped as in a bytes literal.
+    """
+    decoded = text.decode("utf-8", "surrogateescape")
+    if decoded.isprintable() and "\\" not in decoded:
+        return decoded  # as most are, and quickly
+    return "".join(
+        char
+        if char.isprintable() and char != "\\"
+        else repr(char.encode("utf-8", "surrogateescape"))[2:-1]
+        for char in decoded
+    )
+
+
+def quoted(text: bytes) -> str:
+    """Return the beginning of a key or pattern, for an error."""
+    return f"'{printable(text[:80])}'"
 
 
 # ==== 3. Patterns, credentials and requests ==================================
@@ -185,6 +233,7 @@ def checked(text: Text, key_bytes_max: int, segments_max: int) -> bytes:
 SECRET = b"!/cred/"
 FIELDS = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/")
 RUNS = re.compile(rb"(?:^|(?<=/))" + FIELDS.pattern)
+FAILED = b"/failed"  # ends the key of an answer that tells of a failure
 OVERFLOW_ID = b"65534"  # the kernel's stand-in for an id of another namespace
 
 
@@ -213,6 +262,15 @@ def any_for_empty(run: re.Match[bytes]) -> bytes:
     return b"!/cred/%b/%b/%b/" % tuple(f or b"[0-9]*" for f in run.groups())
 
 
+def doubt_about(pattern: bytes) -> str:
+    """Return why a pattern may select less than was meant, or nothing."""
+    if re.search(rb"\*[^/*]", pattern):  # [MATCH-6]
+        return "selects nothing: '*' ends its segment"
+    if re.search(rb"(^|/)[+#](/|$)|(^|[/.])>$", pattern):  # as elsewhere
+        return "has no wildcard: '*' is one segment, and a final '/' all"
+    return ""
+
+
 class Credentials(NamedTuple):
     """Who the server says a client is [CRED-2].
 
@@ -232,6 +290,13 @@ class Request(NamedTuple):
     key: bytes
     payload: bytes
     reply_key: bytes
+
+    def failed(self) -> Request:
+        """Return the request to reply to with the text of a failure.
+
+        Then its caller gets RequestFailed.
+        """
+        return self._replace(reply_key=self.reply_key + FAILED)
 
 
 def owner_of(key: bytes) -> Credentials:
@@ -318,8 +383,7 @@ def default_address() -> str:
     with contextlib.suppress(FileNotFoundError):  # no server has made it
         status = os.lstat(directory)
         if status.st_uid != uid or status.st_mode & ~0o7700 != stat.S_IFDIR:
-            problem = f"{directory}: not yours alone"
-            raise AddressError(f"{problem}; give an address")
+            raise AddressError(f"{directory} is not yours; give an address")
     return f"{directory}/sbus.socket"
 
 
@@ -363,6 +427,8 @@ def inherited_socket(number: str) -> socket.socket:
     """Return a connected socket; AddressError leaves it to the caller."""
     wire = None
     try:
+        if not number.isdecimal():
+            raise ValueError("not a number")
         wire = socket.socket(fileno=int(number))
         if (wire.family, wire.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
             raise ValueError("not a Unix-domain SEQPACKET socket")
@@ -371,7 +437,8 @@ def inherited_socket(number: str) -> socket.socket:
     except (ValueError, OverflowError, OSError) as error:
         if wire:
             wire.detach()
-        raise AddressError(f"descriptor {number}: {error}") from None
+        cause = getattr(error, "strerror", None) or error
+        raise AddressError(f"descriptor {number}: {cause}") from None
 
 
 def no_bus(address: str, failed: OSError) -> Disconnected:
@@ -402,10 +469,9 @@ KEPT_BYTES_MAX = 1 << 26  # of messages that came before an answer
 KEPT_OVERHEAD_BYTES = 256  # what Python needs for each of them
 REQUEST_SECONDS = 5.0  # in which somebody is to answer
 STATS_SECONDS = 10.0  # in which the server is to answer
-# The pauses between tries to connect grow from one to the other, which is
-# small, since a try costs some 10 us where nothing is there
-RECONNECT_SECONDS_MIN = 0.05
-RECONNECT_SECONDS_MAX = 0.5
+# Between tries to connect, half of it at least: a try costs some 10 us where
+# nothing is there, but a server logs each client that it turns away
+RECONNECT_SECONDS = 0.5
 RESTORE_SECONDS = 0.01  # until there may be room for more subscriptions
 LARGE_BYTES = 1 << 16  # to copy more takes longer than some calls
 SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
@@ -417,10 +483,12 @@ TOO_LARGE = "a packet of {} bytes is above the limit of {} bytes"
 NO_BUFFER = """a packet of {} bytes does not fit into the kernel's largest \
 send buffer (net.core.wmem_max)"""
 LOST_PACKET = "a packet of {} bytes was received and lost; the limit is {}"
-ANOTHERS = "{!r} is another's secret: this client is {}"
+ANOTHERS = "{} is another's secret: this client is {}"
 NAMELESS = "no secrets and no requests: the server knows this client as {}"
 GOODBYE = """the server at {} closed the connection: it stopped, or refused \
 this client; its log says why, and names pid {}"""
+BEHIND = "; this client had not read all that came for {:.1f} s"
+OTHER_LOOP = """this client belongs to another event loop: make one in each"""
 FORKED = """this client belongs to process {}, which forked: make another \
 one in each process"""
 READ, WRITE = select.POLLIN, select.POLLOUT
@@ -469,6 +537,10 @@ class Connection:
         key_bytes_max: int = KEY_BYTES_MAX,
         segments_max: int = SEGMENTS_MAX,
     ) -> None:
+        if socket.socket.__module__ != "socket":
+            raise SbusError(
+                "replaced sockets, as those of gevent, do not work"
+            )
         if address is None:  # [ADDR-1]
             address = os.environ.get("SBUS_ADDRESS") or default_address()
         self.address = os.fsdecode(address)
@@ -515,7 +587,7 @@ class Connection:
         self._greeting: Answer | None = None  # of a bus that is found again
         self._is_switching = False  # the descriptor
         self._next_try = 0.0  # to connect, by the monotonic clock
-        self._pause = 0.0  # after that
+        self._read_all_at = time.monotonic()  # that has come
         connections.add(self)
         self._begin(timeout)
 
@@ -549,6 +621,11 @@ class Connection:
         # Closing is a mark of its own that nothing takes back, since a signal
         # handler may close in the midst of any other change
         return State.CLOSED if self._why_closed else self._bus
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client is closed."""
+        return bool(self._why_closed)
 
     def __repr__(self) -> str:
         kind = type(self).__name__
@@ -623,9 +700,9 @@ class Connection:
 
     def _timed_out(self, text: str) -> TimedOut:
         """Return the error that tells what has not happened in time."""
-        if self.reconnect and self.retry_in() is not None:
-            text = "there is no bus"
-        return TimedOut(f"{text} at {self.address}")
+        has_none = self.reconnect and self.retry_in() is not None
+        reason = "there is no bus" if has_none else text
+        return TimedOut(f"{reason} at {self.address}")
 
     def _wake_receiver(self) -> None:
         """Wake the call that waits longest for a message, with the lock."""
@@ -657,13 +734,23 @@ class Connection:
         fields = FIELDS.match(pattern, start)
         if fields and numbers and pattern.rfind(SECRET) == start:
             path = self._own_path.decode()
-            if any(
-                f not in (b"", n) for f, n in zip(fields.groups(), numbers)
-            ):
-                raise PacketError(ANOTHERS.format(pattern[:80], path))
+            if any(f and f != n for f, n in zip(fields.groups(), numbers)):
+                raise PacketError(ANOTHERS.format(quoted(pattern), path))
             if numbers[2] == b"0" or OVERFLOW_ID in numbers[:2]:  # [CRED-8]
                 raise PacketError(NAMELESS.format(path))
         return pattern
+
+    def _subscription(self, text: Text) -> bytes:
+        """Return a subscribe packet [SUB-1]; warn of a doubtful pattern."""
+        pattern = self._pattern(text)
+        if doubt := doubt_about(pattern):
+            warnings.warn(f"{quoted(pattern)} {doubt}", stacklevel=3)
+        return b"SUB " + pattern
+
+    def _answer(self, asked: Request, payload: Payload) -> bytes:
+        """Return the packet of an answer, whose key never comes again."""
+        head = self._head_of.__wrapped__(asked.reply_key)
+        return head + payload_bytes(payload)
 
     def _publication(self, key: Text, payload: Payload) -> bytes:
         """Return a publish packet [PUB-1]."""
@@ -686,13 +773,16 @@ class Connection:
         """Send a packet; what another bus has to know may wait for one."""
         word, _, rest = packet.partition(b" ")
         key = rest.partition(b"\0")[0]
-        is_mode = word == b"CMSG" and key.startswith(MODES)
+        is_mode = word == b"CMSG" and key in MODES
         is_remembered = is_mode or word in (b"SUB", b"UNSUB")
         with self._lock:
             self._check_open()
             if len(packet) > self.packet_bytes_max:
                 text = TOO_LARGE.format(len(packet), self.packet_bytes_max)
                 raise PacketTooLarge(text)
+            is_full = sum(self._patterns.values()) >= PATTERNS_MAX
+            if word == b"SUB" and is_full:
+                raise PacketError(f"over {PATTERNS_MAX} patterns")
             if not self._try_write(packet, is_remembered):
                 return False
             if word == b"SUB":
@@ -720,7 +810,7 @@ class Connection:
             except OSError as error:
                 self._lose(error)
         if self._bus is State.RESTORING:
-            self._unsent.insert(-1, packet)  # before the greeting
+            self._unsent.append(packet)
         return True
 
     def _write(self, packet: bytes) -> None:
@@ -815,7 +905,8 @@ class Connection:
         """Give a message to its request; return whether it is an answer."""
         if not message.key.startswith(self._reply_keys):
             return False
-        self._give(self._replies.pop(message.key, None), message)
+        reply_key = message.key.removesuffix(FAILED)
+        self._give(self._replies.pop(reply_key, None), message)
         return True
 
     def _answer_question(self, received: ControlMessage) -> bool:
@@ -853,6 +944,9 @@ class Connection:
         self._check_open()
         if not self.reconnect:
             text = GOODBYE.format(self.address, self._pid)
+            behind = time.monotonic() - self._read_all_at
+            if self._patterns and behind > 1:
+                text += BEHIND.format(behind)
             raise Disconnected(text) from None
 
         with contextlib.suppress(OSError):
@@ -865,8 +959,6 @@ class Connection:
             self._give(answer, ASK_AGAIN.format(self.address))
         self._questions.clear()
         self._greeting = Answer()
-        if time.monotonic() - self._next_try > RECONNECT_SECONDS_MAX:
-            self._pause = 0.0  # that bus has lasted for some time
         self._become(State.LOST)
 
     def _try_connect(self) -> bool:
@@ -881,13 +973,14 @@ class Connection:
                 while self._unsent:
                     self._write(self._unsent[0])
                     self._unsent.popleft()
+                if self._greeting:
+                    self._write(b"CMSG " + WHOAMI)
+                    self._questions.append((WHOAMI, self._greeting))
             except BlockingIOError:
                 return False
             except OSError as error:
                 self._lose(error)
                 return False
-            if self._greeting:
-                self._questions.append((WHOAMI, self._greeting))
             self._become(UP)
             return True
 
@@ -896,9 +989,7 @@ class Connection:
         now = time.monotonic()
         if now < self._next_try:
             return False
-        self._next_try = now + self._pause * random.uniform(0.5, 1)
-        pause = max(2 * self._pause, RECONNECT_SECONDS_MIN)
-        self._pause = min(pause, RECONNECT_SECONDS_MAX)
+        self._next_try = now + RECONNECT_SECONDS * random.uniform(0.5, 1)
         try:
             fresh = open_socket(self.address)
         except Disconnected as error:
@@ -907,15 +998,15 @@ class Connection:
                 return False
             raise
 
-        option = (socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid, _, _ = struct.unpack("iII", fresh.getsockopt(*option))
-        if pid and not self._own_path and INHERITED not in self.address[:8]:
+        peer = fresh.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        is_ours = INHERITED not in self.address[:8] and any(
+            peer[:4]
+        )  # its pid
+        if is_ours and not self._own_path:
             ids = (os.getegid(), os.geteuid(), self._pid)
             self._own_path = b"!/cred/%d/%d/%d" % ids
         patterns = (b"SUB " + p for p in self._patterns.elements())
         self._unsent = deque((*patterns, *self._modes))
-        if self._greeting:
-            self._unsent.append(b"CMSG " + WHOAMI)
 
         self._is_switching = True  # a handler must not free the number now
         if not self._why_closed:
@@ -985,7 +1076,8 @@ class Connection:
             path = credentials_of(await self._ask(WHOAMI, timeout)).path
             keys = self._reply_keys or path + random_part() + b"/"
             self._reply_keys = self._pattern(keys)
-            await self._send(b"SUB " + self._reply_keys, left_of(end))
+            if keys not in self._patterns:  # nor has another call asked first
+                await self._send(b"SUB " + keys, left_of(end))
         reply_key = self._reply_keys[:-1] + random_part()
         self._replies[reply_key] = answer
         try:
@@ -993,11 +1085,14 @@ class Connection:
                 packet = self._publication(key, reply_key + content)
                 await self._send(packet, left_of(end))
             try:
-                return (await self._outcome(answer, end, "")).payload
+                reply = await self._outcome(answer, end, "")
             except TimedOut:
-                name = to_bytes(key).decode(errors="backslashreplace")
-                text = f"nobody answered {name!r} within {timeout or 0:g} s"
+                name = quoted(to_bytes(key))
+                text = f"nobody answered {name} within {timeout or 0:g} s"
                 raise self._timed_out(text) from None
+            if reply.key != reply_key:
+                raise RequestFailed(printable(reply.payload))
+            return reply.payload
         finally:
             self._replies.pop(reply_key, None)
 
@@ -1022,6 +1117,7 @@ class Connection:
         if not is_too_early and self._try_step():
             await self._turn()
         else:
+            self._read_all_at = time.monotonic()
             await self._wait(READ, end, text, answer)
 
 
@@ -1067,10 +1163,7 @@ class Bell:
     fds: tuple[int, ...] = ()  # none, if a signal ends the constructor
 
     def __init__(self, wire_fd: int) -> None:
-        if sys.version_info >= (3, 10):
-            self.fds = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),)
-        else:
-            self.fds = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.fds = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._is_rung = False
         # Three ways to wait for it: alone, or with an event of the socket
         self._polls = {event: select.poll() for event in (0, READ, WRITE)}
@@ -1086,7 +1179,7 @@ class Bell:
     def ring(self) -> None:
         if not self._is_rung:
             self._is_rung = True
-            os.write(self.fds[-1], b"\1" * 8)  # an eventfd takes 8 bytes
+            os.write(self.fds[1], b"\1")
 
     def silence(self) -> None:
         if self._is_rung:
@@ -1160,7 +1253,7 @@ class Client(Connection):
 
     def subscribe(self, pattern: Text, timeout: Timeout = None) -> None:
         """Subscribe to a pattern; duplicates count [SUB-1] [SUB-2]."""
-        run(self._send, b"SUB " + self._pattern(pattern), timeout)
+        run(self._send, self._subscription(pattern), timeout)
 
     def unsubscribe(self, pattern: Text, timeout: Timeout = None) -> None:
         """Take back one subscription to an identical pattern [UNSUB-1]."""
@@ -1234,7 +1327,7 @@ class Client(Connection):
     ) -> None:
         """Answer a parsed request, unless no server takes its reply key."""
         with contextlib.suppress(PacketError):
-            self.publish(asked.reply_key, payload, timeout)
+            run(self._send, self._answer(asked, payload), timeout)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable if receive has something.
@@ -1348,7 +1441,7 @@ class AsyncClient(Connection):
 
     async def subscribe(self, pattern: Text, timeout: Timeout = None) -> None:
         """As Client.subscribe [SUB-1] [SUB-2]."""
-        await self._send(b"SUB " + self._pattern(pattern), timeout)
+        await self._send(self._subscription(pattern), timeout)
 
     async def unsubscribe(
         self, pattern: Text, timeout: Timeout = None
@@ -1360,9 +1453,7 @@ class AsyncClient(Connection):
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
         """As Client.publish, once the kernel has room for it [PUB-1]."""
-        self._calls += 1
-        if self._calls > CALLS_PER_TURN:
-            await self._turn()
+        await self._turn()
         if not self._try_publish(key, payload):
             await self._send(self._publication(key, payload), timeout)
 
@@ -1374,9 +1465,7 @@ class AsyncClient(Connection):
 
     async def receive(self, timeout: Timeout = None) -> Received:
         """As Client.receive [CLIENT-6] [CLIENT-5]."""
-        self._calls += 1
-        if self._calls > CALLS_PER_TURN:
-            await self._turn()
+        await self._turn()
         try:
             received = self._take() if self._kept else self._read()
         except OSError:
@@ -1411,7 +1500,7 @@ class AsyncClient(Connection):
     ) -> None:
         """As Client.reply [PUB-1]."""
         with contextlib.suppress(PacketError):
-            await self.publish(asked.reply_key, payload, timeout)
+            await self._send(self._answer(asked, payload), timeout)
 
     async def _turn(self) -> None:
         self._calls += 1
@@ -1422,6 +1511,10 @@ class AsyncClient(Connection):
             await asyncio.sleep(0)
 
     def _waiter(self) -> Any:
+        import asyncio
+
+        if asyncio.get_running_loop() is not self._loop:
+            raise SbusError(OTHER_LOOP)
         return self._loop.create_future()
 
     def _wake(self, waiter: Any) -> None:
@@ -1500,11 +1593,6 @@ def on_event(weak: Callable[[], AsyncClient | None], event: int) -> None:
 
 # ==== 8. The command line ====================================================
 
-PATTERNS = """the keys to select: '*' matches up to the next '/', and a final
-'/' all that follows it; 'a/*' selects a/b but not a/b/c, 'a/' selects both;
-without a pattern, all keys but secrets; quote it"""
-HELP = """exit status: 1 for an error of the bus, 2 for a wrong command line.
-SBUS_ADDRESS is the default of -a.  The command sbus, in tools/, does more."""
 Options = argparse.Namespace
 
 
@@ -1526,22 +1614,6 @@ def discard_output(descriptor: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
-def printable(text: bytes) -> str:
-    """Return bytes as text for a terminal.
-
-    What is no UTF-8, or cannot be printed, is escaped as in a bytes literal.
-    """
-    decoded = text.decode("utf-8", "surrogateescape")
-    if decoded.isprintable() and "\\" not in decoded:
-        return decoded  # as most are, and quickly
-    return "".join(
-        char
-        if char.isprintable() and char != "\\"
-        else repr(char.encode("utf-8", "surrogateescape"))[2:-1]
-        for char in decoded
-    )
-
-
 def show(fields: Sequence[bytes], is_raw: bool = False) -> None:
     """Print fields, with tabs between, or the last one as it is."""
     line = "\t".join(map(printable, fields)).encode() + b"\n"
@@ -1549,15 +1621,18 @@ def show(fields: Sequence[bytes], is_raw: bool = False) -> None:
     sys.stdout.flush()
 
 
-def payload_of(options: Options) -> bytes:
-    """Return the payload that an argument gives, or standard input."""
-    text = options.payload
-    return sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
+def key_and_payload(options: Options, default: str) -> tuple[bytes, bytes]:
+    """Return a key, and a payload or the standard input that it names."""
+    words = [os.fsencode(word) for word in options.words]
+    if not 1 <= len(words) <= 2:
+        refuse("give a KEY and at most one PAYLOAD, in quotes")
+    key, payload = (*words, os.fsencode(default))[:2]
+    return key, sys.stdin.buffer.read() if payload == b"-" else payload
 
 
 def sub(bus: Client, options: Options) -> None:
     """Print each message as a line: its key, a tab, its payload."""
-    for pattern in options.pattern or [""]:
+    for pattern in options.words or [""]:
         bus.subscribe(os.fsencode(pattern))
     end, heard = end_of(options.timeout), 0
     while heard != options.count:
@@ -1565,28 +1640,24 @@ def sub(bus: Client, options: Options) -> None:
             received = bus.receive(left_of(end))
         except TimeoutError:
             if options.count:
-                what = f"heard {heard} of {options.count:g}"
-                raise SbusError(f"out of time: {what}") from None
+                count = f"heard {heard} of {options.count}"
+                raise SbusError(f"out of time: {count}") from None
             return
         if type(received) is Message:
             heard += 1
             show(received, options.raw)
-        elif type(received) is Reconnected:
-            note(f"connected to {bus.address}")
 
 
 def pub(bus: Client, options: Options) -> None:
     """Publish, and wait until the server has handled it."""
-    lines = sys.stdin.buffer if options.lines else [payload_of(options)]
-    for line in lines:
-        payload = line.rstrip(b"\n") if options.lines else line
-        bus.publish(os.fsencode(options.key), payload, options.timeout)
+    key, payload = key_and_payload(options, "-")
+    bus.publish(key, payload, options.timeout)
     bus.sync(options.timeout)
 
 
 def request(bus: Client, options: Options) -> None:
     """Publish a request, and print the payload of the first answer."""
-    key, payload = os.fsencode(options.key), payload_of(options)
+    key, payload = key_and_payload(options, "")
     show([bus.request(key, payload, options.timeout)], options.raw)
 
 
@@ -1595,64 +1666,55 @@ def whoami(bus: Client, options: Options) -> None:
     show([bus.whoami(options.timeout).path])
 
 
-def positive(text: str) -> float:
-    """Return the value of an option.  Raises: ArgumentTypeError."""
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) <= 1e9:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+COMMANDS = {"sub": sub, "pub": pub, "request": request, "whoami": whoami}
+SECONDS = {"pub": 60.0, "request": REQUEST_SECONDS, "whoami": 10.0}
+
+
+def refuse(problem: str) -> NoReturn:
+    """End with the exit status 2 for a wrong command line."""
+    note(f"{problem}; --help lists the options")
+    sys.exit(2)
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a wrong option with one line and the exit status 2."""
+    """Answers a wrong option with one line, and prints help like others."""
 
     def error(self, message: str) -> NoReturn:
-        note(f"{message}; --help lists the options")
-        sys.exit(2)
+        refuse(message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        sys.stdout.write(message)
+        sys.stdout.flush()
 
 
-def option_parser() -> Parser:
-    """Return the parser of the command line."""
-    parser = Parser(prog="sbus_client.py", epilog=HELP)
-    parser.add_argument("--version", action="version", version=__version__)
-    parser.set_defaults(address=None, reconnect=False)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    where = "the bus: a path, /dev/unix/abstract/HEX or /dev/fd/N"
-    for run, wait in (sub, None), (pub, 60), (request, 5), (whoami, 10):
-        text = run.__doc__
-        own = commands.add_parser(run.__name__, help=text, description=text)
-        add = own.add_argument
-        if run is sub:
-            add("pattern", nargs="*", metavar="PATTERN", help=PATTERNS)
-            add("-n", "--count", type=positive, help="end after so many")
-            add("--reconnect", action="store_true", help="wait for the bus")
-        if run in (pub, request):
-            add("key", metavar="KEY", help="the routing key, such as a/b")
-            either = own.add_mutually_exclusive_group().add_argument
-            what, default = "'-' is standard input", "-" if run is pub else ""
-            either("payload", nargs="?", default=default, help=what)
-        if run is pub:
-            either("--lines", action="store_true", help="publish each line")
-        if run in (sub, request):
-            add("--raw", action="store_true", help="print payloads alone")
-        what = f"end after this many seconds{f' ({wait})' if wait else ''}"
-        add("-t", "--timeout", type=positive, default=wait, help=what)
-        # A default here would undo an address before the command
-        add("-a", "--address", default=argparse.SUPPRESS, help=where)
-        own.set_defaults(run=run)
-    parser.add_argument("-a", "--address", help=where)
-    return parser
+def parse(arguments: list[str]) -> Options:
+    """Return what a command line asks for; options may stand anywhere."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = Parser(description=__doc__, formatter_class=layout)
+    add = parser.add_argument
+    add("command", choices=COMMANDS, metavar="COMMAND", help="see above")
+    add("words", nargs="*", metavar="WORD", help="of the command")
+    add("--version", action="version", version=__version__)
+    add("-a", "--address", help="a path, /dev/unix/abstract/HEX, /dev/fd/N")
+    add("-t", "--timeout", type=float, help="end after so many seconds")
+    add("-n", "--count", type=int, help="sub: end after so many messages")
+    add("--raw", action="store_true", help="sub, request: payloads alone")
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_intermixed_args(arguments[:cut])
+    options.words += arguments[cut + 1 :]
+    options.timeout = options.timeout or SECONDS.get(options.command)
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    options = option_parser().parse_args(arguments)
     try:
-        if not (sys.stdin and sys.stdout):
-            raise SbusError("standard input or output is closed")
-        where, waits = options.address, options.reconnect
-        with Client(where, timeout=options.timeout, reconnect=waits) as bus:
-            options.run(bus, options)
+        if not sys.stdout:
+            raise SbusError("standard output is closed")
+        words = sys.argv[1:] if arguments is None else arguments
+        options = parse(list(words))
+        with Client(options.address, timeout=options.timeout) as bus:
+            COMMANDS[options.command](bus, options)
         return 0
     except KeyboardInterrupt:
         return 130
@@ -1660,7 +1722,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(error, BrokenPipeError):  # its reader had enough
             note(error)
         discard_output(1)
-        return 1
+        return 2 if isinstance(error, AddressError) else 1
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from sbus_client import Client, ControlMessage, Disconnected, SbusError
 
-from . import options as shared
-from .options import Options
+from . import shared
+from .shared import Options
 from .stop import leave, run_until_signal
 
 NOBODY = 65_534  # and the process 0: they have no secrets [CRED-8]

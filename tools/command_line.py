@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from sbus_client import SbusError, discard_output
 
-from . import options as shared
+from . import shared
 
 COMMANDS = [
     *("sub", "pub", "request", "reply", "whoami", "ping", "control"),

@@ -5,7 +5,7 @@ The shells ask the command itself what may come next.
 
 from __future__ import annotations
 
-from . import options as shared
+from . import shared
 
 SHELLS = {
     "bash": """\

@@ -9,7 +9,7 @@ import time
 
 from sbus_client import SbusError
 
-from . import options as shared
+from . import shared
 
 QUANTILES = {"minimum": 0, "median": 0.5, "p99": 0.99, "maximum": 1}
 

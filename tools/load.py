@@ -22,8 +22,8 @@ from typing import Any
 
 from sbus_client import Client, SbusError
 
-from . import options as shared
-from .options import Options, amount, number
+from . import shared
+from .shared import Options, amount, number
 
 TIME = struct.Struct("d")
 PARTS = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}

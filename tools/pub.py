@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from sbus_client import Client, PacketError, PacketTooLarge, SbusError
 
-from . import json_lines
-from . import options as shared
+from . import json_lines, shared
 
 INPUT_BYTES = 65_536  # read at once
 JSON_BYTES_MAX = 8  # of a line, for each byte that a packet may have

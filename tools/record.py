@@ -26,9 +26,9 @@ from typing import BinaryIO
 
 from sbus_client import ControlMessage, Message, SbusError, end_of, left_of
 
-from . import options as shared
+from . import shared
 from .json_lines import json_line
-from .options import Options, amount
+from .shared import Options, amount
 from .stop import leave, run_until_signal
 
 SEGMENT_MODE = 0o640  # messages may be nobody else's business

@@ -13,7 +13,7 @@ from sbus_client import (
     printable,
 )
 
-from . import options as shared
+from . import shared
 
 
 @shared.command(

@@ -8,7 +8,7 @@ from typing import Any
 
 from sbus_client import SbusError
 
-from . import options as shared
+from . import shared
 
 COUNTERS = ("published", "delivered", "refused", "discarded", "paused")
 COLUMNS = ("clients", "patterns", *COUNTERS, "backlog_bytes")

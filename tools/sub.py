@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from sbus_client import FIELDS, SECRET, Client, Message, SbusError, printable
 
-from . import options as shared
+from . import shared
 from .json_lines import as_json
 
 # A form prints a message; *when*, if it is told, is in nanoseconds since 1970

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from sbus_client import Message, printable
 
-from . import options as shared
-from .options import Options
+from . import shared
+from .shared import Options
 
 TOP_KEYS_MAX = 10_000  # beyond, the quieter half is forgotten
 HEADING = f"{'MESSAGES/S':>12} {'BYTES/S':>14} {'MESSAGES':>12}  KEY"

@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import sbus
-from tools import command_line, options
+from tools import command_line, shared
 
 SERVER = """
 A server of a simple message bus: processes of several users connect to its
@@ -118,7 +118,7 @@ def server_page() -> str:
 def client_page() -> str:
     """Return the page of sbus, with all its commands."""
     commands = command_line.all_commands()
-    parser, parsers = options.option_parsers(commands)
+    parser, parsers = shared.option_parsers(commands)
     body = [".SH OPTIONS", *items(parser), ".SH COMMANDS"]
     for name, command in commands.items():
         about = parsers[name].description or ""

@@ -76,16 +76,15 @@ class TestSending:
                 (client.subscribe, b"SUB " + key),
                 (client.unsubscribe, b"UNSUB " + key),
                 (client.publish, publish(key)),
-                (client.control, b"CMSG " + key),
             ):
                 call(text)
                 assert server.receive() == packet
         some = memoryview(b"v-\0-w")[::2]
         for payload in b"v\0w", bytearray(b"v\0w"), memoryview(b"v\0w"), some:
             client.publish("k", payload)
-            client.control("k", payload)
+            client.control("echo/on", payload)
             assert server.receive() == b"MSG k\0v\0w"
-            assert server.receive() == b"CMSG k\0v\0w"
+            assert server.receive() == b"CMSG echo/on\0v\0w"
 
     def test_wrong_types(self, ends: Ends) -> None:
         """They are named by a TypeError, and nothing is sent."""
@@ -99,8 +98,8 @@ class TestSending:
         for name in "subscribe", "unsubscribe", "publish", "control":
             with pytest.raises(TypeError, match=what):
                 getattr(client, name)(5)
-        client.control("next")
-        assert ends.server.receive() == b"CMSG next"
+        client.control("echo/on")
+        assert ends.server.receive() == b"CMSG echo/on"
 
     def test_largest_packet(self, ends: Ends) -> None:
         """[LIMIT-1] [CLIENT-3] [CLIENT-5] It passes, but not a byte more."""
@@ -133,7 +132,8 @@ class TestSending:
         count = fill(client, size)
         client.socket.setsockopt(*BUFFER, 0)
         for call in "subscribe", "unsubscribe", "publish", "control", "sync":
-            arguments = () if call == "sync" else ("late",)
+            key = "echo/on" if call == "control" else "late"
+            arguments = () if call == "sync" else (key,)
             with pytest.raises(TimeoutError, match="server takes nothing"):
                 getattr(client, call)(*arguments, timeout=timeout)
         received = [server.receive() for _ in range(count)]

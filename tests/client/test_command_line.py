@@ -17,7 +17,7 @@ from commands import sbus
 from processes import ENVIRONMENT, ROOT, Result, run
 from real_bus import RealBus
 from sbus_client import __version__ as sbus_version
-from tools import command_line, options
+from tools import command_line, shared
 
 FULL = "sbus: [Errno 28] No space left on device\n"
 CLOSED = "sbus: standard input or output is closed\n"
@@ -165,7 +165,7 @@ class TestStreams:
 class TestHelp:
     def test_commands(self) -> None:
         """The help names every command; each has an example to parse."""
-        parser, commands = options.option_parsers(command_line.all_commands())
+        parser, commands = shared.option_parsers(command_line.all_commands())
         text = run("tools", "help").output
         assert text == run("tools", "--help").output
         for name, command in commands.items():

@@ -71,7 +71,6 @@ class TestBoth:
             ([""], [b""]),
             (["-"], [b"one\n\n two \r\nthree"]),
             ([], [b"one\n\n two \r\nthree"]),
-            (["--lines"], [b"one", b"", b" two \r", b"three"]),
             (["--", "-\udcffé"], [b"-\xff\xc3\xa9"]),
         ],
     )

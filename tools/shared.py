@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-import sbus_client
 from sbus_client import (
     PACKET_BYTES_MAX,
     Client,
@@ -169,11 +168,21 @@ def payload(help: str = "'-' is standard input") -> Argument:
     return argument("payload", help, metavar="PAYLOAD", nargs="?")
 
 
-CHOICE = " ".join(sbus_client.PATTERNS.split())
-PATTERNS = argument("pattern", CHOICE, metavar="PATTERN", nargs="*")
-CHOICE = "the keys to select, as for sub; may be repeated; default: all"
-LIST: dict[str, Any] = {"action": "append", "default": []}
-PATTERN_OPTION = argument("--pattern", CHOICE, metavar="PATTERN", **LIST)
+PATTERNS = argument(
+    "pattern",
+    "the keys to select: '*' matches up to the next '/', and a final '/' all"
+    " that follows it; 'a/*' selects a/b but not a/b/c, 'a/' selects both;"
+    " without a pattern, all keys but secrets; quote it",
+    metavar="PATTERN",
+    nargs="*",
+)
+PATTERN_OPTION = argument(
+    "--pattern",
+    "the keys to select, as for sub; may be repeated; default: all",
+    metavar="PATTERN",
+    action="append",
+    default=[],
+)
 COUNT = number("-n --count", "end after N messages")
 DURATION = amount("-t --timeout", "S", "end after S seconds")
 OURS = argparse.SUPPRESS  # a command's own default would undo ours

@@ -1,0 +1,201 @@
+"""Tests of what users of other clients look for, and of advice."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import types
+import warnings
+
+import pytest
+
+import sbus
+import sbus_client
+from client_ends import Ends, Kind, beside, both_ends
+from packets import ANSWER, WHOAMI, publish
+from processes import SECONDS_MAX
+from real_bus import RealBus
+from sbus_client import (
+    Client,
+    Disconnected,
+    PacketError,
+    RequestFailed,
+    SbusError,
+    TimedOut,
+    matches,
+    parse_request,
+)
+
+
+class TestObject:
+    """What a client shows of itself."""
+
+    def test_repr_and_closed(self, bus: RealBus) -> None:
+        """They tell its state; an address may be bytes."""
+        with Client(os.fsencode(bus.path)) as client:
+            assert repr(client) == f"<Client at {bus.path!r}: connected>"
+            assert not client.closed
+        assert repr(client) == f"<Client at {bus.path!r}: closed>"
+        assert client.closed
+        client = Client(bus.path + "-none", reconnect=True)
+        assert repr(client).endswith(": without a bus>")
+        client.close()
+
+    def test_time_that_is_over(self, ends: Ends) -> None:
+        """It is an SbusError, and a TimeoutError."""
+        with pytest.raises(TimedOut) as caught:
+            ends.client.receive(0)
+        assert isinstance(caught.value, SbusError)
+        assert isinstance(caught.value, TimeoutError)
+
+    def test_replaced_sockets(
+        self, bus: RealBus, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One line says that those of another library do not work."""
+        other = type("socket", (socket.socket,), {"__module__": "gevent"})
+        monkeypatch.setattr(socket, "socket", other)
+        with pytest.raises(SbusError, match="gevent, do not work"):
+            Client(bus.path)
+
+
+class TestAdvice:
+    """What is refused or remarked on before it is sent."""
+
+    def test_control_keys(self, ends: Ends) -> None:
+        """[CTL-2] One that no server knows is refused, with those it does."""
+        for key in sbus.CHOICES:
+            ends.client.control(key)
+            assert ends.server.receive() == b"CMSG " + key
+        for wrong in "blocking/soft/discrad", b"ping", "", "echo/":
+            with pytest.raises(PacketError, match="is none of blocking/soft"):
+                ends.client.control(wrong)
+
+    @pytest.mark.parametrize(
+        "pattern, remark",
+        [
+            ("a*b", "'a*b' selects nothing: '*' ends its segment"),
+            ("*a/", "selects nothing"),
+            ("a/+", "'a/+' has no wildcard: '*' is one segment"),
+            ("a/+/b", "has no wildcard"),
+            ("#", "has no wildcard"),
+            ("a/>", "has no wildcard"),
+            ("a.>", "has no wildcard"),
+            ("a*", ""),
+            ("a/*/b*/", ""),
+            ("a/**", ""),
+            ("1+1/#7/>=", ""),
+            ("", ""),
+        ],
+    )
+    def test_doubtful_patterns(
+        self, ends: Ends, pattern: str, remark: str
+    ) -> None:
+        """[MATCH-2] A warning says what one does not do; it is sent."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ends.client.subscribe(pattern)
+            ends.client.unsubscribe(pattern)
+        texts = [str(warning.message) for warning in caught]
+        assert len(texts) == bool(remark)
+        assert all(remark in text for text in texts)
+        assert ends.server.receive() == b"SUB " + pattern.encode()
+
+    def test_patterns(self, ends: Ends) -> None:
+        """[LIMIT-5] One too many is refused, and none is sent."""
+        for number in range(1_024):
+            ends.client.subscribe(f"{number}")
+            assert ends.server.receive() == b"SUB %d" % number
+        with pytest.raises(PacketError, match="over 1024 patterns"):
+            ends.client.subscribe("more")
+        ends.client.unsubscribe("0")
+        ends.client.subscribe("instead")
+        assert ends.server.receive() == b"UNSUB 0"
+        assert ends.server.receive() == b"SUB instead"
+
+    @pytest.mark.parametrize("path", [b"1/2/0", b"65534/2/3", b"1/65534/3"])
+    def test_no_secrets(self, ends: Ends, path: bytes) -> None:
+        """[CRED-8] A client that the server cannot name learns why."""
+        ends.server.send(WHOAMI + b"\0!/cred/" + path)
+        with pytest.raises(PacketError, match="no requests: the server kn"):
+            ends.client.request("k", b"", SECONDS_MAX)
+
+
+def test_matches_as_the_server() -> None:
+    """[MATCH-1] A pattern selects the same keys here as there."""
+    dice = random.Random(53)
+    pieces = ["a", "b", "*", "", "ab", "a*", "*a", "**"]
+    for _ in range(20_000):
+        pattern, key = (
+            "/".join(dice.choices(pieces, k=dice.randrange(1, 5))).encode()
+            for _ in range(2)
+        )
+        expected = sbus.pattern_matches(pattern, key)
+        assert matches(pattern, key) == expected, (pattern, key)
+
+
+@pytest.mark.parametrize(
+    "pattern, is_selected",
+    [
+        ("!/cred/1/2/3/x", True),
+        ("!/cred////", True),
+        ("!/cred//2//x", True),
+        ("!/cred//2//*", True),
+        ("!/cred//7//x", False),
+        ("!/cred////y", False),
+        ("", False),
+        ("*/cred/1/2/3/x", False),
+    ],
+)
+def test_matches_of_secrets(pattern: str, is_selected: bool) -> None:
+    """[CRED-10] A secret key is for secret patterns, and those that leave a
+    number open.
+    """
+    assert matches(pattern, "!/cred/1/2/3/x") == is_selected
+    assert not matches("!/cred////", "x")
+
+
+class TestFailures:
+    """A service that cannot answer says so."""
+
+    def test_request(self, bus: RealBus, kind: Kind) -> None:
+        """Its text is that of the caller's error."""
+
+        def serve() -> None:
+            asked = parse_request(service.receive(SECONDS_MAX))
+            assert asked
+            service.reply(asked.failed(), b"no such lamp")
+            service.sync(SECONDS_MAX)
+
+        with kind(bus.path) as service, Client(bus.path) as client:
+            service.subscribe("lamps")
+            service.sync(SECONDS_MAX)
+            with (
+                beside(serve),
+                pytest.raises(RequestFailed, match="^no such lamp$"),
+            ):
+                client.request("lamps", b"", SECONDS_MAX)
+
+
+class TestDisconnection:
+    def test_what_the_client_knows(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A client that was behind says for how long; another does not."""
+        now = 1_000.0
+        clock = types.SimpleNamespace(monotonic=lambda: now)
+        monkeypatch.setattr(sbus_client, "time", clock)
+        for seconds in 5.1, 0.0:
+            with both_ends(Client) as (client, server):
+                client.subscribe("k")
+                with pytest.raises(TimedOut):
+                    client.receive(0)
+                now += seconds
+                server.send(publish(b"k", b"v"), ANSWER)
+                server.wire.close()
+                client.receive(0)
+                client.receive(0)
+                with pytest.raises(Disconnected) as caught:
+                    client.receive(0)
+            text = "; this client had not read all that came for 5.1 s"
+            assert str(caught.value).endswith(text) == bool(seconds)

@@ -1,0 +1,399 @@
+"""Tests of clients that signal handlers, threads and forks share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from client_ends import Ends, Kind, beside, both_ends, fill
+from packets import ANSWER, WHOAMI, publish
+from processes import SECONDS_MAX
+from real_bus import Peer, RealBus, seqpacket_pair
+from sbus_client import (
+    AsyncClient,
+    Client,
+    Disconnected,
+    Request,
+    SbusError,
+    TimedOut,
+    parse_request,
+)
+
+CLOSED = "^this client is closed$"
+
+
+@contextlib.contextmanager
+def quick_switches() -> Iterator[None]:
+    """Have threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@contextlib.contextmanager
+def interrupted(moment: int, handler: Callable[[], None]) -> Iterator[None]:
+    """Call a handler before the instruction with a number, as signals do.
+
+    It is one of this thread's Python code, also of the standard library.
+    """
+    moments = iter(range(moment, -1, -1))
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(moments, None) == 0:
+            handler()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+WAITS: dict[str, Callable[[Client], object]] = {
+    "receive": lambda client: client.receive(0.0001),
+    "sync": lambda client: client.sync(0.0001),
+    "publish": lambda client: client.publish("k", b"", 0.0001),
+    "request": lambda client: client.request("k", b"", 0.0001),
+    "fileno": lambda client: (client.fileno(), client.receive(0.0001)),
+}
+
+
+class TestHandlers:
+    """A signal handler that closes the client."""
+
+    @pytest.mark.parametrize("name", WAITS)
+    @pytest.mark.parametrize("has_bus", [True, False])
+    def test_close_at_any_moment(
+        self, directory: Path, name: str, has_bus: bool
+    ) -> None:
+        """The call that it interrupts raises Disconnected, or is over.
+
+        It neither hangs nor leaves a descriptor open.
+        """
+        before = len(os.listdir("/proc/self/fd"))
+        moments = range(0, 100_000, 7)  # a wait is of hundreds of them
+        for moment in moments:
+            with contextlib.ExitStack() as stack:
+                if has_bus:
+                    client, _ = stack.enter_context(both_ends(Client))
+                else:
+                    client = Client(str(directory / "bus"), reconnect=True)
+                    stack.enter_context(client)
+                if has_bus and name == "publish":
+                    fill(client)
+                with (
+                    contextlib.suppress(TimedOut),
+                    pytest.raises(Disconnected, match=CLOSED),
+                    interrupted(moment, client.close),
+                ):
+                    WAITS[name](client)
+                    client.receive(0)  # it was over, but perhaps is closed
+                if not client.closed:
+                    break
+        assert moments.index(moment) > 20
+        client = None  # type: ignore[assignment]
+        gc.collect()  # errors hold what they passed through
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+class TestThreads:
+    """Any thread may do anything."""
+
+    @pytest.mark.parametrize("reconnect", [False, True])
+    def test_two_readers(self, bus: RealBus, reconnect: bool) -> None:
+        """Each message goes to one of them, and none is lost."""
+        count = 60_000
+        heard: Counter[bytes] = Counter()
+
+        def read() -> list[bytes]:
+            payloads = []
+            while payload := client.receive(SECONDS_MAX).payload:
+                payloads.append(payload)
+            return payloads
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(quick_switches())
+            client = Client(bus.path, reconnect=reconnect)
+            stack.enter_context(client).subscribe("k")
+            client.sync(SECONDS_MAX)
+            readers = [stack.enter_context(beside(read)) for _ in range(2)]
+            with Client(bus.path) as publisher:
+                for number in range(count):
+                    publisher.publish("k", b"%d" % number)
+                for _ in readers:
+                    publisher.publish("k")
+            for reader in readers:
+                heard.update(reader.result(SECONDS_MAX))
+        assert heard == {b"%d" % number: 1 for number in range(count)}
+
+    def test_what_an_asking_thread_has_kept(self) -> None:
+        """It wakes a thread that waits for messages already."""
+        for _ in range(200):
+            with (
+                both_ends(Client) as (client, server),
+                beside(client.receive, SECONDS_MAX, asleep=True) as received,
+            ):
+                with beside(client.sync, SECONDS_MAX):
+                    assert server.receive() == WHOAMI
+                    server.send(b"MSG k\0v", ANSWER)
+                assert received.result(SECONDS_MAX) == (b"k", b"v")
+
+    @pytest.mark.parametrize("reconnect", [False, True])
+    def test_reader_beside_askers(self, bus: RealBus, reconnect: bool) -> None:
+        """Answers come to those who ask, and all else to the reader."""
+        count = 300
+
+        def serve() -> None:
+            for message in service:
+                if asked := parse_request(message):
+                    service.reply(asked, asked.payload)
+                    service.publish("feed", asked.payload)
+
+        def ask(name: int) -> None:
+            for number in range(count):
+                payload = b"%d/%d" % (name, number)
+                assert client.request("job", payload, SECONDS_MAX) == payload
+
+        def read() -> set[bytes]:
+            wanted = range(3 * count)
+            return {client.receive(SECONDS_MAX).payload for _ in wanted}
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(quick_switches())
+            service = stack.enter_context(Client(bus.path))
+            service.subscribe("job")
+            service.sync(SECONDS_MAX)
+            stop = stack.enter_context(pytest.raises(Disconnected))
+            client = Client(bus.path, reconnect=reconnect)
+            stack.enter_context(client).subscribe("feed")
+            client.sync(SECONDS_MAX)
+            with beside(serve):
+                with contextlib.ExitStack() as askers:
+                    reader = askers.enter_context(beside(read))
+                    for name in range(3):
+                        askers.enter_context(beside(ask, name))
+                assert len(reader.result()) == 3 * count
+                service.close()
+        assert "closed" in str(stop.value)
+
+    def test_close_beside_three_threads(self, directory: Path) -> None:
+        """All of them end, with and without a bus."""
+        calls = [
+            lambda client: client.receive(),
+            lambda client: client.request("k", b"", 0.0005),
+            lambda client: client.publish("k"),
+        ]
+
+        def work(client: Client, call: Callable[[Client], object]) -> None:
+            while True:
+                with contextlib.suppress(TimedOut):
+                    call(client)
+
+        with RealBus(directory) as bus:
+            for number in range(60):
+                address = bus.path + ("-none" if number % 3 == 2 else "")
+                client = Client(address, reconnect=number % 3 > 0)
+                with contextlib.ExitStack() as stack:
+                    for call in calls:
+                        is_told = pytest.raises(Disconnected, match=CLOSED)
+                        stack.enter_context(is_told)
+                        stack.enter_context(beside(work, client, call))
+                    stack.callback(client.close)
+
+
+class TestForks:
+    """A child process has the parent's client, and may not use it."""
+
+    def test_child(self, bus: RealBus, kind: Kind) -> None:
+        """Its calls say what to do; those of the parent go on."""
+        reader, writer = os.pipe()
+        with kind(bus.path) as client:
+            client.subscribe("k")
+            client.sync(SECONDS_MAX)
+            child = os.fork()
+            if not child:
+                try:
+                    client.publish("k", b"of the child")
+                except Disconnected as error:
+                    os.write(writer, str(error).encode())
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+            os.close(writer)
+            with open(reader) as text:
+                assert text.read() == (
+                    f"this client belongs to process {os.getpid()}, which"
+                    " forked: make another one in each process"
+                )
+            client.publish("k", b"of the parent")
+            assert client.receive(SECONDS_MAX).payload == b"of the parent"
+
+
+class TestDropped:
+    """A client that a program forgets to close."""
+
+    def test_descriptors(self, bus: RealBus) -> None:
+        """They are closed at once, without the collector of cycles."""
+
+        def use() -> None:
+            client = Client(bus.path)
+            client.fileno()
+            client.subscribe("k")
+            with pytest.raises(TimedOut):
+                client.request("nobody", b"", 0.001)
+
+        async def use_async() -> None:
+            client = AsyncClient(bus.path)
+            await client.connect()
+            await client.whoami()
+            with pytest.raises(TimedOut):
+                await client.receive(0.001)
+
+        async def use_many() -> list[int]:
+            counts = []
+            for _ in range(5):
+                await use_async()
+                counts.append(len(os.listdir("/proc/self/fd")))
+            return counts
+
+        gc.collect()
+        gc.disable()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
+                counts = []
+                for _ in range(5):
+                    use()
+                    counts.append(len(os.listdir("/proc/self/fd")))
+                assert len(set(counts)) == 1
+                assert len(set(asyncio.run(use_many()))) == 1
+        finally:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Count the calls of functions of this thread."""
+    calls: Counter[str] = Counter()
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            calls[frame.f_code.co_name] += 1
+
+    sys.setprofile(profile)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+class TestEffort:
+    """What does not cost more where there is more of it."""
+
+    def test_requests_in_flight(self) -> None:
+        """An answer wakes the task that it is for, and no other."""
+
+        def answer(server: Peer) -> None:
+            packet = b""
+            while not packet.startswith(b"MSG job\0"):
+                packet = server.receive()
+            server.send(publish(packet.split(b"\0")[1], b"x"))
+
+        async def effort(count: int) -> float:
+            ours, theirs = seqpacket_pair()
+            address = f"/dev/fd/{ours.detach()}"
+            with Peer(theirs) as server:
+                server.send(ANSWER)  # whoami asks only for the first
+                async with AsyncClient(address) as client:
+                    request = functools.partial(
+                        client.request, "job", b"", SECONDS_MAX
+                    )
+                    first = asyncio.ensure_future(request())
+                    await asyncio.to_thread(answer, server)
+                    await first
+                    works = [request() for _ in range(count)]
+                    tasks = [asyncio.ensure_future(work) for work in works]
+                    await asyncio.sleep(0)
+                    with counted() as calls:
+                        for task in tasks:
+                            answer(server)
+                            assert await task == b"x"
+                    return sum(calls.values()) / count
+
+        alone, many = (asyncio.run(effort(count)) for count in (1, 100))
+        assert many < 1.5 * alone
+
+    def test_many_first_requests(self, bus: RealBus) -> None:
+        """They share one subscription to their answers."""
+
+        async def ask() -> list[bytes]:
+            async with AsyncClient(bus.path) as client:
+                requests = [
+                    client.request("job", b"", SECONDS_MAX)
+                    for _ in range(1_100)
+                ]
+                return await asyncio.gather(*requests)
+
+        def serve() -> None:
+            for message in service:
+                if asked := parse_request(message):
+                    service.reply(asked, b"x")
+
+        with Client(bus.path) as service:
+            service.subscribe("job")
+            service.sync(SECONDS_MAX)
+            with pytest.raises(Disconnected), beside(serve):
+                assert asyncio.run(ask()) == [b"x"] * 1_100
+                service.close()
+
+    def test_answers_do_not_wash_out_what_is_known(self, ends: Ends) -> None:
+        """After many answers, a usual key is published as quickly."""
+        client, server = ends
+
+        def effort() -> int:
+            with counted() as calls:
+                client.publish("usual")
+            server.receive()
+            return sum(calls.values())
+
+        effort()
+        before = effort()
+        for number in range(1_100):
+            reply_key = b"!/cred/1/2/3/%d" % number
+            request = Request(b"job", b"", reply_key)
+            client.reply(request)
+            server.receive()
+        assert effort() == before
+
+
+def test_second_loop(bus: RealBus) -> None:
+    """An AsyncClient says so, once it waits there."""
+
+    async def receive() -> None:
+        await client.connect()
+        await client.receive(0.001)
+
+    client = AsyncClient(bus.path)
+    with pytest.raises(TimedOut):
+        asyncio.run(receive())
+    with pytest.raises(SbusError, match="belongs to another event loop"):
+        asyncio.run(receive())
+    client.close()
