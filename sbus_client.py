@@ -1453,7 +1453,9 @@ class AsyncClient(Connection):
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
         """As Client.publish, once the kernel has room for it [PUB-1]."""
-        await self._turn()
+        self._calls += 1
+        if self._calls >= CALLS_PER_TURN:
+            await self._turn()
         if not self._try_publish(key, payload):
             await self._send(self._publication(key, payload), timeout)
 
