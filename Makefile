@@ -234,14 +234,14 @@ installed:
 	install -m 644 contrib/man/*.1 "$(MAN)/man1"
 	install -m 644 contrib/man/*.7 "$(MAN)/man7"
 	install -m 644 sbus.py sbus_client.py "$(LIB)"
-	install -m 644 tools/[!_]*.py tools/__init__.py "$(LIB)/sbus_tools"
+	install -m 644 tools/*.py tools/rules.txt tools/completion.*sh "$(LIB)/sbus_tools"
 	$(PYTHON) tools completion bash >"$(BASH)/sbus"
 	$(PYTHON) tools completion zsh >"$(ZSH)/_sbus"
 	$(PYTHON) tools completion fish >"$(FISH)/sbus.fish"
 	PYTHONPYCACHEPREFIX= $(PYTHON) -m compileall -q \
 	    -d "$(PREFIX)/lib/sbus" "$(LIB)"
 	printf $(STARTER) "$(INTERPRETER)" "$(PREFIX)" sbus >"$(BIN)/sbusd"
-	printf $(STARTER) "$(INTERPRETER)" "$(PREFIX)" sbus_tools.command_line \
+	printf $(STARTER) "$(INTERPRETER)" "$(PREFIX)" sbus_tools.__main__ \
 	    >"$(BIN)/sbus"
 	chmod 755 "$(BIN)/sbusd" "$(BIN)/sbus"
 

@@ -1,12 +1,22 @@
-"""The command `sbus`: finds the requested command, and runs it."""
+"""The command `sbus`: finds the requested command, and runs it.
+
+exit status: 0, or 1 for an error of the bus, 2 for a wrong command line,
+130 if interrupted.  SBUS_ADDRESS in the environment is the default of -a,
+and SBUS_MAX_PACKET is the largest packet in bytes (409600).
+
+example:
+  sbus sub 'sensors/*/temp' & sbus pub sensors/1/temp 21.5
+"""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from sbus_client import SbusError, discard_output
+from sbus_client import AddressError, PacketError, SbusError, discard_output
 
 from . import shared
 
@@ -22,6 +32,7 @@ FILES = {  # where a command is, if that is not its name
     "clients": "stats",
     "help": "command_line",
 }
+RULES = Path(__file__).with_name("rules.txt")  # a line for each
 
 
 def all_commands(names: Sequence[str] = COMMANDS) -> dict[str, shared.Command]:
@@ -48,42 +59,62 @@ def command_of(words: Sequence[str]) -> str:
     "help sub",
     shared.argument(
         "topic",
-        "default: all",
+        "a command, or a rule of the specification, such as BLOCK-16",
         metavar="COMMAND",
         nargs="?",
-        choices=COMMANDS,
     ),
     has_address=False,
 )
 def help(options: shared.Options) -> None:
-    """Print what a command does, and its options."""
-    parser, parsers = shared.option_parsers(all_commands())
-    parsers.get(options.topic, parser).print_help()
+    """Print what a command does, and its options; or a rule's sentence."""
+    parser, parsers = shared.option_parsers(all_commands(), __doc__)
+    if not options.topic or options.topic in parsers:
+        parsers.get(options.topic, parser).print_help()
+        return
+    for line in RULES.read_text("utf-8").splitlines(keepends=True):
+        if line.startswith(f"{options.topic.strip('[]').upper()} "):
+            return shared.write(line.encode())
+    raise shared.UsageError(f"no command or rule is {options.topic!r}")
+
+
+def parsed(words: list[str]) -> tuple[shared.OptionParser, shared.Options]:
+    """Return the parser that a command line is for, and what it found.
+
+    Only the command that is asked for is loaded.
+    """
+    name = command_of(words)
+    known = [name] if name in COMMANDS else COMMANDS
+    parser, parsers = shared.option_parsers(all_commands(known), __doc__)
+    if name in COMMANDS:
+        words.remove(name)
+        return parsers[name], parsers[name].parse(words)
+    near = [command for command in COMMANDS if name.startswith(command)]
+    near += difflib.get_close_matches(name, COMMANDS, 1)
+    if name and near:
+        parser.error(f"there is no command {name!r}; did you mean {near[0]}?")
+    return parser, parser.parse_args(words)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status.
 
     0 is success, 1 an error of the bus, 2 of usage, 130 an interruption.
-    Only the command that is asked for is loaded.
     """
-    words = sys.argv[1:] if arguments is None else arguments
-    name = command_of(words)
-    known = [name] if name in COMMANDS else COMMANDS
-    parser, _ = shared.option_parsers(all_commands(known))
     try:
-        if not (sys.stdin and sys.stdout):
-            raise SbusError("standard input or output is closed")
-        options = parser.parse_args(words)
+        if not sys.stdout:
+            raise SbusError("standard output is closed")
+        words = sys.argv[1:] if arguments is None else arguments
+        parser, options = parsed(list(words))
         shared.remarks_are_wanted = not hasattr(options, "quiet")
-        options.run(options)
+        try:
+            options.run(options)
+        except (shared.UsageError, AddressError, PacketError) as error:
+            parser.error(str(error))
         return 0
-    except shared.UsageError as error:
-        parser.error(str(error))
     except KeyboardInterrupt:
         return 130
     except (SbusError, OSError) as error:
         if not isinstance(error, BrokenPipeError):  # its reader had enough
-            shared.complain(error)
+            shared.complain(f"{error}{shared.obstacle(error)}")
         discard_output(1)
         return 1

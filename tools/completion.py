@@ -1,38 +1,19 @@
 """completion: teach a shell the commands and options of `sbus`.
 
-The shells ask the command itself what may come next.
+The shells ask the command itself what may come next.  What each of them needs
+for that is a file beside this one.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from sbus_client import CONTROL_KEYS, MODES
+
 from . import shared
 
-SHELLS = {
-    "bash": """\
-# Completion of sbus for bash: source <(sbus completion bash)
-_sbus() {
-    local before=("${COMP_WORDS[@]:1:COMP_CWORD-1}")
-    local words=$("$1" completion words "${before[@]}" 2>/dev/null)
-    COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
-}
-complete -o default -F _sbus sbus
-""",
-    "zsh": """\
-#compdef sbus
-# Completion of sbus for zsh: sbus completion zsh >DIRECTORY_OF_FPATH/_sbus
-local before=("${(@Q)words[2,CURRENT-1]}")
-compadd -- $($words[1] completion words $before 2>/dev/null) || _files
-""",
-    "fish": """\
-# Completion of sbus for fish:
-# sbus completion fish >~/.config/fish/completions/sbus.fish
-function __sbus
-    set -l words (commandline -opc)
-    $words[1] completion words $words[2..] 2>/dev/null
-end
-complete -c sbus -a '(__sbus)'
-""",
-}
+KEYS = [key.decode() for key in CONTROL_KEYS if key not in MODES]
+SHELLS = ["bash", "zsh", "fish"]
 
 
 @shared.command(
@@ -42,15 +23,16 @@ complete -c sbus -a '(__sbus)'
         "the shell; or with `words`, what may come after the WORDs",
         choices=[*SHELLS, "words"],
     ),
-    shared.argument("words", "of a line", metavar="WORD", nargs="..."),
+    shared.argument("words", "of a line", metavar="[WORD]", nargs="..."),
     has_address=False,
 )
 def completion(options: shared.Options) -> None:
     """Print the completion of sbus for a shell."""
-    words = [SHELLS.get(options.shell, "")]
     if options.shell == "words":
         words = [f"{word}\n" for word in following(options.words)]
-    shared.write("".join(words).encode("ascii"))
+        return shared.write("".join(words).encode("ascii"))
+    script = Path(__file__).with_suffix(f".{options.shell}")
+    shared.write(script.read_bytes())
 
 
 def following(words: list[str]) -> list[str]:
@@ -62,6 +44,11 @@ def following(words: list[str]) -> list[str]:
     name = command_of(words)
     known = all_commands([name] if name in COMMANDS else [])
     parser, parsers = shared.option_parsers(known)
-    more = {"": COMMANDS, "help": COMMANDS, "completion": [*SHELLS]}
+    more = {
+        "": COMMANDS,
+        "help": COMMANDS,
+        "completion": [*SHELLS],
+        "control": KEYS,
+    }
     options = parsers.get(name, parser).long_options()
     return more.get(name, []) + options

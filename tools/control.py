@@ -7,7 +7,7 @@ import math
 import os
 import time
 
-from sbus_client import SbusError
+from sbus_client import MODES, SbusError
 
 from . import shared
 
@@ -63,6 +63,9 @@ def control(options: shared.Options) -> None:
 
     An answer is its key, a tab, its payload.  No answer is an error.
     """
+    if os.fsencode(options.key) in MODES:
+        end = "ends with its client, here at once: see sub --discard"
+        raise shared.UsageError(f"a mode {end}")
     answers = 0
     with shared.open_bus(options, options.timeout) as bus:
         payload = shared.given_payload(options.payload or "", bus)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator
 
@@ -22,15 +21,13 @@ KeyAndPayload = tuple[bytes, bytes]  # as a Message is
 def input_parts(end: bytes, bytes_max: int) -> Iterator[bytes]:
     """Yield each part of standard input up to an end, and the last.
 
-    A part that is larger than anything that fits is the last: its beginning.
-    Raises: OSError.
+    Raises: OSError; SbusError if a part is too large.
     """
     left = b""
-    while len(left) <= bytes_max:
-        if not (text := os.read(sys.stdin.fileno(), INPUT_BYTES)):
-            break
+    while text := os.read(shared.standard_input().fileno(), INPUT_BYTES):
         *parts, left = (left + text).split(end)
         yield from parts
+        shared.check_size(left, bytes_max)
     if left:
         yield left
 
@@ -47,6 +44,8 @@ def given_messages(
         lines = input_parts(b"\n", JSON_BYTES_MAX * bytes_max)
         return map(json_lines.parse_json, lines)
     key = os.fsencode(options.key)
+    if b"*" in key:  # [KEY-2]
+        shared.note(f"{options.key}: no pattern can select a '*' alone")
     if options.lines or options.null:
         end = b"\0" if options.null else b"\n"
         return zip(itertools.repeat(key), input_parts(end, bytes_max))
@@ -68,8 +67,8 @@ def paced(
 @shared.command(
     "pub sensors/1/temp 21.5",
     shared.key(nargs="?"),
+    shared.payload(INPUT),
     shared.either(
-        shared.payload(INPUT),
         shared.flag("--lines", "publish each line of standard input"),
         shared.flag("--null", "publish each part that a NUL byte ends"),
         shared.flag("--json", "publish the lines of `sub --json` or `record`"),
@@ -79,10 +78,17 @@ def paced(
     shared.timeout(60, "for the bus to take a message"),
 )
 def pub(options: shared.Options) -> None:
-    """Publish, and wait until the server has handled it."""
+    """Publish, and wait until the server has handled it.
+
+    Many messages are quicker by --lines than by as many commands.
+    """
     if options.json == (options.key is not None):
         raise shared.UsageError("give a KEY, or --json, whose lines have keys")
     are_parts = options.json or options.lines or options.null
+    if are_parts and options.payload is not None:
+        raise shared.UsageError(
+            "the payload is an argument or a part of input"
+        )
     if are_parts and options.repeat:
         raise shared.UsageError("--repeat needs a PAYLOAD")
     sent = 0
@@ -95,8 +101,9 @@ def pub(options: shared.Options) -> None:
                 bus.publish(key, payload, options.timeout)
                 sent += 1
         except (PacketError, PacketTooLarge) as error:
-            where = f"message {sent + 1}: " if are_parts else ""
-            raise SbusError(f"{where}{error}") from None
+            if not are_parts:
+                raise
+            raise SbusError(f"message {sent + 1}: {error}") from None
         except json_lines.ERRORS:
             what = "of standard input is not a message as sub --json writes it"
             raise SbusError(f"line {sent + 1} {what}") from None

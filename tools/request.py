@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
-from sbus_client import (
-    REQUEST_SECONDS,
-    PacketTooLarge,
-    Request,
-    parse_request,
-    printable,
-)
+import sbus_client
+from sbus_client import Client, PacketTooLarge, Request, printable
 
 from . import shared
 
@@ -21,10 +19,13 @@ from . import shared
     shared.key(),
     shared.payload(),
     shared.flag("--raw", "print the answer unchanged"),
-    shared.timeout(REQUEST_SECONDS),
+    shared.timeout(sbus_client.REQUEST_SECONDS),
 )
 def request(options: shared.Options) -> None:
-    """Publish a request, and print the payload of the first answer."""
+    """Publish a request, and print the payload of the first answer.
+
+    If that tells of a failure, its text is our error, and the exit status 1.
+    """
     key = os.fsencode(options.key)
     with shared.open_bus(options, options.timeout) as bus:
         payload = shared.given_payload(options.payload or "", bus)
@@ -41,34 +42,48 @@ def request(options: shared.Options) -> None:
     shared.argument(
         "words", "a command and arguments", metavar="COMMAND", nargs="..."
     ),
+    shared.number("-j --jobs", "run up to N commands at once (1)", default=1),
+    shared.RECONNECT,
 )
 def reply(options: shared.Options) -> None:
     """Answer each request under the keys that a pattern selects.
 
     Run a command with the request as its standard input and its key in
     SBUS_KEY.  Its output is the answer, unless it is too large for a message.
+    If the command's exit status is not 0, the asker gets that output as the
+    text of a failure.  Options stand before PATTERN.
     """
     words = options.words[options.words[:1] == ["--"] :]
     if not words:
         raise shared.UsageError("give a COMMAND that answers")
-    with shared.open_bus(options) as bus:
+    if words[0].startswith("-"):
+        raise shared.UsageError("options of reply stand before PATTERN")
+    if not shutil.which(words[0]):
+        raise shared.UsageError(f"there is no command {words[0]!r}")
+    slots = threading.Semaphore(options.jobs)
+    with (
+        shared.open_bus(options, None, options.reconnect) as bus,
+        ThreadPoolExecutor(options.jobs) as pool,
+    ):
         shared.subscribe(bus, [options.pattern])
         for message in shared.messages(bus):
-            if asked := parse_request(message):
-                answer = output_of(words, asked)
-                try:
-                    bus.reply(asked, answer)
-                except PacketTooLarge as error:
-                    key = printable(asked.key)
-                    shared.note(f"{key} gets no answer: {error}")
+            if asked := sbus_client.parse_request(message):
+                slots.acquire()
+                job = pool.submit(answer, bus, words, asked)
+                job.add_done_callback(lambda _: slots.release())
 
 
-def output_of(words: list[str], asked: Request) -> bytes:
-    """Return what a command prints.  Raises: OSError if it cannot run."""
+def answer(bus: Client, words: list[str], asked: Request) -> None:
+    """Run a command, and answer a request with what it prints."""
     environment = {**os.environb, b"SBUS_KEY": asked.key}
-    done = subprocess.run(
-        words, input=asked.payload, stdout=subprocess.PIPE, env=environment
-    )
-    if done.returncode:
-        shared.note(f"{words[0]}: status {done.returncode}")
-    return done.stdout
+    try:
+        done = subprocess.run(
+            words, input=asked.payload, stdout=subprocess.PIPE, env=environment
+        )
+        if done.returncode:
+            shared.note(f"{words[0]}: status {done.returncode}")
+            bus.reply(asked.failed(), done.stdout.rstrip(b"\n"))
+        else:
+            bus.reply(asked, done.stdout)
+    except (OSError, PacketTooLarge) as error:
+        shared.note(f"{printable(asked.key)} gets no answer: {error}")

@@ -8,24 +8,12 @@ import os
 import re
 import select
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from sbus_client import (
-    PACKET_BYTES_MAX,
-    Client,
-    Message,
-    PacketTooLarge,
-    Received,
-    Reconnected,
-    SbusError,
-    Timeout,
-    __version__,
-    discard_output,
-    end_of,
-    left_of,
-    printable,
-)
+import sbus_client
+from sbus_client import Client, Message, SbusError, end_of, left_of
 
 ANSWER_SECONDS = 10.0  # in which a server is to answer
 
@@ -47,7 +35,7 @@ def complain(text: object) -> None:
     try:
         print(f"sbus: {line}", file=sys.stderr, flush=True)
     except OSError:
-        discard_output(2)
+        sbus_client.discard_output(2)
 
 
 def note(text: object) -> None:
@@ -57,25 +45,51 @@ def note(text: object) -> None:
 
 
 def write(text: bytes, at_once: bool = True) -> None:
-    """Write to standard output.  Raises: OSError."""
-    sys.stdout.buffer.write(text)
-    if at_once:
-        sys.stdout.buffer.flush()
+    """Write to standard output.
+
+    Raises: BrokenPipeError if nobody reads it; SbusError.
+    """
+    try:
+        sys.stdout.buffer.write(text)
+        if at_once:
+            sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise SbusError(f"standard output: {error.strerror}") from None
 
 
 def write_line(*fields: bytes) -> None:
     """Print a line, with tabs between its printable fields."""
-    write("\t".join(map(printable, fields)).encode() + b"\n")
+    write("\t".join(map(sbus_client.printable, fields)).encode() + b"\n")
 
 
 def given_payload(payload: str | None, bus: Client) -> bytes:
     """Return the payload that an argument gives, or standard input.
 
-    Of what is larger than any packet it returns only the beginning.
+    Raises: SbusError if that is more than a packet may have.
     """
     if payload not in (None, "-"):
         return os.fsencode(payload)
-    return sys.stdin.buffer.read(bus.packet_bytes_max + 1)
+    if standard_input().isatty():
+        note("the payload comes from the terminal; Ctrl-D ends it")
+    text: bytes = standard_input().buffer.read(bus.packet_bytes_max + 1)
+    check_size(text, bus.packet_bytes_max)
+    return text
+
+
+def standard_input() -> Any:
+    """Return the stream.  Raises: SbusError if it is closed."""
+    if not sys.stdin:
+        raise SbusError("standard input is closed")
+    return sys.stdin
+
+
+def check_size(text: bytes, bytes_max: int) -> None:
+    """Raise SbusError if input is too long, all of which was not read."""
+    if len(text) > bytes_max:
+        limit = f"more than {bytes_max:,} bytes, the limit of a packet"
+        raise SbusError(f"standard input has {limit}")
 
 
 # ==== Options ================================================================
@@ -183,28 +197,39 @@ PATTERN_OPTION = argument(
     action="append",
     default=[],
 )
+RECONNECT = flag(
+    "--reconnect",
+    "wait for a bus that has not started or has ended; messages that others"
+    " publish meanwhile are missed",
+)
 COUNT = number("-n --count", "end after N messages")
 DURATION = amount("-t --timeout", "S", "end after S seconds")
 OURS = argparse.SUPPRESS  # a command's own default would undo ours
 WHERE = "the bus: a path, /dev/unix/abstract/HEX or /dev/fd/N"
 ADDRESS = argument("-a --address", WHERE, default=OURS)
 QUIET = flag("-q --quiet", "print errors, but no remarks", default=OURS)
-MAIN_HELP = """
-exit status: 0, or 1 for an error of the bus, 2 for a wrong command line,
-130 if interrupted.  SBUS_ADDRESS in the environment is the default of -a,
-and SBUS_MAX_PACKET is the largest packet in bytes (409600).
-
-example:
-  sbus sub 'sensors/*/temp' & sbus pub sensors/1/temp 21.5
-"""
 
 
 class OptionParser(argparse.ArgumentParser):
     """Reports a mistake in one line, and prints help like other output."""
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: -"):
+            message += " (write -- before what begins with '-')"
+        elif message.startswith("unrecognized arguments: "):
+            message += " (quote an argument that holds blanks)"
         complain(f"{message}; --help lists the options")
         sys.exit(2)
+
+    def parse(self, words: list[str]) -> Options:
+        """Return options and arguments, which may stand in any order.
+
+        Behind `--`, and in a command of our own command, they may not.
+        """
+        is_fixed = any(action.nargs == "..." for action in self._actions)
+        if is_fixed or "--" in words:
+            return self.parse_args(words)
+        return self.parse_intermixed_args(words)
 
     def long_options(self) -> list[str]:
         """Return the long names of all options."""
@@ -215,13 +240,14 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def option_parsers(
-    commands: Mapping[str, Command],
+    commands: Mapping[str, Command], about: str | None = ""
 ) -> tuple[OptionParser, dict[str, OptionParser]]:
     """Return the parser of the command line, and those of the commands."""
     layout: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = OptionParser("sbus", epilog=MAIN_HELP, **layout)
+    parser = OptionParser("sbus", **layout)
     parser.description = "Use a message bus."
-    version = f"sbus {__version__}"
+    parser.epilog = (about or "").partition("\n\n")[2]
+    version = f"sbus {sbus_client.__version__}"
     parser.add_argument("--version", action="version", version=version)
     add_all(parser, [ADDRESS, QUIET])
     parsers = parser.add_subparsers(metavar="COMMAND", dest="command")
@@ -241,25 +267,42 @@ def option_parsers(
 # ==== The bus ================================================================
 
 
+def obstacle(error: Exception) -> str:
+    """Return what keeps this user from a bus, as far as can be seen."""
+    address = str(error)[len("no bus at ") :].rpartition(": ")[0]
+    directory = os.path.dirname(address)
+    if not (directory and getattr(error, "errno", None)):
+        return ""
+    with contextlib.suppress(LookupError, OSError):
+        runtime = os.environ["XDG_RUNTIME_DIR"]
+        if os.stat(runtime).st_uid != os.geteuid():
+            return f" (XDG_RUNTIME_DIR, {runtime}, is another user's)"
+    if not os.path.isdir(directory) and not address.startswith("/dev/"):
+        return f" (there is no directory {directory}, or this user sees none)"
+    return " (a file is there, no socket)" if os.path.isfile(address) else ""
+
+
 class LenientClient(Client):
     """A client that skips packets above its limit, and says so."""
 
-    def receive(self, timeout: Timeout = None) -> Received:
+    def receive(self, timeout: float | None = None) -> Any:
         while True:
             try:
                 return super().receive(timeout)
-            except PacketTooLarge as error:
+            except sbus_client.PacketTooLarge as error:
                 note(f"{error}; SBUS_MAX_PACKET raises it")
 
 
 def open_bus(
-    options: Options, timeout: Timeout = None, reconnect: bool = False
+    options: Options, timeout: float | None = None, reconnect: bool = False
 ) -> Client:
     """Return a client of the bus that -a or the environment names.
 
     Raises: UsageError; as Client.
     """
-    limit = os.environ.get("SBUS_MAX_PACKET") or str(PACKET_BYTES_MAX)
+    warnings.showwarning = lambda text, *_: note(text)
+    default = str(sbus_client.PACKET_BYTES_MAX)
+    limit = os.environ.get("SBUS_MAX_PACKET") or default
     if not re.fullmatch("[1-9][0-9]{0,9}", limit):
         raise UsageError(f"SBUS_MAX_PACKET is {limit!r}, not a number")
     bus = LenientClient(
@@ -306,7 +349,7 @@ def messages(
         if type(received) is Message:
             heard += 1
             yield received
-        elif type(received) is Reconnected:
+        elif type(received) is sbus_client.Reconnected:
             note(f"connected to {bus.address}")
             is_lost = False
 

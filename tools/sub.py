@@ -71,13 +71,16 @@ def note_missed(bus: Client) -> None:
             shared.note(f"missed {missed:,} messages")
 
 
+def is_open(descriptor: int) -> bool:
+    """Return whether a descriptor is open, and is no standard stream."""
+    return descriptor > 2 and os.path.exists(f"/proc/self/fd/{descriptor}")
+
+
 JSON = """print JSON objects, one a line: key and payload, or key_base64 and
 payload_base64 for bytes that are not UTF-8"""
 TIME = "print the time of arrival first; in JSON, t is nanoseconds since 1970"
 DISCARD = """miss messages rather than slow their publishers down; print the
 number missed at the end"""
-RECONNECT = """wait for a bus that has not started or has ended; messages that
-others publish meanwhile are missed"""
 SHOW_ADDRESS = """print on standard error the private key that each secret
 pattern stands for: '!/cred////inbox' with the numbers of this process"""
 READY = "once subscribed, write a line to descriptor N, and close that"
@@ -93,7 +96,7 @@ READY = "once subscribed, write a line to descriptor N, and close that"
     ),
     shared.flag("--time", TIME),
     shared.flag("--discard", DISCARD),
-    shared.flag("--reconnect", RECONNECT),
+    shared.RECONNECT,
     shared.flag("--show-address", SHOW_ADDRESS),
     shared.number("--ready-fd", READY),
     shared.COUNT,
@@ -108,6 +111,9 @@ def sub(options: shared.Options) -> None:
     """
     if options.time and options.form in (as_payload, as_null_ended):
         raise shared.UsageError("--time does not go with --raw or --null")
+    if options.ready_fd and not is_open(options.ready_fd):
+        number = options.ready_fd
+        raise shared.UsageError(f"--ready-fd: descriptor {number} is not open")
     secrets = [text for text in options.pattern if text.startswith("!/cred/")]
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     is_coloured = sys.stdout.isatty() and not is_plain
@@ -122,8 +128,8 @@ def sub(options: shared.Options) -> None:
                 address = printable(filled(os.fsencode(text), path))
                 print(address, file=sys.stderr, flush=True)
         if options.ready_fd:
-            with open(options.ready_fd, "w") as ready:
-                ready.write("ready\n")
+            os.write(options.ready_fd, b"ready\n")
+            os.close(options.ready_fd)
         try:
             for each in shared.messages(bus, options.count, options.timeout):
                 when = time.time_ns() if options.time else None

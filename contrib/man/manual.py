@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -128,8 +129,21 @@ def client_page() -> str:
     return page("sbus", "use a message bus", CLIENT, body, CLIENT_MORE)
 
 
+def rules() -> str:
+    """Return the sentence of each rule, which `sbus help RULE` prints."""
+    chapters = sorted(ROOT.glob("spec/[1-9]-*.md"))
+    text = "".join(chapter.read_text("utf-8") for chapter in chapters)
+    sentences = re.findall(r"^\*\*\[(\S+)\]\*\* (.*?)\n\n", text, re.M | re.S)
+    return "".join(
+        f"{name} {' '.join(sentence.split())}\n"
+        for name, sentence in sentences
+    )
+
+
+ROOT = Path(__file__).parents[2]
 PAGES = {"sbusd.1": server_page, "sbus.1": client_page}
 
 if __name__ == "__main__":
     for file, write in PAGES.items():
         Path(__file__).with_name(file).write_text(write(), encoding="utf-8")
+    (ROOT / "tools/rules.txt").write_text(rules(), encoding="utf-8")

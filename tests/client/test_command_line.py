@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +14,16 @@ from pathlib import Path
 import pytest
 
 import manual
-from commands import sbus
+from commands import sbus, served
 from processes import ENVIRONMENT, ROOT, Result, run
-from real_bus import RealBus
+from real_bus import Listener, RealBus
 from sbus_client import __version__ as sbus_version
 from tools import command_line, shared
 
-FULL = "sbus: [Errno 28] No space left on device\n"
-CLOSED = "sbus: standard input or output is closed\n"
+FULL = "sbus: standard output: No space left on device\n"
+CLOSED = "sbus: standard output is closed\n"
+BLANKS = r"\(quote an argument that holds blanks\)"
+DASHES = r"\(write -- before what begins with '-'\)"
 NOT = "not allowed with argument"
 AMOUNT = "is not a number from 1e-6 to 1e9"
 
@@ -33,8 +36,21 @@ class TestUsage:
         [
             ("", "the following arguments are required: COMMAND"),
             ("nothing", "argument COMMAND: invalid choice: 'nothing' .*"),
-            ("whoami x", "unrecognized arguments: x"),
-            ("sub -x", "unrecognized arguments: -x"),
+            ("publish", "there is no command 'publish'; did you mean pub\\?"),
+            (
+                "subscibe",
+                "there is no command 'subscibe'; did you mean sub\\?",
+            ),
+            ("help X-1", "no command or rule is 'X-1'"),
+            ("whoami x", f"unrecognized arguments: x {BLANKS}"),
+            ("pub k two words", f"unrecognized arguments: words {BLANKS}"),
+            ("sub -x", f"unrecognized arguments: -x {DASHES}"),
+            ("sub --ready-fd 99", "--ready-fd: descriptor 99 is not open"),
+            ("sub --ready-fd 1", "--ready-fd: descriptor 1 is not open"),
+            ("control order/stack", "a mode ends with its client, .*"),
+            ("reply k --jobs 3 cat", "options of reply stand before PATTERN"),
+            ("reply k no-such-program", "there is no command 'no-such-pr.*"),
+            ("whoami -a /dev/fd/x", "descriptor x: not a number"),
             ("sub -n 0", "argument -n/--count: '0' is not a whole number .*"),
             ("pub k --repeat=1.5", ".*: '1.5' is not a whole number .*"),
             ("pub k --rate=0", f".*: '0' {AMOUNT}"),
@@ -43,7 +59,10 @@ class TestUsage:
             ("sub --json --raw", f"argument --raw: {NOT} --json"),
             ("sub --raw --time", "--time does not go with --raw or --null"),
             ("stats --json --openmetrics", f".*: {NOT} --json"),
-            ("pub k v --lines", f"argument --lines: {NOT} PAYLOAD"),
+            (
+                "pub k v --lines",
+                "the payload is an argument or a part of input",
+            ),
             ("pub k --lines --repeat=2", "--repeat needs a PAYLOAD"),
             ("pub k --json", "give a KEY, or --json, whose lines have keys"),
             ("reply k", "give a COMMAND that answers"),
@@ -83,7 +102,7 @@ class TestUsage:
             ("-a BUS whoami", 0),
             ("whoami", 0),
             ("whoami -a /nowhere", 1),
-            ("whoami -a= --timeout 1", 1),
+            ("whoami -a= --timeout 1", 2),
         ],
     )
     def test_address(
@@ -123,6 +142,94 @@ def test_run_as_an_installed_module(directory: Path) -> None:
     assert (done.stdout, done.stderr) == (f"sbus {sbus_version}\n", "")
 
 
+class TestArguments:
+    """How what is given is taken."""
+
+    @pytest.mark.parametrize(
+        "words, packets",
+        [
+            ("sub a/ -n 1 b/ -t9", [b"SUB a/", b"SUB b/"]),
+            ("sub -n1 -- a/ -n", [b"SUB a/", b"SUB -n"]),
+            ("pub k -t 9 v", [b"MSG k\0v"]),
+            ("pub -t9 k -5", [b"MSG k\0-5"]),
+            ("pub k -- -v", [b"MSG k\0-v"]),
+            ("pub k v --repeat 2", [b"MSG k\0v", b"MSG k\0v"]),
+        ],
+    )
+    def test_options_between(
+        self, listener: Listener, words: str, packets: list[bytes]
+    ) -> None:
+        """Options stand anywhere; behind `--` there are none."""
+        with served(listener, *words.split()) as (process, server):
+            assert [server.receive() for _ in packets] == packets
+            process.kill()
+
+    @pytest.mark.parametrize("file", ["tools", "sbus_client.py"])
+    @pytest.mark.parametrize(
+        "arguments", ["sub a/ -n 1 b/ -t 0.01", "pub a -t 9 b", "pub -- -k -v"]
+    )
+    def test_both(self, bus: RealBus, file: str, arguments: str) -> None:
+        """Both command lines take them."""
+        done = run(file, "-a", bus.path, *arguments.split())
+        status = 1 if "sub" in arguments else 0  # it heard 0 of 1
+        assert done.status == status
+
+    @pytest.mark.parametrize(
+        "words, remark",
+        [
+            (["sub", "a*b", "-t0.1"], "'a*b' selects nothing: '*' ends its"),
+            (["sub", "a/#", "-t0.1"], "'a/#' has no wildcard: '*' is one s"),
+            (["pub", "a/*", "v"], "a/*: no pattern can select a '*' alone"),
+        ],
+    )
+    def test_remarks(
+        self, bus: RealBus, words: list[str], remark: str
+    ) -> None:
+        """[KEY-2] [MATCH-6] What can hardly be meant is done, and said."""
+        done = sbus(bus.path, *words)
+        assert (done.status, done.output) == (0, "")
+        assert done.errors.startswith(f"sbus: {remark}")
+        assert done.errors.count("\n") == 1
+        assert sbus(bus.path, *words, "-q") == (0, "", "")
+
+
+class TestObstacles:
+    """What stands in the way to a bus is named."""
+
+    def test_path(self, directory: Path) -> None:
+        """A directory that is missing, and a file that is no socket."""
+        (directory / "file").touch()
+        for name, what in (
+            ("none/bus", f"(there is no directory {directory}/none, or this"),
+            ("file", "(a file is there, no socket)"),
+        ):
+            done = sbus(f"{directory}/{name}", "whoami")
+            assert done.status == 1 and what in done.errors
+
+    def test_environment(self, directory: Path) -> None:
+        """One that another user's session has left behind."""
+        if os.getuid():
+            pytest.skip("only root can make a directory of another user")
+        os.chown(directory, 1, -1)
+        env = {**ENVIRONMENT, "XDG_RUNTIME_DIR": str(directory)}
+        done = sbus(f"{directory}/bus", "whoami", env=env)
+        assert f"(XDG_RUNTIME_DIR, {directory}, is another" in done.errors
+
+
+def test_interrupted_while_it_loads(directory: Path) -> None:
+    """Ctrl-C ends it without a word."""
+    (directory / "tools").symlink_to(ROOT / "tools")
+    slow = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    (directory / "sbus_client.py").write_text(slow)
+    done = subprocess.run(
+        [sys.executable, "-m", "tools", "sub"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 class TestStreams:
     """What becomes of a standard stream that is closed or broken."""
 
@@ -156,7 +263,7 @@ class TestStreams:
     def test_input(self, bus: RealBus, words: str) -> None:
         """Input that is closed, or cannot be read, is one line."""
         done = sbus(bus.path, *words.split(), preexec_fn=lambda: os.close(0))
-        assert done == (1, "", CLOSED)
+        assert done == (1, "", "sbus: standard input is closed\n")
         with open(os.devnull, "w") as file:
             done = sbus(bus.path, *words.split(), stdin=file)
         assert done == (1, "", "sbus: [Errno 9] Bad file descriptor\n")
@@ -241,6 +348,15 @@ class TestInstall:
         assert done.returncode == 1
         what = r"sbus_spark: \w+ is not installed: pip install .*\n"
         assert re.fullmatch(what, done.stderr)
+
+
+def test_rules_are_up_to_date() -> None:
+    """`make manual` writes them anew; help prints one."""
+    text = (ROOT / "tools/rules.txt").read_text("utf-8")
+    assert text == manual.rules()
+    done = run("tools", "help", "pub-1")
+    assert done.status == 0 and done.output.startswith("PUB-1 A ")
+    assert done.output in text
 
 
 class TestManual:

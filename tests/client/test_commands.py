@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +353,9 @@ class TestPub:
         done = sbus(bus.path, "pub", "k", *way, input=f"{text}x")
         what = f"{where}a packet of 409601 bytes is above the limit of"
         assert done == (1, "", f"sbus: {what} 409600 bytes\n")
+        done = sbus(bus.path, "pub", "k", *way, input="x" * 500_000)
+        what = "standard input has more than 409,600 bytes, the limit of a"
+        assert done == (1, "", f"sbus: {what} packet\n")
         assert peer.fence() == [b"MSG k\0one"] * len(way)
 
     @pytest.mark.parametrize("way", [[], ["--lines"], ["--json"]])
@@ -427,13 +433,41 @@ class TestReply:
             publish_all(bus.path, ("a/1", b"!/cred/1/2/3/x/!/y\0"))
             publish_all(bus.path, ("a/large", b"!/cred/1/2/3/x\0"))
             done = sbus(bus.path, "request", "-t99", "a/b", "x")
-            assert done == (0, "a/b: x\\n\n", "")
+            assert done == (1, "", "sbus: a/b: x\n")
             process.terminate()
             remarks = outcome(process).errors.splitlines()
         failed = "sbus: sh: status 3"
         assert [remarks[0], *remarks[2:]] == [failed, failed]
         what = "sbus: a/large gets no answer: a packet of 5000"
         assert remarks[1].startswith(what)
+
+    def test_jobs(self, bus: RealBus) -> None:
+        """Commands run side by side: each of three waits for the others."""
+        with tempfile.TemporaryDirectory() as name:
+            script = f"cd {name}; touch $(cat); until [ -e 1 -a -e 2 -a -e 3 ]"
+            words = ["sh", "-c", f"{script}; do sleep 0.01; done"]
+            command = ("reply", "--jobs", "3", "a", *words)
+            with (
+                started(bus.path, *command) as process,
+                ThreadPoolExecutor(3) as pool,
+            ):
+                wait_for_patterns(bus, 1)
+                ask = functools.partial(sbus, bus.path, "request", "-t99", "a")
+                for done in pool.map(ask, "123"):
+                    assert done == (0, "\n", "")
+                process.terminate()
+
+    def test_reconnect(self, directory: Path) -> None:
+        """It may begin before the server."""
+        path = str(directory / "bus")
+        with started(path, "reply", "--reconnect", "a", "cat") as process:
+            assert process.stderr
+            assert "waiting for one" in process.stderr.readline()
+            with RealBus(directory):
+                assert "connected to" in process.stderr.readline()
+                done = sbus(path, "request", "-t99", "a", "x")
+                assert done == (0, "x\n", "")
+            process.terminate()
 
 
 class TestServer:
@@ -451,8 +485,8 @@ class TestServer:
 
     @pytest.mark.parametrize(
         "words",
-        ["ping", "whoami", "stats", "clients", "control x", "pub k v"]
-        + ["sub --ready-fd=3", "request k"],
+        ["ping", "whoami", "stats", "clients", "control stats", "pub k v"]
+        + ["sub --show-address", "request k"],
     )
     def test_silence(self, listener: Listener, words: str) -> None:
         """One line says in time that the server does not answer."""
@@ -462,9 +496,9 @@ class TestServer:
 
     def test_control(self, listener: Listener) -> None:
         """[CTL-1] What is printed is what the server answers."""
-        with served(listener, "control", "x", "v") as (process, server):
+        with served(listener, "control", "stats", "v") as (process, server):
             packets = [server.receive(), server.receive()]
-            assert packets == [b"CMSG x\0v", WHOAMI]
+            assert packets == [b"CMSG stats\0v", WHOAMI]
             server.send(b"CMSG y\0a\tb", ANSWER)
             assert outcome(process) == (0, "y\ta\\tb\n", "")
 
@@ -473,8 +507,10 @@ class TestServer:
         done = sbus(bus.path, "control", "!/cred/whoami")
         assert (done.status, done.errors) == (0, "")
         assert re.fullmatch(r"!/cred/whoami\t!/cred/[0-9/]+\n", done.output)
-        what = "sbus: the server does not answer 'x'\n"
-        assert sbus(bus.path, "control", "x") == (1, "", what)
+        done = sbus(bus.path, "control", "blocking/soft/drop")
+        assert (done.status, done.output) == (2, "")
+        what = "sbus: 'blocking/soft/drop' is none of blocking/soft/queue "
+        assert done.errors.startswith(what)
 
 
 class TestStats:
