@@ -5,9 +5,7 @@ import sys
 from pathlib import Path
 
 # Until all is loaded, Ctrl-C ends the process without a traceback
-interrupt = signal.getsignal(signal.SIGINT)
-if interrupt is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 if __package__:
     from .command_line import main
@@ -15,8 +13,7 @@ else:  # run by its path, which Python has put first
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from tools.command_line import main
 
-if interrupt is signal.default_int_handler:
-    signal.signal(signal.SIGINT, interrupt)
+signal.signal(signal.SIGINT, interrupt)
 
 if __name__ == "__main__":
     sys.exit(main())

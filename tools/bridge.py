@@ -22,6 +22,9 @@ from . import shared
 from .shared import Options
 from .stop import leave, run_until_signal
 
+ROUND = "messages would go round for ever"
+RING = "does another user's bridge join the same buses?"
+WINDOW = 10_000  # messages: if a tenth is the same, it may go round
 NOBODY = 65_534  # and the process 0: they have no secrets [CRED-8]
 
 
@@ -58,17 +61,20 @@ def forward(source: Side, target: Side, own: bytes) -> Disconnected | None:
     Raises: Disconnected if the source has; SbusError if there is a ring.
     """
     one, other = source.bus, target.bus
-    for received in one:
+    for number, received in enumerate(one):
+        if number % WINDOW == 0:
+            sample, repeats = received, 0
+        repeats += received == sample
+        if repeats == WINDOW // 10:
+            shared.note(f"one message comes again and again: {RING}")
         if isinstance(received, ControlMessage):
             break
         key, payload = received
         if source.probes and key.startswith(source.probes):
             probe = key[len(source.probes) :]
             if probe == own:
-                raise SbusError(
-                    f"{other.address} and {one.address} are joined already:"
-                    " messages would go round for ever"
-                )
+                ends = f"{other.address} and {one.address}"
+                raise SbusError(f"{ends} are joined already: {ROUND}")
             key = target.probes + probe
         try:
             other.publish(key, payload)
@@ -91,7 +97,9 @@ def bridge(options: Options) -> None:
     Secret keys stay on their own bus.  Bridges must not form a ring, whatever
     their patterns, or messages would go round for ever.  A bridge that finds
     another path between its buses, over bridges of its own user, ends with
-    the exit status 1.
+    the exit status 1; over those of another user, it can only remark that a
+    message comes again and again.  Nobody answers a request across a bridge,
+    as private keys stay at home.
     """
     one, other = options.addresses
     wait = shared.ANSWER_SECONDS
@@ -106,10 +114,8 @@ def bridge(options: Options) -> None:
         if left.probes and right.probes:
             left.bus.publish(left.probes + probe)
         left.bus.sync(wait)
-        lanes = [
-            partial(forward, left, right, probe),
-            partial(forward, right, left, probe),
-        ]
+        ways = (left, right), (right, left)
+        lanes = [partial(forward, *way, probe) for way in ways]
 
         def end() -> None:
             for side in (left, right):

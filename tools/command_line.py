@@ -22,7 +22,7 @@ from . import shared
 
 COMMANDS = [
     *("sub", "pub", "request", "reply", "whoami", "ping", "control"),
-    *("stats", "clients", "top", "record", "bridge", "load"),
+    *("stats", "clients", "top", "record", "keep", "bridge", "load"),
     *("completion", "help"),
 ]
 FILES = {  # where a command is, if that is not its name
@@ -57,12 +57,7 @@ def command_of(words: Sequence[str]) -> str:
 
 @shared.command(
     "help sub",
-    shared.argument(
-        "topic",
-        "a command, or a rule of the specification, such as BLOCK-16",
-        metavar="COMMAND",
-        nargs="?",
-    ),
+    shared.argument("topic", "a command, or a rule: BLOCK-16", nargs="?"),
     has_address=False,
 )
 def help(options: shared.Options) -> None:
@@ -113,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
-    except (SbusError, OSError) as error:
+    except (SbusError, OSError, RuntimeError) as error:  # or no more threads
         if not isinstance(error, BrokenPipeError):  # its reader had enough
             shared.complain(f"{error}{shared.obstacle(error)}")
         discard_output(1)

@@ -18,16 +18,15 @@ SHELLS = ["bash", "zsh", "fish"]
 
 @shared.command(
     "completion bash >~/.local/share/bash-completion/completions/sbus",
-    shared.argument(
-        "shell",
-        "the shell; or with `words`, what may come after the WORDs",
-        choices=[*SHELLS, "words"],
-    ),
+    shared.argument("shell", "or `words`", choices=[*SHELLS, "words"]),
     shared.argument("words", "of a line", metavar="[WORD]", nargs="..."),
     has_address=False,
 )
 def completion(options: shared.Options) -> None:
-    """Print the completion of sbus for a shell."""
+    """Print the completion of sbus for a shell.
+
+    With `words`, print what may come behind the WORDs of a line.
+    """
     if options.shell == "words":
         words = [f"{word}\n" for word in following(options.words)]
         return shared.write("".join(words).encode("ascii"))
@@ -44,11 +43,6 @@ def following(words: list[str]) -> list[str]:
     name = command_of(words)
     known = all_commands([name] if name in COMMANDS else [])
     parser, parsers = shared.option_parsers(known)
-    more = {
-        "": COMMANDS,
-        "help": COMMANDS,
-        "completion": [*SHELLS],
-        "control": KEYS,
-    }
+    more = {"help": COMMANDS, "completion": SHELLS, "control": KEYS}
     options = parsers.get(name, parser).long_options()
-    return more.get(name, []) + options
+    return more.get(name, [] if name else COMMANDS) + options

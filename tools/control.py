@@ -54,7 +54,7 @@ def ping(options: shared.Options) -> None:
 
 @shared.command(
     "control '!/cred/whoami'",
-    shared.argument("key", "such as '!/cred/whoami'", metavar="KEY"),
+    shared.argument("key", "such as '!/cred/whoami'"),
     shared.payload(),
     shared.timeout(),
 )
@@ -64,8 +64,7 @@ def control(options: shared.Options) -> None:
     An answer is its key, a tab, its payload.  No answer is an error.
     """
     if os.fsencode(options.key) in MODES:
-        end = "ends with its client, here at once: see sub --discard"
-        raise shared.UsageError(f"a mode {end}")
+        raise shared.UsageError("a mode ends with us: see sub --discard")
     answers = 0
     with shared.open_bus(options, options.timeout) as bus:
         payload = shared.given_payload(options.payload or "", bus)

@@ -13,8 +13,6 @@ from . import json_lines, shared
 
 INPUT_BYTES = 65_536  # read at once
 JSON_BYTES_MAX = 8  # of a line, for each byte that a packet may have
-INPUT = """the payload; '-' or no PAYLOAD is all of standard input, with its
-final line feed; write -- before a PAYLOAD that begins with '-'"""
 KeyAndPayload = tuple[bytes, bytes]  # as a Message is
 
 
@@ -67,7 +65,7 @@ def paced(
 @shared.command(
     "pub sensors/1/temp 21.5",
     shared.key(nargs="?"),
-    shared.payload(INPUT),
+    shared.payload(),
     shared.either(
         shared.flag("--lines", "publish each line of standard input"),
         shared.flag("--null", "publish each part that a NUL byte ends"),
@@ -80,15 +78,15 @@ def paced(
 def pub(options: shared.Options) -> None:
     """Publish, and wait until the server has handled it.
 
-    Many messages are quicker by --lines than by as many commands.
+    Without PAYLOAD, or with '-', it is all of standard input, with its final
+    line feed.  Write -- before a PAYLOAD that begins with '-'.  Many messages
+    are quicker by --lines than by as many commands.
     """
     if options.json == (options.key is not None):
         raise shared.UsageError("give a KEY, or --json, whose lines have keys")
     are_parts = options.json or options.lines or options.null
     if are_parts and options.payload is not None:
-        raise shared.UsageError(
-            "the payload is an argument or a part of input"
-        )
+        raise shared.UsageError("give a PAYLOAD, or its parts on input")
     if are_parts and options.repeat:
         raise shared.UsageError("--repeat needs a PAYLOAD")
     sent = 0

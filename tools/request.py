@@ -38,10 +38,8 @@ def request(options: shared.Options) -> None:
 
 @shared.command(
     "reply services/time date",
-    shared.argument("pattern", "the keys to answer", metavar="PATTERN"),
-    shared.argument(
-        "words", "a command and arguments", metavar="COMMAND", nargs="..."
-    ),
+    shared.argument("pattern", "the keys to answer"),
+    shared.argument("words", "what answers", metavar="COMMAND", nargs="..."),
     shared.number("-j --jobs", "run up to N commands at once (1)", default=1),
     shared.RECONNECT,
 )
@@ -54,10 +52,8 @@ def reply(options: shared.Options) -> None:
     text of a failure.  Options stand before PATTERN.
     """
     words = options.words[options.words[:1] == ["--"] :]
-    if not words:
-        raise shared.UsageError("give a COMMAND that answers")
-    if words[0].startswith("-"):
-        raise shared.UsageError("options of reply stand before PATTERN")
+    if not words or words[0].startswith("-"):
+        raise shared.UsageError("give options, a PATTERN and a COMMAND")
     if not shutil.which(words[0]):
         raise shared.UsageError(f"there is no command {words[0]!r}")
     slots = threading.Semaphore(options.jobs)

@@ -9,6 +9,7 @@ import re
 import select
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -117,6 +118,8 @@ def command(
 
 def argument(names: str, help: str, **options: Any) -> Argument:
     """Return an argument, or an option, with the names in a text."""
+    if not names.startswith("-") and "choices" not in options:
+        options = {"metavar": names.upper(), **options}
     return lambda to: to.add_argument(*names.split(), help=help, **options)
 
 
@@ -173,35 +176,21 @@ def timeout(
 
 def key(**options: Any) -> Argument:
     """Return the argument for a routing key."""
-    help = "the routing key that subscribers' patterns select, such as a/b"
-    return argument("key", help, metavar="KEY", **options)
+    return argument("key", "the routing key, such as a/b", **options)
 
 
 def payload(help: str = "'-' is standard input") -> Argument:
     """Return the argument for a payload."""
-    return argument("payload", help, metavar="PAYLOAD", nargs="?")
+    return argument("payload", help, nargs="?")
 
 
-PATTERNS = argument(
-    "pattern",
-    "the keys to select: '*' matches up to the next '/', and a final '/' all"
-    " that follows it; 'a/*' selects a/b but not a/b/c, 'a/' selects both;"
-    " without a pattern, all keys but secrets; quote it",
-    metavar="PATTERN",
-    nargs="*",
-)
+PATTERNS = argument("pattern", "in quotes; none: all but secrets", nargs="*")
 PATTERN_OPTION = argument(
-    "--pattern",
-    "the keys to select, as for sub; may be repeated; default: all",
-    metavar="PATTERN",
-    action="append",
-    default=[],
+    "--pattern", "as for sub; may be repeated", action="append", default=[]
 )
-RECONNECT = flag(
-    "--reconnect",
-    "wait for a bus that has not started or has ended; messages that others"
-    " publish meanwhile are missed",
-)
+RECONNECT = flag("--reconnect", "wait for a bus that has not started or ended")
+KEEPER = argument("--keeper", "its key (keep/last)", default="keep/last")
+MIB = amount("--max-mib", "M", "keep at most M MiB (64)", default=64.0)
 COUNT = number("-n --count", "end after N messages")
 DURATION = amount("-t --timeout", "S", "end after S seconds")
 OURS = argparse.SUPPRESS  # a command's own default would undo ours
@@ -323,9 +312,14 @@ def subscribe(bus: Client, patterns: Sequence[str]) -> None:
 
 
 def messages(
-    bus: Client, count: int | None = None, seconds: float | None = None
+    bus: Client,
+    count: int | None = None,
+    seconds: float | None = None,
+    before: Callable[[], Sequence[Message]] = tuple,
 ) -> Iterator[Message]:
     """Yield messages: *count* of them, or for some *seconds*.
+
+    Those that *before* returns come first on each bus.
 
     It flushes standard output before it waits for more.  A lost bus and a
     new one are remarks.
@@ -333,7 +327,12 @@ def messages(
     """
     end, heard = end_of(seconds), 0
     is_lost = bus.retry_in() is not None
+    waiting = deque(() if is_lost else before())
     while heard != count:
+        if waiting:
+            heard += 1
+            yield waiting.popleft()
+            continue
         if left_of(end) == 0:
             if count is None:
                 return
@@ -352,6 +351,7 @@ def messages(
         elif type(received) is sbus_client.Reconnected:
             note(f"connected to {bus.address}")
             is_lost = False
+            waiting.extend(before())
 
 
 def wait_to_print(bus: Client, end: float | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
-from sbus_client import WHOAMI, Client, SbusError
+from sbus_client import WHOAMI, Client
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -39,12 +39,8 @@ def run_until_signal(
     pool = ThreadPoolExecutor(len(jobs))
     # Not in the threads: a signal there would not end the wait of this one
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        running = [pool.submit(job) for job in jobs]
-    except RuntimeError as error:  # of a limit of threads
-        raise SbusError(str(error)) from None
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    running = [pool.submit(job) for job in jobs]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
         done, _ = wait(running, return_when=FIRST_EXCEPTION)
         return [each.result() for each in done]

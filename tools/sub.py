@@ -8,11 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 from sbus_client import FIELDS, SECRET, Client, Message, SbusError, printable
 
 from . import shared
 from .json_lines import as_json
+from .keep import last_values
 
 # A form prints a message; *when*, if it is told, is in nanoseconds since 1970
 Form = Callable[[Message, "int | None"], bytes]
@@ -76,44 +78,45 @@ def is_open(descriptor: int) -> bool:
     return descriptor > 2 and os.path.exists(f"/proc/self/fd/{descriptor}")
 
 
-JSON = """print JSON objects, one a line: key and payload, or key_base64 and
-payload_base64 for bytes that are not UTF-8"""
-TIME = "print the time of arrival first; in JSON, t is nanoseconds since 1970"
-DISCARD = """miss messages rather than slow their publishers down; print the
-number missed at the end"""
-SHOW_ADDRESS = """print on standard error the private key that each secret
-pattern stands for: '!/cred////inbox' with the numbers of this process"""
-READY = "once subscribed, write a line to descriptor N, and close that"
-
-
 @shared.command(
     "sub 'sensors/*/temp'",
     shared.PATTERNS,
     shared.either(
-        form("--json", as_json, JSON),
+        form("--json", as_json, "print JSON objects, one a line"),
         form("--raw", as_payload, "print the payloads unchanged"),
         form("--null", as_null_ended, "print payloads, each with a NUL byte"),
     ),
-    shared.flag("--time", TIME),
-    shared.flag("--discard", DISCARD),
+    shared.flag("--time", "print the time of arrival first"),
+    shared.flag("--discard", "miss messages rather than pause publishers"),
     shared.RECONNECT,
-    shared.flag("--show-address", SHOW_ADDRESS),
-    shared.number("--ready-fd", READY),
+    shared.flag("--last", "print first what `sbus keep` has"),
+    shared.KEEPER,
+    shared.flag("--show-address", "print what secret patterns stand for"),
+    shared.number("--ready-fd", "once subscribed, write to descriptor N"),
     shared.COUNT,
     shared.DURATION,
 )
 def sub(options: shared.Options) -> None:
     r"""Print each message as a line: its key, a tab, its payload.
 
+    In a PATTERN, '*' matches up to the next '/', and a final '/' all that
+    follows it: 'a/*' selects a/b but not a/b/c, 'a/' selects both.
+
     Bytes that are not printable text are escaped as in a Python bytes
-    literal: a line feed is \n, a backslash \\.  With --count and --timeout,
+    literal: a line feed is \n, a backslash \\.  JSON objects have key and
+    payload, or key_base64 and payload_base64 for bytes that are not UTF-8,
+    and as t the time in nanoseconds since 1970.  With --count and --timeout,
     the exit status is 1 if the time runs out before the count is reached.
+    --discard prints at the end how many messages were missed.  --reconnect
+    misses what others publish meanwhile; --last prints the last values again
+    after it.  --show-address prints on standard error the private key that
+    each secret pattern stands for: '!/cred////inbox' with the numbers of
+    this process.  --ready-fd closes the descriptor after a line.
     """
     if options.time and options.form in (as_payload, as_null_ended):
         raise shared.UsageError("--time does not go with --raw or --null")
     if options.ready_fd and not is_open(options.ready_fd):
-        number = options.ready_fd
-        raise shared.UsageError(f"--ready-fd: descriptor {number} is not open")
+        raise shared.UsageError("--ready-fd: this descriptor is not open")
     secrets = [text for text in options.pattern if text.startswith("!/cred/")]
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     is_coloured = sys.stdout.isatty() and not is_plain
@@ -131,9 +134,12 @@ def sub(options: shared.Options) -> None:
             os.write(options.ready_fd, b"ready\n")
             os.close(options.ready_fd)
         try:
-            for each in shared.messages(bus, options.count, options.timeout):
+            last = partial(last_values, bus, options.keeper, options.pattern)
+            before = last if options.last else tuple
+            count, seconds = options.count, options.timeout
+            for message in shared.messages(bus, count, seconds, before):
                 when = time.time_ns() if options.time else None
-                shared.write(form(each, when), at_once=False)
+                shared.write(form(message, when), at_once=False)
         finally:
             shared.write(b"")
             if options.discard:

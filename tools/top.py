@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from sbus_client import Message, printable
@@ -24,43 +25,46 @@ HOME, CLEAR_BELOW, CLEAR_LINE = "\x1b[H", "\x1b[J", "\x1b[K"
 
 
 class Top:
-    """The traffic of all keys.
-
-    It is messages and bytes of this interval, and messages since the start.
-    """
+    """The traffic of all keys, and of everything, which has no key."""
 
     def __init__(self, by_bytes: bool = False) -> None:
-        self.order = (1, 0, 2) if by_bytes else (0, 1, 2)
-        self.everything = [0, 0, 0]
-        self.keys: dict[bytes, list[int]] = {}
+        self.messages: Counter[bytes | None] = Counter()  # of this interval
+        self.bytes: Counter[bytes | None] = Counter()  # of this interval
+        self.totals: Counter[bytes | None] = Counter()  # messages, of all time
+        self.order = [self.messages, self.bytes, self.totals]
+        if by_bytes:
+            self.order = [self.bytes, self.messages, self.totals]
 
     def add(self, message: Message) -> None:
         """Count a message."""
-        own = self.keys.setdefault(message.key, [0, 0, 0])
-        for traffic in (own, self.everything):
-            traffic[0] += 1
-            traffic[1] += len(message.payload)
-            traffic[2] += 1
-        if len(self.keys) > TOP_KEYS_MAX:
-            self.keys = dict(self.loudest()[: TOP_KEYS_MAX // 2])
+        for key in message.key, None:
+            self.messages[key] += 1
+            self.bytes[key] += len(message.payload)
+            self.totals[key] += 1
+        if len(self.totals) > TOP_KEYS_MAX:
+            for key in self.loudest()[TOP_KEYS_MAX // 2 :]:
+                for counter in self.order:
+                    del counter[key]
 
-    def loudest(self) -> list[tuple[bytes, list[int]]]:
-        """Return all keys and their traffic, the loudest first."""
-        return sorted(
-            self.keys.items(),
-            key=lambda item: ([-item[1][n] for n in self.order], item[0]),
-        )
+    def loudest(self) -> list[bytes]:
+        """Return all keys, the loudest first."""
+        keys = [key for key in self.totals if key is not None]
+        keys.sort()
+        keys.sort(key=lambda key: [-counter[key] for counter in self.order])
+        return keys
 
     def table(self, seconds: float) -> list[str]:
         """Return the lines for an interval of so many seconds; end it."""
-        count = f"({len(self.keys):,} key{'s' * (len(self.keys) != 1)})"
-        rows = [(printable(key), each) for key, each in self.loudest()]
+        keys = self.loudest()
+        names = [f"({len(keys):,} key{'s' * (len(keys) != 1)})"]
+        names += map(printable, keys)
         lines = [HEADING]
-        for name, traffic in [(count, self.everything), *rows]:
-            rates = [n / seconds for n in traffic[:2]]
-            total = f"{traffic[2]:12,}  {name}"
-            lines.append(f"{rates[0]:12,.1f} {rates[1]:14,.0f} {total}")
-            traffic[:2] = 0, 0
+        for key, name in zip([None, *keys], names):
+            messages = self.messages[key] / seconds
+            rates = f"{messages:12,.1f} {self.bytes[key] / seconds:14,.0f}"
+            lines.append(f"{rates} {self.totals[key]:12,}  {name}")
+        self.messages.clear()
+        self.bytes.clear()
         return lines
 
 

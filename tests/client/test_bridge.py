@@ -203,6 +203,23 @@ class TestBridge:
             assert right.receive() == publish(b"a/1/2")
             assert right.receive() == publish(b"b/1")
 
+    def test_what_goes_round(self) -> None:
+        """A message that comes again and again, as in a ring with another
+        user's bridge, is remarked on once.
+        """
+        with Sides() as sides:
+            sides.joined()
+            for _ in range(1_500):
+                sides.left.send(publish(b"k", b"v"))
+                assert sides.right.receive() == publish(b"k", b"v")
+            sides.process.terminate()
+            for side in sides.peers:
+                for _ in range(3):
+                    side.receive()
+                side.send(ANSWER)
+            errors = outcome(sides.process).errors
+        assert errors.count("does another user's bridge join") == 1
+
     def test_probes(self) -> None:
         """Another bridge's is forwarded, under the key that it has there; its
         own ends it, by whatever ring of bridges and however late it comes.

@@ -1,0 +1,142 @@
+"""Tests of keep and of `sub --last`: the last value of each key."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commands import publish_all, sbus, wait_for_patterns
+from processes import SECONDS_MAX, outcome, started
+from real_bus import RealBus, wait_for
+from sbus_client import Client
+
+
+@contextlib.contextmanager
+def keeping(bus: RealBus, *words: str) -> Iterator[None]:
+    """Run a keeper."""
+    with started(bus.path, "keep", *words) as process:
+        assert process.stderr
+        with Client(bus.path) as client:
+
+            def is_there() -> bool:
+                with contextlib.suppress(TimeoutError):
+                    return bool(client.request("keep/last", b"", 0.1))
+                return False
+
+            wait_for(is_there)
+        yield
+        process.terminate()
+
+
+def last(bus: RealBus, count: int, *words: str) -> list[str]:
+    """Return the lines that `sub --last` prints."""
+    done = sbus(bus.path, "sub", "--last", f"-n{count}", "-t9", *words)
+    assert (done.status, done.errors) == (0, "")
+    return sorted(done.output.splitlines())
+
+
+class TestKeep:
+    """What a late reader gets."""
+
+    def test_last_values(self, bus: RealBus) -> None:
+        """The last of each key that its patterns select; an empty message has
+        one forgotten.  What a key or a payload is made of does not matter.
+        """
+        with keeping(bus, "a/", "b"):
+            publish_all(
+                bus.path,
+                ("a/1", b"old"),
+                ("a/1", b"new"),
+                ("a/2", b"gone"),
+                ("a/2", b""),
+                (b"a/\xff", b"\0\n"),
+                ("b", b"x"),
+                ("c", b"not kept"),
+            )
+            expected = ["a/1\tnew", "a/\\xff\t\\x00\\n"]
+            assert last(bus, 2, "a/") == expected
+            assert last(bus, 3) == [*expected, "b\tx"]
+            assert last(bus, 1, "*") == ["b\tx"]
+
+    def test_live_wins(self, bus: RealBus) -> None:
+        """A reader never goes back in time, beside a busy writer."""
+        with keeping(bus, "k/"), Client(bus.path) as writer:
+            for number in range(200):
+                writer.publish(f"k/{number % 50}", b"%d" % number)
+            words = ("sub", "--last", "-n", "100", "k/")
+            before = bus_patterns(bus)
+            with started(bus.path, *words) as process:
+                wait_for_patterns(bus, before + 1)
+                for number in range(200, 100_000):
+                    writer.publish(f"k/{number % 50}", b"%d" % number)
+                    if process.poll() is not None:
+                        break
+                lines = outcome(process).output.splitlines()
+        seen: dict[str, int] = {}
+        for line in lines:
+            key, _, text = line.partition("\t")
+            assert int(text) > seen.get(key, -1)
+            seen[key] = int(text)
+        assert len(lines) == 100
+
+    def test_limit(self, bus: RealBus) -> None:
+        """Without room a value is not kept, nor the one before it."""
+        with keeping(bus, "--max-mib", "0.01", "k/"):
+            publish_all(bus.path, ("k/1", b"x"), ("k/2", b"x"))
+            publish_all(bus.path, ("k/2", bytes(20_000)))
+            assert last(bus, 1, "k/") == ["k/1\tx"]
+            done = sbus(bus.path, "request", "keep/last", "")
+            assert "keeps 1 keys, and refused 1" in done.output
+
+    def test_second_keeper(self, bus: RealBus) -> None:
+        """It refuses to start, and says who is there."""
+        with keeping(bus, "k/"):
+            done = sbus(bus.path, "keep", "other/")
+            assert done.status == 1
+            assert done.errors.startswith("sbus: process ")
+            assert done.errors.endswith("refused 0, under keep/last\n")
+
+    def test_secrets(self, bus: RealBus) -> None:
+        """[CRED-10] None is kept; nobody gets values for somebody else."""
+        with keeping(bus, "", "!/cred////"), Client(bus.path) as client:
+            own = client.whoami(SECONDS_MAX).path
+            publish_all(bus.path, ("k", b"v"))
+            client.subscribe("")
+            for place in b"", b"k/", own.rpartition(b"/")[0] + b"/1/x/":
+                question = place + b"\0"
+                client.request("keep/last", question, SECONDS_MAX)
+            client.sync(SECONDS_MAX)
+            with pytest.raises(TimeoutError):
+                while True:
+                    assert client.receive(0).key == b"keep/last"
+
+    def test_reconnecting(self, directory: Path) -> None:
+        """The values come again after a bus was lost."""
+        path = str(directory / "bus")
+        reader = ("sub", "--last", "--reconnect", "-n2", "k")
+        with contextlib.ExitStack() as stack:
+            with RealBus(directory) as bus:
+                stack.enter_context(keeping(bus, "--reconnect", "k"))
+                publish_all(path, ("k", b"v"))
+                process = stack.enter_context(started(path, *reader))
+                assert process.stdout
+                assert process.stdout.readline() == "k\tv\n"
+            with RealBus(directory):
+                assert process.stdout.readline() == "k\tv\n"
+
+    def test_nobody(self, bus: RealBus) -> None:
+        """A remark says so, and it goes on."""
+        with started(bus.path, "sub", "--last", "-n1", "k") as process:
+            assert process.stderr
+            assert "no last values: nobody" in process.stderr.readline()
+            publish_all(bus.path, ("k", b"v"))
+            assert outcome(process) == (0, "k\tv\n", "")
+
+
+def bus_patterns(bus: RealBus) -> int:
+    """Return how many patterns a server has stored since its start."""
+    trace = Path(bus.path).with_name("trace")
+    return trace.read_text().count('"ev":"sub"')
