@@ -67,6 +67,23 @@ def served(listener: Listener, *words: str, **options: Any) -> Iterator[Any]:
         yield process, server
 
 
+@contextlib.contextmanager
+def keeping(bus: RealBus, *words: str) -> Iterator[None]:
+    """Run a keeper."""
+    with started(bus.path, "keep", *words) as process:
+        assert process.stderr
+        with Client(bus.path) as client:
+
+            def is_there() -> bool:
+                with contextlib.suppress(TimeoutError):
+                    return bool(client.request("keep/last", b"", 0.1))
+                return False
+
+            wait_for(is_there)
+        yield
+        process.terminate()
+
+
 def is_gone(done: Result, address: str) -> bool:
     """Return whether a command ended because the server disconnected it."""
     what = f"sbus: the server at {address} closed the connection: it stopped,"

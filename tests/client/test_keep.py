@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from commands import publish_all, sbus, wait_for_patterns
+from commands import keeping, patterns_of, publish_all, sbus, wait_for_patterns
 from processes import SECONDS_MAX, outcome, started
-from real_bus import RealBus, wait_for
+from real_bus import RealBus
 from sbus_client import Client
-
-
-@contextlib.contextmanager
-def keeping(bus: RealBus, *words: str) -> Iterator[None]:
-    """Run a keeper."""
-    with started(bus.path, "keep", *words) as process:
-        assert process.stderr
-        with Client(bus.path) as client:
-
-            def is_there() -> bool:
-                with contextlib.suppress(TimeoutError):
-                    return bool(client.request("keep/last", b"", 0.1))
-                return False
-
-            wait_for(is_there)
-        yield
-        process.terminate()
 
 
 def last(bus: RealBus, count: int, *words: str) -> list[str]:
@@ -67,7 +49,7 @@ class TestKeep:
             for number in range(200):
                 writer.publish(f"k/{number % 50}", b"%d" % number)
             words = ("sub", "--last", "-n", "100", "k/")
-            before = bus_patterns(bus)
+            before = patterns_of(bus)
             with started(bus.path, *words) as process:
                 wait_for_patterns(bus, before + 1)
                 for number in range(200, 100_000):
@@ -134,9 +116,3 @@ class TestKeep:
             assert "no last values: nobody" in process.stderr.readline()
             publish_all(bus.path, ("k", b"v"))
             assert outcome(process) == (0, "k\tv\n", "")
-
-
-def bus_patterns(bus: RealBus) -> int:
-    """Return how many patterns a server has stored since its start."""
-    trace = Path(bus.path).with_name("trace")
-    return trace.read_text().count('"ev":"sub"')

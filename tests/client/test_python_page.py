@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from client_ends import beside
+from commands import keeping
 from processes import ROOT, SECONDS_MAX
 from real_bus import RealBus, wait_for
-from sbus_client import Client
+from sbus_client import Client, Disconnected, parse_request
 
 PAGE = (ROOT / "book/python.md").read_text("utf-8")
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -67,6 +69,8 @@ def wait_for_subscriber(client: Client) -> None:
         ("blocking/soft/discard", "k", "b'k' 1"),
         ("signal.SIGTERM", "a/b", "b'v'"),
         ("MSG_PEEK", "", "b'MSG a/b\\x00x'"),
+        ("HANDLERS", "alarms/1", "alarm b'v'"),
+        ('"have come"', "", "1000 have come"),
     ],
 )
 def test_program_prints(bus: RealBus, mark: str, key: str, line: str) -> None:
@@ -114,3 +118,89 @@ def test_proof_of_identity(bus: RealBus) -> None:
             client.sync(SECONDS_MAX)
             liar.publish("s", victim + b"\0x")  # the answer is for the victim
             assert b"done" not in client.receive(SECONDS_MAX).payload
+
+
+@contextlib.contextmanager
+def service(bus: RealBus, pattern: str) -> Iterator[Client]:
+    """Answer requests with their payload, twice."""
+
+    def serve() -> None:
+        with contextlib.suppress(Disconnected):
+            for message in client:
+                if asked := parse_request(message):
+                    client.reply(asked, 2 * asked.payload)
+
+    with Client(bus.path) as client:
+        client.subscribe(pattern)
+        client.sync(SECONDS_MAX)
+        with beside(serve):
+            yield client
+            client.close()
+
+
+@pytest.mark.parametrize("mark", ["threads.map", "pool.map"])
+def test_many_that_ask(bus: RealBus, mark: str) -> None:
+    """Threads share a client; processes have one each."""
+    answers = " ".join(str(b"%d" % number * 2) for number in range(8))
+    with (
+        service(bus, "services/double"),
+        running(bus, program(mark)) as process,
+    ):
+        assert next_line(process) == f"{answers}\n"
+
+
+@pytest.mark.parametrize(
+    "mark, key, payload",
+    [
+        ("BusHandler", b"log/warning/pump", b"too hot: 95 degrees"),
+        ("ended/pump", b"ended/pump", b"0"),
+    ],
+)
+def test_program_publishes(
+    bus: RealBus, mark: str, key: bytes, payload: bytes
+) -> None:
+    """A program that only publishes."""
+    with Client(bus.path) as client:
+        client.subscribe("")
+        client.sync(SECONDS_MAX)
+        with running(bus, program(mark)):
+            assert client.receive(SECONDS_MAX) == (key, payload)
+
+
+def test_last_values(bus: RealBus) -> None:
+    """The keeper's come first."""
+    with keeping(bus, "state/"), Client(bus.path) as client:
+        client.publish("state/1", b"on")
+        client.sync(SECONDS_MAX)
+        with running(bus, program("keep/last")) as process:
+            assert next_line(process) == "b'state/1' b'on'\n"
+            client.publish("state/1", b"off")
+            assert next_line(process) == "b'state/1' b'off'\n"
+
+
+def test_jobs(bus: RealBus) -> None:
+    """Each goes to one worker."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(running(bus, program("workers.popleft")))
+        client = stack.enter_context(Client(bus.path))
+        wait_for_subscriber(client)
+        lines: list[str] = []
+        for _ in range(2):
+            worker = running(bus, program('"works on"'))
+            output = stack.enter_context(worker).stdout
+            stack.enter_context(beside(lines.extend, output))
+        stack.callback(bus.stop)  # which ends the workers
+        for number in range(4):
+            client.publish("jobs/new", b"%d" % number)
+        wait_for(lambda: len(lines) == 4)
+    assert sorted(lines) == [f"works on b'{number}'\n" for number in range(4)]
+
+
+def test_survey(bus: RealBus) -> None:
+    """All answer, and all are heard."""
+    with (
+        service(bus, "services/health"),
+        service(bus, "services/"),
+        running(bus, program("services/health")) as process,
+    ):
+        assert next_line(process) == "2 answers: b'' b''\n"
