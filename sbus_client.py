@@ -878,6 +878,7 @@ class Connection:
             return self._read()  # the last packets come next
 
         if size < LARGE_BYTES:
+            # [CLIENT-2] What follows the first NUL is payload
             head, nul, payload = buffer[:size].partition(b"\0")
             if not nul:
                 if not size:  # no server sends an empty packet
