@@ -17,7 +17,7 @@ from . import shared
 from .shared import Options
 
 TOP_KEYS_MAX = 10_000  # beyond, the quieter half is forgotten
-HEADING = f"{'MESSAGES/S':>12} {'BYTES/S':>14} {'MESSAGES':>12}  KEY"
+HEADING = f"{'MESSAGES/S':>10} {'BYTES/S':>11} {'MESSAGES':>9}  KEY"
 # Another screen, without a cursor and without breaks in long lines
 ENTER_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 LEAVE_SCREEN = "\x1b[?7h\x1b[?25h\x1b[?1049l"
@@ -61,8 +61,8 @@ class Top:
         lines = [HEADING]
         for key, name in zip([None, *keys], names):
             messages = self.messages[key] / seconds
-            rates = f"{messages:12,.1f} {self.bytes[key] / seconds:14,.0f}"
-            lines.append(f"{rates} {self.totals[key]:12,}  {name}")
+            rates = f"{messages:10,.1f} {self.bytes[key] / seconds:11,.0f}"
+            lines.append(f"{rates} {self.totals[key]:9,}  {name}")
         self.messages.clear()
         self.bytes.clear()
         return lines

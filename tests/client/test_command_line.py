@@ -240,13 +240,24 @@ class TestStreams:
             ("whoami >/dev/full", FULL),
             ("sub --help >/dev/full", FULL),
             ("--version >/dev/full", FULL),
+            ("sub -t 0.1 <&-", ""),
             ("sub -t 0.1 --time >&-", CLOSED),
         ],
     )
     def test_output(self, bus: RealBus, words: str, error: str) -> None:
-        """What cannot be written is one line and no traceback."""
+        """What cannot be written is one line and no traceback.
+
+        Closed input is no error of a command that does not read it.
+        """
         done = in_a_shell("tools", f"-a {shlex.quote(bus.path)} {words}")
-        assert done == (1, "", error)
+        assert done == (1 if error else 0, "", error)
+
+    def test_small_command_line(self) -> None:
+        """So it is with the help of sbus_client.py; a count is whole."""
+        full = "sbus_client.py: [Errno 28] No space left on device\n"
+        done = in_a_shell("sbus_client.py", "--help >/dev/full")
+        assert done == (1, "", full)
+        assert in_a_shell("sbus_client.py", "sub -n 1.5").status == 2
 
     @pytest.mark.parametrize("file", ["tools", "sbus_client.py"])
     @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full"])
