@@ -4,14 +4,15 @@ A trace is what a server did (sbus.py --trace), a capture what one subscriber
 heard (`sbus record`), and a table the Delta table that ingest makes of
 captures.  Each step is a function, and a command.
 
+    inputs      what needs no library: errors, and texts of arguments
     messages    columns, and which lines of a capture are messages
     matching    which keys patterns select
     source      the format `sbus` for Spark's own programs
     table       ingest, compact, expire, read_table, replay
     report      the traffic in a table, in numbers and as a page
     events      the lines of traces as a DataFrame
-    audit       the deliveries that were expected, beside the actual ones
-    session     Java, and the Spark session of the command line
+    audits      the deliveries that were expected, beside the actual ones
+    sessions    Java, and the Spark session of the command line
     cli         the command line
 
 A module imports only those above it, and of the repository beside this
@@ -20,24 +21,22 @@ package sbus (what a pattern selects) and sbus_client (Client).
 Licence: ISC, see LICENSE.
 """
 
+import importlib
+import importlib.util
 import os
 import sys
+from typing import Any
 
-try:
-    import deltalake  # noqa: F401
-    import pyspark  # noqa: F401
-except ModuleNotFoundError as error:
-    what = f"sbus_spark: {error.name} is not installed: pip install '.[spark]'"
-    if os.path.basename(sys.argv[0]) in ("sbus-spark", "-m", "__main__.py"):
-        sys.exit(what)  # a command, whose user is to see no traceback
-    raise ModuleNotFoundError(what, name=error.name) from None
-from .audit import audit, summary
-from .cli import main, run
-from .messages import InputError, PipelineError
-from .report import page, summarize
-from .session import JavaError, find_java, session
-from .source import register
-from .table import compact, expire, ingest, read_table, replay
+for name in "deltalake", "pyspark":
+    if not importlib.util.find_spec(name):
+        what = f"sbus_spark: {name} is not installed: pip install '.[spark]'"
+        if os.path.basename(sys.argv[0]) in (
+            "sbus-spark",
+            "-m",
+            "__main__.py",
+        ):
+            sys.exit(what)  # a command, whose user is to see no traceback
+        raise ModuleNotFoundError(what, name=name)
 
 __all__ = [
     "InputError",
@@ -58,3 +57,21 @@ __all__ = [
     "summarize",
     "summary",
 ]
+# Where they are; a module is imported once it is needed, as Spark is large
+MODULES = {
+    "audits": ("audit", "summary"),
+    "cli": ("main", "run"),
+    "inputs": ("InputError", "PipelineError"),
+    "report": ("page", "summarize"),
+    "sessions": ("JavaError", "find_java", "session"),
+    "source": ("register",),
+    "table": ("compact", "expire", "ingest", "read_table", "replay"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in MODULES.items():
+        if name in (module, *names):
+            found = importlib.import_module(f"{__name__}.{module}")
+            return found if name == module else getattr(found, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,18 +16,13 @@ from datetime import date
 from pathlib import Path
 from typing import Any, NoReturn
 
-from deltalake.exceptions import DeltaError
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyarrow import ArrowException  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
-from pyspark.sql import Row, SparkSession
-
-from . import table as tables
-from .audit import audit, summary
-from .messages import InputError, PipelineError, absolute, printable
-from .report import page, summarize
-from .session import session
-from .source import positive
+from .inputs import (
+    InputError,
+    PipelineError,
+    absolute,
+    positive,
+    printable,
+)
 
 SHOWN_MAX = 1_000  # breaches; -o writes all
 # In what Spark tells of an error: one of ours, else its innermost cause
@@ -42,47 +37,61 @@ def run_ingest(options: argparse.Namespace) -> int:
         until = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: until.set())
+    from . import sessions, table
+
     where = options.capture, options.table
-    counts = tables.ingest(session(), *where, until, options.clean)
+    counts = table.ingest(
+        sessions.session(size=0), *where, until, options.clean
+    )
     print("{} messages ingested, {} lines quarantined".format(*counts))
     return 0
 
 
 def run_compact(options: argparse.Namespace) -> int:
     """Merge the small files of each day."""
-    tables.compact(options.table)
+    from . import table
+
+    table.compact(options.table)
     print("the files of each day are compacted")
     return 0
 
 
 def run_expire(options: argparse.Namespace) -> int:
     """Drop the old days of a table."""
-    tables.expire(options.table, options.before)
+    from . import table
+
+    table.expire(options.table, options.before)
     print(f"the days before {options.before} are dropped")
     return 0
 
 
 def run_report(options: argparse.Namespace) -> int:
     """Write a report of the traffic in a table."""
-    tables.open_table(options.table)
+    from . import report, sessions, table
+
+    table.open_table(options.table)
     output = Path(options.output)
     if not options.json:
         output.open("a").close()  # before Spark works for nothing
-    found = summarize(tables.read_table(session(), options.table))
+    messages = table.read_table(sessions.session(), options.table)
+    found = report.summarize(messages)
     if options.json:
         print(json.dumps(found))
     else:
-        output.write_text(page(found, options.table), "utf-8")
+        output.write_text(report.page(found, options.table), "utf-8")
         print(f"the report is {output.absolute()}")
     return 0
 
 
 def run_audit(options: argparse.Namespace) -> int:
     """Check that a bus delivered what it should."""
+    from . import audits, events, sessions
+
     if options.output and os.path.exists(options.output):
         raise InputError(f"{options.output}: it is there already")
-    found = audit(session(), options.trace, options.running)
-    counts = summary(found)
+    spark = sessions.session(size=events.size_of(options.trace))
+    found = audits.audit(spark, options.trace, options.running)
+    counts = audits.summary(found)
     undecided = counts.pop("undecided", 0)
     if options.output:
         found.write.json(options.output)
@@ -106,7 +115,7 @@ def run_audit(options: argparse.Namespace) -> int:
     return 1 if counts else 0
 
 
-def describe(row: Row) -> str:
+def describe(row: Any) -> str:
     """Return a breach as a line of text."""
     names = ("n", "m", "publisher", "c", "key")
     about = [f"{x}={row[x]!r}" for x in names if row[x] is not None]
@@ -115,11 +124,23 @@ def describe(row: Row) -> str:
 
 def run_replay(options: argparse.Namespace) -> int:
     """Publish the messages of a table again."""
-    tables.open_table(options.table)
+    from . import sessions, table
+
+    table.open_table(options.table)
     texts = [os.fsencode(text).decode("latin-1") for text in options.pattern]
-    messages = tables.read_table(session(), options.table)
-    count = tables.replay(messages, options.address, texts, options.speed)
+    messages = table.read_table(sessions.session(), options.table)
+    count = table.replay(messages, options.address, texts, options.speed)
     print(f"{count} messages published")
+    return 0
+
+
+def run_prepare(_: argparse.Namespace) -> int:
+    """Halve what a start of Spark takes, by a file of its classes."""
+    from . import sessions
+
+    archive = sessions.write_archive()
+    size = archive.stat().st_size >> 20
+    print(f"Spark's classes are in {archive}, {size} MiB")
     return 0
 
 
@@ -185,6 +206,8 @@ def option_parser() -> OptionParser:
     add("--pattern", metavar="P", action="append", default=[], help=what)
     what = "X times as fast as recorded (as fast as possible)"
     add("--speed", metavar="X", type=positive, help=what)
+
+    command(run_prepare, "")
     return parser
 
 
@@ -194,23 +217,27 @@ def run(arguments: Sequence[str] | None) -> int:
     0 is success, 1 an error or a breach.
     """
     options = option_parser().parse_args(arguments)
-    known = (
-        PipelineError,
-        DeltaError,
-        ArrowException,
-        OSError,
-        UnicodeError,
-        PySparkException,
-        Py4JError,
-    )
     try:
         return int(options.run(options))
-    except known as error:
+    except Exception as error:
+        if not isinstance(error, known_errors()):
+            raise
         text = str(error) or repr(error)
         found = [re.findall(cause, text, re.M) for cause in CAUSES]
         told = ([*filter(None, found)] or [text.splitlines()])[0][-1]
         print(f"sbus-spark: {printable(told)}", file=sys.stderr)
         return 1
+
+
+def known_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of which one line tells all that a user needs."""
+    from deltalake.exceptions import DeltaError
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyarrow import ArrowException  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    ours = (PipelineError, OSError, UnicodeError)
+    return *ours, DeltaError, Py4JError, ArrowException, PySparkException
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -224,5 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if spark := SparkSession.getActiveSession():
-            spark.stop()
+        if "pyspark.sql" in sys.modules:
+            from pyspark.sql import SparkSession
+
+            if spark := SparkSession.getActiveSession():
+                spark.stop()

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import fs
 from pyspark.sql import DataFrame
 
-from .messages import InputError, absolute, parse_lines, schema_of
+from .inputs import InputError, absolute
+from .messages import parse_lines, schema_of
 
 BLOCK_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 20  # of lines that are parsed at once
@@ -163,7 +163,7 @@ def facts_of(
     If some messages and clients are *wanted*, that is only their events.
     """
     code = table["code"].to_numpy()
-    marks = pd.util.hash_array(pc.fill_null(table["c"], 0).to_numpy() ^ seed)
+    marks = hashes(pc.fill_null(table["c"], 0).to_numpy() ^ seed)
     table = with_columns(
         table,
         row=np.arange(len(table)),
@@ -184,6 +184,14 @@ def facts_of(
     found = pa.concat_tables(tables, promote_options="default")
     at = FACT.get_field_index("block")
     return found.set_column(at, "block", pa.array([block] * len(found)))
+
+
+def hashes(numbers: Any) -> Any:
+    """Return a hash of each number: splitmix64."""
+    found = numbers.astype(np.uint64)
+    for shift, factor in (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB):
+        found = (found ^ found >> np.uint64(shift)) * np.uint64(factor)
+    return found ^ found >> np.uint64(31)
 
 
 def sums_of(table: pa.Table, code: Any) -> dict[str, pa.Table]:
@@ -286,8 +294,17 @@ def read(blocks: Sequence[Block], seed: int, batches: Any) -> Iterator[Any]:
                 yield from found.to_batches()
 
 
+def size_of(paths: Sequence[str]) -> int:
+    """Return the bytes of some traces.  Raises: as blocks_of."""
+    blocks = [one for path in paths for one in blocks_of(path)]
+    return sum(one.end - one.start for one in blocks)
+
+
+def tasks_for(blocks: Sequence[Block]) -> int:
+    """Return how many tasks are to read some blocks."""
+    return 1 + sum(one.end - one.start for one in blocks) // BLOCK_BYTES
+
+
 def facts(rows: DataFrame, blocks: Sequence[Block], seed: int) -> DataFrame:
     """Return FACTS of blocks, by their numbers and what of them is wanted."""
-    tasks = 1 + sum(one.end - one.start for one in blocks) // BLOCK_BYTES
-    work = functools.partial(read, blocks, seed)
-    return rows.repartition(tasks).mapInArrow(work, FACTS)
+    return rows.mapInArrow(functools.partial(read, blocks, seed), FACTS)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import binascii
 import contextlib
 import functools
-import os
 from collections.abc import Iterator
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -53,24 +52,6 @@ LINE = schema_of(
     "rec string, n long, t long, host string, key string, size long,"
     " data string"
 )
-
-
-class PipelineError(Exception):
-    """The base of all errors that this package raises on purpose."""
-
-
-class InputError(PipelineError):
-    """Something to be read is missing, or is something else."""
-
-
-def absolute(path: str) -> str:
-    """Return where something is, whatever folder a process runs in."""
-    return path if "://" in path else os.path.abspath(path)
-
-
-def printable(text: str) -> str:
-    """Return text with escapes for what does not print."""
-    return "".join(x if x.isprintable() else repr(x)[1:-1] for x in text)
 
 
 def read_lines(text: bytes) -> pa.Table:

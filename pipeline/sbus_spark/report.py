@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from .messages import InputError, printable
+from .inputs import InputError, printable
 
 SHOWN_MAX = 100  # keys and hosts
 CHARTED_MAX = 8  # keys over time

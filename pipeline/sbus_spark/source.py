@@ -36,8 +36,9 @@ from pyspark.sql.types import StructType
 
 from sbus_client import Client, SbusError
 
+from .inputs import InputError, absolute, positive
 from .matching import selects
-from .messages import COLUMNS, SCHEMA, InputError, absolute, read_lines
+from .messages import COLUMNS, SCHEMA, read_lines
 
 SEGMENT = re.compile(
     r"(?:.*?/)?(?:(\d{4}-\d\d-\d\d)/)?([^._/][^/]*)-(\d{6,})\.jsonl"
@@ -51,8 +52,7 @@ DAY = datetime.timedelta(days=1)
 FIRST, LAST = (datetime.datetime(y, 1, 2, tzinfo=UTC) for y in (1, 9999))
 FILTERS = ("host", "pattern", "startingTime", "endingTime")
 CAPTURE = ("path", *FILTERS, "minPartitions", "columnNameOfCorruptRecord")
-STREAM = ("maxMessagesPerTrigger", "cleanSource", "pieces")
-PIECES = "path string, start long, end long, may_match boolean"
+STREAM = ("maxMessagesPerTrigger", "cleanSource")
 
 
 def register(spark: SparkSession) -> None:
@@ -72,8 +72,6 @@ class SbusSource(ds.DataSource):
         return "sbus"
 
     def schema(self) -> str:
-        if "pieces" in self.options:
-            return PIECES
         corrupt = self.options.get("columnNameOfCorruptRecord")
         return f"{COLUMNS}, `{corrupt}` string" if corrupt else COLUMNS
 
@@ -83,8 +81,7 @@ class SbusSource(ds.DataSource):
 
     def streamReader(self, schema: StructType) -> CaptureStream:
         self._check(*CAPTURE, *STREAM)
-        kind = PieceStream if "pieces" in self.options else CaptureStream
-        return kind(self.options)
+        return CaptureStream(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> Publisher:
         self._check("address", "speed", "checkpointLocation")
@@ -111,13 +108,6 @@ def value_of(options: Any, name: str, kind: Any, default: Any = None) -> Any:
         return kind(options[name]) if name in options else default
     except (ValueError, OverflowError) as error:
         raise InputError(f"{name}: {error}") from None
-
-
-def positive(text: str) -> float:
-    """Return a number above 0.  Raises: ValueError."""
-    if not float(text) > 0:
-        raise ValueError(f"{text!r} is not above 0")
-    return float(text)
 
 
 def moment(text: str) -> datetime.datetime:
@@ -165,7 +155,7 @@ class Capture:
         least = value_of(options, "minPartitions", positive)
         self._tasks_min = least or os.cpu_count() or 1
 
-    def _segments(self) -> Segments:
+    def segments(self) -> Segments:
         """Return all segments.  Raises: InputError if two files are one."""
         found: Segments = {}
         listing = fs.FileSelector(self._folder, recursive=True)
@@ -190,8 +180,8 @@ class Capture:
         is_host = not self._hosts or not mark or host in self._hosts
         return is_host and first <= (day or first) <= last
 
-    def _tasks(self, pieces: Sequence[Piece]) -> list[ds.InputPartition]:
-        """Return tasks of about the same size for some pieces."""
+    def groups(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
+        """Return some pieces in groups of about the same size."""
         sizes = (piece.end - piece.start for piece in pieces)
         starts = [*itertools.accumulate(sizes, initial=0)]
         bytes_most = min(TASK_BYTES_MAX, starts[-1] // self._tasks_min + 1)
@@ -199,7 +189,7 @@ class Capture:
         for piece, start in zip(pieces, starts):
             middle = start + (piece.end - piece.start) // 2
             groups.setdefault(middle // bytes_most, []).append(piece)
-        return list(map(ds.InputPartition, groups.values()))
+        return list(groups.values())
 
     def _lines(self, piece: Piece) -> Iterator[bytes]:
         """Yield texts of whole lines, of about READ_BYTES each.
@@ -216,6 +206,10 @@ class Capture:
                 yield whole + end
         if rest:  # no recorder leaves such a line
             yield rest + b"\n"
+
+    def remove(self, piece: Piece) -> None:
+        """Remove a segment."""
+        self._files.delete_file(piece.path)
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the wanted messages of a task.
@@ -244,9 +238,10 @@ class CaptureReader(Capture, ds.DataSourceReader):
     """Reads what a capture holds."""
 
     def partitions(self) -> Sequence[ds.InputPartition]:
-        files = itertools.chain(*map(dict.values, self._segments().values()))
-        tasks = self._tasks([piece for piece in files if piece.may_match])
-        return tasks or [ds.InputPartition([])]  # of none, Spark makes its own
+        files = itertools.chain(*map(dict.values, self.segments().values()))
+        groups = self.groups([piece for piece in files if piece.may_match])
+        # Of no partition, Spark makes its own
+        return list(map(ds.InputPartition, groups or [[]]))
 
 
 class CaptureStream(
@@ -277,11 +272,11 @@ class CaptureStream(
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._listed, self._is_last = self._segments(), True
+        self._listed, self._is_last = self.segments(), True
 
     def latestOffset(self, start: Offset, limit: object) -> Offset:
         if not self._is_last:
-            self._listed = self._segments()
+            self._listed = self.segments()
         return self._end(start, self._most)
 
     def reportLatestOffset(self) -> Offset:
@@ -321,7 +316,7 @@ class CaptureStream(
             yield t, recorder, (first, number, at)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[Any]:
-        segments = self._listed or self._segments()
+        segments = self._listed or self.segments()
         pieces = []
         for recorder, (first, last, last_at) in end.items():
             files = segments.get(recorder, {})
@@ -333,22 +328,13 @@ class CaptureStream(
                 stop = last_at if number == last else files[number].end
                 pieces.append(files[number]._replace(start=at, end=stop))
                 number, at = number + 1, 0
-        return self._tasks(pieces)
+        return list(map(ds.InputPartition, self.groups(pieces)))
 
     def commit(self, end: Offset) -> None:
         for recorder, (first, last, _) in end.items():
             files = self._listed.get(recorder, {}) if self._is_cleaning else {}
             for number in [one for one in files if first <= one < last]:
-                self._files.delete_file(files.pop(number).path)
-
-
-class PieceStream(CaptureStream):
-    """Reads which pieces of segments are new: ingest reads these itself."""
-
-    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the pieces of a task, as rows of PIECES."""
-        rows = [piece._asdict() for piece in partition.value]
-        yield pa.RecordBatch.from_pylist(rows)
+                self.remove(files.pop(number))
 
 
 class Publisher(ds.DataSourceArrowWriter, ds.DataSourceStreamArrowWriter):

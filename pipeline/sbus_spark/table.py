@@ -1,12 +1,12 @@
 """Tables: ingest makes them; read_table and replay read them.
 
 A table is a Delta table in folders of days: the columns of `messages`, and
-`day`.  Another one, `_quarantine`, has the lines that were no messages, and
-`_checkpoint` is Spark's.  No Java library for Delta is needed: executors read
-the segments of a batch and write Parquet below the table, and the driver adds
-all files to the log at once, with the number of the batch.  A batch that is
-repeated after a kill finds its number there, and adds nothing.  Files that a
-kill left are in no snapshot of the table: `compact` removes them.
+`day`.  Another one, `_quarantine`, has the lines that were no messages.
+
+The table itself knows what is in it.  A commit adds the rows of new segments,
+and says for each recorder which segment was its last (and, once, its first):
+Delta's transaction identifiers.  Both are in the log, or neither is.  Delta
+refuses the commit if another one has told of a recorder meanwhile.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
 from pyspark.sql import DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import InputPartition
 
+from .inputs import InputError, PipelineError, absolute
 from .matching import selects
-from .messages import COLUMNS, READ, InputError, absolute, schema_of
-from .source import Capture, Piece, register
+from .messages import COLUMNS, READ, schema_of
+from .source import Capture, Piece, Segments, register
 
 TABLE, BAD = f"{COLUMNS}, day date", "line string"
 ORDER = [(name, "ascending") for name in ("host", "recorder", "n")]
-WRITTEN = "path string, day string, bytes long, stats string"
+WRITTEN = "path string, day string, rows long, bytes long"
 READERS_HOURS = 24  # for which a reader may use a snapshot
 LOG = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
 REPLAYED = ("time", "host", "recorder", "n")  # the order of a replay
-TRIGGER: Any = {"processingTime": "5 seconds"}  # while following
+FOLLOW_SECONDS = 5.0
 
 
 def ingest(
@@ -55,95 +56,144 @@ def ingest(
     """Add new segments of a capture to a table, each line once.
 
     With *until*, go on with segments that come later, until it is set.  With
-    *is_cleaning*, remove segments that are in the table when the next batch
-    begins.  Return how many messages were added to the table, and how many
-    lines to the quarantine.
-    Raises: PySparkException, also while another ingest is at work.
+    *is_cleaning*, remove segments that were in the table already.  Return how
+    many messages were added to the table, and how many lines to the
+    quarantine.
+    Raises: PySparkException; PipelineError if another ingest is at work.
     """
-    register(spark)
-    where = absolute(table)
+    options = {"path": absolute(capture), "columnNameOfCorruptRecord": "bad"}
+    source, where = Capture(options), absolute(table)
     bad = f"{where}/_quarantine"
     for one, columns, by in (where, TABLE, "day"), (bad, BAD, None):
         schema = Schema.from_arrow(schema_of(columns))
         DeltaTable.create(one, schema, "ignore", by, configuration=LOG)
-    read = {"path": absolute(capture), "columnNameOfCorruptRecord": "corrupt"}
-    work = functools.partial(write_files, read, where)
     files, folder = fs.FileSystem.from_uri(where)
+    old = files.get_file_info(f"{folder}/_checkpoint").type
+    if old == fs.FileType.Directory:
+        raise InputError(f"{table}: it is of version 0.2, as _checkpoint says")
+    added = aside = 0
+    while True:
+        opened = DeltaTable(where)
+        segments = source.segments()
+        for piece in known(segments, opened) if is_cleaning else ():
+            source.remove(piece)
+        pieces, marks = news(segments, opened)
+        if pieces:
+            groups = source.groups(pieces)
+            tasks = spark.range(0, len(groups), 1, len(groups))
+            work = functools.partial(write_files, options, where, groups)
+            files = tasks.mapInArrow(work, WRITTEN).collect()
+            # A kill between the two lets both be done again: the files of the
+            # quarantine have the same names then, which Delta has once
+            commit(DeltaTable(bad), [one for one in files if not one.day])
+            commit(opened, [one for one in files if one.day], marks)
+            added += sum(one.rows for one in files if one.day)
+            aside += sum(one.rows for one in files if not one.day)
+        if not until or until.wait(FOLLOW_SECONDS):
+            return added, aside
 
-    def take(rows: DataFrame, number: int) -> None:
-        with files.open_input_stream(f"{folder}/_checkpoint/metadata") as file:
-            batch = str(json.load(file)["id"]), number
-        found = rows.mapInArrow(work, WRITTEN).collect()
-        commit(bad, [row for row in found if not row.day], *batch)
-        commit(where, [row for row in found if row.day], *batch)
 
-    before = DeltaTable(where).count(), DeltaTable(bad).count()
-    # As rows, messages would go through Java twice
-    stream = spark.readStream.format("sbus").options(
-        pieces=True, cleanSource="delete" if is_cleaning else "off"
-    )
-    writer = stream.load(read["path"]).writeStream.foreachBatch(take)
-    writer = writer.option("checkpointLocation", f"{where}/_checkpoint")
-    when = TRIGGER if until else {"availableNow": True}
-    query = writer.trigger(**when).start()
-    while not query.awaitTermination(1):
-        if until and until.is_set():
-            query.stop()
-    after = DeltaTable(where).count(), DeltaTable(bad).count()
-    return after[0] - before[0], after[1] - before[1]
+def news(
+    segments: Segments, table: DeltaTable
+) -> tuple[list[Piece], dict[str, int]]:
+    """Return the segments to add to a table, and what it is to know then.
+
+    Those of a recorder are in the order of their numbers; one that is missing
+    is waited for.
+    """
+    new: list[Piece] = []
+    marks: dict[str, int] = {}
+    for recorder, files in segments.items():
+        last = table.transaction_version(recorder)
+        if last is None:
+            marks[f"{recorder}/first"] = min(files)
+        number = min(files) if last is None else last + 1
+        while number in files:
+            new.append(files[number])
+            marks[recorder] = number
+            number += 1
+    return new, marks
 
 
-def commit(table: str, files: Sequence[Row], name: str, number: int) -> None:
-    """Add the files of a batch to a table, all at once, if it lacks them."""
-    opened = DeltaTable(table)
-    done = opened.transaction_version(name)
-    if not files or (done is not None and done >= number):
-        return
+def known(segments: Segments, table: DeltaTable) -> Iterator[Piece]:
+    """Yield the segments that are in a table."""
+    for recorder, files in segments.items():
+        last = table.transaction_version(recorder)
+        if last is not None:
+            first = table.transaction_version(f"{recorder}/first")
+            yield from (files[n] for n in files if first <= n <= last)
+
+
+def commit(
+    table: DeltaTable,
+    files: Sequence[Row],
+    marks: dict[str, int] | None = None,
+) -> None:
+    """Add files to a table as it was opened, all at once, with marks.
+
+    Raises: PipelineError if a mark was set since then.
+    """
     now = time.time_ns() // 1_000_000
     actions: list[AddAction | RemoveAction] = []
     for row in files:
         day = {"day": row.day} if row.day else {}
-        add = AddAction(row.path, row.bytes, day, now, True, row.stats)
-        actions.append(add)
-    batch = [Transaction(name, number, now)]
-    marked = CommitProperties(app_transactions=batch)
-    opened.create_write_transaction(
-        actions, "append", opened.schema(), commit_properties=marked
-    )
+        stats = json.dumps({"numRecords": row.rows})
+        actions.append(AddAction(row.path, row.bytes, day, now, True, stats))
+    told = [Transaction(*mark, now) for mark in (marks or {}).items()]
+    if actions or told:
+        try:
+            table.create_write_transaction(
+                actions,
+                "append",
+                table.schema(),
+                commit_properties=CommitProperties(app_transactions=told),
+            )
+        except CommitFailedError as error:
+            what = f"another ingest is at work: {error}"
+            raise PipelineError(what) from None
 
 
 def write_files(
-    options: Any, table: str, batches: Iterator[pa.RecordBatch]
+    options: Any, table: str, groups: Any, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write a task's pieces to files; yield a row of WRITTEN for each file.
+    """Write a task's segments to files; yield a row of WRITTEN for each file.
 
-    Lines that were no messages have the day ''.
+    Lines that were no messages have the day ''.  Those of a segment have a
+    file whose name follows from the segment's.
     """
     os.umask(0o077)  # what was recorded may be private
-    pieces = [Piece(**one) for some in batches for one in some.to_pylist()]
-    read = Capture(options).read(InputPartition(pieces))
-    rows = pa.Table.from_batches(read, READ)
-    bad = rows["corrupt"].drop_null()
-    if len(bad):
-        yield write_file(f"{table}/_quarantine", "", pa.table({"line": bad}))
-    rows = rows.filter(pc.field("corrupt").is_null()).drop_columns("corrupt")
-    days = rows["time"].cast(pa.date32())
-    for day in pc.unique(days):
-        own = rows.filter(pc.equal(days, day)).sort_by(ORDER)
-        yield write_file(table, str(day), own)
+    source = Capture(options)
+    for number in (one for some in batches for one in some[0].to_pylist()):
+        tables = []
+        for piece in groups[number]:
+            rows = pa.Table.from_batches(source.read(InputPartition([piece])))
+            lines = rows["bad"].drop_null()
+            tables.append(rows.filter(rows["bad"].is_null()).drop("bad"))
+            if len(lines):
+                name = uuid.uuid5(
+                    uuid.NAMESPACE_URL, os.path.basename(piece.path)
+                )
+                more = pa.table({"line": lines})
+                yield write_file(f"{table}/_quarantine", "", name, more)
+        rows = pa.concat_tables(tables)
+        days = rows["time"].cast(pa.date32())
+        for day in pc.unique(days):
+            own = rows.filter(pc.equal(days, day)).sort_by(ORDER)
+            yield write_file(table, str(day), uuid.uuid4(), own)
 
 
-def write_file(table: str, day: str, rows: pa.Table) -> pa.RecordBatch:
-    """Write rows to a file of a new name; return its row of WRITTEN."""
+def write_file(
+    table: str, day: str, name: uuid.UUID, rows: pa.Table
+) -> pa.RecordBatch:
+    """Write rows to a file; return its row of WRITTEN."""
     files, folder = fs.FileSystem.from_uri(table)
     path = f"day={day}/" if day else ""
     files.create_dir(f"{folder}/{path}")
-    path += f"{uuid.uuid4()}.parquet"
+    path += f"{name}.parquet"
     whole = f"{folder}/{path}"
     pq.write_table(rows, whole, filesystem=files, compression="zstd")
     size = files.get_file_info(whole).size
-    stats = json.dumps({"numRecords": len(rows)})
-    row = {"path": path, "day": day, "bytes": size, "stats": stats}
+    row = {"path": path, "day": day, "rows": len(rows), "bytes": size}
     return pa.RecordBatch.from_pylist([row])
 
 
@@ -230,9 +280,10 @@ def selected(messages: DataFrame, patterns: Sequence[str]) -> DataFrame:
     Without a pattern it returns all.  A secret key is treated as any other.
     """
 
-    @F.pandas_udf("boolean")  # type: ignore[attr-defined,untyped-decorator]
-    def is_selected(keys: pd.Series) -> pd.Series:
-        some = keys.unique()
-        return keys.map(dict(zip(some, selects(patterns, some)))).astype(bool)
+    @F.arrow_udf("boolean")  # type: ignore[attr-defined,untyped-decorator]
+    def is_selected(keys: pa.Array) -> pa.Array:
+        coded = keys.dictionary_encode()
+        chosen = selects(patterns, coded.dictionary.to_pylist())
+        return pa.array(chosen, pa.bool_()).take(coded.indices)
 
     return messages.where(is_selected("key")) if patterns else messages

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import random
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from pipeline_paper import capture_line, write_segments
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 import sbus_spark
 from pipeline_bed import (
@@ -33,6 +32,16 @@ pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
 
 DAY = 86_400_000_000_000  # nanoseconds
+
+
+def only_aside(opened: DeltaTable, files: list[Row], *marks: object) -> None:
+    """Commit to the quarantine, and be killed before the table's commit."""
+    if marks:
+        raise KeyboardInterrupt
+    COMMIT(opened, files)
+
+
+COMMIT = sbus_spark.table.commit
 
 
 class TestIngest:
@@ -66,16 +75,26 @@ class TestIngest:
         assert [row.host for row in found.collect()] == ["a %/:=?"]
 
     def test_a_batch_that_is_done_again_adds_nothing(
-        self, spark: SparkSession, tmp_path: Path
+        self,
+        spark: SparkSession,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """As after a kill between Delta's commit and Spark's, compacted."""
+        """As after a kill between the commits of the quarantine and the table.
+
+        What the table knows of its segments outlives a compaction.
+        """
         capture, table = tmp_path / "capture", tmp_path / "table"
         write_segments(capture, 1)
         (capture / "bad-000001.jsonl").write_text("no JSON\n")
         args = (spark, str(capture), str(table))
-        sbus_spark.ingest(*args)
-        for file in table.glob("_checkpoint/commits/*0*"):
-            file.unlink()
+        with monkeypatch.context() as patch:
+            patch.setattr(sbus_spark.table, "commit", only_aside)
+            with pytest.raises(KeyboardInterrupt):
+                sbus_spark.ingest(*args)
+        assert numbers(spark, table) == []
+        (capture / "bad-000002.jsonl").write_text("no JSON either\n")
+        assert sbus_spark.ingest(*args) == (100, 2)
         log = min(table.glob("_delta_log/*.json"))
         left = table / "day=2025-11-21" / "left.parquet"  # by a kill
         left.touch()
@@ -86,8 +105,45 @@ class TestIngest:
         write_segments(capture, 2)
         assert sbus_spark.ingest(*args) == (100, 0)
         assert numbers(spark, table) == list(range(1, 201))
-        aside = DeltaTable(f"{table}/_quarantine").to_pyarrow_table()
-        assert aside.num_rows == 1
+        aside = DeltaTable(f"{table}/_quarantine")
+        assert aside.to_pyarrow_table().num_rows == aside.count() == 2
+
+    def test_a_commit_that_comes_second_adds_nothing(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """It says so; one of other recorders is no hindrance."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 1)
+        args = (spark, str(capture), str(table))
+        (tmp_path / "none").mkdir()
+        sbus_spark.ingest(spark, str(tmp_path / "none"), str(table))
+        first, second, third = (DeltaTable(str(table)) for _ in range(3))
+        source = sbus_spark.source.Capture({"path": str(capture)})
+        pieces, marks = sbus_spark.table.news(source.segments(), first)
+        assert len(pieces) == 1 and marks == {"R": 0, "R/first": 0}
+        sbus_spark.table.commit(first, [], marks)
+        with pytest.raises(sbus_spark.PipelineError, match="another ingest"):
+            sbus_spark.table.commit(second, [], marks)
+        sbus_spark.table.commit(third, [], {"S": 1})
+        assert sbus_spark.ingest(*args) == (0, 0)
+
+    def test_what_is_removed_is_in_the_table(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """A segment that comes after its successors is not: it stays."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        capture.mkdir()
+        for n in (2, 3, 5):
+            (capture / f"R-00000{n}.jsonl").write_text(capture_line(n))
+        args = (spark, str(capture), str(table))
+        assert sbus_spark.ingest(*args, is_cleaning=True) == (2, 0)
+        (capture / "R-000001.jsonl").write_text(capture_line(1))
+        assert sbus_spark.ingest(*args, is_cleaning=True) == (0, 0)
+        left = sorted(path.name for path in capture.iterdir())
+        assert left == ["R-000001.jsonl", "R-000005.jsonl"]
+        (capture / "R-000004.jsonl").write_text(capture_line(4))
+        assert sbus_spark.ingest(*args, is_cleaning=True) == (2, 0)
+        assert numbers(spark, table) == [2, 3, 4, 5]
 
     def test_a_reader_is_not_disturbed(
         self, spark: SparkSession, tmp_path: Path
@@ -125,8 +181,7 @@ class TestIngest:
         command_line("expire", table, "--before", "1970-01-04")
         status, _, errors = command_line("report", table, "--json")
         assert status == 1 and "the table is empty" in errors
-        shutil.rmtree(table / "_checkpoint")  # then all is new
-        assert sbus_spark.ingest(spark, str(capture), str(table)) == (3, 0)
+        assert sbus_spark.ingest(spark, str(capture), str(table)) == (0, 0)
 
     def test_of_two_at_once_one_gives_up(
         self, spark: SparkSession, tmp_path: Path
@@ -157,17 +212,16 @@ class TestIngest:
         command = "ingest", capture, table
         lines = "".join(map(capture_line, range(101, 201)))
         with start_command(*command, "--follow", "--clean") as process:
-            wait_for_file(table, "_checkpoint/commits/0")
+            wait_for_file(table, "_delta_log/*1.json")
             (capture / "R-000001.jsonl").write_text(lines)
-            wait_for_file(table, "_checkpoint/commits/1")
+            wait_for_file(table, "_delta_log/*2.json")
             process.send_signal(signal.SIGTERM)
             told = b"200 messages ingested, 0 lines quarantined\n"
             assert process.communicate() == (told, b"")
         assert process.returncode == 0
         assert [one.name for one in capture.iterdir()] == ["R-000001.jsonl"]
         assert numbers(spark, table) == list(range(1, 201))
-        made = [path for path in table.rglob("*") if "/_ch" not in str(path)]
-        assert not any(path.stat().st_mode & 0o077 for path in made)
+        assert not any(one.stat().st_mode & 0o077 for one in table.rglob("*"))
 
     def test_a_kill_loses_and_repeats_nothing(
         self, spark: SparkSession, tmp_path: Path
