@@ -8,6 +8,7 @@ captures.  Each step is a function, and a command.
     messages    columns, and which lines of a capture are messages
     matching    which keys patterns select
     source      the format `sbus` for Spark's own programs
+    marks       which segments a table has
     table       ingest, compact, expire, read_table, replay
     report      the traffic in a table, in numbers and as a page
     events      the lines of traces as a DataFrame

@@ -40,11 +40,15 @@ def run_ingest(options: argparse.Namespace) -> int:
     from . import sessions, table
 
     where = options.capture, options.table
-    counts = table.ingest(
-        sessions.session(size=0), *where, until, options.clean
-    )
+    how = until, options.clean, note
+    counts = table.ingest(sessions.session(size=0), *where, *how)
     print("{} messages ingested, {} lines quarantined".format(*counts))
     return 0
+
+
+def note(text: str) -> None:
+    """Say something beside the output."""
+    print(f"sbus-spark: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def run_compact(options: argparse.Namespace) -> int:
@@ -225,7 +229,7 @@ def run(arguments: Sequence[str] | None) -> int:
         text = str(error) or repr(error)
         found = [re.findall(cause, text, re.M) for cause in CAUSES]
         told = ([*filter(None, found)] or [text.splitlines()])[0][-1]
-        print(f"sbus-spark: {printable(told)}", file=sys.stderr)
+        note(told)
         return 1
 
 

@@ -40,8 +40,10 @@ from .inputs import InputError, absolute, positive
 from .matching import selects
 from .messages import COLUMNS, SCHEMA, read_lines
 
+# Hidden files are not complete, or another program's
 SEGMENT = re.compile(
-    r"(?:.*?/)?(?:(\d{4}-\d\d-\d\d)/)?([^._/][^/]*)-(\d{6,})\.jsonl"
+    r"(?:/[^._/][^/]*)*?"
+    r"(?:/(\d{4}-\d\d-\d\d))?/([^._/][^/]*)-(\d{6,})\.jsonl"
 )
 LINE_TIME = re.compile(rb'"t":\s*([0-9]{1,19})')
 READ_BYTES = 1 << 20  # of lines that are parsed at once
@@ -136,7 +138,8 @@ class Capture:
 
     def __init__(self, options: Any) -> None:
         path = absolute(options["path"])
-        self._files, self._folder = fs.FileSystem.from_uri(path)
+        self._files, folder = fs.FileSystem.from_uri(path)
+        self._folder = folder.rstrip("/")
         kind = self._files.get_file_info(self._folder).type
         if kind != fs.FileType.Directory:
             raise InputError(f"{path}: there is no such directory")
@@ -160,7 +163,7 @@ class Capture:
         found: Segments = {}
         listing = fs.FileSelector(self._folder, recursive=True)
         for file in self._files.get_file_info(listing):
-            if match := SEGMENT.fullmatch(file.path):
+            if match := SEGMENT.fullmatch(file.path[len(self._folder) :]):
                 day, recorder, number = match.groups()
                 may_match = self._may_match(day, recorder)
                 piece = Piece(file.path, 0, file.size, may_match)

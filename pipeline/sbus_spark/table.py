@@ -3,10 +3,8 @@
 A table is a Delta table in folders of days: the columns of `messages`, and
 `day`.  Another one, `_quarantine`, has the lines that were no messages.
 
-The table itself knows what is in it.  A commit adds the rows of new segments,
-and says for each recorder which segment was its last (and, once, its first):
-Delta's transaction identifiers.  Both are in the log, or neither is.  Delta
-refuses the commit if another one has told of a recorder meanwhile.
+The table itself knows what is in it: a commit adds the rows of new segments,
+and the marks that say so.  Both are in the log, or neither is.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -33,9 +31,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import InputPartition
 
 from .inputs import InputError, PipelineError, absolute
+from .marks import marks_in, news
 from .matching import selects
 from .messages import COLUMNS, READ, schema_of
-from .source import Capture, Piece, Segments, register
+from .source import Capture, register
 
 TABLE, BAD = f"{COLUMNS}, day date", "line string"
 ORDER = [(name, "ascending") for name in ("host", "recorder", "n")]
@@ -44,6 +43,9 @@ READERS_HOURS = 24  # for which a reader may use a snapshot
 LOG = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
 REPLAYED = ("time", "host", "recorder", "n")  # the order of a replay
 FOLLOW_SECONDS = 5.0
+Batches = Iterator[pa.RecordBatch]
+# Does tasks by their numbers; returns the rows of WRITTEN that they yield
+Doer = Callable[[Callable[[Batches], Batches], int], Sequence[Any]]
 
 
 def ingest(
@@ -52,15 +54,34 @@ def ingest(
     table: str,
     until: threading.Event | None = None,
     is_cleaning: bool = False,
+    note: Callable[[str], object] = id,
 ) -> tuple[int, int]:
     """Add new segments of a capture to a table, each line once.
 
-    With *until*, go on with segments that come later, until it is set.  With
-    *is_cleaning*, remove segments that were in the table already.  Return how
-    many messages were added to the table, and how many lines to the
-    quarantine.
+    Those of a recorder may come in any order; *note* is told which ones are
+    missing.  With *until*, go on with segments that come later, until it is
+    set.  With *is_cleaning*, remove segments that were in the table already.
+    Return how many messages were added to the table, and how many lines to
+    the quarantine.
     Raises: PySparkException; PipelineError if another ingest is at work.
     """
+
+    def do(work: Callable[[Batches], Batches], count: int) -> Sequence[Row]:
+        tasks = spark.range(0, count, 1, count)
+        return tasks.mapInArrow(work, WRITTEN).collect()
+
+    return ingest_by(do, capture, table, until, is_cleaning, note)
+
+
+def ingest_by(
+    do: Doer,
+    capture: str,
+    table: str,
+    until: threading.Event | None = None,
+    is_cleaning: bool = False,
+    note: Callable[[str], object] = id,
+) -> tuple[int, int]:
+    """Ingest as above, whatever *does* the tasks."""
     options = {"path": absolute(capture), "columnNameOfCorruptRecord": "bad"}
     source, where = Capture(options), absolute(table)
     bad = f"{where}/_quarantine"
@@ -72,61 +93,34 @@ def ingest(
     if old == fs.FileType.Directory:
         raise InputError(f"{table}: it is of version 0.2, as _checkpoint says")
     added = aside = 0
+    noted: list[str] = []
     while True:
         opened = DeltaTable(where)
-        segments = source.segments()
-        for piece in known(segments, opened) if is_cleaning else ():
+        marks = marks_in(where, opened.version())
+        found = news(source.segments(), marks)
+        for piece in found.known if is_cleaning else ():
             source.remove(piece)
-        pieces, marks = news(segments, opened)
-        if pieces:
-            groups = source.groups(pieces)
-            tasks = spark.range(0, len(groups), 1, len(groups))
+        if found.new:
+            groups = source.groups(found.new)
             work = functools.partial(write_files, options, where, groups)
-            files = tasks.mapInArrow(work, WRITTEN).collect()
+            files = do(work, len(groups))
             # A kill between the two lets both be done again: the files of the
             # quarantine have the same names then, which Delta has once
             commit(DeltaTable(bad), [one for one in files if not one.day])
-            commit(opened, [one for one in files if one.day], marks)
+            commit(opened, [one for one in files if one.day], found.marks)
             added += sum(one.rows for one in files if one.day)
             aside += sum(one.rows for one in files if not one.day)
+        for told in found.gaps:
+            if told not in noted:
+                note(told)
+        noted = found.gaps
         if not until or until.wait(FOLLOW_SECONDS):
             return added, aside
 
 
-def news(
-    segments: Segments, table: DeltaTable
-) -> tuple[list[Piece], dict[str, int]]:
-    """Return the segments to add to a table, and what it is to know then.
-
-    Those of a recorder are in the order of their numbers; one that is missing
-    is waited for.
-    """
-    new: list[Piece] = []
-    marks: dict[str, int] = {}
-    for recorder, files in segments.items():
-        last = table.transaction_version(recorder)
-        if last is None:
-            marks[f"{recorder}/first"] = min(files)
-        number = min(files) if last is None else last + 1
-        while number in files:
-            new.append(files[number])
-            marks[recorder] = number
-            number += 1
-    return new, marks
-
-
-def known(segments: Segments, table: DeltaTable) -> Iterator[Piece]:
-    """Yield the segments that are in a table."""
-    for recorder, files in segments.items():
-        last = table.transaction_version(recorder)
-        if last is not None:
-            first = table.transaction_version(f"{recorder}/first")
-            yield from (files[n] for n in files if first <= n <= last)
-
-
 def commit(
     table: DeltaTable,
-    files: Sequence[Row],
+    files: Sequence[Any],
     marks: dict[str, int] | None = None,
 ) -> None:
     """Add files to a table as it was opened, all at once, with marks.

@@ -195,8 +195,8 @@ def capture_line(n: int, /, **fields: Any) -> str:
 def write_segments(directory: Path, count: int, lines: int = 100) -> None:
     """Write the segments of a capture."""
     directory.mkdir(exist_ok=True)
-    for segment in range(count):
-        first = segment * lines + 1
+    for segment in range(1, count + 1):
+        first = (segment - 1) * lines + 1
         text = map(capture_line, range(first, first + lines))
         (directory / f"R-{segment:06}.jsonl").write_text("".join(text))
 

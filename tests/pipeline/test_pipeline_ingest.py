@@ -119,31 +119,40 @@ class TestIngest:
         sbus_spark.ingest(spark, str(tmp_path / "none"), str(table))
         first, second, third = (DeltaTable(str(table)) for _ in range(3))
         source = sbus_spark.source.Capture({"path": str(capture)})
-        pieces, marks = sbus_spark.table.news(source.segments(), first)
-        assert len(pieces) == 1 and marks == {"R": 0, "R/first": 0}
+        pieces, _, marks, _ = sbus_spark.marks.news(source.segments(), {})
+        assert len(pieces) == 1 and marks == {"R": 1}
         sbus_spark.table.commit(first, [], marks)
         with pytest.raises(sbus_spark.PipelineError, match="another ingest"):
             sbus_spark.table.commit(second, [], marks)
         sbus_spark.table.commit(third, [], {"S": 1})
         assert sbus_spark.ingest(*args) == (0, 0)
 
-    def test_what_is_removed_is_in_the_table(
+    def test_segments_in_any_order(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """A segment that comes after its successors is not: it stays."""
+        """What is missing is named; what is in the table may be removed."""
         capture, table = tmp_path / "capture", tmp_path / "table"
         capture.mkdir()
-        for n in (2, 3, 5):
-            (capture / f"R-00000{n}.jsonl").write_text(capture_line(n))
-        args = (spark, str(capture), str(table))
-        assert sbus_spark.ingest(*args, is_cleaning=True) == (2, 0)
-        (capture / "R-000001.jsonl").write_text(capture_line(1))
-        assert sbus_spark.ingest(*args, is_cleaning=True) == (0, 0)
-        left = sorted(path.name for path in capture.iterdir())
-        assert left == ["R-000001.jsonl", "R-000005.jsonl"]
-        (capture / "R-000004.jsonl").write_text(capture_line(4))
-        assert sbus_spark.ingest(*args, is_cleaning=True) == (2, 0)
-        assert numbers(spark, table) == [2, 3, 4, 5]
+        named: list[str] = []
+        where = str(capture), str(table)
+        args = (spark, *where, None, True, named.append)
+
+        def arrive(*some: int) -> None:
+            for n in some:
+                (capture / f"R-00000{n}.jsonl").write_text(capture_line(n))
+
+        arrive(2, 3, 5)
+        assert sbus_spark.ingest(*args) == (3, 0)
+        assert named.pop().endswith(": segment 1, 4")
+        arrive(1, 3)
+        assert sbus_spark.ingest(*args) == (1, 0)
+        assert named.pop().endswith(": segment 4")
+        assert [one.name for one in capture.iterdir()] == ["R-000001.jsonl"]
+        arrive(4, 5)
+        assert sbus_spark.ingest(*args) == (1, 0)
+        assert sbus_spark.ingest(*args) == (0, 0)
+        assert not named and not list(capture.iterdir())
+        assert numbers(spark, table) == [1, 2, 3, 4, 5]
 
     def test_a_reader_is_not_disturbed(
         self, spark: SparkSession, tmp_path: Path
@@ -213,13 +222,13 @@ class TestIngest:
         lines = "".join(map(capture_line, range(101, 201)))
         with start_command(*command, "--follow", "--clean") as process:
             wait_for_file(table, "_delta_log/*1.json")
-            (capture / "R-000001.jsonl").write_text(lines)
+            (capture / "R-000002.jsonl").write_text(lines)
             wait_for_file(table, "_delta_log/*2.json")
             process.send_signal(signal.SIGTERM)
             told = b"200 messages ingested, 0 lines quarantined\n"
             assert process.communicate() == (told, b"")
         assert process.returncode == 0
-        assert [one.name for one in capture.iterdir()] == ["R-000001.jsonl"]
+        assert [one.name for one in capture.iterdir()] == ["R-000002.jsonl"]
         assert numbers(spark, table) == list(range(1, 201))
         assert not any(one.stat().st_mode & 0o077 for one in table.rglob("*"))
 
