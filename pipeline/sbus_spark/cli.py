@@ -26,7 +26,10 @@ from .inputs import (
 
 SHOWN_MAX = 1_000  # breaches; -o writes all
 # In what Spark tells of an error: one of ours, else its innermost cause
-CAUSES = (r"InputError: (.*)", r"^(?:[\w.]*Error|Caused by): (.*)")
+CAUSES = (
+    r"InputError: (.*)",
+    r"^(?:\w*Error|\w+\.[\w.]+|Caused by): (.*)",
+)
 
 
 # Each command returns its exit status.  Its docstring is its help.
@@ -35,7 +38,8 @@ def run_ingest(options: argparse.Namespace) -> int:
     until = None
     if options.follow:
         until = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        is_main = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGTERM) if is_main else ():
             signal.signal(number, lambda *_: until.set())
     from . import sessions, table
 
@@ -218,7 +222,7 @@ def option_parser() -> OptionParser:
 def run(arguments: Sequence[str] | None) -> int:
     """Do what the command line asks for; return the exit status.
 
-    0 is success, 1 an error or a breach.
+    0 is success, 1 a breach, 2 an error.
     """
     options = option_parser().parse_args(arguments)
     try:
@@ -228,9 +232,10 @@ def run(arguments: Sequence[str] | None) -> int:
             raise
         text = str(error) or repr(error)
         found = [re.findall(cause, text, re.M) for cause in CAUSES]
-        told = ([*filter(None, found)] or [text.splitlines()])[0][-1]
+        # Spark tells the plan of a query after the reason
+        told = next((one[-1] for one in found if one), text.splitlines()[0])
         note(told)
-        return 1
+        return 2
 
 
 def known_errors() -> tuple[type[Exception], ...]:

@@ -114,8 +114,14 @@ def lines_of(block: Block) -> Iterator[bytes]:
     with io.BufferedReader(file) as stream:
         if block.start:  # the line that begins before is not ours
             at += len(stream.readline())
-        while at < end and (text := stream.read(min(end - at, CHUNK_BYTES))):
-            text += b"" if text.endswith(b"\n") else stream.readline()
+        while at < end:
+            try:
+                text = stream.read(min(end - at, CHUNK_BYTES))
+                text += b"" if text.endswith(b"\n") else stream.readline()
+            except OSError as error:  # a compressed file that is cut or broken
+                raise InputError(f"{block.path}: {error}") from None
+            if not text:
+                return
             at += len(text)
             yield text[: text.rfind(b"\n") + 1]  # a torn last line is none
 

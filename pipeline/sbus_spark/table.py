@@ -13,6 +13,7 @@ import datetime
 import functools
 import json
 import os
+import re
 import threading
 import time
 import uuid
@@ -84,14 +85,8 @@ def ingest_by(
     """Ingest as above, whatever *does* the tasks."""
     options = {"path": absolute(capture), "columnNameOfCorruptRecord": "bad"}
     source, where = Capture(options), absolute(table)
+    make_table(where)
     bad = f"{where}/_quarantine"
-    for one, columns, by in (where, TABLE, "day"), (bad, BAD, None):
-        schema = Schema.from_arrow(schema_of(columns))
-        DeltaTable.create(one, schema, "ignore", by, configuration=LOG)
-    files, folder = fs.FileSystem.from_uri(where)
-    old = files.get_file_info(f"{folder}/_checkpoint").type
-    if old == fs.FileType.Directory:
-        raise InputError(f"{table}: it is of version 0.2, as _checkpoint says")
     added = aside = 0
     noted: list[str] = []
     while True:
@@ -143,8 +138,8 @@ def commit(
                 commit_properties=CommitProperties(app_transactions=told),
             )
         except CommitFailedError as error:
-            what = f"another ingest is at work: {error}"
-            raise PipelineError(what) from None
+            what = "another ingest is at work; try again"
+            raise PipelineError(f"{table.table_uri}: {what}") from error
 
 
 def write_files(
@@ -203,15 +198,49 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
     if not paths:
         return spark.createDataFrame([], TABLE)
     files = [f"{where}/{path}" for path in paths]
-    return spark.read.schema(TABLE).option("basePath", where).parquet(*files)
+    # What looks like a pattern in their paths is none
+    options = {"basePath": where, "__globPaths__": "false"}
+    return spark.read.schema(TABLE).options(**options).parquet(*files)
 
 
 def open_table(table: str) -> DeltaTable:
-    """Return a table as it is now.  Raises: InputError if there is none."""
+    """Return a table as it is now.
+
+    Raises: InputError if there is none, or one that ingest did not make.
+    """
     where = absolute(table)
     if not DeltaTable.is_deltatable(where):
         raise InputError(f"{table}: there is no table; `ingest` makes one")
-    return DeltaTable(where)
+    opened = DeltaTable(where)
+    own, found = Schema.from_arrow(schema_of(TABLE)), opened.schema()
+    columns = [[(x.name, x.type) for x in y.fields] for y in (own, found)]
+    if columns[0] != columns[1] or opened.metadata().partition_columns != [
+        "day"
+    ]:
+        raise InputError(f"{table}: it is no table that `ingest` made")
+    return opened
+
+
+def make_table(table: str) -> None:
+    """Make a table, unless there is one.
+
+    Raises: InputError if something else is there.
+    """
+    if "://" not in table and re.search("%[0-9A-Fa-f]{2}", table):
+        raise InputError(f"{table}: Delta reads % in a path as an escape")
+    files, folder = fs.FileSystem.from_uri(table)
+    listing = files.get_file_info(fs.FileSelector(folder, True))
+    names = {one.base_name for one in listing}
+    if "_checkpoint" in names:
+        raise InputError(f"{table}: it is of version 0.2, as _checkpoint says")
+    if DeltaTable.is_deltatable(table):
+        open_table(table)
+    elif names - {"_delta_log", "_quarantine"}:
+        raise InputError(f"{table}: something other than a table is there")
+    bad = f"{table}/_quarantine"
+    for one, columns, by in (table, TABLE, "day"), (bad, BAD, None):
+        schema = Schema.from_arrow(schema_of(columns))
+        DeltaTable.create(one, schema, "ignore", by, configuration=LOG)
 
 
 def expire(table: str, before: datetime.date) -> None:

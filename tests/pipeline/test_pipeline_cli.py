@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
 import io
 import json
 import re
@@ -22,6 +23,8 @@ from sizes import either
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 import sbus_spark
@@ -100,30 +103,48 @@ class TestErrors:
     def test_what_cannot_work(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """Status 1, and no traceback."""
+        """Status 2, no traceback, and nothing is written."""
         capture, table = tmp_path / "capture", tmp_path / "table"
         write_segments(capture, 1)
         sbus_spark.ingest(spark, str(capture), str(table))
         (tmp_path / "empty").mkdir()
         (tmp_path / "file").write_text("no JSON\n")
+        cut = gzip.compress("".join(PaperBus(50, 5, 2).run(999)).encode())
+        (tmp_path / "cut.gz").write_bytes(cut[:-99])
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "day=2025-11-21").mkdir()
+        foreign = tmp_path / "foreign"
+        write_deltalake(str(foreign), pa.table({"id": [1]}))
         for command, told in {
             "audit @absent": "absent: the file is empty or not there",
             "audit @empty": "empty",
             "audit @file": "file: this is no trace",
+            "audit @cut.gz": "cut.gz: ",
             "audit @file -o @empty": "empty: it is there already",
             "ingest @absent @table": "absent: there is no such directory",
             "ingest @file @table": "file: there is no such directory",
             "ingest @capture @file/table": "Not a directory",
+            "ingest @capture @foreign": "no table that `ingest` made",
+            "ingest @capture @full": "something other than a table",
+            "ingest @capture @per%20cent": "an escape",
+            "compact @foreign": "no table that `ingest` made",
+            "expire @foreign --before 2030-01-01": "no table that",
+            "replay @foreign -a @absent": "no table that `ingest` made",
+            "report @foreign": "no table that `ingest` made",
             "report @absent": "absent: there is no table",
             "report @table -o @absent/x": "@absent/x",
             "replay @table -a @absent": "absent",
         }.items():
             where = command.replace("@", f"{tmp_path}/")
             status, _, errors = command_line(*where.split())
-            assert status == 1, command
+            assert status == 2, command
             told = told.replace("@", f"{tmp_path}/")
             lines = errors.splitlines()
             assert len(lines) == 1 and told in lines[0], (command, lines)
+        assert DeltaTable(str(foreign)).version() == 0
+        assert not (foreign / "_quarantine").exists()
+        assert not (tmp_path / "per%20cent").exists()
+        assert len([*(tmp_path / "full").iterdir()]) == 1
 
     def test_an_error_of_a_batch(
         self, spark: SparkSession, tmp_path: Path
@@ -137,7 +158,7 @@ class TestErrors:
         (table / "day=2025-11-21").write_text("in the way\n")
         with start_command("ingest", capture, table) as process:
             output, errors = process.communicate()
-        assert (process.returncode, output) == (1, b"")
+        assert (process.returncode, output) == (2, b"")
         assert len(errors.splitlines()) == 1, errors
         assert b"day=2025-11-21" in errors
         (table / "day=2025-11-21").unlink()
