@@ -10,6 +10,7 @@ captures.  Each step is a function, and a command.
     source      the format `sbus` for Spark's own programs
     marks       which segments a table has
     table       ingest, compact, expire, read_table, replay
+    states      what a table has, and what it lacks
     report      the traffic in a table, in numbers and as a page
     events      the lines of traces as a DataFrame
     audits      the deliveries that were expected, beside the actual ones

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -45,7 +47,9 @@ def run_ingest(options: argparse.Namespace) -> int:
 
     where = options.capture, options.table
     how = until, options.clean, note
-    counts = table.ingest(sessions.session(size=0), *where, *how)
+    start = functools.cache(functools.partial(sessions.session, size=0))
+    do = functools.partial(table.do_in_spark, start)
+    counts = table.ingest_by(do, *where, *how)
     print("{} messages ingested, {} lines quarantined".format(*counts))
     return 0
 
@@ -53,6 +57,20 @@ def run_ingest(options: argparse.Namespace) -> int:
 def note(text: str) -> None:
     """Say something beside the output."""
     print(f"sbus-spark: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def run_status(options: argparse.Namespace) -> int:
+    """Show what a table has, what it lacks, and what waits."""
+    from . import states
+
+    found = states.state(options.table, options.capture)
+    lines = [json.dumps(found)] if options.json else states.lines_of(found)
+    for line in lines:
+        print(printable(line))
+    lag, wait = found["lag"], found.get("wait")
+    ages = [math.inf if lag is None else lag, wait or 0]
+    oldest = max([*ages, *found.get("hidden", {}).values()])
+    return 1 if found["gaps"] or oldest > options.max_age else 0
 
 
 def run_compact(options: argparse.Namespace) -> int:
@@ -186,6 +204,18 @@ def option_parser() -> OptionParser:
     add = command(run_ingest, example, capture=recorded, table=new)
     add("--follow", action="store_true", help="go on until interrupted")
     add("--clean", action="store_true", help="remove ingested segments")
+
+    add = command(run_status, "table capture --max-age 600", **made)
+    add("capture", metavar="CAPTURE", nargs="?", type=absolute, help=recorded)
+    what = "exit with status 1 if something is older"
+    add(
+        "--max-age",
+        metavar="SECONDS",
+        type=positive,
+        default=math.inf,
+        help=what,
+    )
+    add("--json", action="store_true", help="print JSON")
 
     command(run_compact, "table", **made)
 

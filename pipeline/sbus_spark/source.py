@@ -210,6 +210,12 @@ class Capture:
         if rest:  # no recorder leaves such a line
             yield rest + b"\n"
 
+    def ages(self, now: float) -> dict[str, float]:
+        """Return for how many seconds each file is as it is, by its path."""
+        listing = fs.FileSelector(self._folder, recursive=True)
+        files = self._files.get_file_info(listing)
+        return {x.path: round(now - (x.mtime_ns or 0) / 1e9, 1) for x in files}
+
     def remove(self, piece: Piece) -> None:
         """Remove a segment."""
         self._files.delete_file(piece.path)

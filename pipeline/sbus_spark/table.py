@@ -66,12 +66,18 @@ def ingest(
     the quarantine.
     Raises: PySparkException; PipelineError if another ingest is at work.
     """
-
-    def do(work: Callable[[Batches], Batches], count: int) -> Sequence[Row]:
-        tasks = spark.range(0, count, 1, count)
-        return tasks.mapInArrow(work, WRITTEN).collect()
-
+    do = functools.partial(do_in_spark, lambda: spark)
     return ingest_by(do, capture, table, until, is_cleaning, note)
+
+
+def do_in_spark(
+    start: Callable[[], SparkSession],
+    work: Callable[[Batches], Batches],
+    count: int,
+) -> Sequence[Row]:
+    """Do tasks in a session, which starts when there are some."""
+    tasks = start().range(0, count, 1, count)
+    return tasks.mapInArrow(work, WRITTEN).collect()
 
 
 def ingest_by(

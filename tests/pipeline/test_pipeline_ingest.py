@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import random
 import signal
@@ -153,6 +154,39 @@ class TestIngest:
         assert sbus_spark.ingest(*args) == (0, 0)
         assert not named and not list(capture.iterdir())
         assert numbers(spark, table) == [1, 2, 3, 4, 5]
+
+    def test_the_state_of_a_table(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """Status 1 if something is missing or old, 0 if not.
+
+        With nothing new, ingest starts no Spark.
+        """
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 3)
+        late = (capture / "R-000002.jsonl").rename(tmp_path / "late")
+        sbus_spark.ingest(spark, str(capture), str(table))
+        status, output, _ = command_line("status", table)
+        assert status == 1 and output.endswith(": segment 2\n")
+        assert output.startswith("200 messages in ")
+        late.rename(capture / "R-000002.jsonl")
+        (capture / ".R-000004.jsonl.x").write_text("half")
+        status, output, _ = command_line("status", table, capture)
+        assert status == 0 and "1 segments of" in output
+        assert "/.R-000004.jsonl.x: not complete" in output
+        assert command_line("status", table, "--max-age", "9")[0] == 1
+        sbus_spark.ingest(spark, str(capture), str(table))
+        told = json.loads(command_line("status", table, capture, "--json")[1])
+        assert (told["messages"], told["gaps"], told["wait"]) == (
+            300,
+            [],
+            None,
+        )
+        assert told["hosts"]["R"]["segments"] == 3
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sbus_spark.sessions, "session", pytest.fail)
+            done = command_line("ingest", capture, table)
+        assert done == (0, "0 messages ingested, 0 lines quarantined\n", "")
 
     def test_a_reader_is_not_disturbed(
         self, spark: SparkSession, tmp_path: Path
