@@ -32,6 +32,7 @@ from .shared import Options, amount
 from .stop import leave, run_until_signal
 
 SEGMENT_MODE = 0o640  # messages may be nobody else's business
+LEFT_SECONDS = 3_600  # after which nobody seems to write a hidden segment
 
 
 def keep(file: BinaryIO, hidden: Path) -> None:
@@ -64,8 +65,15 @@ class Recorder:
     What it cannot write is an SbusError; the next recorder recovers the rest.
     """
 
-    def __init__(self, directory: Path, bytes_max: int, seconds_max: float):
+    def __init__(
+        self,
+        directory: Path,
+        bytes_max: int,
+        seconds_max: float,
+        has_payload: bool = True,
+    ) -> None:
         self.directory = directory
+        self.has_payload = has_payload
         self.bytes_max = bytes_max
         self.seconds_max = seconds_max
         self.host = os.uname().nodename
@@ -98,7 +106,25 @@ class Recorder:
                 raise SbusError(f"{self.directory}: {what}") from None
             for hidden in sorted(self.directory.glob(f"*/.{self._name}_*")):
                 recover(hidden)
+            self._name_what_others_left()
         return self
+
+    def _name_what_others_left(self) -> None:
+        """Name the old hidden segments of other hosts.
+
+        Whether their recorders live is not known here, as a lock may not
+        reach other hosts.  A container has a new host name at each start.
+        """
+        for hidden in sorted(self.directory.glob("*/.*-*.jsonl")):
+            if hidden.name.startswith(f".{self._name}_"):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                age = time.time() - hidden.stat().st_mtime
+                if age > LEFT_SECONDS:
+                    shared.note(
+                        f"{hidden}: another host left it hidden: if its"
+                        " recorder is gone, rename it without the dot"
+                    )
 
     def __exit__(self, *_: object) -> None:
         """Keep the last segment."""
@@ -122,8 +148,10 @@ class Recorder:
             "host": self.host,
             "key": message.key.decode("latin-1"),
             "size": len(message.payload),
-            "data": base64.b64encode(message.payload).decode("ascii"),
         }
+        if self.has_payload:
+            data = base64.b64encode(message.payload)
+            line["data"] = data.decode("ascii")
         with self._named_errors():
             file, self._file = self._file or self._begin(), None
             text = json_line(line)
@@ -169,6 +197,7 @@ class Recorder:
         "end a file S seconds after its first message (10)",
         default=10.0,
     ),
+    shared.argument("--no-payload", "leave payloads out", action="store_true"),
     shared.timeout(),
 )
 def record(options: Options) -> None:
@@ -178,17 +207,20 @@ def record(options: Options) -> None:
     a folder of its day (UTC), hold a JSON object a line: rec names this run,
     n counts its messages from 1, t is nanoseconds since 1970, host is where
     it runs, key has a code point for each byte, size counts the payload's
-    bytes, data is the payload in base64.  A file is hidden, by a dot before
-    its name, until it is complete and on disk.  The next start on the same
-    host recovers what a crash has left.  Only one recorder of a host can
-    write to a DIR.  A slow recorder pauses publishers, for the server's
-    --block-timeout at most (blocking/soft/block).
+    bytes, data is the payload in base64, unless --no-payload leaves it out.
+    A file is hidden, by a dot before its name, until it is complete and on
+    disk.  The next start on the same host recovers what a crash has left.
+    Only one recorder of a host can write to a DIR.  A slow recorder pauses
+    publishers, for the server's --block-timeout at most
+    (blocking/soft/block).
     """
     bytes_max = int(options.segment_mib * (1 << 20))
     directory, seconds_max = Path(options.directory), options.segment_seconds
 
     def work() -> None:
-        with Recorder(directory, bytes_max, seconds_max) as recorder:
+        has_payload = not options.no_payload
+        how = bytes_max, seconds_max, has_payload
+        with Recorder(directory, *how) as recorder:
             bus.control("blocking/soft/block")
             shared.subscribe(bus, options.pattern)
             bus.sync(options.timeout)

@@ -10,7 +10,7 @@ Captures, tables, the sink and replays share these columns:
 | key | string | the routing key; each code point is a byte |
 | key_bytes | binary | the same bytes, for a key that is UTF-8 |
 | size | long | bytes of the payload |
-| payload | binary | |
+| payload | binary | null if the recorder left it out |
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def schema_of(columns: str) -> pa.Schema:
 
 SCHEMA = schema_of(COLUMNS)
 READ = schema_of(f"{COLUMNS}, corrupt string")
-# A line of a capture: one JSON object with at least these members
+# A line of a capture: one JSON object with at least these members, or all
+# but the last
 LINE = schema_of(
     "rec string, n long, t long, host string, key string, size long,"
     " data string"
@@ -127,6 +128,7 @@ def fault_of(
     that do not fit.
     """
     absent = {name: found[name].is_null() for name in LINE.names}
+    has_data = pc.invert(absent["data"])
     size = found["size"]
     wanted = pc.multiply(pc.divide(pc.add(size, 2), 3), 4)
     is_other = pc.not_equal(pc.binary_length(found["data"]), wanted)
@@ -135,9 +137,14 @@ def fault_of(
         "it is no JSON object of the right types": functools.reduce(
             pc.and_, absent.values()
         ),
-        **{f"there is no {name}": absent[name] for name in absent},
-        "data is not base64": pc.or_(payload.is_null(), is_other),
-        "size is not that of data": pc.not_equal(length, size),
+        **{f"there is no {name}": absent[name] for name in LINE.names[:-1]},
+        "data is not base64": pc.and_(
+            has_data, pc.or_(payload.is_null(), is_other)
+        ),
+        "size is not that of data": pc.and_(
+            has_data, pc.not_equal(length, size)
+        ),
+        "size is below 0": pc.less(size, 0),
         "n is below 1": pc.less(found["n"], 1),
         "t is below 0": pc.less(found["t"], 0),
         "key is not of bytes": key_bytes.is_null(),

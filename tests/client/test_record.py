@@ -105,6 +105,26 @@ class TestRecord:
         assert (second["n"], second["key"], second["size"]) == (2, "a/\xff", 0)
         assert segment.stat().st_mode & 0o137 == 0
 
+    def test_without_payloads(self, bus: RealBus, capture: Path) -> None:
+        """A line has the size of the payload that it leaves out."""
+        with recorder(bus, capture, "--no-payload") as process:
+            publish_all(bus.path, ("k", b"secret"))
+            stop(process)
+        (line,) = lines_of(capture)
+        assert line["size"] == 6 and "data" not in line
+
+    def test_what_another_host_left(self, bus: RealBus, capture: Path) -> None:
+        """It is named, and not touched: its recorder may live."""
+        left = capture / "2025-11-21" / ".pod-1_R-000007.jsonl"
+        left.parent.mkdir(parents=True)
+        left.write_text("{}\n")
+        os.utime(left, (0, 0))
+        with recorder(bus, capture) as process:
+            process.terminate()
+            status, _, errors = outcome(process)
+        assert status == 0 and f"{left}: another host left it" in errors
+        assert left.read_text() == "{}\n"
+
     def test_modes_and_patterns(
         self, listener: Listener, capture: Path
     ) -> None:

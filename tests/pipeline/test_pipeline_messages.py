@@ -27,6 +27,7 @@ DEEP = "[" * 9_000 + "]" * 9_000  # more than Python's own reader takes
 GOOD = [
     *(ONE, line(key=""), line(key="\xff/}\n{"), line(rec="", host="\0é")),
     *(line(t=0), line(t=(1 << 63) - 1), line(size=0, data=""), line(x="}{")),
+    *(line(data=None), line(size=0, data=None)),
     *(line(size=1, data="eB=="), line(n=(1 << 63) - 1), line(x=float("nan"))),
     *(ONE.replace("}", f', "x": {DEEP}}}'), ONE.replace(" ", "\r")),
 ]
@@ -44,6 +45,7 @@ WRONG = {
     "there is no rec": [line(rec=None), ONE.replace("rec", "Rec")],
     "n is below 1": [line(n=0), line(n=-1), line(n=-(1 << 63))],
     "t is below 0": [line(t=-1)],
+    "size is below 0": [line(size=-1, data=None)],
     "key is not of bytes": [line(key="\0"), line(key="a\u0100")],
     "size is not that of data": [line(size=8), line(size=-1, data="")],
     "data is not base64": [line(size=6), line(data=""), line(data="eHh4eHhé")],
