@@ -20,7 +20,7 @@ with own as (
         if(ev = 'ctl', :modes[text], text) as topic
     from {events} where ev in ('open', 'close', 'sub', 'unsub', 'ctl')
     window life as (partition by run, c))
-select run, file, prefix, c, n, text, own, opened, closed, is_mode,
+select run, file, prefix, c, n, t, text, own, opened, closed, is_mode,
     at as since, lead(at, 1, shiftleft(1L, 62)) over later as until,
     sum(if(ev = 'unsub', -1, 1)) over later as times
 from own where ev in ('sub', 'unsub', 'ctl') and topic is not null
@@ -40,7 +40,8 @@ with ranked as (
     where ev = 'client'),
 heard as (
     select run, file, c, any_value(mark) as mark, min(at) as first,
-        max(end) as last, min_by(n, at) as n, max(top) as latest,
+        max(end) as last, min_by(n, at) as n, min_by(t, at) as t,
+        max(top) as latest,
         bool_or(top is not null and (falls > 0 or low <= before)) as is_mixed
     from ranked group by run, file, c),
 told as (
@@ -57,13 +58,13 @@ select * from heard left join told using (run, c)
 select run, c from {lives} where is_mixed
 
 -- Who holds which pattern, from when to when.
--- A subscription begins and ends with its client at the latest.
+-- It begins and ends with its client at the latest, even if no open says so.
 -- view: subscriptions
 select run, prefix, c, own, text, greatest(since, opened) as since,
     least(until, closed) as until
 from {spans}
 where not is_mode and times > 0 and since < coalesce(closed, shiftleft(1L, 62))
-    and until > opened
+    and until > coalesce(opened, -1L)
 
 -- The keys of each run.
 -- What patterns select is asked once for each, not for each message.
@@ -147,7 +148,7 @@ group by block
 -- The events of suspects, and what was sent to mixed clients.
 -- There are few of them, so each one is a row.
 -- view: seen, kept
-select run, file, shiftleft(place, 32) + row as at, ev, n, e.m, e.c,
+select run, file, shiftleft(place, 32) + row as at, ev, n, t, e.m, e.c,
     text as key, s.m is not null as is_suspect
 from {exact} e join {runs} using (block, part)
 left join {suspects} s using (run, m) left join {mixed} x using (run, c)
@@ -161,6 +162,7 @@ select run, file, m, count_if(ev = 'msg') as times,
     min(if(ev = 'msg', at, null)) as at,
     min(if(ev <> 'msg', at, null)) as reached,
     min_by(n, if(ev = 'msg', at, at + shiftleft(1L, 62))) as n,
+    min_by(t, if(ev = 'msg', at, at + shiftleft(1L, 62))) as t,
     min_by(c, at) filter (where ev = 'msg') as publisher,
     min_by(key, at) filter (where ev = 'msg') as key
 from {seen} where is_suspect group by run, file, m
@@ -178,18 +180,20 @@ with expected as (
     where times = 1),
 actual as (
     select run, m, c, count_if(ev = 'send') as sends,
-        count_if(ev = 'drop') as drops, max_by(n, at) as last_n
+        count_if(ev = 'drop') as drops, max_by(n, at) as last_n,
+        max_by(t, at) as last_t
     from {seen} where is_suspect and ev <> 'msg' group by run, m, c)
 select run, p.file, m, c, publisher, p.key, times, is_expected is not null
     as is_expected, coalesce(sends, 0) as sends, coalesce(drops, 0) as drops,
-    coalesce(last_n, p.n) as n, latest, closed
+    coalesce(last_n, p.n) as n, coalesce(last_t, p.t) as t, latest, opened,
+    closed
 from expected full outer join actual using (run, m, c)
 join {published} p using (run, m) left join {lives} using (run, c)
 
 -- Each line is an event, each event has the next number.
 -- No trace has the payload of a secret message.
 -- view: odd_lines
-select 'bad-trace' as breach, own_file as file, n, if(ev = 'jump', null, m)
+select 'bad-trace' as breach, own_file as file, n, t, if(ev = 'jump', null, m)
     as m, c as publisher, if(ev = 'payload', text, null) as key, case ev
     when 'line' then 'this line is no event: ' || text
     when 'jump' then 'event ' || n || ' comes after event ' || m
@@ -199,21 +203,21 @@ from {events} where ev in ('line', 'jump', 'payload')
 -- A client is opened once, closed at most once, and does all else between.
 -- It gives up only what it holds.
 -- view: odd_clients
-select 'bad-trace' as breach, file, n, c, null as key,
+select 'bad-trace' as breach, file, n, t, c, null as key,
     'a client has events before its one open, or after its one close'
     as detail
 from {lives}
 where opens is null or opens <> 1 or first < opened or closes > 1
     or last > closed
 union all
-select 'bad-trace', file, n, c, text,
+select 'bad-trace', file, n, t, c, text,
     'a client unsubscribes from what it does not hold'
 from {spans} where times < 0 and not is_mode
 
 -- A message is dropped only for a client that asked for it.
 -- One that is deaf hears nothing later.
 -- view: bad_drops
-select 'bad-drop' as breach, d.file, d.n, m, d.c, if(d.text = 'deaf',
+select 'bad-drop' as breach, d.file, d.n, d.t, m, d.c, if(d.text = 'deaf',
     'dropped as for a deaf client, which heard more later',
     d.text || ', which was not asked for') as detail
 from {events} d left join {lives} l on d.run = l.run and d.c = l.c
@@ -225,21 +229,22 @@ where ev = 'drop' and (d.text <> 'deaf' or m < latest)
 -- A message is published once.
 -- It is neither sent nor dropped before.
 -- view: odd_messages
-select 'bad-trace' as breach, file, n, m, if(times = 1,
+select 'bad-trace' as breach, file, n, t, m, if(times = 1,
     'sent or dropped before it was published',
     'published ' || times || ' times') as detail
 from {published} where times <> 1 or reached < at
 
 -- What is expected is sent or dropped once; what is not, never.
--- A message is missing only if a later one was sent.
+-- Without its open, nobody knows which secrets are a client's.
 -- view: bad_deliveries
-select bad.col1 as breach, file, n, m, publisher, c, key, bad.col2 as detail
+select bad.col1 as breach, file, n, t, m, publisher, c, key, bad.col2 as detail
 from (
     select *, explode(array(
         if(is_expected and sends + drops = 0 and m < latest, struct('missing',
             'expected, and neither sent nor dropped, but a later one was'),
             null),
-        if(not is_expected and sends > 0, struct(
+        if(not is_expected and sends > 0
+            and (opened is not null or key not like '!/cred/%'), struct(
             if(key like '!/cred/%', 'secret-leak', 'unowed'),
             'sent to a client at which it was not expected'), null),
         if(sends > 1, struct('duplicate', 'sent more than once'), null),
@@ -252,7 +257,7 @@ where bad is not null
 -- What was expected, and not yet sent when its client or the trace ended.
 -- This is no breach: nobody can know.
 -- view: undecided
-select 'undecided' as breach, file, min(n) as n, min(m) as m, c,
+select 'undecided' as breach, file, min(n) as n, min(t) as t, min(m) as m, c,
     if(closed is null, 'the trace ended before they were sent',
         'the client closed before they were sent') as detail,
     count(*) as messages
@@ -264,7 +269,8 @@ group by run, file, c, closed
 -- A client may ask for another order; that is no breach.
 -- view: out_of_order
 with sent as (
-    select run, file, c, m, min(at) as at, min_by(n, at) as n
+    select run, file, c, m, min(at) as at, min_by(n, at) as n,
+        min_by(t, at) as t
     from {seen} e left semi join {mixed} using (run, c)
     left anti join {spans} free on e.run = free.run and e.c = free.c
         and is_mode and free.text
@@ -280,6 +286,6 @@ ranked as (
     select *, max(m) over (partition by run, c, publisher order by at
         rows between unbounded preceding and 1 preceding) as high
     from known)
-select 'out-of-order' as breach, file, n, m, publisher, c, key,
+select 'out-of-order' as breach, file, n, t, m, publisher, c, key,
     'sent after message ' || high as detail
 from ranked where m < high

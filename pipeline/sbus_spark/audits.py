@@ -31,6 +31,7 @@ from pyspark.sql import functions as F
 import sbus
 
 from . import events, matching
+from .inputs import FIRST, LAST, Selection, nanoseconds
 
 # What a control message sets, by its key
 MODES = [
@@ -47,8 +48,8 @@ HISTORIES = "events", "spans", "lives", "mixed", "subscriptions", "keys"
 EXPECTATIONS = "cases", "expected", "echo_off", "suspects", "blocks"
 EXACT = "seen", "published", "deliveries"
 ROWS = (
-    "breach string, file string, n long, m long, publisher long, c long,"
-    " key string, detail string, messages long"
+    "breach string, file string, n long, t long, m long, publisher long,"
+    " c long, key string, detail string, messages long"
 )
 
 
@@ -66,6 +67,7 @@ def audit(
     | | | out-of-order, bad-trace; or undecided |
     | file | string | where the run began; of a line, where it stands |
     | n, m | long | the numbers of an event and a message, or null |
+    | t | long | the time of the event, in nanoseconds since 1970, or null |
     | publisher, c | long | clients, or null |
     | key | string | a routing key or pattern, or null |
     | detail | string | what is wrong |
@@ -112,6 +114,20 @@ def audit(
     return rows.fillna(1, "messages").localCheckpoint()
 
 
+def chosen(rows: DataFrame, selection: Selection) -> DataFrame:
+    """Return breaches in some time, of the keys that a pattern selects.
+
+    Those without a time, or a key, are among them.
+    """
+    if selection.since > FIRST:
+        since = nanoseconds(selection.since)
+        rows = rows.where(F.col("t").isNull() | (F.col("t") >= since))
+    if selection.until < LAST:
+        until = nanoseconds(selection.until)
+        rows = rows.where(F.col("t").isNull() | (F.col("t") < until))
+    return matching.selected(rows, selection.patterns)
+
+
 def summary(rows: DataFrame) -> dict[str, int]:
     """Return the messages or breaches of each kind, by its name."""
     counts = rows.groupBy("breach").sum("messages").collect()
@@ -130,7 +146,7 @@ def outline(
     told: list[tuple[Any, ...]] = []
 
     def wrong(file: str, n: int, detail: str) -> None:
-        told.append(("bad-trace", file, n, *[None] * 4, detail, 1))
+        told.append(("bad-trace", file, n, *[None] * 5, detail, 1))
 
     count = 0
     for chain in chains(parts):

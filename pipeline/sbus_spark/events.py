@@ -61,8 +61,8 @@ SEND, MSG, DROP, CTL, START, STOP = 0, 1, 2, 5, 8, 9  # places in FIELDS
 #             one was not higher than that before (*falls*)
 # A client that changes its order has one more such row from then on.
 FACTS = """
-ev string, text string, block long, part long, row long, n long, c long,
-m long, last long, low long, high long, falls long, mark long
+ev string, text string, block long, part long, row long, n long, t long,
+c long, m long, last long, low long, high long, falls long, mark long
 """
 FACT = schema_of(FACTS)
 
@@ -207,7 +207,7 @@ def sums_of(table: pa.Table, code: Any) -> dict[str, pa.Table]:
     payloads = payloads.filter(pc.starts_with(payloads["key"], SECRET))
     n, part = told["n"].to_numpy(), told["part"].to_numpy()
     jumps = np.flatnonzero((np.diff(n) != 1) & (np.diff(part) == 0))
-    after = told.select(["part", "row", "n"]).take(jumps + 1)
+    after = told.select(["part", "row", "n", "t"]).take(jumps + 1)
     return {
         "line": with_columns(bad.select(["part", "row"]), text=bad["line"]),
         "jump": with_columns(after, m=n[jumps]),
@@ -247,7 +247,7 @@ def clients_of(events: pa.Table) -> pa.Table:
     falls = np.zeros(len(events), int)
     is_same = np.diff(stretch[sends]) == 0
     falls[sends[1:]] = (np.diff(sent) <= 0) & is_same
-    events = events.select(["part", "c", "n", "row", "mark"])
+    events = events.select(["part", "c", "n", "t", "row", "mark"])
     return grouped(
         with_columns(events, stretch=stretch, m=m, falls=falls),
         "stretch",
@@ -255,6 +255,7 @@ def clients_of(events: pa.Table) -> pa.Table:
         c="c first",
         mark="mark first",
         n="n first",
+        t="t first",
         row="row first",
         last="row last",
         low="m min",
@@ -277,7 +278,7 @@ def with_text(events: pa.Table) -> pa.Table:
     ids = [events[name].cast(pa.string()) for name in ("gid", "uid", "pid")]
     texts = [pc.binary_join_element_wise(*ids, " ")]
     texts += [events[name] for name in ("reason", "pattern", "key")]
-    rows = events.select(["part", "row", "ev", "n", "c", "m"])
+    rows = events.select(["part", "row", "ev", "n", "t", "c", "m"])
     return with_columns(rows, text=pc.coalesce(*texts))
 
 

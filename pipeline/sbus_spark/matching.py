@@ -15,11 +15,13 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 import sbus
 
 from .messages import bytes_of_key, schema_of
 
+NOBODY = "0 0 0"  # whose ids do not matter
 HELD = "pattern string, depth long, is_open boolean, stars string"
 CANDIDATE = "run long, key string, pattern string"
 
@@ -36,16 +38,46 @@ def selects(patterns: Sequence[str], keys: Sequence[str]) -> list[bool]:
     ]
 
 
+def selected(messages: DataFrame, patterns: Sequence[str]) -> DataFrame:
+    """Return the messages whose keys one of some patterns selects.
+
+    Without a pattern it returns all, and with one also those without a key.
+    A secret key is treated as any other.
+    """
+
+    @F.arrow_udf("boolean")  # type: ignore[attr-defined,untyped-decorator]
+    def is_selected(keys: pa.Array) -> pa.Array:
+        return are_selected(patterns, keys)
+
+    if not patterns:
+        return messages
+    return messages.where(F.col("key").isNull() | is_selected("key"))
+
+
+def are_selected(patterns: Sequence[str], keys: Any) -> Any:
+    """Return for each key whether one of some patterns selects it."""
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.combine_chunks()
+    coded = keys.dictionary_encode()
+    chosen = selects(patterns, coded.dictionary.to_pylist())
+    return pa.array(chosen, pa.bool_()).take(coded.indices)
+
+
 @functools.lru_cache(1 << 16)
-def stored(pattern: str, own: str, prefix: str) -> list[tuple[Any, ...]]:
+def stored(
+    pattern: str, own: str | None, prefix: str
+) -> list[tuple[Any, ...]]:
     """Return what a server stores for a client that subscribes: HELD.
 
     *own* is "gid uid pid", and *prefix* that of the run.  It stores nothing
-    that selects nothing, and nothing that the client may not use.
+    that selects nothing, and nothing that the client may not use: if its ids
+    are not known, these are all secrets.
     Spec: [KEY-4], [CRED-4] to [CRED-9].
     """
     text = bytes_of_key(pattern)
-    ids = sbus.Credentials(*map(int, own.split()))
+    if own is None and pattern.startswith(sbus.SECRET.decode()):
+        return []
+    ids = sbus.Credentials(*map(int, (own or NOBODY).split()))
     start = f"{prefix}/".lstrip("/").encode()
     if text is None:
         return []

@@ -7,6 +7,7 @@ sbus.py: what a pattern selects it asks the model of the specification.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from collections import Counter, defaultdict
@@ -49,20 +50,27 @@ def to_bytes(text: str) -> bytes | None:
 
 @functools.lru_cache(100_000)
 def hears(
-    pattern: str, key: str, own: sbus.Credentials, prefix: bytes
+    pattern: str, key: str, own: sbus.Credentials | None, prefix: bytes
 ) -> bool:
-    """Return whether who holds a pattern is to receive a key."""
+    """Return whether who holds a pattern is to receive a key.
+
+    Without its open nobody knows a client's secrets.
+    """
     one, name = to_bytes(pattern), to_bytes(key)
     if one is None or name is None or is_reserved(name):
         return False
-    return may_use(one, own, prefix) and may_hear(one, name, own, prefix)
+    if own is None and one.startswith(b"!/cred/"):
+        return False
+    ids = own or sbus.Credentials(0, 0, 0)
+    return may_use(one, ids, prefix) and may_hear(one, name, ids, prefix)
 
 
 class Run:
     """What has happened in a run so far."""
 
-    def __init__(self, file: str, prefix: str) -> None:
+    def __init__(self, file: str, prefix: str, opened: set[int]) -> None:
         self.file = file
+        self.opened = opened  # clients of which the trace has an open
         self.prefix = prefix.encode()
         self.place = 0  # of the event, counted in the run
         self.own: dict[int, sbus.Credentials] = {}
@@ -124,12 +132,16 @@ class Run:
             self.closed.add(c)
 
     def receivers(self, key: str) -> set[int]:
-        """Return which open clients hold a pattern that selects a key."""
+        """Return which open clients hold a pattern that selects a key.
+
+        One whose open is missing is open; that it is missing is told once.
+        """
         return {
             c
             for pattern, clients in self.holders.items()
-            for c in clients & self.own.keys() - self.closed
-            if hears(pattern, key, self.own[c], self.prefix)
+            for c in clients - self.closed
+            if c in self.own or c not in self.opened
+            if hears(pattern, key, self.own.get(c), self.prefix)
         }
 
     def end(self) -> Iterator[Found]:
@@ -166,8 +178,9 @@ class Run:
                 yield "missing", *about
             elif not own:
                 lost[c].append((n, m))
-            if sends and c not in due:
-                is_secret = key.startswith("!/cred/")
+            is_secret = key.startswith("!/cred/")
+            is_known = c in self.opened or not is_secret
+            if sends and c not in due and is_known:
                 yield "secret-leak" if is_secret else "unowed", *about
             if sends > 1:
                 yield "duplicate", *about
@@ -231,7 +244,8 @@ def audit_chain(
     run, before, stop = None, None, None
     began, *_ = files
     nothing = [None] * 4
-    for file, event in [(name, one) for name in files for one in files[name]]:
+    pairs = [(name, one) for name in files for one in files[name]]
+    for at, (file, event) in enumerate(pairs):
         if not event:
             yield "bad-trace", file, None, *nothing, 1
             continue
@@ -244,7 +258,13 @@ def audit_chain(
             if before is not None and stop is None:
                 yield "bad-trace", began, before, *nothing, 1
             yield from ended(run, began, before, stop)
-            run, began = Run(file, event.get("cred_prefix") or ""), file
+            later = [one for _, one in pairs[at + 1 :] if one]
+            rest = itertools.takewhile(lambda x: x["ev"] != "start", later)
+            opened = {one["c"] for one in rest if one["ev"] == "open"}
+            run, began = (
+                Run(file, event.get("cred_prefix") or "", opened),
+                file,
+            )
             before, stop = 0, None
         elif before is None:
             yield "bad-trace", file, n, *nothing, 1
