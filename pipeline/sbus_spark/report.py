@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import datetime
 import html
+import importlib.resources
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from .inputs import InputError, printable
+from .inputs import InputError, key_text, printable
 
 SHOWN_MAX = 100  # keys and hosts
 CHARTED_MAX = 8  # keys over time
@@ -134,50 +135,12 @@ def bar_length(first: int, last: int) -> str:
 TEXT_MAX = 200  # characters shown of a key
 Row = dict[str, Any]
 
-CSS = """
-:root { color-scheme: light dark; --soft: light-dark(#606066, #9a9aa3);
-  --line: #8884; --bar: light-dark(#0b5a8a, #7cc0f0);
-  --tint: light-dark(#dbe8ee, #24394a) }
-body { margin: 0 auto; max-width: 60rem; padding: 1rem;
-  font: 1rem/1.5 system-ui, sans-serif }
-h1 { margin: 1rem 0 0 } h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem }
-h3, td:first-child { font: .85rem/1.5 ui-monospace, monospace; margin: 0;
-  overflow-wrap: anywhere; white-space: pre-wrap }
-:is(h3, td):empty::before { content: "(empty)"; font-style: italic }
-p, li, th { color: var(--soft) }
-b { color: CanvasText; display: block; font-size: 1.4rem }
-ul, .charts { display: grid; gap: 1rem 2rem; padding: 0; list-style: none;
-  grid-template-columns: repeat(auto-fill, minmax(min(12rem, 40%), 1fr)) }
-.charts { grid-template-columns: repeat(auto-fill, minmax(21rem, 1fr));
-  align-items: end }
-svg { display: block; overflow: visible; margin: .75rem 0 1rem 4.5rem;
-  width: calc(100% - 4.5rem); font-size: 12px }
-text { fill: var(--soft) } line { stroke: var(--line) }
-rect { fill: var(--bar) }
-table { border-collapse: collapse; width: 100%; font-size: .9rem }
-td, th { border-bottom: 1px solid var(--line); padding: .3rem .5rem;
-  text-align: right; white-space: nowrap; font-weight: 400 }
-th:first-child, td:first-child { text-align: left; width: 100% }
-td:first-child { background: linear-gradient(var(--tint) 0 0) no-repeat
-  0 / var(--share) 100%; print-color-adjust: exact }
-@media (max-width: 40rem) { tr:has(:nth-child(4)) { display: flex;
-  flex-wrap: wrap; border-bottom: 1px solid var(--line); font-size: .8rem;
-  > * { border: 0; flex: 1; white-space: pre-wrap; padding: .1rem .3rem }
-  > :first-child { box-sizing: border-box; flex: 0 0 100% } } }
-"""
-
 
 def visible(text: str) -> str:
     """Return text for a page, with escapes for what does not print."""
     if (more := len(text) - TEXT_MAX) > 0:
         text = f"{text[:TEXT_MAX]}... and {more:,} more characters"
     return html.escape(printable(text))
-
-
-def key_text(key: str) -> str:
-    """Return a key, whose code points are bytes, as the text in UTF-8."""
-    octets = key.encode("latin-1", "backslashreplace")
-    return octets.decode("utf-8", "backslashreplace")
 
 
 def unit(size: float) -> str:
@@ -300,6 +263,7 @@ def tiles(found: Row) -> str:
 
 def page(found: Row, name: str) -> str:
     """Return what summarize found as a page of HTML."""
+    css = importlib.resources.files(__package__).joinpath("report.css")
     times, of_keys = found["times"], found["key_times"]
     bar = found["bar"].removeprefix("1 ")
     ends = sorted({clock(found["totals"][at]) for at in ("first", "last")})
@@ -321,7 +285,8 @@ def page(found: Row, name: str) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
   content="default-src 'none'; style-src 'unsafe-inline'">
-<style>{CSS}</style>
+<style>
+{css.read_text()}</style>
 <h1>Traffic of the bus</h1>
 <p>{visible(name)}<br>{" to ".join(ends)} UTC</p>
 <ul>{tiles(found)}</ul>
