@@ -9,7 +9,8 @@ captures.  Each step is a function, and a command.
     matching    which keys patterns select
     source      the format `sbus` for Spark's own programs
     marks       which segments a table has
-    table       ingest, compact, expire, read_table, replay
+    table       ingest, compact, expire, and those who read
+    repairs     lines that were mended, and tables of version 0.2
     states      what a table has, and what it lacks
     report      the traffic in a table, in numbers and as a page
     events      the lines of traces as a DataFrame
@@ -44,6 +45,7 @@ __all__ = [
     "InputError",
     "JavaError",
     "PipelineError",
+    "Selection",
     "audit",
     "compact",
     "expire",
@@ -63,7 +65,7 @@ __all__ = [
 MODULES = {
     "audits": ("audit", "summary"),
     "cli": ("main", "run"),
-    "inputs": ("InputError", "PipelineError"),
+    "inputs": ("InputError", "PipelineError", "Selection"),
     "report": ("page", "summarize"),
     "sessions": ("JavaError", "find_java", "session"),
     "source": ("register",),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import base64
+import contextlib
+import datetime
 import functools
 import json
 import logging
@@ -10,75 +13,157 @@ import math
 import os
 import re
 import signal
+import socket
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from datetime import date
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import sbus
 
 from .inputs import (
+    UTC,
     InputError,
     PipelineError,
+    Selection,
     absolute,
+    key_text,
+    moment,
+    nanoseconds,
     positive,
     printable,
+    seconds,
 )
+
+if TYPE_CHECKING:
+    from .table import Batch
 
 SHOWN_MAX = 1_000  # breaches; -o writes all
-# In what Spark tells of an error: one of ours, else its innermost cause
+# In what Spark says of an error: one of ours, or its innermost cause
 CAUSES = (
-    r"InputError: (.*)",
-    r"^(?:\w*Error|\w+\.[\w.]+|Caused by): (.*)",
+    r"(?:InputError|PipelineError): (.*)",
+    r"^(?:\w*Error|\w+\.[\w.$]+|Caused by): (.*)",
 )
+# What to do about it, by what stands in the text
+REMEDIES = {
+    "No space left": "make room, and run this again: nothing is lost",
+    "OutOfMemoryError|Java heap space": "give Spark more memory than 2g, with"
+    " PYSPARK_SUBMIT_ARGS='--driver-memory 8g pyspark-shell'",
+    "FILE_NOT_EXIST": "a compaction has removed it: run this again",
+    "JAVA_GATEWAY_EXITED": "Java did not start: --verbose shows why",
+    "Permission denied": "run this as a user who may",
+}
+
+# ==== Commands ===============================================================
+# Each returns its exit status.  Its docstring is its help.
 
 
-# Each command returns its exit status.  Its docstring is its help.
 def run_ingest(options: argparse.Namespace) -> int:
     """Add new segments of a capture to a table."""
-    until = None
-    if options.follow:
-        until = threading.Event()
-        is_main = threading.current_thread() is threading.main_thread()
-        for number in (signal.SIGINT, signal.SIGTERM) if is_main else ():
-            signal.signal(number, lambda *_: until.set())
-    from . import sessions, table
+    until = until_signal() if options.follow else None
+    from . import repairs, sessions, table
 
-    where = options.capture, options.table
-    how = until, options.clean, note
+    remarks: list[str] = []
+
+    def report(batch: Batch) -> None:
+        """Tell of a round, and of what is missing if that has changed."""
+        notify("READY=1\nWATCHDOG=1")
+        for remark in batch.remarks:
+            if remark not in remarks:
+                note(remark)
+        remarks[:] = batch.remarks
+        if options.follow and batch.segments:
+            print(
+                "{:,} messages and {:,} bad lines of {:,} segments in"
+                " {:.1f} s, the oldest {:,.0f} s old".format(*batch),
+                flush=True,
+            )
+
     start = functools.cache(functools.partial(sessions.session, size=0))
     do = functools.partial(table.do_in_spark, start)
-    counts = table.ingest_by(do, *where, *how)
+    where = options.capture, options.table
+    counts = table.ingest_by(do, *where, until, options.clean, report)
     print("{} messages ingested, {} lines quarantined".format(*counts))
+    if options.again:
+        again = repairs.ingest_again(*where)
+        print("{} messages mended, {} lines left quarantined".format(*again))
+    if options.follow:
+        return 0
+    return 1 if remarks or options.strict and counts[1] else 0
+
+
+def until_signal() -> threading.Event:
+    """Return what SIGINT and SIGTERM set from now on."""
+    until = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        for number in signal.SIGINT, signal.SIGTERM:
+            signal.signal(number, lambda *_: until.set())
+    return until
+
+
+def run_convert(options: argparse.Namespace) -> int:
+    """Convert a table of version 0.2."""
+    from . import repairs
+
+    count = repairs.convert(options.table)
+    print(f"the table is converted; it has {count:,} recorder runs")
     return 0
-
-
-def note(text: str) -> None:
-    """Say something beside the output."""
-    print(f"sbus-spark: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def run_status(options: argparse.Namespace) -> int:
     """Show what a table has, what it lacks, and what waits."""
     from . import states
 
-    found = states.state(options.table, options.capture)
-    lines = [json.dumps(found)] if options.json else states.lines_of(found)
+    state = states.state(options.table, options.capture)
+    lines = states.lines_of(state)
+    if options.json:
+        lines = [json.dumps(state)]
+    elif options.openmetrics:
+        lines = states.metrics_of(state)
     for line in lines:
         print(printable(line))
-    lag, wait = found["lag"], found.get("wait")
-    ages = [math.inf if lag is None else lag, wait or 0]
-    oldest = max([*ages, *found.get("hidden", {}).values()])
-    return 1 if found["gaps"] or oldest > options.max_age else 0
+    is_old = states.age_of(state) > options.max_age
+    return 1 if is_old or state["gaps"] or state.get("grown") else 0
+
+
+def run_show(options: argparse.Namespace) -> int:
+    """Show the messages of a table, in the order of their times."""
+    from . import table
+
+    form = json_line if options.json else text_line
+    for rows in table.rows_of(options.table, selection_of(options)):
+        for batch in rows.to_batches(1_000):
+            print(*map(form, batch.to_pylist()), sep="", end="")
+    return 0
+
+
+def text_line(row: dict[str, Any]) -> str:
+    """Return a message as a line: time, host, key and payload."""
+    payload = key_text((row["payload"] or b"").decode("latin-1"))
+    texts = row["host"], key_text(row["key"]), payload
+    time = row["time"].isoformat(timespec="microseconds")
+    return "\t".join([time, *map(printable, texts)]) + "\n"
+
+
+def json_line(row: dict[str, Any]) -> str:
+    """Return a message as a line of a capture."""
+    line = {"rec": row["recorder"], "n": row["n"]}
+    line["t"] = nanoseconds(row["time"])
+    line |= {name: row[name] for name in ("host", "key", "size")}
+    if row["payload"] is not None:
+        line["data"] = base64.b64encode(row["payload"]).decode()
+    return json.dumps(line, separators=(",", ":")) + "\n"
 
 
 def run_compact(options: argparse.Namespace) -> int:
     """Merge the small files of each day."""
     from . import table
 
-    table.compact(options.table)
-    print("the files of each day are compacted")
+    counts = table.compact(options.table)
+    print("{} files became {}; {} older ones are removed".format(*counts))
     return 0
 
 
@@ -86,8 +171,15 @@ def run_expire(options: argparse.Namespace) -> int:
     """Drop the old days of a table."""
     from . import table
 
-    table.expire(options.table, options.before)
-    print(f"the days before {options.before} are dropped")
+    before = options.before
+    if options.keep:
+        age = datetime.timedelta(seconds=options.keep)
+        before = (datetime.datetime.now(UTC) - age).date()
+    messages, lines = table.expire(options.table, before)
+    print(
+        f"the days before {before} are dropped: {messages} messages and"
+        f" {lines} lines of the quarantine"
+    )
     return 0
 
 
@@ -97,14 +189,22 @@ def run_report(options: argparse.Namespace) -> int:
 
     table.open_table(options.table)
     output = Path(options.output)
+    is_new = not options.json and not output.exists()
     if not options.json:
         output.open("a").close()  # before Spark works for nothing
-    messages = table.read_table(sessions.session(), options.table)
-    found = report.summarize(messages)
+    try:
+        messages = table.read_table(
+            sessions.session(), options.table, selection_of(options)
+        )
+        numbers = report.summarize(messages)
+    except BaseException:
+        if is_new:
+            output.unlink()
+        raise
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(numbers))
     else:
-        output.write_text(report.page(found, options.table), "utf-8")
+        output.write_text(report.page(numbers, options.table), "utf-8")
         print(f"the report is {output.absolute()}")
     return 0
 
@@ -116,25 +216,26 @@ def run_audit(options: argparse.Namespace) -> int:
     if options.output and os.path.exists(options.output):
         raise InputError(f"{options.output}: it is there already")
     spark = sessions.session(size=events.size_of(options.trace))
-    found = audits.audit(spark, options.trace, options.running)
-    counts = audits.summary(found)
+    rows = audits.audit(spark, options.trace, options.running)
+    rows = audits.chosen(rows, selection_of(options))
+    counts = audits.summary(rows)
     undecided = counts.pop("undecided", 0)
     if options.output:
-        found.write.json(options.output)
-    breaches = found.filter("breach <> 'undecided'")
+        rows.write.json(options.output)
+    breaches = rows.filter("breach <> 'undecided'")
     shown = breaches.orderBy("file", "n").limit(SHOWN_MAX).collect()
     if options.json:
-        rows = [row.asDict() for row in shown]
-        told = {"counts": counts, "undecided": undecided, "breaches": rows}
-        print(json.dumps(told))
+        dicts = [row.asDict() for row in shown]
+        result = {"counts": counts, "undecided": undecided, "breaches": dicts}
+        print(json.dumps(result))
         return 1 if counts else 0
     for row in shown:
         print(printable(describe(row)))
     total = sum(counts.values())
     if total > len(shown):
         print(f"and {total - len(shown)} more; -o DIR writes all")
-    each = ", ".join(f"{name}: {counts[name]}" for name in counts)
-    closing = each or "every delivery was owed and made"
+    kinds = ", ".join(f"{name}: {counts[name]}" for name in counts)
+    closing = kinds or "every delivery was owed and made"
     if undecided:
         closing += f"; undecided: {undecided} that were owed, not yet made"
     print(closing)
@@ -143,8 +244,13 @@ def run_audit(options: argparse.Namespace) -> int:
 
 def describe(row: Any) -> str:
     """Return a breach as a line of text."""
-    names = ("n", "m", "publisher", "c", "key")
-    about = [f"{x}={row[x]!r}" for x in names if row[x] is not None]
+    about = [
+        f"{name}={row[name]}"
+        for name in ("n", "m", "publisher", "c")
+        if row[name] is not None
+    ]
+    if row["key"] is not None:
+        about.append(f"key={key_text(row['key'])!r}")
     return f"{row.breach} {' '.join(about)}: {row.detail} ({row.file})"
 
 
@@ -153,9 +259,10 @@ def run_replay(options: argparse.Namespace) -> int:
     from . import sessions, table
 
     table.open_table(options.table)
-    texts = [os.fsencode(text).decode("latin-1") for text in options.pattern]
-    messages = table.read_table(sessions.session(), options.table)
-    count = table.replay(messages, options.address, texts, options.speed)
+    messages = table.read_table(
+        sessions.session(), options.table, selection_of(options)
+    )
+    count = table.replay(messages, options.address, (), options.speed)
     print(f"{count} messages published")
     return 0
 
@@ -170,6 +277,9 @@ def run_prepare(_: argparse.Namespace) -> int:
     return 0
 
 
+# ==== Options ================================================================
+
+
 class OptionParser(argparse.ArgumentParser):
     """Answers a wrong option with one line and the exit status 2."""
 
@@ -182,20 +292,25 @@ def option_parser() -> OptionParser:
     parser = OptionParser(
         prog="sbus-spark",
         description="Keep, show, check and repeat the traffic of a bus.",
-        epilog="`sbus-spark COMMAND --help` gives an example.",
+        epilog="`sbus-spark COMMAND --help` gives an example.  The exit status"
+        " is 0; 1 if something was found, as a breach or a gap; 2 if it could"
+        " not be done.",
     )
+    version = f"sbus-spark {sbus.__version__}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def command(run: Callable[..., int], example: str, **places: str) -> Any:
         """Let run, whose docstring says what it does, be a command."""
-        name, what = run.__name__[4:], str(run.__doc__)
-        told = f"example: sbus-spark {name} {example}"
-        added = commands.add_parser(name, help=what, epilog=told)
-        added.description = what
+        name, about = run.__name__[4:], str(run.__doc__)
+        epilog = f"example: sbus-spark {name} {example}"
+        added = commands.add_parser(name, help=about, epilog=epilog)
+        added.description = about
         added.set_defaults(run=run)
         add = added.add_argument
-        for place, told in places.items():
-            add(place, metavar=place.upper(), type=absolute, help=told)
+        for place, help in places.items():
+            add(place, metavar=place.upper(), type=absolute, help=help)
+        add("--verbose", action="store_true", help="show all of an error")
         return add
 
     made = {"table": "a table that ingest made"}
@@ -204,68 +319,149 @@ def option_parser() -> OptionParser:
     add = command(run_ingest, example, capture=recorded, table=new)
     add("--follow", action="store_true", help="go on until interrupted")
     add("--clean", action="store_true", help="remove ingested segments")
+    about = "take in mended lines of the quarantine, and the rest of segments"
+    add("--again", action="store_true", help=f"{about} that were half copied")
+    about = "exit with status 1 if a line is quarantined"
+    add("--strict", action="store_true", help=about)
 
-    add = command(run_status, "table capture --max-age 600", **made)
+    add = command(run_status, "table capture --max-age 1h", **made)
     add("capture", metavar="CAPTURE", nargs="?", type=absolute, help=recorded)
-    what = "exit with status 1 if something is older"
-    add(
-        "--max-age",
-        metavar="SECONDS",
-        type=positive,
-        default=math.inf,
-        help=what,
-    )
+    about = "exit with status 1 if something is older: 90, 15m, 1h, 2d"
+    add("--max-age", metavar="T", type=seconds, default=math.inf, help=about)
     add("--json", action="store_true", help="print JSON")
+    add("--openmetrics", action="store_true", help="print metrics")
+
+    add = command(run_show, "table --since 2026-11-22T09 --host h1", **made)
+    add_selection(add)
+    add("--json", action="store_true", help="print lines as in a capture")
 
     command(run_compact, "table", **made)
 
-    add = command(run_expire, "table --before 2026-11-22", **made)
-    what, kind = "the first day to keep: 2026-11-22", date.fromisoformat
-    add("--before", metavar="DAY", type=kind, required=True, help=what)
+    add = command(run_expire, "table --keep 30d", **made)
+    group = add.__self__.add_mutually_exclusive_group(required=True)
+    about, kind = "the first day to keep", datetime.date.fromisoformat
+    group.add_argument("--before", metavar="DAY", type=kind, help=about)
+    about = "how long to keep a day: 30d"
+    group.add_argument("--keep", metavar="T", type=seconds, help=about)
 
     add = command(run_report, "table -o traffic.html", **made)
-    what = "the page to write (report.html)"
-    add("-o", "--output", metavar="FILE", default="report.html", help=what)
+    about = "the page to write (report.html)"
+    add("-o", "--output", metavar="FILE", default="report.html", help=about)
     add("--json", action="store_true", help="print JSON, write no page")
+    add_selection(add)
 
     add = command(run_audit, "my.trace")
-    what = "a file of sbus.py --trace, or a folder of them"
-    add("trace", metavar="TRACE", nargs="+", type=absolute, help=what)
-    what = "write all breaches as JSON to this new folder"
-    add("-o", "--output", metavar="DIR", type=absolute, help=what)
+    about = "a file of sbus.py --trace, or a folder of them"
+    add("trace", metavar="TRACE", nargs="+", type=absolute, help=about)
+    about = "write all breaches as JSON to this new folder"
+    add("-o", "--output", metavar="DIR", type=absolute, help=about)
     add("--json", action="store_true", help="print JSON")
-    what = "the bus still runs, so a missing stop is no breach"
-    add("--running", action="store_true", help=what)
+    about = "the bus still runs, so a missing stop is no breach"
+    add("--running", action="store_true", help=about)
+    add_selection(add, has_host=False)
 
     example = "table -a /tmp/other.bus --pattern 'a/*' --speed 1"
     add = command(run_replay, example, **made)
     add("-a", "--address", required=True, help="the bus")
-    what = "only keys that it selects; may be repeated"
-    add("--pattern", metavar="P", action="append", default=[], help=what)
-    what = "X times as fast as recorded (as fast as possible)"
-    add("--speed", metavar="X", type=positive, help=what)
+    about = "X times as fast as recorded (as fast as possible)"
+    add("--speed", metavar="X", type=positive, help=about)
+    add_selection(add)
 
+    command(run_convert, "table", table="a table of version 0.2")
     command(run_prepare, "")
     return parser
+
+
+def add_selection(add: Any, has_host: bool = True) -> None:
+    """Add the options that say which messages are wanted."""
+    many: dict[str, Any] = {"action": "append", "default": []}
+    add(
+        "--pattern",
+        metavar="P",
+        help="only keys it selects; repeatable",
+        **many,
+    )
+    if has_host:
+        add("--host", metavar="H", help="only this host; repeatable", **many)
+    about = "only from then on, UTC: 2026-11-22, 2026-11-22T09:00"
+    add("--since", metavar="TIME", type=moment, help=about)
+    add("--until", metavar="TIME", type=moment, help="only before")
+
+
+def selection_of(options: argparse.Namespace) -> Selection:
+    """Return which messages the options want."""
+    keys = [os.fsencode(text).decode("latin-1") for text in options.pattern]
+    hosts = tuple(getattr(options, "host", ()))
+    default = Selection()
+    return Selection(
+        options.since or default.since,
+        options.until or default.until,
+        hosts,
+        tuple(keys),
+    )
+
+
+# ==== Running ================================================================
+
+
+def note(text: str) -> None:
+    """Say something beside the output.
+
+    spark-submit merges our standard error with the output; its own it keeps.
+    """
+    line = f"sbus-spark: {printable(text)}"
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        from pyspark.java_gateway import launch_gateway
+
+        gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
+        gateway.jvm.System.err.println(line)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+def notify(state: str) -> None:
+    """Tell systemd, if it has started this, how it goes."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        name = "\0" + address[1:] if address[0] == "@" else address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(state.encode(), name)
 
 
 def run(arguments: Sequence[str] | None) -> int:
     """Do what the command line asks for; return the exit status.
 
-    0 is success, 1 a breach, 2 an error.
+    0 is success, 1 that something was found, 2 an error.
     """
     options = option_parser().parse_args(arguments)
     try:
         return int(options.run(options))
+    except BrokenPipeError:  # as of `show | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
     except Exception as error:
-        if not isinstance(error, known_errors()):
+        if options.verbose:
+            traceback.print_exc()
+        elif not isinstance(error, known_errors()):
             raise
-        text = str(error) or repr(error)
-        found = [re.findall(cause, text, re.M) for cause in CAUSES]
-        # Spark tells the plan of a query after the reason
-        told = next((one[-1] for one in found if one), text.splitlines()[0])
-        note(told)
+        note(explain(error))
         return 2
+
+
+def explain(error: Exception) -> str:
+    """Return in a line what went wrong, and what to do about it."""
+    text = str(error) or repr(error)
+    causes = [re.findall(cause, text, re.M) for cause in CAUSES]
+    # Spark gives the plan of a query after the reason
+    reason = next((x[-1] for x in causes if x), text.splitlines()[0])
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        reason = f"{os.fsdecode(error.filename)}: {error.strerror}"
+    elif isinstance(error, FileNotFoundError):
+        reason = f"there is no file {text}"
+    if not isinstance(error, PipelineError):
+        for symptom, remedy in REMEDIES.items():
+            if re.search(symptom, text):
+                return f"{reason}; {remedy}"
+    return str(reason)
 
 
 def known_errors() -> tuple[type[Exception], ...]:
@@ -279,19 +475,27 @@ def known_errors() -> tuple[type[Exception], ...]:
     return *ours, DeltaError, Py4JError, ArrowException, PySparkException
 
 
+def end(*_: object) -> NoReturn:
+    """End as a signal asks, and leave nothing behind."""
+    raise SystemExit(143)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status, 130 if interrupted."""
     os.umask(0o077)  # what was recorded may be private
     logging.disable()  # what goes wrong is raised as well
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGTERM, end)
     try:
         return run(arguments)
     except KeyboardInterrupt:
         return 130
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if "pyspark.sql" in sys.modules:
             from pyspark.sql import SparkSession
 
-            if spark := SparkSession.getActiveSession():
-                spark.stop()
+            with contextlib.suppress(Exception):  # a signal breaks Spark
+                if spark := SparkSession.getActiveSession():
+                    spark.stop()

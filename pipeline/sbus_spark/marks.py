@@ -9,32 +9,55 @@ table has a set of them.  A commit that adds segments sets marks in Delta's log
 | RECORDER | N | the table has the segments 1 to N; 0 if 1 is missing |
 | RECORDER/FIRST | LAST | it also has those: behind a gap, now or once |
 | RECORDER/since | milliseconds | when the first gap that it has was found |
+| /compacted | milliseconds | when the table was compacted |
 
-Whoever adds a segment sets RECORDER.  Of two that began with the same table,
-Delta refuses the commit that comes second.
+Every commit that adds segments of a recorder sets its mark RECORDER.  Of two
+that began with the same table, Delta refuses the commit that comes second.
+The commit also notes how many bytes each segment had, so that one that was
+read while it was half copied is noticed.
+
+Delta's RESTORE removes rows and leaves marks.  So the marks that count after
+it are those of the version that was restored.
 """
 
 from __future__ import annotations
 
 import bisect
+import json
+import os
 import re
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from deltalake import DeltaTable
 from pyarrow import fs
 
-from .messages import parse_lines
+from .inputs import InputError
 from .source import Piece, Segments
 
-LOG = re.compile(r"(\d{20})(\.checkpoint.*\.parquet|\.json)")
-MARK = pa.struct({"appId": pa.string(), "version": pa.int64()})
-ACTION = pa.schema({"txn": MARK})  # or another, and then null
+LOG_FILE = re.compile(r"(\d{20})(\.checkpoint.*\.parquet|\.json)")
 SHOWN_MAX = 5  # gaps of a recorder
+SIZES_COMMITS = 20  # after which a segment that was half copied is whole
+COMPACTED = "/compacted"
 Marks = dict[str, int]
+
+
+class Log(NamedTuple):
+    """What the log of a table says up to a version."""
+
+    version: int
+    marks: Marks  # that count
+    written: Marks  # that Delta has: they differ after a RESTORE
+    sizes: dict[str, int]  # bytes that segments had when they were read
+
+
+class Commit(NamedTuple):
+    """What one commit says."""
+
+    marks: Marks
+    sizes: dict[str, int]
+    restored: str  # the version that it restores, or ""
 
 
 class News(NamedTuple):
@@ -42,61 +65,165 @@ class News(NamedTuple):
 
     new: list[Piece]
     known: list[Piece]  # what the table has
+    grown: list[Piece]  # what it has only the beginning of
     marks: Marks  # to set when the new ones are added
     gaps: list[str]  # what is missing then, in words
 
 
-def marks_in(where: str, version: int) -> Marks:
-    """Return the marks in a version of a table.
+def read_log(where: str, version: int, log: Log | None = None) -> Log:
+    """Return what the log of a table says up to a version.
 
-    deltalake looks up one by its name, and reads the log each time.
+    It reads on from an older *log*, or from the latest checkpoint.
+    Raises: InputError after a RESTORE to what the log does not tell.
     """
-    files, folder = fs.FileSystem.from_uri(where)
-    listing = files.get_file_info(fs.FileSelector(f"{folder}/_delta_log"))
-    found = [LOG.fullmatch(one.base_name) for one in listing]
-    log = sorted((int(x[1]), x[2], x[0]) for x in found if x)
-    log = [one for one in log if one[0] <= version]
-    base = max((at for at, kind, _ in log if kind != ".json"), default=-1)
+    files, folder = fs.FileSystem.from_uri(f"{where}/_delta_log")
+    is_known = log is not None
+    commits: list[Commit] = []
+    if log is None:
+        log, commits = read_checkpoint(files, folder, version)
+    for number in range(log.version + len(commits) + 1, version + 1):
+        commit = read_commit(files, folder, number)
+        if commit is None and is_known:  # it was cleaned up meanwhile
+            return read_log(where, version)
+        if commit is None:
+            raise InputError(
+                f"{where}: its log has commit {number} no more, so what"
+                f" version {version} has is not known: ingest the capture"
+                " into another table"
+            )
+        commits.append(commit)
+
+    marks, written, sizes = dict(log.marks), dict(log.written), dict(log.sizes)
+    for commit in commits:
+        written |= commit.marks
+        marks |= commit.marks
+        sizes |= commit.sizes
+        if commit.restored.isdigit():
+            restored = read_log(where, int(commit.restored))
+            marks, sizes = dict(restored.marks), dict(restored.sizes)
+        elif commit.restored:
+            raise InputError(
+                f"{where}: it was restored to a time: restore it once more, to"
+                " a version by its number, which says what it has"
+            )
+    return Log(version, marks, written, sizes)
+
+
+def read_checkpoint(
+    files: fs.FileSystem, folder: str, version: int
+) -> tuple[Log, list[Commit]]:
+    """Return the log up to a commit, and the commits up to the checkpoint.
+
+    A checkpoint may hide a RESTORE that no ingest has seen yet.
+    """
+    names = [
+        LOG_FILE.fullmatch(file.base_name)
+        for file in files.get_file_info(fs.FileSelector(folder))
+    ]
+    checkpoints = [
+        (int(name[1]), name[0])
+        for name in names
+        if name and name[2] != ".json" and int(name[1]) <= version
+    ]
+    base = max(checkpoints, default=(-1, ""))[0]
     marks: Marks = {}
-    for at, kind, name in log:
-        path = f"{folder}/_delta_log/{name}"
-        told = []
-        if kind == ".json" and at > base:
-            with files.open_input_file(path) as file:
-                actions = parse_lines(file.read().rstrip() + b"\n", ACTION)
-            told = [x["txn"] for some in actions for x in some.to_pylist()]
-        elif kind != ".json" and at == base:
-            table = pq.read_table(path, columns=["txn"], filesystem=files)
-            told = table["txn"].to_pylist()
-        marks |= {one["appId"]: one["version"] for one in told if one}
-    return marks
+    for number, name in checkpoints:
+        if number == base:
+            rows = pq.read_table(
+                f"{folder}/{name}", columns=["txn"], filesystem=files
+            )
+            for mark in rows["txn"].drop_null().to_pylist():
+                marks[mark["appId"]] = mark["version"]
+
+    # The newest first: those after the last one with marks may be a RESTORE
+    commits: list[Commit] = []
+    sizes: dict[str, int] = {}
+    is_settled = False
+    for number in range(base, -1, -1):
+        commit = read_commit(files, folder, number)
+        if commit is None or (is_settled and base - number >= SIZES_COMMITS):
+            break
+        sizes = commit.sizes | sizes
+        is_settled = is_settled or bool(commit.marks)
+        if not is_settled:
+            commits.insert(0, commit)
+    return Log(base - len(commits), marks, marks, sizes), commits
 
 
-def news(segments: Segments, marks: Marks) -> News:
-    """Return what a capture has for a table with marks."""
-    found = News([], [], {}, [])
-    bounds = bounds_in(marks)
-    for recorder, files in sorted(segments.items()):
-        before = bounds.get(recorder, [])
+def read_commit(
+    files: fs.FileSystem, folder: str, number: int
+) -> Commit | None:
+    """Return what a commit says; None if the log has it no more."""
+    path = f"{folder}/{number:020}.json"
+    try:
+        with files.open_input_file(path) as file:
+            text = file.read()
+    except FileNotFoundError:
+        return None
+    marks: Marks = {}
+    about: dict[str, Any] = {}
+    try:
+        for line in text.splitlines() or [b""]:
+            action = json.loads(line)
+            if mark := action.get("txn"):
+                marks[mark["appId"]] = mark["version"]
+            about = action.get("commitInfo", about)
+    except ValueError:
+        raise InputError(
+            f"{path}: it is no commit of Delta, as after a full disk: if it is"
+            " the last one, remove it"
+        ) from None
+    restored = ""
+    if about.get("operation") == "RESTORE":
+        restored = str(about["operationParameters"].get("version"))
+    return Commit(marks, about.get("sizes") or {}, restored)
+
+
+def corrections(log: Log) -> Marks:
+    """Return the marks to set so that those that Delta has are those that
+    count."""
+    return {
+        name: log.marks.get(name, empty(name))
+        for name, value in log.written.items()
+        if value != log.marks.get(name, empty(name))
+    }
+
+
+def empty(name: str) -> int:
+    """Return the value with which a mark says that there is nothing."""
+    first = name.rpartition("/")[2]
+    return int(first) - 1 if "/" in name and first.isdigit() else 0
+
+
+def news(segments: Segments, log: Log) -> News:
+    """Return what a capture has for a table."""
+    arrivals = News([], [], [], {}, [])
+    all_bounds = bounds_in(log.marks)
+    for recorder, pieces in sorted(segments.items()):
+        before = all_bounds.get(recorder, [])
         after = {*before}
-        for number, piece in sorted(files.items()):
-            if bisect.bisect(before, number) % 2:
-                found.known.append(piece)
-            else:
-                found.new.append(piece)
+        for number, piece in sorted(pieces.items()):
+            size = log.sizes.get(os.path.basename(piece.path), piece.end)
+            if bisect.bisect(before, number) % 2 == 0:
+                arrivals.new.append(piece)
                 after ^= {number, number + 1}
-        since = marks.get(f"{recorder}/since", 0)
+            elif size < piece.end:
+                arrivals.grown.append(piece)
+            else:
+                arrivals.known.append(piece)
+
+        since = log.marks.get(f"{recorder}/since", 0)
         if after != {*before}:
-            told = marks_of(recorder, sorted(after))
+            marks = marks_of(recorder, sorted(after))
             if gaps_of(after) and not gaps_of(before):
                 since = time.time_ns() // 1_000_000
-                told[f"{recorder}/since"] = since
-            for name, value in told.items():
-                if name == recorder or marks.get(name) != value:
-                    found.marks[name] = value
+                marks[f"{recorder}/since"] = since
+            for name, value in marks.items():
+                if name == recorder or log.marks.get(name) != value:
+                    arrivals.marks[name] = value
         if gaps_of(after):
-            found.gaps.append(describe(recorder, after, since))
-    return found
+            arrivals.gaps.append(describe(recorder, after, since))
+    return arrivals
 
 
 def bounds_in(marks: Marks) -> dict[str, list[int]]:
@@ -105,19 +232,20 @@ def bounds_in(marks: Marks) -> dict[str, list[int]]:
     They are a number at which segments that a table has begin, the one at
     which they cease, the one at which they begin again, and so on.
     """
-    found: dict[str, list[int]] = {}
     ranges = []
     for name, last in marks.items():
         recorder, _, first = name.partition("/")
-        if first != "since":
+        if recorder and first != "since":
             ranges.append((recorder, int(first or 1), last + 1))
-    for recorder, first, end in sorted(ranges):
-        own = found.setdefault(recorder, [])
-        if own and first <= own[-1]:
-            own[-1] = max(own[-1], end)
-        elif first < end:
-            own += first, end
-    return found
+
+    all_bounds: dict[str, list[int]] = {}
+    for recorder, begin, end in sorted(ranges):
+        bounds = all_bounds.get(recorder, [])
+        if bounds and begin <= bounds[-1]:
+            bounds[-1] = max(bounds[-1], end)
+        elif begin < end:
+            all_bounds[recorder] = [*bounds, begin, end]
+    return all_bounds
 
 
 def marks_of(recorder: str, bounds: list[int]) -> Marks:
@@ -137,6 +265,7 @@ def describe(recorder: str, bounds: Iterable[int], since: int) -> str:
     """Return in words which segments are missing."""
     gaps = gaps_of(bounds)
     shown = [f"{a} to {b}" if a < b else f"{a}" for a, b in gaps[:SHOWN_MAX]]
-    shown += [f"{len(gaps) - SHOWN_MAX} more gaps"] * (len(gaps) > SHOWN_MAX)
+    if len(gaps) > SHOWN_MAX:
+        shown.append(f"{len(gaps) - SHOWN_MAX} more gaps")
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since // 1_000))
     return f"{recorder}: missing since {when}: segment {', '.join(shown)}"

@@ -36,7 +36,7 @@ from pyspark.sql.types import StructType
 
 from sbus_client import Client, SbusError
 
-from .inputs import InputError, absolute, positive
+from .inputs import FIRST, LAST, InputError, absolute, moment, positive
 from .matching import selects
 from .messages import COLUMNS, SCHEMA, read_lines
 
@@ -45,13 +45,12 @@ SEGMENT = re.compile(
     r"(?:/[^._/][^/]*)*?"
     r"(?:/(\d{4}-\d\d-\d\d))?/([^._/][^/]*)-(\d{6,})\.jsonl"
 )
+HIDDEN = re.compile(r"\..*-\d{6,}\.jsonl")
 LINE_TIME = re.compile(rb'"t":\s*([0-9]{1,19})')
 READ_BYTES = 1 << 20  # of lines that are parsed at once
 TASK_BYTES_MAX = 64 << 20  # of segments, unless one is larger
 LINES = operator.methodcaller("split", "\n")
-UTC = datetime.timezone.utc
 DAY = datetime.timedelta(days=1)
-FIRST, LAST = (datetime.datetime(y, 1, 2, tzinfo=UTC) for y in (1, 9999))
 FILTERS = ("host", "pattern", "startingTime", "endingTime")
 CAPTURE = ("path", *FILTERS, "minPartitions", "columnNameOfCorruptRecord")
 STREAM = ("maxMessagesPerTrigger", "cleanSource")
@@ -112,13 +111,6 @@ def value_of(options: Any, name: str, kind: Any, default: Any = None) -> Any:
         raise InputError(f"{name}: {error}") from None
 
 
-def moment(text: str) -> datetime.datetime:
-    """Return a time, in UTC unless it says otherwise.  Raises: ValueError."""
-    found = datetime.datetime.fromisoformat(text)
-    found = found.replace(tzinfo=found.tzinfo or UTC).astimezone(UTC)
-    return sorted((FIRST, found, LAST))[1]
-
-
 class Piece(NamedTuple):
     """A segment, or a part of one that begins and ends with whole lines."""
 
@@ -126,6 +118,7 @@ class Piece(NamedTuple):
     start: int
     end: int
     may_match: bool  # if not, its name shows that it has nothing wanted
+    written: float  # seconds since 1970
 
 
 Place = tuple[int, int, int]  # first segment, next segment, bytes of that
@@ -160,28 +153,41 @@ class Capture:
 
     def segments(self) -> Segments:
         """Return all segments.  Raises: InputError if two files are one."""
-        found: Segments = {}
+        return self.files()[0]
+
+    def files(self) -> tuple[Segments, dict[str, float]]:
+        """Return all segments, and when those that are hidden were written.
+
+        The latter are incomplete, by their paths.  Raises: as segments.
+        """
+        segments: Segments = {}
+        hidden: dict[str, float] = {}
         listing = fs.FileSelector(self._folder, recursive=True)
         for file in self._files.get_file_info(listing):
+            written = (file.mtime_ns or 0) / 1e9
             if match := SEGMENT.fullmatch(file.path[len(self._folder) :]):
                 day, recorder, number = match.groups()
                 may_match = self._may_match(day, recorder)
-                piece = Piece(file.path, 0, file.size, may_match)
-                own = found.setdefault(recorder, {})
-                if own.setdefault(int(number), piece) is not piece:
-                    told = f"{recorder} has another segment {number}"
-                    raise InputError(f"{file.path}: {told}")
-        return found
+                piece = Piece(file.path, 0, file.size, may_match, written)
+                pieces = segments.setdefault(recorder, {})
+                if pieces.setdefault(int(number), piece) is not piece:
+                    reason = f"{recorder} has another segment {number}"
+                    raise InputError(f"{file.path}: {reason}")
+            elif HIDDEN.match(file.base_name):
+                hidden[file.path] = written
+        return segments, hidden
 
     def _may_match(self, day: str | None, recorder: str) -> bool:
         """Return whether a segment may have wanted messages.
 
-        The name of a recorder begins with its host and `_`.
+        The name of a recorder begins with its host and `_`.  A clock that was
+        not yet set made a folder of 1970.
         """
         first, last = self._days
         host, mark, _ = recorder.partition("_")
         is_host = not self._hosts or not mark or host in self._hosts
-        return is_host and first <= (day or first) <= last
+        is_of_day = not day or day[:4] == "1970" or first <= day <= last
+        return is_host and is_of_day
 
     def groups(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
         """Return some pieces in groups of about the same size."""
@@ -210,11 +216,10 @@ class Capture:
         if rest:  # no recorder leaves such a line
             yield rest + b"\n"
 
-    def ages(self, now: float) -> dict[str, float]:
-        """Return for how many seconds each file is as it is, by its path."""
-        listing = fs.FileSelector(self._folder, recursive=True)
-        files = self._files.get_file_info(listing)
-        return {x.path: round(now - (x.mtime_ns or 0) / 1e9, 1) for x in files}
+    def is_whole(self, piece: Piece) -> bool:
+        """Return whether a segment ends with a whole line, as all do."""
+        with self._files.open_input_file(piece.path) as file:
+            return piece.end > 0 and file.read_at(1, piece.end - 1) == b"\n"
 
     def remove(self, piece: Piece) -> None:
         """Remove a segment."""
@@ -258,6 +263,7 @@ class CaptureStream(
 ):
     """Reads new segments, those of a recorder in the order of their numbers.
 
+    It begins with number 1, or with the first one that startingTime selects.
     It waits for a segment that is missing, which may be on its way.  A limit
     takes the earliest messages of all recorders, so that none of them gets
     ahead of another one, and of a watermark.  Spark commits a batch when the
@@ -274,6 +280,7 @@ class CaptureStream(
         if clean != "off" and not self._is_cleaning:
             what = f"'off', or 'delete' without {', '.join(FILTERS)}"
             raise InputError(f"cleanSource is {what}; not {clean!r}")
+        self._has_start = "startingTime" in options
         self._listed: Segments = {}  # when the batch began
         self._is_last = False  # segments that come later are left out
 
@@ -295,7 +302,10 @@ class CaptureStream(
         """Return the offset after *most* messages, None for all."""
         places = []
         for recorder, files in self._listed.items():
-            first = min((n for n in files if files[n].may_match), default=-1)
+            wanted = [n for n in files if files[n].may_match]
+            first = min(wanted, default=-1)
+            if wanted and not self._has_start:
+                first = 1
             begin = start.get(recorder, (first, first, 0))
             places.append(self._places(recorder, files, begin, most))
         end = dict(start)
@@ -367,6 +377,9 @@ class Publisher(ds.DataSourceArrowWriter, ds.DataSourceStreamArrowWriter):
                     first = first or row["time"]
                     due = (row["time"] - first).total_seconds() / self._speed
                     time.sleep(max(0.0, began + due - time.monotonic()))
+                if row["payload"] is None:
+                    reason = "it was recorded without its payload"
+                    raise InputError(f"key {key!r:.80}: {reason}")
                 try:
                     name = key.encode("latin-1") if type(key) is str else key
                     bus.publish(name, row["payload"])

@@ -1,7 +1,8 @@
-"""Tables: ingest makes them; read_table and replay read them.
+"""Tables: ingest makes them; read_table, rows_of and replay read them.
 
 A table is a Delta table in folders of days: the columns of `messages`, and
-`day`.  Another one, `_quarantine`, has the lines that were no messages.
+`day`.  Another one, `_quarantine`, has the lines that were no messages, in
+folders of the days on which they were found.
 
 The table itself knows what is in it: a commit adds the rows of new segments,
 and the marks that say so.  Both are in the log, or neither is.
@@ -18,10 +19,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.dataset as ds  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError
@@ -31,22 +33,54 @@ from pyspark.sql import DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import InputPartition
 
-from .inputs import InputError, PipelineError, absolute
-from .marks import marks_in, news
-from .matching import selects
-from .messages import COLUMNS, READ, schema_of
-from .source import Capture, register
+from .inputs import (
+    FIRST,
+    LAST,
+    UTC,
+    InputError,
+    PipelineError,
+    Selection,
+    absolute,
+)
+from .marks import COMPACTED, Log, Marks, News, corrections, news, read_log
+from .matching import are_selected, selected
+from .messages import COLUMNS, schema_of
+from .source import Capture, Piece, Segments, register
 
-TABLE, BAD = f"{COLUMNS}, day date", "line string"
+TABLE = f"{COLUMNS}, day date"
+QUARANTINE = "segment string, line string, day date"
 ORDER = [(name, "ascending") for name in ("host", "recorder", "n")]
-WRITTEN = "path string, day string, rows long, bytes long"
+# A file, of the table, or of `_quarantine` if it has the bad lines of a
+# segment; or without a path a segment that is not whole
+WRITTEN = """
+path string, segment string, day string, rows long, bytes long, stats string
+"""
+# Of these a file has the least and the greatest value in Delta's log
+ORDERED = ("host", "recorder", "n", "time", "key", "size")
+TEXT_MAX, LAST_LETTER = 32, "\U0010ffff"
 READERS_HOURS = 24  # for which a reader may use a snapshot
-LOG = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
+RETENTION = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
 REPLAYED = ("time", "host", "recorder", "n")  # the order of a replay
+ALL = Selection()
 FOLLOW_SECONDS = 5.0
+LEFT_SECONDS = 3_600.0  # after which nobody seems to write a hidden segment
 Batches = Iterator[pa.RecordBatch]
 # Does tasks by their numbers; returns the rows of WRITTEN that they yield
 Doer = Callable[[Callable[[Batches], Batches], int], Sequence[Any]]
+
+
+class Batch(NamedTuple):
+    """What one round of an ingest did."""
+
+    messages: int
+    quarantined: int
+    segments: int
+    seconds: float  # that it took
+    lag: float  # seconds since the oldest of its segments was written
+    remarks: list[str]  # what is missing, or not whole
+
+
+# ==== Ingest =================================================================
 
 
 def ingest(
@@ -55,19 +89,19 @@ def ingest(
     table: str,
     until: threading.Event | None = None,
     is_cleaning: bool = False,
-    note: Callable[[str], object] = id,
+    report: Callable[[Batch], object] = id,
 ) -> tuple[int, int]:
     """Add new segments of a capture to a table, each line once.
 
-    Those of a recorder may come in any order; *note* is told which ones are
-    missing.  With *until*, go on with segments that come later, until it is
-    set.  With *is_cleaning*, remove segments that were in the table already.
-    Return how many messages were added to the table, and how many lines to
-    the quarantine.
+    Those of a recorder may come in any order; *report* is told of each round,
+    and which segments are missing.  With *until*, go on with segments that
+    come later, until it is set.  With *is_cleaning*, remove segments that
+    were in the table already.  Return how many messages were added to the
+    table, and how many lines to the quarantine.
     Raises: PySparkException; PipelineError if another ingest is at work.
     """
     do = functools.partial(do_in_spark, lambda: spark)
-    return ingest_by(do, capture, table, until, is_cleaning, note)
+    return ingest_by(do, capture, table, until, is_cleaning, report)
 
 
 def do_in_spark(
@@ -86,43 +120,133 @@ def ingest_by(
     table: str,
     until: threading.Event | None = None,
     is_cleaning: bool = False,
-    note: Callable[[str], object] = id,
+    report: Callable[[Batch], object] = id,
 ) -> tuple[int, int]:
     """Ingest as above, whatever *does* the tasks."""
     options = {"path": absolute(capture), "columnNameOfCorruptRecord": "bad"}
     source, where = Capture(options), absolute(table)
     make_table(where)
-    bad = f"{where}/_quarantine"
-    added = aside = 0
-    noted: list[str] = []
+    opened = DeltaTable(where)
+    log: Log | None = None
+    messages = quarantined = 0
+    half: set[Piece] = set()  # they wait until they are written on
     while True:
-        opened = DeltaTable(where)
-        marks = marks_in(where, opened.version())
-        found = news(source.segments(), marks)
-        for piece in found.known if is_cleaning else ():
+        began = time.time()
+        log = settle(where, opened, log)
+        segments, hidden = source.files()
+        half &= all_of(segments)
+        segments = without(segments, half)
+        arrivals = news(segments, log)
+        for piece in arrivals.known if is_cleaning else ():
             source.remove(piece)
-        if found.new:
-            groups = source.groups(found.new)
+
+        files: Sequence[Any] = []
+        if arrivals.new:
+            groups = source.groups(arrivals.new)
             work = functools.partial(write_files, options, where, groups)
             files = do(work, len(groups))
-            # A kill between the two lets both be done again: the files of the
-            # quarantine have the same names then, which Delta has once
-            commit(DeltaTable(bad), [one for one in files if not one.day])
-            commit(opened, [one for one in files if one.day], found.marks)
-            added += sum(one.rows for one in files if one.day)
-            aside += sum(one.rows for one in files if not one.day)
-        for told in found.gaps:
-            if told not in noted:
-                note(told)
-        noted = found.gaps
+            torn = {file.segment for file in files if not file.path}
+            half |= {piece for piece in arrivals.new if piece.path in torn}
+            segments = without(segments, half)
+            arrivals = news(segments, log)
+            add_aside(where, files, segments)
+            sizes = {os.path.basename(x.path): x.end for x in arrivals.new}
+            good = [file for file in files if not file.segment]
+            commit(where, opened, good, arrivals.marks, sizes)
+
+        batch = Batch(
+            sum(file.rows for file in files if not file.segment),
+            sum(file.rows for file in files if file.segment),
+            len(arrivals.new),
+            time.time() - began,
+            began - min((x.written for x in arrivals.new), default=began),
+            remarks_on(arrivals, half, hidden, began),
+        )
+        messages += batch.messages
+        quarantined += batch.quarantined
+        report(batch)
         if not until or until.wait(FOLLOW_SECONDS):
-            return added, aside
+            return messages, quarantined
+        opened.update_incremental()
+
+
+def all_of(segments: Segments) -> set[Piece]:
+    """Return segments of whatever recorder."""
+    return {x for pieces in segments.values() for x in pieces.values()}
+
+
+def without(segments: Segments, others: set[Piece]) -> Segments:
+    """Return segments without others."""
+    return {
+        recorder: {n: x for n, x in pieces.items() if x not in others}
+        for recorder, pieces in segments.items()
+    }
+
+
+def add_aside(where: str, files: Sequence[Any], segments: Segments) -> None:
+    """Commit the files of lines that are no messages.
+
+    A kill before the commit of the table lets them be written again.  So the
+    quarantine has marks as well: of the segments whose lines it has.
+    """
+    bad = {file.segment: file for file in files if file.segment and file.path}
+    if bad:
+        good = {x for x in all_of(segments) if x.path not in bad}
+        quarantine = f"{where}/_quarantine"
+        opened = DeltaTable(quarantine)
+        log = settle(quarantine, opened)
+        arrivals = news(without(segments, good), log)
+        new = [bad[piece.path] for piece in arrivals.new]
+        commit(quarantine, opened, new, arrivals.marks)
+
+
+def remarks_on(
+    arrivals: News, half: set[Piece], hidden: dict[str, float], now: float
+) -> list[str]:
+    """Return in words what an ingest had to leave out."""
+    remarks = list(arrivals.gaps)
+    for piece in sorted(half):
+        remarks.append(
+            f"{piece.path}: its last line is not complete, so it waits"
+        )
+    for piece in arrivals.grown:
+        remarks.append(
+            f"{piece.path}: it has grown since it was read, half copied:"
+            " `ingest --again` takes in the rest"
+        )
+    for path, written in sorted(hidden.items()):
+        if now - written > LEFT_SECONDS:
+            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(written))
+            remarks.append(
+                f"{path}: left hidden since {when}: start a recorder on its"
+                " host, or if that is gone, remove the dot from the name"
+            )
+    return remarks
+
+
+# ==== Commits ================================================================
+
+
+def settle(where: str, opened: DeltaTable, log: Log | None = None) -> Log:
+    """Return what the log of a table says, and read on from an older *log*.
+
+    After a RESTORE it first sets the marks of the version restored.
+    Raises: as read_log and commit.
+    """
+    log = read_log(where, opened.version(), log)
+    if marks := corrections(log):
+        commit(where, opened, [], marks)
+        opened.update_incremental()
+        log = read_log(where, opened.version(), log)
+    return log
 
 
 def commit(
-    table: DeltaTable,
+    where: str,
+    opened: DeltaTable,
     files: Sequence[Any],
-    marks: dict[str, int] | None = None,
+    marks: Marks,
+    sizes: dict[str, int] | None = None,
 ) -> None:
     """Add files to a table as it was opened, all at once, with marks.
 
@@ -130,22 +254,29 @@ def commit(
     """
     now = time.time_ns() // 1_000_000
     actions: list[AddAction | RemoveAction] = []
-    for row in files:
-        day = {"day": row.day} if row.day else {}
-        stats = json.dumps({"numRecords": row.rows})
-        actions.append(AddAction(row.path, row.bytes, day, now, True, stats))
-    told = [Transaction(*mark, now) for mark in (marks or {}).items()]
-    if actions or told:
+    for file in files:
+        day = {"day": file.day}
+        added = AddAction(file.path, file.bytes, day, now, True, file.stats)
+        actions.append(added)
+    properties = CommitProperties(
+        custom_metadata={"sizes": sizes or {}},
+        app_transactions=[Transaction(*mark, now) for mark in marks.items()],
+    )
+    if actions or marks:
         try:
-            table.create_write_transaction(
+            opened.create_write_transaction(
                 actions,
                 "append",
-                table.schema(),
-                commit_properties=CommitProperties(app_transactions=told),
+                opened.schema(),
+                commit_properties=properties,
             )
         except CommitFailedError as error:
-            what = "another ingest is at work; try again"
-            raise PipelineError(f"{table.table_uri}: {what}") from error
+            raise PipelineError(
+                f"another ingest is at work on {where}; run this one again"
+            ) from error
+
+
+# ==== Files ==================================================================
 
 
 def write_files(
@@ -153,46 +284,95 @@ def write_files(
 ) -> Iterator[pa.RecordBatch]:
     """Write a task's segments to files; yield a row of WRITTEN for each file.
 
-    Lines that were no messages have the day ''.  Those of a segment have a
-    file whose name follows from the segment's.
+    The lines of a segment that are no messages have a file of their own.
     """
     os.umask(0o077)  # what was recorded may be private
     source = Capture(options)
-    for number in (one for some in batches for one in some[0].to_pylist()):
+    for number in (n for batch in batches for n in batch[0].to_pylist()):
         tables = []
         for piece in groups[number]:
+            if not source.is_whole(piece):
+                yield written("", piece.path, "", 0, 0, "")
+                continue
             rows = pa.Table.from_batches(source.read(InputPartition([piece])))
             lines = rows["bad"].drop_null()
             tables.append(rows.filter(rows["bad"].is_null()).drop("bad"))
             if len(lines):
-                name = uuid.uuid5(
-                    uuid.NAMESPACE_URL, os.path.basename(piece.path)
-                )
-                more = pa.table({"line": lines})
-                yield write_file(f"{table}/_quarantine", "", name, more)
-        rows = pa.concat_tables(tables)
-        days = rows["time"].cast(pa.date32())
-        for day in pc.unique(days):
-            own = rows.filter(pc.equal(days, day)).sort_by(ORDER)
-            yield write_file(table, str(day), uuid.uuid4(), own)
+                yield write_lines(table, piece, lines)
+        if tables:
+            yield from write_messages(table, pa.concat_tables(tables))
+
+
+def write_lines(table: str, piece: Piece, lines: pa.Array) -> pa.RecordBatch:
+    """Write lines that are no messages to a file of the quarantine."""
+    day = datetime.datetime.now(datetime.timezone.utc).date()
+    name = os.path.basename(piece.path)
+    rows = pa.table({"segment": [name] * len(lines), "line": lines})
+    stats = {"numRecords": len(rows)}
+    return write_file(f"{table}/_quarantine", piece.path, day, rows, stats)
+
+
+def write_messages(table: str, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Write messages to a file for each of their days."""
+    days = rows["time"].cast(pa.date32())
+    for day in pc.unique(days).to_pylist():
+        of_day = rows.filter(pc.equal(days, day)).sort_by(ORDER)
+        yield write_file(table, "", day, of_day, stats_of(of_day))
 
 
 def write_file(
-    table: str, day: str, name: uuid.UUID, rows: pa.Table
+    table: str, segment: str, day: datetime.date, rows: pa.Table, stats: object
 ) -> pa.RecordBatch:
-    """Write rows to a file; return its row of WRITTEN."""
+    """Write rows to a file of a new name; return its row of WRITTEN."""
     files, folder = fs.FileSystem.from_uri(table)
-    path = f"day={day}/" if day else ""
-    files.create_dir(f"{folder}/{path}")
-    path += f"{name}.parquet"
+    files.create_dir(f"{folder}/day={day}")
+    path = f"day={day}/{uuid.uuid4()}.parquet"
     whole = f"{folder}/{path}"
     pq.write_table(rows, whole, filesystem=files, compression="zstd")
     size = files.get_file_info(whole).size
-    row = {"path": path, "day": day, "rows": len(rows), "bytes": size}
-    return pa.RecordBatch.from_pylist([row])
+    about = json.dumps(stats)
+    return written(path, segment, str(day), len(rows), size, about)
 
 
-def read_table(spark: SparkSession, table: str) -> DataFrame:
+def written(
+    path: str, segment: str, day: str, rows: int, size: int, stats: str
+) -> pa.RecordBatch:
+    """Return a row of WRITTEN."""
+    values = path, segment, day, rows, size, stats
+    names = schema_of(WRITTEN).names
+    return pa.RecordBatch.from_pylist([dict(zip(names, values))])
+
+
+def stats_of(rows: pa.Table) -> dict[str, object]:
+    """Return what Delta's log says of a file: with it, readers skip files."""
+    ends = {name: pc.min_max(rows[name]).as_py() for name in ORDERED}
+    return {
+        "numRecords": len(rows),
+        "minValues": {x: bound(ends[x]["min"], "") for x in ORDERED},
+        "maxValues": {x: bound(ends[x]["max"], LAST_LETTER) for x in ORDERED},
+        "nullCount": {x: rows[x].null_count for x in rows.column_names},
+    }
+
+
+def bound(value: Any, after: str) -> Any:
+    """Return a least or greatest value as Delta has it.
+
+    Times have milliseconds.  *after* follows a text that is cut.
+    """
+    if isinstance(value, str) and len(value) > TEXT_MAX:
+        return value[:TEXT_MAX] + after
+    if isinstance(value, datetime.datetime):
+        text = value.astimezone(UTC).isoformat(timespec="milliseconds")
+        return text.replace("+00:00", "Z")
+    return value
+
+
+# ==== Reading ================================================================
+
+
+def read_table(
+    spark: SparkSession, table: str, selection: Selection = ALL
+) -> DataFrame:
     """Return the messages of a table as it is now, and `day`, a date.
 
     A change of the table disturbs its readers only READERS_HOURS later.
@@ -200,13 +380,72 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
     """
     opened = open_table(table)
     where = absolute(table)
-    paths = pa.table(opened.get_add_actions())["path"].to_pylist()
+    paths = [
+        file["path"] for file in files_of(opened) if may_have(file, selection)
+    ]
     if not paths:
         return spark.createDataFrame([], TABLE)
-    files = [f"{where}/{path}" for path in paths]
     # What looks like a pattern in their paths is none
     options = {"basePath": where, "__globPaths__": "false"}
-    return spark.read.schema(TABLE).options(**options).parquet(*files)
+    reader = spark.read.schema(TABLE).options(**options)
+    messages = reader.parquet(*[f"{where}/{path}" for path in paths])
+    if selection.since > FIRST:
+        messages = messages.where(F.col("time") >= selection.since)
+    if selection.until < LAST:
+        messages = messages.where(F.col("time") < selection.until)
+    if selection.hosts:
+        messages = messages.where(F.col("host").isin(*selection.hosts))
+    return selected(messages, selection.patterns)
+
+
+def rows_of(table: str, selection: Selection = ALL) -> Iterator[pa.Table]:
+    """Yield the messages of each day of a table, in the order of their times.
+
+    It does not need Spark.  Raises: as open_table.
+    """
+    opened = open_table(table)
+    time = pc.field("time")
+    wanted = time >= pa.scalar(selection.since)
+    wanted &= time < pa.scalar(selection.until)
+    if selection.hosts:
+        wanted &= pc.field("host").isin(selection.hosts)
+    files = [file for file in files_of(opened) if may_have(file, selection)]
+    for day in sorted({file["partition.day"] for file in files}):
+        paths = [
+            file["path"] for file in files if file["partition.day"] == day
+        ]
+        rows = dataset_of(table, paths).to_table(filter=wanted)
+        rows = rows.sort_by([(name, "ascending") for name in REPLAYED])
+        if selection.patterns:
+            rows = rows.filter(are_selected(selection.patterns, rows["key"]))
+        yield rows
+
+
+def files_of(opened: DeltaTable) -> list[dict[str, Any]]:
+    """Return what the log of a table says of its files."""
+    files = pa.table(opened.get_add_actions(flatten=True)).to_pylist()
+    return list(files)
+
+
+def dataset_of(table: str, paths: Sequence[str]) -> ds.Dataset:
+    """Return some files of a table.
+
+    That of deltalake 1.6 passes over files without the least values of all
+    columns, which versions before 0.3 wrote.
+    """
+    files, folder = fs.FileSystem.from_uri(absolute(table))
+    whole = [f"{folder}/{path}" for path in paths]
+    return ds.dataset(whole, schema_of(COLUMNS), "parquet", files)
+
+
+def may_have(file: dict[str, Any], selection: Selection) -> bool:
+    """Return whether a file of a table may have wanted messages."""
+    day = file["partition.day"]
+    first, last = file.get("min.time"), file.get("max.time")
+    if not first or not last:  # it was written by a version before 0.3
+        return selection.since.date() <= day <= selection.until.date()
+    last += datetime.timedelta(milliseconds=1)
+    return bool(first < selection.until and selection.since < last)
 
 
 def open_table(table: str) -> DeltaTable:
@@ -217,14 +456,27 @@ def open_table(table: str) -> DeltaTable:
     where = absolute(table)
     if not DeltaTable.is_deltatable(where):
         raise InputError(f"{table}: there is no table; `ingest` makes one")
+    files, folder = fs.FileSystem.from_uri(where)
+    checkpoint = files.get_file_info(f"{folder}/_checkpoint")
+    if checkpoint.type != fs.FileType.NotFound:
+        raise InputError(
+            f"{table}: it is of version 0.2: `sbus-spark convert` converts it"
+        )
     opened = DeltaTable(where)
-    own, found = Schema.from_arrow(schema_of(TABLE)), opened.schema()
-    columns = [[(x.name, x.type) for x in y.fields] for y in (own, found)]
-    if columns[0] != columns[1] or opened.metadata().partition_columns != [
-        "day"
-    ]:
+    if not is_ours(opened):
         raise InputError(f"{table}: it is no table that `ingest` made")
     return opened
+
+
+def is_ours(opened: DeltaTable) -> bool:
+    """Return whether a table has our columns and partitions."""
+    expected = Schema.from_arrow(schema_of(TABLE))
+    pairs = [
+        [(field.name, field.type) for field in schema.fields]
+        for schema in (expected, opened.schema())
+    ]
+    by_day = opened.metadata().partition_columns == ["day"]
+    return by_day and pairs[0] == pairs[1]
 
 
 def make_table(table: str) -> None:
@@ -234,45 +486,95 @@ def make_table(table: str) -> None:
     """
     if "://" not in table and re.search("%[0-9A-Fa-f]{2}", table):
         raise InputError(f"{table}: Delta reads % in a path as an escape")
-    files, folder = fs.FileSystem.from_uri(table)
-    listing = files.get_file_info(fs.FileSelector(folder, True))
-    names = {one.base_name for one in listing}
-    if "_checkpoint" in names:
-        raise InputError(f"{table}: it is of version 0.2, as _checkpoint says")
     if DeltaTable.is_deltatable(table):
         open_table(table)
-    elif names - {"_delta_log", "_quarantine"}:
+    files, folder = fs.FileSystem.from_uri(table)
+    listing = files.get_file_info(fs.FileSelector(folder, True))
+    names = {file.base_name for file in listing}
+    is_new = "_delta_log" not in names
+    if is_new and names - {"_quarantine"}:
         raise InputError(f"{table}: something other than a table is there")
-    bad = f"{table}/_quarantine"
-    for one, columns, by in (table, TABLE, "day"), (bad, BAD, None):
+    quarantine = f"{table}/_quarantine"
+    for where, columns in (quarantine, QUARANTINE), (table, TABLE):
         schema = Schema.from_arrow(schema_of(columns))
-        DeltaTable.create(one, schema, "ignore", by, configuration=LOG)
+        DeltaTable.create(
+            where, schema, "ignore", "day", configuration=RETENTION
+        )
 
 
-def expire(table: str, before: datetime.date) -> None:
-    """Drop the days of a table before one.  Raises: as open_table."""
-    open_table(table).delete(f"day < '{before}'")
-    clear(table)
+# ==== Upkeep =================================================================
 
 
-def compact(table: str) -> None:
-    """Merge the small files of each day.  Raises: as open_table."""
-    open_table(table).optimize.compact()
-    clear(table)
+def expire(table: str, before: datetime.date) -> tuple[int, int]:
+    """Drop the days of a table before one.
+
+    Return how many messages went, and how many lines of the quarantine.
+    Raises: as open_table.
+    """
+    open_table(table)
+    where = absolute(table)
+    counts = []
+    for part in parts_of(where):
+        opened = DeltaTable(part)
+        settle(part, opened)
+        files = files_of(opened)
+        old = [file for file in files if file["partition.day"] < before]
+        counts.append(sum(file["num_records"] for file in old))
+        if old:
+            opened.delete(f"day < '{before}'")
+        clear(part)
+    return counts[0], sum(counts[1:])
 
 
-def clear(table: str) -> None:
+def parts_of(where: str) -> list[str]:
+    """Return a table, and its quarantine if nobody has removed that."""
+    parts = where, f"{where}/_quarantine"
+    return [part for part in parts if DeltaTable.is_deltatable(part)]
+
+
+def compact(table: str) -> tuple[int, int, int]:
+    """Merge the small files of each day, of the quarantine as well.
+
+    Return how many files there were, how many there are, and how many older
+    ones were removed.  Raises: as open_table.
+    """
+    open_table(table)
+    where = absolute(table)
+    before = after = removed = 0
+    for part in parts_of(where):
+        opened = DeltaTable(part)
+        settle(part, opened)
+        before += len(opened.file_uris())
+        opened.optimize.compact()
+        opened.update_incremental()
+        after += len(opened.file_uris())
+        now = time.time_ns() // 1_000_000
+        commit(part, opened, [], {COMPACTED: now})
+        removed += clear(part)
+    return before, after, removed
+
+
+def clear(where: str) -> int:
     """Remove files of days that no snapshot of the last READERS_HOURS names.
 
     The log of older commits goes as well: a checkpoint has what they did.
+    Return how many files went.
     """
-    opened = open_table(table)
-    files, folder = fs.FileSystem.from_uri(absolute(table))
-    for path in opened.vacuum(READERS_HOURS, True, False, full=True):
-        if path.startswith("day="):  # else it is not the table's
-            files.delete_file(f"{folder}/{path}")
+    opened = DeltaTable(where)
+    files, folder = fs.FileSystem.from_uri(where)
+    paths = [
+        path
+        for path in opened.vacuum(READERS_HOURS, True, False, full=True)
+        if path.startswith("day=")  # else it is not the table's
+    ]
+    for path in paths:
+        files.delete_file(f"{folder}/{path}")
     opened.create_checkpoint()
     opened.cleanup_metadata()
+    return len(paths)
+
+
+# ==== Replay =================================================================
 
 
 def replay(
@@ -301,18 +603,3 @@ def replay(
     options = {"address": address, "speed": speed or "inf"}
     rows.write.format("sbus").mode("append").options(**options).save()
     return int(counted.get["messages"])
-
-
-def selected(messages: DataFrame, patterns: Sequence[str]) -> DataFrame:
-    """Return the messages whose keys one of some patterns selects.
-
-    Without a pattern it returns all.  A secret key is treated as any other.
-    """
-
-    @F.arrow_udf("boolean")  # type: ignore[attr-defined,untyped-decorator]
-    def is_selected(keys: pa.Array) -> pa.Array:
-        coded = keys.dictionary_encode()
-        chosen = selects(patterns, coded.dictionary.to_pylist())
-        return pa.array(chosen, pa.bool_()).take(coded.indices)
-
-    return messages.where(is_selected("key")) if patterns else messages

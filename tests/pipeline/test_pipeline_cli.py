@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import datetime
 import gzip
 import io
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 
 import pytest
 
-from pipeline_paper import PaperBus, find, write_segments
+from pipeline_paper import (
+    PaperBus,
+    capture_line,
+    find,
+    write_segments,
+    write_trace,
+)
+from pipeline_plants import lose
 from real_bus import RealBus
 from sbus_client import Client
 from sizes import either
@@ -84,6 +94,65 @@ def recorded(capture: Path) -> list[tuple[bytes, bytes]]:
     ]
 
 
+class TestSelections:
+    """--since, --until, --pattern and --host are the same everywhere."""
+
+    def test_of_a_table(self, spark: SparkSession, tmp_path: Path) -> None:
+        """show, report and replay; without --since all of it is shown.
+
+        A file without such messages is not read.
+        """
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 3)
+        other = capture_line(1, rec="g_S", host="g", key="\xc3\xa9/1", t=10**9)
+        (capture / "g_S-000001.jsonl").write_text(other)
+        assert command_line("ingest", capture, table)[0] == 0
+        for path in table.glob("day=1970-01-01/*"):
+            path.write_bytes(b"unreadable")
+        hour = ["--since", "2025-11-21T09:24:13.101"]
+        hour += ["--until", "2025-11-21T09:24:13.201", "--pattern", "k/1"]
+        status, output, _ = command_line("show", table, *hour, "--json")
+        lines = list(map(json.loads, output.splitlines()))
+        assert status == 0 and [x["n"] for x in lines] == [*range(106, 201, 7)]
+        whole = capture_line(106, key="k/1")
+        assert lines[0] == json.loads(whole)
+        status, output, _ = command_line("report", table, *hour, "--json")
+        numbers = json.loads(output)
+        assert numbers["totals"]["messages"] == len(lines)
+        assert [x["key"] for x in numbers["keys"]] == ["k/1"]
+
+    def test_of_hosts_and_keys(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """A key reads the same in an option and in what is printed."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 1)
+        other = capture_line(3, rec="g_S", host="g", key="\xc3\xa9/1", t=10**9)
+        (capture / "g_S-000001.jsonl").write_text(other)
+        assert command_line("ingest", capture, table)[0] == 0
+        shown = "1970-01-01T00:00:01.000000+00:00\tg\té/1\txxx\n"
+        for option in ("--host", "g"), ("--pattern", "é/*"):
+            assert command_line("show", table, *option) == (0, shown, "")
+
+    def test_of_a_trace(self, spark: SparkSession, tmp_path: Path) -> None:
+        """Breaches of another time or key are left out."""
+        trace = tmp_path / "trace"
+        events = list(map(json.loads, PaperBus(500, 50, 20).run(2_000)))
+        lose(events)
+        write_trace(trace, events)
+        status, output, _ = command_line("audit", trace, "--json")
+        (breach,) = json.loads(output)["breaches"]
+        moment = datetime.datetime.fromtimestamp(breach["t"] / 1e9)
+        later = (moment + datetime.timedelta(seconds=1)).astimezone()
+        for option, code in (
+            (("--pattern", breach["key"]), 1),
+            (("--pattern", "other"), 0),
+            (("--until", later.isoformat()), 1),
+            (("--since", later.isoformat()), 0),
+        ):
+            assert command_line("audit", trace, *option)[0] == code, option
+
+
 class TestErrors:
     """One line says what was wrong, and what would be right."""
 
@@ -128,6 +197,9 @@ class TestErrors:
             "ingest @capture @full": "something other than a table",
             "ingest @capture @per%20cent": "an escape",
             "compact @foreign": "no table that `ingest` made",
+            "show @foreign": "no table that `ingest` made",
+            "status @foreign": "no table that `ingest` made",
+            "convert @table": "it has no _checkpoint",
             "expire @foreign --before 2030-01-01": "no table that",
             "replay @foreign -a @absent": "no table that `ingest` made",
             "report @foreign": "no table that `ingest` made",
@@ -145,6 +217,43 @@ class TestErrors:
         assert not (foreign / "_quarantine").exists()
         assert not (tmp_path / "per%20cent").exists()
         assert len([*(tmp_path / "full").iterdir()]) == 1
+
+    def test_a_table_that_is_damaged(self, tmp_path: Path) -> None:
+        """The file is named; without its quarantine a table is sound."""
+        table = tmp_path / "table"
+        sbus_spark.table.make_table(str(table))
+        shutil.rmtree(table / "_quarantine")
+        for command in "compact", "status":
+            assert command_line(command, table)[0] == 0
+        commit = max(table.glob("_delta_log/*.json"))
+        commit.write_text("")
+        status, output, errors = command_line("status", table)
+        assert (status, output) == (2, "")
+        assert f"{commit}: it is no commit" in errors
+
+    def test_in_a_thread(
+        self,
+        spark: SparkSession,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A command works there as well, where no signals can be caught."""
+        write_segments(tmp_path / "capture", 1)
+        over = threading.Event()
+        over.set()  # after one round
+        statuses: list[int] = []
+
+        def follow() -> None:
+            words = "ingest", tmp_path / "capture", tmp_path / "t", "--follow"
+            statuses.append(sbus_spark.run([*map(str, words)]))
+
+        thread = threading.Thread(target=follow)
+        with monkeypatch.context() as patch:
+            patch.setattr(sbus_spark.cli, "until_signal", lambda: over)
+            thread.start()
+            thread.join()
+        assert statuses == [0]
+        assert sbus_spark.run(["status", str(tmp_path / "t")]) == 0
 
     def test_an_error_of_a_batch(
         self, spark: SparkSession, tmp_path: Path
@@ -225,8 +334,12 @@ class TestLayout:
             assert set(found) <= set(listed[:at]), name
 
     def test_it_is_all_DataFrames(self) -> None:
-        """No RDD, no pickle or parser of JSON of ours, no big broadcast."""
-        words = r"\.rdd\b|\bRDD|_jvm|_jsc|sparkContext|pickle\b|json\.loads"
+        """No RDD, no pickle, no parser of lines of ours, no big broadcast."""
+        words = r"\.rdd\b|\bRDD|_jvm|_jsc|sparkContext|pickle\b"
         text = "".join(one.read_text("utf-8") for one in PACKAGE.glob("*.py"))
         assert not re.findall(words, text)
+        text += (PACKAGE / "audit.sql").read_text("utf-8")
+        for name in "messages", "source", "events":
+            text_of_module = (PACKAGE / f"{name}.py").read_text("utf-8")
+            assert "json.loads" not in text_of_module
         assert {*re.findall(r"broadcast\((\w+)", text)} == {"busiest", "runs"}

@@ -1,14 +1,15 @@
 """Random histories of a capture and its table, beside a list of both.
 
-Segments arrive in any order, twice, in halves under hidden names; ingests are
-killed, or are two at once; days expire, files are compacted and removed.  What
-does the tasks of an ingest is a function here, so that most need no Spark.
+Segments arrive in any order, twice, in halves; ingests are killed, or are two
+at once; days expire, files are compacted and removed, old versions restored.
+What does the tasks of an ingest is a function here, so most need no Spark.
 """
 
 from __future__ import annotations
 
 import datetime
 import functools
+import json
 import os
 import random
 import time
@@ -29,7 +30,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pipeline_bed import TIMEOUT
-from sbus_spark import PipelineError, marks, table
+from sbus_spark import PipelineError, marks, repairs, table
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
@@ -38,6 +39,20 @@ DAYS = [datetime.date(2025, 11, day) for day in (20, 21, 22)]
 STEPS = 25
 Work = Callable[[Any], Any]
 Row = tuple[str, int]  # recorder, n
+Segment = tuple[str, int]  # recorder, number
+WEIGHTS = {
+    "record": 3,
+    "arrive": 6,
+    "arrive_hidden": 1,
+    "arrive_half": 2,
+    "ingest": 4,
+    "ingest_again": 1,
+    "ingest_killed": 4,
+    "two_at_once": 3,
+    "compact": 1,
+    "expire": 0.5,
+    "restore": 1.5,
+}
 
 
 class Killed(BaseException):
@@ -68,29 +83,46 @@ class History:
         self.do = do
         self.kill_at = ""
         self.began = time.time_ns() // 1_000_000
-        # of each recorder, by number: its day, messages, lines
-        self.recorded: dict[str, list[tuple[Any, set[Row], list[str]]]] = {}
-        self.arrived: set[Row] = set()
+        # of each recorder, by number: its day and lines
+        self.recorded: dict[str, list[tuple[Any, list[str]]]] = {}
+        self.arrived: dict[Segment, int] = {}  # how many whole lines
+        self.torn: set[Segment] = set()  # that end within a line
+        self.taken: dict[Segment, int] = {}  # lines that were read
         self.expected: set[Row] = set()
         self.aside: set[str] = set()
-        self.taken: set[Row] = set()  # segments
-        self.log: list[str] = []
+        self.forgotten: set[Segment] = set()  # half, and the log is cleaned
+        # what a version of the table has, while its files are there
+        self.versions: dict[int, tuple[set[Row], dict[Segment, int]]] = {}
+        self.remarks: list[str] = []
+        self.steps: list[str] = []
 
-    def path(self, recorder: str, number: int, mark: str = "") -> Path:
+    def lines(self, segment: Segment) -> list[str]:
+        """Return the lines of a segment."""
+        return self.recorded[segment[0]][segment[1] - 1][1]
+
+    def path(self, segment: Segment, mark: str = "") -> Path:
         """Return where a segment is to be."""
+        recorder, number = segment
         day = self.recorded[recorder][number - 1][0]
-        name = f"{mark}{recorder}-{number:06}.jsonl"
-        path = self.capture / str(day) / name
+        path = self.capture / str(day) / f"{mark}{recorder}-{number:06}.jsonl"
         path.parent.mkdir(exist_ok=True)
         return path
+
+    def segments(self) -> list[Segment]:
+        """Return all segments that were recorded."""
+        return [
+            (recorder, number + 1)
+            for recorder, segments in self.recorded.items()
+            for number in range(len(segments))
+        ]
 
     # Steps
     def record(self) -> None:
         """Let a recorder complete some segments."""
         recorder = self.random.choice("RST")
-        own = self.recorded.setdefault(recorder, [])
+        segments = self.recorded.setdefault(recorder, [])
         for _ in range(self.random.randrange(1, 6)):
-            n = len(own) * 10
+            n = len(segments) * 10
             day = self.random.choice(DAYS)
             t = datetime.datetime(day.year, day.month, day.day, 12)
             t = t.replace(tzinfo=datetime.timezone.utc)
@@ -98,39 +130,61 @@ class History:
             numbers = range(n + 1, n + 1 + self.random.randrange(1, 4))
             lines = [capture_line(n, **about) for n in numbers]
             if self.random.random() < 0.3:
-                lines.insert(0, f"no message {recorder} {len(own)}\n")
-            own.append((day, {(recorder, n) for n in numbers}, lines))
+                lines.insert(0, f"no message {recorder} {len(segments)}\n")
+            segments.append((day, lines))
 
     def arrive(self) -> None:
         """Let some segments arrive, for the first time or again."""
-        own = [
-            (r, n + 1)
-            for r in self.recorded
-            for n in range(len(self.recorded[r]))
-        ]
-        late = [one for one in own if one not in self.arrived]
-        chosen = late if late and self.random.random() < 0.8 else own
-        many = self.random.randrange(1, 5)
-        for one in self.random.sample(chosen, min(many, len(chosen))):
-            self.path(*one, ".").unlink(missing_ok=True)
-            text = "".join(self.recorded[one[0]][one[1] - 1][2])
-            self.path(*one).write_text(text)
-            self.arrived.add(one)
+        late = [x for x in self.segments() if x not in self.arrived]
+        chosen = self.segments()
+        if late and self.random.random() < 0.8:
+            chosen = late
+        count = self.random.randrange(1, 5)
+        for segment in self.random.sample(chosen, min(count, len(chosen))):
+            self.put(segment)
+
+    def put(self, segment: Segment) -> None:
+        """Let a whole segment arrive."""
+        self.path(segment, ".").unlink(missing_ok=True)
+        self.path(segment).write_text("".join(self.lines(segment)))
+        self.arrived[segment] = len(self.lines(segment))
+        self.torn.discard(segment)
+
+    def arrive_hidden(self) -> None:
+        """Let a half of a segment arrive, under a hidden name."""
+        segment = self.random.choice(self.segments())
+        text = "".join(self.lines(segment))
+        self.path(segment, ".").write_text(text[: len(text) // 2])
 
     def arrive_half(self) -> None:
-        """Let a half of a segment arrive, under a hidden name."""
-        if self.recorded:
-            recorder = self.random.choice([*self.recorded])
-            number = self.random.randrange(len(self.recorded[recorder])) + 1
-            text = "".join(self.recorded[recorder][number - 1][2])
-            half = self.path(recorder, number, ".")
-            half.write_text(text[: len(text) // 2])
+        """Let the beginning of a segment arrive, under its own name."""
+        late = [x for x in self.segments() if x not in self.arrived]
+        if late:
+            segment = self.random.choice(late)
+            lines = self.lines(segment)
+            count = self.random.randrange(len(lines))
+            text = "".join(lines[:count])
+            if count == 0 or self.random.random() < 0.5:
+                text += lines[count][:9]
+                self.torn.add(segment)
+            self.path(segment).write_text(text)
+            self.arrived[segment] = count
 
     def ingest(self) -> None:
         """Ingest, with or without removing what is known."""
         here = self.here()
         self.run(self.do, self.random.random() < 0.4)
         self.took(here)
+
+    def ingest_again(self) -> None:
+        """Take in the rest of what was half copied, and is whole now."""
+        if self.table.exists():
+            here = self.here()
+            repairs.ingest_again(str(self.capture), str(self.table))
+            for segment, count in here.items():
+                before = self.taken.get(segment, count)
+                if before < count and segment not in self.forgotten:
+                    self.take(segment, count)
 
     def ingest_killed(self) -> None:
         """Ingest, and be killed anywhere."""
@@ -153,7 +207,7 @@ class History:
         def do(work: Work, count: int) -> Sequence[Any]:
             if is_first:
                 self.second()
-            files = self.do(work, count)
+            files: Sequence[Any] = self.do(work, count)
             if not is_first:
                 self.second()
             return files
@@ -179,52 +233,72 @@ class History:
             for path in self.table.rglob("*"):
                 os.utime(path, (0, 0))
             table.compact(str(self.table))
+            self.versions.clear()
 
     def expire(self) -> None:
         """Let days expire; what comes later stays."""
         if self.table.exists():
             day = self.random.choice(DAYS)
             table.expire(str(self.table), day)
-            for recorder, own in self.recorded.items():
-                for number, (of, rows, _) in enumerate(own, 1):
-                    if of < day and (recorder, number) in self.taken:
-                        self.expected -= rows
+            for segment, count in self.taken.items():
+                of, lines = self.recorded[segment[0]][segment[1] - 1]
+                if of < day:
+                    self.expected -= rows_in(lines[:count])
+
+    def restore(self) -> None:
+        """Let the table be again what it was."""
+        if self.versions:
+            version = self.random.choice([*self.versions])
+            opened = DeltaTable(str(self.table))
+            if version < opened.version():
+                opened.restore(version)
+                rows, taken = self.versions[version]
+                self.expected, self.taken = set(rows), dict(taken)
+                here = self.here()
+                for segment in {*self.arrived} - {*here} - {*taken}:
+                    del self.arrived[segment]  # it has to come again
 
     # How
     def run(self, do: Any, is_cleaning: bool) -> None:
         """Ingest once."""
         where = str(self.capture), str(self.table)
-        gaps: list[str] = []
-        table.ingest_by(do, *where, None, is_cleaning, gaps.append)
-        self.gaps = gaps
+        batches: list[table.Batch] = []
+        table.ingest_by(do, *where, None, is_cleaning, batches.append)
+        self.remarks = batches[0].remarks
 
     def do_killed(self, work: Work, count: int) -> Sequence[Any]:
         """Do the tasks, and be killed in the middle of them, or after."""
-        files = self.do(work, count)
+        files: Sequence[Any] = self.do(work, count)
         if self.kill_at in ("tasks", "done"):
-            for one in files if self.kill_at == "tasks" else ():
-                if self.random.random() < 0.5:
-                    (self.table / one.path).unlink(missing_ok=True)
-                    (self.table / "_quarantine" / one.path).unlink(True)
+            for file in files if self.kill_at == "tasks" else ():
+                if file.path and self.random.random() < 0.5:
+                    (self.table / file.path).unlink(missing_ok=True)
+                    (self.table / "_quarantine" / file.path).unlink(True)
             raise Killed
         return files
 
-    def here(self) -> set[Row]:
-        """Return the segments that an ingest finds."""
+    def here(self) -> dict[Segment, int]:
+        """Return the segments that an ingest finds, and how many lines."""
         paths = [*self.capture.glob("*/[!.]*.jsonl")]
-        return {(path.name[0], int(path.name[2:8])) for path in paths}
+        found = [(path.name[0], int(path.name[2:8])) for path in paths]
+        return {x: self.arrived[x] for x in found if x not in self.torn}
 
-    def took(self, segments: set[Row]) -> None:
+    def took(self, segments: dict[Segment, int]) -> None:
         """Expect what was new."""
-        for recorder, number in segments - self.taken:
-            _, rows, lines = self.recorded[recorder][number - 1]
-            self.expected |= rows
-            self.aside |= {x for x in lines if x.startswith("no")}
-        self.taken |= segments
+        for segment, count in segments.items():
+            if segment not in self.taken:
+                self.take(segment, count)
+
+    def take(self, segment: Segment, count: int) -> None:
+        """Expect the first lines of a segment."""
+        self.taken[segment] = count
+        lines = self.lines(segment)[:count]
+        self.expected |= rows_in(lines)
+        self.aside |= {line for line in lines if line.startswith("no")}
 
     def check(self) -> None:
         """The table has what is expected, once; a file that went is in it."""
-        if not (self.table / "_quarantine/_delta_log").exists():
+        if not (self.table / "_delta_log").exists():
             return
         opened = DeltaTable(str(self.table))
         rows = opened.to_pyarrow_table(columns=["recorder", "n"])
@@ -235,19 +309,32 @@ class History:
             line.split(": ")[-1] + "\n" for line in bad["line"].to_pylist()
         ]
         assert len(texts) == len({*texts}) and self.aside <= {*texts}
-        assert self.arrived - self.here() <= self.taken
-        told = marks.marks_in(str(self.table), opened.version())
-        assert all(opened.transaction_version(x) == told[x] for x in told)
-        all_bounds = marks.bounds_in(told)
-        for recorder, own in self.recorded.items():
+        gone = {x for x in self.arrived if not self.path(x).exists()}
+        assert gone <= {*self.taken}
+        log = self.check_marks(opened)
+        self.forgotten = {
+            segment
+            for segment, count in self.taken.items()
+            if count < len(self.lines(segment))
+            and self.path(segment).name not in log.sizes
+        }
+        self.versions[opened.version()] = set(self.expected), dict(self.taken)
+
+    def check_marks(self, opened: DeltaTable) -> marks.Log:
+        """The log says which segments the table has, and which it lacks."""
+        log = marks.read_log(str(self.table), opened.version())
+        for name, value in log.written.items():
+            assert opened.transaction_version(name) == value
+        all_bounds = marks.bounds_in(log.marks)
+        for recorder, segments in self.recorded.items():
             bounds = all_bounds.get(recorder, [])
             has = [
-                n
-                for n in range(len(own) + 2)
-                if sum(bound <= n for bound in bounds) % 2
+                number
+                for number in range(len(segments) + 2)
+                if sum(bound <= number for bound in bounds) % 2
             ]
-            assert {(recorder, n) for n in has} == {
-                one for one in self.taken if one[0] == recorder
+            assert {(recorder, number) for number in has} == {
+                segment for segment in self.taken if segment[0] == recorder
             }
             gaps = [
                 n for a, b in marks.gaps_of(bounds) for n in range(a, b + 1)
@@ -256,49 +343,48 @@ class History:
                 n for n in range(1, max([0, *has])) if n not in has
             ]
             if gaps:
-                assert told[f"{recorder}/since"] >= self.began
+                assert log.marks[f"{recorder}/since"] >= self.began
+        return log
 
     def go(self, patch: pytest.MonkeyPatch) -> None:
         """Take random steps, and let all arrive in the end."""
         commit = table.commit
 
-        def commit_killed(opened: Any, files: Any, *told: Any) -> None:
-            if self.kill_at == "between" and told:
+        def commit_killed(where: str, *more: Any) -> None:
+            is_table = not where.endswith("_quarantine")
+            if self.kill_at == "between" and is_table:
                 raise Killed
-            commit(opened, files, *told)
-            if self.kill_at == "end" and told:
+            commit(where, *more)
+            if self.kill_at == "end" and is_table and len(more) > 3:
                 raise Killed
 
         patch.setattr(table, "commit", commit_killed)
-        steps = [
-            self.record,
-            self.arrive,
-            self.arrive_half,
-            self.ingest,
-            self.ingest_killed,
-            self.two_at_once,
-            self.compact,
-            self.expire,
-        ]
-        weights = [3, 6, 2, 4, 4, 3, 1, 0.5]
         self.record()
-        for step in self.random.choices(steps, weights, k=STEPS):
-            self.log.append(step.__name__)
-            step()
+        names = [*WEIGHTS]
+        for name in self.random.choices(names, [*WEIGHTS.values()], k=STEPS):
+            self.steps.append(name)
+            getattr(self, name)()
             self.check()
-        while len(self.arrived) < sum(map(len, self.recorded.values())):
-            self.arrive()
+        self.steps.append("the end")
+        for segment in self.segments():
+            if segment not in self.taken or segment in self.arrived:
+                self.put(segment)
+        half = [x for x in self.taken if self.taken[x] < len(self.lines(x))]
         self.ingest()
+        named = " ".join(self.remarks)
+        for segment in {*half} - self.forgotten:
+            assert f"{self.path(segment)}: it has grown" in named
+        self.ingest_again()
         self.check()
-        assert not self.gaps
-        texts = {
-            x
-            for own in self.recorded.values()
-            for one in own
-            for x in one[2]
-            if x.startswith("no")
-        }
-        assert self.aside == texts
+        assert "missing since" not in named and "complete" not in named
+        for segment in {*self.segments()} - self.forgotten:
+            assert self.taken[segment] == len(self.lines(segment))
+
+
+def rows_in(lines: Sequence[str]) -> set[Row]:
+    """Return the messages in some lines."""
+    parsed = [json.loads(line) for line in lines if line[0] == "{"]
+    return {(line["rec"], line["n"]) for line in parsed}
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -329,5 +415,5 @@ def begin(
             try:
                 history.go(own)
             except BaseException:
-                print("seed", seed, "after", history.log)
+                print("seed", seed, "after", history.steps)
                 raise

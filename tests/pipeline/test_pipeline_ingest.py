@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import os
 import random
+import shutil
 import signal
+import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +20,18 @@ from pipeline_paper import capture_line, write_segments
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
-from deltalake import DeltaTable
-from pyspark.sql import Row, SparkSession
+import pyarrow as pa
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    Transaction,
+    write_deltalake,
+)
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families,
+)
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import InputPartition
 
 import sbus_spark
 from pipeline_bed import (
@@ -35,14 +49,103 @@ pytestmark = TIMEOUT
 DAY = 86_400_000_000_000  # nanoseconds
 
 
-def only_aside(opened: DeltaTable, files: list[Row], *marks: object) -> None:
+def only_aside(where: str, *more: Any) -> None:
     """Commit to the quarantine, and be killed before the table's commit."""
-    if marks:
+    if not where.endswith("/_quarantine"):
         raise KeyboardInterrupt
-    COMMIT(opened, files)
+    COMMIT(where, *more)
 
 
 COMMIT = sbus_spark.table.commit
+
+
+class TestRepairs:
+    """What an operator does once."""
+
+    def test_half_copied_segments_and_mended_lines(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """They are named, and --again takes them in, once."""
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 2)
+        half, torn = (capture / f"R-00000{n}.jsonl" for n in (1, 2))
+        texts = half.read_text(), torn.read_text()
+        half.write_text("".join(texts[0].splitlines(True)[:40]))
+        torn.write_text(texts[1][:1_000])
+        (capture / "S-000001.jsonl").write_text(capture_line(900, size=1))
+        status, output, errors = command_line("ingest", capture, table)
+        assert (status, output) == (
+            1,
+            "40 messages ingested, 1 lines quarantined\n",
+        )
+        assert f"{torn}: its last line is not complete" in errors
+        half.write_text(texts[0])
+        torn.write_text(texts[1])
+        status, _, errors = command_line("ingest", capture, table, "--clean")
+        assert status == 1 and f"{half}: it has grown" in errors
+        assert half.exists() and torn.exists()
+        aside = DeltaTable(f"{table}/_quarantine")
+        line = capture_line(900).strip()
+        aside.update(new_values={"line": line})
+        again = "ingest", capture, table, "--again"
+        status, output, _ = command_line(*again)
+        assert output.endswith(
+            "61 messages mended, 0 lines left quarantined\n"
+        )
+        output = "0 messages ingested, 0 lines quarantined\n"
+        output += "0 messages mended, 0 lines left quarantined\n"
+        assert command_line(*again) == (0, output, "")
+        assert numbers(spark, table) == [*range(1, 201), 900]
+
+    def test_a_table_of_version_0_2(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """It is refused until it is converted; nothing comes in twice.
+
+        Its batch 1 is in the table, and Spark has not yet noted that.
+        """
+        capture, table = tmp_path / "capture", tmp_path / "table"
+        write_segments(capture, 3)
+        sbus_spark.ingest(spark, str(capture), str(table))
+        shutil.rmtree(table)
+        write_old_table(table, capture)
+        status, _, errors = command_line("ingest", capture, table)
+        assert status == 2 and "sbus-spark convert" in errors
+        done = 0, "the table is converted; it has 2 recorder runs\n", ""
+        assert command_line("convert", table) == done
+        assert command_line("convert", table)[0] == 2
+        assert sbus_spark.ingest(spark, str(capture), str(table)) == (100, 0)
+        assert numbers(spark, table) == list(range(1, 301))
+        aside = DeltaTable(f"{table}/_quarantine").to_pyarrow_table()
+        assert aside["line"].to_pylist() == ["no JSON"]
+        assert command_line("compact", table)[0] == 0
+
+
+def write_old_table(table: Path, capture: Path) -> None:
+    """Write a table as version 0.2 did, of the first two segments."""
+    source = sbus_spark.source.Capture({"path": str(capture)})
+    pieces = source.segments()["R"]
+    for batch, number in enumerate((1, 2)):
+        read = source.read(InputPartition([pieces[number]]))
+        rows = pa.Table.from_batches(read)
+        days = rows["time"].cast(pa.date32())
+        transaction = [Transaction("query", batch)]
+        write_deltalake(
+            str(table),
+            rows.append_column("day", days),
+            partition_by=["day"],
+            mode="append",
+            commit_properties=CommitProperties(app_transactions=transaction),
+        )
+    write_deltalake(f"{table}/_quarantine", pa.table({"line": ["no JSON"]}))
+    checkpoint = table / "_checkpoint"
+    for folder in "offsets", "commits":
+        (checkpoint / folder).mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id":"query"}')
+    for batch, after in enumerate((2, 3, 4)):
+        offset = json.dumps({"R": [1, after, 0], "S": [2, 4, 0]})
+        (checkpoint / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{offset}")
+    (checkpoint / "commits" / "0").write_text("v1\n{}")
 
 
 class TestIngest:
@@ -99,7 +202,7 @@ class TestIngest:
         log = min(table.glob("_delta_log/*.json"))
         left = table / "day=2025-11-21" / "left.parquet"  # by a kill
         left.touch()
-        for old in log, left:
+        for old in *table.glob("_delta_log/*.json"), left:
             os.utime(old, (0, 0))
         sbus_spark.compact(str(table))
         assert not log.exists() and not left.exists()
@@ -120,12 +223,14 @@ class TestIngest:
         sbus_spark.ingest(spark, str(tmp_path / "none"), str(table))
         first, second, third = (DeltaTable(str(table)) for _ in range(3))
         source = sbus_spark.source.Capture({"path": str(capture)})
-        pieces, _, marks, _ = sbus_spark.marks.news(source.segments(), {})
-        assert len(pieces) == 1 and marks == {"R": 1}
-        sbus_spark.table.commit(first, [], marks)
+        log = sbus_spark.marks.Log(0, {}, {}, {})
+        found = sbus_spark.marks.news(source.segments(), log)
+        assert len(found.new) == 1 and found.marks == {"R": 1}
+        commit = functools.partial(COMMIT, str(table))
+        commit(first, [], found.marks)
         with pytest.raises(sbus_spark.PipelineError, match="another ingest"):
-            sbus_spark.table.commit(second, [], marks)
-        sbus_spark.table.commit(third, [], {"S": 1})
+            commit(second, [], found.marks)
+        commit(third, [], {"S": 1})
         assert sbus_spark.ingest(*args) == (0, 0)
 
     def test_segments_in_any_order(
@@ -136,7 +241,11 @@ class TestIngest:
         capture.mkdir()
         named: list[str] = []
         where = str(capture), str(table)
-        args = (spark, *where, None, True, named.append)
+
+        def report(batch: sbus_spark.table.Batch) -> None:
+            named.extend(batch.remarks)
+
+        args = (spark, *where, None, True, report)
 
         def arrive(*some: int) -> None:
             for n in some:
@@ -174,7 +283,7 @@ class TestIngest:
         status, output, _ = command_line("status", table, capture)
         assert status == 0 and "1 segments of" in output
         assert "/.R-000004.jsonl.x: not complete" in output
-        assert command_line("status", table, "--max-age", "9")[0] == 1
+        assert command_line("status", table, "--max-age", "9s")[0] == 1
         sbus_spark.ingest(spark, str(capture), str(table))
         told = json.loads(command_line("status", table, capture, "--json")[1])
         assert (told["messages"], told["gaps"], told["wait"]) == (
@@ -183,6 +292,14 @@ class TestIngest:
             None,
         )
         assert told["hosts"]["R"]["segments"] == 3
+        assert told["runs"]["R"]["last"] == 3
+        assert command_line("status", table, "--max-age", "99999d")[0] == 0
+        metrics = command_line("status", table, capture, "--openmetrics")[1]
+        parse: Any = text_string_to_metric_families
+        families = parse(metrics)
+        values = {one.name: one.samples[0].value for one in families}
+        assert values["sbus_table_messages"] == 300
+        assert values["sbus_table_waiting"] == 0
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sbus_spark.sessions, "session", pytest.fail)
             done = command_line("ingest", capture, table)
@@ -218,7 +335,12 @@ class TestIngest:
         (capture / "R-000001.jsonl").write_text("".join(lines))
         sbus_spark.ingest(spark, str(capture), str(table))
         done = command_line("expire", table, "--before", "1970-01-03")
-        assert done == (0, "the days before 1970-01-03 are dropped\n", "")
+        dropped = "2 messages and 0 lines of the quarantine\n"
+        assert done == (
+            0,
+            f"the days before 1970-01-03 are dropped: {dropped}",
+            "",
+        )
         assert numbers(spark, table) == [3]
         assert len(DeltaTable(str(table)).file_uris()) == 1
         command_line("expire", table, "--before", "1970-01-04")
@@ -243,9 +365,14 @@ class TestIngest:
         assert numbers(spark, table) == list(range(1, 10_001))
 
     def test_following_ends_at_a_signal(
-        self, spark: SparkSession, tmp_path: Path
+        self,
+        spark: SparkSession,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """With status 0, and what it has brought in is there.
+
+        It tells systemd of each round.
 
         No others can read what may be private.  What is in the table when the
         next batch begins is removed, and not before.
@@ -254,13 +381,24 @@ class TestIngest:
         write_segments(capture, 1)
         command = "ingest", capture, table
         lines = "".join(map(capture_line, range(101, 201)))
-        with start_command(*command, "--follow", "--clean") as process:
+        manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with (
+            manager,
+            start_command(*command, "--follow", "--clean") as process,
+        ):
+            assert manager.recv(99) == b"READY=1\nWATCHDOG=1"
             wait_for_file(table, "_delta_log/*1.json")
             (capture / "R-000002.jsonl").write_text(lines)
             wait_for_file(table, "_delta_log/*2.json")
             process.send_signal(signal.SIGTERM)
-            told = b"200 messages ingested, 0 lines quarantined\n"
-            assert process.communicate() == (told, b"")
+            output, errors = process.communicate()
+        assert output.splitlines()[-1] == (
+            b"200 messages ingested, 0 lines quarantined"
+        )
+        assert output.count(b"100 messages and 0 bad lines of 1 segments") == 2
+        assert not errors
         assert process.returncode == 0
         assert [one.name for one in capture.iterdir()] == ["R-000002.jsonl"]
         assert numbers(spark, table) == list(range(1, 201))

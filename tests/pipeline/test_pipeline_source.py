@@ -130,6 +130,12 @@ def test_what_options_ask_for(tmp_path: Path) -> None:
             read_all(tmp_path, **less)
 
 
+def test_a_clock_that_was_not_set(tmp_path: Path) -> None:
+    """A segment in a folder of 1970 may have messages of any day."""
+    write(tmp_path / "1970-01-01" / "R-000001.jsonl", [1, 2])
+    assert read_all(tmp_path, startingTime="2025-11-21") == [1, 2]
+
+
 def test_a_segment_that_is_missing(tmp_path: Path) -> None:
     """It is waited for; one that goes before it is read is named."""
     paths = [write(tmp_path / f"R-00000{n}.jsonl", [n]) for n in (1, 2, 3)]
@@ -143,6 +149,17 @@ def test_a_segment_that_is_missing(tmp_path: Path) -> None:
     paths[1].unlink()
     with pytest.raises(sbus_spark.InputError, match="segment 2 of R is gone"):
         make("streamReader", path=tmp_path).partitions(end, last)
+
+
+def test_a_first_segment_that_is_late(tmp_path: Path) -> None:
+    """It is waited for, as number 1 is the first."""
+    for n in (2, 3):
+        write(tmp_path / f"R-00000{n}.jsonl", [n])
+    stream = make("streamReader", path=tmp_path)
+    found, end = read_next(stream, {})
+    assert found == []
+    write(tmp_path / "R-000001.jsonl", [1])
+    assert read_next(stream, end)[0] == [1, 2, 3]
 
 
 def test_a_start_that_changes(tmp_path: Path) -> None:
@@ -178,15 +195,15 @@ def test_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_what_is_committed_is_removed(tmp_path: Path) -> None:
     """And nothing that the stream was not asked for."""
-    for n in (2, 3, 4):
+    for n in (1, 2, 3):
         write(tmp_path / f"R-00000{n}.jsonl", [n, 10 + n])
     few = {"path": tmp_path, "cleanSource": "delete"}
     stream = make("streamReader", **few, maxMessagesPerTrigger=5)
     _, first = read_next(stream, {})
     assert len(list(tmp_path.iterdir())) == 3
-    late = write(tmp_path / "R-000001.jsonl", [1])  # it is never read
     found, end = read_next(stream, first)
-    assert found == [14]
+    assert found == [13]
+    late = write(tmp_path / "R-000004.jsonl", [4])  # it is not read
     stream.commit(end)
     assert [*tmp_path.iterdir()] == [late]
     for name in ("pattern", "host", "startingTime", "endingTime"):
