@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Callable
 
+from model import SECRET
 from packets import WHOAMI, publish
 from simulation import SETUPS, SLOTS, Setup, Step, run_steps
-from spec_model import MODES, SECRET
+from spec_model import MODES
 
 WEIGHTS = {
     "serve": 36,

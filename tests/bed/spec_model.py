@@ -1,134 +1,60 @@
 """A model of the specification: what becomes of each packet, and why.
 
-It is the second reading of the rules, and shares nothing with sbus.py but the
-names of the limits.  It is told what the kernel sees and what the trace says,
-and raises AssertionError where a rule forbids that.
+It judges the server in rounds of many packets, of which spec/model.py, which
+it has its patterns from, would say that they are unclear.  It is told what the
+kernel sees and what the trace says, and raises AssertionError where a rule
+forbids that.  With sbus.py it shares nothing but the names of the limits.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import re
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Union
 
+import model
 import sbus
 from fake_kernel import OWNER
+from model import CHOICES, shape_of
 from packets import WHOAMI
 
-FORMS = {
-    "subscribe": re.compile(rb"SUB ([^\x00]*)(\x00.*)?", re.S),
-    "unsubscribe": re.compile(rb"UNSUB ([^\x00]*)(\x00.*)?", re.S),
-    "publish": re.compile(rb"MSG ([^\x00]*)\x00(.*)", re.S),
-    "control": re.compile(rb"CMSG ([^\x00]*)(\x00(.*))?", re.S),
-}
-RUN_FORM = re.compile(rb"!/cred/[0-9]*/[0-9]*/[0-9]*/")
-FIELDS_FORM = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/(.*)", re.S)
-SECRET = b"!/cred/"
-CHOICES = {
-    "blocking/soft": ("queue", "discard", "block", "error"),
-    "blocking/hard": ("discard", "block", "error"),
-    "order": ("queue", "stack", "random"),
-    "echo": ("on", "off"),
-}
-MODES = [f"{what}/{how}" for what, hows in CHOICES.items() for how in hows]
+MODES = [f"{mode}/{way}" for mode, ways in CHOICES.items() for way in ways]
 Line = Union[dict[str, Any], None]  # of the trace
+
+selects = model.selects
+may_hear = functools.lru_cache(100_000)(model.may_hear)
 
 
 def read_form(packet: bytes) -> tuple[str, bytes]:
     """Return the kind and the key of a packet; no kind if malformed."""
-    for kind, form in FORMS.items():
-        match = form.fullmatch(packet)
-        if match:
-            return kind, match[1]
-    return "", b""
-
-
-def selects(pattern: bytes, key: bytes) -> bool:
-    """Return whether a pattern selects a key, going byte by byte."""
-    if not pattern:  # [MATCH-4]
-        return True
-    place = 0
-    for index in range(len(pattern)):
-        wanted = pattern[index : index + 1]
-        if wanted == b"*":  # [MATCH-2]
-            while place < len(key) and key[place : place + 1] != b"/":
-                place += 1
-        elif key[place : place + 1] != wanted:  # [MATCH-1]
-            return False
-        elif wanted == b"/" and index == len(pattern) - 1:  # [MATCH-3]
-            return True
-        else:
-            place += 1
-    return place == len(key)
+    try:
+        action, key, _ = model.read_form(packet)
+    except model.Mistake:
+        return "", b""
+    return action.__name__, key
 
 
 def is_reserved(text: bytes) -> bool:
     """Return whether a key or pattern misuses the segment '!' [KEY-4]."""
-    start = 0
-    for segment in text.split(b"/"):
-        is_run = text.startswith(SECRET) and RUN_FORM.match(text, start)
-        if segment == b"!" and not is_run:
-            return True
-        start += len(segment) + 1
+    try:
+        model.check_reserved(text)
+    except model.Mistake:
+        return True
     return False
 
 
-def read_secret(text: bytes, prefix: bytes) -> tuple[bytes, ...]:
-    """Return gid, uid, pid and rest; nothing if it is cut short [CRED-9]."""
-    start = prefix + b"/" if prefix else b""
-    match = FIELDS_FORM.fullmatch(text[len(start) :])
-    return match.groups() if match and text.startswith(start) else ()
-
-
-def are_own(fields: Sequence[bytes], own: sbus.Credentials) -> bool:
-    """Return whether each field is empty or a client's own [CRED-7]."""
-    pairs = zip(fields, own)
-    return all(field in (b"", str(number).encode()) for field, number in pairs)
-
-
+@functools.lru_cache(100_000)
 def may_use(
     pattern: bytes, own: sbus.Credentials, prefix: bytes = b""
 ) -> bool:
     """Return whether a client may subscribe to a pattern."""
-    if is_reserved(pattern):
+    client = model.Client(0, model.Credentials(*own), is_privileged=False)
+    try:
+        model.check_pattern(model.Bus(cred_prefix=prefix), client, pattern)
+    except model.Mistake:
         return False
-    if not pattern.startswith(SECRET):
-        return True
-    secret = read_secret(pattern, prefix)
-    is_somebody = own.pid != 0 and 65534 not in (own.gid, own.uid)  # [CRED-8]
-    return is_somebody and secret != () and are_own(secret, own)  # [CRED-4]
-
-
-@functools.lru_cache(100_000)
-def may_hear(
-    pattern: bytes, key: bytes, own: sbus.Credentials, prefix: bytes = b""
-) -> bool:
-    """Return whether a pattern lets a client receive a key."""
-    if pattern.startswith(SECRET) != key.startswith(SECRET):  # [CRED-10]
-        return False
-    if not key.startswith(SECRET):
-        return selects(pattern, key)
-    wanted, secret = read_secret(pattern, prefix), read_secret(key, prefix)
-    if not wanted or not secret or not are_own(secret, own):  # [CRED-11]
-        return False
-    pairs = zip(wanted[:3], secret)  # [CRED-6]
-    is_wanted = all(field in (b"", there) for field, there in pairs)
-    return is_wanted and selects(wanted[3], secret[3])
-
-
-def shape_of(pattern: bytes) -> object:
-    """Return what is left of a pattern without its literal bytes [LIMIT-5].
-
-    Nothing is left of one that matches nothing.
-    """
-    segments = pattern.split(b"/")
-    if any(re.search(rb"\*[^*]", segment) for segment in segments):
-        return None
-    stars = [one.find(b"*") for one in segments]  # -1 if there is none
-    return not segments[-1], tuple(stars)
+    return True
 
 
 class Message(NamedTuple):

@@ -1,0 +1,722 @@
+r"""The specification as a model that predicts what every client receives.
+
+Each section below is a chapter, and each decision cites its rule.  There are
+no sockets and no loop: you say what clients do, and the model says the rest.
+
+    >>> bus = Bus()
+    >>> ann, bob = bus.connect(uid=1000), bus.connect(uid=1000)
+    >>> bus.send(ann, b"SUB a/*")
+    >>> bus.send(bob, b"MSG a/b\0hi")
+    >>> ann.received
+    [b'MSG a/b\x00hi']
+
+You are the kernel as well.  Say how many packets it keeps for Ann, and her
+modes decide what becomes of the others:
+
+    >>> ann.room = 1
+    >>> bus.send(ann, b"CMSG blocking/soft/block")
+    >>> bus.send(bob, b"MSG a/b\0wait")
+    >>> bus.paused_by(bob), len(ann.backlog)
+    ([1], 1)
+    >>> bus.log[-1]
+    'client 2 is paused by 1 [BLOCK-7]'
+    >>> bus.read(ann)
+    b'MSG a/b\x00hi'
+    >>> bus.paused_by(bob), ann.received
+    ([], [b'MSG a/b\x00wait'])
+
+What a client sends stands in `sent` until the server reads it.  What the
+kernel takes for a client stands in `received` until the client reads it; what
+the kernel refuses stands in `backlog`.  The server does three things, each to
+one client at a time:
+
+    handle   it reads a packet, or the end, of a client that is not paused
+    drain    it hands a packet of a backlog to the kernel
+    expel    it disconnects a client for what that does not read
+
+`send` and `read` do what a client does, and then all that the server can do.
+If that ends differently with the order in which clients are served, or with
+how far the server reads ahead, the model raises Unclear: the specification
+leaves it open.  A bus can be copied, and its `snapshot` can be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+SERVER = 0  # the number of the publisher of answers
+NOBODY = 65534  # a group or user that the kernel cannot name here
+COUNTS = ("published", "delivered", "refused", "discarded", "paused")
+MODES = {"soft": "queue", "hard": "block", "order": "queue", "echo": "on"}
+
+
+class Unclear(Exception):
+    """The specification leaves open what happens.
+
+    The bus is of no use afterwards: go on with a copy from before.
+    """
+
+
+class Mistake(Exception):
+    """A client breaks the rule that is the text of this exception."""
+
+
+class Credentials(NamedTuple):
+    """What the kernel says of a process [CRED-1]."""
+
+    gid: int
+    uid: int
+    pid: int
+
+
+class Message(NamedTuple):
+    """A packet on its way, and the number of its publisher."""
+
+    packet: bytes
+    publisher: int
+
+    @property
+    def cost(self) -> int:
+        """The bytes that it counts for in a backlog (chapter 7)."""
+        return len(self.packet) + 128
+
+
+class Hold(NamedTuple):
+    """Why a receiver holds a publisher, and until when."""
+
+    mode: str  # of the receiver, "soft" or "hard", that is block
+    level: int  # the publisher goes on at so few bytes of backlog
+
+
+@dataclass
+class Client:
+    """All that the specification knows of a client."""
+
+    number: int
+    credentials: Credentials
+    is_privileged: bool  # of root or the bus owner
+
+    # What it has asked for [BLOCK-1] [ECHO-1]
+    patterns: Counter[bytes] = field(default_factory=Counter)
+    modes: dict[str, str] = field(default_factory=MODES.copy)
+
+    # Its packets, each way
+    sent: list[bytes] = field(default_factory=list)
+    received: list[bytes] = field(default_factory=list)
+    backlog: list[Message] = field(default_factory=list)  # by arrival
+    room: int | None = None  # how many may stand in `received`
+    holds: dict[int, Hold] = field(default_factory=dict)  # by publisher
+
+    # How it ends
+    has_ended: bool = False  # nothing follows what stands in `sent`
+    is_deaf: bool = False  # it can receive no more
+    end: str = ""  # the rule, once it is leaving or gone
+
+    # What decides nothing but answers and the block time
+    counts: Counter[str] = field(default_factory=Counter, repr=False)
+    since: float = field(default=0.0, repr=False)  # it reads nothing
+
+    @property
+    def backlog_bytes(self) -> int:
+        """The size of its backlog."""
+        return sum(message.cost for message in self.backlog)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the kernel takes a packet for it."""
+        return self.room is None or len(self.received) < self.room
+
+
+class Bus:
+    """A server and its clients."""
+
+    def __init__(self, reads_ahead: bool = True, **options: Any) -> None:
+        self.options = Options(**options)
+        self.reads_ahead = reads_ahead  # as many packets as it likes
+        self.clients: dict[int, Client] = {}  # by number
+        self.gone: list[Client] = []
+        self.count = 0  # of all clients
+        self.now = 0.0
+        self.log: list[str] = []
+
+    # ---- What clients do
+
+    def connect(self, uid: int = 0, gid: int = 0, pid: int = 1) -> Client:
+        """Return a new client; one that is not let in has an end."""
+        self.count += 1
+        is_owner = uid in (0, self.options.owner)
+        client = Client(self.count, Credentials(gid, uid, pid), is_owner)
+        admit(self, client)
+        return client
+
+    def send(self, client: Client, packet: bytes) -> None:
+        """Have a client send a packet, and the server do what follows."""
+        client.sent.append(packet)
+        self.run()
+
+    def read(self, client: Client) -> bytes:
+        """Return the packet that a client receives next."""
+        packet = client.received.pop(0)
+        client.since = self.now
+        self.run()
+        return packet
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, in which nobody reads [BLOCK-16]."""
+        end = self.now + seconds
+        while holders := [c for c in self.clients.values() if c.holds]:
+            client = min(holders, key=lambda c: c.since)
+            due = client.since + self.options.block_timeout
+            if due > end:
+                break
+            self.now = due
+            expel(self, client, "BLOCK-16")
+            self.run()
+        self.now = end
+
+    # ---- What the server does
+
+    def run(self) -> None:
+        """Have the server do all that it can; raise Unclear if that varies."""
+        while True:
+            for client in self.clients.values():
+                while client.backlog and client.has_room:
+                    drain(self, client)
+            ready = self.ready()
+            if not ready:
+                return
+            futures = [self.copy() for _ in ready[1:]]
+            for future, number in zip(futures, ready[1:]):
+                handle(future, future.clients[number])
+                future.run()
+
+            handle(self, self.clients[ready[0]])
+            if futures:
+                self.run()
+            if any(future.snapshot() != self.snapshot() for future in futures):
+                raise Unclear(f"which of {ready} is served first")
+
+    def ready(self) -> list[int]:
+        """Return the clients whose next packet, or end, can be handled."""
+        senders = [c for c in self.clients.values() if c.sent or c.has_ended]
+        return [c.number for c in senders if not self.paused_by(c)]
+
+    # ---- What one may ask
+
+    def paused_by(self, client: Client) -> list[int]:
+        """Return the receivers that hold a client."""
+        number = client.number
+        return [c.number for c in self.clients.values() if number in c.holds]
+
+    def of_user(self, uid: int) -> list[Client]:
+        """Return the clients of a user."""
+        return [c for c in self.clients.values() if c.credentials.uid == uid]
+
+    def note(self, rule: str, client: Client, event: str) -> None:
+        """Log a decision and its rule."""
+        self.log.append(f"client {client.number} {event} [{rule}]")
+
+    def copy(self) -> Bus:
+        """Return a bus that can go another way."""
+        twin: Bus = pickle.loads(pickle.dumps(self))
+        return twin
+
+    def snapshot(self) -> str:
+        """Return what decides the future, other than the time."""
+        unread = sorted((c.number, c.received) for c in self.gone)
+        return repr((self.clients, unread))
+
+
+# ==== 2. Routing keys ======================================================
+
+RUN = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/")
+
+
+def selects(pattern: bytes, key: bytes) -> bool:
+    """Return whether a pattern matches a key, going byte by byte."""
+    if not pattern:
+        return True  # [MATCH-4]
+
+    position = 0  # in the key
+    for index in range(len(pattern)):
+        byte = pattern[index : index + 1]
+        if byte == b"*":
+            while key[position : position + 1] not in (b"", b"/"):
+                position += 1  # [MATCH-2]
+        elif key[position : position + 1] != byte:
+            return False  # [MATCH-1] [MATCH-6]
+        elif byte == b"/" and index == len(pattern) - 1:
+            return True  # [MATCH-3]
+        else:
+            position += 1  # [KEY-1]
+
+    return position == len(key)  # [MATCH-1]
+
+
+def check_reserved(text: bytes) -> None:
+    """Raise Mistake if a key or pattern misuses the segment '!'."""
+    start = 0
+    for segment in text.split(b"/"):
+        is_run = text.startswith(SECRET) and RUN.match(text, start)
+        if segment == b"!" and not is_run:
+            raise Mistake("KEY-4")  # [KEY-4]
+        start += len(segment) + 1
+
+
+# ==== 3. Protocol ==========================================================
+
+CHOICES = {
+    "blocking/soft": ("queue", "discard", "block", "error"),
+    "blocking/hard": ("discard", "block", "error"),
+    "order": ("queue", "stack", "random"),
+    "echo": ("on", "off"),
+}
+
+
+def handle(bus: Bus, client: Client) -> None:
+    """Handle a client's next packet, or the end of its input."""
+    if not client.sent:
+        return disconnect(bus, client, client.end or "CONN-10")
+    packet = client.sent.pop(0)  # [PKT-5]
+    try:
+        action, key, rest = read_form(packet)
+        check_size(bus, packet, key)
+        action(bus, client, key, rest)
+    except Mistake as mistake:  # [PKT-3]
+        disconnect(bus, client, str(mistake))
+
+
+def read_form(packet: bytes) -> tuple[Action, bytes, bytes]:
+    """Return what a packet asks for, its key, and what follows."""
+    for action, form in FORMS.items():
+        if match := form.fullmatch(packet):
+            return action, match[1], match[2]  # [PKT-1]
+    raise Mistake("PKT-2")  # [PKT-2]
+
+
+def subscribe(bus: Bus, client: Client, pattern: bytes, rest: bytes) -> None:
+    """Store a pattern, as often as it comes; the rest has no meaning."""
+    check_pattern(bus, client, pattern)
+    if pattern not in client.patterns:
+        check_room(bus, client, pattern)
+    client.patterns[pattern] += 1  # [SUB-1] [SUB-2] [SUB-3]
+
+
+def unsubscribe(bus: Bus, client: Client, pattern: bytes, rest: bytes) -> None:
+    """Remove a pattern once; the rest has no meaning."""
+    check_pattern(bus, client, pattern)
+    if pattern in client.patterns:
+        client.patterns -= Counter([pattern])  # [UNSUB-1] [SUB-3]
+    elif bus.options.strict:
+        raise Mistake("UNSUB-2")
+
+
+def publish(bus: Bus, publisher: Client, key: bytes, payload: bytes) -> None:
+    """Send a packet to all clients that may hear it."""
+    check_reserved(key)
+    publisher.counts["published"] += 1
+    everybody = bus.clients.values()
+    receivers = [c for c in everybody if hears(bus, c, publisher, key)]
+    stalled = [c.number for c in receivers if not c.has_room]
+
+    # Who is first may matter to what they share [LIMIT-12]
+    twin = bus.copy() if len(stalled) > 1 else bus
+    message = Message(b"MSG " + key + b"\0" + payload, publisher.number)
+    for client in receivers:
+        offer(bus, client, message)  # [PUB-1] [PUB-2] [PUB-4] [PUB-6]
+    if twin is not bus:
+        for client in reversed(receivers):
+            offer(twin, twin.clients[client.number], message)
+        if twin.snapshot() != bus.snapshot():
+            raise Unclear(f"which of {stalled} is refused first")
+
+
+def control(bus: Bus, client: Client, key: bytes, rest: bytes) -> None:
+    """Answer a question, or set a mode; forward nothing [CTL-1]."""
+    mode, _, choice = key.decode("latin-1").rpartition("/")
+    if key in ANSWERS:
+        packet = b"CMSG " + key + b"\0" + ANSWERS[key](bus, client)
+        offer(bus, client, Message(packet, SERVER))  # [CTL-3] [CRED-3]
+    elif choice in CHOICES.get(mode, ()):
+        set_mode(bus, client, mode.rpartition("/")[2], choice)
+    else:
+        bus.note("CTL-2", client, "sends what nobody knows")  # [CTL-2]
+
+
+Action = Callable[[Bus, Client, bytes, bytes], None]
+FORMS: dict[Action, re.Pattern[bytes]] = {
+    subscribe: re.compile(rb"SUB ([^\x00]*)(\x00.*)?", re.S),
+    unsubscribe: re.compile(rb"UNSUB ([^\x00]*)(\x00.*)?", re.S),
+    publish: re.compile(rb"MSG ([^\x00]*)\x00(.*)", re.S),
+    control: re.compile(rb"CMSG ([^\x00]*)(\x00.*)?", re.S),
+}
+
+
+def stats(bus: Bus, client: Client) -> bytes:
+    """Return the counts that a client may know."""
+    numbers: dict[str, Any] = {"client": client.number, **uses_of([client])}
+    if client.is_privileged:
+        users = sorted({c.credentials.uid for c in bus.clients.values()})
+        numbers["users"] = {uid: user_row(bus, uid) for uid in users}
+    return json.dumps(numbers).encode()  # [CTL-5]
+
+
+def uses_of(clients: list[Client]) -> dict[str, int]:
+    """Return what clients have had, and use; identical patterns are one."""
+    patterns = [text for c in clients for text in c.patterns]
+    return {
+        **{name: sum(c.counts[name] for c in clients) for name in COUNTS},
+        "patterns": len(patterns),
+        "pattern_bytes": sum(map(len, patterns)),
+        "backlog_bytes": sum(c.backlog_bytes for c in clients),
+    }
+
+
+def user_row(bus: Bus, uid: int) -> dict[str, int]:
+    """Return the sums of a user, those of clients that are gone included."""
+    gone = [c for c in bus.gone if c.credentials.uid == uid]
+    clients = bus.of_user(uid)
+    return {"clients": len(clients), **uses_of(clients + gone)}
+
+
+# ==== 4. Secret messages ===================================================
+
+SECRET = b"!/cred/"
+
+
+def whoami(bus: Bus, client: Client) -> bytes:
+    """Return a client's credentials, behind the prefix."""
+    start = start_of(bus.options.cred_prefix)
+    return start + b"!/cred/%d/%d/%d" % client.credentials  # [CRED-2]
+
+
+ANSWERS = {b"!/cred/whoami": whoami, b"stats": stats}
+
+
+def start_of(prefix: bytes) -> bytes:
+    """Return what stands before the credentials."""
+    return prefix + b"/" if prefix else b""  # [CRED-9]
+
+
+def fields_of(text: bytes, prefix: bytes) -> tuple[bytes, ...]:
+    """Return the three fields and the rest; nothing if it is cut short."""
+    start = start_of(prefix)
+    match = RUN.match(text, len(start)) if text.startswith(start) else None
+    return (*match.groups(), text[match.end() :]) if match else ()
+
+
+def are_own(fields: Iterable[bytes], credentials: Credentials) -> bool:
+    """Return whether each field is empty or a client's own [CRED-7]."""
+    pairs = zip(fields, credentials)
+    return all(text in (b"", b"%d" % number) for text, number in pairs)
+
+
+def check_pattern(bus: Bus, client: Client, pattern: bytes) -> None:
+    """Raise Mistake if a client may not use a pattern."""
+    check_reserved(pattern)
+    if not pattern.startswith(SECRET):
+        return
+    gid, uid, pid = client.credentials
+    if pid == 0 or NOBODY in (gid, uid):
+        raise Mistake("CRED-8")  # [CRED-8]
+    fields = fields_of(pattern, bus.options.cred_prefix)
+    if not fields or not are_own(fields[:3], client.credentials):
+        raise Mistake("CRED-4")  # [CRED-4]
+
+
+def may_hear(
+    pattern: bytes, key: bytes, credentials: Credentials, prefix: bytes = b""
+) -> bool:
+    """Return whether a pattern lets a client hear a key."""
+    if pattern.startswith(SECRET) != key.startswith(SECRET):
+        return False  # [CRED-10]
+    if not key.startswith(SECRET):
+        return selects(pattern, key)
+
+    fields, wanted = fields_of(key, prefix), fields_of(pattern, prefix)
+    if not fields or not are_own(fields[:3], credentials):
+        return False  # [CRED-11]
+    pairs = zip(wanted[:3], fields)
+    is_wanted = all(want in (b"", text) for want, text in pairs)  # [CRED-6]
+    return is_wanted and selects(wanted[3], fields[3])
+
+
+# ==== 5. Flood control =====================================================
+
+
+def offer(bus: Bus, receiver: Client, message: Message) -> None:
+    """Send a packet to a client: to the kernel, or to its modes."""
+    if receiver.is_deaf or receiver.end:
+        receiver.counts["refused"] += 1
+        discard(bus, receiver, 1, "CONN-6")
+    elif receiver.has_room and not receiver.backlog:
+        take(bus, receiver, message)
+    else:
+        receiver.counts["refused"] += 1
+        refuse(bus, receiver, message)
+
+
+def take(bus: Bus, receiver: Client, message: Message) -> None:
+    """Have the kernel take a packet."""
+    receiver.received.append(message.packet)
+    receiver.counts["delivered"] += 1
+    receiver.since = bus.now
+
+
+def refuse(bus: Bus, receiver: Client, message: Message) -> None:
+    """Decide about a packet that the kernel refuses, or that must wait."""
+    soft, hard = receiver.modes["soft"], receiver.modes["hard"]  # [BLOCK-2]
+    is_over = exceeds(bus, receiver, message.cost)
+
+    # An answer of the server
+    if message.publisher == SERVER and is_over:
+        return expel(bus, receiver, "BLOCK-17")  # [BLOCK-17]
+    if message.publisher == SERVER:
+        return receiver.backlog.append(message)  # [BLOCK-17]
+
+    # Two soft modes add nothing to the backlog, which so has no limit
+    if soft == "discard":
+        return discard(bus, receiver, 1, "BLOCK-5")  # [BLOCK-5]
+    if soft == "error":
+        return expel(bus, receiver, "BLOCK-8")  # [BLOCK-8]
+
+    # The hard modes
+    publisher = bus.clients[message.publisher]
+    can_pause = may_pause(receiver, publisher)
+    if is_over and hard == "discard":
+        return discard(bus, receiver, 1, "BLOCK-9")  # [BLOCK-9]
+    if is_over and hard == "error":
+        return expel(bus, receiver, "BLOCK-11")  # [BLOCK-11]
+    if is_over and not can_pause:
+        return expel(bus, receiver, "BLOCK-13")  # [BLOCK-13]
+    if is_over and exceeds(bus, receiver, 0, is_far=True):
+        return expel(bus, receiver, "LIMIT-12")
+
+    # Whether its publisher waits with it
+    before = min(receiver.backlog_bytes, bus.options.max_backlog)
+    receiver.backlog.append(message)  # [BLOCK-4]
+    if soft == "block" and can_pause:
+        hold(bus, receiver, publisher, Hold("soft", 0))  # [BLOCK-7]
+    elif is_over:
+        hold(bus, receiver, publisher, Hold("hard", before // 2))  # [BLOCK-10]
+
+
+def may_pause(receiver: Client, publisher: Client) -> bool:
+    """Return whether a receiver may hold a publisher."""
+    is_same = receiver.credentials.uid == publisher.credentials.uid != NOBODY
+    return receiver.is_privileged or is_same  # [BLOCK-13]
+
+
+def discard(bus: Bus, receiver: Client, count: int, rule: str) -> None:
+    """Lose packets for a client."""
+    receiver.counts["discarded"] += count
+    if count:
+        bus.note(rule, receiver, f"loses {count}")
+
+
+def hold(bus: Bus, receiver: Client, publisher: Client, reason: Hold) -> None:
+    """Pause a publisher."""
+    if bus.reads_ahead and (publisher.sent or publisher.has_ended):
+        raise Unclear("how much of it is read before the pause")
+    if not bus.paused_by(publisher):
+        publisher.counts["paused"] += 1
+    if not receiver.holds:
+        receiver.since = bus.now
+    receiver.holds[publisher.number] = reason
+    rule = {"soft": "BLOCK-7", "hard": "BLOCK-10"}[reason.mode]
+    bus.note(rule, publisher, f"is paused by {receiver.number}")
+
+
+def set_mode(bus: Bus, client: Client, mode: str, choice: str) -> None:
+    """Set a mode, and free the publishers that it had paused."""
+    client.modes[mode] = choice
+    bus.note("ECHO-2" if mode == "echo" else "BLOCK-2", client, f"sets {mode}")
+    if choice != "block" and client.holds:
+        holds = client.holds.items()
+        client.holds = {n: h for n, h in holds if h.mode != mode}  # [BLOCK-22]
+
+
+def drain(bus: Bus, client: Client) -> None:
+    """Have the kernel take the next packet of a backlog."""
+    take(bus, client, client.backlog.pop(next_index(client)))
+    size, holds = client.backlog_bytes, client.holds.items()
+    client.holds = {n: h for n, h in holds if size > h.level}  # [BLOCK-12]
+
+
+def next_index(client: Client) -> int:
+    """Return which packet of a backlog is next."""
+    if client.modes["order"] == "queue":
+        return 0  # [ORDER-1]
+    if client.modes["order"] == "stack":
+        return len(client.backlog) - 1  # [ORDER-2]
+    largest = max(client.backlog, key=lambda m: m.cost)  # the oldest of them
+    return client.backlog.index(largest)  # [ORDER-3]
+
+
+def lose_backlog(bus: Bus, client: Client, rule: str) -> None:
+    """Discard all that waits for a client, and free whom it holds."""
+    discard(bus, client, len(client.backlog), rule)
+    client.backlog.clear()
+    for number in client.holds:
+        bus.clients[number].since = bus.now  # [BLOCK-16]
+    client.holds.clear()
+
+
+# ==== 6. Echoes ============================================================
+
+
+def hears(bus: Bus, client: Client, publisher: Client, key: bytes) -> bool:
+    """Return whether a client is sent a message with a key."""
+    if client is publisher and client.modes["echo"] == "off":
+        return False  # [ECHO-2]
+    ids, prefix = client.credentials, bus.options.cred_prefix
+    return any(may_hear(text, key, ids, prefix) for text in client.patterns)
+
+
+# ==== 7. Limits ============================================================
+
+
+@dataclass
+class Options:
+    """The limits, under the names of their options, and other options."""
+
+    max_packet: int = 409_600
+    max_key: int = 4096
+    max_segments: int = 64
+    max_patterns: int = 1024
+    max_pattern_bytes: int = 262_144
+    max_shapes: int = 256
+    max_backlog: int = 16_777_216
+    block_timeout: float = 5
+    max_user_clients: int = 512
+    max_user_patterns: int = 16_384
+    max_user_pattern_bytes: int = 4_194_304
+    max_user_backlog: int = 67_108_864
+    max_clients: int = 16_384
+    max_bus_backlog: int = 1_073_741_824
+    strict: bool = False
+    cred_prefix: bytes = b""
+    owner: int = 0  # the user of the server
+    users: tuple[int, ...] = ()  # who alone may connect, if any are named
+
+
+def check_size(bus: Bus, packet: bytes, key: bytes) -> None:
+    """Raise Mistake for a packet, key or pattern that is too large."""
+    if len(packet) > bus.options.max_packet:
+        raise Mistake("LIMIT-1")
+    is_long = len(key) > bus.options.max_key
+    if is_long or len(key.split(b"/")) > bus.options.max_segments:
+        raise Mistake("LIMIT-4")
+
+
+def check_room(bus: Bus, client: Client, pattern: bytes) -> None:
+    """Raise Mistake if a client may not hold one more pattern."""
+    options, users = bus.options, bus.of_user(client.credentials.uid)
+    shapes = {shape_of(text) for c in users for text in c.patterns}
+    if len((shapes | {shape_of(pattern)}) - {None}) > options.max_shapes:
+        raise Mistake("LIMIT-5")
+
+    uses, size = uses_of([client]), len(pattern)
+    is_over = uses["pattern_bytes"] + size > options.max_pattern_bytes
+    if is_over or uses["patterns"] + 1 > options.max_patterns:
+        raise Mistake("LIMIT-5")
+    uses = uses_of(users)
+    is_over = uses["pattern_bytes"] + size > options.max_user_pattern_bytes
+    is_over |= uses["patterns"] + 1 > options.max_user_patterns
+    if is_over and not client.is_privileged:
+        raise Mistake("LIMIT-12")
+
+
+def shape_of(pattern: bytes) -> tuple[object, ...] | None:
+    """Return what is left of a pattern without its literal bytes.
+
+    Nothing is left of one that matches nothing.
+    """
+    if re.search(rb"\*[^*/]", pattern):
+        return None
+    segments = pattern.split(b"/")
+    return segments[-1] == b"", *(text.find(b"*") for text in segments)
+
+
+def exceeds(bus: Bus, client: Client, size: int, is_far: bool = False) -> bool:
+    """Return whether so many bytes more take a backlog over a limit."""
+    bus_limit = bus.options.max_bus_backlog
+    backlogs = [([client], bus.options.max_backlog)]
+    if not client.is_privileged:
+        users = bus.of_user(client.credentials.uid)
+        backlogs.append((users, bus.options.max_user_backlog))  # [LIMIT-12]
+        bus_limit -= bus_limit // 4  # [LIMIT-16]
+    backlogs.append((list(bus.clients.values()), bus_limit))
+
+    for clients, limit in backlogs:
+        if is_far:
+            limit += limit // 8 + (1 << 20)
+        if sum(c.backlog_bytes for c in clients) + size > limit:
+            return True
+    return False
+
+
+# ==== 8. Connections =======================================================
+
+
+def admit(bus: Bus, client: Client) -> None:
+    """Let a new client in, or have it leave."""
+    options, uid = bus.options, client.credentials.uid
+    if options.users and uid not in (options.owner, *options.users):
+        client.end = "CONN-2"
+        return
+
+    limit = options.max_clients
+    is_crowded = len(bus.of_user(uid)) >= options.max_user_clients
+    if not client.is_privileged:
+        limit -= limit // 4  # [LIMIT-16]
+    if (is_crowded and not client.is_privileged) or len(bus.clients) >= limit:
+        client.has_ended = True
+        client.end = "LIMIT-7"  # but it is heard [LIMIT-20]
+    bus.clients[client.number] = client
+
+
+def deafen(bus: Bus, client: Client) -> None:
+    """Have a client receive no more."""
+    client.is_deaf = True
+    client.received.clear()
+    lose_backlog(bus, client, "CONN-6")
+
+
+def expel(bus: Bus, client: Client, rule: str) -> None:
+    """Disconnect a client for what it did not read.
+
+    It receives nothing more and holds nobody, but all that it has sent is
+    handled [CONN-6].
+    """
+    if rule != "BLOCK-16":  # the packet that it did not take is lost as well
+        discard(bus, client, 1, rule)
+    lose_backlog(bus, client, rule)
+    client.has_ended = True
+    client.end = rule
+    bus.note(rule, client, "is disconnected")
+
+
+def disconnect(bus: Bus, client: Client, rule: str) -> None:
+    """Close a connection: its client is gone."""
+    lose_backlog(bus, client, rule)
+    client.patterns = Counter()
+    client.end = rule
+    bus.note(rule, client, "is gone")
+
+    del bus.clients[client.number]
+    for other in bus.clients.values():
+        other.holds.pop(client.number, None)
+
+    # The counts of a user end with its last client [CTL-5]
+    bus.gone.append(client)
+    users = {c.credentials.uid for c in bus.clients.values()}
+    for other in bus.gone:
+        if other.credentials.uid not in users:
+            other.counts.clear()
