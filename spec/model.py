@@ -184,23 +184,25 @@ class Bus:
 
     def run(self) -> None:
         """Have the server do all that it can; raise Unclear if that varies."""
-        while True:
-            for client in self.clients.values():
-                while client.backlog and client.has_room:
-                    drain(self, client)
-            ready = self.ready()
-            if not ready:
-                return
-            futures = [self.copy() for _ in ready[1:]]
-            for future, number in zip(futures, ready[1:]):
-                handle(future, future.clients[number])
-                future.run()
-
+        futures: list[Bus] = []
+        while ready := self.drained():
+            for number in ready[1:]:
+                futures.append(self.copy())
+                handle(futures[-1], futures[-1].clients[number])
             handle(self, self.clients[ready[0]])
-            if futures:
-                self.run()
-            if any(future.snapshot() != self.snapshot() for future in futures):
-                raise Unclear(f"which of {ready} is served first")
+
+        for future in futures:
+            while ready := future.drained():
+                handle(future, future.clients[ready[0]])
+            if future.snapshot() != self.snapshot():
+                raise Unclear("which client is served first")
+
+    def drained(self) -> list[int]:
+        """Hand backlogs to the kernel; return the clients that are ready."""
+        for client in self.clients.values():
+            while client.backlog and client.has_room:
+                drain(self, client)
+        return self.ready()
 
     def ready(self) -> list[int]:
         """Return the clients whose next packet, or end, can be handled."""
@@ -555,8 +557,8 @@ def next_index(client: Client) -> int:
         return 0  # [ORDER-1]
     if client.modes["order"] == "stack":
         return len(client.backlog) - 1  # [ORDER-2]
-    largest = max(client.backlog, key=lambda m: m.cost)  # the oldest of them
-    return client.backlog.index(largest)  # [ORDER-3]
+    sizes = [len(message.packet) for message in client.backlog]
+    return sizes.index(max(sizes))  # [ORDER-3]
 
 
 def lose_backlog(bus: Bus, client: Client, rule: str) -> None:

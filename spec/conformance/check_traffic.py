@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
 from collections import Counter
+from pathlib import Path
 
+from .check_process import grant_few
 from .conversation import END, WHOAMI, Failure, describe
 from .trial import Trial, check, hear, require, tell
 from .wire import FILLER_BYTES, Wire
@@ -14,6 +17,9 @@ from .wire import FILLER_BYTES, Wire
 OVERHEAD_BYTES = 128  # [LIMIT-12] of each packet of a backlog
 CROWD = 300  # clients
 TURN_PACKETS = 200  # of a client, more than a turn has
+ROUNDS = 300  # of clients that come and go
+GROWTH_BYTES_MAX = 4 << 20  # of a server that forgets them
+REST_SECONDS = 0.3
 HARD_BLOCK = b"CMSG blocking/hard/block"  # the mode at first
 SOFT_BLOCK = b"CMSG blocking/soft/block"
 
@@ -146,9 +152,15 @@ def soft_block_waits_for_all(trial: Trial) -> None:
 
 @check("CRED-3", "PUB-6", "BLOCK-4", fills=True)
 def nothing_overtakes_a_backlog(trial: Trial) -> None:
-    for packets in ((WHOAMI,), (b"MSG k\0002", b"MSG k\0003")):
+    later = b"MSG k\0002", b"MSG k\0003"
+    for mode, packets in (
+        (b"queue", (WHOAMI,)),
+        (b"queue", later),
+        (b"discard", later),
+    ):
         trial.start()
         reader, publisher = trial.stall(b"MSG k\0001")
+        tell(reader, b"CMSG blocking/soft/" + mode)
         trial.say("while the server is stopped, room is made and more is sent")
         trial.server.freeze()
         reader.read_fillers(2)
@@ -158,7 +170,7 @@ def nothing_overtakes_a_backlog(trial: Trial) -> None:
         reader.settle()  # by its helper: it does not read
         publisher.settle()
         hear(reader, b"MSG k\0001")
-        for packet in packets:
+        for packet in packets if mode == b"queue" else ():
             got = reader.receive()
             require(got.startswith(packet), f"received {describe(got)}")
 
@@ -205,19 +217,6 @@ def holder_that_made_room_unseen(trial: Trial) -> None:
     hear(reader, b"MSG k\0")
 
 
-@check("LIMIT-20", "LIMIT-7")
-def words_of_a_connection_too_many(trial: Trial) -> None:
-    trial.start("--max-clients", "2")
-    reader, _ = trial.client("k"), trial.client()
-    trial.say("while the server is stopped, a connection too many publishes")
-    trial.server.freeze()
-    late = trial.client()
-    late.send(b"MSG k\0late")
-    trial.server.thaw()
-    hear(reader, b"MSG k\0late")
-    hear(late, END)
-
-
 @check("CONN-10", fills=True)
 def departure_with_a_backlog(trial: Trial) -> None:
     trial.start()
@@ -231,3 +230,58 @@ def departure_with_a_backlog(trial: Trial) -> None:
     trial.server.thaw()
     reader.await_end()
     hear(reader, *packets, END)
+
+
+def descriptors_and_bytes(trial: Trial) -> tuple[int, int]:
+    """Return what the server has open, and how much memory it uses."""
+    processes = [Path(f"/proc/{one}") for one in trial.server.processes]
+    count = sum(len(os.listdir(process / "fd")) for process in processes)
+    pages = (one.joinpath("statm").read_text().split()[1] for one in processes)
+    return count, sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def require_rest(trial: Trial, otherwise: str) -> None:
+    """Raise Failure if the server is busy while every client waits."""
+    before = trial.server.busy_seconds()
+    time.sleep(REST_SECONDS)
+    busy = trial.server.busy_seconds() - before
+    require(busy < REST_SECONDS / 2, f"it is busy though {otherwise}")
+
+
+@check("CONN-21")
+def clients_that_are_gone(trial: Trial) -> None:
+    trial.start()
+    reader, publisher = trial.client("k"), trial.client()
+    message = b"MSG k\0".ljust(FILLER_BYTES * 10, b".")
+    before = 0, 0
+    trial.say(f"{ROUNDS} clients come, no longer receive, and leave")
+    for number in range(ROUNDS):
+        if number == ROUNDS // 3:  # until then it may make room for more
+            before = descriptors_and_bytes(trial)
+        client = trial.client("k")
+        client.deafen()
+        tell(publisher, message)
+        hear(reader, message)
+        client.close()
+    reader.settle()
+    trial.client().settle()
+    count, size = descriptors_and_bytes(trial)
+    more = count - before[0]
+    require(more <= 2, f"it has {more} more descriptors than before")
+    more = size - before[1]
+    require(more < GROWTH_BYTES_MAX, f"it uses {more} bytes more than before")
+
+
+@check("CONN-21", fills=True)
+def clients_that_wait(trial: Trial) -> None:
+    trial.start()
+    _, publisher = trial.stall(modes=(b"blocking/soft/block",))
+    pause(trial, publisher, "k", b"MSG k\0")
+    require_rest(trial, "a publisher is paused")
+    publisher.close()
+    require_rest(trial, "a paused publisher has hung up")
+    trial.start(preexec_fn=grant_few)
+    trial.say("more clients come than it has descriptors for")
+    for _ in range(100):
+        trial.client()
+    require_rest(trial, "it has no descriptors for more clients")

@@ -160,6 +160,15 @@ class ServerProcess(Program):
         assert self.process
         return [self.process.pid, *descendants(self.process.pid)]
 
+    def busy_seconds(self) -> float:
+        """Return how long its processes have used a processor."""
+        ticks = 0
+        for process in self.processes:
+            with contextlib.suppress(OSError):  # it has ended
+                text = Path(f"/proc/{process}/stat").read_text("latin-1")
+                ticks += sum(map(int, text.rpartition(")")[2].split()[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def another(self, *left_out: str) -> ServerProcess:
         """Return what starts such a server, without some words."""
         words = [word for word in self._words if word not in left_out]

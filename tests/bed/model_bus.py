@@ -46,7 +46,7 @@ class ModelConnection:
         self.is_filled = False
 
     def send(self, packet: bytes) -> None:
-        if self.client.end:
+        if self.client.number not in self.bus.model.clients:
             raise Failure(f"it has left [{self.client.end}]")
         self.client.sent.append(packet)
         if not self.bus.is_frozen:
