@@ -167,7 +167,8 @@ $(PYODIDE):
 MISTAKE = star-crosses-slashes
 BROKEN = tests/kit/broken_servers.py $(MISTAKE)
 book-results: book
-	@PYTHONPATH=.:spec:tests/bed .venv/bin/python spec/conformance --ours \
+	@PYTHONPATH=.:spec:tests/bed .venv/bin/python spec/conformance \
+	    --level daemon \
 	    --html $(SITE)/book/report.html \
 	    --server 'sbus.py=.venv/bin/python sbus.py -f -a {address}' \
 	    --server 'naive=.venv/bin/python tests/kit/naive_server.py {address}' \

@@ -49,7 +49,7 @@ class TestExamples:
     def test_on_real_sockets(self) -> None:
         """So it does as a process of its own."""
         with ServerProcess(OURS, SECONDS_MAX) as server:
-            kit = Kit(server, ours=True, choices=True, total=math.inf)
+            kit = Kit(server, "daemon", math.inf)
             results = [*map(kit.judge, all_cases())]
         assert not explain(results), explain(results)
         assert count(results, "passed") > 1150
@@ -58,7 +58,7 @@ class TestExamples:
         """So does any other server, where the original protocol asks it."""
         command = os.environ.get("SBUS_SERVER", naive())
         with ServerProcess(command, SECONDS_MAX / 2) as server:
-            kit = Kit(server, ours=False, choices=False, total=math.inf)
+            kit = Kit(server, "protocol", math.inf)
             results = [*map(kit.judge, all_cases())]
         assert not explain(results), explain(results)
         assert count(results, "passed") > 1000

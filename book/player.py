@@ -117,7 +117,7 @@ def talk(kind: str, text: str, most: int = -1) -> Answer:
     try:
         bus = WatchedBus(talks)
         steps: Any = bus.steps(talks[:played])
-        wrong, said = perform(bus, examples.Conversation("", (), steps))
+        wrong, said, _ = perform(bus, examples.Conversation("", (), steps))
     except SystemExit:
         raise ValueError("; ".join(LOG)) from None
     except (ValueError, KeyError) as error:

@@ -102,7 +102,7 @@ class Client:
     credentials: Credentials
     is_privileged: bool  # of root or the bus owner
 
-    # What it has asked for [BLOCK-1] [ECHO-1]
+    # What it has asked for; BLOCK-1 and ECHO-1 say what it has at first
     patterns: Counter[bytes] = field(default_factory=Counter)
     modes: dict[str, str] = field(default_factory=MODES.copy)
 
@@ -322,7 +322,7 @@ def unsubscribe(bus: Bus, client: Client, pattern: bytes, rest: bytes) -> None:
 def publish(bus: Bus, publisher: Client, key: bytes, payload: bytes) -> None:
     """Send a packet to all clients that may hear it."""
     check_reserved(key)
-    publisher.counts["published"] += 1
+    publisher.counts["published"] += 1  # [CTL-5]
     everybody = bus.clients.values()
     receivers = [c for c in everybody if hears(bus, c, publisher, key)]
     stalled = [c.number for c in receivers if not c.has_room]
@@ -340,8 +340,8 @@ def publish(bus: Bus, publisher: Client, key: bytes, payload: bytes) -> None:
 
 
 def control(bus: Bus, client: Client, key: bytes, rest: bytes) -> None:
-    """Answer a question, or set a mode; forward nothing [CTL-1]."""
-    mode, _, choice = key.decode("latin-1").rpartition("/")
+    """Answer a question, or set a mode; forward nothing."""
+    mode, _, choice = key.decode("latin-1").rpartition("/")  # [CTL-1]
     if key in ANSWERS:
         packet = b"CMSG " + key + b"\0" + ANSWERS[key](bus, client)
         offer(bus, client, Message(packet, SERVER))  # [CTL-3] [CRED-3]
@@ -414,8 +414,8 @@ def fields_of(text: bytes, prefix: bytes) -> tuple[bytes, ...]:
 
 
 def are_own(fields: Iterable[bytes], credentials: Credentials) -> bool:
-    """Return whether each field is empty or a client's own [CRED-7]."""
-    pairs = zip(fields, credentials)
+    """Return whether each field is empty or a client's own."""
+    pairs = zip(fields, credentials)  # [CRED-1] [CRED-7]
     return all(text in (b"", b"%d" % number) for text, number in pairs)
 
 

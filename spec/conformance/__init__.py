@@ -8,7 +8,7 @@ program runs them against any server, and looks at its process:
 
 It needs CPython 3.9 or later on Linux; spec/README.md says what a server and
 an adapter do.  The exit status is 0 if no example failed, 1 if one did or
-there was no time for all, and 2 if none could be run.
+there was no time for all, and 2 if none was run.
 
     rules           the rules of the chapters
     examples        their examples
@@ -21,6 +21,8 @@ there was no time for all, and 2 if none could be run.
     check_traffic   checks of what clients make it do, with descriptors too
     check_log       checks of its log and its trace
     kit             which examples and checks are run, and how each ended
+    random_writer   conversations at random, as spec/model.py predicts them
+    random_walk     how they are made, held with a server, shrunk and printed
     clients         what a client is told, and what the kit, its server, says
     report          the results, for people, programs and browsers
     __main__        the command line

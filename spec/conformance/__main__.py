@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import re
@@ -11,17 +12,23 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Callable, NoReturn
 
 if not __package__:  # run by its path, which Python has put first
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from conformance import kit, report
+from conformance import conversation, kit, report
 from conformance.clients import ClientCase, ClientKit, all_client_cases
 from conformance.conversation import Failure
+from conformance.examples import blocks_of, read_cases
 from conformance.rules import SPEC
 from conformance.server import ServerProcess
 
+REPORTS = {
+    "json": report.json_report,
+    "junit": report.junit_report,
+    "tap": report.tap_report,
+}
 received: set[int] = set()  # signals; what is run is first run to its end
 
 
@@ -44,21 +51,36 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--client", action="append", default=[], metavar=name, help=what)
     what = "list the examples and checks that would be run"
     add("--list", action="store_true", help=what)
-    what = "also run what the original protocol text does not ask for"
-    add("--ours", action="store_true", help=what)
-    what = "also run what a server may choose"
-    add("--choices", action="store_true", help=what)
-    what = "run only the examples of this rule, family, chapter or name"
+    what = "protocol: what its text asks for; sbus: chapters 2 to 8, which is"
+    what += " the default; daemon: chapter 9 and what needs an option as well"
+    add("--level", choices=kit.LEVELS, default="sbus", help=what)
+    what = "as --level daemon"
+    ours: dict[str, Any] = {"action": "store_const", "const": "daemon"}
+    add("--ours", dest="level", help=what, **ours)
+    what = "run only this rule or example, of any level; or family or chapter"
     add("--only", action="append", default=[], metavar="NAME", help=what)
+    what = "run the examples in this file instead of those of spec/"
+    add("--examples", type=Path, metavar="FILE", help=what)
+    what = "hold conversations at random, for so long (default 60)"
+    number: dict[str, Any] = {"type": seconds, "metavar": "SECONDS"}
+    add("--random", nargs="?", const=60.0, help=what, **number)
+    what = "where --random begins (default 1)"
+    add("--seed", default="1", metavar="N", help=what)
     what = "seconds that a server may take to answer (default 2)"
-    add("--seconds", type=seconds, default=2.0, metavar="N", help=what)
+    add("--seconds", default=2.0, help=what, **number)
     what = "seconds that all may take (default 120); the rest is not run"
-    add("--total", type=seconds, default=120.0, metavar="N", help=what)
+    add("--total", default=120.0, help=what, **number)
+    what = "multiply both, for servers under valgrind and such"
+    add("--timeout-scale", type=float, default=1.0, metavar="X", help=what)
+    what = "print every step when it is taken"
+    add("--verbose", action="store_true", help=what)
+    what = "stop at the first failure, and leave all as it is until Enter"
+    add("--keep", action="store_true", help=what)
     what = "write a page for browsers, with all servers and clients"
     add("--html", type=Path, metavar="FILE", help=what)
     kinds = parser.add_mutually_exclusive_group()
-    for kind in ("json", "markdown"):
-        what = f"print the report as {kind}"
+    for kind in REPORTS:
+        what = f"print the report as {kind.upper()} instead"
         kinds.add_argument(f"--{kind}", action="store_true", help=what)
     options = parser.parse_args(arguments)
     if not options.server and not options.client and not options.list:
@@ -71,6 +93,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         if not is_told:
             parser.error(f"the command {command!r} has no {{address}}")
     options.only = {name.strip("[]") for name in options.only}
+    options.seconds *= options.timeout_scale
+    options.total *= options.timeout_scale
     return options
 
 
@@ -91,16 +115,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return say(list_of(options))
         if options.html:
             options.html.touch()  # or all might be run for nothing
+        if options.random:
+            return max(walk(options, text) for text in options.server)
         runs = [*run_all(options)]
         if options.html:
             text = report.page(runs, beside=options.html.parent)
             options.html.write_text(text, "utf-8")
-    except (Failure, OSError) as error:
+    except (Failure, OSError, ValueError) as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 2
-    say(report.reports(runs, options.json, options.markdown))
-    verdicts = {one.verdict for run in runs for one in run.results}
-    return 1 if verdicts & {"failed", "not run"} else 0
+    for kind, make in REPORTS.items():
+        if getattr(options, kind):
+            say(make(runs))
+    if received:
+        return 128 + min(received)
+    results = [one for run in runs for one in run.results]
+    verdicts = {one.verdict for one in results}
+    if verdicts & {"failed", "not run"}:
+        return 1
+    if verdicts & {*report.JUDGED}:
+        return 0
+    whys = dict.fromkeys(one.what for one in results)
+    print(f"conformance: nothing was run: {'; '.join(whys)}", file=sys.stderr)
+    return 2
+
+
+def walk(options: argparse.Namespace, text: str) -> int:
+    """Hold conversations at random; return 1 if one of them failed, or 0."""
+    from conformance import random_walk  # which needs spec/model.py
+
+    _, command = name_and_command(text)
+    count = 0
+    with ServerProcess(command, options.seconds) as server:
+        walk = random_walk.Walk(server, options.seed)
+        for block in walk.failures(options.random):
+            count += 1
+            say(f"{block}\n")
+            if options.keep or received:
+                break
+    say(f"{walk.count} conversations, {count} wrong, seed {options.seed}")
+    if walk.once:
+        say(f"not seen again on a fresh server: {' '.join(walk.once)}")
+    counts = sorted(walk.tally.rules().items(), key=lambda pair: pair[1])
+    say(" ".join(f"{rule}:{number}" for rule, number in counts))
+    return min(count, 1)
 
 
 def chosen(
@@ -108,8 +166,12 @@ def chosen(
 ) -> tuple[list[kit.Item], list[ClientCase]]:
     """Return what is run for servers, and for clients; or raise Failure."""
     cases = kit.all_cases() if options.server or not options.client else []
+    if options.examples:
+        text = options.examples.read_text("utf-8")
+        cases = [*read_cases(blocks_of(text, options.examples.name))]
+        options.only = options.only or {case.name for case in cases}
     others = all_client_cases() if options.client else []
-    if not cases[len(kit.CHECKS) :] and not others:
+    if not options.examples and not cases[len(kit.CHECKS) :] and not others:
         raise Failure(f"there are no examples in {SPEC}")
     unknown = options.only - kit.names_of([*cases, *others])
     if unknown:
@@ -121,20 +183,55 @@ def chosen(
 def run_all(options: argparse.Namespace) -> Iterator[report.Run]:
     """Return all results; raise Failure if a program does not start."""
     cases, others = chosen(options)
-    what = options.ours, options.choices, options.total
+    what = options.level, options.total, options.only
+    conversation.is_verbose = options.verbose
     for text in options.server if cases else ():
         name, command = name_and_command(text)
         with ServerProcess(command, options.seconds) as server:
-            judge = kit.Kit(server, *what).judge
+            server.start_seconds_max *= options.timeout_scale
+            if options.keep:
+                conversation.keep = functools.partial(wait_for_enter, server)
+            judge = kit.Kit(server, *what, tries=2 - options.keep).judge
             server.start()
-            results = [*map(judge, told(cases))]
+            results = judged(told(command, options), judge, cases)
         yield report.Run("server", name, command, results)
     for text in options.client if others else ():
         name, command = name_and_command(text)
         client_kit = ClientKit(command, options.seconds, options.total)
         client_kit.probe()
-        results = [*map(client_kit.judge, told(others))]
+        results = judged(told(command, options), client_kit.judge, others)
         yield report.Run("client", name, command, results)
+
+
+def told(command: str, options: argparse.Namespace) -> report.Stream:
+    """Return what tells of failures, unless a program is to read them."""
+    is_silent = any(getattr(options, kind) for kind in REPORTS)
+    return report.Stream(command, (lambda _: 0) if is_silent else say)
+
+
+def judged(
+    stream: report.Stream, judge: Callable[[Any], Any], cases: Sequence[Any]
+) -> list[kit.Result]:
+    """Return the results of cases, and tell of failures when they happen."""
+    results: list[kit.Result] = []
+    for number, case in enumerate(cases):
+        if received:  # a signal
+            why = "a signal has ended the run"
+            results.append(kit.Result(case.name, case.rules, "not run", why))
+            continue
+        tell_progress(f"{len(cases) - number} left: {case.name}")
+        results.append(judge(case))
+        tell_progress("")
+        stream.tell(results[-1])
+    stream.say(report.text_report(results))
+    return results
+
+
+def wait_for_enter(server: ServerProcess) -> None:
+    """Leave all as it is until somebody has looked at it."""
+    print(f"it failed; the server is {server.processes}, and Enter goes on")
+    sys.stdin.readline()
+    received.add(0)
 
 
 def name_and_command(text: str) -> tuple[str, str]:
@@ -142,16 +239,6 @@ def name_and_command(text: str) -> tuple[str, str]:
     found = re.fullmatch(r"(?:([\w.+-]+)=)?(.*)", text, re.S)
     assert found
     return found[1] or found[2], found[2]
-
-
-def told(cases: Sequence[Any]) -> Iterator[Any]:
-    """Return cases, and tell the progress; exit if a signal asks for it."""
-    for number, case in enumerate(cases):
-        tell_progress(f"{len(cases) - number} left: {case.name}")
-        yield case
-        if received:
-            sys.exit(128 + min(received))
-    tell_progress("")
 
 
 def tell_progress(line: str) -> None:

@@ -24,7 +24,7 @@ HARD_BLOCK = b"CMSG blocking/hard/block"  # the mode at first
 SOFT_BLOCK = b"CMSG blocking/soft/block"
 
 
-@check("PUB-1")
+@check("PUB-1", is_plain=True)
 def crowd_of_clients(trial: Trial) -> None:
     trial.start()
     trial.say(f"{CROWD} clients hear two messages; one stays for a third")
@@ -39,7 +39,7 @@ def crowd_of_clients(trial: Trial) -> None:
     hear(crowd[-1], b"MSG k\0003")
 
 
-@check("CONN-5")
+@check("CONN-5", is_plain=True)
 def turns_end(trial: Trial) -> None:
     trial.start()
     senders = {b"MSG k\0%d" % number: trial.client() for number in range(6)}
@@ -70,7 +70,7 @@ def turns_end(trial: Trial) -> None:
         require(count <= most, f"{count} of one client came before another's")
 
 
-@check("CONN-7")
+@check("CONN-7", is_plain=True)
 def passed_descriptor_is_closed(trial: Trial) -> None:
     trial.start()
     client = trial.client("k")
@@ -150,7 +150,7 @@ def soft_block_waits_for_all(trial: Trial) -> None:
     goes_on(trial, 3, 4, SOFT_BLOCK)
 
 
-@check("CRED-3", "PUB-6", "BLOCK-4", fills=True)
+@check("CRED-3", "PUB-6", "BLOCK-4", fills=True, is_plain=True)
 def nothing_overtakes_a_backlog(trial: Trial) -> None:
     later = b"MSG k\0002", b"MSG k\0003"
     for mode, packets in (
@@ -217,7 +217,7 @@ def holder_that_made_room_unseen(trial: Trial) -> None:
     hear(reader, b"MSG k\0")
 
 
-@check("CONN-10", fills=True)
+@check("CONN-10", fills=True, is_plain=True)
 def departure_with_a_backlog(trial: Trial) -> None:
     trial.start()
     packets = [b"MSG k\0001", b"MSG k\0002", b"MSG k\0003"]
@@ -248,7 +248,7 @@ def require_rest(trial: Trial, otherwise: str) -> None:
     require(busy < REST_SECONDS / 2, f"it is busy though {otherwise}")
 
 
-@check("CONN-21")
+@check("CONN-21", is_plain=True)
 def clients_that_are_gone(trial: Trial) -> None:
     trial.start()
     reader, publisher = trial.client("k"), trial.client()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable, NamedTuple
 
 from .examples import Conversation, Part, Step, Text, escape
 
@@ -16,6 +17,10 @@ END = b""  # no server sends an empty packet, so it stands for the end
 
 class Failure(Exception):
     """A server did not do what an example says."""
+
+    def __init__(self, what: str, rule: str = "") -> None:
+        super().__init__(what)
+        self.rule = rule  # that is broken, if the example has several
 
 
 class Unanswered(Failure):
@@ -29,16 +34,39 @@ Connection = Any
 Bus = Any
 
 
-def perform(bus: Bus, conversation: Conversation) -> tuple[str, list[str]]:
+class Outcome(NamedTuple):
+    """How an example or a check ended."""
+
+    wrong: str  # or nothing
+    said: list[str]  # up to the step that failed
+    rule: str = ""  # that is broken, if that is known
+
+
+is_verbose = False  # whether each step is printed when it is taken
+keep: Callable[[], None] | None = None  # what comes before clients close
+
+
+def note(said: list[str], step: str) -> None:
+    """Note what is done next."""
+    said.append(step)
+    if is_verbose:
+        print(f"{time.monotonic():12.4f}  {step}", flush=True)
+
+
+def perform(bus: Bus, conversation: Conversation) -> Outcome:
     """Hold a conversation; return what went wrong, and what was said."""
     talk, wrong = Talk(bus), ""
-    try:
-        with contextlib.closing(talk):
+    with contextlib.closing(talk):
+        try:
             talk.hold(conversation)
+        except Failure as failure:
+            wrong = str(failure)
+            if keep:
+                keep()
+    if not wrong:
         talk.said.append("(the clients close)")
-    except Failure as failure:
-        wrong = str(failure)
-    return "; ".join(filter(None, (wrong, bus.fault()))), talk.said
+    wrong = "; ".join(filter(None, (wrong, bus.fault())))
+    return Outcome(wrong, talk.said)
 
 
 NEED_NO_SERVER = (">>", "close", "shut", "deaf")
@@ -56,7 +84,7 @@ class Talk:
     def hold(self, conversation: Conversation) -> None:
         """Take all steps; raise Failure at one that fails."""
         for step in conversation.steps:
-            self.said.append(str(step))
+            note(self.said, str(step))
             self.take(step)
         for name in list(self.clients):
             self.said.append(f"{name} < nothing")
@@ -68,7 +96,8 @@ class Talk:
         is_post = step.verb == ">>"  # nobody waits for what it does
         if step.verb not in NEED_NO_SERVER:
             self.bus.thaw()
-        if client is None or client is not self.unsettled or is_post:
+        may_wait = client is not None and client is self.unsettled
+        if not may_wait or step.verb in (">>", "deaf"):  # nobody asks the deaf
             self.settle()
         if is_post:
             self.bus.freeze()

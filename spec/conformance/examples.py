@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Callable, NamedTuple, Union
 
@@ -178,21 +178,28 @@ def read_blocks() -> Iterator[Block]:
     for chapter in chapters():
         files = filter(Path.exists, (chapter, examples_of(chapter)))
         text = "\n".join(file.read_text("utf-8") for file in files)
-        for found in FENCE.finditer(text):
-            kind, head, body = found.groups()
-            parts = HEAD.fullmatch(head)
-            if not parts:
-                raise ValueError(f"{chapter.name}: ```{kind}{head}")
-            lines = (line for line in body.splitlines() if line.strip())
-            kept = tuple(line for line in lines if line[0] != "#")
-            rules = tuple(CITED.findall(parts[2]))
-            yield Block(kind, parts[1], rules, kept, chapter.name)
+        yield from blocks_of(text, chapter.name)
 
 
-def read_cases() -> list[Case]:
-    """Return all examples for servers; raise ValueError at a malformed one."""
+def blocks_of(text: str, name: str) -> Iterator[Block]:
+    """Return the examples in the text of a file; or raise ValueError."""
+    for found in FENCE.finditer(text):
+        kind, head, body = found.groups()
+        parts = HEAD.fullmatch(head)
+        if not parts:
+            raise ValueError(f"{name}: ```{kind}{head}")
+        lines = (line for line in body.splitlines() if line.strip())
+        kept = tuple(line for line in lines if line[0] != "#")
+        yield Block(kind, parts[1], tuple(CITED.findall(parts[2])), kept, name)
+
+
+def read_cases(blocks: Iterable[Block] = ()) -> list[Case]:
+    """Return examples for servers; raise ValueError at a malformed one.
+
+    They are those of the specification, if no blocks are given.
+    """
     cases: list[Case] = []
-    for block in read_blocks():
+    for block in blocks or read_blocks():
         if block.kind not in PARSERS:
             continue
         try:

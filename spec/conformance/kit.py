@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Union
 
 from . import check_daemon, check_log, check_process, check_traffic
-from .conversation import Failure, perform
+from .conversation import Failure, Outcome, perform
 from .examples import Case, read_cases
 from .rules import ORIGINS, read_rules
 from .server import ServerProcess
 from .trial import Check, NotApplicable, perform_check
+from .wire import turns
 
 Item = Union[Case, Check]  # what is run
 CHECKS = [
@@ -33,16 +34,35 @@ class Result(NamedTuple):
     """How one case ended."""
 
     case: str
-    rules: tuple[str, ...]
+    rules: tuple[str, ...]  # first that which is broken, if that is known
     verdict: str  # one of report's VERDICTS
     what: str = ""  # went wrong, or why it was not run
     dialogue: tuple[str, ...] = ()  # up to the step that failed
+    seconds: float = 0.0
 
 
 def origin_of(case: Item) -> str:
     """Return the origin that is farthest from the text, of a case's rules."""
     rules = map(read_rules().__getitem__, case.rules)
     return max((rule.origin for rule in rules), key=ORIGINS.index)
+
+
+LEVELS = ("protocol", "sbus", "daemon")
+
+
+def scope_of(case: Item) -> str:
+    """Return which of LEVELS asks for a case.
+
+    The first is what the protocol text asks for, the second all of chapters 2
+    to 8, the third chapter 9 and whatever needs an option of the server.
+    """
+    is_plain = (
+        case.is_plain if isinstance(case, Check) else not options_of(case)
+    )
+    files = [read_rules()[rule].file for rule in case.rules]
+    if not is_plain or any(file.startswith("9") for file in files):
+        return "daemon"
+    return "protocol" if origin_of(case) == "upstream" else "sbus"
 
 
 def level_of(case: Item) -> str:
@@ -93,12 +113,18 @@ class Kit:
     """Runs cases against a server process."""
 
     def __init__(
-        self, server: ServerProcess, ours: bool, choices: bool, total: float
+        self,
+        server: ServerProcess,
+        level: str,
+        total: float,
+        only: Iterable[str] = (),
+        tries: int = 1,
     ) -> None:
         self.server = server
         self.end = time.monotonic() + total
-        self.ours = ours
-        self.choices = choices
+        self.level = level
+        self.only = {*only}  # whose cases are run whatever their level
+        self.tries = tries  # what fails and then passes is flaky
         self._options: tuple[str, ...] | None = None  # of the running server
         self._refused: dict[tuple[str, ...], str] = {}  # options, and why
         self._room_fault: str | None = None  # None before it was tried
@@ -107,9 +133,13 @@ class Kit:
 
     def judge(self, case: Item) -> Result:
         """Run one case; one server does for those with the same options."""
-        return Result(case.name, case.rules, *self._outcome(case))
+        start = time.monotonic()
+        verdict, wrong, said, rule = self._outcome(case)
+        rules = tuple(dict.fromkeys(filter(None, (rule, *case.rules))))
+        seconds = round(time.monotonic() - start, 4)
+        return Result(case.name, rules, verdict, wrong, tuple(said), seconds)
 
-    def _outcome(self, case: Item) -> tuple[Any, ...]:
+    def _outcome(self, case: Item) -> tuple[str, str, Sequence[str], str]:
         """Return the verdict on a case, and what else a result tells."""
         for verdict, why in (
             ("not asked for", self._left_out(case)),
@@ -117,38 +147,49 @@ class Kit:
             ("not run", self._too_late(case)),
         ):
             if why:
-                return verdict, why
+                return verdict, why, (), ""
         is_choice = level_of(case) == "choice"
         bad = "differs" if is_choice else "failed"
-        why = self._learn_room() if "fill" in needs_of(case) else ""
-        if not isinstance(case, Check):  # which starts its own
-            why = why or self._prepare(case.conversation().options)
-        if why:  # which is wrong if rules that name options are asked for
-            return bad if self.ours else "not applicable", why
         start = time.monotonic()
         try:
-            if isinstance(case, Check):
-                self._options = None  # a check leaves nothing as it was
-                wrong, said = perform_check(case, self.server)
-            else:
-                wrong, said = perform(self.server, case.conversation())
+            first = self._try(case)
+            for _ in range(1, self.tries):
+                if first.wrong and not self._try(case).wrong:
+                    bad = "flaky"
         except NotApplicable as error:
-            return "not applicable", str(error)
-        if not wrong:
-            return ("passed",)
-        self._options = None  # a server that went wrong is not used again
+            return "not applicable", str(error), (), ""
+        if not first.wrong:
+            return "passed", "", (), ""
         self._slow[block_of(case)] += time.monotonic() - start
-        return bad, wrong, tuple(said)
+        return bad, first.wrong, first.said, first.rule
+
+    def _try(self, case: Item) -> Outcome:
+        """Run a case; one server does for those with the same options."""
+        why = self._learn_room() if "fill" in needs_of(case) else ""
+        turns.clear()
+        if isinstance(case, Check):
+            self._options = None  # a check leaves nothing as it was
+            outcome = (
+                Outcome(why, []) if why else perform_check(case, self.server)
+            )
+        else:
+            why = why or self._prepare(options_of(case))
+            talk = case.conversation()
+            outcome = Outcome(why, []) if why else perform(self.server, talk)
+        if outcome.wrong:
+            self._options = None  # a server that went wrong is not used again
+            line = self.server.log()
+            if line and line not in outcome.wrong:
+                outcome.said.append(f"(the server's last words{line})")
+        return outcome
 
     def _left_out(self, case: Item) -> str:
         """Return why a case was not asked for, if so."""
-        if not self.ours and origin_of(case) != "upstream":
-            return "the original protocol does not ask for it; see --ours"
-        if not self.ours and options_of(case):
-            return "needs an option of the reference server; see --ours"
-        if not self.choices and level_of(case) == "choice":
-            return "a server may choose; see --choices"
-        return ""
+        if self.only & {case.name, block_of(case), *case.rules}:
+            return ""
+        scope = scope_of(case)
+        is_beyond = LEVELS.index(scope) > LEVELS.index(self.level)
+        return f"it is of --level {scope}" if is_beyond else ""
 
     def _too_late(self, case: Item) -> str:
         """Return why there is no time for a case, if so."""

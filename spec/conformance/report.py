@@ -1,16 +1,18 @@
-"""The report: for a terminal, for programs, as Markdown and as a page."""
+"""The report: for a terminal, for programs, and as a page."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any, NamedTuple
+from typing import NamedTuple
+from xml.etree import ElementTree
 
 from .clients import all_client_cases
 from .kit import Result, all_cases
@@ -26,10 +28,17 @@ from .rules import (
 FAILURES_SHOWN_MAX = 3  # of one rule, on a terminal
 FAILURES_ON_PAGE_MAX = 10
 STEPS_SHOWN_MAX = 30
-WRONG = ("failed", "differs")
+WRONG = ("failed", "differs", "flaky")
+JUDGED = ("passed", *WRONG)
 NOT_TRIED = ("not run", "not applicable", "not asked for")
 VERDICTS = ("passed", *WRONG, *NOT_TRIED)
-ORDER = ("failed", "not run", "differs", *VERDICTS)  # the first counts
+ORDER = (
+    "failed",
+    "not run",
+    "differs",
+    "flaky",
+    *VERDICTS,
+)  # the first counts
 
 
 class Run(NamedTuple):
@@ -70,7 +79,7 @@ def count(results: Iterable[Result], verdict: str) -> int:
 def tell(results: Sequence[Result]) -> str:
     """Return how many passed, of those that were run."""
     passed = count(results, "passed")
-    run = sum(count(results, one) for one in VERDICTS[:3])
+    run = sum(count(results, one) for one in JUDGED)
     if not run and count(results, "not asked for") == len(results):
         return "not asked for"
     return f"{passed}/{run} passed" if run else "none was run"
@@ -94,22 +103,12 @@ def edition() -> str:
     return f"{SPECIFICATION} ({hashlib.sha256(text).hexdigest()[:8]})"
 
 
-def by_first_rule(
-    results: Iterable[Result], verdict: str
-) -> dict[str, list[Result]]:
-    """Return the results with a verdict, by the first of their rules."""
-    found: dict[str, list[Result]] = {}
-    for one in results:
-        if one.verdict == verdict:
-            found.setdefault(one.rules[0], []).append(one)
-    return found
-
-
 def failure_lines(result: Result) -> list[str]:
     """Return a failure: the rules, the conversation, what went wrong."""
     ids = " ".join(f"[{rule}]" for rule in result.rules)
     said = [f"    {step}" for step in result.dialogue]
-    where = f"  {result.case} {ids}, step {len(said)}:"
+    steps = [step for step in result.dialogue if not step.startswith("(")]
+    where = f"  {result.case} {ids}, step {len(steps)}:"
     if len(said) > STEPS_SHOWN_MAX:
         said = ["    ...", *said[-STEPS_SHOWN_MAX:]]
     return [where, *said, f"    -> {result.what}"]
@@ -139,18 +138,39 @@ def not_run(results: Sequence[Result]) -> Iterator[str]:
         yield f"{verdict}, {len(blocks)}: {why}{shown}"
 
 
-def reports(runs: Sequence[Run], as_json: bool, as_markdown: bool) -> str:
-    """Return the reports of servers and clients, one after the other."""
-    if as_json:
-        told = [json_report(*run[2:]) for run in runs]
-        return json.dumps(told if len(told) > 1 else told[0], indent=1)
-    tell = markdown_report if as_markdown else text_report
-    return "\n\n".join(tell(*run[2:]) for run in runs)
+class Stream:
+    """Prints each failure when it happens, and the others in one line."""
+
+    def __init__(self, command: str, say: Callable[[str], object]) -> None:
+        self._command = command
+        self.say = say
+        self._counts: dict[str, int] = {}  # of failures, by their first rule
+        say(f"sbus conformance of {command}, specification {edition()}")
+
+    def tell(self, result: Result) -> None:
+        """Print a result, if it is wrong."""
+        if result.verdict not in WRONG:
+            return
+        name = result.rules[0]
+        self._counts[name] = self._counts.get(name, 0) + 1
+        head = f"{result.verdict.upper()} [{name}]"
+        if self._counts[name] > FAILURES_SHOWN_MAX:
+            self.say(f"{head} also {result.case}")
+            return
+        again = f"--server {shlex.quote(self._command)} --only {result.case}"
+        is_first = self._counts[name] == 1
+        lines = [
+            "",
+            f"{head} {read_rules()[name].sentence}" if is_first else head,
+            *failure_lines(result),
+            f"    again: python3 spec/conformance {again} --verbose",
+        ]
+        self.say("\n".join(lines))
 
 
-def text_report(command: str, results: Sequence[Result]) -> str:
-    """Return the report for a terminal: lines of families, then failures."""
-    lines = [f"sbus conformance of {command}, specification {edition()}", ""]
+def text_report(results: Sequence[Result]) -> str:
+    """Return what is said at the end: families, what was not run, a sum."""
+    lines = [""]
     families: dict[str, dict[str, Result]] = {}
     for rule, about in results_by_rule(results).items():
         family = families.setdefault(rule.partition("-")[0], {})
@@ -158,56 +178,61 @@ def text_report(command: str, results: Sequence[Result]) -> str:
     for name, once in families.items():
         if once:
             lines.append(f"{name:6} {tell([*once.values()]):>16}")
-    rules = read_rules()
-    for verdict in WRONG:
-        for name, found in by_first_rule(results, verdict).items():
-            head = f"{verdict.upper()} [{name}] {rules[name].sentence}"
-            lines += ["", head]
-            lines += first_failures(found, verdict, FAILURES_SHOWN_MAX)
     for line in not_run(results):
         lines += ["", line]
+    judged = {
+        rule for one in results if one.verdict in JUDGED for rule in one.rules
+    }
+    others = [
+        rule for one in results for rule in one.rules if rule not in judged
+    ]
+    if others:
+        lines += ["", f"not judged: {' '.join(dict.fromkeys(others))}"]
     return "\n".join([*lines, "", summary(results)])
 
 
-def markdown_report(command: str, results: Sequence[Result]) -> str:
-    """Return a report that can be published as it is."""
-    today = time.strftime("%Y-%m-%d")
-    lines = [
-        "# sbus conformance report",
-        "",
-        f"Server: `{command}`. Date: {today}. Specification: {edition()}.",
-        f"Examples: {summary(results)}.",
-        "",
-        "A rule failed if any example of it did. Examples are in `spec/` of",
-        "the reference implementation, under the rules that they show.",
-        "Without an example, clients cannot see whether a rule is kept.",
-        "",
-        "| Rule | Level | Origin | Verdict | Examples | Says |",
-        "|---|---|---|---|---|---|",
+def tap_report(runs: Sequence[Run]) -> str:
+    """Return the report in the Test Anything Protocol."""
+    lines = []
+    pairs = [(run, one) for run in runs for one in run.results]
+    for number, (run, one) in enumerate(pairs, 1):
+        state = "not ok" if one.verdict in ("failed", "not run") else "ok"
+        skipped = f" # SKIP {one.what}" * (one.verdict in NOT_TRIED[1:])
+        lines.append(f"{state} {number} - {run.name}: {one.case}{skipped}")
+        lines += [f"# {line}" for line in failure_lines(one) if one.dialogue]
+    return "\n".join(["TAP version 13", f"1..{len(pairs)}", *lines])
+
+
+def junit_report(runs: Sequence[Run]) -> str:
+    """Return the report as JUnit has it, for programs that show tests."""
+    top = ElementTree.Element("testsuites", name=edition())
+    for run in runs:
+        suite = ElementTree.SubElement(top, "testsuite", name=run.name)
+        for one in run.results:
+            facts = {"classname": one.rules[0], "name": one.case}
+            facts["time"] = str(one.seconds)
+            case = ElementTree.SubElement(suite, "testcase", facts)
+            if one.verdict in WRONG:
+                kind = "failure" if one.verdict == "failed" else "system-out"
+                text = "\n".join(failure_lines(one))
+                ElementTree.SubElement(case, kind).text = text
+            elif one.verdict != "passed":
+                ElementTree.SubElement(case, "skipped", message=one.what)
+    return ElementTree.tostring(top, "unicode")
+
+
+def json_report(runs: Sequence[Run]) -> str:
+    """Return the report for programs: of one run itself, or a list."""
+    told = [
+        {
+            "server": run.command,
+            "specification": edition(),
+            "rules": verdicts(run.results),
+            "results": [result._asdict() for result in run.results],
+        }
+        for run in runs
     ]
-    rules, verdict = read_rules(), verdicts(results)
-    for name, about in results_by_rule(results).items():
-        rule = rules[name]
-        says = rule.statement.replace("|", "\\|")
-        cells = (name, rule.level, rule.origin, verdict[name])
-        lines.append(f"| {' | '.join(cells)} | {tell(about)} | {says} |")
-    for name, failed in by_first_rule(results, "failed").items():
-        lines += ["", f"## Failures of {name}"]
-        shown = first_failures(failed, "failed", len(failed))
-        lines += [f"    {line}" if line else "" for line in shown]
-    lines += ["", "## Not run", ""]
-    lines += [f"- {line}" for line in not_run(results)]
-    return "\n".join(lines) + "\n"
-
-
-def json_report(command: str, results: Sequence[Result]) -> dict[str, Any]:
-    """Return the report for programs."""
-    return {
-        "server": command,
-        "specification": edition(),
-        "rules": verdicts(results),
-        "results": [result._asdict() for result in results],
-    }
+    return json.dumps(told if len(told) > 1 else told[0], indent=1)
 
 
 # ---- The page for browsers: it needs nothing else
@@ -258,8 +283,8 @@ def page(runs: Sequence[Run], beside: Path = SPEC) -> str:
         if any(column.verdict(rule) for column in columns):
             chapters.setdefault(rule.file, []).append(rule)
     whys = dict.fromkeys(why for run in runs for why in not_run(run.results))
-    return PAGE.substitute(
-        style=STYLE,
+    template = Path(__file__).with_name("page.html").read_text("utf-8")
+    return Template(template).substitute(
         date=time.strftime("%Y-%m-%d"),
         edition=edition(),
         runs="\n".join(map(run_row, runs)),
@@ -327,54 +352,3 @@ def rule_rows(rule: Rule, columns: Sequence[Column], place: str) -> str:
         row += f'\n<tr class="{kind} more"><td colspan="{len(columns) + 1}">'
         row += f"{details}</td></tr>"
     return row
-
-
-STYLE = """
-:root { color-scheme: light dark; --faint: light-dark(#606066, #9a9aa3);
-  --passed: light-dark(#17702f, #5fcf80);
-  --failed: light-dark(#c1121f, #ff7b83);
-  --differs: light-dark(#8a5a00, #e0b050); }
-body { margin: 0 auto; padding: 1rem; max-width: 76rem; color: CanvasText;
-  background: Canvas; font: 15px/1.45 system-ui, sans-serif; }
-code, pre { font: .87em ui-monospace, monospace; overflow-wrap: anywhere; }
-pre { overflow-x: auto; }
-table { width: 100%; border-collapse: collapse; }
-th, td { padding: .4rem .6rem; border-top: 1px solid #8884;
-  text-align: left; vertical-align: top; font-weight: normal; }
-.more td { border: 0; padding-top: 0; }
-.rules td, .rules thead th + th { width: 8rem; }
-td, small, thead th, summary { color: var(--faint); }
-td.passed { color: var(--passed); }
-td.failed, .failed summary { color: var(--failed); }
-td.differs, .differs summary { color: var(--differs); }
-summary { cursor: pointer; }
-#only:checked ~ main tbody tr:not(.failed),
-#only:checked ~ main section:not(:has(.failed)) { display: none; }
-"""
-
-PAGE = Template("""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>sbus conformance</title>
-<style>$style</style>
-</head>
-<body>
-<h1>sbus conformance</h1>
-<p>Specification $edition, $date. A rule failed if one of its examples did.
-Without an example, nobody can see from outside whether a rule is kept.</p>
-<table><tbody>
-$runs
-</tbody></table>
-<input type="checkbox" id="only"> <label for="only">failures only</label>
-<main>
-$chapters
-</main>
-<h2>What was not run, and why</h2>
-<ul>
-$notes
-</ul>
-</body>
-</html>
-""")

@@ -10,7 +10,7 @@ import time
 from io import FileIO
 from typing import Any, Callable, NamedTuple
 
-from .conversation import Failure, describe
+from .conversation import Failure, Outcome, describe, note
 from .server import ServerProcess
 from .wire import Wire
 
@@ -26,13 +26,16 @@ class Check(NamedTuple):
     rules: tuple[str, ...]
     run: Callable[[Trial], None]
     fills: bool  # whether it fills what the kernel keeps for a client
+    is_plain: bool  # it needs nothing but a server with its defaults
 
 
 def check(
-    *rules: str, fills: bool = False
+    *rules: str, fills: bool = False, is_plain: bool = False
 ) -> Callable[[Callable[[Trial], None]], Check]:
     """Make a check of the function below, under its name."""
-    return lambda run: Check(run.__name__.replace("_", "-"), rules, run, fills)
+    return lambda run: Check(
+        run.__name__.replace("_", "-"), rules, run, fills, is_plain
+    )
 
 
 class Trial:
@@ -47,7 +50,7 @@ class Trial:
 
     def say(self, text: str) -> None:
         """Note what is done next."""
-        self.said.append(text)
+        note(self.said, text)
 
     def start(self, *options: str, path: str = "", **more: Any) -> None:
         """Start the server, after the end of the one before."""
@@ -137,10 +140,10 @@ class Trial:
         return path
 
 
-def require(condition: object, what: str) -> None:
-    """Raise Failure if something is not so."""
+def require(condition: object, what: str, rule: str = "") -> None:
+    """Raise Failure if something is not so; the rule is what it breaks."""
     if not condition:
-        raise Failure(what)
+        raise Failure(what, rule)
 
 
 def tell(client: Wire, *packets: bytes) -> None:
@@ -157,9 +160,7 @@ def hear(client: Wire, *packets: bytes) -> None:
         require(got == packet, f"received {describe(got)}")
 
 
-def perform_check(
-    check: Check, server: ServerProcess
-) -> tuple[str, list[str]]:
+def perform_check(check: Check, server: ServerProcess) -> Outcome:
     """Make a check; return what went wrong, and what was done."""
     server.stop()
     trial = Trial(server)
@@ -167,6 +168,5 @@ def perform_check(
         with trial.cleanup:
             check.run(trial)
     except Failure as failure:
-        wrong, log = str(failure), server.log()
-        return wrong + log * (log not in wrong), trial.said
-    return "", trial.said
+        return Outcome(str(failure), trial.said, failure.rule)
+    return Outcome("", trial.said)

@@ -139,6 +139,6 @@ def run_on_model(case: Case, module: Any = model) -> Result:
     """Have the model predict what a case says."""
     conversation = case.conversation()
     bus = ModelBus(conversation.options, module)
-    wrong, said = perform(bus, conversation)
+    wrong, said, _ = perform(bus, conversation)
     verdict = "failed" if wrong else "passed"
     return Result(case.name, case.rules, verdict, wrong, tuple(said))

@@ -38,7 +38,7 @@ def find(mistake: Mistake, found_by: str, python: str) -> list[Result]:
     results: list[Result] = []
     with ServerProcess(command, SECONDS_FOR_A_MISTAKE) as server:
         server.start_seconds_max = SECONDS_FOR_A_START
-        for result in map(Kit(server, True, True, math.inf).judge, cases):
+        for result in map(Kit(server, "daemon", math.inf).judge, cases):
             results.append(result)
             if result.verdict in REPORTS:
                 break

@@ -12,17 +12,20 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 import processes
 from broken_servers import SBUS, Mistake
 from conformance.conversation import Failure, Unanswered, has_members
-from conformance.examples import Block, conversations, escape
+from conformance.examples import Block, blocks_of, conversations, escape
+from conformance.kit import LEVELS, all_cases, scope_of
 from conformance.rules import SPEC, SPECIFICATION
 from conformance.server import ServerProcess
 from fake_bus import RULES, FakeConnection, run_on_fake_kernel
 from processes import NAIVE, naive, run, run_kit
+from sizes import SOAK, either
 
 CLIENT = f"{sys.executable} {NAIVE.parent}/client_adapter.py {{address}}"
 
@@ -80,7 +83,7 @@ COUNTED = (
 class TestKit:
     def test_the_report_can_be_processed(self) -> None:
         """It is JSON with the verdict on each rule."""
-        only = ("--only", "CRED", "--only", "LIMIT")
+        only = ("--only", "CRED", "--level", "protocol", "--only", "LIMIT")
         done = run_kit("--server", naive(), "--json", *only)
         report = json.loads(done.output)
         assert done.status == 0 and not done.errors, done
@@ -153,15 +156,16 @@ class TestKit:
         source = NAIVE.read_text("utf-8")
         check = 'if len(sys.argv) > 2:\n    sys.exit("usage")\nlock ='
         path.write_text(source.replace("\nlock =", "\n" + check), "utf-8")
-        only = ("--only", "CRED-9", "--only", "CRED-2", "--ours")
+        only = ("--only", "CRED-9", "--only", "CRED-2")
         done = run_kit("--server", naive(path), *only)
         assert done.status == 1, done
         message = "with --cred-prefix !/cred/1/2/3: the server ended with"
         assert "FAILED [CRED-9] " in done.output
         assert f"-> {message} status 1: usage" in done.output
         assert ", 5 failed, " in done.output
-        done = run_kit("--server", naive(path), *only[:-1])
-        assert done.status == 0 and ", 6 not asked for" in done.output
+        only = ("--only", "CRED", "--level", "protocol")
+        done = run_kit("--server", naive(path), *only)
+        assert done.status == 0 and " not asked for" in done.output
 
     @pytest.mark.parametrize(
         ("change", "name"),
@@ -190,14 +194,89 @@ class TestKit:
         done = run_kit(*both[:2], "--client", CLIENT, "--only", client)
         assert done.status == 0 and "1 passed, 0 failed" in done.output
 
-    def test_the_report_can_be_published(self) -> None:
-        """It is Markdown with a row for each rule."""
-        chosen = ("--only", "SUB", "--markdown")
-        done = run_kit("--server", naive(), *chosen)
+    def test_reports_for_programs_that_show_tests(self) -> None:
+        """JUnit and TAP have each case, and why one failed."""
+        only = ("--server", naive(), "--only", "ECHO")
+        done = run_kit(*only, "--junit")
+        assert done.status == 1 and not done.errors
+        suite = ElementTree.fromstring(done.output)[0]
+        cases = {case.get("name"): case for case in suite}
+        assert "-> received MSG k" in (cases["echo-off"][0].text or "")
+        assert not len(cases["echo-by-default"])
+        assert all(float(case.get("time", "-1")) >= 0 for case in suite)
+        done = run_kit(*only, "--tap")
+        assert f"1..{len(cases)}\n" in done.output
+        assert re.search("^not ok [0-9]+ - .*: echo-off$", done.output, re.M)
+        assert re.search("^ok [0-9]+ - .*: echo-by", done.output, re.M)
+
+    def test_what_is_named_is_run(self) -> None:
+        """Whatever its level; where nothing is run, the reason is told."""
+        done = run_kit("--server", naive(), "--only", "PUB-2")
+        assert done.status == 0 and "1 passed, 0 failed" in done.output
+        only = ("--only", "TRACE", "--level", "protocol")
+        done = run_kit("--server", naive(), *only)
+        assert done.status == 2 and "nothing was run: it is of" in done.errors
+
+    def test_levels(self) -> None:
+        """What is not judged at one of them is named."""
+        scopes = {scope_of(case) for case in all_cases()}
+        assert scopes == {*LEVELS}
+        done = run_kit("--server", naive(), "--level", "protocol")
         assert done.status == 0
-        assert "| SUB-1 | MUST | upstream | passed | " in done.output
-        assert done.output.startswith("# sbus conformance report\n")
-        assert done.output.count("\n| ") == len(RULES) + 1
+        assert re.search(r"^not judged: .*\bTRACE-1\b", done.output, re.M)
+
+    def test_a_failure_that_does_not_come_again(self, directory: Path) -> None:
+        """It is flaky, which blames nobody."""
+        note = directory / "note"
+        once = f"if not os.path.exists('{note}'): open('{note}', 'w'); return"
+        command = broken_naive(directory, f"{once} False")
+        only = ("--only", "unsubscribe-is-for-oneself")
+        done = run_kit("--server", command, *only)
+        assert done.status == 0, done
+        assert "FLAKY [UNSUB-1]" in done.output
+        assert "0 passed, 0 failed, 1 flaky" in done.output
+
+    def test_examples_of_ones_own(self, directory: Path) -> None:
+        """A file has blocks as the specification has them."""
+        file = directory / "mine.md"
+        block = "```conversation mine [PUB-1]\n{}\n```\n"
+        for text, status in (("A > SUB k", 0), ("A > SUB k\nA < end", 1)):
+            file.write_text(block.format(text), "utf-8")
+            done = run_kit("--server", naive(), "--examples", str(file))
+            assert done.status == status, done
+            assert "mine --verbose" in done.output or not status
+
+    def test_every_step_can_be_seen(self) -> None:
+        """Each is printed with its time when it is taken."""
+        done = run_kit("--server", naive(), "--only", "PUB-2", "--verbose")
+        assert re.search(r"^ *\d+\.\d+  A > SUB ", done.output, re.M), done
+
+    def test_conversations_at_random(self, directory: Path) -> None:
+        """A mistake is found, made short, and printed as an example."""
+        path = directory / "server.py"
+        source = SBUS.read_text("utf-8")
+        change = ("view[:size].tobytes()", "view[:size].tobytes()[:30]")
+        path.write_text(Mistake("", (), (change,)).spoil(source), "utf-8")
+        server = f"{sys.executable} {path} -f -a {{address}}"
+        walk = ("--random", "10", "--seed", "2")
+        done = run_kit("--server", server, *walk)
+        assert done.status == 1, done
+        blocks = [*blocks_of(done.output, "it")]
+        shortest = min(len(block.lines) for block in blocks)
+        assert blocks and shortest < 12, done
+        file = directory / "found.md"
+        file.write_text(done.output, "utf-8")
+        done = run_kit("--server", server, "--examples", str(file))
+        assert done.status == 1, done
+
+    @SOAK
+    def test_a_right_server_at_random(self) -> None:
+        """It is not blamed for what the specification leaves open."""
+        server = f"{sys.executable} {SBUS} -f -a {{address}}"
+        walk = ("--random", either("90", "10"), "--seed", str(os.getpid()))
+        done = run_kit("--server", server, *walk)
+        assert done.status == 0, done.output
+        assert re.search(r"\bPUB-1:[1-9]", done.output), done
 
     def test_a_server_that_hangs_does_not_take_hours(
         self, directory: Path
@@ -213,7 +292,7 @@ class TestKit:
         """[UNSUB-2] To do otherwise is no failure: it differs."""
         command = broken_naive(directory, "return False")
         only = ("--only", "unsubscribe-what-is-not-held")
-        done = run_kit("--server", command, *only, "--ours", "--choices")
+        done = run_kit("--server", command, *only)
         assert done.status == 0
         assert "DIFFERS [UNSUB-2] A server MAY disconnect" in done.output
         assert "FAILED" not in done.output
@@ -221,12 +300,12 @@ class TestKit:
 
     def test_a_run_has_an_end(self) -> None:
         """What there is no time for is named, and is not a success."""
-        only = ("--only", "SUB", "--only", "BLOCK", "--total", "0.001")
+        only = ("--only", "SUB", "--only", "TRACE", "--total", "0.001")
         done = run_kit("--server", naive(), *only)
         assert done.status == 1
         assert "subscription-lasts, one-client-does-not-" in done.output
         assert " failed, " in done.output and " not run, " in done.output
-        assert "BLOCK     not asked for\n" in done.output
+        assert "TRACE     not asked for\n" in done.output
 
     @pytest.mark.parametrize("chapter", ["6", "echoes", "6-echoes"])
     def test_list_of_a_chapter(self, chapter: str) -> None:
@@ -246,7 +325,7 @@ class TestKit:
             subprocess.run(command, stdout=errors, stderr=errors, check=True)
             text = terminal.read(100_000).decode()
         assert "3 left: identical-patterns-count\r" in text
-        assert "1 left: unsubscribe-takes-one\r\x1b[Ksbus conf" in text
+        assert "1 left: unsubscribe-takes-one\r\x1b[K" in text
 
     @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
     def test_a_run_that_is_ended(self, directory: Path, name: str) -> None:
@@ -323,7 +402,7 @@ class TestKit:
             ("--server", "true {address}", "--seconds", "0"),
             ("--server", "true {address}", "--seconds", "soon"),
             ("--server", "true {address}", "--only", "SUBB"),
-            ("--server", "true {address}", "--json", "--markdown"),
+            ("--server", "true {address}", "--json", "--tap"),
             ("--server", "true {address}", "--html", "/no/such/file"),
             ("--client", "/no/such/client {address}"),
             ("--none",),
@@ -417,5 +496,5 @@ class TestKit:
             source = file.read_text("utf-8")
             imported = re.findall(r"^(?:from|import) (\w+)", source, re.M)
             if sys.version_info >= (3, 10):
-                known = {*sys.stdlib_module_names, "conformance"}
+                known = {*sys.stdlib_module_names, "conformance", "model"}
                 assert {*imported} <= known, file

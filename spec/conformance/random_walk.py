@@ -1,0 +1,283 @@
+"""A walk of random conversations with a server: made, run, shrunk, printed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from model import CHOICES
+
+from . import wire
+from .conversation import Outcome, perform
+from .examples import Conversation, parse_step
+from .random_writer import IDS, PIDS, Operation, Tally, Writer, write
+from .server import ServerProcess
+
+SEGMENTS = b"a b aa !a a! ab".split() + [b""]
+WILD = b"* a* ** a*b *a a**".split()
+MISTAKES = [b"SUB", b"MSG a", b"sub a", b"UNSUBa", b"CMSG", b" SUB a"]
+MISTAKES += [b"\0", b"MSG\0a", b"MSG !\0", b"SUB a/!", b"SUB !/cred/"]
+UNKNOWN = [
+    b"x",
+    b"!/cred/whoam",
+    b"echo/o",
+    b"blocking/soft",
+    b"",
+    b"Echo/off",
+]
+MODES = [
+    b"%b/%b" % (m.encode(), w.encode()) for m in CHOICES for w in CHOICES[m]
+]
+OPTIONS: list[dict[str, Any]] = [
+    *[{}] * 6,
+    *[{"max-backlog": size} for size in (270, 405, 540, 1100)] * 2,
+    {"max-user-backlog": 400},
+    {"max-bus-backlog": 540},
+    {"max-patterns": 3, "max-shapes": 2},
+    {"max-user-patterns": 4, "max-user-clients": 2},
+    {"max-pattern-bytes": 12, "max-user-pattern-bytes": 20},
+    {"max-key": 14, "max-segments": 3, "strict": True},
+    {"max-packet": 60, "cred-prefix": b"!/cred/1/2/3"},
+]
+WEIGHTS = {
+    **{"subscribe": 20, "unsubscribe": 8, "publish": 30, "secret": 14},
+    **{"mode": 12, "ask": 4, "mistake": 3, "fill": 7, "read": 8, "close": 3},
+    **{"shut": 2, "deaf": 2, "burst": 5, "stats": 3, "stir": 30},
+}
+LOT = 25  # conversations for each start of a server
+LENGTHS = (4, 12, 24)
+SHRINK_SECONDS = 20.0
+
+
+class Maker:
+    """Makes the operations of a conversation from its seed."""
+
+    def __init__(self, seed: str, options: dict[str, Any]) -> None:
+        self.random = random.Random(seed)
+        choice = self.random.choice
+        # Of half of the kinds there are many, or none
+        self.weights = {
+            k: w * choice([0, 1, 1, 4]) for k, w in WEIGHTS.items()
+        }
+        if "backlog" in " ".join(options):
+            self.weights |= {"fill": 20, "stir": 60}
+        elif choice([True, False]):
+            self.weights |= {"fill": 0, "stir": 0}
+        self.weights["subscribe"] += 5
+        self.weights["publish"] += 8
+        self.names = self.random.sample("ABCDEFI", choice([2, 3, 4, 6]))
+        self.segments = self.random.sample(SEGMENTS, choice([1, 2, 3]))
+        self.wild = self.random.sample(WILD, 3)
+        self.sizes = choice([[0], [0, 1, 5, 40], [0, 3, 3000]])
+        self.prefix: bytes = options.get("cred-prefix", b"")
+
+    def operations(self) -> list[Operation]:
+        """Return the operations."""
+        return [self.operation() for _ in range(self.random.choice(LENGTHS))]
+
+    def operation(self) -> Operation:
+        """Return one operation."""
+        draw = self.random
+        kind = draw.choices([*self.weights], [*self.weights.values()])[0]
+        name, tail = draw.choice(self.names), self.tail()
+        is_secret = kind == "secret"
+        if is_secret:
+            kind = draw.choice(["subscribe", "publish"])
+        if kind in ("subscribe", "publish"):
+            is_pattern = kind == "subscribe"
+            whose = name if is_pattern else draw.choice(self.names)
+            text = self.text(is_pattern)
+            if is_secret:
+                text = self.secret(whose, text)
+            if is_pattern:
+                return "send", name, b"SUB " + text + tail
+            return self.message(name, text)
+        if kind == "mode":
+            return "send", name, b"CMSG " + draw.choice(MODES) + tail
+        if kind == "ask":
+            keys = [b"!/cred/whoami"] * 6 + UNKNOWN
+            return "send", name, b"CMSG " + draw.choice(keys) + tail
+        if kind == "mistake":
+            return "send", name, draw.choice(MISTAKES)
+        if kind in ("close", "shut"):
+            return "leave", name, kind
+        if kind in ("unsubscribe", "stir"):
+            return kind, name, draw.random()
+        if kind == "burst":
+            texts = [self.text(False) for _ in range(draw.choice([1, 4, 90]))]
+            end = draw.choice(["", "close", "shut"])
+            return (
+                kind,
+                name,
+                [self.message(name, text) for text in texts],
+                end,
+            )
+        if kind == "fill":  # mostly of one that hears something, in some mode
+            modes = draw.sample(MODES[:-2], draw.choice([0, 1, 1, 2]))
+            modes += [b"blocking/soft/block"] * draw.choice([0, 0, 1])
+            hears = [b"SUB k/"] * draw.choice([0, 1, 1, 1])
+            return kind, name, [*hears, *(b"CMSG " + mode for mode in modes)]
+        return kind, name
+
+    def message(self, name: str, key: bytes) -> Operation:
+        """Return the operation that publishes."""
+        return (
+            "publish",
+            name,
+            key,
+            self.random.choice(self.sizes),
+            self.tail(),
+        )
+
+    def tail(self) -> bytes:
+        """Return what follows a text, behind a NUL byte or not at all."""
+        return self.random.choice([b"", b"", b"", b"\0", b"\0x", b"\0x\0\0y"])
+
+    def text(self, is_pattern: bool) -> bytes:
+        """Return a key or pattern, of the kind that the witness hears."""
+        pool = self.segments + (self.wild if is_pattern else [])
+        count = self.random.choice([0, 1, 1, 2, 3])
+        segments = [self.random.choice(pool) for _ in range(count)]
+        fills = self.weights["fill"] or self.weights["stir"]  # see Wire.fill
+        if is_pattern and not fills and self.random.random() < 0.2:
+            return self.random.choice([b"", b"/".join([*segments, b"*"])])
+        end = self.random.choice([[], [], [], [b""]])
+        return b"/".join([b"k", *(segments or [b""]), *end])
+
+    def secret(self, name: str, rest: bytes) -> bytes:
+        """Return a secret key or pattern of a client, or nearly so."""
+        draw, fields = self.random, []
+        for number in (*IDS[name], PIDS[name]):
+            text, other = b"%d" % number, b"%d" % draw.choice([1001, 10])
+            ways = [text] * 6 + [b"", b"", b"0" + text, text + b"0", other]
+            fields.append(draw.choice(ways))
+        segments = [b"!/cred", *fields, *draw.choice([[rest]] * 9 + [[]])]
+        if self.prefix and draw.random() < 0.85:
+            segments.insert(0, self.prefix)
+        if draw.random() < 0.1:
+            segments.append(b"!/cred/1//2/x")
+        return b"/".join(segments)
+
+
+class Walk:
+    """Holds random conversations with a server."""
+
+    def __init__(self, server: ServerProcess, seed: str) -> None:
+        self.server = server
+        self.seed = seed
+        self.count = 0  # of conversations
+        self.once: list[str] = []  # failures that did not come again
+        self.tally = Tally()
+        self._options: dict[str, Any] | None = None  # of the running server
+
+    def failures(self, seconds: float) -> Iterator[str]:
+        """Yield failures as example blocks, for so long."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            seed = f"{self.seed}/{self.count}"
+            lot = f"{self.seed}/{self.count // LOT}"
+            options = random.Random(lot).choice(OPTIONS)
+            if self._options is None or self.count % LOT == 0:
+                self._start(options)
+            self.count += 1
+            operations = Maker(seed, options).operations()
+            with self.tally:
+                writer = write(operations, options)
+            if not self._run(writer).wrong:
+                continue
+            block = self._shrink(seed, operations, options)
+            if block:
+                yield block
+            else:
+                self.once.append(seed)
+            self._options = None
+
+    def _start(self, options: dict[str, Any]) -> None:
+        """Start a server anew."""
+        self._options = options
+        if not self.server.room:
+            self.server.start()
+            self.server.learn_room()
+        self.server.start("", *words_of(options))
+        with contextlib.suppress(OSError):  # other users may connect
+            os.chmod(self.server.path, 0o777)
+
+    def _run(self, writer: Writer) -> Outcome:
+        """Hold a conversation."""
+        wire.turns.clear()
+        steps = tuple(map(parse_step, writer.lines))
+        return perform(self.server, Conversation("random", (), steps))
+
+    def _shrink(
+        self, seed: str, operations: list[Operation], options: dict[str, Any]
+    ) -> str:
+        """Return the shortest failure, or nothing if it does not come again.
+
+        Each is tried on a fresh server, which has more time for the first.
+        """
+        end = time.monotonic() + SHRINK_SECONDS
+        seconds, found = self.server.seconds_max, ""
+        size, place, fewer = len(operations), 0, operations
+        self.server.seconds_max *= 3
+        while size and time.monotonic() < end:
+            tries = smaller(operations, place, size) if found else [operations]
+            for fewer in tries:
+                self._start(options)
+                writer = write(fewer, options)
+                outcome = self._run(writer)
+                self.server.seconds_max = seconds
+                if outcome.wrong:
+                    found, operations = block(seed, writer, outcome), fewer
+                    break
+            else:
+                place += size
+            if not found:
+                break
+            if place >= len(operations):
+                size, place = size // 2, 0
+        return found
+
+
+def smaller(
+    operations: list[Operation], place: int, size: int
+) -> Iterator[list[Operation]]:
+    """Yield operations without some, or with a smaller one."""
+    before, after = operations[:place], operations[place + size :]
+    yield before + after
+    if size > 1:
+        return
+    kind, name, *more = operations[place]
+    if kind in ("burst", "fill"):
+        parts = more[0]
+        for number in range(len(parts)):
+            fewer = parts[:number] + parts[number + 1 :]
+            yield [*before, (kind, name, fewer, *more[1:]), *after]
+    elif kind == "publish" and more[1:] != [0, b""]:
+        yield [*before, (kind, name, more[0], 0, b""), *after]
+    elif kind == "send" and b"\0" in more[0] and more[0][:3] != b"MSG":
+        yield [*before, (kind, name, more[0].partition(b"\0")[0]), *after]
+
+
+def words_of(options: dict[str, Any]) -> list[str]:
+    """Return options as words of a command."""
+    words = []
+    for name, value in options.items():
+        text = value.decode() if isinstance(value, bytes) else str(value)
+        words += [f"--{name}"] if value is True else [f"--{name}", text]
+    return words
+
+
+def block(seed: str, writer: Writer, outcome: Outcome) -> str:
+    """Return an example block, with the rules that decided its last step."""
+    count = sum(not text.startswith("(") for text in outcome.said)
+    rules = writer.rules[count - 1] if count <= len(writer.rules) else []
+    tags = " ".join(f"[{rule}]" for rule in rules or ["PUB-1"])
+    words = " ".join(words_of(writer.options))
+    lines = [f"server {words}"] if words else []
+    lines += [*writer.lines[:count], f"# {outcome.wrong}"]
+    name = f"random-{seed.replace('/', '-')}"
+    return "\n".join([f"```conversation {name} {tags}", *lines, "```"])
