@@ -2,8 +2,9 @@
 
     python3 broken_servers.py NAME OPTION...   run one of them
 
-broken_servers.txt has the mistakes: for each its name, the rules or checks
-that the kit must report, a text of sbus.py, and what stands in its place.
+broken_servers.txt has the mistakes: for each its name, and the rules or checks
+that the kit must report.  Then comes what replaces a function or a constant
+of sbus.py, or else a text of it, and what stands in its place.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 SBUS = Path(__file__).resolve().parents[2] / "sbus.py"
-MISTAKE = re.compile(r"^([a-z0-9-]+): ([\w -]+)\n((?:- .*\n|\+ .*\n)+)", re.M)
+MISTAKE = re.compile(r"^([a-z0-9-]+): ([\w -]+)\n((?:[-+*] .*\n)+)", re.M)
+REPLACED = re.compile(r"^\* (.*\n)", re.M)
+START = '\n\nif __name__ == "__main__":\n'
 CHANGE = re.compile(r"((?:- .*\n)+)((?:\+ .*\n)+)")
 
 
@@ -24,6 +27,7 @@ class Mistake(NamedTuple):
     name: str
     found_by: tuple[str, ...]  # rules or checks
     changes: tuple[tuple[str, str], ...]  # texts of sbus.py, and others
+    code: str = ""  # what is done when all of sbus.py is defined
 
     def spoil(self, source: str) -> str:
         """Return the source of the server with the mistake.
@@ -35,7 +39,7 @@ class Mistake(NamedTuple):
                 what = f"{source.count(text)} times in sbus.py: {text!r}"
                 raise ValueError(f"{self.name}: {what}")
             source = source.replace(text, other)
-        return source
+        return source.replace(START, f"\n{self.code}{START}")
 
 
 def read_mistakes() -> dict[str, Mistake]:
@@ -47,7 +51,8 @@ def read_mistakes() -> dict[str, Mistake]:
             (plain(before), plain(after))
             for before, after in CHANGE.findall(changes)
         )
-        mistakes[name] = Mistake(name, tuple(found_by.split()), pairs)
+        code = "".join(REPLACED.findall(changes))
+        mistakes[name] = Mistake(name, tuple(found_by.split()), pairs, code)
     return mistakes
 
 
