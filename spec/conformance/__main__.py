@@ -49,14 +49,12 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--server", action="append", default=[], metavar=name, help=what)
     what = "an adapter of a client; {address} is where to connect, or empty"
     add("--client", action="append", default=[], metavar=name, help=what)
-    what = "list the examples and checks that would be run"
-    add("--list", action="store_true", help=what)
+    add("--list", action="store_true", help="list what would be run")
     what = "protocol: what its text asks for; sbus: chapters 2 to 8, which is"
     what += " the default; daemon: chapter 9 and what needs an option as well"
     add("--level", choices=kit.LEVELS, default="sbus", help=what)
-    what = "as --level daemon"
     ours: dict[str, Any] = {"action": "store_const", "const": "daemon"}
-    add("--ours", dest="level", help=what, **ours)
+    add("--ours", dest="level", help="as --level daemon", **ours)
     what = "run only this rule or example, of any level; or family or chapter"
     add("--only", action="append", default=[], metavar="NAME", help=what)
     what = "run the examples in this file instead of those of spec/"
@@ -64,23 +62,20 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     what = "hold conversations at random, for so long (default 60)"
     number: dict[str, Any] = {"type": seconds, "metavar": "SECONDS"}
     add("--random", nargs="?", const=60.0, help=what, **number)
-    what = "where --random begins (default 1)"
-    add("--seed", default="1", metavar="N", help=what)
+    add("--seed", default="1", help="where --random begins (default 1)")
     what = "seconds that a server may take to answer (default 2)"
     add("--seconds", default=2.0, help=what, **number)
     what = "seconds that all may take (default 120); the rest is not run"
     add("--total", default=120.0, help=what, **number)
     what = "multiply both, for servers under valgrind and such"
     add("--timeout-scale", type=float, default=1.0, metavar="X", help=what)
-    what = "print every step when it is taken"
-    add("--verbose", action="store_true", help=what)
-    what = "stop at the first failure, and leave all as it is until Enter"
-    add("--keep", action="store_true", help=what)
+    add("--verbose", action="store_true", help="print each step when taken")
+    add("--keep", action="store_true", help="at a failure wait for Enter")
     what = "write a page for browsers, with all servers and clients"
     add("--html", type=Path, metavar="FILE", help=what)
     kinds = parser.add_mutually_exclusive_group()
     for kind in REPORTS:
-        what = f"print the report as {kind.upper()} instead"
+        what = f"print {kind.upper()} instead"
         kinds.add_argument(f"--{kind}", action="store_true", help=what)
     options = parser.parse_args(arguments)
     if not options.server and not options.client and not options.list:
@@ -258,15 +253,13 @@ def say(text: str) -> int:
 
 def list_of(options: argparse.Namespace) -> str:
     """Return a line for each block and check, with its rules."""
-    blocks: dict[str, list[kit.Item | ClientCase]] = {}
-    for case in itertools.chain(*chosen(options)):
-        blocks.setdefault(kit.block_of(case), []).append(case)
     lines = []
-    for name, group in blocks.items():
-        rules = dict.fromkeys(rule for case in group for rule in case.rules)
+    cases = itertools.chain(*chosen(options))
+    for name, cases_of_block in itertools.groupby(cases, kit.block_of):
+        group = list(cases_of_block)
+        ids = dict.fromkeys(f"[{i}]" for case in group for i in case.rules)
         many = f", {len(group)} cases" if len(group) > 1 else ""
-        shown = " ".join(f"[{rule}]" for rule in rules)
-        lines.append(f"{name} {shown}{many}")
+        lines.append(f"{name} {' '.join(ids)}{many}")
     return "\n".join(lines)
 
 

@@ -347,7 +347,8 @@ def owner_who_is_not_root(trial: Trial) -> None:
     for uid, is_told in ((0, 1), (trial.user, 1), (trial.user + 1, 0)):
         trial.say(f"the user {uid} asks for numbers")
         found = "users" in numbers_for(trial.client(uid=uid))
-        require(found == is_told, f"all users are in its answer: {found}")
+        state = "has" if found else "lacks"
+        require(found == is_told, f"its answer {state} the other users")
 
 
 @check("CTL-5")

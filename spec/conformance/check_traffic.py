@@ -169,10 +169,12 @@ def nothing_overtakes_a_backlog(trial: Trial) -> None:
         trial.server.thaw()
         reader.settle()  # by its helper: it does not read
         publisher.settle()
-        hear(reader, b"MSG k\0001")
+        got = reader.receive()
+        require(got == b"MSG k\0001", f"received {describe(got)}", "PUB-6")
         for packet in packets if mode == b"queue" else ():
             got = reader.receive()
-            require(got.startswith(packet), f"received {describe(got)}")
+            rule = "CRED-3" if packet == WHOAMI else "PUB-6"
+            require(got.startswith(packet), f"received {describe(got)}", rule)
 
 
 @check("BLOCK-16", fills=True)

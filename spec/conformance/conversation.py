@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 from .examples import Conversation, Part, Step, Text, escape
@@ -21,10 +20,6 @@ class Failure(Exception):
     def __init__(self, what: str, rule: str = "") -> None:
         super().__init__(what)
         self.rule = rule  # that is broken, if the example has several
-
-
-class Unanswered(Failure):
-    """A client's question was not answered."""
 
 
 # A client of the server that is under test: a Wire, or what has its methods.
@@ -126,6 +121,7 @@ class Talk:
             numbers = (field.split("=") for field in step.argument.split())
             credentials = {name: int(text) for name, text in numbers}
         client = self.bus.connect(credentials)
+        client.name = step.client  # for what it reports
         self.clients[step.client] = client
         return client
 
@@ -133,17 +129,7 @@ class Talk:
         """Settle the client whose turn is over."""
         client, self.unsettled = self.unsettled, None
         if client:
-            with self.named(client):
-                client.settle()
-
-    @contextlib.contextmanager
-    def named(self, client: Connection) -> Iterator[None]:
-        """Say whose question it is that is not answered."""
-        try:
-            yield
-        except Unanswered as failure:
-            names = {one: name for name, one in self.clients.items()}
-            raise Failure(f"{names[client]}'s {failure}") from None
+            client.settle()
 
     def send(self, client: Connection, step: Step) -> None:
         """Send a packet."""
@@ -201,9 +187,8 @@ class Talk:
         client = self.clients[name]
         self.bus.thaw()
         self.settle()
-        with self.named(client):
-            client.pending()  # an answer may overtake what others have posted
-            got = client.pending()
+        client.pending()  # an answer may overtake what others have posted
+        got = client.pending()
         if got == END and may_end:
             self.clients.pop(name).close()
         elif got is not None:

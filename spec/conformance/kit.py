@@ -125,7 +125,7 @@ class Kit:
         self.level = level
         self.only = {*only}  # whose cases are run whatever their level
         self.tries = tries  # what fails and then passes is flaky
-        self._options: tuple[str, ...] | None = None  # of the running server
+        self.options: tuple[str, ...] | None = None  # of the running server
         self._refused: dict[tuple[str, ...], str] = {}  # options, and why
         self._room_fault: str | None = None  # None before it was tried
         # How many seconds the failures of each block have taken
@@ -165,19 +165,20 @@ class Kit:
 
     def _try(self, case: Item) -> Outcome:
         """Run a case; one server does for those with the same options."""
-        why = self._learn_room() if "fill" in needs_of(case) else ""
+        why = self.learn_room() if "fill" in needs_of(case) else ""
         turns.clear()
         if isinstance(case, Check):
-            self._options = None  # a check leaves nothing as it was
-            outcome = (
-                Outcome(why, []) if why else perform_check(case, self.server)
-            )
+            self.options = None  # a check leaves nothing as it was
         else:
-            why = why or self._prepare(options_of(case))
-            talk = case.conversation()
-            outcome = Outcome(why, []) if why else perform(self.server, talk)
+            why = why or self.prepare(options_of(case))
+        if why:
+            outcome = Outcome(why, [])
+        elif isinstance(case, Check):
+            outcome = perform_check(case, self.server)
+        else:
+            outcome = perform(self.server, case.conversation())
         if outcome.wrong:
-            self._options = None  # a server that went wrong is not used again
+            self.options = None  # a server that went wrong is not used again
             line = self.server.log()
             if line and line not in outcome.wrong:
                 outcome.said.append(f"(the server's last words{line})")
@@ -199,24 +200,24 @@ class Kit:
             return "too many like it were not answered in time"
         return ""
 
-    def _learn_room(self) -> str:
+    def learn_room(self) -> str:
         """Learn what a fill step takes; return why that fails, if so."""
         if self._room_fault is None:
-            self._room_fault = self._prepare(())
+            self._room_fault = self.prepare(())
             try:
                 if not self._room_fault:
                     self.server.learn_room()
             except Failure as failure:
                 self._room_fault = f"cannot fill a client: {failure}"
-                self._options = None  # as after any failure
+                self.options = None  # as after any failure
         return self._room_fault
 
-    def _prepare(self, options: tuple[str, ...]) -> str:
+    def prepare(self, options: tuple[str, ...]) -> str:
         """Have a server run; return why it does not, if so."""
         why = self._refused.get(()) or self._refused.get(options, "")
-        if why or options == self._options:
+        if why or options == self.options:
             return why
-        self._options = None
+        self.options = None
         try:
             self.server.start("", *options)
             with contextlib.suppress(OSError):  # other users may connect
@@ -225,7 +226,7 @@ class Kit:
             head = f"with {' '.join(options)}: " if options else ""
             self._refused[options] = f"{head}{failure}"
             return self._refused[options]
-        self._options = options
+        self.options = options
         return ""
 
 

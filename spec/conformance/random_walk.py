@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
+import math
 import random
 import time
 from collections.abc import Iterator
@@ -12,8 +11,9 @@ from typing import Any
 from model import CHOICES
 
 from . import wire
-from .conversation import Outcome, perform
+from .conversation import Failure, Outcome, perform
 from .examples import Conversation, parse_step
+from .kit import Kit
 from .random_writer import IDS, PIDS, Operation, Tally, Writer, write
 from .server import ServerProcess
 
@@ -168,11 +168,11 @@ class Walk:
 
     def __init__(self, server: ServerProcess, seed: str) -> None:
         self.server = server
+        self._kit = Kit(server, "daemon", math.inf)
         self.seed = seed
         self.count = 0  # of conversations
         self.once: list[str] = []  # failures that did not come again
         self.tally = Tally()
-        self._options: dict[str, Any] | None = None  # of the running server
 
     def failures(self, seconds: float) -> Iterator[str]:
         """Yield failures as example blocks, for so long."""
@@ -181,8 +181,7 @@ class Walk:
             seed = f"{self.seed}/{self.count}"
             lot = f"{self.seed}/{self.count // LOT}"
             options = random.Random(lot).choice(OPTIONS)
-            if self._options is None or self.count % LOT == 0:
-                self._start(options)
+            self._start(options, is_anew=self.count % LOT == 0)
             self.count += 1
             operations = Maker(seed, options).operations()
             with self.tally:
@@ -194,17 +193,15 @@ class Walk:
                 yield block
             else:
                 self.once.append(seed)
-            self._options = None
+            self._kit.options = None
 
-    def _start(self, options: dict[str, Any]) -> None:
-        """Start a server anew."""
-        self._options = options
-        if not self.server.room:
-            self.server.start()
-            self.server.learn_room()
-        self.server.start("", *words_of(options))
-        with contextlib.suppress(OSError):  # other users may connect
-            os.chmod(self.server.path, 0o777)
+    def _start(self, options: dict[str, Any], is_anew: bool = True) -> None:
+        """Have a server run; raise Failure if it does not."""
+        if is_anew:
+            self._kit.options = None
+        why = self._kit.learn_room() or self._kit.prepare(words_of(options))
+        if why:
+            raise Failure(why)
 
     def _run(self, writer: Writer) -> Outcome:
         """Hold a conversation."""
@@ -258,17 +255,15 @@ def smaller(
             yield [*before, (kind, name, fewer, *more[1:]), *after]
     elif kind == "publish" and more[1:] != [0, b""]:
         yield [*before, (kind, name, more[0], 0, b""), *after]
-    elif kind == "send" and b"\0" in more[0] and more[0][:3] != b"MSG":
-        yield [*before, (kind, name, more[0].partition(b"\0")[0]), *after]
 
 
-def words_of(options: dict[str, Any]) -> list[str]:
+def words_of(options: dict[str, Any]) -> tuple[str, ...]:
     """Return options as words of a command."""
     words = []
     for name, value in options.items():
         text = value.decode() if isinstance(value, bytes) else str(value)
         words += [f"--{name}"] if value is True else [f"--{name}", text]
-    return words
+    return tuple(words)
 
 
 def block(seed: str, writer: Writer, outcome: Outcome) -> str:

@@ -25,10 +25,9 @@ from .examples import escape
 Operation = tuple[Any, ...]
 WITNESS = "L"  # it hears all messages, and so tells that one was handled
 NUMBER = 10 ** len(str(os.getpid()))
-IDS = {  # gid and uid
-    **{"A": (0, 0), "B": (0, 0), "C": (1001, 1001), "D": (1002, 1002)},
-    **{"E": (1001, 1001), "F": (65534, 1001), "I": (1001, 65534), "L": (0, 0)},
-}
+ROOT, USER = (0, 0), (1001, 1001)  # gid and uid
+IDS = {"A": ROOT, "B": ROOT, "C": USER, "D": (1002, 1002), "E": USER}
+IDS |= {"F": (65534, 1001), "I": (1001, 65534), "L": ROOT}
 if os.geteuid() != 0:
     IDS = dict.fromkeys(IDS, (os.getegid(), os.geteuid()))
 IDS |= {chr(ord(name) + 13): IDS[name] for name in "ABCDEFI"}  # come later
@@ -169,7 +168,7 @@ class Writer:
             self.say(name, "<", packet)
         client.received.clear()
 
-    def run(self, name: str, verb: str, packet: bytes) -> None:
+    def run(self, name: str, packet: bytes) -> None:
         """Have the model go on, and write a step and what follows it."""
         paused, witness = self.paused(), self.clients.get(WITNESS)
         before = len(witness.received) if witness else 0
@@ -183,8 +182,10 @@ class Writer:
             raise Unclear("nobody tells when it is handled")
         if self.paused() - paused and not is_told:
             raise Unclear("nobody tells when it is paused")
-        self.say(name, verb if is_open else ">>", packet)
-        if not is_open or verb == ">>":
+        self.say(name, ">" if is_open else ">>", packet)
+        # Packets that are read together reach one receiver after the other
+        is_shared = {"max-user-backlog", "max-bus-backlog"} & {*self.options}
+        if not is_open or is_shared:
             self.flush(WITNESS)
         self.follow(paused)
 
@@ -227,7 +228,7 @@ class Writer:
                 self.client(NAMES[number][1])
         client.sent.append(packet)
         if not self.bus.paused_by(client):
-            return self.run(name, ">", packet)
+            return self.run(name, packet)
         if self.others_wait(client) or len(packet) > LARGE_BYTES:
             raise Unclear("two go on at once, or the kernel is full")
         self.say(name, ">>", packet)
@@ -355,9 +356,8 @@ class Writer:
             raise Unclear("its answer may have to wait")
         self.flush(name)
         self.add(name, "< nothing")  # all that came before is counted
-        numbers = {"backlog_bytes": 0}
-        if name not in self.were_filled:
-            numbers = uses_of([client])
+        is_known = name not in self.were_filled
+        numbers = uses_of([client]) if is_known else {"backlog_bytes": 0}
         numbers.pop("delivered", None)
         members = [f"{key}={number}" for key, number in numbers.items()]
         self.add(name, "> CMSG stats")

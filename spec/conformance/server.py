@@ -162,11 +162,11 @@ class ServerProcess(Program):
 
     def busy_seconds(self) -> float:
         """Return how long its processes have used a processor."""
-        ticks = 0
-        for process in self.processes:
-            with contextlib.suppress(OSError):  # it has ended
-                text = Path(f"/proc/{process}/stat").read_text("latin-1")
-                ticks += sum(map(int, text.rpartition(")")[2].split()[11:13]))
+        files = [Path(f"/proc/{one}/stat") for one in self.processes]
+        words = [
+            file.read_text("latin-1").rpartition(")")[2] for file in files
+        ]
+        ticks = sum(sum(map(int, word.split()[11:13])) for word in words)
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def another(self, *left_out: str) -> ServerProcess:

@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Callable
 
-from .conversation import END, WHOAMI, Failure, Unanswered, describe
+from .conversation import END, WHOAMI, Failure, describe
 
 SEND_BUFFER_BYTES = 1 << 19
 READ_BYTES_MAX = 1 << 20
@@ -37,6 +37,7 @@ class Wire:
         credentials: tuple[int, int, int],
     ) -> None:
         self.wire = wire
+        self.name = "a new client"
         self.seconds_max = seconds_max  # how long the server may take
         self.gid, self.uid, self.pid = credentials
         self.make_way: Callable[[], None] = lambda: None  # for a packet
@@ -93,8 +94,8 @@ class Wire:
             try:
                 packet = self._read()
             except Failure:
-                why = f"{WHOAMI[5:].decode()} is not answered in time"
-                raise Unanswered(why) from None
+                question = f"{self.name}'s {WHOAMI[5:].decode()}"
+                raise Failure(f"{question} is not answered in time") from None
             if self._unanswered or packet == END:
                 self._inbox.append(packet)
             if packet == END:
