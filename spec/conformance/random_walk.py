@@ -89,12 +89,13 @@ class Maker:
             kind = draw.choice(["subscribe", "publish"])
         if kind in ("subscribe", "publish"):
             is_pattern = kind == "subscribe"
-            whose = name if is_pattern else draw.choice(self.names)
             text = self.text(is_pattern)
             if is_secret:
+                whose = name if is_pattern else draw.choice(self.names)
                 text = self.secret(whose, text)
             if is_pattern:
-                return "send", name, b"SUB " + text + tail
+                word = draw.choice([b"SUB "] * 9 + [b"UNSUB "])
+                return "send", name, word + text + tail
             return self.message(name, text)
         if kind == "mode":
             return "send", name, b"CMSG " + draw.choice(MODES) + tail
@@ -110,12 +111,8 @@ class Maker:
         if kind == "burst":
             texts = [self.text(False) for _ in range(draw.choice([1, 4, 90]))]
             end = draw.choice(["", "close", "shut"])
-            return (
-                kind,
-                name,
-                [self.message(name, text) for text in texts],
-                end,
-            )
+            messages = [self.message(name, text) for text in texts]
+            return kind, name, messages, end
         if kind == "fill":  # mostly of one that hears something, in some mode
             modes = draw.sample(MODES[:-2], draw.choice([0, 1, 1, 2]))
             modes += [b"blocking/soft/block"] * draw.choice([0, 0, 1])
@@ -125,13 +122,8 @@ class Maker:
 
     def message(self, name: str, key: bytes) -> Operation:
         """Return the operation that publishes."""
-        return (
-            "publish",
-            name,
-            key,
-            self.random.choice(self.sizes),
-            self.tail(),
-        )
+        size = self.random.choice(self.sizes)
+        return "publish", name, key, size, self.tail()
 
     def tail(self) -> bytes:
         """Return what follows a text, behind a NUL byte or not at all."""
