@@ -73,6 +73,9 @@ class Maker:
         self.segments = self.random.sample(SEGMENTS, choice([1, 2, 3]))
         self.wild = self.random.sample(WILD, 3)
         self.sizes = choice([[0], [0, 1, 5, 40], [0, 3, 3000]])
+        # What nobody holds is unsubscribed where that has one end [UNSUB-2]
+        others = [b"UNSUB "] * options.get("strict", 0)
+        self.words = [b"SUB "] * 9 + others
         self.prefix: bytes = options.get("cred-prefix", b"")
 
     def operations(self) -> list[Operation]:
@@ -94,8 +97,7 @@ class Maker:
                 whose = name if is_pattern else draw.choice(self.names)
                 text = self.secret(whose, text)
             if is_pattern:
-                word = draw.choice([b"SUB "] * 9 + [b"UNSUB "])
-                return "send", name, word + text + tail
+                return "send", name, draw.choice(self.words) + text + tail
             return self.message(name, text)
         if kind == "mode":
             return "send", name, b"CMSG " + draw.choice(MODES) + tail
