@@ -23,6 +23,10 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 
+from flood import script
+from lesson_answers import ANSWERS
+from picture import draw
+
 ROOT = Path(__file__).resolve().parents[1]
 RULE = re.compile(r"^\*\*\[(\w+-\d+)\]\*\* (.+?)(?=\n\n|\n*\Z)", re.M | re.S)
 BANNER = re.compile(r"^# =+(?: |\n# )\w.*?(?: |\n# )=+\n", re.M)
@@ -34,14 +38,23 @@ LINKED = re.compile(
     re.S,
 )
 COMMON = {*dir(bytes), *dir(dict), *dir(set), *dir(list), "close", "open"}
+FLOOD = "spec/5-flood-control"
 COMMENT = re.compile(r" *(#|$)")  # or an empty line
+
 
 raw = partial(nodes.raw, "", format="html")  # HTML as part of a page
 CITED: dict[str, tuple[str, str, str]] = {}  # page, anchor, the rule itself
+RULES: dict[str, str] = {}  # as they are written
 for chapter in sorted((ROOT / "spec").glob("[1-9]-*.md")):
     page = f"spec/{chapter.stem}"
-    for rule, sentence in RULE.findall(chapter.read_text("utf-8")):
-        CITED[rule] = page, rule, " ".join(sentence.replace("`", "").split())
+    for rule, written in RULE.findall(chapter.read_text("utf-8")):
+        RULES[rule] = " ".join(written.split())
+        CITED[rule] = page, rule, RULES[rule].replace("`", "")
+
+
+def is_docstring(node: ast.AST) -> bool:
+    """Return whether a statement is a text and nothing else."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 class Listing:
@@ -58,11 +71,12 @@ class Listing:
         cuts.update((first, name) for name, (_, first, _) in tags.items())
         ends = sorted(cuts)
         self.parts = [(cuts[a], a, b - 1) for a, b in zip(ends, ends[1:])]
-        self.places = {  # of names, the first of several
-            name.rpartition(".")[2]: first
-            for first, name in sorted(cuts.items(), reverse=True)
-            if name
-        }
+        self.places = {}  # of names, the first of several
+        for first, name in sorted(cuts.items(), reverse=True):
+            if name:
+                while self.lines[first].lstrip().startswith("@"):
+                    first += 1  # a decorator
+                self.places[name.rpartition(".")[2]] = first
         for one in re.finditer(r"^(\w+) = ", source, re.M):
             self.places[one[1]] = source.count("\n", 0, one.start()) + 1
         self.statements: list[tuple[Any, Any]] = [  # each with what it is in
@@ -71,6 +85,12 @@ class Listing:
             for node in ast.iter_child_nodes(parent)
             if isinstance(node, ast.stmt)
         ]
+        self.prose = {  # lines of docstrings
+            line
+            for node, _ in self.statements
+            if is_docstring(node)
+            for line in range(node.lineno, node.end_lineno + 1)
+        }
 
     def page(self, line: int) -> str:
         """Return the page with the section of a line."""
@@ -111,17 +131,40 @@ class Listing:
         )
         node, parent = self.statements[min(around)[1]]
         first, last = node.lineno, node.end_lineno
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        if is_docstring(node):
             first, last = last + 1, getattr(parent, "end_lineno", 0)
         elif isinstance(parent, ast.If) and parent.body == [node]:
             first = parent.lineno
         elif last - first > 4:  # it is long
             body = getattr(node, "body", None)
             first, last = (first, body[0].lineno - 1) if body else (line, line)
-        lines = range(first, last + 1)
-        return [n for n in lines if not COMMENT.match(self.lines[n])]
+        return [
+            number
+            for number in range(first, last + 1)
+            if number not in self.prose
+            and not COMMENT.match(self.lines[number])
+        ]
 
 
+def counts_by_rule() -> dict[str, dict[str, int]]:
+    """Return of each rule how many examples, tests and so on show it."""
+    counts, columns = {}, [""]
+    text = (ROOT / "spec/traceability.md").read_text("utf-8")
+    for line in filter(re.compile(r"\| \w").match, text.splitlines()):
+        cells = [cell.strip() for cell in line.split("|")]
+        if cells[1] == "Rule":
+            columns = [cell.lower() for cell in cells]
+            continue
+        numbers = (  # `names`, and 3 more
+            cell.count("`") // 2
+            + sum(map(int, re.findall(r"and (\d+)", cell)))
+            for cell in cells
+        )
+        counts[cells[1]] = dict(zip(columns, numbers))
+    return counts
+
+
+COUNTS = counts_by_rule()
 LISTINGS = {stem: Listing(stem) for stem in ("sbus", "sbus_client")}
 
 
@@ -142,57 +185,147 @@ class Source(Directive):
         return found
 
 
+def example(kind: str, title: str, text: str, is_open: bool) -> nodes.Node:
+    """Return an example or a question, which book.js draws and runs."""
+    name, _, head = title.partition(" ")
+    head, _, steps = head.partition(" steps=")
+    said = name.replace("-", " ").capitalize()
+    data = {"kind": kind, "name": name, "steps": steps or -1}
+    if kind == "question":
+        data["answer"] = ANSWERS[name][0][0]
+    facts = "".join(f' data-{k}="{escape(str(v))}"' for k, v in data.items())
+    return raw(
+        f'<details class="example"{facts}{" open" * is_open}>'
+        f"<summary>{said}</summary><p>{head}</p><div id=example-{name} "
+        f'class="drawing"><pre>{escape(text)}</pre></div></details>'
+    )
+
+
 class Example(Directive):
-    """An example or a question, which book.js draws, and the page runs."""
+    """An example or a question."""
 
     required_arguments = 1
     final_argument_whitespace = True
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        name, _, head = self.arguments[0].partition(" ")
-        head, _, steps = head.partition(" steps=")
         is_open = "examples/" not in self.state.document.current_source
-        html = (
-            f'<details class="example" data-kind="{self.name}" data-name='
-            f'"{name}" data-steps="{steps or -1}"{" open" * is_open}>'
-            f"<summary>{name}</summary><p>{head}</p><div id=example-{name} "
-            f'class="drawing"><pre>{escape(chr(10).join(self.content))}'
-            "</pre></div></details>"
-        )
-        return [raw(html)]
+        text = "\n".join(self.content)
+        return [example(self.name, self.arguments[0], text, is_open)]
+
+
+class Picture(Example):
+    """A picture that is written as text."""
+
+    def run(self) -> list[nodes.Node]:
+        return [raw(draw("\n".join(self.content), self.arguments[0]))]
+
+
+class AllRules(Directive):
+    """The rules of all chapters, in the order of their numbers."""
+
+    def run(self) -> list[nodes.Node]:
+        families = [*dict.fromkeys(rule.partition("-")[0] for rule in RULES)]
+        items = nodes.bullet_list(classes=["all-rules"])
+        for family in families:
+            named = [one for one in RULES if one.startswith(f"{family}-")]
+            for rule in sorted(named, key=lambda one: int(one.split("-")[1])):
+                text, origins = parts_of(RULES[rule])
+                said = nodes.paragraph("", f"[{rule}] ")
+                said += [*code_spans(text), *badges(origins)]
+                items += nodes.list_item("", said)
+        return [items]
+
+
+def parts_of(written: str) -> tuple[str, str]:
+    """Return a rule without its origin, and that."""
+    sentence, _, origins = written.rpartition(" (")
+    return sentence, origins[:-1]
+
+
+def code_spans(text: str) -> Iterator[nodes.Node]:
+    """Return a sentence, of which every second part stands in backticks."""
+    for number, part in enumerate(text.split("`")):
+        yield nodes.literal("", part) if number % 2 else nodes.Text(part)
+
+
+def badges(origins: str) -> Iterator[nodes.Node]:
+    """Return where a rule comes from, as badges."""
+    for origin in origins.split(", "):
+        yield nodes.Text(" ")
+        look = ["origin", origin.split()[0]]
+        yield nodes.inline("", origin, classes=look)
 
 
 class Rules(Transform):
-    """Puts below each rule the code that keeps it, and its examples."""
+    """Makes a card of each rule, with the code and examples folded below."""
 
     default_priority = 700
 
     def apply(self) -> None:
         page = self.document.settings.env.docname
         for strong in [*self.document.findall(nodes.strong)]:
-            rule, said = strong.astext()[1:-1], strong.parent
+            rule = strong.astext()[1:-1]
             if rule in CITED and CITED[rule][0] == page:
-                said.update_basic_atts({"ids": [rule], "classes": ["rule"]})
-                place = said.parent.index(said) + 1
-                said.parent[place:place] = [*self.below(rule)]
+                self.make_card(rule, strong)
+        if page.startswith("spec/examples/"):
+            for section in self.document.findall(nodes.section):
+                if sentence := RULES.get(section[0].astext()):
+                    section.insert(
+                        1, nodes.paragraph("", "", *code_spans(sentence))
+                    )
+
+    def make_card(self, rule: str, strong: nodes.Element) -> None:
+        """Put a rule, its origin, and what shows and keeps it on a card."""
+        said = strong.parent
+        end = ""  # all text behind the last piece of code
+        while isinstance(said[-1], nodes.Text):
+            end = said.pop().astext() + end
+        text, origins = parts_of(" ".join(f"x{end}".split()))
+        said += [nodes.Text(text[1:]), *badges(origins)]
+        level = re.findall(r"MUST|SHOULD|MAY", said.astext())[0]
+        card = nodes.container(ids=[rule], classes=["rule", level.lower()])
+        strong.replace_self(raw(f'<a class="id" href="#{rule}">{rule}</a> '))
+        said.replace_self(card)
+        card += [said, *self.below(rule)]
 
     def below(self, rule: str) -> Iterator[nodes.Node]:
-        """Return entries of the index, the code, and a link to examples."""
+        """Return an entry for the search, and one line: examples, code."""
         page, _, sentence = CITED[rule]
-        texts = rule, f"{rule}; {sentence}"  # for the search, and to read
-        entries = [("single", text, rule, "", None) for text in texts]
-        yield addnodes.index(entries=entries)
-        examples = page.replace("spec/", "examples/")
-        text = (ROOT / f"spec/{examples}.md").read_text("utf-8")
-        if f"\n## {rule}\n" in text:
-            link = f'<a href="{examples}.html#{rule.lower()}">Examples</a>'
-            yield raw(f'<p class="more">{link}</p>')
+        yield addnodes.index(entries=[("single", rule, rule, "main", None)])
         stem = "sbus_client" if sentence[:8] == "A client" else "sbus"
-        if code := [*LISTINGS[stem].excerpts(rule)]:
-            head = f"<summary>The code in {stem}.py</summary>"
-            yield from [raw(f'<details class="kept">{head}'), *code]
-            yield raw("</details>")
+        code = [*LISTINGS[stem].excerpts(rule)]
+        counts = COUNTS.get(rule, {})
+        said = [
+            f"{counts[what]} {what if counts[what] > 1 else what[:-1]}"
+            for what in ("examples", "tests")
+            if counts.get(what)
+        ]
+        said[1:1] = ["code"] * bool(code) + ["model"] * bool(
+            counts.get("model")
+        )
+        if not said:
+            return
+        file = page.replace("spec/", "examples/")
+        text = (ROOT / f"spec/{file}.md").read_text("utf-8")
+        first = rf"\n## {rule}\n.*?```(\w+) (\S+) ([^\n]*)\n(.*?)\n```"
+        shown = []
+        if found := re.search(first, text, re.S):
+            kind, name, head, lines = found.groups()
+            shown = [example(kind, f"{name} {head}", lines, page != FLOOD)]
+            if page == FLOOD:  # there each rule has an example beside it
+                yield shown.pop()
+            link = f'<a href="{file}.html#{rule.lower()}">All examples</a>'
+            shown.append(raw(f'<p class="more">{link}</p>'))
+        head = f"<summary>{' · '.join(said)}</summary>"
+        yield raw(f'<details class="kept">{head}')
+        yield from [*shown, *code, raw("</details>")]
+
+
+WITHOUT_SCRIPTS = (
+    "<noscript><p><strong>JavaScript is switched off here</strong>, so"
+    " examples are shown as text, and cannot be run.</p></noscript>"
+)
 
 
 def link(app: Sphinx, page: str, *more: Any) -> None:
@@ -213,19 +346,24 @@ def link(app: Sphinx, page: str, *more: Any) -> None:
         look = f' class="id" title="{escape(tip)}"' * bool(tip)
         return f'<a href="{href}"{look}>{cited[0]}</a>'
 
-    context["body"] = LINKED.sub(linked, context.get("body", ""))
+    body = LINKED.sub(linked, context.get("body", ""))
+    if 'class="example"' in body:
+        body = body.replace("</h1>", f"</h1>{WITHOUT_SCRIPTS}", 1)
+    context["body"] = body
 
 
 def finish(app: Sphinx, _: Exception | None) -> None:
-    """Write what book.js links to."""
+    """Write what the scripts of the pages read."""
     (Path(app.outdir) / "_static/rules.json").write_text(json.dumps(CITED))
+    (Path(app.outdir) / "_static/flood-table.js").write_text(script())
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Be an extension of Sphinx."""
     for kind in app.config.myst_fence_as_directive:
-        app.add_directive(kind, Example)
+        app.add_directive(kind, Picture if kind == "picture" else Example)
     app.add_directive("source", Source)
+    app.add_directive("rules", AllRules)
     app.add_transform(Rules)
     app.connect("html-page-context", link)
     app.connect("build-finished", finish)
