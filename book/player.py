@@ -9,7 +9,9 @@ import json
 import re
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
 from typing import Any
 from unittest import mock
@@ -25,11 +27,75 @@ import sbus
 from conformance import examples
 from conformance.conversation import perform
 from fake_bus import FakeBus, FakeConnection
+from fake_kernel import FakeSelector
 
 Answer = dict[str, Any]  # what a page is told, of all or of a line
 Talks = Sequence[examples.Conversation]  # one for each line
 WHO = re.compile(r"(?:client=|(holder=))(\d+)(?: uid=\d+ pid=\d+)?")
+DISCONNECTED = re.compile(r"disconnect (\w+) \[([A-Z]+-\d+)\] (.*)")
 LOG: list[str] = []  # of the server, since the line began
+PLAY_SECONDS = 10.0  # that an example may take
+PACKETS_MAX, BYTES_MAX = 100_000, 64_000_000  # of an example
+TEXT_MAX = 100_000  # its characters
+RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+TIMES = re.compile(r"\*(\d+)\}")
+SLIPS = {  # lines that are none, and what is said of them
+    r"(?!wait|server)[a-z]\w* .*|[A-Z]\w+ (?:[<>]|close|room).*": (
+        "a client has one capital letter for its name, A to Z"
+    ),
+    r"wait (?!\d{1,9}(?:\.\d+)?$).*": "wait takes a number of seconds",
+    r"[A-Z] room(?! \d{1,9}$).*": "room takes a number of packets, from 0",
+    r"server .*(?<!\S)-[a-z].*": "here a server takes only options that "
+    "begin with two hyphens",
+}
+FORM = "SUB pattern, or MSG key\\0payload"
+STARTS = "SUB ", "UNSUB ", "MSG ", "CMSG "
+
+
+class TooLong(BaseException):
+    """An example takes too long; no code that it runs catches this."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Stop the server in the first round after that many seconds.
+
+    Raises: TooLong
+    """
+    end = time.monotonic() + seconds
+    select = FakeSelector.select
+
+    def look(*which: Any) -> Any:
+        if time.monotonic() > end:
+            raise TooLong
+        return select(*which)
+
+    with mock.patch.object(FakeSelector, "select", look):
+        yield
+
+
+def check_size(lines: Sequence[str]) -> None:
+    """Raise ValueError if the packets of an example are too many or large."""
+    packets = size = 0
+    for line in lines:
+        found = RANGE.search(line)
+        times = max(1, int(found[2]) - int(found[1]) + 1) if found else 1
+        packets += times
+        size += times * (len(line) + sum(map(int, TIMES.findall(line))))
+    text = sum(map(len, lines))
+    if packets > PACKETS_MAX or size > BYTES_MAX or text > TEXT_MAX:
+        raise ValueError(
+            f"That is too much for this page, which plays {PACKETS_MAX:,}"
+            f" packets and {BYTES_MAX // 1_000_000} MB at most"
+        )
+
+
+def check_form(lines: Sequence[str]) -> None:
+    """Raise ValueError if lines are no steps, and say why in plain words."""
+    for number, line in enumerate(lines, 1):
+        for slip, said in SLIPS.items():
+            if re.fullmatch(slip, line):
+                raise ValueError(f"Line {number}, “{line}”: {said}")
 
 
 class WatchedBus(FakeBus):
@@ -64,6 +130,8 @@ class WatchedBus(FakeBus):
                 self.kernel.run()
             made = [WHO.sub(self.named, line) for line in LOG]
             self.led.append({"made": made, "got": examples.escape(got)})
+            if cut := reason_of(made, talk):
+                self.led[-1]["cut"] = cut
             clients = sorted(self.bus.clients, key=lambda one: one.number)
             self.cards = "".join(map(self.card, clients))
             LOG.clear()
@@ -78,18 +146,44 @@ class WatchedBus(FakeBus):
             f"{examples.escape(pattern)} × {count}"
             for pattern, (count, _) in client.patterns.items()
         )
+        modes = [*map("/".join, client.modes.items())]
         holders = (self.names[one.number] for one in client.held_by)
         facts: dict[str, object] = {
             "patterns": ", ".join(patterns),
             "unread": len(client.wire.taken),
             "backlog": len(client.backlog.packets),
             "paused by": ", ".join(holders),
-            "modes": " ".join(map("/".join, client.modes.items())),
+            "modes": " ".join(modes[:2]),
+            "": " ".join(modes[2:]),
             "uid": client.credentials.uid,
             **{k: n for k, n in client.counts.items() if k not in sbus.USES},
         }
         said = "\n".join(f"{k:9} {fact}" for k, fact in facts.items() if fact)
         return f"<pre><b>{self.names[client.number]}</b>\n{escape(said)}</pre>"
+
+
+def reason_of(made: list[str], talk: examples.Conversation) -> Any:
+    """Return the client that was disconnected, and why, in plain words."""
+    found = filter(None, map(DISCONNECTED.search, made))
+    for name, rule, reason in (one.groups() for one in found):
+        step = talk.steps[-1] if talk.steps else None
+        if rule == "PKT-2" and step and step.client == name:
+            reason = slip_of(step.argument.strip('"')) or reason
+        return name, f"{reason} [{rule}]"
+    return None
+
+
+def slip_of(packet: str) -> str:
+    """Return what is wrong with a malformed packet, as it was written."""
+    kind = next((one for one in STARTS if packet.startswith(one)), "")
+    if kind == "MSG ":
+        return "no NUL byte after the key: write MSG key\\0payload"
+    word = packet.partition(" ")[0]
+    if f"{word.upper()} " in STARTS:
+        if word != word.upper():
+            return f"a kind has capital letters: {word.upper()}"
+        return f"no blank after {word}"
+    return "the packet begins with none of SUB, UNSUB, MSG and CMSG"
 
 
 def talks_of(kind: str, line: str) -> list[examples.Conversation]:
@@ -101,19 +195,46 @@ def talks_of(kind: str, line: str) -> list[examples.Conversation]:
 def kept_lines(text: str) -> list[str]:
     """Return the lines of an example but comments; `SUB ` keeps its blank."""
     lines = [one if " >" in one else one.strip() for one in text.splitlines()]
-    return [line for line in lines if line.strip() and line[0] != "#"]
+    kept = [line for line in lines if line.strip() and line[0] != "#"]
+    check_size(kept)
+    return kept
 
 
 def talk(kind: str, text: str, most: int = -1) -> Answer:
     """Play a conversation, or so many lines of it in the playground.
 
+    In the playground a line that fails is left out, and the others go on.
     Raises: ValueError if a line is no step, or an option is wrong.
     """
     lines = kept_lines(text)
+    check_form(lines)
     talks = [talks_of("conversation", line)[0] for line in lines]
     played = len(talks) if most < 0 else min(most, len(talks))
-    said = [""]
+    failures: dict[int, str] = {}  # by the number of the line
+    while True:
+        bus, wrong, said = perform_lines(talks, played)
+        failed = len(bus.led)
+        if kind != "bench" or not wrong or failed >= played:
+            break
+        failures[failed] = wrong
+        talks[failed] = talks[failed]._replace(steps=())
+
+    if kind != "bench" and wrong:
+        bus.led.append({"wrong": wrong})
+    for number, reason in failures.items():
+        bus.led[number]["wrong"] = reason
+    if mark_cut(lines, bus.led):
+        del bus.led[len(lines) :]  # that another client heard the end
+    lines += said[-1:] * (len(bus.led) - len(lines))  # nothing more is heard
+    return {"lines": lines, "led": bus.led, "cards": bus.cards, "of": played}
+
+
+def perform_lines(
+    talks: Talks, played: int
+) -> tuple[WatchedBus, str, list[str]]:
+    """Play lines; return the bus, what went wrong, and what was said."""
     LOG.clear()
+    said = [""]
     try:
         bus = WatchedBus(talks)
         steps: Any = bus.steps(talks[:played])
@@ -122,10 +243,23 @@ def talk(kind: str, text: str, most: int = -1) -> Answer:
         raise ValueError("; ".join(LOG)) from None
     except (ValueError, KeyError) as error:
         wrong = f"{error} is unknown, or of another form"
-    if wrong and (kind != "bench" or len(bus.led) < played):
-        bus.led.append({"wrong": wrong})
-    lines += said[-1:] * (len(bus.led) - len(lines))  # nothing more is heard
-    return {"lines": lines, "led": bus.led, "cards": bus.cards, "of": played}
+    return bus, wrong, said
+
+
+def mark_cut(lines: list[str], led: list[Answer]) -> bool:
+    """Let a line fail that has a client disconnected, if none expects it.
+
+    Return whether there is one.
+    """
+    for number, answer in enumerate(led):
+        if "cut" not in answer:
+            continue
+        name, reason = answer["cut"]
+        if any(line.startswith(f"{name} < end") for line in lines[number:]):
+            continue
+        answer["wrong"] = f"{reason}, so {name} was disconnected"
+        return True
+    return False
 
 
 def rows(kind: str, text: str) -> Answer:
@@ -146,23 +280,57 @@ def check(_: str, text: str, answer: str) -> Answer:
 
     Where a client is asked for, its line is said for each that is named.
     """
-    if "{any}" in answer:
-        raise ValueError("{any} is no answer")
+    lines = kept_lines(text)
+    hole = next(line for line in lines if "____" in line)
     plain = answer.lower().strip(" .`'\"").removeprefix("the ")
-    answer = plain if plain in examples.EXPECTATIONS else answer.strip()
-    lines = []
-    for line in kept_lines(text):
+    answer = plain if plain in examples.EXPECTATIONS else answer.strip(" `")
+    if said := form_of(hole, answer):
+        return {"form": said}
+
+    filled = []
+    for line in lines:
         is_name = line.startswith("____")
         answers = re.findall(r"\b[A-Z]\b", answer) if is_name else [answer]
-        lines += [line.replace("____", one) for one in answers]
-    return talk("conversation", "\n".join(lines))
+        filled += [line.replace("____", one) for one in answers]
+    return talk("conversation", "\n".join(filled))
+
+
+def form_of(hole: str, answer: str) -> str:
+    """Return what is to be said of the form of an answer, if it is wrong."""
+    if not answer:
+        return "Write something first"
+    if "{any}" in answer:
+        return "{any} is no answer"
+    if hole.startswith("____"):
+        if not re.search(r"\b[A-Z]\b", answer):
+            return "Write the letters of clients, in capitals: B C"
+        return ""
+    if hole.endswith(("> ____", "< ____")):
+        if answer in examples.EXPECTATIONS and "<" in hole:
+            return ""
+        if not answer.startswith(STARTS):
+            more = ", or nothing, or end" if "<" in hole else ""
+            return f"Write a whole packet, with its kind{more}: {FORM}"
+        if answer.startswith("MSG ") and "\\0" not in answer:
+            return f"In a message \\0 stands behind the key: {FORM}"
+        return ""
+    kind = next((one for one in STARTS if answer.startswith(one)), "")
+    if kind and f"> {kind}" in hole:
+        return f"The line has its {kind.strip()} already: write what follows"
+    return ""
 
 
 def call(kind: str, text: str, *more: Any) -> str:
     """Do what a page asks for; return the answer as JSON."""
     way = {"question": check, "match": rows, "packet": rows}.get(kind, talk)
     try:
-        with mock.patch.object(sbus, "log", LOG.append):
+        log = mock.patch.object(sbus, "log", LOG.append)
+        with log, time_limit(PLAY_SECONDS):
             return json.dumps(way(kind, text, *more))  # type: ignore[operator]
+    except TooLong:
+        said = f"It took longer than {PLAY_SECONDS:g} seconds, and was stopped"
     except ValueError as error:
-        return json.dumps({"said": f"{error}."})
+        said = str(error)
+    except (Exception, SystemExit) as error:
+        said = f"It cannot be played: {type(error).__name__}"
+    return json.dumps({"said": f"{said}."})

@@ -1,36 +1,104 @@
 // Draws examples, runs them, checks answers. One worker plays for all pages, and outlives each.
 "use strict";
 const root = new URL("..", document.currentScript.src);
-const calls = [];
-let port, rules;
+const isFile = location.protocol === "file:"; // a page that no web server sent
+const START_MS = 60_000; // for Python to start, and for what others play
+const LIMIT_MS = 15_000; // player.py itself stops after ten seconds: this is for what does not ask it
+const waiting = new Map(); // by number: what is to be done with an answer
+let port, rules, workerNumber, progress = "", asked = 0;
+
+function stored(name, value) { // where the browser keeps nothing, nothing is stored
+  try {
+    if (value !== undefined) localStorage.setItem(name, value);
+    return localStorage.getItem(name);
+  } catch { return null; }
+}
 
 function start() {
   const url = new URL("_static/worker.js", root);
-  const options = { type: "module", extendedLifetime: true };
-  port = window.SharedWorker ? new SharedWorker(url, options).port : new Worker(url, options);
-  port.onmessage = ({ data: [number, answer] }) => calls[number](JSON.parse(answer));
-  return fetch(new URL("_static/rules.json", root)).then((file) => file.json());
+  workerNumber = stored("player");
+  const options = { type: "module", extendedLifetime: true, name: `player ${workerNumber}` };
+  const worker = window.SharedWorker ? new SharedWorker(url, options) : new Worker(url, options);
+  port = worker.port ?? worker;
+  port.onmessage = ({ data: [number, answer] }) => {
+    if (number) return waiting.get(number)?.(answer);
+    progress = answer;
+    document.querySelectorAll("output.loading").forEach((output) => (output.textContent = answer || "Playing …"));
+  };
+  port.postMessage([0, "load"]);
+}
+
+// Leaves a worker that does not answer: the next one has another name. The old one ends when its Python does.
+function leave(said) {
+  port.postMessage([0, "end"]);
+  port.terminate?.();
+  port = undefined;
+  stored("player", Number(stored("player") ?? 0) + 1);
+  waiting.forEach((answer) => answer(JSON.stringify({ said })));
+}
+
+function ask(show, ...call) {
+  const number = ++asked;
+  if (!port || (workerNumber !== stored("player") && !waiting.size)) start(); // another page may have left it
+  port.postMessage([number, ...call]);
+  return new Promise((resolve) => {
+    const over = (ms) => setTimeout(() => leave(`It took longer than ${ms / 1000} seconds, and was stopped.`), ms);
+    let limit = over(START_MS);
+    waiting.set(number, (answer) => {
+      clearTimeout(limit);
+      if (answer === undefined) { // it begins
+        show("", "Playing …");
+        limit = over(LIMIT_MS);
+        return;
+      }
+      waiting.delete(number);
+      resolve(JSON.parse(answer));
+    });
+  });
 }
 
 async function play(place, kind, ...call) {
   const output = place.querySelector("output");
   const show = (className, textContent) => Object.assign(output, { className, textContent });
-  if (location.protocol === "file:") return show("bad", "Examples run where the book comes from a web server.");
-  show("", "Python works …");
-  rules ??= await start();
-  const answer = await new Promise((resolve) => port.postMessage([calls.push(resolve) - 1, kind, ...call]));
-  const { lines, led, said } = answer;
+  if (isFile) return show("bad", "Examples run where the book comes from a web server: see the first page.");
+  show("loading", progress || (port ? "Playing …" : "Python starts …"));
+  rules ??= await fetch(new URL("_static/rules.json", root)).then((file) => file.json());
+  const stop = Object.assign(document.createElement("button"), { type: "button", textContent: "Stop", className: "stop" });
+  stop.onclick = () => leave("Stopped.");
+  output.after(stop); // book.css shows it after half a second
+  const answer = await ask(show, kind, ...call);
+  stop.remove();
+  const { lines, led, said, form } = answer;
   outdate(place, !lines);
-  if (!lines) return show("bad", said);
-  const failed = led.findIndex(({ wrong }) => wrong);
-  if (failed >= 0) show("bad", `Line ${failed + 1}, “${lines[failed]}”: ${led[failed].wrong}.`.replaceAll("\\0", "\\x00"));
-  else show("good", kind === "question" ? "Right." : `Right: ${led.length} of ${lines.length} lines went as written.`);
+  if (!lines) {
+    show("bad", said ?? `${form}.`.replaceAll("\\0", "\\x00"));
+    return answer;
+  }
   place.querySelector(".drawing").innerHTML = drawn(kind, lines, led);
-  return { ...answer, isRight: failed < 0 };
+  const failed = kind === "bench" ? led.length - 1 : led.findIndex(({ wrong }) => wrong);
+  const isRight = !led[failed]?.wrong;
+  if (isRight) show("good", RIGHT[kind]?.(led.length, lines.length) ?? `Right: all ${lines.length} lines went as written.`);
+  else {
+    show("bad", "");
+    output.innerHTML = cited(failure(kind, failed, lines, led).replaceAll("\\0", "\\x00"));
+  }
+  return { ...answer, isRight };
+}
+
+const RIGHT = {
+  question: () => "Right.",
+  bench: (played, lines) => (lines ? `${played} of ${lines} lines are played.` : "Nothing is played yet: send a packet."),
+};
+
+// Says what failed; of a question not what came instead, which would be the answer
+function failure(kind, failed, lines, led) {
+  const { wrong } = led[failed], line = `Line ${failed + 1}, “${lines[failed]}”`;
+  if (kind === "question" && !/disconnected$/.test(wrong)) return `Not yet: ${line} does not happen.`;
+  return `${line}: ${wrong}.`;
 }
 
 function outdate(place, is = true) {
-  place.querySelectorAll(".drawing").forEach((one) => one.classList.toggle("outdated", is));
+  place.querySelectorAll(".drawing").forEach((drawing) => drawing.classList.toggle("outdated", is));
 }
 
 // ---- Drawings
@@ -109,51 +177,85 @@ function table(kind, lines, led) {
 
 // ---- Examples and questions
 
-const answered = new Set(JSON.parse(localStorage.getItem("answered")));
+const answered = new Set(JSON.parse(stored("answered")));
 
 function showProgress() {
   const questions = [...document.querySelectorAll("[data-kind=question]")];
   const right = questions.filter(({ dataset }) => answered.has(dataset.name));
-  right.forEach(({ classList }) => classList.add("answered"));
+  questions.forEach(({ classList, dataset }) => classList.toggle("answered", answered.has(dataset.name)));
   const said = `You have answered ${right.length} of the ${questions.length} questions below.`;
-  if (questions.length) progress.textContent = said;
-  localStorage.setItem("answered", JSON.stringify([...answered]));
+  if (questions.length) summary.textContent = said;
+  stored("answered", JSON.stringify([...answered]));
 }
 
-const progress = document.createElement("p");
-document.querySelector("h1")?.after(progress);
+const summary = document.createElement("p");
+document.querySelector("h1")?.after(summary);
 showProgress();
 
+const paragraphs = (notes) => each(notes, (note) => `<p>${escaped(note)}</p>`);
+
 for (const example of document.querySelectorAll(".example")) {
-  const { kind, name, steps } = example.dataset;
   const drawing = example.querySelector(".drawing");
   const text = drawing.textContent;
   const lines = text.split("\n").filter((line) => line.trim());
   const notes = lines.filter((line) => line[0] === "#").map((line) => line.slice(2));
-  const hints = notes.filter((note) => note.startsWith("Hint: "));
-  const paragraph = (note) => `<p>${escaped(note)}</p>`;
-  drawing.innerHTML = drawn(kind, lines.filter((line) => line[0] !== "#"));
-  drawing.insertAdjacentHTML("beforebegin", each(notes.slice(0, notes.length - hints.length), paragraph));
-  if (kind === "client") continue;
+  const plain = notes.filter((note) => !note.startsWith("Hint: "));
+  const picture = drawn(example.dataset.kind, lines.filter((line) => line[0] !== "#"));
+  drawing.innerHTML = picture;
+  drawing.insertAdjacentHTML("beforebegin", paragraphs(plain));
+  if (example.dataset.kind === "client") continue;
   const form = document.createElement("form");
-  form.innerHTML = kind === "question"
-    ? `<label>Your answer <input autocomplete="off" spellcheck="false"></label> <button>Check</button>
-       <output></output><details><summary>A hint</summary>${each(hints, paragraph)}</details>`
-    : `<button aria-label="Run ${name}">Run</button> <button type="button">Edit</button>
-       <a href="#">In the playground</a><output></output>
-       <textarea hidden aria-label="${name} as text" spellcheck="false">${escaped(text)}</textarea>`;
   example.append(form);
-  const field = form.querySelector("input, textarea");
-  const [, edit] = form.querySelectorAll("button");
+  const reset = () => {
+    drawing.innerHTML = picture;
+    outdate(example, false);
+    Object.assign(form.querySelector("output"), { className: "", textContent: "" });
+  };
+  (example.dataset.kind === "question" ? makeQuestion : makeExample)(example, form, text, reset, notes);
+}
+
+function makeQuestion(example, form, text, reset, notes) {
+  const { kind, name, answer: solution } = example.dataset;
+  form.innerHTML = `<label>Your answer <input autocomplete="off" spellcheck="false"></label> <button>Check</button>
+    <button type="button">Reset</button><output></output>
+    <details><summary>A hint</summary>${paragraphs(notes.filter((note) => note.startsWith("Hint: ")))}</details>
+    <details hidden class="answer"><summary>Show the answer</summary><p><code>${marked(solution)}</code></p></details>`;
+  const field = form.querySelector("input"), [hint, answer] = form.querySelectorAll("details");
   form.onsubmit = async (event) => {
     event.preventDefault();
-    const answer = await play(example, kind, ...(edit ? [field.value] : [text, field.value]));
-    if (!edit && answer.isRight) showProgress(answered.add(name));
+    const played = await play(example, kind, text, field.value);
+    if (played?.isRight) return showProgress(answered.add(name));
+    if (!played?.lines) return;
+    if (hint.open) answer.hidden = false; // the second time
+    hint.open = true;
   };
-  if (!edit) continue;
-  const link = form.querySelector("a");
+  form.querySelector("[type=button]").onclick = () => {
+    reset();
+    [field.value, hint.open, answer.hidden, answer.open] = ["", false, true, false];
+    answered.delete(name);
+    showProgress();
+  };
+}
+
+function makeExample(example, form, text, reset) {
+  const { kind, name, steps } = example.dataset;
+  form.innerHTML = `<button aria-label="Run ${name}">Run</button> <button type="button">Edit</button>
+    <button type="button" hidden>Reset</button> <a href="#">In the playground</a><output></output>
+    <textarea hidden aria-label="${name} as text" spellcheck="false">${escaped(text)}</textarea>`;
+  const [, edit, undo] = form.querySelectorAll("button"), field = form.querySelector("textarea");
+  form.onsubmit = (event) => {
+    event.preventDefault();
+    undo.hidden = false;
+    play(example, kind, field.value);
+  };
   field.oninput = () => outdate(example);
-  edit.onclick = () => (field.hidden = !field.hidden);
+  edit.onclick = () => (field.hidden = undo.hidden = !field.hidden);
+  undo.onclick = () => {
+    reset();
+    field.value = text;
+    field.hidden = undo.hidden = true;
+  };
+  const link = form.querySelector("a");
   link.onclick = () => (link.href = `${root}book/bench.html#${new URLSearchParams({ played: steps, text: field.value })}`);
   link.hidden = kind !== "conversation";
 }
@@ -164,12 +266,15 @@ const bench = document.getElementById("bench");
 
 if (bench) {
   const { text } = bench.elements;
-  const go = (lines, played) => (location.hash = new URLSearchParams({ played, text: lines }));
+  const lines = () => text.value.split("\n").filter((line) => line.trim());
+  const go = (value, played) => (location.hash = new URLSearchParams({ played, text: value }));
   let played = 0;
+  bench.hidden = false; // without scripts it is
   bench.onclick = ({ target: { dataset } }) => {
     const line = dataset.line?.replace(/\{(\w+)\}/g, (hole, name) => bench.elements[name]?.value ?? hole);
-    if (line) go(text.value + (text.value && "\n") + line, -1);
+    if (line) go([...lines(), line].join("\n"), -1);
     if (dataset.go) go(text.value, Math.max(0, played + Number(dataset.go)));
+    if (dataset.undo) go(lines().slice(0, -1).join("\n"), -1);
   };
   text.oninput = () => outdate(bench);
   text.onchange = () => go(text.value, -1);
@@ -177,10 +282,14 @@ if (bench) {
     const state = new URLSearchParams(location.hash.slice(1));
     text.value = state.get("text") ?? text.defaultValue;
     const answer = await play(bench, "bench", text.value, Number(state.get("played") ?? -1));
-    if (answer.lines) [bench.querySelector(".cards").innerHTML, played] = [answer.cards, answer.of];
+    if (answer?.lines) [bench.querySelector(".cards").innerHTML, played] = [answer.cards, answer.of];
   };
   window.onhashchange();
 }
 
-window.onbeforeprint = () => document.querySelectorAll("details").forEach((one) => (one.open = true));
-document.querySelectorAll(".table-wrapper").forEach((one) => (one.tabIndex = 0)); // they may scroll
+window.onbeforeprint = () => document.querySelectorAll("details:not(.kept, .answer)").forEach((fold) => (fold.open = true));
+document.querySelectorAll(".table-wrapper, article pre").forEach((pane) => (pane.tabIndex = 0)); // they may scroll
+
+// The first page that plays has Python started before anybody asks, once the browser has nothing else to do
+const whenIdle = window.requestIdleCallback ?? ((call) => setTimeout(call, 1000));
+if (!isFile && !navigator.connection?.saveData && document.querySelector(".example form")) whenIdle(() => port ?? start());

@@ -1,12 +1,51 @@
-// Runs player.py in Pyodide, once for all pages.
+// Runs player.py in Pyodide, once for all pages, and tells them how far it is.
+const LARGE = ["pyodide.asm.wasm", "python_stdlib.zip"]; // nearly all there is to fetch
+const pages = new Set(); // ports, or this worker itself
 const said = (text) => JSON.stringify({ said: text });
-const player = import("../pyodide/pyodide.mjs").then(async ({ loadPyodide }) => {
+const without = "This book was made without Pyodide, so it is for reading. See book/README.md.";
+let progress = "";
+
+function tell(text) {
+  progress = text;
+  pages.forEach((page) => page.postMessage([0, text]));
+}
+
+// Fetches a file into the browser's cache, and says how far it is
+async function fetched(name, done) {
+  const { body } = await fetch(`../pyodide/${name}`);
+  for (const reader = body.getReader(); ;) {
+    const { value } = await reader.read();
+    if (!value) return;
+    done(value.length);
+  }
+}
+
+async function start() {
+  const { loadPyodide } = await import("../pyodide/pyodide.mjs").catch(() => { throw new Error(without); });
+  let bytes = 0;
+  const count = (more) => tell(`Python is loading: ${((bytes += more) / 1e6).toFixed(1)} MB …`);
+  await Promise.all(LARGE.map((name) => fetched(name, count)));
+  tell("Python starts …");
   const python = await loadPyodide();
   const archive = await fetch("player.zip");
   python.unpackArchive(await archive.arrayBuffer(), "zip");
-  return python.pyimport("player");
-}, () => ({ call: () => said("This book was made without Pyodide, so it is for reading. See book/README.md.") }));
+  const player = python.pyimport("player");
+  tell("");
+  return player;
+}
 
-self.onmessage = async ({ data: [number, ...call], target }) =>
-  target.postMessage([number, await player.then((it) => it.call(...call)).catch((error) => said(error.message))]);
+const player = start().catch(({ message }) => ({ call: () => said(message) }));
+
+self.onmessage = async ({ data: [number, ...call], target }) => {
+  if (call[0] === "end") return self.close(); // nobody waits for it any more
+  if (call[0] === "load") {
+    pages.add(target);
+    return target.postMessage([0, progress]);
+  }
+  const { call: play } = await player;
+  target.postMessage([number]); // it begins
+  let answer;
+  try { answer = play(...call); } catch ({ message }) { answer = said(message); }
+  target.postMessage([number, answer]);
+};
 self.onconnect = ({ ports: [port] }) => (port.onmessage = self.onmessage);

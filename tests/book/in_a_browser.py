@@ -17,6 +17,7 @@ from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -39,7 +40,7 @@ KINDS = {  # twelve kinds of pages, and what is done there before a look
     "python": "book/python.html",
     "chapter": "spec/5-flood-control.html",
     "examples": "spec/examples/3-protocol.html",
-    "rules": "genindex.html",
+    "rules": "book/rules.html",
     "matrix": "spec/traceability.html",
     "source": "book/source/sbus-5.html",
     "implementers": "book/implementers.html",
@@ -187,7 +188,7 @@ class TestPages:
         for rule in read_rules().values():
             page = PAGES[f"spec/{rule.file[:-3]}.html"]
             shown = page.partition(f'id="{rule.id}">')[2]
-            shown = shown.partition('<p class="rule"')[0]
+            shown = shown.partition('<div class="rule')[0]
             marked = re.findall(r'<span class="hll">(.*)', shown)
             assert rule.id in ("KEY-2", "KEY-6") or marked, rule.id
             for line in marked:
@@ -236,9 +237,14 @@ class TestPages:
         window.goto(f"{address}spec/2-routing-keys.html")
         text = window.locator("#example-star-in-short").inner_text()
         assert "a*b" in text
-        window.locator("#MATCH-2 ~ .kept summary").first.click()
-        assert window.locator("#MATCH-2 ~ .kept .hll").first.is_visible()
+        window.locator("#MATCH-2 .kept summary").first.click()
+        assert window.locator("#MATCH-2 .kept .hll").first.is_visible()
         assert not window.locator("article button:visible").count() > 1
+        for name in ("spec/2-routing-keys", "book/bench", "book/index"):
+            window.goto(f"{address}{name}.html")
+            said = window.locator("article noscript p")
+            assert said.is_visible() and "JavaScript" in said.inner_text()
+            assert not window.locator("article form button:visible").count()
         window.close()
 
     @pytest.mark.parametrize("kind", KINDS)
@@ -266,7 +272,7 @@ class TestPages:
         elif kind == "playground":
             outcome(page.locator("#bench"))
         elif kind == "chapter":
-            page.locator("#BLOCK-5 ~ .kept summary").first.click()
+            page.locator("#BLOCK-5 .kept summary").first.click()
             page.locator("#BLOCK-5").scroll_into_view_if_needed()
         elif kind == "examples":
             page.locator("[data-name=four-kinds] > summary").click()
@@ -289,6 +295,8 @@ SMALL = """[...document.querySelectorAll("article *")].filter(
       && parseFloat(getComputedStyle(one).fontSize) < 11
 ).map((one) => one.outerHTML.slice(0, 80))"""
 OPEN = "document.querySelectorAll('details').forEach(d => d.open = true)"
+BLOCK_STORAGE = """Object.defineProperty(window, "localStorage", {
+    get() { throw new DOMException("blocked", "SecurityError"); } });"""
 LINK = re.compile(r'<a href="([^"]*)" class="id" title="(.*?)"')
 # Sphinx's captions of contents are headings without a level
 FAULTS = """axe.run({ exclude: [".caption"] })
@@ -347,16 +355,20 @@ class TestPlayer:
         example.get_by_role("button", name="Run").click()
         assert outcome(example) == ("bad", "not a step: 'A hums'.")
         assert example.locator(".drawing.outdated").count() == 1
-        example.locator("textarea").fill("A > HELLO\nA < MSG a\\0x\nA close")
+        example.locator("textarea").fill("A > SUB k\nA > HELLO\nA close")
         example.get_by_role("button", name="Run").click()
         example.locator(".failed").wait_for()
         verdict, said = outcome(example)
-        assert verdict == "bad" and said.startswith("Line 2, “A < MSG a\\x00x")
+        assert verdict == "bad"
+        assert said.startswith("Line 2, “A > HELLO”: the packet begins with")
         assert not example.locator(".outdated").count()
-        assert example.locator(".later").count() == 1
+        assert example.locator(".failed .key").count() == 0
         link = example.get_by_role("link", name="[PKT-2]").first
         assert "malformed packet" in link.get_attribute("title")
         assert link.get_attribute("href").endswith("3-protocol.html#PKT-2")
+        example.get_by_role("button", name="Reset").click()
+        assert not example.locator(".failed, textarea:visible").count()
+        assert run(page, "echo-on")[0] == "good"
 
     def test_lessons_have_questions_hints_and_progress(
         self, page: Any
@@ -380,8 +392,105 @@ class TestPlayer:
             page.reload()
             assert page.get_by_text("You have answered 3 of the 3").count()
 
+    def test_a_wrong_answer_gets_a_hint_first(self, page: Any) -> None:
+        """The answer only when it is asked for, from the second time on."""
+        page.goto("book/lessons/1-keys.html")
+        question = page.locator("[data-name=empty-run]")
+        answer = question.locator(".answer")
+        for attempt in range(2):
+            question.locator("input").fill("MSG a/b/c\\0one")
+            question.get_by_role("button", name="Check").click()
+            question.locator(".failed").wait_for()
+            verdict, said = outcome(question)
+            assert verdict == "bad" and said.startswith("Not yet: ")
+            assert "two" not in said
+            assert question.get_by_text("Hint: A star may").is_visible()
+            assert answer.is_visible() == (attempt == 1)
+        assert not answer.locator("p").is_visible()
+        answer.locator("summary").click()
+        assert "two" in answer.locator("p").text_content()
+        question.get_by_role("button", name="Reset").click()
+        assert (
+            not answer.is_visible() and not question.locator(".failed").count()
+        )
+        question.locator("input").fill("two")
+        question.get_by_role("button", name="Check").click()
+        question.locator("output", has_text="Write a whole packet").wait_for()
+
+    def test_python_is_loaded_before_it_is_asked_for(
+        self, chromium: Any, address: str
+    ) -> None:
+        """When the browser is idle; meanwhile a click says how far it is."""
+        page = chromium.new_page(base_url=address)
+        with page.expect_request("**/worker.js"):
+            page.goto("book/lessons/1-keys.html")
+        page.get_by_role("button", name="Run first-message").click()
+        said = page.locator("[data-name=first-message] output")
+        said.filter(has_text=re.compile("loading: .* MB|starts")).wait_for()
+        assert outcome(page.locator("[data-name=first-message]"))[0] == "good"
+        page.close()
+
+    def test_an_endless_run_harms_nobody(
+        self, chromium: Any, address: str
+    ) -> None:
+        """Not the page that has it, after Stop, nor another one."""
+        context = chromium.new_context(base_url=address)
+        page, other = context.new_page(), context.new_page()
+        endless = "wait 99999999\n" * 90
+        other.goto("book/lessons/1-keys.html")
+        assert run(other, "first-message")[0] == "good"
+        page.goto("book/bench.html#" + urlencode({"text": endless}))
+        page.get_by_role("button", name="Stop").click()
+        assert outcome(page.locator("#bench")) == ("bad", "Stopped.")
+        start = time.monotonic()
+        assert run(other, "first-message")[0] == "good"
+        other.goto("book/lessons/2-hearing.html")
+        assert run(other, "each-once")[0] == "good"
+        page.goto("book/bench.html#text=")
+        page.reload()
+        assert outcome(page.locator("#bench"))[0] == "good"
+        assert time.monotonic() - start < 10
+        context.close()
+
+    def test_nothing_is_stored_where_nothing_may_be(
+        self, chromium: Any, address: str
+    ) -> None:
+        """Examples are drawn and run where the storage is blocked."""
+        page = chromium.new_page(base_url=address)
+        page.add_init_script(BLOCK_STORAGE)
+        page.goto("book/lessons/1-keys.html")
+        assert page.locator(".lanes").count() > 3
+        assert run(page, "first-message")[0] == "good"
+        page.close()
+
 
 class TestPlayground:
+    def do(self, page: Any, *names: str) -> None:
+        """Press buttons, and wait after each for what it leads to."""
+        for name in names:
+            page.evaluate("bench.querySelector('output').className = ''")
+            page.get_by_role("button", name=name).click()
+            outcome(page.locator("#bench"))
+
+    def test_a_line_that_fails_stops_nothing(self, page: Any) -> None:
+        """It can be undone, and what follows is played."""
+        page.goto("book/bench.html#text=")
+        outcome(page.locator("#bench"))
+        self.do(page, "Read one")
+        assert outcome(page.locator("#bench"))[0] == "bad"
+        self.do(page, "Send")
+        assert outcome(page.locator("#bench"))[0] == "good"
+        assert page.locator(".failed").count() == 1
+        assert not page.locator(".later").count()
+        self.do(page, "Undo", "Undo")
+        assert self.lines(page) == []
+        page.locator("[name=packet]").fill("MSG a/b hello")
+        self.do(page, "Send")
+        verdict, said = outcome(page.locator("#bench"))
+        assert verdict == "bad" and "no NUL byte after the key" in said
+        self.do(page, "Step back")
+        assert page.locator(".later").count() == 1
+
     def lines(self, page: Any) -> list[str]:
         """Return the conversation, once it has been played."""
         outcome(page.locator("#bench"))
@@ -415,7 +524,7 @@ class TestPlayground:
     def test_the_address_is_the_state(self, page: Any, chromium: Any) -> None:
         """Somebody else who opens it sees the same."""
         page.goto("book/bench.html#text=")
-        for name in ("Connect as", "Leave room", "Wait", "Read one"):
+        for name in ("Connect as", "Give it room", "Wait", "Read one"):
             outcome(page.locator("#bench"))
             page.get_by_role("button", name=name).click()
         page.wait_for_function("bench.elements.text.value.includes('any')")
@@ -432,7 +541,7 @@ class TestPlayground:
         page.locator("[data-name=counted] a", has_text="playground").click()
         page.wait_for_selector("text=/patterns +k × 2/")
         assert page.locator(".later").count() == 3
-        page.get_by_role("button", name="Step on").click()
+        page.get_by_role("button", name="Step forward").click()
         page.wait_for_selector("text=/patterns +k × 1/")
         page.get_by_role("button", name="Step back").click()
         page.wait_for_selector("text=/patterns +k × 2/")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import player
 from lesson_answers import ANSWERS
 from player import call
 from processes import ROOT
@@ -29,7 +30,7 @@ def wrong(kind: str, text: str, *more: Any) -> str:
     for line, led in zip(answer.get("lines", ()), answer.get("led", ())):
         if led.get("wrong"):
             return f"{line}: {led['wrong']}"
-    return str(answer.get("said", ""))
+    return str(answer.get("said") or answer.get("form", ""))
 
 
 @pytest.mark.parametrize(("kind", "name", "text"), BLOCKS)
@@ -64,7 +65,12 @@ def test_lessons_play_as_they_say(kind: str, name: str, text: str) -> None:
         ("bench", "A hums", "not a step: 'A hums'."),
         ("bench", "server --bus", "unrecognized arguments: --bus"),
         ("bench", "A > SUB {B.pid}", "A > SUB {B.pid}: 'B' is unknown"),
-        ("bench", "wait x", "wait x: could not convert"),
+        ("bench", "wait x", "Line 1, “wait x”: wait takes a number"),
+        ("bench", "wait inf", "Line 1, “wait inf”: wait takes a number"),
+        ("bench", "A room -1", "Line 1, “A room -1”: room takes a number"),
+        ("bench", "server -d", "Line 1, “server -d”: here a server takes"),
+        ("bench", "a > SUB k", "Line 1, “a > SUB k”: a client has one"),
+        ("bench", "Alice > SUB k", "Line 1, “Alice > SUB k”: a client has"),
     ],
 )
 def test_what_differs_is_said(kind: str, text: str, said: str) -> None:
@@ -80,6 +86,76 @@ def test_lines_have_what_they_led_to() -> None:
     made = " ".join(led[1]["made"])
     assert "disconnect B [PKT-2] malformed packet" in made
     assert led[3]["got"] == "MSG a\\0x"
+
+
+@pytest.mark.parametrize("kind", ["bench", "conversation"])
+@pytest.mark.parametrize(
+    ("packet", "reason"),
+    [
+        ("MSG a/b hello", "no NUL byte after the key"),
+        ("sub a", "a kind has capital letters: SUB"),
+        ("SUB", "no blank after SUB"),
+        ("HELLO", "the packet begins with none of SUB"),
+        ("MSG a/!\\0", "reserved '!' in"),
+        ("SUB !/cred/1/2/3/", "not its own"),
+    ],
+)
+def test_a_client_that_is_disconnected_is_not_right(
+    kind: str, packet: str, reason: str
+) -> None:
+    """Its own line fails, with the reason first, unless the end is there."""
+    text = f"A > {packet}"
+    line, _, said = wrong(kind, f"B > SUB k\n{text}").partition(": ")
+    assert line == text and said.startswith(reason)
+    assert said.endswith("so A was disconnected")
+    assert not wrong(kind, f"{text}\nA < end")
+
+
+ATTACKS = {  # what has been tried to make the page stand still
+    "packets": "A > MSG {1..3000000}\\0x",
+    "packets in many lines": "A > MSG {1..50000}\\0x\n" * 40,
+    "a large packet": "A > MSG k\\0{x*900000000}",
+    "many large packets": "A > MSG k\\0{x*400000}\n" * 200,
+    "much text": "A > SUB k\n" * 300_000,
+    "a long line": "A > SUB " + "a/" * 1_000_000,
+    "numbers": "wait 9" + "9" * 400,
+    "infinity": "wait inf",
+    "time": "wait 999999999",
+    "time in many lines": "wait 900000\n" * 2_000,
+    "failing lines": "A < {any}\n" * 9_000,
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_run_ends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a limit, with a line that says so."""
+    monkeypatch.setattr(player, "PLAY_SECONDS", 0.2)
+    answer = play("bench", ATTACKS[name])
+    assert re.search("too much|too long|longer than|takes a", answer["said"])
+
+
+def test_the_playground_goes_on_after_a_line_that_fails() -> None:
+    """A read that found nothing is marked; what follows is played."""
+    text = "A > SUB k\nA < {any}\nB > MSG k\\0x\nA < {any}"
+    led = play("bench", text)["led"]
+    assert [bool(one.get("wrong")) for one in led] == [0, 1, 0, 0]
+    assert led[3]["got"] == "MSG k\\0x"
+
+
+@pytest.mark.parametrize(
+    ("hole", "answer", "said"),
+    [
+        ("A < ____", "two", "Write a whole packet"),
+        ("A < ____", "MSG k", "In a message \\0 stands"),
+        ("A > ____", "order/stack", "Write a whole packet"),
+        ("A > SUB ____", "SUB k", "The line has its SUB already"),
+        ("____ < MSG k\\0x", "b c", "Write the letters of clients"),
+        ("____ < MSG k\\0x", "", "Write something first"),
+    ],
+)
+def test_a_slip_of_form_is_told(hole: str, answer: str, said: str) -> None:
+    """It is not played, so nothing gives the answer away."""
+    assert play("question", hole, answer)["form"].startswith(said)
 
 
 def test_a_blank_at_the_end_is_sent() -> None:
