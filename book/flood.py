@@ -105,7 +105,7 @@ class Flood:
             self.reader.read(1)
         else:
             self.kernel.wait(1)
-        return Led(self.state(), "; ".join(dict.fromkeys(self.told)))
+        return Led(self.state(), "; ".join(sorted({*self.told})))
 
 
 def explore(soft: str, hard: str, uid: int) -> Walked:
@@ -165,7 +165,8 @@ def merged(walked: Walked) -> list[list[Any]]:
             for state, steps in walked.items()
             for leads in [steps.values()]
         }
-        numbers = {look: n for n, look in enumerate({**invert(looks)})}
+        order = dict.fromkeys(looks.values())
+        numbers = {look: number for number, look in enumerate(order)}
         kinds = {state: numbers[look] for state, look in looks.items()}
 
     rows: dict[int, list[Any]] = {}
@@ -175,11 +176,6 @@ def merged(walked: Walked) -> list[list[Any]]:
         seen = [int(value) for value in state[:4]]
         rows[kinds[state]] = [] if state.is_gone else [*seen, *row]
     return [rows[number] for number in sorted(rows)]
-
-
-def invert(looks: dict[State, Any]) -> dict[Any, State]:
-    """Return a state of each look, in the order in which they came."""
-    return {look: state for state, look in reversed([*looks.items()])}
 
 
 def table() -> dict[str, Any]:

@@ -1,0 +1,105 @@
+"""Tests of the pictures of the chapters, which are plain text."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from itertools import product
+from typing import Any
+
+import pytest
+
+import sbus
+from fake_kernel import FakeKernel
+from packets import publish
+from picture import COLUMNS_MAX, draw
+from processes import ROOT
+
+CHAPTERS = sorted((ROOT / "spec").glob("[1-9]-*.md"))
+FENCE = re.compile(r"^```picture ([^\n]*)\n(.*?)^```$", re.M | re.S)
+PICTURES = [
+    (chapter.stem, title, text)
+    for chapter in CHAPTERS
+    for title, text in FENCE.findall(chapter.read_text("utf-8"))
+]
+
+
+def test_each_chapter_has_a_picture() -> None:
+    assert {name for name, *_ in PICTURES} == {one.stem for one in CHAPTERS}
+
+
+@pytest.mark.parametrize(("chapter", "title", "text"), PICTURES)
+def test_a_picture_is_whole(chapter: str, title: str, text: str) -> None:
+    """Each word and box of the text is in the SVG, and no line is a word."""
+    svg = draw(text, title)
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", unescape(svg))
+    assert not [word for word in words if re.search(r"--|->|<-|[|]", word)]
+    assert not {"-", "v", "^", "+"} & {*words}
+    plain = re.sub(r"[^A-Za-z0-9]+", "", re.sub(r"\b[v]\b", "", text))
+    drawn = re.sub(r"[^A-Za-z0-9]+", "", " ".join(words))
+    assert sorted(plain) == sorted(drawn)
+
+
+def test_boxes_are_counted() -> None:
+    """Beside, below and within each other."""
+    text = "+--+ +--+\n|  | |  |\n+--+ +--+\n\n+------+\n|      |\n"
+    text += "| +--+ |\n| |  | |\n| +--+ |\n+------+"
+    assert draw(text, "boxes").count('class="box"') == 4
+
+
+def test_what_is_too_wide_for_a_telephone_is_refused() -> None:
+    with pytest.raises(ValueError, match="47 columns are too many"):
+        draw("x" * (COLUMNS_MAX + 1), "wide")
+
+
+FLOW = next(text for _, title, text in PICTURES if "becomes of" in title)
+LIMIT = 4 * sbus.cost(publish(b"k"))
+PUBLISHERS = {"own": 1000, "other": 1001}  # the receiver's user is 1000
+
+
+def shown(soft: str, hard: str, is_full: bool, whose: str) -> tuple[str, str]:
+    """Return what the picture of chapter 5 says: an action, and its rule."""
+    boxes = [box for box in FLOW.split("+-----------------+\n") if "->" in box]
+    for title, mode in ("soft mode", soft), ("below", soft), ("above", hard):
+        box = next(box for box in boxes if f"| {title}" in box)
+        if title == "below" and is_full:
+            continue
+        for condition in mode, f"{whose} user":
+            row = rf"\| +{condition} -*\+-> \((\w+)\) \[([A-Z]+-\d+)\]"
+            if found := re.search(row, box):
+                return found[1], found[2]
+    raise AssertionError("the picture has no way out")
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "is_full", "whose"),
+    [
+        *product(
+            ("queue", "discard", "block", "error"),
+            ("discard", "block", "error"),
+            (False, True),
+            PUBLISHERS,
+        )
+    ],
+)
+def test_the_flow_of_chapter_5_is_what_the_server_decides(
+    soft: str, hard: str, is_full: bool, whose: str
+) -> None:
+    """For all modes, below and above the limit, of one user and of two."""
+    kernel = FakeKernel(max_backlog=LIMIT)
+    receiver = kernel.connect()
+    publisher = kernel.connect(PUBLISHERS[whose])
+    receiver.send(b"SUB k")
+    receiver.wire.room = 0
+    publisher.send(*[publish(b"k")] * (4 if is_full else 1))
+    for mode in ("soft/" + soft, "hard/" + hard):
+        receiver.send(b"CMSG blocking/" + mode.encode())
+
+    expected: Any
+    try:
+        expected = sbus.decide(
+            receiver.client, publisher.client, publish(b"k")
+        )
+    except sbus.ProtocolError as error:
+        expected = "disconnect", error.rule
+    assert shown(soft, hard, is_full, whose) == expected
