@@ -23,6 +23,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 
+from conformance.examples import read_blocks, read_cases
 from flood import script
 from lesson_answers import ANSWERS
 from picture import draw
@@ -221,6 +222,17 @@ class Picture(Example):
         return [raw(draw("\n".join(self.content), self.arguments[0]))]
 
 
+class FoundBy(Directive):
+    """Words that, typed into the search, find this page first."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        words = ", ".join(self.content).split(", ")
+        entries = [("single", word, "", "main", None) for word in words]
+        return [addnodes.index(entries=entries)]
+
+
 class AllRules(Directive):
     """The rules of all chapters, in the order of their numbers."""
 
@@ -352,6 +364,22 @@ def link(app: Sphinx, page: str, *more: Any) -> None:
     context["body"] = body
 
 
+def figures() -> dict[str, str]:
+    """Return what the pages say of the size of the project."""
+    files = [ROOT / "test_sbus.py", *(ROOT / "tests").rglob("test_*.py")]
+    tests = "".join(path.read_text("utf-8") for path in files)
+    mistakes = (ROOT / "tests/kit/broken_servers.txt").read_text("utf-8")
+    counts = {
+        "rules": len(RULES),
+        "blocks": len([*read_blocks()]),
+        "cases": len(read_cases()),
+        "mistakes": len(re.findall(r"^[a-z0-9-]+: ", mistakes, re.M)),
+        "tests": len(re.findall(r"^ *(?:async )?def test_", tests, re.M)),
+        "lines": len(LISTINGS["sbus"].lines) - 2,
+    }
+    return {name: f"{count:,}" for name, count in counts.items()}
+
+
 def finish(app: Sphinx, _: Exception | None) -> None:
     """Write what the scripts of the pages read."""
     (Path(app.outdir) / "_static/rules.json").write_text(json.dumps(CITED))
@@ -364,6 +392,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         app.add_directive(kind, Picture if kind == "picture" else Example)
     app.add_directive("source", Source)
     app.add_directive("rules", AllRules)
+    app.add_directive("found-by", FoundBy)
     app.add_transform(Rules)
     app.connect("html-page-context", link)
     app.connect("build-finished", finish)

@@ -568,8 +568,76 @@ class TestWithout:
             window.close()
 
 
-def test_rules_can_be_searched() -> None:
-    """By their ids, without a network."""
-    index = (SITE / "searchindex.js").read_text("utf-8")
-    entries = json.loads(index[index.index("{") : -1])["indexentries"]
-    assert {rule.lower() for rule in read_rules()} <= {*entries}
+SEARCHES = {  # what is typed, and the page that answers it
+    "BLOCK-13": "spec/5-flood-control.html#BLOCK-13",
+    "match-6": "spec/2-routing-keys.html#MATCH-6",
+    "wildcard": "book/lessons/1-keys.html",
+    "permission denied": "book/questions.html",
+    "retain": "book/questions.html",
+    "lose messages": "book/questions.html",
+    "MSG": "book/packets/msg.html",
+}
+
+
+class TestSearch:
+    @pytest.mark.parametrize("words", SEARCHES)
+    def test_the_first_result_answers(self, page: Any, words: str) -> None:
+        """Without a network."""
+        page.goto("search.html?" + urlencode({"q": words}))
+        page.wait_for_selector(".search-summary")
+        first = page.locator("ul.search li a").first.get_attribute("href")
+        wanted, _, anchor = SEARCHES[words].partition("#")
+        assert first.partition("#")[0].partition("?")[0] == wanted
+        assert first.endswith(anchor)
+
+    def test_all_rules_are_found(self) -> None:
+        """By their ids."""
+        index = (SITE / "searchindex.js").read_text("utf-8")
+        entries = json.loads(index[index.index("{") : -1])["indexentries"]
+        assert {rule.lower() for rule in read_rules()} <= {*entries}
+
+    def test_titles_are_unique(self) -> None:
+        """So that tabs and results can be told apart."""
+        titles = [
+            re.search("<title>(.*)</title>", text)[1]  # type: ignore[index]
+            for name, text in PAGES.items()
+            if name not in ("index.html", "book/report.html")
+        ]
+        assert sorted({*titles}) == sorted(titles)
+
+
+class TestRules:
+    """As they are printed, beside what is written in spec/."""
+
+    def test_each_rule_is_printed_as_it_is_written(self, page: Any) -> None:
+        """Keys, patterns and bytes are code; nothing else is changed."""
+        for chapter in sorted((ROOT / "spec").glob("[1-9]-*.md")):
+            page.goto(f"spec/{chapter.stem}.html")
+            printed = page.evaluate(PRINTED)
+            for rule, written in RULE.findall(chapter.read_text("utf-8")):
+                assert printed[rule] == " ".join(written.split())
+
+    def test_all_rules_are_in_the_order_of_their_numbers(self) -> None:
+        """On their own page, whose title says so."""
+        page = PAGES["book/rules.html"]
+        assert "<title>All rules" in page
+        found = re.findall(r"<li><p><a[^>]*>\[(\w+)-(\d+)\]", page)
+        families: dict[str, list[int]] = {}
+        for family, number in found:
+            families.setdefault(family, []).append(int(number))
+        assert len(found) == len(read_rules())
+        assert all(numbers == sorted(numbers) for numbers in families.values())
+
+
+RULE = re.compile(r"^\*\*\[(\w+-\d+)\]\*\* (.+?)(?=\n\n|\n*\Z)", re.M | re.S)
+PRINTED = """Object.fromEntries(
+    [...document.querySelectorAll("div.rule")].map((card) => {
+        const said = card.querySelector("p").cloneNode(true);
+        const all = (look) => [...said.querySelectorAll(look)];
+        const origins = all(".origin").map((one) => one.textContent);
+        const spans = all("code");
+        spans.forEach((one) => (one.textContent = `\\`${one.textContent}\\``));
+        all(".origin, p > .id").forEach((one) => one.remove());
+        const text = said.textContent.replace(/\\s+/g, " ").trim();
+        return [card.id, `${text} (${origins.join(", ")})`];
+    }))"""

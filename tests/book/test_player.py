@@ -13,8 +13,12 @@ from lesson_answers import ANSWERS
 from player import call
 from processes import ROOT
 
-LESSONS = sorted((ROOT / "book/lessons").glob("*.md"))
-TEXTS = "".join(path.read_text("utf-8") for path in LESSONS)
+PAGES = [
+    path
+    for folder in ("lessons", "packets")
+    for path in sorted((ROOT / "book" / folder).glob("*.md"))
+]
+TEXTS = "".join(path.read_text("utf-8") for path in PAGES)
 BLOCKS = re.findall(r"^```(\w+) (\S+)[^\n]*\n(.*?)^```", TEXTS, re.M | re.S)
 
 
@@ -34,7 +38,7 @@ def wrong(kind: str, text: str, *more: Any) -> str:
 
 
 @pytest.mark.parametrize(("kind", "name", "text"), BLOCKS)
-def test_lessons_play_as_they_say(kind: str, name: str, text: str) -> None:
+def test_pages_play_as_they_say(kind: str, name: str, text: str) -> None:
     """Examples go as written, and right answers alone are accepted."""
     if kind != "question":
         assert not wrong(kind, text)
