@@ -40,6 +40,7 @@ LINKED = re.compile(
 )
 COMMON = {*dir(bytes), *dir(dict), *dir(set), *dir(list), "close", "open"}
 FLOOD = "spec/5-flood-control"
+NAMED = re.compile(r"<code[^>]*><span[^>]*>([\w.]+)</span></code>")
 COMMENT = re.compile(r" *(#|$)")  # or an empty line
 
 
@@ -72,6 +73,7 @@ class Listing:
         cuts.update((first, name) for name, (_, first, _) in tags.items())
         ends = sorted(cuts)
         self.parts = [(cuts[a], a, b - 1) for a, b in zip(ends, ends[1:])]
+        self.starts = {name: first for name, first, _ in self.parts if name}
         self.places = {}  # of names, the first of several
         for first, name in sorted(cuts.items(), reverse=True):
             if name:
@@ -242,9 +244,8 @@ class AllRules(Directive):
         for family in families:
             named = [one for one in RULES if one.startswith(f"{family}-")]
             for rule in sorted(named, key=lambda one: int(one.split("-")[1])):
-                text, origins = parts_of(RULES[rule])
-                said = nodes.paragraph("", f"[{rule}] ")
-                said += [*code_spans(text), *badges(origins)]
+                said = printed(RULES[rule])
+                said.insert(0, nodes.Text(f"[{rule}] "))
                 items += nodes.list_item("", said)
         return [items]
 
@@ -253,6 +254,13 @@ def parts_of(written: str) -> tuple[str, str]:
     """Return a rule without its origin, and that."""
     sentence, _, origins = written.rpartition(" (")
     return sentence, origins[:-1]
+
+
+def printed(written: str) -> nodes.paragraph:
+    """Return a rule as it is printed, with its origins as badges."""
+    sentence, origins = parts_of(written)
+    said = [*code_spans(sentence), *badges(origins)]
+    return nodes.paragraph("", "", *said)
 
 
 def code_spans(text: str) -> Iterator[nodes.Node]:
@@ -282,10 +290,8 @@ class Rules(Transform):
                 self.make_card(rule, strong)
         if page.startswith("spec/examples/"):
             for section in self.document.findall(nodes.section):
-                if sentence := RULES.get(section[0].astext()):
-                    section.insert(
-                        1, nodes.paragraph("", "", *code_spans(sentence))
-                    )
+                if written := RULES.get(section[0].astext()):
+                    section.insert(1, printed(written))
 
     def make_card(self, rule: str, strong: nodes.Element) -> None:
         """Put a rule, its origin, and what shows and keeps it on a card."""
@@ -358,7 +364,15 @@ def link(app: Sphinx, page: str, *more: Any) -> None:
         look = f' class="id" title="{escape(tip)}"' * bool(tip)
         return f'<a href="{href}"{look}>{cited[0]}</a>'
 
+    def toured(name: re.Match[str]) -> str:
+        if not (line := LISTINGS["sbus"].starts.get(name[1], 0)):
+            return name[0]
+        href = app.builder.get_relative_uri(page, own.page(line))
+        return f'<a href="{href}#{name[1]}">{name[0]}</a>'
+
     body = LINKED.sub(linked, context.get("body", ""))
+    if page == "book/source":
+        body = NAMED.sub(toured, body)
     if 'class="example"' in body:
         body = body.replace("</h1>", f"</h1>{WITHOUT_SCRIPTS}", 1)
     context["body"] = body

@@ -199,7 +199,7 @@ for (const example of document.querySelectorAll(".example")) {
   const text = drawing.textContent;
   const lines = text.split("\n").filter((line) => line.trim());
   const notes = lines.filter((line) => line[0] === "#").map((line) => line.slice(2));
-  const plain = notes.filter((note) => !note.startsWith("Hint: "));
+  const plain = notes.filter((note) => !/^(Hint: |pattern +key)/.test(note)); // a table has its own header
   const picture = drawn(example.dataset.kind, lines.filter((line) => line[0] !== "#"));
   drawing.innerHTML = picture;
   drawing.insertAdjacentHTML("beforebegin", paragraphs(plain));
