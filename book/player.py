@@ -45,8 +45,8 @@ SLIPS = {  # lines that are none, and what is said of them
     ),
     r"wait (?!\d{1,9}(?:\.\d+)?$).*": "wait takes a number of seconds",
     r"[A-Z] room(?! \d{1,9}$).*": "room takes a number of packets, from 0",
-    r"server .*(?<!\S)-[a-z].*": "here a server takes only options that "
-    "begin with two hyphens",
+    r"server .*(?<!\S)-[acdfhpr]\b.*": "a server in a page is not a process: "
+    "leave that option out",
 }
 FORM = "SUB pattern, or MSG key\\0payload"
 STARTS = "SUB ", "UNSUB ", "MSG ", "CMSG "
@@ -255,7 +255,10 @@ def mark_cut(lines: list[str], led: list[Answer]) -> bool:
         if "cut" not in answer:
             continue
         name, reason = answer["cut"]
-        if any(line.startswith(f"{name} < end") for line in lines[number:]):
+        expected = f"{name} < end", f"{name} < no packet"
+        if lines[number + 1 : number + 2] == [f"{name} close"]:
+            continue  # it does not matter who closes
+        if any(line.startswith(expected) for line in lines[number:]):
             continue
         answer["wrong"] = f"{reason}, so {name} was disconnected"
         return True

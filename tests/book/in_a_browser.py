@@ -355,7 +355,7 @@ class TestPlayer:
         example.get_by_role("button", name="Run").click()
         assert outcome(example) == ("bad", "not a step: 'A hums'.")
         assert example.locator(".drawing.outdated").count() == 1
-        example.locator("textarea").fill("A > SUB k\nA > HELLO\nA close")
+        example.locator("textarea").fill("A > SUB k\nA > HELLO")
         example.get_by_role("button", name="Run").click()
         example.locator(".failed").wait_for()
         verdict, said = outcome(example)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import player
+from conformance.examples import PARSERS, read_blocks
 from lesson_answers import ANSWERS
 from player import call
 from processes import ROOT
@@ -72,7 +73,7 @@ def test_pages_play_as_they_say(kind: str, name: str, text: str) -> None:
         ("bench", "wait x", "Line 1, “wait x”: wait takes a number"),
         ("bench", "wait inf", "Line 1, “wait inf”: wait takes a number"),
         ("bench", "A room -1", "Line 1, “A room -1”: room takes a number"),
-        ("bench", "server -d", "Line 1, “server -d”: here a server takes"),
+        ("bench", "server -d", "Line 1, “server -d”: a server in a page"),
         ("bench", "a > SUB k", "Line 1, “a > SUB k”: a client has one"),
         ("bench", "Alice > SUB k", "Line 1, “Alice > SUB k”: a client has"),
     ],
@@ -80,6 +81,17 @@ def test_pages_play_as_they_say(kind: str, name: str, text: str) -> None:
 def test_what_differs_is_said(kind: str, text: str, said: str) -> None:
     """A wrong line is named, with what came instead."""
     assert wrong(kind, text).startswith(said)
+
+
+def test_all_examples_play_as_they_say() -> None:
+    """Those of the specification, with all that they disconnect."""
+    failed = [
+        (block.name, said)
+        for block in read_blocks()
+        if block.kind in PARSERS
+        and (said := wrong(block.kind, "\n".join(block.lines)))
+    ]
+    assert not failed
 
 
 def test_lines_have_what_they_led_to() -> None:
