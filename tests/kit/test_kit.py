@@ -88,7 +88,7 @@ class TestKit:
         report = json.loads(done.output)
         assert done.status == 0 and not done.errors, done
         assert [*report["rules"]] == [*RULES]
-        assert report["rules"]["CRED-11"] == "passed"
+        assert report["rules"]["CRED-4"] == "passed"
         assert report["rules"]["LIMIT-4"] == "not asked for"
         assert report["rules"]["PUB-2"] == "not run"
         assert report["rules"]["KEY-2"] == "no example"
