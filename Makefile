@@ -193,7 +193,7 @@ build/sbus_spark.zip: sbus.py sbus_client.py pipeline/sbus_spark/*.[ps]*
 	@mkdir -p build
 	$(PYTHON) -m zipfile -c $@ sbus.py sbus_client.py pipeline/sbus_spark/
 
-# Of what is installed, little is used; Python compiles that
+# Most of what pip installs is never imported, so it is not compiled
 PIP = .venv/bin/python -m pip install -q --disable-pip-version-check \
  --no-compile
 .venv/ready: pyproject.toml

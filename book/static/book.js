@@ -287,7 +287,7 @@ if (bench) {
   window.onhashchange();
 }
 
-window.onbeforeprint = () => document.querySelectorAll("details:not(.kept, .answer)").forEach((fold) => (fold.open = true));
+window.onbeforeprint = () => document.querySelectorAll("details:not(.rule details, .answer)").forEach((fold) => (fold.open = true));
 document.querySelectorAll(".table-wrapper, article pre").forEach((pane) => (pane.tabIndex = 0)); // they may scroll
 
 // The first page that plays has Python started before anybody asks, once the browser has nothing else to do
