@@ -71,12 +71,13 @@ async function play(place, kind, ...call) {
   const { lines, led, said, form } = answer;
   outdate(place, !lines);
   if (!lines) {
-    show("bad", said ?? `${form}.`.replaceAll("\\0", "\\x00"));
+    show("bad", said ?? `${form}.`);
     return answer;
   }
-  place.querySelector(".drawing").innerHTML = drawn(kind, lines, led);
   const failed = kind === "bench" ? led.length - 1 : led.findIndex(({ wrong }) => wrong);
   const isRight = !led[failed]?.wrong;
+  const shown = kind === "question" && !isRight ? led.map(({ wrong }) => ({ wrong: hidden(wrong) })) : led;
+  place.querySelector(".drawing").innerHTML = drawn(kind, lines, shown);
   if (isRight) show("good", RIGHT[kind]?.(led.length, lines.length) ?? `Right: all ${lines.length} lines went as written.`);
   else {
     show("bad", "");
@@ -90,11 +91,13 @@ const RIGHT = {
   bench: (played, lines) => (lines ? `${played} of ${lines} lines are played.` : "Nothing is played yet: send a packet."),
 };
 
-// Says what failed; of a question not what came instead, which would be the answer
+// Of a wrong answer, not what came instead: that would be the right one
+const hidden = (wrong) => (!wrong || /disconnected$/.test(wrong) ? wrong : "this does not happen");
+
 function failure(kind, failed, lines, led) {
-  const { wrong } = led[failed], line = `Line ${failed + 1}, “${lines[failed]}”`;
-  if (kind === "question" && !/disconnected$/.test(wrong)) return `Not yet: ${line} does not happen.`;
-  return `${line}: ${wrong}.`;
+  const { wrong } = led[failed];
+  const said = `Line ${failed + 1}, “${lines[failed]}”: ${kind === "question" ? hidden(wrong) : wrong}.`;
+  return kind === "question" ? `Not yet. ${said}` : said;
 }
 
 function outdate(place, is = true) {

@@ -25,8 +25,9 @@ async function start() {
   let bytes = 0;
   const count = (more) => tell(`Python is loading: ${((bytes += more) / 1e6).toFixed(1)} MB …`);
   await Promise.all(LARGE.map((name) => fetched(name, count)));
-  tell("Python starts …");
+  tell("Python starts: 1 of 2 …");
   const python = await loadPyodide();
+  tell("Python starts: 2 of 2 …");
   const archive = await fetch("player.zip");
   python.unpackArchive(await archive.arrayBuffer(), "zip");
   const player = python.pyimport("player");

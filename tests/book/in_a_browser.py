@@ -403,8 +403,9 @@ class TestPlayer:
             question.get_by_role("button", name="Check").click()
             question.locator(".failed").wait_for()
             verdict, said = outcome(question)
-            assert verdict == "bad" and said.startswith("Not yet: ")
-            assert "two" not in said
+            assert verdict == "bad" and said.startswith("Not yet. ")
+            drawing = question.locator(".drawing").text_content()
+            assert "two" not in said and "received" not in drawing
             assert question.get_by_text("Hint: A star may").is_visible()
             assert answer.is_visible() == (attempt == 1)
         assert not answer.locator("p").is_visible()
