@@ -439,19 +439,21 @@ class TestPlayer:
         context = chromium.new_context(base_url=address)
         page, other = context.new_page(), context.new_page()
         endless = "wait 99999999\n" * 90
+        start = time.monotonic()
         other.goto("book/lessons/1-keys.html")
         assert run(other, "first-message")[0] == "good"
+        first = time.monotonic() - start  # with the start of Python
         page.goto("book/bench.html#" + urlencode({"text": endless}))
         page.get_by_role("button", name="Stop").click()
         assert outcome(page.locator("#bench")) == ("bad", "Stopped.")
         start = time.monotonic()
         assert run(other, "first-message")[0] == "good"
+        assert time.monotonic() - start < max(10, 2 * first)
         other.goto("book/lessons/2-hearing.html")
         assert run(other, "each-once")[0] == "good"
         page.goto("book/bench.html#text=")
         page.reload()
         assert outcome(page.locator("#bench"))[0] == "good"
-        assert time.monotonic() - start < 10
         context.close()
 
     def test_nothing_is_stored_where_nothing_may_be(
