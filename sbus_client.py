@@ -379,12 +379,20 @@ def default_address() -> str:
             if stat.S_ISDIR(status.st_mode) and status.st_uid == uid:
                 return os.path.join(directory, "sbus.socket")
 
-    directory = f"/tmp/sbus-{uid}"
-    with contextlib.suppress(FileNotFoundError):  # no server has made it
+    address = f"/tmp/sbus-{uid}/sbus.socket"
+    check_directory(address)
+    return address
+
+
+def check_directory(address: str) -> None:
+    """Raise AddressError if another user may have made a default address."""
+    uid, directory = os.getuid(), os.path.dirname(address)
+    if directory == f"/tmp/sbus-{uid}" and os.path.lexists(directory):
         status = os.lstat(directory)
         if status.st_uid != uid or status.st_mode & ~0o7700 != stat.S_IFDIR:
-            raise AddressError(f"{directory} is not yours; give an address")
-    return f"{directory}/sbus.socket"
+            raise AddressError(
+                f"{directory}: not yours alone; give an address"
+            )
 
 
 def socket_name(address: str) -> bytes:
@@ -411,6 +419,7 @@ def open_socket(address: str) -> socket.socket:
     if address.startswith(INHERITED):
         return inherited_socket(address[len(INHERITED) :])
 
+    check_directory(address)  # at each try: it may have been made meanwhile
     name = socket_name(address)
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -486,7 +495,7 @@ LOST_PACKET = "a packet of {} bytes was received and lost; the limit is {}"
 ANOTHERS = "{} is another's secret: this client is {}"
 NAMELESS = "no secrets and no requests: the server knows this client as {}"
 GOODBYE = """the server at {} closed the connection: it stopped, or refused \
-this client; its log says why, and names pid {}"""
+this client; its log says why, and names pid {} or counts it"""
 BEHIND = "; this client had not read all that came for {:.1f} s"
 OTHER_LOOP = """this client belongs to another event loop: make one in each"""
 FORKED = """this client belongs to process {}, which forked: make another \
@@ -1000,9 +1009,8 @@ class Connection:
             raise
 
         peer = fresh.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        is_ours = INHERITED not in self.address[:8] and any(
-            peer[:4]
-        )  # its pid
+        has_pid = any(peer[:4])  # the server's, in this process namespace
+        is_ours = has_pid and not self.address.startswith(INHERITED)
         if is_ours and not self._own_path:
             ids = (os.getegid(), os.geteuid(), self._pid)
             self._own_path = b"!/cred/%d/%d/%d" % ids
@@ -1614,7 +1622,8 @@ def discard_output(descriptor: int) -> None:
 
     Python writes at exit what is left, and would fail once more.
     """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    with contextlib.suppress(OSError):  # there may be no /dev/null
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def show(fields: Sequence[bytes], is_raw: bool = False) -> None:

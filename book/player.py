@@ -31,7 +31,7 @@ from fake_kernel import FakeSelector
 
 Answer = dict[str, Any]  # what a page is told, of all or of a line
 Talks = Sequence[examples.Conversation]  # one for each line
-WHO = re.compile(r"(?:client=|(holder=))(\d+)(?: uid=\d+ pid=\d+)?")
+WHO = re.compile(r"(?:client=|(by=))(\d+)(?: uid=\d+ pid=\d+)?")
 DISCONNECTED = re.compile(r"disconnect (\w+) \[([A-Z]+-\d+)\] (.*)")
 LOG: list[str] = []  # of the server, since the line began
 PLAY_SECONDS = 10.0  # that an example may take

@@ -565,9 +565,13 @@ def lose_backlog(bus: Bus, client: Client, rule: str) -> None:
     """Discard all that waits for a client, and free whom it holds."""
     discard(bus, client, len(client.backlog), rule)
     client.backlog.clear()
-    for number in client.holds:
-        bus.clients[number].since = bus.now  # [BLOCK-16]
+    waiting = [*client.holds]
     client.holds.clear()
+    while waiting:
+        freed = bus.clients[waiting.pop()]
+        if freed.since < bus.now:  # [BLOCK-16]
+            freed.since = bus.now
+            waiting.extend(freed.holds)
 
 
 # ==== 6. Echoes ============================================================
