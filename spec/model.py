@@ -327,7 +327,8 @@ def publish(bus: Bus, publisher: Client, key: bytes, payload: bytes) -> None:
     receivers = [c for c in everybody if hears(bus, c, publisher, key)]
     stalled = [c.number for c in receivers if not c.has_room]
 
-    # Who is first may matter to what they share [LIMIT-12]
+    # Who is first may matter to what they share [LIMIT-12]; of more than two
+    # receivers that share a limit, not all orders are tried
     twin = bus.copy() if len(stalled) > 1 else bus
     message = Message(b"MSG " + key + b"\0" + payload, publisher.number)
     for client in receivers:

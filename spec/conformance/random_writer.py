@@ -103,6 +103,8 @@ class Writer:
         names = {name.replace("-", "_"): options[name] for name in options}
         self.bus = Bus(owner=os.geteuid(), **names)
         self.options = options
+        shared = {"max-user-backlog", "max-bus-backlog"}
+        self.is_shared = not shared.isdisjoint(options)
         self.lines: list[str] = []
         self.rules: list[list[str]] = []  # by which each line was decided
         self.clients: dict[str, Client] = {}
@@ -184,8 +186,7 @@ class Writer:
             raise Unclear("nobody tells when it is paused")
         self.say(name, ">" if is_open else ">>", packet)
         # Packets that are read together reach one receiver after the other
-        is_shared = {"max-user-backlog", "max-bus-backlog"} & {*self.options}
-        if not is_open or is_shared:
+        if not is_open or self.is_shared:
             self.flush(WITNESS)
         self.follow(paused)
 
@@ -316,6 +317,8 @@ class Writer:
         client = self.client(name)
         if name in self.paused() or client.end:
             raise Unclear("it cannot be asked")
+        if len(self.filled) > 1 and self.is_shared:
+            raise Unclear("the model tries two orders of receivers")
         self.flush(name)
         self.add(name, "fill")
         client.room = 0
