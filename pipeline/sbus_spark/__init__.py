@@ -33,12 +33,10 @@ from typing import Any
 for name in "deltalake", "pyspark":
     if not importlib.util.find_spec(name):
         what = f"sbus_spark: {name} is not installed: pip install '.[spark]'"
-        if os.path.basename(sys.argv[0]) in (
-            "sbus-spark",
-            "-m",
-            "__main__.py",
-        ):
-            sys.exit(what)  # a command, whose user is to see no traceback
+        program = os.path.basename(sys.argv[0])
+        if program in ("sbus-spark", "-m", "__main__.py"):
+            print(what, file=sys.stderr)  # its user is to see no traceback
+            sys.exit(2)
         raise ModuleNotFoundError(what, name=name)
 
 __all__ = [

@@ -345,8 +345,8 @@ class TestInstall:
         self, directory: Path, command: list[str]
     ) -> None:
         """The command of the pipeline says in one line what is missing."""
-        missing = 'raise ModuleNotFoundError("no", name="pyspark")\n'
-        (directory / "pyspark.py").write_text(missing)
+        missing = "import sys\nsys.modules['pyspark'] = None\n"
+        (directory / "sitecustomize.py").write_text(missing)
         starter = directory / "sbus-spark"
         starter.write_text("from sbus_spark.cli import main\n")
         done = subprocess.run(
@@ -356,7 +356,7 @@ class TestInstall:
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 1
+        assert done.returncode == 2
         what = r"sbus_spark: \w+ is not installed: pip install .*\n"
         assert re.fullmatch(what, done.stderr)
 
