@@ -379,20 +379,20 @@ def default_address() -> str:
             if stat.S_ISDIR(status.st_mode) and status.st_uid == uid:
                 return os.path.join(directory, "sbus.socket")
 
-    address = f"/tmp/sbus-{uid}/sbus.socket"
-    check_directory(address)
-    return address
+    return checked_address(f"/tmp/sbus-{uid}/sbus.socket")
 
 
-def check_directory(address: str) -> None:
-    """Raise AddressError if another user may have made a default address."""
+def checked_address(address: str) -> str:
+    """Return an address, unless it is our default and another's directory.
+
+    Raises: AddressError.
+    """
     uid, directory = os.getuid(), os.path.dirname(address)
     if directory == f"/tmp/sbus-{uid}" and os.path.lexists(directory):
         status = os.lstat(directory)
         if status.st_uid != uid or status.st_mode & ~0o7700 != stat.S_IFDIR:
-            raise AddressError(
-                f"{directory}: not yours alone; give an address"
-            )
+            raise AddressError(f"{directory}: not yours alone; name another")
+    return address
 
 
 def socket_name(address: str) -> bytes:
@@ -419,8 +419,8 @@ def open_socket(address: str) -> socket.socket:
     if address.startswith(INHERITED):
         return inherited_socket(address[len(INHERITED) :])
 
-    check_directory(address)  # at each try: it may have been made meanwhile
-    name = socket_name(address)
+    # At each try, as another user may have made the directory meanwhile
+    name = socket_name(checked_address(address))
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         wire.setblocking(False)
@@ -547,9 +547,7 @@ class Connection:
         segments_max: int = SEGMENTS_MAX,
     ) -> None:
         if socket.socket.__module__ != "socket":
-            raise SbusError(
-                "replaced sockets, as those of gevent, do not work"
-            )
+            raise SbusError("replaced sockets, as gevent's, do not work")
         if address is None:  # [ADDR-1]
             address = os.environ.get("SBUS_ADDRESS") or default_address()
         self.address = os.fsdecode(address)
@@ -1009,8 +1007,8 @@ class Connection:
             raise
 
         peer = fresh.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        has_pid = any(peer[:4])  # the server's, in this process namespace
-        is_ours = has_pid and not self.address.startswith(INHERITED)
+        # A pid of 0 is of a server in another process namespace
+        is_ours = any(peer[:4]) and not self.address.startswith(INHERITED)
         if is_ours and not self._own_path:
             ids = (os.getegid(), os.geteuid(), self._pid)
             self._own_path = b"!/cred/%d/%d/%d" % ids

@@ -401,3 +401,21 @@ class TestAnotherServer:
             server.send(WHOAMI + b"\0!/cred/1/2/3", ANSWER)
             assert client.whoami(SECONDS_MAX).pid == 3
             assert client.whoami(SECONDS_MAX).pid == 4242
+
+
+def test_default_directory_that_another_has_made_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """[ADDR-1] A client that looks for its bus goes to nobody else's."""
+    for name in ("XDG_RUNTIME_DIR", "SBUS_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    uid = 4_000_000_000 + os.getpid()  # nobody's
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+    address = sbus_client.default_address()
+    assert address == f"/tmp/sbus-{uid}/sbus.socket"
+    os.mkdir(os.path.dirname(address), 0o700)
+    try:
+        with pytest.raises(AddressError, match="not yours alone"):
+            Client(address)
+    finally:
+        os.rmdir(os.path.dirname(address))
