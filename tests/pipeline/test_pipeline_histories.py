@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_paper import capture_line
+from pipeline_paper import capture_line, write_segments
 from sizes import either
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
@@ -393,6 +393,20 @@ def test_histories(
 ) -> None:
     """Nothing is lost, nothing is twice, what is missing is named."""
     begin(tmp_path, monkeypatch, do_here, either(100, 10), part)
+
+
+def test_a_restore_behind_a_checkpoint(tmp_path: Path) -> None:
+    """What went comes in again, whoever wrote the checkpoint."""
+    capture, where = tmp_path / "capture", str(tmp_path / "table")
+    for count in (1, 2):
+        write_segments(capture, count)
+        table.ingest_by(do_here, str(capture), where)
+    opened = DeltaTable(where)
+    opened.restore(1)
+    opened.create_checkpoint()
+    assert table.ingest_by(do_here, str(capture), where) == (100, 0)
+    assert DeltaTable(where).count() == 200
+    assert table.ingest_by(do_here, str(capture), where) == (0, 0)
 
 
 def test_histories_in_spark(
