@@ -181,7 +181,7 @@ def test_last_values(bus: RealBus) -> None:
 def test_jobs(bus: RealBus) -> None:
     """Each goes to one worker."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(running(bus, program("workers.popleft")))
+        stack.enter_context(running(bus, program("workers.pop(")))
         client = stack.enter_context(Client(bus.path))
         wait_for_subscriber(client)
         lines: list[str] = []
