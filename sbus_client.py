@@ -495,7 +495,7 @@ LOST_PACKET = "a packet of {} bytes was received and lost; the limit is {}"
 ANOTHERS = "{} is another's secret: this client is {}"
 NAMELESS = "no secrets and no requests: the server knows this client as {}"
 GOODBYE = """the server at {} closed the connection: it stopped, or refused \
-this client; its log says why, and names pid {} or counts it"""
+this client; its log says why, and counts or names pid {}"""
 BEHIND = "; this client had not read all that came for {:.1f} s"
 OTHER_LOOP = """this client belongs to another event loop: make one in each"""
 FORKED = """this client belongs to process {}, which forked: make another \

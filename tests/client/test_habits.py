@@ -55,7 +55,7 @@ class TestObject:
         """One line says that those of another library do not work."""
         other = type("socket", (socket.socket,), {"__module__": "gevent"})
         monkeypatch.setattr(socket, "socket", other)
-        with pytest.raises(SbusError, match="gevent, do not work"):
+        with pytest.raises(SbusError, match="gevent's, do not work"):
             Client(bus.path)
 
 
