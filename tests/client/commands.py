@@ -87,7 +87,8 @@ def keeping(bus: RealBus, *words: str) -> Iterator[None]:
 def is_gone(done: Result, address: str) -> bool:
     """Return whether a command ended because the server disconnected it."""
     what = f"sbus: the server at {address} closed the connection: it stopped,"
-    what += " or refused this client; its log says why, and counts or names pid "
+    what += " or refused this client; its log says why, and counts or names"
+    what += " pid "
     form = re.escape(what) + "[0-9]+\n"
     return done.status == 1 and bool(re.fullmatch(form, done.errors))
 
