@@ -457,7 +457,7 @@ def no_bus(address: str, failed: OSError) -> Disconnected:
         errno.ECONNREFUSED: "no server listens there",
         errno.EPROTOTYPE: "another kind of socket is there",
     }.get(failed.errno or 0, str(failed.strerror))
-    text = f"{cause}; start sbusd, or give its address"
+    text = f"{cause}; start the server, or give its address"
     if failed.errno == errno.EACCES:
         text = "its server does not let this user in: see its -g, -o and -u"
     error = Disconnected(f"no bus at {address}: {text}")
@@ -489,8 +489,7 @@ CLOSED = "this client is closed"
 NOT_CONNECTED = "not connected: use async with, or connect()"
 ASK_AGAIN = "the bus at {} was lost before it answered: ask again"
 TOO_LARGE = "a packet of {} bytes is above the limit of {} bytes"
-NO_BUFFER = """a packet of {} bytes does not fit into the kernel's largest \
-send buffer (net.core.wmem_max)"""
+NO_BUFFER = "{} bytes: above the largest send buffer (net.core.wmem_max)"
 LOST_PACKET = "a packet of {} bytes was received and lost; the limit is {}"
 ANOTHERS = "{} is another's secret: this client is {}"
 NAMELESS = "no secrets and no requests: the server knows this client as {}"
@@ -498,8 +497,7 @@ GOODBYE = """the server at {} closed the connection: it stopped, or refused \
 this client; its log says why, and counts or names pid {}"""
 BEHIND = "; this client had not read all that came for {:.1f} s"
 OTHER_LOOP = """this client belongs to another event loop: make one in each"""
-FORKED = """this client belongs to process {}, which forked: make another \
-one in each process"""
+FORKED = "this client belongs to process {}, which forked: make one in each"
 READ, WRITE = select.POLLIN, select.POLLOUT
 # Plain numbers: to combine those of the module takes longer than send
 SEND = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -594,7 +592,8 @@ class Connection:
         self._greeting: Answer | None = None  # of a bus that is found again
         self._is_switching = False  # the descriptor
         self._next_try = 0.0  # to connect, by the monotonic clock
-        self._read_all_at = time.monotonic()  # that has come
+        self._read_all_at = time.monotonic()  # that had come
+        self._has_read = False  # something since then
         connections.add(self)
         self._begin(timeout)
 
@@ -884,6 +883,7 @@ class Connection:
         except ConnectionResetError:
             return self._read()  # the last packets come next
 
+        self._has_read |= size > 0
         if size < LARGE_BYTES:
             # [CLIENT-2] What follows the first NUL is payload
             head, nul, payload = buffer[:size].partition(b"\0")
@@ -953,7 +953,7 @@ class Connection:
         if not self.reconnect:
             text = GOODBYE.format(self.address, self._pid)
             behind = time.monotonic() - self._read_all_at
-            if self._patterns and behind > 1:
+            if self._has_read and self._patterns and behind > 1:
                 text += BEHIND.format(behind)
             raise Disconnected(text) from None
 
@@ -1124,8 +1124,9 @@ class Connection:
         if not is_too_early and self._try_step():
             await self._turn()
         else:
-            self._read_all_at = time.monotonic()
+            self._read_all_at, self._has_read = time.monotonic(), False
             await self._wait(READ, end, text, answer)
+            self._read_all_at = time.monotonic()  # nothing came until then
 
 
 # A child process would read, from the same socket, what is for its parent

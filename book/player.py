@@ -48,7 +48,7 @@ SLIPS = {  # lines that are none, and what is said of them
     r"server .*(?<!\S)-[acdfhpr]\b.*": "a server in a page is not a process: "
     "leave that option out",
 }
-FORM = "SUB pattern, or MSG key\\0payload"
+FORM = "SUB pattern, UNSUB pattern, or MSG key\\0payload"
 STARTS = "SUB ", "UNSUB ", "MSG ", "CMSG "
 
 
@@ -314,7 +314,7 @@ def form_of(hole: str, answer: str) -> str:
         if not answer.startswith(STARTS):
             more = ", or nothing, or end" if "<" in hole else ""
             return f"Write a whole packet, with its kind{more}: {FORM}"
-        if answer.startswith("MSG ") and "\\0" not in answer:
+        if answer.startswith("MSG ") and not re.search(r"\\(0|x00)", answer):
             return f"In a message \\0 stands behind the key: {FORM}"
         return ""
     kind = next((one for one in STARTS if answer.startswith(one)), "")

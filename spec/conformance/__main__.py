@@ -21,7 +21,7 @@ from conformance import conversation, kit, report
 from conformance.clients import ClientCase, ClientKit, all_client_cases
 from conformance.conversation import Failure
 from conformance.examples import blocks_of, read_cases
-from conformance.rules import SPEC
+from conformance.rules import SPEC, read_rules
 from conformance.server import ServerProcess
 
 REPORTS = {
@@ -164,6 +164,11 @@ def chosen(
     if options.examples:
         text = options.examples.read_text("utf-8")
         cases = [*read_cases(blocks_of(text, options.examples.name))]
+        rules = {rule for case in cases for rule in case.rules}
+        if unknown := rules - read_rules().keys():
+            raise Failure(f"no rule is {', '.join(sorted(unknown))}")
+        if not cases:
+            raise Failure(f"{options.examples}: no block of an example")
         options.only = options.only or {case.name for case in cases}
     others = all_client_cases() if options.client else []
     if not options.examples and not cases[len(kit.CHECKS) :] and not others:

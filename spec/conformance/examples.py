@@ -187,9 +187,9 @@ def blocks_of(text: str, name: str) -> Iterator[Block]:
         kind, head, body = found.groups()
         parts = HEAD.fullmatch(head)
         if not parts:
-            raise ValueError(f"{name}: ```{kind}{head}")
-        lines = (line for line in body.splitlines() if line.strip())
-        kept = tuple(line for line in lines if line[0] != "#")
+            form = f"```{kind} a-name-of-your-own [SUB-1]"
+            raise ValueError(f"{name}: ```{kind}{head} is not like {form}")
+        kept = tuple(n for n in body.splitlines() if n.strip() and n[0] != "#")
         yield Block(kind, parts[1], tuple(CITED.findall(parts[2])), kept, name)
 
 

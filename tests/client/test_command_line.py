@@ -90,7 +90,7 @@ class TestUsage:
         done = sbus(f"{directory}/a\n\x1b", *command.split())
         what = f"sbus: no bus at {directory}/a\\x0a\\x1b: nothing is there;"
         assert (done.status, done.output) == (1, "")
-        assert done.errors == f"{what} start sbusd, or give its address\n"
+        assert done.errors == f"{what} start the server, or give its address\n"
 
     @pytest.mark.parametrize("file", ["tools", "sbus_client.py"])
     @pytest.mark.parametrize(

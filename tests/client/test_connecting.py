@@ -96,7 +96,11 @@ class TestConnecting:
     @pytest.mark.parametrize(
         "there, number, what",
         [
-            ("nothing", errno.ENOENT, "nothing is there; start sbusd, or"),
+            (
+                "nothing",
+                errno.ENOENT,
+                "nothing is there; start the server, or",
+            ),
             ("a stale one", errno.ECONNREFUSED, "no server listens there; s"),
             ("another kind", errno.EPROTOTYPE, "another kind of socket is"),
             ("of others", errno.EACCES, "its server does not let this user"),

@@ -111,7 +111,7 @@ class TestHandlers:
         assert moments.index(moment) > 20
         client = None  # type: ignore[assignment]
         gc.collect()  # errors hold what they passed through
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 class TestThreads:
@@ -241,7 +241,7 @@ class TestForks:
             with open(reader) as text:
                 assert text.read() == (
                     f"this client belongs to process {os.getpid()}, which"
-                    " forked: make another one in each process"
+                    " forked: make one in each"
                 )
             client.publish("k", b"of the parent")
             assert client.receive(SECONDS_MAX).payload == b"of the parent"
