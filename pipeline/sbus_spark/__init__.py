@@ -33,8 +33,8 @@ from typing import Any
 for name in "deltalake", "pyspark":
     if not importlib.util.find_spec(name):
         what = f"sbus_spark: {name} is not installed: pip install '.[spark]'"
-        program = os.path.basename(sys.argv[0])
-        if program in ("sbus-spark", "-m", "__main__.py"):
+        program = os.path.basename(os.path.normpath(sys.argv[0]))
+        if program in ("sbus-spark", "-m", "__main__.py", "sbus_spark"):
             print(what, file=sys.stderr)  # its user is to see no traceback
             sys.exit(2)
         raise ModuleNotFoundError(what, name=name)

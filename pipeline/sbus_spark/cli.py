@@ -30,6 +30,7 @@ from .inputs import (
     PipelineError,
     Selection,
     absolute,
+    days,
     key_text,
     moment,
     nanoseconds,
@@ -126,6 +127,8 @@ def run_status(options: argparse.Namespace) -> int:
     for line in lines:
         print(printable(line))
     is_old = states.age_of(state) > options.max_age
+    if is_old:
+        note(f"{options.table}: what is oldest is older than --max-age")
     return 1 if is_old or state["gaps"] or state.get("grown") else 0
 
 
@@ -341,8 +344,8 @@ def option_parser() -> OptionParser:
     group = add.__self__.add_mutually_exclusive_group(required=True)
     about, kind = "the first day to keep", datetime.date.fromisoformat
     group.add_argument("--before", metavar="DAY", type=kind, help=about)
-    about = "how long to keep a day: 30d"
-    group.add_argument("--keep", metavar="T", type=seconds, help=about)
+    about = "how long to keep a day, 1d at least: 30d"
+    group.add_argument("--keep", metavar="T", type=days, help=about)
 
     add = command(run_report, "table -o traffic.html", **made)
     about = "the page to write (report.html)"

@@ -60,6 +60,14 @@ def seconds(text: str) -> float:
     return positive(match[1]) * UNITS[match[2]]
 
 
+def days(text: str) -> float:
+    """Return a length of time of a day at least: 30d.  Raises: ValueError."""
+    length = seconds(text)
+    if not UNITS["d"] <= length <= 700_000 * UNITS["d"]:
+        raise ValueError(text)
+    return length
+
+
 def moment(text: str) -> datetime.datetime:
     """Return a time, in UTC unless it says otherwise.  Raises: ValueError."""
     time = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))

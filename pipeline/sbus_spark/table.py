@@ -454,9 +454,10 @@ def open_table(table: str) -> DeltaTable:
     Raises: InputError if there is none, or one that ingest did not make.
     """
     where = absolute(table)
-    if not DeltaTable.is_deltatable(where):
-        raise InputError(f"{table}: there is no table; `ingest` makes one")
     files, folder = fs.FileSystem.from_uri(where)
+    is_file = files.get_file_info(folder).type == fs.FileType.File
+    if is_file or not DeltaTable.is_deltatable(where):
+        raise InputError(f"{table}: there is no table; `ingest` makes one")
     checkpoint = files.get_file_info(f"{folder}/_checkpoint")
     if checkpoint.type != fs.FileType.NotFound:
         raise InputError(
@@ -486,9 +487,11 @@ def make_table(table: str) -> None:
     """
     if "://" not in table and re.search("%[0-9A-Fa-f]{2}", table):
         raise InputError(f"{table}: Delta reads % in a path as an escape")
+    files, folder = fs.FileSystem.from_uri(table)
+    if files.get_file_info(folder).type == fs.FileType.File:
+        raise InputError(f"{table}: it is a file; name a new folder")
     if DeltaTable.is_deltatable(table):
         open_table(table)
-    files, folder = fs.FileSystem.from_uri(table)
     listing = files.get_file_info(fs.FileSelector(folder, True))
     names = {file.base_name for file in listing}
     is_new = "_delta_log" not in names

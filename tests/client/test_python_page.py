@@ -50,12 +50,12 @@ def next_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-def wait_for_subscriber(client: Client) -> None:
-    """Return once another client of the bus has a pattern."""
+def wait_for_subscriber(client: Client, patterns: int = 1) -> None:
+    """Return once another client of the bus has so many patterns."""
 
     def is_there() -> bool:
         rows = client.stats(SECONDS_MAX)["clients"].values()
-        return any(row["patterns"] for row in rows)
+        return any(row["patterns"] >= patterns for row in rows)
 
     wait_for(is_there)
 
@@ -77,7 +77,7 @@ def test_program_prints(bus: RealBus, mark: str, key: str, line: str) -> None:
     """A program that only listens prints what was published."""
     with running(bus, program(mark)) as process, Client(bus.path) as client:
         if key:
-            wait_for_subscriber(client)
+            wait_for_subscriber(client, 2 if mark == "HANDLERS" else 1)
             client.publish(key, b"v")
         assert next_line(process).startswith(line)
         if 'print("missed"' in program(mark):

@@ -70,7 +70,8 @@ def do_here(work: Work, count: int) -> Sequence[Any]:
 def do_in(spark: SparkSession, work: Work, count: int) -> Sequence[Any]:
     """Do them in Spark."""
     tasks = spark.range(0, count, 1, count)
-    return tasks.mapInArrow(work, table.WRITTEN).collect()
+    rows: Sequence[Any] = tasks.mapInArrow(work, table.WRITTEN).collect()
+    return rows
 
 
 class History:
