@@ -48,8 +48,14 @@ SLIPS = {  # lines that are none, and what is said of them
     r"server .*(?<!\S)-[acdfhpr]\b.*": "a server in a page is not a process: "
     "leave that option out",
 }
-FORM = "SUB pattern, UNSUB pattern, or MSG key\\0payload"
 STARTS = "SUB ", "UNSUB ", "MSG ", "CMSG "
+FORMS = {  # what a hole takes behind its arrow
+    ">": (STARTS, "SUB pattern, UNSUB pattern, MSG key\\0payload or CMSG key"),
+    "<": (
+        ("MSG ", "CMSG ", *examples.EXPECTATIONS),
+        "MSG key\\0payload or CMSG key\\0payload; or one word, nothing or end",
+    ),
+}
 
 
 class TooLong(BaseException):
@@ -306,18 +312,19 @@ def form_of(hole: str, answer: str) -> str:
         return "{any} is no answer"
     if hole.startswith("____"):
         if not re.search(r"\b[A-Z]\b", answer):
-            return "Write the letters of clients, in capitals: B C"
+            return "Write the capital letters of clients, such as X Y"
         return ""
-    if hole.endswith(("> ____", "< ____")):
-        if answer in examples.EXPECTATIONS and "<" in hole:
-            return ""
-        if not answer.startswith(STARTS):
-            more = ", or nothing, or end" if "<" in hole else ""
-            return f"Write a whole packet, with its kind{more}: {FORM}"
+    if re.match("[A-Za-z]? ?[<>]", answer):
+        return "The line has its client and arrow already: write what follows"
+
+    if form := FORMS.get(hole[-len("> ____")]):
+        if not answer.lstrip('"').startswith(form[0]):
+            return f"Write a whole packet, with its kind: {form[1]}"
         if answer.startswith("MSG ") and not re.search(r"\\(0|x00)", answer):
-            return f"In a message \\0 stands behind the key: {FORM}"
+            return "In a message \\0 stands behind the key: MSG key\\0payload"
         return ""
-    kind = next((one for one in STARTS if answer.startswith(one)), "")
+
+    kind = next((one for one in STARTS if answer.upper().startswith(one)), "")
     if kind and f"> {kind}" in hole:
         return f"The line has its {kind.strip()} already: write what follows"
     return ""

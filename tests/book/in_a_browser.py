@@ -22,6 +22,8 @@ from urllib.parse import urlencode
 import pytest
 
 from conformance.examples import PARSERS, read_blocks
+from conformance.report import Run
+from conformance.report import page as report
 from conformance.rules import read_rules
 from lesson_answers import ANSWERS
 from processes import ROOT
@@ -279,6 +281,17 @@ class TestPages:
             run(page, "four-kinds")
         elif kind == "search":
             page.wait_for_selector(".search-summary")
+
+    def test_a_report_fits_a_telephone(self, page: Any) -> None:
+        """Of three servers; each rule has the whole width."""
+        command = "python3 tests/a_server.py -f -a {address}"
+        runs = [Run("server", f"server-{n}", command, []) for n in range(3)]
+        page.set_viewport_size({"width": 400, "height": 900})
+        page.set_content(report(runs))
+        assert page.evaluate(OVERFLOW) <= 400
+        rule = page.locator("#MATCH-1 th").bounding_box()
+        assert rule["width"] > 300
+        assert page.get_by_text(command).first.bounding_box()["width"] > 200
 
     def test_it_can_be_printed(self, page: Any) -> None:
         """Without the source, and what can be pressed or filled in."""

@@ -19,6 +19,7 @@ PAGES = [
     for folder in ("lessons", "packets")
     for path in sorted((ROOT / "book" / folder).glob("*.md"))
 ]
+BUTTONS = ("bench.html", "flood.html", "static/book.js")
 TEXTS = "".join(path.read_text("utf-8") for path in PAGES)
 BLOCKS = re.findall(r"^```(\w+) (\S+)[^\n]*\n(.*?)^```", TEXTS, re.M | re.S)
 
@@ -164,14 +165,31 @@ def test_the_playground_goes_on_after_a_line_that_fails() -> None:
         ("A < ____", "two", "Write a whole packet"),
         ("A < ____", "MSG k", "In a message \\0 stands"),
         ("A > ____", "order/stack", "Write a whole packet"),
+        ("A < ____", "SUB k", "Write a whole packet, with its kind: MSG key"),
+        ("A < ____", "A < MSG k\\0x", "The line has its client and arrow"),
+        ("A > ____", "A > SUB k", "The line has its client and arrow"),
+        ("A > SUB ____", "A > SUB k", "The line has its client and arrow"),
         ("A > SUB ____", "SUB k", "The line has its SUB already"),
-        ("____ < MSG k\\0x", "b c", "Write the letters of clients"),
+        ("A > SUB ____", "sub k", "The line has its SUB already"),
+        ("____ < MSG k\\0x", "b c", "Write the capital letters of clients"),
         ("____ < MSG k\\0x", "", "Write something first"),
     ],
 )
 def test_a_slip_of_form_is_told(hole: str, answer: str, said: str) -> None:
     """It is not played, so nothing gives the answer away."""
     assert play("question", hole, answer)["form"].startswith(said)
+
+
+def test_pages_name_buttons_as_they_are() -> None:
+    """What a page prints in italics, with a capital letter, is a button."""
+    book = ROOT / "book"
+    pages = [*PAGES, book / "bench.md", book / "teaching.md"]
+    text = " ".join(path.read_text("utf-8") for path in pages)
+    buttons = "".join((book / name).read_text("utf-8") for name in BUTTONS)
+    named = re.findall(r"(?<!\*)\*([A-Z][\w\s]{2,30})\*(?!\*)", text)
+    assert named
+    for name in named:
+        assert f">{' '.join(name.split())}<" in buttons, name
 
 
 def test_a_blank_at_the_end_is_sent() -> None:

@@ -24,7 +24,7 @@ from conformance.kit import LEVELS, all_cases, scope_of
 from conformance.rules import SPEC, SPECIFICATION
 from conformance.server import ServerProcess
 from fake_bus import RULES, run_on_fake_kernel
-from processes import NAIVE, naive, run, run_kit
+from processes import NAIVE, ROOT, naive, run, run_kit
 from sizes import IS_SOAK, SOAK, either
 
 CLIENT = f"{sys.executable} {NAIVE.parent}/client_adapter.py {{address}}"
@@ -94,6 +94,14 @@ class TestKit:
         assert report["rules"]["KEY-2"] == "no example"
         edition = rf"{SPECIFICATION} \([0-9a-f]{{8}}\)"
         assert re.fullmatch(edition, report["specification"])
+
+    def test_a_page_prints_the_report_of_a_naive_server(self) -> None:
+        """It keeps the whole protocol text; the figures are of today."""
+        page = (ROOT / "book/implementers.md").read_text("utf-8")
+        done = run_kit("--server", naive(), "--level", "protocol")
+        printed = re.findall(r"^    ((?:[A-Z]+ +)?\d.* passed.*)$", page, re.M)
+        assert len(printed) == 3 and done.status == 0
+        assert {*printed} <= {*done.output.splitlines()}
 
     def test_rules_of_ours_are_reported(self) -> None:
         """Those that a server does not keep are named, and it goes on."""
