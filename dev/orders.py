@@ -51,6 +51,7 @@ STEPS_MAX = 6  # of a client, after the line `---`
 STATES_MAX = 300_000
 STATES_REPORTED = 1000  # how often a search says how far it is
 OWNER = 500  # the user of the server, and of clients that do not say theirs
+STEP_SECONDS = 0.001  # so short that no step decides about the block time
 PIDS = 70_000_001  # the first process id, which no other number is like
 NUMBER = re.compile(r"\b(gid|uid|pid)=(\d+)")
 LIMIT = re.compile(r"--([a-z-]+) (\d+)")
@@ -70,7 +71,6 @@ class Report(NamedTuple):
     """What a search has come to so far."""
 
     states: int
-    is_complete: bool  # or there are more states than it may try
     orders: int  # of the steps of all clients
     end_states: int
     always: tuple[str, ...]  # facts of all ends
@@ -99,10 +99,12 @@ class World:
 
     def snapshot(self) -> object:
         """Return what decides the future, or is said of the past."""
+        holders = [c for c in self.clients.values() if c.holds]
+        holders.sort(key=lambda client: client.since)
         state = (
             self.bus.snapshot(),
-            self.bus.now,
-            [client.since for client in self.clients.values()],
+            [client.number for client in holders],  # who is due first
+            round(self.bus.now, 3),
             [len(acts) for acts in self.programs.values()],
             self.gets,
             sorted(self.losses.items()),
@@ -139,6 +141,7 @@ class World:
 
     def take(self, action: str, name: str) -> str:
         """Take a step; return it as a line of a conversation."""
+        self.bus.now += STEP_SECONDS
         try:
             line = self.act(name) if action == "act" else self.wait()
         except Unclear as reason:
@@ -227,13 +230,13 @@ class World:
                 yield f"{name} waits for a message that does not come"
 
     def last_lines(self) -> Iterator[str]:
-        """Yield lines that show what became of programs that stopped."""
+        """Have clients read what is left; yield lines of it and of ends."""
         for name, client in self.clients.items():
             if client.is_deaf or self.unclear:
                 continue
+            while client.received:
+                yield f"{name} < {self.shown(self.bus.read(client))}"
             if client.end:
-                for packet in client.received:
-                    yield f"{name} < {self.shown(packet)}"
                 yield f"{name} < end"
             elif self.programs[name]:
                 yield f"{name} < nothing"
@@ -386,13 +389,16 @@ def try_orders(text: str) -> Iterator[Report]:
             orders = end.orders + search.orders[search.state]
             ends[facts] = end._replace(orders=orders, states=end.states + 1)
         if count % STATES_REPORTED == 0:
-            yield report_of(len(search.orders), False, ends)
-    yield report_of(len(search.orders), search.is_complete, ends)
+            yield report_of(len(search.orders), ends)
+    if not search.is_complete:
+        raise ValueError(
+            f"These have more than {STATES_MAX:,} states, which is as many as"
+            " the search tries: leave out a client, or some steps"
+        )
+    yield report_of(len(search.orders), ends)
 
 
-def report_of(
-    states: int, is_complete: bool, ends: dict[tuple[str, ...], End]
-) -> Report:
+def report_of(states: int, ends: dict[tuple[str, ...], End]) -> Report:
     """Return a report, with what all ends have in common said once."""
     always = [
         fact
@@ -405,7 +411,6 @@ def report_of(
     ]
     return Report(
         states,
-        is_complete,
         sum(end.orders for end in ends.values()),
         sum(end.states for end in ends.values()),
         tuple(always),

@@ -1,113 +1,97 @@
-"""Tests of the search of every order, which the book has pages for."""
+"""Tests of the search of every order, and of the surprises of the book."""
 
 from __future__ import annotations
 
 import doctest
 import json
+import re
+from typing import Any
 
 import pytest
 
 import orders
-from orders import Report, try_orders
+from every_order import ends_html, search
+from orders import try_orders
 from player import call
+from processes import ROOT
+from surprise import CHAPTERS
 
-POLITE = """\
-A > SUB a
-A > CMSG blocking/soft/block
-A room 1
-B > SUB b
-B > CMSG blocking/soft/block
-B room 1
----
-"""
-SOONER_OR_LATER = """\
-A > SUB k
-A < {any}
-B > MSG k\\0one
-B > MSG k\\0two
-"""
+LESSONS = "".join(
+    path.read_text("utf-8") for path in (ROOT / "book/lessons").glob("*.md")
+)
+BLOCKS = re.findall(r"^```orders (\S+)[^\n]*\n(.*?)^```", LESSONS, re.M | re.S)
+HELD = "A > CMSG blocking/soft/block\nA > SUB a\nA room 1\n---\n"
+MANY = (
+    "server --max-backlog 270\nA > SUB k\nA > CMSG blocking/hard/discard\n"
+    "A room 1\n---\nA < {any}\nA < {any}\nB > MSG k\\0{1..2}\n"
+    "C > MSG k\\0{3..4}"
+)
 CONVERSATIONS = {
-    "a subscription that comes late": SOONER_OR_LATER,
-    "nobody reads before three are published": POLITE
-    + "A > MSG b\\0{1..3}\nA < {any}\nB > MSG a\\0{1..3}\nB < {any}\n",
-    "a reader that is over while it holds another": POLITE
-    + "A < {any}\nB > MSG a\\0{1..4}",
-    "a reader of another user": "A process uid=1001\nA > SUB k\nA room 1\n"
+    **dict(BLOCKS),
+    "over-before-all-is-read": HELD + "A < {any}\nB > MSG a\\0{1..4}",
+    "another-user": "A process uid=1001\nA > SUB k\nA room 1\n"
     "A > CMSG blocking/soft/error\n---\nA < {any}\nB > MSG k\\0{1..2}",
-    "messages over the limit": "server --max-backlog 270\nA > SUB k\n"
-    "A > CMSG blocking/hard/discard\nA room 1\n---\nA < {any}\nA < {any}\n"
-    "B > MSG k\\0{1..2}\nC > MSG k\\0{3..4}",
-    "programs that leave": "A > SUB k\nB > SUB k\n---\nA close\n"
+    "over-the-limit": MANY,
+    "programs-that-leave": "A > SUB k\nB > SUB k\n---\nA close\n"
     "B > MSG k\\0one\nB shut\nC > MSG k\\0two\nC > HELLO",
-    "who asks for itself": "A > CMSG !/cred/whoami\nA < {any}\nB > SUB "
+    "secrets": "A > CMSG !/cred/whoami\nA < {any}\nB > SUB "
     "!/cred/{B.gid}/{B.uid}/{B.pid}/\nA > MSG !/cred////\\0secret",
+}
+WAIT = "A and B wait for each other, until the block time"
+EVERYTHING = "B gets MSG b\\0one, MSG b\\0three, MSG b\\0two"
+FOUND: dict[str, tuple[int, int, list[str]]] = {  # orders, end states, facts
+    "too-late": (4, 3, ["A waits for a message that does not come"]),
+    "both-publish-first": (6, 2, [WAIT, "B is disconnected [BLOCK-16]"]),
+    "the-go-ahead": (1235, 7, [WAIT, EVERYTHING]),
+    "one-at-a-time": (144, 1, [EVERYTHING]),
+    "in-the-backlog": (792, 1, [EVERYTHING]),
+    "a-reader-beside": (2092, 1, [EVERYTHING]),
+    "over-before-all-is-read": (
+        2,
+        1,
+        ["B waits for A to read, until the block time"],
+    ),
+    "another-user": (2, 2, ["A is disconnected [BLOCK-8]"]),
+    "over-the-limit": (54, 12, ["A loses 1 message [BLOCK-9]"]),
+    "programs-that-leave": (30, 3, ["C is disconnected [PKT-2]"]),
+    "secrets": (4, 1, ["B gets nothing"]),
 }
 
 
-def report_on(text: str) -> Report:
-    """Return what a search says in the end."""
-    *_, report = try_orders(text)
-    return report
+def play(kind: str, *more: str) -> dict[str, Any]:
+    """Return what a page is answered."""
+    answer: dict[str, Any] = json.loads(call(kind, *more))
+    return answer
+
+
+def went_as_written(lines: list[str]) -> bool:
+    """Return whether the server does all that a conversation says."""
+    led = play("conversation", "\n".join(lines))["led"]
+    return len(led) == len(lines) and not any("wrong" in one for one in led)
 
 
 def test_its_first_page() -> None:
-    """What it says of itself is so."""
+    """What the search says of itself is so."""
     assert doctest.testmod(orders) == (0, 3)
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_the_server_does_what_the_model_found(name: str) -> None:
-    """All lines of each shortest way go as written on sbus.py."""
-    report = report_on(CONVERSATIONS[name])
-    assert report.is_complete and report.ends
+def test_every_order(name: str) -> None:
+    """[BLOCK-16] The server does what is found, and the page prints it."""
+    text = CONVERSATIONS[name]
+    *_, report = try_orders(text)
     for end in report.ends:
-        answer = json.loads(call("bench", "\n".join(end.lines)))
-        assert len(answer["led"]) == len(end.lines)
-        wrong = [led["wrong"] for led in answer["led"] if "wrong" in led]
-        assert not wrong, end.lines
+        assert went_as_written(end.lines), end.lines
 
-
-@pytest.mark.parametrize(
-    ("name", "counts", "facts"),
-    [
-        (
-            "a subscription that comes late",
-            (4, 3),
-            ["A gets MSG k\\0two", "A waits for a message that does not come"],
-        ),
-        (
-            "nobody reads before three are published",
-            (6, 1),
-            [
-                "A and B wait for each other, until the block time",
-                "A is disconnected [BLOCK-16]",
-            ],
-        ),
-        (
-            "a reader that is over while it holds another",
-            (2, 1),
-            ["B waits for A to read, until the block time"],
-        ),
-        (
-            "a reader of another user",
-            (2, 2),
-            ["A gets MSG k\\01", "A is disconnected [BLOCK-8]"],
-        ),
-        (
-            "messages over the limit",
-            (54, 12),
-            ["A loses 1 message [BLOCK-9]"],
-        ),
-    ],
-)
-def test_what_differs_is_found(
-    name: str, counts: tuple[int, int], facts: list[str]
-) -> None:
-    """[BLOCK-5] [BLOCK-8] [BLOCK-9] [BLOCK-16] Orders are counted as well."""
-    report = report_on(CONVERSATIONS[name])
-    assert (report.orders, report.end_states) == counts
-    known = {fact for end in report.ends for fact in end.facts}
-    assert {*facts} <= known | {*report.always}
+    count, states, facts = FOUND[name]
+    assert (report.orders, report.end_states) == (count, states)
+    shown = {fact for end in report.ends for fact in end.facts}
+    assert {*facts} <= shown | {*report.always}
+    plural = "s" if states > 1 else ""
+    printed = ends_html(text, name)
+    assert f"<p>{count:,} orders, {states} end state{plural}.</p>" in printed
+    if EVERYTHING in facts and states == 1:
+        assert len(report.always) == 2 and not report.ends[0].facts
 
 
 @pytest.mark.parametrize(
@@ -119,23 +103,41 @@ def test_what_differs_is_found(
         ("A > SUB {B.pid}", "Line 1, “A > SUB {B.pid}”: no client B"),
         ("A < {any}\n---", "Line 1, “A < {any}”: before the line ---"),
         ("server --strict", "The search knows limits alone"),
+        ("A process x=1", "Line 1, “A process x=1”: a process has numbers"),
+        ("A room x", "Line 1, “A room x”: room has a number"),
         ("A close\nB close\nC close\nD close", "The search takes 3 clients"),
         ("---\nA > MSG k\\0{1..7}", "The search takes 6 steps of a client"),
+        (MANY, "These have more than 60 states"),
     ],
 )
-def test_what_cannot_be_tried_is_said(text: str, said: str) -> None:
+def test_what_cannot_be_tried_is_said(
+    text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In one line, which bound it is, or what would be right."""
-    with pytest.raises(ValueError, match=".") as error:
-        report_on(text)
-    assert str(error.value).startswith(said)
-    assert "\n" not in str(error.value)
-
-
-def test_a_search_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stops at the bound of states, and says how far it is."""
     monkeypatch.setattr(orders, "STATES_MAX", 60)
     monkeypatch.setattr(orders, "STATES_REPORTED", 10)
-    reports = [*try_orders(CONVERSATIONS["messages over the limit"])]
-    assert len(reports) == 5 and not reports[-1].is_complete
-    sizes = [report.states for report in reports]
-    assert sizes == sorted(sizes) and sizes[-1] in range(60, 64)
+    searching = search(text, "x")
+    progress = []
+    with pytest.raises(StopIteration) as over:
+        while True:
+            progress.append(next(searching))
+    answer = json.loads(over.value.value)
+    assert answer["said"].startswith(said) and "\n" not in answer["said"]
+    assert len(progress) == (4 if text == MANY else 0)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_surprise_is_played_as_predicted(chapter: str) -> None:
+    """What is asked is not shown; the seed alone decides which it is."""
+    texts = set()
+    for seed in "123456":
+        task = play("surprise", chapter, seed)
+        assert task == play("surprise", chapter, seed)
+        assert went_as_written(task["lines"])
+        texts.add("\n".join(task["lines"]))
+        assert len(task["lines"]) <= 20
+        heard = [line for line in task["shown"] if " < " in line]
+        assert all(line.endswith(" < …") for line in heard)
+        assert sum(map(len, task["answers"].values())) >= 3
+    assert len(texts) == 6
+    assert play("surprise", "1", "x")["said"].startswith("There are surprises")
