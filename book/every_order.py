@@ -1,7 +1,7 @@
-"""Shows what a search of every order comes to, in the pages and in a page.
+"""Shows what a search of every order comes to.
 
-Sphinx prints what it comes to below the conversations of a lesson, and the
-worker of the pages does the same for a conversation that somebody has edited.
+Sphinx prints it below the conversations of a lesson.  The worker of the pages
+does the same for conversations that somebody has written or edited.
 """
 
 from __future__ import annotations
@@ -10,69 +10,55 @@ import json
 from collections.abc import Generator
 from html import escape
 
-from orders import End, Report, try_orders
+from orders import Report, try_orders
 
-ENDS_SHOWN = 8  # of kinds of ends, those of most orders
+ENDS_SHOWN = 8  # kinds of ends, those of most orders
 
 
 def example_html(
-    kind: str,
-    name: str,
-    head: str,
-    text: str,
-    more: str = "",
-    is_open: bool = True,
-    **data: object,
+    head: str, text: str, more: str = "", is_open: bool = True, **data: object
 ) -> str:
-    """Return an example, which book.js draws and runs."""
-    facts = {"kind": kind, "name": name, **data}
-    said = "".join(f' data-{k}="{escape(str(v))}"' for k, v in facts.items())
+    """Return an example, which book.js draws and runs.
+
+    data has its kind and name, and what else book.js is to know.
+    """
+    said = "".join(f' data-{k}="{escape(str(v))}"' for k, v in data.items())
     return (
         f'<details class="example"{said}{" open" * is_open}>{head}'
-        f'<div id="example-{name}" class="drawing"><pre>{escape(text)}</pre>'
-        f"</div>{more}</details>"
+        f'<div id="example-{data["name"]}" class="drawing">'
+        f"<pre>{escape(text)}</pre></div>{more}</details>"
     )
 
 
 def ends_html(text: str, name: str) -> str:
     """Return what a search of every order finds, folded."""
     *_, report = try_orders(text)
+    head = "<details><summary>What the search finds</summary>"
     return (
-        "<details><summary>What the search finds</summary>"
-        f'<div class="ends">{report_html(report, name)}</div></details>'
+        f'{head}<div class="ends">{report_html(report, name)}</div></details>'
     )
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number of things in words."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def items(facts: tuple[str, ...]) -> str:
-    """Return facts as a list."""
-    return f"<ul>{''.join(f'<li>{escape(fact)}' for fact in facts)}</ul>"
 
 
 def report_html(report: Report, name: str) -> str:
     """Return how many orders there are, and a way to each kind of end."""
-    orders = counted(report.orders, "order")
-    said = f"<p>{orders}, {counted(report.end_states, 'end state')}.</p>"
-    if report.always:
-        said += f"<p>In every order:</p>{items(report.always)}"
+    counts = f"Orders: {report.orders:,}. End states: {report.end_states:,}."
+    said = f"<p>{counts}</p>{facts_html('In every order:', report.always)}"
     for number, end in enumerate(report.ends[:ENDS_SHOWN], 1):
-        said += end_html(end, report, f"{name}-end-{number}")
-    if len(report.ends) > ENDS_SHOWN:
-        left_out = counted(len(report.ends) - ENDS_SHOWN, "kind")
-        said += f"<p>And {left_out} of ends, each in fewer orders.</p>"
-    return said
+        title = f"In {end.orders:,} of {report.orders:,} orders"
+        head = f"<summary>{title}</summary>{facts_html('', end.facts)}"
+        end_name, text = f"{name}-end-{number}", "\n".join(end.lines)
+        said += example_html(
+            head, text, kind="conversation", name=end_name, steps=-1
+        )
+    left_out = len(report.ends) - ENDS_SHOWN
+    more = f"<p>Other kinds of ends, in fewer orders: {left_out:,}.</p>"
+    return said + more * (left_out > 0)
 
 
-def end_html(end: End, report: Report, name: str) -> str:
-    """Return what a kind of end has, and the shortest way to it."""
-    title = f"In {end.orders:,} of {counted(report.orders, 'order')}"
-    head = f"<summary>{title}</summary>{items(end.facts) * bool(end.facts)}"
-    text = "\n".join(end.lines)
-    return example_html("conversation", name, head, text, steps=-1)
+def facts_html(title: str, facts: tuple[str, ...]) -> str:
+    """Return facts as a list with a title, or nothing."""
+    rows = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
+    return f"<p>{title}</p><ul>{rows}</ul>" if facts else ""
 
 
 def search(text: str, name: str) -> Generator[str, None, str]:

@@ -30,7 +30,6 @@ from conformance import examples
 from conformance.conversation import perform
 from fake_bus import FakeBus, FakeConnection
 from fake_kernel import FakeSelector
-from surprise import surprise
 
 Answer = dict[str, Any]  # what a page is told, of all or of a line
 Talks = Sequence[examples.Conversation]  # one for each line
@@ -304,6 +303,25 @@ def check(_: str, text: str, answer: str) -> Answer:
         answers = re.findall(r"\b[A-Z]\b", answer) if is_name else [answer]
         filled += [line.replace("____", one) for one in answers]
     return talk("conversation", "\n".join(filled))
+
+
+def surprise(_: str, chapter: str, seed: str) -> Answer:
+    """Return a random conversation, and the rules of a chapter that decide it.
+
+    What this needs is imported when it is asked for.
+    """
+    from conformance.random_writer import Tally
+    from model_bus import ModelBus
+    from surprise import CHAPTERS, make_surprise
+
+    task = make_surprise(chapter, seed)
+    steps = tuple(map(examples.parse_step, task["lines"]))
+    with Tally() as tally:
+        perform(ModelBus(()), examples.Conversation("", (), steps))
+    decided = [rule for rule, count in tally.rules().items() if count]
+    families = CHAPTERS[chapter].families.split()
+    rules = [f"[{r}]" for r in decided if r.partition("-")[0] in families]
+    return {**task, "rules": rules}
 
 
 def form_of(hole: str, answer: str) -> str:

@@ -193,13 +193,13 @@ def example(kind: str, title: str, text: str, is_open: bool) -> nodes.Node:
     """Return an example or a question, which book.js draws and runs."""
     name, _, head = title.partition(" ")
     head, _, steps = head.partition(" steps=")
-    data: dict[str, object] = {"steps": steps or -1}
+    data = {"kind": kind, "name": name, "steps": steps or "-1"}
     if kind == "question":
         data["answer"] = ANSWERS[name][0][0]
-    said = f"<summary>{name.replace('-', ' ').capitalize()}</summary>"
-    said += f"<p>{head}</p>"
+    said = name.replace("-", " ").capitalize()
     more = ends_html(text, name) if kind == "orders" else ""
-    return raw(example_html(kind, name, said, text, more, is_open, **data))
+    head = f"<summary>{said}</summary><p>{head}</p>"
+    return raw(example_html(head, text, more, is_open, **data))
 
 
 class Example(Directive):

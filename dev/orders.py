@@ -55,7 +55,7 @@ STEP_SECONDS = 0.001  # so short that no step decides about the block time
 PIDS = 70_000_001  # the first process id, which no other number is like
 NUMBER = re.compile(r"\b(gid|uid|pid)=(\d+)")
 LIMIT = re.compile(r"--([a-z-]+) (\d+)")
-LOSS = re.compile(r"client (\d+) loses (\d+) \[(BLOCK-(?:5|9))\]")
+LOSS = re.compile(r"client (\d+) loses (\d+) \[(BLOCK-\d+)\]")
 
 
 class End(NamedTuple):

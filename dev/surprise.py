@@ -5,17 +5,38 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from conformance.random_walk import WEIGHTS, Maker
 from conformance.random_writer import WITNESS, write
 
-CHAPTERS = {  # how often what happens there, and what has to stand there
-    "2": ({"subscribe": 10, "publish": 12}, "*"),
-    "3": ({"subscribe": 9, "unsubscribe": 6, "publish": 12}, "> UNSUB"),
-    "4": ({"subscribe": 2, "secret": 20, "publish": 3}, "< MSG !/cred"),
-    "5": ({"subscribe": 3, "publish": 10, "fill": 5, "stir": 12}, " fill"),
-    "6": ({"subscribe": 12, "publish": 14, "mode": 8}, "echo/off"),
+
+class Chapter(NamedTuple):
+    """What conversations about a chapter of the specification are like."""
+
+    families: str  # of its rules
+    word: str  # that has to stand in them
+    weights: dict[str, int]  # how often each kind of operation comes
+
+
+CHAPTERS = {
+    "2": Chapter("KEY MATCH", "*", {"subscribe": 10, "publish": 12}),
+    "3": Chapter(
+        "PKT SUB UNSUB PUB",
+        "> UNSUB",
+        {"subscribe": 9, "unsubscribe": 6, "publish": 12},
+    ),
+    "4": Chapter(
+        "CRED", "< MSG !/cred", {"subscribe": 2, "secret": 20, "publish": 3}
+    ),
+    "5": Chapter(
+        "BLOCK ORDER",
+        " fill",
+        {"subscribe": 3, "publish": 10, "fill": 5, "stir": 12},
+    ),
+    "6": Chapter(
+        "ECHO", "echo/off", {"subscribe": 12, "publish": 14, "mode": 8}
+    ),
 }
 OPERATIONS = 10
 LINES_MAX = 20
@@ -23,12 +44,12 @@ HEARD_MIN = 3  # of what all clients receive
 HEARD = re.compile(r"([A-Z]) < (?:.*\\0(\d+)x*|(end))")
 
 
-class PageMaker(Maker):
+class SurpriseMaker(Maker):
     """Makes operations for a chapter, without what is hard to read."""
 
     def __init__(self, chapter: str, seed: str) -> None:
         super().__init__(seed, {})
-        self.weights = dict.fromkeys(WEIGHTS, 0) | CHAPTERS[chapter][0]
+        self.weights = dict.fromkeys(WEIGHTS, 0) | CHAPTERS[chapter].weights
         self.names = [*"ABC"]
         self.sizes = [0]
 
@@ -37,7 +58,7 @@ class PageMaker(Maker):
         return b""
 
 
-def surprise(_: str, chapter: str, seed: str) -> dict[str, Any]:
+def make_surprise(chapter: str, seed: str) -> dict[str, Any]:
     """Return a conversation, what of it is shown, and what is to be said.
 
     The same seed gives the same conversation.
@@ -46,7 +67,7 @@ def surprise(_: str, chapter: str, seed: str) -> dict[str, Any]:
     if chapter not in CHAPTERS:
         raise ValueError("There are surprises for chapters 2 to 6")
     for attempt in itertools.count():
-        maker = PageMaker(chapter, f"{chapter}/{seed}/{attempt}")
+        maker = SurpriseMaker(chapter, f"{chapter}/{seed}/{attempt}")
         operations = [maker.operation() for _ in range(OPERATIONS)]
         # The fake kernel handles each packet before the next one comes
         written = (
@@ -55,7 +76,7 @@ def surprise(_: str, chapter: str, seed: str) -> dict[str, Any]:
         lines = [line for line in written if is_of_clients(line, chapter)]
         heard = [*filter(None, map(HEARD.fullmatch, lines))]
         is_short = len(heard) >= HEARD_MIN and len(lines) <= LINES_MAX
-        if is_short and CHAPTERS[chapter][1] in "\n".join(lines):
+        if is_short and CHAPTERS[chapter].word in "\n".join(lines):
             break
 
     answers: dict[str, list[str]] = {line[0]: [] for line in lines}

@@ -238,13 +238,16 @@ function prepare(example) {
 }
 document.querySelectorAll(".example").forEach(prepare);
 
-async function tryOrders(place, text, name) {
-  const { html } = await request(place, "orders", text, name);
+async function tryOrders(place, kind, text) {
+  const { html } = await request(place, kind, text, place.dataset.name ?? "bench");
   const ends = place.querySelector(".ends") ?? place.nextElementSibling;
   ends.innerHTML = linked(html ?? "");
   ends.parentElement.open = true;
   ends.querySelectorAll(".example").forEach(prepare);
-  if (html) shower(place)("good", "Every order is tried.");
+  if (!html) return;
+  shower(place)("good", "Every order is tried: see below.");
+  const lines = text.split("\n").filter((line) => /^[^#]/.test(line));
+  if (place !== bench) place.querySelector(".drawing").innerHTML = drawn(kind, lines);
 }
 
 function makeQuestion(example, form, text, reset, notes) {
@@ -272,7 +275,7 @@ function makeQuestion(example, form, text, reset, notes) {
 
 function makeExample(example, form, text, reset) {
   const { kind, name, steps } = example.dataset;
-  const label = kind === "orders" ? "Try every order" : "Run";
+  const [label, act] = kind === "orders" ? ["Try every order", tryOrders] : ["Run", play];
   form.innerHTML = `<button aria-label="${label} ${name}">${label}</button> <button type="button">Edit</button>
     <button type="button" hidden>Reset</button> <a href="#">In the playground</a><output></output>
     <textarea hidden aria-label="${name} as text" spellcheck="false">${escaped(text)}</textarea>`;
@@ -280,7 +283,7 @@ function makeExample(example, form, text, reset) {
   form.onsubmit = (event) => {
     event.preventDefault();
     undo.hidden = false;
-    (kind === "orders" ? tryOrders : play)(example, ...(kind === "orders" ? [field.value, name] : [kind, field.value]));
+    act(example, kind, field.value);
   };
   field.oninput = () => outdate(example);
   edit.onclick = () => (field.hidden = undo.hidden = !field.hidden);
@@ -308,7 +311,7 @@ if (bench) {
     const line = dataset.line?.replace(/\{(\w+)\}/g, (hole, name) => bench.elements[name]?.value ?? hole);
     if (line) go([...lines(), line].join("\n"), -1);
     if (dataset.go) go(text.value, Math.max(0, played + Number(dataset.go)));
-    if (dataset.orders) tryOrders(bench, text.value, "bench");
+    if (dataset.orders) tryOrders(bench, "orders", text.value);
     if (dataset.undo) go(lines().slice(0, -1).join("\n"), -1);
   };
   text.oninput = () => outdate(bench);
@@ -327,28 +330,27 @@ if (bench) {
 const surprise = document.getElementById("surprise");
 
 if (surprise) {
-  const { chapter } = surprise.elements, [drawing, fields] = surprise.querySelectorAll(".drawing, .answers");
-  let task = {};
+  const { chapter } = surprise.elements, [drawing, fields] = surprise.querySelectorAll(".drawing, .fields");
+  let task;
   surprise.hidden = false;
-  const go = () => (location.hash = new URLSearchParams({ chapter: chapter.value, seed: Math.random().toString(36).slice(2, 8) }));
-  chapter.onchange = surprise.querySelector("[type=button]").onclick = go;
+  chapter.onchange = surprise.querySelector("[type=button]").onclick = () =>
+    (location.hash = new URLSearchParams({ chapter: chapter.value, seed: Math.random().toString(36).slice(2, 8) }));
   window.onhashchange = async () => {
-    const state = new URLSearchParams(location.hash.slice(1));
-    chapter.value = state.get("chapter") ?? 2;
-    task = await request(surprise, "surprise", state.get("chapter") ?? "2", state.get("seed") ?? "1");
+    const { chapter: number = 2, seed = 1 } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+    chapter.value = number;
+    task = await request(surprise, "surprise", `${number}`, `${seed}`);
     drawing.innerHTML = drawn("conversation", task.shown ?? []);
-    fields.innerHTML = each(Object.keys(task.answers ?? {}).sort(), (name) => `<label>${name} receives <input name="${name}"
-      autocomplete="off" size="12"></label>`);
+    fields.innerHTML = each(Object.keys(task.answers ?? {}).sort(),
+      (name) => `<label>${name} receives <input name="${name}" autocomplete="off" size="12"></label>`);
   };
   surprise.onsubmit = async (event) => {
     event.preventDefault();
-    const { led = [] } = await play(surprise, "conversation", task.lines.join("\n"));
-    const said = (name) => surprise.elements[name].value.match(/\d+|end/g) ?? [];
-    const missed = Object.entries(task.answers).filter(([name, right]) => `${said(name)}` !== `${right}`);
-    const right = missed.map(([name, heard]) => `${name} receives ${heard.join(" ") || "nothing"}`).join("; ");
-    const rules = new Set(led.flatMap(({ made = [] }) => made.join().match(/\[[A-Z]+-\d+\]/g) ?? []));
-    shower(surprise)(right ? "bad" : "good", "").innerHTML =
-      cited(`${right ? `Not yet: ${right}` : "Right, all of it"}. What decided: ${[...rules].join(" ")}.`);
+    if (!task?.lines || !(await play(surprise, "conversation", task.lines.join("\n"))).led) return;
+    const missed = Object.entries(task.answers).filter(([name, heard]) =>
+      `${surprise.elements[name].value.match(/\d+|end/g) ?? ""}` !== `${heard}`);
+    const said = missed.map(([name, heard]) => `${name} receives ${heard.join(" ") || "nothing"}`).join("; ");
+    shower(surprise)(said ? "bad" : "good", "").innerHTML =
+      cited(`${said ? `Not yet: ${said}` : "Right, all of it"}. These rules decided: ${task.rules.join(" ")}.`);
   };
   window.onhashchange();
 }

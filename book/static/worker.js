@@ -47,11 +47,11 @@ self.onmessage = async ({ data: [number, ...call], target }) => {
   target.postMessage([number]); // it begins
   let answer;
   try {
-    answer = play(...call);
-    for (let step; answer.next; answer = step.done ? step.value : answer) { // a search, which says how far it is
-      step = answer.next();
-      target.postMessage([number, undefined, step.done ? undefined : step.value]);
-      await new Promise((go) => setTimeout(go)); // other pages may ask, and this one may end it
+    for (answer = play(...call); answer.next;) { // a search, which says how far it is
+      const { done, value } = answer.next();
+      if (done) answer = value;
+      else target.postMessage([number, undefined, value]);
+      await new Promise((go) => setTimeout(go)); // another page may ask, or this one end it
     }
   } catch ({ message }) { answer = said(message); }
   target.postMessage([number, answer]);
