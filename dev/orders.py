@@ -271,7 +271,8 @@ def make_world(text: str) -> tuple[World, list[str]]:
     lines = [line.strip() for line in text.splitlines()]
     start = lines.index("---") if "---" in lines else -1
     options = [line for line in lines if line.startswith("server ")]
-    world, before = World(Bus(owner=OWNER, **limits(options)), {}), options
+    bus = Bus(reads_ahead=False, owner=OWNER, **limits(options))
+    world, before = World(bus, {}), options
 
     for number, line in enumerate(lines):
         if not line or line[0] == "#" or line == "---" or line in options:
@@ -384,8 +385,10 @@ def try_orders(text: str) -> Iterator[Report]:
     for count, world in enumerate(search.worlds(), 1):
         if not any(world.steps()):
             facts = tuple(world.facts())
-            lines = [*before, *search.way(), *world.last_lines()]
-            end = ends.get(facts) or End(facts, 0, 0, lines)
+            if facts not in ends:
+                lines = [*before, *search.way(), *world.last_lines()]
+                ends[facts] = End(facts, 0, 0, lines)
+            end = ends[facts]
             orders = end.orders + search.orders[search.state]
             ends[facts] = end._replace(orders=orders, states=end.states + 1)
         if count % STATES_REPORTED == 0:
