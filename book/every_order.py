@@ -6,8 +6,6 @@ does the same for conversations that somebody has written or edited.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator
 from html import escape
 
 from orders import Report, try_orders
@@ -59,13 +57,3 @@ def facts_html(title: str, facts: tuple[str, ...]) -> str:
     """Return facts as a list with a title, or nothing."""
     rows = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
     return f"<p>{title}</p><ul>{rows}</ul>" if facts else ""
-
-
-def search(text: str, name: str) -> Generator[str, None, str]:
-    """Yield how far a search is; return what it comes to, as JSON."""
-    try:
-        for report in try_orders(text):
-            yield f"{report.states:,} states are tried …"
-    except ValueError as error:
-        return json.dumps({"said": f"{error}."})
-    return json.dumps({"html": report_html(report, name)})

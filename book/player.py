@@ -11,7 +11,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from typing import Any
@@ -28,8 +28,10 @@ if sys.platform == "emscripten":  # what is named at import, and is not there
 import sbus
 from conformance import examples
 from conformance.conversation import perform
+from every_order import report_html
 from fake_bus import FakeBus, FakeConnection
 from fake_kernel import FakeSelector
+from orders import try_orders
 
 Answer = dict[str, Any]  # what a page is told, of all or of a line
 Talks = Sequence[examples.Conversation]  # one for each line
@@ -347,6 +349,17 @@ def form_of(hole: str, answer: str) -> str:
     if kind and f"> {kind}" in hole:
         return f"The line has its {kind.strip()} already: write what follows"
     return ""
+
+
+def search(_: str, text: str, name: str) -> Generator[str, None, str]:
+    """Yield how far a search of every order is; return its answer as JSON."""
+    try:
+        kept_lines(text)
+        for report in try_orders(text):
+            yield f"{report.states:,} states are tried …"
+    except ValueError as error:
+        return json.dumps({"said": f"{error}."})
+    return json.dumps({"html": report_html(report, name)})
 
 
 def call(kind: str, text: str, *more: Any) -> str:

@@ -30,6 +30,7 @@ on and a publisher is paused, time passes: the block time [BLOCK-16].
 from __future__ import annotations
 
 import hashlib
+import pickle
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -49,13 +50,14 @@ from search import Search
 CLIENTS_MAX = 3
 STEPS_MAX = 6  # of a client, after the line `---`
 STATES_MAX = 300_000
+WORLD_BYTES_MAX = 50_000  # of all that waits, which each state has a copy of
 STATES_REPORTED = 1000  # how often a search says how far it is
 OWNER = 500  # the user of the server, and of clients that do not say theirs
 STEP_SECONDS = 0.001  # so short that no step decides about the block time
 PIDS = 70_000_001  # the first process id, which no other number is like
 NUMBER = re.compile(r"\b(gid|uid|pid)=(\d+)")
-LIMIT = re.compile(r"--([a-z-]+) (\d+)")
-LOSS = re.compile(r"client (\d+) loses (\d+) \[(BLOCK-\d+)\]")
+LIMIT = re.compile(r"--(max-[a-z-]+|block-timeout) (\d+)")
+LOSS = re.compile(r"client (\d+) loses (\d+) \[((?:BLOCK|LIMIT)-\d+)\]")
 
 
 class End(NamedTuple):
@@ -132,8 +134,7 @@ class World:
             return bool(client.received)
         if client.end:
             return False
-        is_sent = acts[0].verb in (">", ">>")
-        return not (is_sent and self.bus.paused_by(client))
+        return not (acts[0].verb == ">" and self.bus.paused_by(client))
 
     def is_held(self) -> bool:
         """Return whether a publisher is paused."""
@@ -162,7 +163,7 @@ class World:
             self.gets[name].append(packet)
             return f"{name} < {self.shown(packet)}"
 
-        if act.verb in (">", ">>"):
+        if act.verb == ">":
             client.sent.append(act.packet)
         elif act.verb == "room":
             client.room = int(act.packet)
@@ -322,6 +323,8 @@ def add_step(world: World, step: Step) -> None:
         world.programs[name], world.gets[name] = [], []
     if step.argument in EXPECTATIONS:
         return  # it takes nothing
+    if step.verb == ">>":
+        step = step._replace(verb=">")  # the server is never busy
 
     packet = b"".join(
         part.text * part.times
@@ -359,7 +362,9 @@ def prepared(world: World) -> Iterator[str]:
 
 
 def check_bounds(world: World) -> None:
-    """Raise ValueError if there are too many clients or steps."""
+    """Raise ValueError if there are too many clients, steps or bytes."""
+    if len(pickle.dumps(world)) > WORLD_BYTES_MAX:
+        raise ValueError("The search takes short and few messages alone")
     if len(world.clients) > CLIENTS_MAX:
         raise ValueError(
             f"The search takes {CLIENTS_MAX} clients at most, and these are"

@@ -30,9 +30,9 @@ async function start() {
   tell("Python starts: 2 of 2 …");
   const archive = await fetch("player.zip");
   python.unpackArchive(await archive.arrayBuffer(), "zip");
-  const { call } = python.pyimport("player"), { search } = python.pyimport("every_order");
+  const { call, search } = python.pyimport("player");
   tell("");
-  return (...asked) => (asked[0] === "orders" ? search(...asked.slice(1)) : call(...asked));
+  return (...asked) => (asked[0] === "orders" ? search : call)(...asked);
 }
 
 const player = start().catch(({ message }) => () => said(message));
