@@ -597,7 +597,8 @@ class TestOrders:
         assert outcome(bench) == ("bad", "Stopped.")
         page.get_by_label("The conversation").fill(LONG + "A close")
         page.get_by_role("button", name="Try every order").click()
-        bench.get_by_text("A has 7: a line --- can stand").wait_for()
+        said = bench.get_by_text("A has 7: a line --- can stand")
+        said.wait_for(timeout=PLAY_MS)
 
     @pytest.mark.parametrize("width", [400, 1280])
     def test_a_surprise_is_predicted(self, page: Any, width: int) -> None:
