@@ -314,16 +314,13 @@ def surprise(_: str, chapter: str, seed: str) -> Answer:
     """
     from conformance.random_writer import Tally
     from model_bus import ModelBus
-    from surprise import CHAPTERS, make_surprise
+    from surprise import make_surprise, rules_of
 
     task = make_surprise(chapter, seed)
     steps = tuple(map(examples.parse_step, task["lines"]))
     with Tally() as tally:
         perform(ModelBus(()), examples.Conversation("", (), steps))
-    decided = [rule for rule, count in tally.rules().items() if count]
-    families = CHAPTERS[chapter].families.split()
-    rules = [f"[{r}]" for r in decided if r.partition("-")[0] in families]
-    return {**task, "rules": rules}
+    return {**task, "rules": [*rules_of(chapter, tally.rules())]}
 
 
 def form_of(hole: str, answer: str) -> str:

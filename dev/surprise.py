@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -69,11 +70,10 @@ def make_surprise(chapter: str, seed: str) -> dict[str, Any]:
     for attempt in itertools.count():
         maker = SurpriseMaker(chapter, f"{chapter}/{seed}/{attempt}")
         operations = [maker.operation() for _ in range(OPERATIONS)]
-        # The fake kernel handles each packet before the next one comes
-        written = (
-            w.replace(" >> ", " > ") for w in write(operations, {}).lines
-        )
-        lines = [line for line in written if is_of_clients(line, chapter)]
+        written = write(operations, {}).lines
+        kept = (line for line in written if is_of_clients(line, chapter))
+        # In a page each packet is handled before the next one comes
+        lines = [line.replace(" >> ", " > ") for line in kept]
         heard = [*filter(None, map(HEARD.fullmatch, lines))]
         is_short = len(heard) >= HEARD_MIN and len(lines) <= LINES_MAX
         if is_short and CHAPTERS[chapter].word in "\n".join(lines):
@@ -95,6 +95,14 @@ def shown_of(lines: list[str]) -> Iterator[str]:
         if line and line != before:
             yield line
         before = line
+
+
+def rules_of(chapter: str, counts: Counter[str]) -> Iterator[str]:
+    """Yield the rules of a chapter that have decided something, as links."""
+    families = CHAPTERS[chapter].families.split()
+    for rule, count in counts.items():
+        if count and rule.partition("-")[0] in families:
+            yield f"[{rule}]"
 
 
 def is_of_clients(line: str, chapter: str) -> bool:

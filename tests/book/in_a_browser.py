@@ -654,6 +654,7 @@ SEARCHES = {  # what is typed, and the page that answers it
     "BLOCK-13": "spec/5-flood-control.html#BLOCK-13",
     "match-6": "spec/2-routing-keys.html#MATCH-6",
     "wildcard": "book/lessons/1-keys.html",
+    "deadlock": "book/lessons/6-waiting.html",
     "permission denied": "book/questions.html",
     "retain": "book/questions.html",
     "lose messages": "book/questions.html",
