@@ -141,10 +141,12 @@ requirements vectors trace:
 	PYTHONPATH=spec $(PYTHON) dev/traceability.py $@
 
 SITE = book/site
-PLAYED = sbus.py book/player.py spec/conformance tests/bed/fake_bus.py \
-    tests/bed/fake_kernel.py tests/bed/packets.py
+PLAYED = sbus.py book/player.py book/every_order.py dev/orders.py \
+    dev/search.py dev/surprise.py spec/model.py spec/conformance \
+    tests/bed/fake_bus.py tests/bed/fake_kernel.py tests/bed/model_bus.py \
+    tests/bed/packets.py
 book: .venv/book
-	@PYTHONPATH=.:book:spec:tests/bed .venv/bin/python -m sphinx -q -E -a -c book \
+	@PYTHONPATH=.:book:spec:dev:tests/bed .venv/bin/python -m sphinx -q -E -a -c book \
 	    -d build/book . $(SITE)
 	@.venv/bin/python -m zipfile -c $(SITE)/_static/player.zip $(PLAYED)
 	@echo '<meta http-equiv="refresh" content="0;url=book/index.html">' \

@@ -6,11 +6,12 @@ It runs in a page, in Pyodide, and tells it what each line led to.
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from typing import Any
@@ -22,12 +23,15 @@ if sys.platform == "emscripten":  # what is named at import, and is not there
     users = {"root": mock.Mock(pw_uid=0)}
     sys.modules["pwd"] = mock.Mock(getpwnam=users.__getitem__)
     vars(socket).setdefault("AF_UNIX", 1)
+    vars(os).update(geteuid=lambda: 0, getegid=lambda: 0)
 
 import sbus
 from conformance import examples
 from conformance.conversation import perform
+from every_order import report_html
 from fake_bus import FakeBus, FakeConnection
 from fake_kernel import FakeSelector
+from orders import try_orders
 
 Answer = dict[str, Any]  # what a page is told, of all or of a line
 Talks = Sequence[examples.Conversation]  # one for each line
@@ -35,6 +39,7 @@ WHO = re.compile(r"(?:client=|(by=))(\d+)(?: uid=\d+ pid=\d+)?")
 DISCONNECTED = re.compile(r"disconnect (\w+) \[([A-Z]+-\d+)\] (.*)")
 LOG: list[str] = []  # of the server, since the line began
 PLAY_SECONDS = 10.0  # that an example may take
+LINE_SECONDS = 0.001  # it tells who has waited longest [BLOCK-16]
 PACKETS_MAX, BYTES_MAX = 100_000, 64_000_000  # of an example
 TEXT_MAX = 100_000  # its characters
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -126,6 +131,7 @@ class WatchedBus(FakeBus):
     def steps(self, talks: Talks) -> Iterator[examples.Step]:
         """Return the steps; note after each line what it led to."""
         for talk in talks:
+            self.kernel.now += LINE_SECONDS
             got = b""
             for step in talk.steps:
                 self.who = step.client
@@ -199,9 +205,12 @@ def talks_of(kind: str, line: str) -> list[examples.Conversation]:
 
 
 def kept_lines(text: str) -> list[str]:
-    """Return the lines of an example but comments; `SUB ` keeps its blank."""
+    """Return the lines of an example; `SUB ` keeps its blank.
+
+    Comments are left out, and the line --- that every_order.py knows.
+    """
     lines = [one if " >" in one else one.strip() for one in text.splitlines()]
-    kept = [line for line in lines if line.strip() and line[0] != "#"]
+    kept = [line for line in lines if line.strip() and line[0] not in "#-"]
     check_size(kept)
     return kept
 
@@ -304,6 +313,22 @@ def check(_: str, text: str, answer: str) -> Answer:
     return talk("conversation", "\n".join(filled))
 
 
+def surprise(_: str, chapter: str, seed: str) -> Answer:
+    """Return a random conversation, and the rules of a chapter that decide it.
+
+    What this needs is imported when it is asked for.
+    """
+    from conformance.random_writer import Tally
+    from model_bus import ModelBus
+    from surprise import make_surprise, rules_of
+
+    task = make_surprise(chapter, seed)
+    steps = tuple(map(examples.parse_step, task["lines"]))
+    with Tally() as tally:
+        perform(ModelBus(()), examples.Conversation("", (), steps))
+    return {**task, "rules": [*rules_of(chapter, tally.rules())]}
+
+
 def form_of(hole: str, answer: str) -> str:
     """Return what is to be said of the form of an answer, if it is wrong."""
     if not answer:
@@ -330,9 +355,21 @@ def form_of(hole: str, answer: str) -> str:
     return ""
 
 
+def search(_: str, text: str, name: str) -> Generator[str, None, str]:
+    """Yield how far a search of every order is; return its answer as JSON."""
+    try:
+        kept_lines(text)
+        for report in try_orders(text):
+            yield f"{report.states:,} states are tried …"
+    except ValueError as error:
+        return json.dumps({"said": f"{error}."})
+    return json.dumps({"html": report_html(report, name)})
+
+
 def call(kind: str, text: str, *more: Any) -> str:
     """Do what a page asks for; return the answer as JSON."""
-    way = {"question": check, "match": rows, "packet": rows}.get(kind, talk)
+    ways = {"question": check, "match": rows, "packet": rows}
+    way = {**ways, "surprise": surprise}.get(kind, talk)
     try:
         log = mock.patch.object(sbus, "log", LOG.append)
         with log, time_limit(PLAY_SECONDS):

@@ -24,6 +24,7 @@ from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 
 from conformance.examples import read_blocks, read_cases
+from every_order import ends_html, example_html
 from flood import script
 from lesson_answers import ANSWERS
 from picture import draw
@@ -192,16 +193,13 @@ def example(kind: str, title: str, text: str, is_open: bool) -> nodes.Node:
     """Return an example or a question, which book.js draws and runs."""
     name, _, head = title.partition(" ")
     head, _, steps = head.partition(" steps=")
-    said = name.replace("-", " ").capitalize()
-    data = {"kind": kind, "name": name, "steps": steps or -1}
+    data = {"kind": kind, "name": name, "steps": steps or "-1"}
     if kind == "question":
         data["answer"] = ANSWERS[name][0][0]
-    facts = "".join(f' data-{k}="{escape(str(v))}"' for k, v in data.items())
-    return raw(
-        f'<details class="example"{facts}{" open" * is_open}>'
-        f"<summary>{said}</summary><p>{head}</p><div id=example-{name} "
-        f'class="drawing"><pre>{escape(text)}</pre></div></details>'
-    )
+    said = name.replace("-", " ").capitalize()
+    more = ends_html(text, name) if kind == "orders" else ""
+    head = f"<summary>{said}</summary><p>{head}</p>"
+    return raw(example_html(head, text, more, is_open, **data))
 
 
 class Example(Directive):

@@ -33,13 +33,13 @@ import itertools
 import pickle
 import re
 import sys
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from model import CHOICES, Bus, Client, Hold, drain, handle, may_pause
+from search import Search
 
 STATES_MAX = 200_000
 MAX_BACKLOG = 300  # two messages and a little more
@@ -237,48 +237,26 @@ class World:
 
 def explore(world: World) -> Report:
     """Search all states, or as many as there may be."""
-    first = world.snapshot()
-    came_from: dict[object, tuple[object, str]] = {}
-    seen, todo = {first}, deque([(first, pickle.dumps(world))])
+    search = Search(world, STATES_MAX)
     deadlocks = 0
     conversation: list[str] = []
+    violation = ""
 
-    while todo and len(seen) < STATES_MAX:
-        snapshot, frozen = todo.popleft()
-        world = pickle.loads(frozen)
-        step = ("the state is", "")
-        try:
+    try:
+        for world in search.worlds():
             world.check()
             world.copy().check_that_all_go_on()
             if world.is_deadlock():
                 deadlocks += 1
-                conversation = conversation or path(came_from, snapshot)
+                conversation = conversation or search.way()
                 world.copy().check_that_time_helps()
-            for step in list(world.steps()):
-                other: World = pickle.loads(frozen)
-                line = other.take(*step)
-                after = other.snapshot()
-                if after not in seen:
-                    seen.add(after)
-                    came_from[after] = snapshot, line
-                    todo.append((after, pickle.dumps(other)))
-        except Violation as violation:
-            last = f"# {' '.join(step)}: {violation}"
-            lines = [*path(came_from, snapshot), last]
-            return Report(str(violation), lines, len(seen), False, deadlocks)
+    except Violation as error:
+        violation = str(error)
+        last = f"# {' '.join(search.step)}: {violation}"
+        conversation = [*search.way(), last]
 
-    return Report("", conversation, len(seen), not todo, deadlocks)
-
-
-def path(
-    came_from: dict[object, tuple[object, str]], snapshot: object
-) -> list[str]:
-    """Return the shortest conversation that leads to a state."""
-    lines = []
-    while snapshot in came_from:
-        snapshot, line = came_from[snapshot]
-        lines.append(line)
-    return lines[::-1]
+    count, is_complete = len(search.orders), search.is_complete
+    return Report(violation, conversation, count, is_complete, deadlocks)
 
 
 # ---- Worlds

@@ -20,8 +20,8 @@ function start() {
   const options = { type: "module", extendedLifetime: true, name: `player ${workerNumber}` };
   const worker = window.SharedWorker ? new SharedWorker(url, options) : new Worker(url, options);
   port = worker.port ?? worker;
-  port.onmessage = ({ data: [number, answer] }) => {
-    if (number) return waiting.get(number)?.(answer);
+  port.onmessage = ({ data: [number, answer, state] }) => {
+    if (number) return waiting.get(number)?.(answer, state);
     progress = answer;
     document.querySelectorAll("output.loading").forEach((output) => (output.textContent = answer || "Playing …"));
   };
@@ -44,10 +44,10 @@ function ask(show, ...call) {
   return new Promise((resolve) => {
     const over = (ms) => setTimeout(() => leave(`It took longer than ${ms / 1000} seconds, and was stopped.`), ms);
     let limit = over(START_MS);
-    waiting.set(number, (answer) => {
+    waiting.set(number, (answer, state = "Playing …") => {
       clearTimeout(limit);
-      if (answer === undefined) { // it begins
-        show("", "Playing …");
+      if (answer === undefined) { // it begins, or goes on
+        show("", state);
         limit = over(LIMIT_MS);
         return;
       }
@@ -57,31 +57,35 @@ function ask(show, ...call) {
   });
 }
 
-async function play(place, kind, ...call) {
-  const output = place.querySelector("output");
-  const show = (className, textContent) => Object.assign(output, { className, textContent });
+const shower = (place) => (className, textContent) => Object.assign(place.querySelector("output"), { className, textContent });
+
+// Asks the worker, and has a button that stops it; an answer without what was asked for is shown
+async function request(place, ...call) {
+  const show = shower(place);
   if (isFile) return show("bad", "Examples run where the book comes from a web server: see the first page.");
   show("loading", progress || (port ? "Playing …" : "Python starts …"));
   rules ??= await fetch(new URL("_static/rules.json", root)).then((file) => file.json());
   const stop = Object.assign(document.createElement("button"), { type: "button", textContent: "Stop", className: "stop" });
   stop.onclick = () => leave("Stopped.");
-  output.after(stop); // book.css shows it after half a second
-  const answer = await ask(show, kind, ...call);
+  place.querySelector("output").after(stop); // book.css shows it after half a second
+  const answer = await ask(show, ...call);
   stop.remove();
-  const { lines, led, said, form } = answer;
-  outdate(place, !lines);
-  if (!lines) {
-    show("bad", said ?? `${form}.`);
-    return answer;
-  }
+  outdate(place, !answer.lines && !answer.html);
+  show("bad", answer.said ?? (answer.form ? `${answer.form}.` : ""));
+  return answer;
+}
+
+async function play(place, kind, ...call) {
+  const answer = await request(place, kind, ...call);
+  const { lines, led } = answer, show = shower(place);
+  if (!lines) return answer;
   const failed = kind === "bench" ? led.length - 1 : led.findIndex(({ wrong }) => wrong);
   const isRight = !led[failed]?.wrong;
   const shown = kind === "question" && !isRight ? led.map(({ wrong }) => ({ wrong: hidden(wrong) })) : led;
   place.querySelector(".drawing").innerHTML = drawn(kind, lines, shown);
   if (isRight) show("good", RIGHT[kind]?.(led.length, lines.length) ?? `Right: all ${lines.length} lines went as written.`);
   else {
-    show("bad", "");
-    output.innerHTML = cited(failure(kind, failed, lines, led).replaceAll("\\0", "\\x00"));
+    show("bad", "").innerHTML = cited(failure(kind, failed, lines, led).replaceAll("\\0", "\\x00"));
   }
   return { ...answer, isRight };
 }
@@ -126,7 +130,8 @@ const each = (list, form) => [...list].map(form).join("");
 const escaped = (text) => text.replace(/[&<>"]/g, (one) => `&#${one.charCodeAt()};`);
 const marked = (text) => text.split(/\\0|\\x00/)
   .map((part) => escaped(part).replace(/[*/]+/g, "<b>$&</b><wbr>")).join(NUL);
-const cited = (text) => escaped(text).replace(/\[([A-Z]+-\d+)\]/g, (id, rule) =>
+const cited = (text) => linked(escaped(text));
+const linked = (html) => html.replace(/\[([A-Z]+-\d+)\]/g, (id, rule) =>
   `<a class="id" href="${root}${rules[rule][0]}.html#${rule}" title="${escaped(rules[rule][2])}">${id}</a>`);
 const result = ({ made = [], wrong }) => each(made, (one) => `<span class="made">${cited(one)}</span>`)
   + (wrong ? `<strong>✗ ${cited(wrong)}</strong>` : "");
@@ -139,6 +144,9 @@ function packet(text) {
   return `<code><span class="kind">${kind}</span> <span class="key">${marked(key)}</span>${end}</code>`;
 }
 
+const content = (verb, said) => ("<>>".includes(verb) && !["nothing", "no packet", "end"].includes(said)
+  ? packet(said) : `<em>${escaped(said)}</em>`);
+
 function row(line, lanes, led) {
   const [, who, verb, text] = line.match(STEP) ?? [line, "", line, ""];
   const isPacket = "<>>".includes(verb) && !["nothing", "no packet"].includes(text);
@@ -148,12 +156,13 @@ function row(line, lanes, led) {
   return `<li class="${kind} ${look(led)}"
     style="margin: 0 calc(100% - (${right})) 0 calc(${left})">
     <span class="does">${who ?? ""} ${WORDS[verb] ?? verb}</span>
-    ${isPacket && said !== "end" ? packet(said) : `<em>${escaped(said)}</em>`}
+    ${content(verb, said)}
     ${isPacket ? `<svg class="arrow"><line x2="100%" y1="6" y2="6"/>${ARROWS[kind]}</svg>` : ""}${result(led ?? {})}</li>`;
 }
 
 function drawn(kind, lines, led) {
   if (kind in HEADS) return table(kind, lines, led);
+  if (kind === "orders") return programs(lines);
   const isClient = kind === "client"; // a program, the client that it tells what to do, and the server
   const of = (line) => (line[0] === "=" ? `Program <${line.slice(1)}`
     : "<>".includes(line[0]) ? `Client ${line}` : `Program > ${line}`);
@@ -178,6 +187,17 @@ function table(kind, lines, led) {
   return `<table><tr>${each(HEADS[kind], (text) => `<th scope="col">${text}</th>`)}</tr>${rows.join("")}</table>`;
 }
 
+// What comes before the line ---, and below it what each client does, side by side
+function programs(lines) {
+  const start = lines.indexOf("---"), after = lines.slice(start + 1);
+  const names = [...new Set(after.map((line) => line[0]))].sort();
+  const step = (line) => line.match(STEP) ?? [line, "", "", line];
+  const item = ([, , verb, text]) => `<li><span class="does">${WORDS[verb] ?? verb}</span> ${content(verb, text)}</li>`;
+  const steps = (name) => each(after.filter((line) => line[0] === name), (line) => item(step(line)));
+  return `${start < 0 ? "" : drawn("conversation", lines.slice(0, start))}
+    <div class="programs">${each(names, (name) => `<div><b>${name}</b><ol>${steps(name)}</ol></div>`)}</div>`;
+}
+
 // ---- Examples and questions
 
 const answered = new Set(JSON.parse(stored("answered")));
@@ -197,7 +217,7 @@ showProgress();
 
 const paragraphs = (notes) => each(notes, (note) => `<p>${escaped(note)}</p>`);
 
-for (const example of document.querySelectorAll(".example")) {
+function prepare(example) {
   const drawing = example.querySelector(".drawing");
   const text = drawing.textContent;
   const lines = text.split("\n").filter((line) => line.trim());
@@ -206,15 +226,28 @@ for (const example of document.querySelectorAll(".example")) {
   const picture = drawn(example.dataset.kind, lines.filter((line) => line[0] !== "#"));
   drawing.innerHTML = picture;
   drawing.insertAdjacentHTML("beforebegin", paragraphs(plain));
-  if (example.dataset.kind === "client") continue;
+  if (example.dataset.kind === "client") return;
   const form = document.createElement("form");
-  example.append(form);
+  drawing.after(form);
   const reset = () => {
     drawing.innerHTML = picture;
     outdate(example, false);
     Object.assign(form.querySelector("output"), { className: "", textContent: "" });
   };
   (example.dataset.kind === "question" ? makeQuestion : makeExample)(example, form, text, reset, notes);
+}
+document.querySelectorAll(".example").forEach(prepare);
+
+async function tryOrders(place, kind, text) {
+  const { html } = await request(place, kind, text, place.dataset.name ?? "bench");
+  const ends = place.querySelector(".ends") ?? place.nextElementSibling;
+  ends.innerHTML = linked(html ?? "");
+  ends.parentElement.open = true;
+  ends.querySelectorAll(".example").forEach(prepare);
+  if (!html) return;
+  shower(place)("good", "Every order is tried: see below.");
+  const lines = text.split("\n").filter((line) => /^[^#]/.test(line));
+  if (place !== bench) place.querySelector(".drawing").innerHTML = drawn(kind, lines);
 }
 
 function makeQuestion(example, form, text, reset, notes) {
@@ -242,14 +275,15 @@ function makeQuestion(example, form, text, reset, notes) {
 
 function makeExample(example, form, text, reset) {
   const { kind, name, steps } = example.dataset;
-  form.innerHTML = `<button aria-label="Run ${name}">Run</button> <button type="button">Edit</button>
+  const [label, act] = kind === "orders" ? ["Try every order", tryOrders] : ["Run", play];
+  form.innerHTML = `<button aria-label="${label} ${name}">${label}</button> <button type="button">Edit</button>
     <button type="button" hidden>Reset</button> <a href="#">In the playground</a><output></output>
     <textarea hidden aria-label="${name} as text" spellcheck="false">${escaped(text)}</textarea>`;
   const [, edit, undo] = form.querySelectorAll("button"), field = form.querySelector("textarea");
   form.onsubmit = (event) => {
     event.preventDefault();
     undo.hidden = false;
-    play(example, kind, field.value);
+    act(example, kind, field.value);
   };
   field.oninput = () => outdate(example);
   edit.onclick = () => (field.hidden = undo.hidden = !field.hidden);
@@ -260,7 +294,7 @@ function makeExample(example, form, text, reset) {
   };
   const link = form.querySelector("a");
   link.onclick = () => (link.href = `${root}book/bench.html#${new URLSearchParams({ played: steps, text: field.value })}`);
-  link.hidden = kind !== "conversation";
+  link.hidden = !["conversation", "orders"].includes(kind);
 }
 
 // ---- The playground, whose state is its address: a text, and how many of its lines are played
@@ -277,6 +311,7 @@ if (bench) {
     const line = dataset.line?.replace(/\{(\w+)\}/g, (hole, name) => bench.elements[name]?.value ?? hole);
     if (line) go([...lines(), line].join("\n"), -1);
     if (dataset.go) go(text.value, Math.max(0, played + Number(dataset.go)));
+    if (dataset.orders) tryOrders(bench, "orders", text.value);
     if (dataset.undo) go(lines().slice(0, -1).join("\n"), -1);
   };
   text.oninput = () => outdate(bench);
@@ -286,6 +321,36 @@ if (bench) {
     text.value = state.get("text") ?? text.defaultValue;
     const answer = await play(bench, "bench", text.value, Number(state.get("played") ?? -1));
     if (answer?.lines) [bench.querySelector(".cards").innerHTML, played] = [answer.cards, answer.of];
+  };
+  window.onhashchange();
+}
+
+// ---- A surprise, whose address has its chapter and seed
+
+const surprise = document.getElementById("surprise");
+
+if (surprise) {
+  const { chapter } = surprise.elements, [drawing, fields] = surprise.querySelectorAll(".drawing, .fields");
+  let task;
+  surprise.hidden = false;
+  chapter.onchange = surprise.querySelector("[type=button]").onclick = () =>
+    (location.hash = new URLSearchParams({ chapter: chapter.value, seed: Math.random().toString(36).slice(2, 8) }));
+  window.onhashchange = async () => {
+    const { chapter: number = 2, seed = 1 } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+    chapter.value = number;
+    task = await request(surprise, "surprise", `${number}`, `${seed}`);
+    drawing.innerHTML = drawn("conversation", task.shown ?? []);
+    fields.innerHTML = each(Object.keys(task.answers ?? {}).sort(),
+      (name) => `<label>${name} receives <input name="${name}" autocomplete="off" size="12"></label>`);
+  };
+  surprise.onsubmit = async (event) => {
+    event.preventDefault();
+    if (!task?.lines || !(await play(surprise, "conversation", task.lines.join("\n"))).led) return;
+    const missed = Object.entries(task.answers).filter(([name, heard]) =>
+      `${surprise.elements[name].value.match(/\d+|end/g) ?? ""}` !== `${heard}`);
+    const said = missed.map(([name, heard]) => `${name} receives ${heard.join(" ") || "nothing"}`).join("; ");
+    shower(surprise)(said ? "bad" : "good", "").innerHTML =
+      cited(`${said ? `Not yet: ${said}` : "Right, all of it"}. These rules decided: ${task.rules.join(" ")}.`);
   };
   window.onhashchange();
 }

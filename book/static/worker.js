@@ -30,12 +30,12 @@ async function start() {
   tell("Python starts: 2 of 2 …");
   const archive = await fetch("player.zip");
   python.unpackArchive(await archive.arrayBuffer(), "zip");
-  const player = python.pyimport("player");
+  const { call, search } = python.pyimport("player");
   tell("");
-  return player;
+  return (...asked) => (asked[0] === "orders" ? search : call)(...asked);
 }
 
-const player = start().catch(({ message }) => ({ call: () => said(message) }));
+const player = start().catch(({ message }) => () => said(message));
 
 self.onmessage = async ({ data: [number, ...call], target }) => {
   if (call[0] === "end") return self.close(); // nobody waits for it any more
@@ -43,10 +43,17 @@ self.onmessage = async ({ data: [number, ...call], target }) => {
     pages.add(target);
     return target.postMessage([0, progress]);
   }
-  const { call: play } = await player;
+  const play = await player;
   target.postMessage([number]); // it begins
   let answer;
-  try { answer = play(...call); } catch ({ message }) { answer = said(message); }
+  try {
+    for (answer = play(...call); answer.next;) { // a search, which says how far it is
+      const { done, value } = answer.next();
+      if (done) answer = value;
+      else target.postMessage([number, undefined, value]);
+      await new Promise((go) => setTimeout(go)); // another page may ask, or this one end it
+    }
+  } catch ({ message }) { answer = said(message); }
   target.postMessage([number, answer]);
 };
 self.onconnect = ({ ports: [port] }) => (port.onmessage = self.onmessage);

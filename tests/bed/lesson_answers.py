@@ -33,4 +33,10 @@ ANSWERS = {  # to each: right ones, wrong ones
         ["!/cred/100/1001/7/!/cred////inbox"],
         ["!/cred////inbox", "inbox"],
     ),
+    "who-is-disconnected": (["B"], ["A", "A B", ""]),
+    "what-frees-the-other": (["MSG b\\0one"], ["MSG b\\0two", "nothing"]),
+    "let-the-other-go": (
+        ["CMSG blocking/soft/queue", "CMSG blocking/soft/discard"],
+        ["CMSG blocking/hard/discard", "CMSG order/stack", "UNSUB a"],
+    ),
 }

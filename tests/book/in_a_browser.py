@@ -35,9 +35,11 @@ playwright = pytest.importorskip(
 SITE = ROOT / "book/site"
 AXE = ROOT / "build/axe/axe.min.js"
 SHOTS = ROOT / "build/book-shots"
-KINDS = {  # twelve kinds of pages, and what is done there before a look
+KINDS = {  # kinds of pages, and what is done there before a look
     "start": "book/index.html",
     "lesson": "book/lessons/2-hearing.html",
+    "orders": "book/lessons/6-waiting.html",
+    "surprise": "book/surprise.html#chapter=5&seed=1",
     "playground": "book/bench.html",
     "python": "book/python.html",
     "chapter": "spec/5-flood-control.html",
@@ -148,6 +150,14 @@ def run(page: Any, name: str) -> tuple[str, str]:
     example = page.locator(f"[data-name={name}]")
     example.get_by_role("button", name=f"Run {name}").click()
     return outcome(example)
+
+
+def try_orders(page: Any, example: Any) -> Any:
+    """Try every order of an example; return the ends that are found."""
+    example.get_by_role("button", name="Try every order").click()
+    output = example.locator("output").first
+    output.and_(page.locator(".good")).wait_for(timeout=PLAY_MS)
+    return example.locator(".ends .example")
 
 
 class Anchors(HTMLParser):
@@ -271,6 +281,12 @@ class TestPages:
         """Do what there is to do on a page."""
         if kind == "lesson":
             run(page, "each-once")
+        elif kind == "orders":
+            try_orders(page, page.locator("[data-name=too-late]"))
+        elif kind == "surprise":
+            page.wait_for_selector("#surprise .lanes", timeout=PLAY_MS)
+            page.get_by_role("button", name="Play it").click()
+            outcome(page.locator("#surprise"))
         elif kind == "playground":
             outcome(page.locator("#bench"))
         elif kind == "chapter":
@@ -348,7 +364,8 @@ class TestPlayer:
         buttons = page.get_by_role("button", name=re.compile("^Run "))
         for button in buttons.all():
             button.click()
-        for example in page.locator(".example:has(textarea)").all():
+        runnable = ".example:has(textarea):not([data-kind=orders])"
+        for example in page.locator(runnable).all():
             verdict, said = outcome(example)
             assert verdict == "good", said
 
@@ -564,6 +581,67 @@ class TestPlayground:
         page.wait_for_selector("text=/patterns +k × 2/")
 
 
+class TestOrders:
+    """What the search of every order and a surprise do in a page."""
+
+    @pytest.mark.parametrize("width", [400, 1280])
+    def test_a_lesson_tries_every_order(self, page: Any, width: int) -> None:
+        """It finds what the book had printed, and the server plays it."""
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto("book/lessons/6-waiting.html")
+        example = page.locator("[data-name=too-late]")
+        printed = example.locator(".ends p").first.text_content()
+        ends = try_orders(page, example)
+        assert example.locator(".ends p").first.text_content() == printed
+        assert printed == "Orders: 4. End states: 3." and ends.count() == 3
+        for end in ends.all():
+            end.get_by_role("button", name=re.compile("^Run ")).click()
+            assert outcome(end)[0] == "good"
+        assert page.evaluate(OVERFLOW) <= width
+
+    def test_the_playground_tries_every_order(self, page: Any) -> None:
+        """It says which bound is exceeded; a long search can be stopped."""
+        page.goto("book/bench.html#" + urlencode({"text": LONG}))
+        bench = page.locator("#bench")
+        outcome(bench)
+        page.get_by_role("button", name="Try every order").click()
+        bench.get_by_text("states are tried").wait_for()
+        page.get_by_role("button", name="Stop").click()
+        assert outcome(bench) == ("bad", "Stopped.")
+        page.get_by_label("The conversation").fill(LONG + "A close")
+        page.get_by_role("button", name="Try every order").click()
+        said = bench.get_by_text("A has 7: a line --- can stand")
+        said.wait_for(timeout=PLAY_MS)
+
+    @pytest.mark.parametrize("width", [400, 1280])
+    def test_a_surprise_is_predicted(self, page: Any, width: int) -> None:
+        """Its address is all of it; the rules that decided are named."""
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto("book/surprise.html")
+        page.wait_for_selector("#surprise .lanes", timeout=PLAY_MS)
+        before = page.locator(".drawing").inner_text()
+        page.get_by_role("button", name="Surprise me").click()
+        page.wait_for_url("**#chapter=2&seed=*")
+        page.goto("book/surprise.html#chapter=2&seed=1")
+        page.wait_for_function(
+            "(text) => document.querySelector('.drawing').innerText === text",
+            arg=before,
+        )
+        assert "receives" not in before
+        page.get_by_role("button", name="Play it").click()
+        verdict, said = outcome(page.locator("#surprise"))
+        assert verdict == "bad" and "These rules decided: [" in said
+        for name, heard in re.findall(r"(\w) receives ([\d ]+)", said):
+            page.get_by_label(f"{name} receives").fill(heard)
+        page.get_by_role("button", name="Play it").click()
+        page.get_by_text("Right, all of it.").wait_for()
+        assert page.evaluate(OVERFLOW) <= width
+
+
+PUBLISH = "".join(f"{name} > MSG k\\0{{1..6}}\n" for name in "BC")
+LONG = "A > SUB k\n" + "A < {any}\n" * 5 + PUBLISH  # it takes some seconds
+
+
 class TestWithout:
     def test_a_server(self, chromium: Any) -> None:
         """A page that is a file is for reading, and says so."""
@@ -589,6 +667,7 @@ SEARCHES = {  # what is typed, and the page that answers it
     "BLOCK-13": "spec/5-flood-control.html#BLOCK-13",
     "match-6": "spec/2-routing-keys.html#MATCH-6",
     "wildcard": "book/lessons/1-keys.html",
+    "deadlock": "book/lessons/6-waiting.html",
     "permission denied": "book/questions.html",
     "retain": "book/questions.html",
     "lose messages": "book/questions.html",

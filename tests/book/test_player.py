@@ -21,7 +21,9 @@ PAGES = [
 ]
 BUTTONS = ("bench.html", "flood.html", "static/book.js")
 TEXTS = "".join(path.read_text("utf-8") for path in PAGES)
-BLOCKS = re.findall(r"^```(\w+) (\S+)[^\n]*\n(.*?)^```", TEXTS, re.M | re.S)
+BLOCKS = re.findall(
+    r"^```(?!orders)(\w+) (\S+)[^\n]*\n(.*?)^```", TEXTS, re.M | re.S
+)
 
 
 def play(kind: str, text: str, *more: Any) -> dict[str, Any]:

@@ -1,0 +1,152 @@
+"""Tests of the search of every order, and of the surprises of the book."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+from typing import Any
+
+import pytest
+
+import orders
+from every_order import ends_html
+from orders import try_orders
+from player import call, search
+from processes import ROOT
+
+LESSONS = "".join(
+    path.read_text("utf-8") for path in (ROOT / "book/lessons").glob("*.md")
+)
+BLOCKS = re.findall(r"^```orders (\S+)[^\n]*\n(.*?)^```", LESSONS, re.M | re.S)
+HELD = "A > CMSG blocking/soft/block\nA > SUB a\nA room 1\n---\n"
+MANY = (
+    "server --max-backlog 270\nA > SUB k\nA > CMSG blocking/hard/discard\n"
+    "A room 1\n---\nA < {any}\nA < {any}\nB > MSG k\\0{1..2}\n"
+    "C > MSG k\\0{3..4}"
+)
+CONVERSATIONS = {
+    **dict(BLOCKS),
+    "over-before-all-is-read": HELD + "A < {any}\nB > MSG a\\0{1..4}",
+    "another-user": "A process uid=1001\nA > SUB k\nA room 1\n"
+    "A > CMSG blocking/soft/error\n---\nA < {any}\nB > MSG k\\0{1..2}",
+    "over-the-limit": MANY,
+    "programs-that-leave": "A > SUB k\nB > SUB k\n---\nA close\n"
+    "B > MSG k\\0one\nB shut\nC > MSG k\\0two\nC > HELLO",
+    "secrets": "A > CMSG !/cred/whoami\nA < {any}\nB > SUB "
+    "!/cred/{B.gid}/{B.uid}/{B.pid}/\nA > MSG !/cred////\\0secret",
+}
+RULES = {  # by the numbers of their chapters
+    path.name[0]: re.findall(
+        r"^\*\*(\[\w+-\d+\])", path.read_text("utf-8"), re.M
+    )
+    for path in (ROOT / "spec").glob("[1-9]-*.md")
+}
+WAIT = "A and B wait for each other, until the block time"
+EVERYTHING = "B gets MSG b\\0one, MSG b\\0three, MSG b\\0two"
+FOUND: dict[str, tuple[int, int, list[str]]] = {  # orders, end states, facts
+    "too-late": (4, 3, ["A waits for a message that does not come"]),
+    "both-publish-first": (6, 2, [WAIT, "B loses 1 message [BLOCK-16]"]),
+    "the-go-ahead": (1235, 7, [WAIT, EVERYTHING]),
+    "one-at-a-time": (144, 1, [EVERYTHING]),
+    "in-the-backlog": (792, 1, [EVERYTHING]),
+    "a-reader-beside": (2092, 1, [EVERYTHING]),
+    "over-before-all-is-read": (
+        2,
+        1,
+        ["B waits for A to read, until the block time"],
+    ),
+    "another-user": (2, 2, ["A is disconnected [BLOCK-8]"]),
+    "over-the-limit": (54, 12, ["A loses 1 message [BLOCK-9]"]),
+    "programs-that-leave": (30, 3, ["C is disconnected [PKT-2]"]),
+    "secrets": (4, 1, ["B gets nothing"]),
+}
+
+
+def play(kind: str, *more: str) -> dict[str, Any]:
+    """Return what a page is answered."""
+    answer: dict[str, Any] = json.loads(call(kind, *more))
+    return answer
+
+
+def went_as_written(lines: list[str]) -> bool:
+    """Return whether the server does all that a conversation says."""
+    led = play("conversation", "\n".join(lines))["led"]
+    return len(led) == len(lines) and not any("wrong" in one for one in led)
+
+
+def test_its_first_page() -> None:
+    """What the search says of itself is so."""
+    assert doctest.testmod(orders) == (0, 3)
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_every_order(name: str) -> None:
+    """[BLOCK-16] The server does what is found, and the page prints it."""
+    text = CONVERSATIONS[name]
+    *_, report = try_orders(text)
+    assert play("bench", text)["lines"]  # the playground takes it as well
+    for end in report.ends:
+        assert went_as_written(end.lines), end.lines
+
+    count, states, facts = FOUND[name]
+    assert (report.orders, report.end_states) == (count, states)
+    shown = {fact for end in report.ends for fact in end.facts}
+    assert {*facts} <= shown | {*report.always}
+    printed = ends_html(text, name)
+    assert f"<p>Orders: {count:,}. End states: {states}.</p>" in printed
+    if EVERYTHING in facts and states == 1:
+        assert len(report.always) == 2 and not report.ends[0].facts
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("A hums", "Line 1, “A hums”: not a step"),
+        ("A > SUB k\nwait 6", "Line 2, “wait 6”: here time passes when"),
+        ("A fill", "Line 1, “A fill”: here a buffer has a size"),
+        ("A > SUB {B.pid}", "Line 1, “A > SUB {B.pid}”: no client B"),
+        ("A < {any}\n---", "Line 1, “A < {any}”: before the line ---"),
+        ("server --strict", "The search knows limits alone"),
+        ("server --owner 5", "The search knows limits alone"),
+        ("A > MSG k\\0{1..3000000}\n---", "That is too much for this page"),
+        ("A process x=1", "Line 1, “A process x=1”: a process has numbers"),
+        ("A room x", "Line 1, “A room x”: room has a number"),
+        ("A close\nB close\nC close\nD close", "The search takes 3 clients"),
+        ("---\nA > MSG k\\0{1..7}", "The search takes 6 steps of a client"),
+        ("A > MSG k\\0{x*90000}", "The search takes short and few messages"),
+        (MANY, "These have more than 60 states"),
+    ],
+)
+def test_what_cannot_be_tried_is_said(
+    text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line, which bound it is, or what would be right."""
+    monkeypatch.setattr(orders, "STATES_MAX", 60)
+    monkeypatch.setattr(orders, "STATES_REPORTED", 10)
+    searching = search("orders", text, "x")
+    progress = []
+    with pytest.raises(StopIteration) as over:
+        while True:
+            progress.append(next(searching))
+    answer = json.loads(over.value.value)
+    assert answer["said"].startswith(said) and "\n" not in answer["said"]
+    assert len(progress) == (4 if text == MANY else 0)
+
+
+@pytest.mark.parametrize("chapter", "23456")
+def test_a_surprise_is_played_as_predicted(chapter: str) -> None:
+    """What is asked is not shown; the seed alone decides which it is."""
+    texts = set()
+    for seed in "123456":
+        task = play("surprise", chapter, seed)
+        assert task == play("surprise", chapter, seed)
+        assert went_as_written(task["lines"])
+        assert task["rules"] and {*task["rules"]} <= {*RULES[chapter]}
+        texts.add("\n".join(task["lines"]))
+        assert len(task["lines"]) <= 20
+        heard = [line for line in task["shown"] if " < " in line]
+        assert all(line.endswith(" < …") for line in heard)
+        assert sum(map(len, task["answers"].values())) >= 3
+    assert len(texts) == 6
+    assert play("surprise", "1", "x")["said"].startswith("There are surprises")
