@@ -19,7 +19,7 @@ from . import shared
     shared.key(),
     shared.payload(),
     shared.flag("--raw", "print the answer unchanged"),
-    shared.timeout(sbus_client.REQUEST_SECONDS),
+    shared.timeout(sbus_client.ASK_SECONDS),
 )
 def request(options: shared.Options) -> None:
     """Publish a request, and print the payload of the first answer.

@@ -194,6 +194,25 @@ class TestThreads:
                 service.close()
         assert "closed" in str(stop.value)
 
+    def test_first_requests(self, bus: RealBus) -> None:
+        """They share the keys of their answers."""
+        with quick_switches(), Client(bus.path) as service:
+            service.subscribe("job")
+
+            def serve() -> None:
+                for message in service:
+                    if asked := parse_request(message):
+                        service.reply(asked, asked.payload)
+
+            with pytest.raises(Disconnected, match=CLOSED), beside(serve):
+                for _ in range(100):
+                    with contextlib.ExitStack() as stack:
+                        client = stack.enter_context(Client(bus.path))
+                        ask = client.request, "job", b"x", SECONDS_MAX
+                        for _ in range(4):
+                            stack.enter_context(beside(*ask))
+                service.close()
+
     def test_close_beside_three_threads(self, directory: Path) -> None:
         """All of them end, with and without a bus."""
         calls = [
