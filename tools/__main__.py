@@ -15,5 +15,4 @@ else:  # run by its path, which Python has put first
 
 signal.signal(signal.SIGINT, interrupt)
 
-if __name__ == "__main__":
-    sys.exit(main())
+sys.exit(main())

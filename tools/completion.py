@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sbus_client import CONTROL_KEYS, MODES
+from sbus_client import STATS, WHOAMI
 
 from . import shared
 
-KEYS = [key.decode() for key in CONTROL_KEYS if key not in MODES]
+KEYS = [STATS.decode(), WHOAMI.decode()]
 SHELLS = ["bash", "zsh", "fish"]
 
 
