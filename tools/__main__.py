@@ -15,4 +15,5 @@ else:  # run by its path, which Python has put first
 
 signal.signal(signal.SIGINT, interrupt)
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -30,8 +30,7 @@ def completion(options: shared.Options) -> None:
     if options.shell == "words":
         words = [f"{word}\n" for word in following(options.words)]
         return shared.write("".join(words).encode("ascii"))
-    script = Path(__file__).with_suffix(f".{options.shell}")
-    shared.write(script.read_bytes())
+    shared.write(Path(__file__).with_suffix(f".{options.shell}").read_bytes())
 
 
 def following(words: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ import os
 from collections.abc import Sequence
 
 import sbus_client
-from sbus_client import Client, Message, Reconnected, SbusError, TimedOut
+from sbus_client import Client, Message, PacketError, PacketTooLarge, SbusError
 
 from . import shared
 
@@ -60,13 +60,13 @@ class Keeper:
     def answer(self, bus: Client, asked: sbus_client.Request) -> None:
         """Publish what a question selects, and say who has answered."""
         for key, payload in self.values.items():
-            # Not with a pattern that is none, or if both keys are too long
-            with contextlib.suppress(sbus_client.PacketError):
+            # Not for a pattern that is none, nor what does not fit
+            with contextlib.suppress(PacketError, PacketTooLarge):
                 if sbus_client.matches(asked.payload, key):
                     bus.publish(asked.reply_key + b"/" + key, payload)
-        keeper = f"process {os.getpid()} of user {os.getuid()}"
-        counts = f"{len(self.values)} keys, and refused {self.refused}"
-        bus.reply(asked, f"{keeper} keeps {counts}".encode())
+        text = f"process {os.getpid()} of user {os.getuid()} keeps "
+        text += f"{len(self.values)} keys, and refused {self.refused}"
+        bus.reply(asked, text.encode())
 
 
 @shared.command(
@@ -81,7 +81,9 @@ def keep(options: shared.Options) -> None:
     Above --max-mib, a value is not kept.  A keeper that ends has forgotten
     all: `sub --last --json` and `pub --json` make a backup.  It slows
     publishers down rather than miss a message (blocking/soft/block).  A
-    second keeper under the same key ends, and says who the first is.
+    second keeper under the same key ends, and says who the first is.  A
+    message within 200 bytes of the limit of a packet is not printed later, as
+    its key becomes longer.
     """
     with shared.open_bus(options, None, options.reconnect) as bus:
         bus.control("blocking/soft/block")
@@ -126,7 +128,7 @@ class Latest:
         question = reply_key + b"\0" + os.fsencode(pattern)
         self.bus.publish(keeper, question)
         end = sbus_client.end_of(TRY_SECONDS)
-        with contextlib.suppress(TimedOut):
+        with contextlib.suppress(TimeoutError):
             while left := sbus_client.left_of(end):
                 message = self.bus.receive(left)
                 if message.key == reply_key:
@@ -135,7 +137,7 @@ class Latest:
                     key = message.key[len(reply_key) + 1 :]
                     self.values[key] = message.payload
                     end = sbus_client.end_of(TRY_SECONDS)
-                elif isinstance(message, Reconnected):
+                elif isinstance(message, sbus_client.Reconnected):
                     self.earlier += self.live
                     self.live = []
                 elif type(message) is Message and message.payload != question:

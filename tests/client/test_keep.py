@@ -118,7 +118,8 @@ class TestKeep:
     def test_questions_that_cannot_be_answered(self, bus: RealBus) -> None:
         """[KEY-4] They end nothing: patterns that are none, keys too long."""
         with keeping(bus, ""), Client(bus.path) as client:
-            publish_all(bus.path, ("k/" * 62, b"v"), ("k", b"v"))
+            publish_all(bus.path, ("k/" * 62, b"v"), ("l", bytes(409_590)))
+            publish_all(bus.path, ("k", b"v"))
             client.subscribe(client.whoami(SECONDS_MAX).path + b"/")
             reply_key = client.whoami().path + b"/x"
             client.publish("keep/last", reply_key + b"\0a\0b")
