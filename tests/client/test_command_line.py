@@ -15,7 +15,6 @@ import pytest
 
 import manual
 from commands import sbus, served
-from packets import WHOAMI
 from processes import ENVIRONMENT, ROOT, Result, run
 from real_bus import Listener, RealBus
 from sbus_client import __version__ as sbus_version
@@ -157,7 +156,6 @@ class TestArguments:
             ("pub -t9 k -5", [b"MSG k\0-5"]),
             ("pub k -- -v", [b"MSG k\0-v"]),
             ("pub k -t 9 -- --", [b"MSG k\0--"]),
-            ("request k -- --", [WHOAMI]),
             ("reply -j2 k/ -j 3 cat -j 4", [b"SUB k/"]),
             ("reply k/ -q -- cat", [b"SUB k/"]),
             ("pub k v --repeat 2", [b"MSG k\0v", b"MSG k\0v"]),
