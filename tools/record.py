@@ -54,8 +54,7 @@ def recover(hidden: Path) -> None:
     """Keep the whole lines of a segment that a dead recorder has left."""
     size = hidden.read_bytes().rfind(b"\n") + 1
     if not size:
-        hidden.unlink()
-        return
+        return hidden.unlink()
     os.truncate(hidden, size)
     keep(hidden.open("rb"), hidden)
     shared.note(f"recovered {hidden.name[1:]}")

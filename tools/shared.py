@@ -123,10 +123,15 @@ def command(
     return lambda run: Command(run, example, arguments, has_address)
 
 
+def unmarked(word: str) -> str:
+    """Return an argument as it was given, see OptionParser.parse."""
+    return word.removeprefix("\0")
+
+
 def argument(names: str, help: str, **options: Any) -> Argument:
     """Return an argument, or an option, with the names in a text."""
     if not names.startswith("-") and "choices" not in options:
-        options = {"metavar": names.upper(), **options}
+        options = {"metavar": names.upper(), "type": unmarked, **options}
     return lambda to: to.add_argument(*names.split(), help=help, **options)
 
 
@@ -177,8 +182,7 @@ def number(names: str, help: str, **options: Any) -> Argument:
 
 def amount(names: str, metavar: str, help: str, **options: Any) -> Argument:
     """Return an option with a positive number."""
-    kind = AMOUNT_TYPE
-    return argument(names, help, metavar=metavar, type=kind, **options)
+    return argument(names, help, metavar=metavar, type=AMOUNT_TYPE, **options)
 
 
 def timeout(seconds: float = ANSWER_SECONDS, use: str = ANSWER) -> Argument:
@@ -222,7 +226,7 @@ class OptionParser(argparse.ArgumentParser):
             message += " (write -- before what begins with '-')"
         elif message.startswith("unrecognized arguments: "):
             message += " (quote an argument that holds blanks)"
-        complain(f"{message}; --help lists the options")
+        complain(f"{message}; --help lists the options".replace("\0", ""))
         sys.exit(2)
 
     def parse(self, words: list[str]) -> Options:
@@ -230,10 +234,12 @@ class OptionParser(argparse.ArgumentParser):
 
         Behind `--`, and in a command that another one runs, they may not.
         """
-        has_rest = any(a.nargs in ("...", "A...") for a in self._actions)
-        if has_rest or "--" in words:
+        if any(action.nargs in ("...", "A...") for action in self._actions):
             return self.parse_args(words)
-        return self.parse_intermixed_args(words)
+        cut = words.index("--") if "--" in words else len(words)
+        # Marked by a byte that no word can have, none of them is an option
+        marked = [f"\0{word}" for word in words[cut + 1 :]]
+        return self.parse_intermixed_args([*words[:cut], *marked])
 
     def long_options(self) -> list[str]:
         """Return the long names of all options."""

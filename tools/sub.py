@@ -111,8 +111,7 @@ def sub(options: shared.Options) -> None:
         raise shared.UsageError("--time does not go with --raw or --null")
     secrets = [text for text in options.pattern if text.startswith("!/cred/")]
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    is_coloured = sys.stdout.isatty() and not is_plain
-    form = options.form or text_form(is_coloured)
+    form = options.form or text_form(sys.stdout.isatty() and not is_plain)
     with shared.open_bus(options, options.timeout, options.reconnect) as bus:
         if options.discard:
             bus.control("blocking/soft/discard")
