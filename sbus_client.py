@@ -739,7 +739,7 @@ class Connection:
         """Give an answer to the call that waits for it, if one still does."""
         if answer and not answer.outcome:
             answer.outcome = outcome
-            if answer.waiter:
+            if answer.waiter in self._waiting:  # else its call is awake
                 self._wake(answer.waiter)
 
     # ---- Packets: what a server would refuse is told before it is sent
