@@ -100,7 +100,7 @@ def keep(options: shared.Options) -> None:
         for message in shared.messages(bus, before=begin):
             if message.key == inbox:
                 other = sbus_client.printable(message.payload)
-                raise SbusError(f"{other}, under {options.keeper}")
+                raise SbusError(f"{other} at {options.keeper}; see --keeper")
             if message.key != name:
                 keeper.keep(message)
             elif asked := sbus_client.parse_request(message):

@@ -77,7 +77,9 @@ class TestKeep:
             done = sbus(bus.path, "keep", "other/")
             assert done.status == 1
             assert done.errors.startswith("sbus: process ")
-            assert done.errors.endswith("refused 0, under keep/last\n")
+            assert done.errors.endswith(
+                "refused 0 at keep/last; see --keeper\n"
+            )
 
     def test_keepers_that_start_together(self, directory: Path) -> None:
         """One of them stays, on each bus."""
