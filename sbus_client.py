@@ -130,7 +130,10 @@ class Message(NamedTuple):
 
 
 class ControlMessage(NamedTuple):
-    """A packet of the server itself: a routing key and a payload."""
+    """A packet of the server itself: a routing key and a payload.
+
+    As a tuple it equals a Message of the same fields: look at the type.
+    """
 
     key: bytes
     payload: bytes
