@@ -384,8 +384,7 @@ def default_address() -> str:
     uid = os.getuid()
     if uid == 0:
         return "/run/sbus.socket"
-    named = os.environ.get("XDG_RUNTIME_DIR", "")
-    for directory in (named, f"/run/user/{uid}"):
+    for directory in os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{uid}":
         with contextlib.suppress(OSError):
             status = os.stat(directory)
             if stat.S_ISDIR(status.st_mode) and status.st_uid == uid:
@@ -583,14 +582,9 @@ class Connection:
         self.key_bytes_max = key_bytes_max
         self.segments_max = segments_max
 
-        # The socket keeps its descriptor when it is connected to another bus
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(None)
-        self._fd = self.socket.fileno()
-        # [CLIENT-5] The largest packet fits; unused, it takes no memory
-        self._buffer = mmap.mmap(-1, max(packet_bytes_max, LARGE_BYTES))
         head_of = functools.partial(publish_head, key_bytes_max, segments_max)
         self._head_of = functools.lru_cache(HEADS_MAX)(head_of)
+        self._make_socket()
 
         # The lock is for all but a first try to publish.  Its owner may take
         # it again, as a signal handler that closes may interrupt the owner
@@ -616,6 +610,15 @@ class Connection:
         self._has_read = False  # a message, since then
         connections.add(self)
         self._begin(timeout)
+
+    def _make_socket(self) -> None:
+        """Make what packets are sent and received by."""
+        # The socket keeps its descriptor when it is connected to another bus
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(None)
+        self._fd = self.socket.fileno()
+        # [CLIENT-5] The largest packet fits; unused, it takes no memory
+        self._buffer = mmap.mmap(-1, max(self.packet_bytes_max, LARGE_BYTES))
 
     # ---- What each client does in its own way
 
