@@ -32,6 +32,11 @@ tools/, does more.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":  # until all is loaded, Ctrl-C ends it in silence
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import contextlib
 import enum
@@ -125,7 +130,10 @@ class Message(NamedTuple):
 
 
 class ControlMessage(NamedTuple):
-    """A packet of the server itself: a routing key and a payload."""
+    """A packet of the server itself: a routing key and a payload.
+
+    As a tuple it equals a Message of the same fields: look at the type.
+    """
 
     key: bytes
     payload: bytes
@@ -153,7 +161,10 @@ def to_bytes(text: Text) -> bytes:
     Raises: TypeError; PacketError if it holds a NUL byte [KEY-1].
     """
     if isinstance(text, str):
-        text = text.encode("utf-8", "surrogateescape")  # as os.fsencode
+        try:
+            text = text.encode("utf-8", "surrogateescape")  # as os.fsencode
+        except UnicodeEncodeError:
+            raise PacketError(f"{text!r} is not UTF-8") from None
     elif not isinstance(text, bytes):
         kind = type(text).__name__
         raise TypeError(f"a key or pattern is str or bytes, not {kind}")
@@ -168,8 +179,7 @@ def payload_bytes(payload: Payload) -> bytes:
         return bytes(memoryview(payload))
     except TypeError:
         kind = type(payload).__name__
-        text = f"a payload is bytes, not {kind}: encode it"
-        raise TypeError(text) from None
+        raise TypeError(f"a payload is bytes, not {kind}: encode it") from None
 
 
 def control_packet(key: Text, payload: Payload) -> bytes:
@@ -329,7 +339,8 @@ def random_part() -> bytes:
 def parse_request(message: Received) -> Request | None:
     """Return what a message asks for, or None if it is no request.
 
-    Its answer goes to a private key.  This does not prove who asks: anybody
+    Its answer goes to a private key, which any server takes that has the usual
+    limits [KEY-4].  This does not prove who asks: anybody
     may name the key of somebody else [CRED-10].
 
         for message in bus:
@@ -338,6 +349,7 @@ def parse_request(message: Received) -> Request | None:
     """
     reply_key, _, payload = message.payload.partition(b"\0")
     with contextlib.suppress(PacketError):
+        checked(reply_key + FAILED, KEY_BYTES_MAX, SEGMENTS_MAX)
         owner_of(reply_key)
         return Request(message.key, payload, reply_key)
     return None
@@ -372,8 +384,7 @@ def default_address() -> str:
     uid = os.getuid()
     if uid == 0:
         return "/run/sbus.socket"
-    named = os.environ.get("XDG_RUNTIME_DIR", "")
-    for directory in (named, f"/run/user/{uid}"):
+    for directory in os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{uid}":
         with contextlib.suppress(OSError):
             status = os.stat(directory)
             if stat.S_ISDIR(status.st_mode) and status.st_uid == uid:
@@ -460,6 +471,9 @@ def no_bus(address: str, failed: OSError) -> Disconnected:
     text = f"{cause}; start the server, or give its address"
     if failed.errno == errno.EACCES:
         text = "its server does not let this user in: see its -g, -o and -u"
+    with contextlib.suppress(OSError):
+        if not stat.S_ISSOCK(os.stat(address).st_mode):
+            text = "no socket is there; give the address of a server"
     error = Disconnected(f"no bus at {address}: {text}")
     error.errno = failed.errno
     return error
@@ -476,7 +490,7 @@ def no_bus(address: str, failed: OSError) -> Disconnected:
 
 KEPT_BYTES_MAX = 1 << 26  # of messages that came before an answer
 KEPT_OVERHEAD_BYTES = 256  # what Python needs for each of them
-REQUEST_SECONDS = 5.0  # in which somebody is to answer
+ASK_SECONDS = 5.0  # in which somebody is to answer a request
 STATS_SECONDS = 10.0  # in which the server is to answer
 # Between tries to connect, half of it at least: a try costs some 10 us where
 # nothing is there, but a server logs each client that it turns away
@@ -529,6 +543,16 @@ class Answer:
     waiter: Any = None  # of the call that waits for it
 
 
+class Asked:
+    """What waits for an answer: questions to the server, and requests."""
+
+    def __init__(self) -> None:
+        # In their order, each with its control key; None if control has asked
+        self.questions: deque[tuple[bytes, Answer | None]] = deque()
+        self.requests: dict[bytes, Answer] = {}  # by reply key
+        self.reply_keys = b""  # what all of those begin with
+
+
 class Connection:
     """What Client and AsyncClient share."""
 
@@ -552,19 +576,15 @@ class Connection:
         self.reconnect = reconnect
         if reconnect and self.address.startswith(INHERITED):
             raise AddressError("a descriptor cannot reconnect")
+        if min(packet_bytes_max, key_bytes_max, segments_max) < 1:
+            raise ValueError("a limit is a whole number from 1")
         self.packet_bytes_max = packet_bytes_max
         self.key_bytes_max = key_bytes_max
         self.segments_max = segments_max
 
-        # The socket keeps its descriptor when it is connected to another bus
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(None)
-        self._fd = self.socket.fileno()
-        self._receive_into = self.socket.recv_into
-        # [CLIENT-5] The largest packet fits; unused, it takes no memory
-        self._buffer = mmap.mmap(-1, max(packet_bytes_max, LARGE_BYTES))
         head_of = functools.partial(publish_head, key_bytes_max, segments_max)
         self._head_of = functools.lru_cache(HEADS_MAX)(head_of)
+        self._make_socket()
 
         # The lock is for all but a first try to publish.  Its owner may take
         # it again, as a signal handler that closes may interrupt the owner
@@ -574,28 +594,31 @@ class Connection:
         self._pid = os.getpid()
         self._own_path = b""  # what whoami would say, as far as is known
 
-        # What came and was not received yet, and what is still to come
-        self._kept: deque[Received] = deque()
+        self._kept: deque[Received] = deque()  # until a call wants it
         self._kept_bytes = 0
-        self._questions: deque[tuple[bytes, Answer | None]] = deque()
-        self._replies: dict[bytes, Answer] = {}  # by reply key
-        self._reply_keys = b""  # what those begin with
+        self._asked = Asked()
+        self._waiting: dict[Any, Answer | int] = {}  # waiters, and for what
+        self._receivers: deque[Any] = deque()  # those for messages, in line
 
-        # The waiters: all with what they wait for, and for messages in line
-        self._waiting: dict[Any, Answer | int] = {}
-        self._receivers: deque[Any] = deque()
-
-        # What another bus has to know, and the way to it
-        self._patterns: Counter[bytes] = Counter()
-        self._modes: dict[bytes, None] = {}  # the last sent is the last
+        # What another bus has to be told, and the way to it
+        self._told: Counter[bytes] = Counter()  # packets, and how often
         self._unsent: deque[bytes] = deque()  # while RESTORING
         self._greeting: Answer | None = None  # of a bus that is found again
         self._is_switching = False  # the descriptor
         self._next_try = 0.0  # to connect, by the monotonic clock
         self._read_all_at = time.monotonic()  # that had come
-        self._has_read = False  # something since then
+        self._has_read = False  # a message, since then
         connections.add(self)
         self._begin(timeout)
+
+    def _make_socket(self) -> None:
+        """Make what packets are sent and received by."""
+        # The socket keeps its descriptor when it is connected to another bus
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(None)
+        self._fd = self.socket.fileno()
+        # [CLIENT-5] The largest packet fits; unused, it takes no memory
+        self._buffer = mmap.mmap(-1, max(self.packet_bytes_max, LARGE_BYTES))
 
     # ---- What each client does in its own way
 
@@ -650,13 +673,12 @@ class Connection:
         A call that waits in another thread or task raises Disconnected.
         """
         with self._lock:
-            if self._why_closed:
-                return
-            self._why_closed = CLOSED
-            self._changed()
-            self._wake_all()
-            if not self._is_switching:  # else _try_open closes it
-                self._close_socket()
+            if not self._why_closed:
+                self._why_closed = CLOSED
+                self._changed()
+                self._wake_all()
+                if not self._is_switching:  # else _try_open closes it
+                    self._close_socket()
 
     def _close_socket(self) -> None:
         if self._pid == os.getpid():  # or our parent would lose it, too
@@ -723,7 +745,7 @@ class Connection:
         """Give an answer to the call that waits for it, if one still does."""
         if answer and not answer.outcome:
             answer.outcome = outcome
-            if answer.waiter:
+            if answer.waiter in self._waiting:  # else its call is awake
                 self._wake(answer.waiter)
 
     # ---- Packets: what a server would refuse is told before it is sent
@@ -786,22 +808,24 @@ class Connection:
             if len(packet) > self.packet_bytes_max:
                 text = TOO_LARGE.format(len(packet), self.packet_bytes_max)
                 raise PacketTooLarge(text)
-            is_full = sum(self._patterns.values()) >= PATTERNS_MAX
-            if word == b"SUB" and is_full:
+            if word == b"SUB" and self._pattern_count() >= PATTERNS_MAX:
                 raise PacketError(f"over {PATTERNS_MAX} patterns")
             if not self._try_write(packet, is_remembered):
                 return False
             if word == b"SUB":
-                self._patterns[key] += 1
+                self._told[packet] += 1
             elif word == b"UNSUB":
-                self._patterns[key] -= 1
-                self._patterns = +self._patterns  # without those of 0
+                self._told -= Counter([b"SUB " + key])
             elif is_mode:
-                self._modes.pop(packet, None)
-                self._modes[packet] = None
-            elif word == b"CMSG" and key in (WHOAMI, STATS):
-                self._questions.append((key, answer))
+                self._told.pop(packet, None)
+                self._told[packet] = 1  # the last sent is the last
+            elif word == b"CMSG":
+                self._asked.questions.append((key, answer))
         return True
+
+    def _pattern_count(self) -> int:
+        counts = self._told.items()
+        return sum(n for packet, n in counts if packet.startswith(b"SUB "))
 
     def _try_write(self, packet: bytes, is_remembered: bool) -> bool:
         """Give a packet to the kernel, or leave it to the next connection."""
@@ -879,11 +903,10 @@ class Connection:
         """
         buffer = self._buffer
         try:
-            size = self._receive_into(buffer, 0, TRUNC)
+            size = self.socket.recv_into(buffer, 0, TRUNC)
         except ConnectionResetError:
             return self._read()  # the last packets come next
 
-        self._has_read |= size > 0
         if size < LARGE_BYTES:
             # [CLIENT-2] What follows the first NUL is payload
             head, nul, payload = buffer[:size].partition(b"\0")
@@ -898,8 +921,9 @@ class Connection:
             raise PacketTooLarge(LOST_PACKET.format(size, len(buffer)))
 
         if head[:4] == b"MSG ":
+            self._has_read = True
             message = new_tuple(Message, (head[4:], payload))
-            if not self._reply_keys or not self._answer_request(message):
+            if not self._asked.reply_keys or not self._answer_request(message):
                 return message
         elif head[:5] == b"CMSG ":
             control = ControlMessage(head[5:], payload)
@@ -911,20 +935,20 @@ class Connection:
 
     def _answer_request(self, message: Message) -> bool:
         """Give a message to its request; return whether it is an answer."""
-        if not message.key.startswith(self._reply_keys):
+        if not message.key.startswith(self._asked.reply_keys):
             return False
         reply_key = message.key.removesuffix(FAILED)
-        self._give(self._replies.pop(reply_key, None), message)
+        self._give(self._asked.requests.pop(reply_key, None), message)
         return True
 
     def _answer_question(self, received: ControlMessage) -> bool:
         """Give a control message to its question; return if it is for one."""
         key = received.key
-        if key not in [asked for asked, _ in self._questions]:
+        if key not in [asked for asked, _ in self._asked.questions]:
             return False
-        while self._questions[0][0] != key:  # a server may not know it
-            self._questions.popleft()
-        _, answer = self._questions.popleft()
+        while self._asked.questions[0][0] != key:  # a server may not know it
+            self._asked.questions.popleft()
+        _, answer = self._asked.questions.popleft()
         if key == WHOAMI:
             with contextlib.suppress(PacketError):
                 self._own_path = credentials_of(received).path
@@ -953,7 +977,7 @@ class Connection:
         if not self.reconnect:
             text = GOODBYE.format(self.address, self._pid)
             behind = time.monotonic() - self._read_all_at
-            if self._has_read and self._patterns and behind > 1:
+            if self._has_read and behind > 1:
                 text += BEHIND.format(behind)
             raise Disconnected(text) from None
 
@@ -962,10 +986,10 @@ class Connection:
                 with contextlib.suppress(PacketError, PacketTooLarge):
                     if received := self._read():
                         self._keep(received)
-        asked = [answer for _, answer in self._questions]
-        for answer in (*asked, *self._replies.values()):
+        asked = [answer for _, answer in self._asked.questions]
+        for answer in (*asked, *self._asked.requests.values()):
             self._give(answer, ASK_AGAIN.format(self.address))
-        self._questions.clear()
+        self._asked.questions.clear()
         self._greeting = Answer()
         self._become(State.LOST)
 
@@ -983,7 +1007,7 @@ class Connection:
                     self._unsent.popleft()
                 if self._greeting:
                     self._write(b"CMSG " + WHOAMI)
-                    self._questions.append((WHOAMI, self._greeting))
+                    self._asked.questions.append((WHOAMI, self._greeting))
             except BlockingIOError:
                 return False
             except OSError as error:
@@ -1012,8 +1036,7 @@ class Connection:
         if is_ours and not self._own_path:
             ids = (os.getegid(), os.geteuid(), self._pid)
             self._own_path = b"!/cred/%d/%d/%d" % ids
-        patterns = (b"SUB " + p for p in self._patterns.elements())
-        self._unsent = deque((*patterns, *self._modes))
+        self._unsent = deque(self._told.elements())
 
         self._is_switching = True  # a handler must not free the number now
         if not self._why_closed:
@@ -1030,10 +1053,9 @@ class Connection:
     async def _connect(self, timeout: Timeout) -> None:
         """Connect for the first time; with *reconnect*, perhaps later."""
         end = end_of(timeout)
-        if self._why_closed:
-            raise Disconnected(self._why_closed)
         with self._lock:
             self._bus = State.LOST
+            self._check_open()
         try:
             while not self._try_connect():
                 if self.reconnect:
@@ -1059,7 +1081,7 @@ class Connection:
         end = end_of(timeout)
         try:
             while not (received := self._take()):
-                await self._go_on(end, "nothing came")
+                await self._go_on(end, "nothing came", None)
             return received
         except BaseException:
             with self._lock:
@@ -1079,14 +1101,16 @@ class Connection:
         """Return the payload of the first answer to a request."""
         end, answer = end_of(timeout), Answer()
         content = b"\0" + payload_bytes(payload)
-        if not self._reply_keys or self._reply_keys not in self._patterns:
+        keys = self._asked.reply_keys
+        if not keys or b"SUB " + keys not in self._told:
             path = credentials_of(await self._ask(WHOAMI, timeout)).path
-            keys = self._reply_keys or path + random_part() + b"/"
-            self._reply_keys = self._pattern(keys)
-            if keys not in self._patterns:  # nor has another call asked first
+            with self._lock:  # for another thread may ask first, too
+                keys = self._asked.reply_keys or path + random_part() + b"/"
+                self._asked.reply_keys = self._pattern(keys)
+            if b"SUB " + keys not in self._told:  # by another call, meanwhile
                 await self._send(b"SUB " + keys, left_of(end))
-        reply_key = self._reply_keys[:-1] + random_part()
-        self._replies[reply_key] = answer
+        reply_key = self._asked.reply_keys[:-1] + random_part()
+        self._asked.requests[reply_key] = answer
         try:
             if not self._try_publish(key, reply_key + content):
                 packet = self._publication(key, reply_key + content)
@@ -1098,10 +1122,10 @@ class Connection:
                 text = f"nobody answered {name} within {timeout or 0:g} s"
                 raise self._timed_out(text) from None
             if reply.key != reply_key:
-                raise RequestFailed(printable(reply.payload))
+                raise RequestFailed(printable(reply.payload or b"it failed"))
             return reply.payload
         finally:
-            self._replies.pop(reply_key, None)
+            self._asked.requests.pop(reply_key, None)
 
     async def _outcome(self, answer: Answer, end: End, text: str) -> Received:
         """Return an answer; keep all else that comes before it."""
@@ -1115,9 +1139,7 @@ class Connection:
             raise Disconnected(answer.outcome)
         return answer.outcome
 
-    async def _go_on(
-        self, end: End, text: str, answer: Answer | None = None
-    ) -> None:
+    async def _go_on(self, end: End, text: str, answer: Answer | None) -> None:
         """Take a step, or wait until one can be taken."""
         # An answer to a question that was just sent can hardly be there yet
         is_too_early = answer and not answer.waiter and left_of(end) != 0
@@ -1149,13 +1171,12 @@ os.register_at_fork(after_in_child=close_after_fork)
 # ==== 6. The client ==========================================================
 
 Result = TypeVar("Result")
-Call = Callable[..., Coroutine[Any, Any, Result]]
 
 
-def run(call: Call[Result], *arguments: Any) -> Result:
+def run(call: Coroutine[Any, Any, Result]) -> Result:
     """Return what a coroutine returns that never suspends."""
     try:
-        call(*arguments).send(None)
+        call.send(None)
     except StopIteration as end:
         return cast(Result, end.value)
     raise AssertionError("it suspended")
@@ -1197,9 +1218,9 @@ class Bell:
 
     def wait(self, event: int, seconds: Timeout) -> None:
         """Wait for the bell, or for an event of the socket."""
-        if seconds is not None:
-            seconds = 1000 * min(seconds, 1e6)  # poll(2) takes 24 days
-        self._polls[event].poll(seconds)
+        # poll(2) takes 24 days at most
+        limit = None if seconds is None else 1000 * min(seconds, 1e6)
+        self._polls[event].poll(limit)
 
 
 class Client(Connection):
@@ -1244,7 +1265,7 @@ class Client(Connection):
         self._kept_bell: Bell | None = None  # in it, rung while any is kept
         self._is_watched = False  # in it: the socket
         try:
-            run(self._connect, timeout)
+            run(self._connect(timeout))
         except BaseException:
             self.close()
             raise
@@ -1261,24 +1282,24 @@ class Client(Connection):
 
     def subscribe(self, pattern: Text, timeout: Timeout = None) -> None:
         """Subscribe to a pattern; duplicates count [SUB-1] [SUB-2]."""
-        run(self._send, self._subscription(pattern), timeout)
+        run(self._send(self._subscription(pattern), timeout))
 
     def unsubscribe(self, pattern: Text, timeout: Timeout = None) -> None:
         """Take back one subscription to an identical pattern [UNSUB-1]."""
-        run(self._send, b"UNSUB " + self._pattern(pattern), timeout)
+        run(self._send(b"UNSUB " + self._pattern(pattern), timeout))
 
     def publish(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
         """Publish a message [PUB-1]."""
         if not self._try_publish(key, payload):
-            run(self._send, self._publication(key, payload), timeout)
+            run(self._send(self._publication(key, payload), timeout))
 
     def control(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
         """Send a control message to the server [CTL-1]."""
-        run(self._send, control_packet(key, payload), timeout)
+        run(self._send(control_packet(key, payload), timeout))
 
     def receive(self, timeout: Timeout = None) -> Received:
         """Return the next message or control message.
@@ -1290,7 +1311,7 @@ class Client(Connection):
                 received = self._take() if self._kept else self._read()
         except OSError:
             received = None  # _receive meets it again
-        return received or run(self._receive, timeout)
+        return received or run(self._receive(timeout))
 
     def whoami(self, timeout: Timeout = None) -> Credentials:
         """Return the credentials that the server knows this client by.
@@ -1299,7 +1320,7 @@ class Client(Connection):
         Raises: TimedOut; SbusError if that is too much; Disconnected, even
         with *reconnect*, if the bus is lost meanwhile: ask again.
         """
-        return credentials_of(run(self._ask, WHOAMI, timeout))
+        return credentials_of(run(self._ask(WHOAMI, timeout)))
 
     def sync(self, timeout: Timeout = None) -> None:
         """Return once the server has handled all sent so far [PKT-5] [CRED-3].
@@ -1313,13 +1334,10 @@ class Client(Connection):
 
         Raises: as whoami; TimedOut also if this server has no counts.
         """
-        return dict(json.loads(run(self._ask, STATS, timeout).payload))
+        return dict(json.loads(run(self._ask(STATS, timeout)).payload))
 
     def request(
-        self,
-        key: Text,
-        payload: Payload = b"",
-        timeout: Timeout = REQUEST_SECONDS,
+        self, key: Text, payload: Payload = b"", timeout: Timeout = ASK_SECONDS
     ) -> bytes:
         """Publish a request; return the payload of the first answer.
 
@@ -1328,14 +1346,14 @@ class Client(Connection):
         answer that comes too late [CRED-10].
         Raises: as whoami; TimedOut also if nobody answers.
         """
-        return run(self._request, key, payload, timeout)
+        return run(self._request(key, payload, timeout))
 
     def reply(
         self, asked: Request, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
         """Answer a parsed request, unless no server takes its reply key."""
         with contextlib.suppress(PacketError):
-            run(self._send, self._answer(asked, payload), timeout)
+            run(self._send(self._answer(asked, payload), timeout))
 
     def fileno(self) -> int:
         """Return a descriptor that is readable if receive has something.
@@ -1371,10 +1389,9 @@ class Client(Connection):
 
     def _waiter(self) -> Bell:
         try:
-            bell = self._idle_bells.pop()
+            return self._idle_bells.pop()
         except IndexError:
-            bell = Bell(self._fd)
-        return bell
+            return Bell(self._fd)
 
     def _release(self, waiter: Bell) -> None:
         waiter.silence()
@@ -1433,8 +1450,7 @@ class AsyncClient(Connection):
             await self._connect(self._timeout)
         return self
 
-    async def __aenter__(self) -> AsyncClient:
-        return await self.connect()
+    __aenter__ = connect
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
@@ -1497,10 +1513,7 @@ class AsyncClient(Connection):
         return dict(json.loads((await self._ask(STATS, timeout)).payload))
 
     async def request(
-        self,
-        key: Text,
-        payload: Payload = b"",
-        timeout: Timeout = REQUEST_SECONDS,
+        self, key: Text, payload: Payload = b"", timeout: Timeout = ASK_SECONDS
     ) -> bytes:
         """As Client.request; any number may wait for their answers at once."""
         return await self._request(key, payload, timeout)
@@ -1571,7 +1584,7 @@ class AsyncClient(Connection):
 
     def _is_awaited(self) -> bool:
         """Return whether a task waits for a packet."""
-        asks = self._replies or any(answer for _, answer in self._questions)
+        asks = self._asked.requests or any(a for _, a in self._asked.questions)
         may_keep = self._kept_bytes <= KEPT_BYTES_MAX
         return bool(self._receivers or asks and may_keep)
 
@@ -1608,10 +1621,9 @@ Options = argparse.Namespace
 
 def note(text: object) -> None:
     """Print a remark on standard error, if anything can be printed there."""
-    if not sys.stderr:
-        return
     try:
-        print(f"sbus_client.py: {text}", file=sys.stderr, flush=True)
+        if sys.stderr:
+            print(f"sbus_client.py: {text}", file=sys.stderr, flush=True)
     except OSError:
         discard_output(2)
 
@@ -1678,7 +1690,7 @@ def whoami(bus: Client, options: Options) -> None:
 
 
 COMMANDS = {"sub": sub, "pub": pub, "request": request, "whoami": whoami}
-SECONDS = {"pub": 60.0, "request": REQUEST_SECONDS, "whoami": 10.0}
+SECONDS = {"pub": 60.0, "request": ASK_SECONDS, "whoami": 10.0}
 
 
 def refuse(problem: str) -> NoReturn:
@@ -1717,13 +1729,12 @@ def parse(arguments: list[str]) -> Options:
     return options
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the command line; return the exit status."""
     try:
         if not sys.stdout:
             raise SbusError("standard output is closed")
-        words = sys.argv[1:] if arguments is None else arguments
-        options = parse(list(words))
+        options = parse(sys.argv[1:])
         with Client(options.address, timeout=options.timeout) as bus:
             COMMANDS[options.command](bus, options)
         return 0
@@ -1737,4 +1748,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, handler)
     sys.exit(main())

@@ -25,23 +25,20 @@ COMMANDS = [
     *("stats", "clients", "top", "record", "keep", "bridge", "load"),
     *("completion", "help"),
 ]
-FILES = {  # where a command is, if that is not its name
-    "reply": "request",
-    "whoami": "control",
-    "ping": "control",
-    "clients": "stats",
-    "help": "command_line",
-}
+# Where a command is, if that is not its name
+FILES = {"reply": "request", "whoami": "control", "ping": "control"}
+FILES |= {"clients": "stats", "help": "command_line"}
 RULES = Path(__file__).with_name("rules.txt")  # a line for each
 
 
 def all_commands(names: Sequence[str] = COMMANDS) -> dict[str, shared.Command]:
     """Return commands by their names."""
-    found = {}
+    commands = {}
     for name in names:
         file = f".{FILES.get(name, name)}"
-        found[name] = getattr(importlib.import_module(file, __package__), name)
-    return found
+        module = importlib.import_module(file, __package__)
+        commands[name] = getattr(module, name)
+    return commands
 
 
 def command_of(words: Sequence[str]) -> str:
@@ -73,7 +70,7 @@ def help(options: shared.Options) -> None:
 
 
 def parsed(words: list[str]) -> tuple[shared.OptionParser, shared.Options]:
-    """Return the parser that a command line is for, and what it found.
+    """Return the parser that a command line is for, and its options.
 
     Only the command that is asked for is loaded.
     """
@@ -83,14 +80,15 @@ def parsed(words: list[str]) -> tuple[shared.OptionParser, shared.Options]:
     if name in COMMANDS:
         words.remove(name)
         return parsers[name], parsers[name].parse(words)
-    near = [command for command in COMMANDS if name.startswith(command)]
-    near += difflib.get_close_matches(name, COMMANDS, 1)
-    if name and near:
-        parser.error(f"there is no command {name!r}; did you mean {near[0]}?")
-    return parser, parser.parse_args(words)
+    if not name:
+        return parser, parser.parse_args(words)
+    begun = [command for command in COMMANDS if name.startswith(command)]
+    near = begun or difflib.get_close_matches(name.lower(), COMMANDS, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    parser.error(f"there is no command {name!r}{hint}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the command line; return the exit status.
 
     0 is success, 1 an error of the bus, 2 of usage, 130 an interruption.
@@ -98,8 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not sys.stdout:
             raise SbusError("standard output is closed")
-        words = sys.argv[1:] if arguments is None else arguments
-        parser, options = parsed(list(words))
+        parser, options = parsed(sys.argv[1:])
         shared.remarks_are_wanted = not hasattr(options, "quiet")
         try:
             options.run(options)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sbus_client import CONTROL_KEYS, MODES
+from sbus_client import STATS, WHOAMI
 
 from . import shared
 
-KEYS = [key.decode() for key in CONTROL_KEYS if key not in MODES]
+KEYS = [STATS.decode(), WHOAMI.decode()]
 SHELLS = ["bash", "zsh", "fish"]
 
 
@@ -30,8 +30,7 @@ def completion(options: shared.Options) -> None:
     if options.shell == "words":
         words = [f"{word}\n" for word in following(options.words)]
         return shared.write("".join(words).encode("ascii"))
-    script = Path(__file__).with_suffix(f".{options.shell}")
-    shared.write(script.read_bytes())
+    shared.write(Path(__file__).with_suffix(f".{options.shell}").read_bytes())
 
 
 def following(words: list[str]) -> list[str]:

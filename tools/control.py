@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import time
 
-from sbus_client import MODES, SbusError
+from sbus_client import STATS, WHOAMI, SbusError
 
 from . import shared
 
+NO_MODES = """give stats or !/cred/whoami; a mode would last only as long as \
+this command, see sub --discard"""
 QUANTILES = {"minimum": 0, "median": 0.5, "p99": 0.99, "maximum": 1}
 
 
@@ -47,8 +48,8 @@ def ping(options: shared.Options) -> None:
         f"{name} {times[max(0, math.ceil(part * len(times)) - 1)]:.3f} ms"
         for name, part in QUANTILES.items()
     )
-    trips = "round trip" if len(times) == 1 else "round trips"
-    line = f"{bus.address}: {len(times)} {trips}: {figures}"
+    trips = "round trip" if options.count == 1 else "round trips"
+    line = f"{bus.address}: {options.count} {trips}: {figures}"
     shared.write_line(os.fsencode(line))
 
 
@@ -63,16 +64,14 @@ def control(options: shared.Options) -> None:
 
     An answer is its key, a tab, its payload.  No answer is an error.
     """
-    if os.fsencode(options.key) in MODES:
-        raise shared.UsageError("a mode ends with us: see sub --discard")
-    answers = 0
+    if os.fsencode(options.key) not in (STATS, WHOAMI):
+        raise shared.UsageError(NO_MODES)
     with shared.open_bus(options, options.timeout) as bus:
         payload = shared.given_payload(options.payload or "", bus)
         bus.control(os.fsencode(options.key), payload, options.timeout)
         bus.sync(options.timeout)
-        with contextlib.suppress(TimeoutError):
-            while True:
-                shared.write_line(*bus.receive(0))
-                answers += 1
-    if not answers:
-        raise SbusError(f"the server does not answer {options.key!r}")
+        try:
+            shared.write_line(*bus.receive(0))
+        except TimeoutError:
+            problem = f"the server does not answer {options.key!r}"
+            raise SbusError(problem) from None

@@ -1,10 +1,14 @@
 """keep: hold the last message of each key, for readers that come later.
 
-A program over the bus.  A question is a request under the keeper's key.  Its
-payload is a private key of the asker with a final '/', NUL, and a pattern.
-The keeper publishes each value that the pattern selects under that key and
-its own, and then answers.  The asker subscribes before it asks, and drops a
-kept value whose key it has heard meanwhile, as the kept one is older.
+A program over the bus.  A question is a request under the keeper's key, with
+a pattern as its payload.  The keeper publishes each value that the pattern
+selects under the key for the answer, a '/' and its own key, and then answers.
+The asker subscribes before it asks, and drops a kept value whose key it has
+heard meanwhile, as the kept one is older.
+
+A key has one keeper.  Each asks a question of its own on each bus, and only
+answers those that it hears after that one.  So of two keepers, the one whose
+question came later is answered by the other, and ends.
 """
 
 from __future__ import annotations
@@ -14,22 +18,23 @@ import os
 from collections.abc import Sequence
 
 import sbus_client
-from sbus_client import Client, Message, Reconnected, SbusError, TimedOut
+from sbus_client import Client, Message, PacketError, PacketTooLarge, SbusError
 
 from . import shared
 
 OVERHEAD_BYTES = 256  # what Python needs for a value
-ANSWER_SECONDS = 1.0  # in which a keeper answers
 TRIES = 5
+TRY_SECONDS = 1.0  # in which a keeper sends something
 
 
 class Keeper:
-    """The last payload of each key, up to a number of bytes."""
+    """The last payload of each key, up to a number of MiB."""
 
-    def __init__(self, bytes_max: float) -> None:
-        self.bytes_left = bytes_max
+    def __init__(self, mib_max: float) -> None:
+        self.bytes_left = mib_max * (1 << 20)
         self.values: dict[bytes, bytes] = {}
         self.refused = 0  # values, for want of room
+        self.is_first = False  # among the keepers of its key on this bus
 
     def keep(self, message: Message) -> None:
         """Keep a message instead of an older one.
@@ -48,27 +53,26 @@ class Keeper:
             self.values[key] = payload
             return
         if not self.refused:
-            shared.note("no room for more values: see --max-mib")
+            name = sbus_client.printable(key)
+            shared.note(f"no room for the value of {name}: see --max-mib")
         self.refused += 1
 
     def answer(self, bus: Client, asked: sbus_client.Request) -> None:
         """Publish what a question selects, and say who has answered."""
-        own, _, pattern = asked.payload.partition(b"\0")
-        # What is no key of the asker, or too long for one, cannot be told
-        with contextlib.suppress(sbus_client.PacketError):
-            owner = sbus_client.owner_of(own + b"x")
-            if owner.path == sbus_client.owner_of(asked.reply_key).path:
-                for key, payload in self.values.items():
-                    if sbus_client.matches(pattern, key):
-                        bus.publish(own + key, payload)
-        keeper = f"process {os.getpid()} of user {os.getuid()}"
-        counts = f"{len(self.values)} keys, and refused {self.refused}"
-        bus.reply(asked, f"{keeper} keeps {counts}".encode())
+        for key, payload in self.values.items():
+            # Not for a pattern that is none, nor what does not fit
+            with contextlib.suppress(PacketError, PacketTooLarge):
+                if sbus_client.matches(asked.payload, key):
+                    bus.publish(asked.reply_key + b"/" + key, payload)
+        text = f"process {os.getpid()} of user {os.getuid()} keeps "
+        text += f"{len(self.values)} keys, and refused {self.refused}"
+        bus.reply(asked, text.encode())
 
 
 @shared.command(
     "keep 'state/'",
-    *(shared.PATTERNS, shared.KEEPER, shared.MIB, shared.RECONNECT),
+    *(shared.PATTERNS, shared.KEEPER, shared.MIB),
+    *(shared.RECONNECT, shared.READY_FD),
 )
 def keep(options: shared.Options) -> None:
     """Keep the last message of each key, for `sub --last`.
@@ -76,58 +80,88 @@ def keep(options: shared.Options) -> None:
     A message without a payload has its key forgotten; secrets are not kept.
     Above --max-mib, a value is not kept.  A keeper that ends has forgotten
     all: `sub --last --json` and `pub --json` make a backup.  It slows
-    publishers down rather than miss a message (blocking/soft/block).
+    publishers down rather than miss a message (blocking/soft/block).  A
+    second keeper under the same key ends, and says who the first is.  A
+    message within 200 bytes of the limit of a packet is not printed later, as
+    its key becomes longer.
     """
     with shared.open_bus(options, None, options.reconnect) as bus:
-        with contextlib.suppress(TimedOut):
-            other = bus.request(options.keeper, b"", ANSWER_SECONDS)
-            raise SbusError(f"{other.decode()}, under {options.keeper}")
         bus.control("blocking/soft/block")
         shared.subscribe(bus, [options.keeper, *(options.pattern or [""])])
-        keeper = Keeper(options.max_mib * (1 << 20))
-        for message in shared.messages(bus):
-            if message.key != os.fsencode(options.keeper):
+        inbox = bus.whoami().path + sbus_client.random_part()
+        bus.subscribe(inbox)
+        keeper, name = Keeper(options.max_mib), os.fsencode(options.keeper)
+
+        def begin() -> Sequence[Message]:
+            keeper.is_first = False
+            bus.publish(name, inbox + b"\0" + name)  # which is never kept
+            return ()
+
+        for message in shared.messages(bus, before=begin):
+            if message.key == inbox:
+                other = sbus_client.printable(message.payload)
+                raise SbusError(f"{other} at {options.keeper}; see --keeper")
+            if message.key != name:
                 keeper.keep(message)
             elif asked := sbus_client.parse_request(message):
-                keeper.answer(bus, asked)
+                if asked.reply_key == inbox:
+                    keeper.is_first = True
+                    shared.tell_ready(options, bus)
+                elif keeper.is_first:
+                    keeper.answer(bus, asked)
 
 
-def ask(bus: Client, keeper: str, question: bytes) -> None:
-    """Ask for values, again if a keeper may have come back meanwhile."""
-    for _ in range(TRIES):
-        with contextlib.suppress(TimedOut):
-            bus.request(keeper, question, ANSWER_SECONDS)
-            return
-    shared.note("no last values: nobody keeps any there, see sbus keep")
+class Latest:
+    """Last values, and the messages that come while they are asked for."""
+
+    def __init__(self, bus: Client) -> None:
+        path = bus.whoami(shared.ANSWER_SECONDS).path
+        self.bus = bus
+        self.inbox = path + sbus_client.random_part()
+        self.earlier: list[Message] = []  # on a bus that was lost since
+        self.values: dict[bytes, bytes] = {}
+        self.live: list[Message] = []
+
+    def ask(self, keeper: str, pattern: str) -> bool:
+        """Ask for values; return whether a keeper has sent all of them."""
+        reply_key = self.inbox + sbus_client.random_part()
+        question = reply_key + b"\0" + os.fsencode(pattern)
+        self.bus.publish(keeper, question)
+        end = sbus_client.end_of(TRY_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            while left := sbus_client.left_of(end):
+                message = self.bus.receive(left)
+                if message.key == reply_key:
+                    return True
+                if message.key.startswith(reply_key):
+                    key = message.key[len(reply_key) + 1 :]
+                    self.values[key] = message.payload
+                    end = sbus_client.end_of(TRY_SECONDS)
+                elif isinstance(message, sbus_client.Reconnected):
+                    self.earlier += self.live
+                    self.live = []
+                elif type(message) is Message and message.payload != question:
+                    self.live.append(message)
+        return False
+
+    def messages(self) -> list[Message]:
+        """Return all: of a key that was heard meanwhile, not the value."""
+        heard = {message.key for message in self.live}
+        values = (Message(*item) for item in self.values.items())
+        fresh = [value for value in values if value.key not in heard]
+        return [*self.earlier, *fresh, *self.live]
 
 
-def last_values(
-    bus: Client, keeper: str, patterns: Sequence[str]
-) -> list[Message]:
-    """Return what a keeper has, and what else has come meanwhile.
+def last_values(bus: Client, name: str, patterns: list[str]) -> list[Message]:
+    """Return what the keeper of a key has, and what else has come meanwhile.
 
     The client has subscribed to the patterns before.
     """
-    own = bus.whoami(shared.ANSWER_SECONDS).path + sbus_client.random_part()
-    own += b"/"
-    bus.subscribe(own)
-    try:
-        for pattern in patterns or [""]:
-            ask(bus, keeper, own + b"\0" + os.fsencode(pattern))
-        bus.publish(own)  # all of them come before this
-    except sbus_client.Disconnected:
-        if not bus.reconnect:
-            raise
-    kept: dict[bytes, bytes] = {}
-    live: list[Message] = []
-    while (message := bus.receive()).key != own:
-        if isinstance(message, Reconnected):
-            return [*live, *last_values(bus, keeper, patterns)]
-        if message.key.startswith(own):
-            kept[message.key[len(own) :]] = message.payload
-        elif isinstance(message, Message):
-            live.append(message)
-    bus.unsubscribe(own)
-    for key, _ in live:
-        kept.pop(key, None)
-    return [*(Message(*item) for item in kept.items()), *live]
+    latest = Latest(bus)
+    bus.subscribe(latest.inbox + b"/")
+    for pattern in patterns or [""]:
+        if not any(latest.ask(name, pattern) for _ in range(TRIES)):
+            shared.note(f"no last values: no `sbus keep` answers at {name}")
+            break
+    bus.unsubscribe(latest.inbox + b"/")
+    return latest.messages()

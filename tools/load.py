@@ -33,11 +33,12 @@ received  {received:12,}  {received_per_second:12,.0f} a second
 lost      {lost:12,}
 latency   {latency}
 """
+FORK = multiprocessing.get_context("fork")
 Job = Callable[[Options, int, Client, Connection], None]
 
 
-def publish(options: Options, n: int, bus: Client, told: Connection) -> None:
-    """Publish; tell how many messages, since when and until when."""
+def publish(options: Options, n: int, bus: Client, pipe: Connection) -> None:
+    """Publish; send how many messages, since when and until when."""
     key = b"%b/%d" % (options.key, n)
     rest = bytes(options.size - TIME.size)
     count = options.count and len(range(n, options.count, options.publishers))
@@ -52,68 +53,66 @@ def publish(options: Options, n: int, bus: Client, told: Connection) -> None:
             sent += 1
     bus.publish(key)
     bus.sync()
-    told.send((sent, start, time.monotonic()))
+    pipe.send((sent, start, time.monotonic()))
 
 
-def hear(options: Options, _: int, bus: Client, told: Connection) -> None:
-    """Subscribe, and tell so; then tell how many messages took how long."""
-    taken: Counter[int] = Counter()  # by microseconds
+def hear(options: Options, _: int, bus: Client, pipe: Connection) -> None:
+    """Subscribe, and say so; then send how many messages took how long."""
+    latencies: Counter[int] = Counter()  # by microseconds
     ended, now = 0, 0.0
     bus.subscribe(options.key + b"/")
     bus.sync(shared.ANSWER_SECONDS)
-    told.send(None)
+    pipe.send(None)
     while ended < options.publishers:
         if payload := bus.receive().payload:
             now = time.monotonic()
             (sent,) = TIME.unpack_from(payload)
-            taken[int(1e6 * (now - sent))] += 1
+            latencies[int(1e6 * (now - sent))] += 1
         else:
             ended += 1
-    told.send((taken, now))
+    pipe.send((latencies, now))
 
 
-def work(job: Job, options: Options, n: int, told: Connection) -> None:
-    """Do a job with a client of its own; tell its error if it fails."""
+def work(job: Job, options: Options, n: int, pipe: Connection) -> None:
+    """Do a job with a client of its own; send its error if it fails."""
     # Signals are for the first process, which then ends the others
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         with shared.open_bus(options, shared.ANSWER_SECONDS) as bus:
-            job(options, n, bus, told)
+            job(options, n, bus, pipe)
     except (SbusError, OSError) as error:
-        told.send(error)
+        pipe.send(error)
 
 
 def start(job: Job, options: Options, count: int) -> list[Connection]:
-    """Start processes; return what they tell."""
+    """Start processes; return the pipes from them."""
     pipes = []
     for n in range(count):
-        pipe, told = multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.get_context("fork").Process(
-            target=work, args=(job, options, n, told), daemon=True
-        )
-        process.start()
-        told.close()
+        pipe, far_end = multiprocessing.Pipe(duplex=False)
+        arguments = job, options, n, far_end
+        FORK.Process(target=work, args=arguments, daemon=True).start()
+        far_end.close()
         pipes.append(pipe)
     return pipes
 
 
-def heard_from(pipe: Connection) -> Any:
-    """Return what a process tells.  Raises: the error that it tells."""
+def report_from(pipe: Connection) -> Any:
+    """Return what a process has sent.  Raises: the error that it has sent."""
     try:
-        found = pipe.recv()
+        report = pipe.recv()
     except EOFError:
         raise SbusError("a process of the load was killed") from None
-    if isinstance(found, Exception):
-        raise found
-    return found
+    if isinstance(report, Exception):
+        raise report
+    return report
 
 
-def percentile(taken: Counter[int], part: float) -> int | None:
+def percentile(latencies: Counter[int], part: float) -> int | None:
     """Return the least time that so large a part does not pass, if any."""
-    times, wanted = sorted(taken), part * sum(taken.values())
-    places = itertools.accumulate(taken[each] for each in times)
-    return next((t for t, n in zip(times, places) if n >= wanted), None)
+    times, rank = sorted(latencies), part * sum(latencies.values())
+    ranks = itertools.accumulate(latencies[time] for time in times)
+    return next((t for t, n in zip(times, ranks) if n >= rank), None)
 
 
 @shared.command(
@@ -140,13 +139,13 @@ def load(options: Options) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options.seconds = options.seconds or (math.inf if options.count else 5)
     subscribers = start(hear, options, options.subscribers)
-    for each in subscribers:
-        heard_from(each)  # that it has subscribed
+    for pipe in subscribers:
+        report_from(pipe)  # that it has subscribed
     publishers = start(publish, options, options.publishers)
-    counts, starts, ends = zip(*map(heard_from, publishers))
-    parts, times = zip(*map(heard_from, subscribers))
-    taken: Counter[int] = sum(parts, Counter())
-    received, first, last = sum(taken.values()), min(starts), max(times)
+    counts, starts, ends = zip(*map(report_from, publishers))
+    parts, times = zip(*map(report_from, subscribers))
+    latencies: Counter[int] = sum(parts, Counter())
+    received, first, last = sum(latencies.values()), min(starts), max(times)
     seconds = max(ends) - first
     figures = {
         "seconds": seconds,
@@ -156,7 +155,9 @@ def load(options: Options) -> None:
         "received_per_second": received and received / (last - first),
         "lost": sum(counts) * options.subscribers - received,
     }
-    latency = {name: percentile(taken, part) for name, part in PARTS.items()}
+    latency = {
+        name: percentile(latencies, part) for name, part in PARTS.items()
+    }
     if options.json:
         text = json.dumps({**figures, "latency_us": latency}) + "\n"
     else:

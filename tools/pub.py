@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from sbus_client import Client, PacketError, PacketTooLarge, SbusError
 
@@ -13,7 +13,7 @@ from . import json_lines, shared
 
 INPUT_BYTES = 65_536  # read at once
 JSON_BYTES_MAX = 8  # of a line, for each byte that a packet may have
-KeyAndPayload = tuple[bytes, bytes]  # as a Message is
+Messages = Iterator[tuple[bytes, bytes]]  # keys and payloads
 
 
 def input_parts(end: bytes, bytes_max: int) -> Iterator[bytes]:
@@ -30,9 +30,7 @@ def input_parts(end: bytes, bytes_max: int) -> Iterator[bytes]:
         yield left
 
 
-def given_messages(
-    options: shared.Options, bus: Client
-) -> Iterable[KeyAndPayload]:
+def given_messages(options: shared.Options, bus: Client) -> Messages:
     """Return what the command line asks to publish.
 
     Raises: OSError; one of json_lines.ERRORS.
@@ -41,9 +39,7 @@ def given_messages(
     if options.json:
         lines = input_parts(b"\n", JSON_BYTES_MAX * bytes_max)
         return map(json_lines.parse_json, lines)
-    key = os.fsencode(options.key)
-    if b"*" in key:  # [KEY-2]
-        shared.note(f"{options.key}: no pattern can select a '*' alone")
+    key = shared.given_key(options.key)
     if options.lines or options.null:
         end = b"\0" if options.null else b"\n"
         return zip(itertools.repeat(key), input_parts(end, bytes_max))
@@ -51,9 +47,7 @@ def given_messages(
     return itertools.repeat((key, payload), options.repeat or 1)
 
 
-def paced(
-    messages: Iterable[KeyAndPayload], rate: float
-) -> Iterator[KeyAndPayload]:
+def paced(messages: Messages, rate: float) -> Messages:
     """Yield messages at a rate a second; do not make up for late ones."""
     due = time.monotonic()
     for message in messages:
@@ -103,6 +97,6 @@ def pub(options: shared.Options) -> None:
                 raise
             raise SbusError(f"message {sent + 1}: {error}") from None
         except json_lines.ERRORS:
-            what = "of standard input is not a message as sub --json writes it"
-            raise SbusError(f"line {sent + 1} {what}") from None
+            form = "of standard input is not a message as sub --json writes it"
+            raise SbusError(f"line {sent + 1} {form}") from None
         bus.sync(options.timeout)

@@ -32,6 +32,8 @@ from .shared import Options, amount
 from .stop import leave, run_until_signal
 
 SEGMENT_MODE = 0o640  # messages may be nobody else's business
+LEFT = """another host left it hidden: if its recorder is gone, rename it \
+without the dot"""
 LEFT_SECONDS = 3_600  # after which nobody seems to write a hidden segment
 
 
@@ -52,8 +54,7 @@ def recover(hidden: Path) -> None:
     """Keep the whole lines of a segment that a dead recorder has left."""
     size = hidden.read_bytes().rfind(b"\n") + 1
     if not size:
-        hidden.unlink()
-        return
+        return hidden.unlink()
     os.truncate(hidden, size)
     keep(hidden.open("rb"), hidden)
     shared.note(f"recovered {hidden.name[1:]}")
@@ -65,17 +66,11 @@ class Recorder:
     What it cannot write is an SbusError; the next recorder recovers the rest.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        bytes_max: int,
-        seconds_max: float,
-        has_payload: bool = True,
-    ) -> None:
-        self.directory = directory
-        self.has_payload = has_payload
-        self.bytes_max = bytes_max
-        self.seconds_max = seconds_max
+    def __init__(self, options: Options) -> None:
+        self.directory = Path(options.directory)
+        self.has_payload = not options.no_payload
+        self.bytes_max = int(options.segment_mib * (1 << 20))
+        self.seconds_max = options.segment_seconds
         self.host = os.uname().nodename
         self._name = re.sub("[^0-9A-Za-z.-]", "-", self.host).lstrip(".")
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -102,8 +97,8 @@ class Recorder:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                what = "another recorder of this host writes there"
-                raise SbusError(f"{self.directory}: {what}") from None
+                problem = "another recorder of this host writes there"
+                raise SbusError(f"{self.directory}: {problem}") from None
             for hidden in sorted(self.directory.glob(f"*/.{self._name}_*")):
                 recover(hidden)
             self._name_what_others_left()
@@ -121,10 +116,7 @@ class Recorder:
             with contextlib.suppress(FileNotFoundError):
                 age = time.time() - hidden.stat().st_mtime
                 if age > LEFT_SECONDS:
-                    shared.note(
-                        f"{hidden}: another host left it hidden: if its"
-                        " recorder is gone, rename it without the dot"
-                    )
+                    shared.note(f"{hidden}: {LEFT}")
 
     def __exit__(self, *_: object) -> None:
         """Keep the last segment."""
@@ -191,13 +183,8 @@ class Recorder:
     shared.argument("directory", "created if it is missing", metavar="DIR"),
     shared.PATTERN_OPTION,
     amount("--segment-mib", "M", "end a file at M MiB (64)", default=64.0),
-    amount(
-        "--segment-seconds",
-        "S",
-        "end a file S seconds after its first message (10)",
-        default=10.0,
-    ),
-    shared.argument("--no-payload", "leave payloads out", action="store_true"),
+    amount("--segment-seconds", "S", "or after S seconds (10)", default=10.0),
+    shared.flag("--no-payload", "leave payloads out"),
     shared.timeout(),
 )
 def record(options: Options) -> None:
@@ -214,13 +201,9 @@ def record(options: Options) -> None:
     publishers, for the server's --block-timeout at most
     (blocking/soft/block).
     """
-    bytes_max = int(options.segment_mib * (1 << 20))
-    directory, seconds_max = Path(options.directory), options.segment_seconds
 
     def work() -> None:
-        has_payload = not options.no_payload
-        how = bytes_max, seconds_max, has_payload
-        with Recorder(directory, *how) as recorder:
+        with Recorder(options) as recorder:
             bus.control("blocking/soft/block")
             shared.subscribe(bus, options.pattern)
             bus.sync(options.timeout)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from subprocess import PIPE, run
 
 import sbus_client
 from sbus_client import Client, PacketTooLarge, Request, printable
@@ -19,14 +19,14 @@ from . import shared
     shared.key(),
     shared.payload(),
     shared.flag("--raw", "print the answer unchanged"),
-    shared.timeout(sbus_client.REQUEST_SECONDS),
+    shared.timeout(sbus_client.ASK_SECONDS),
 )
 def request(options: shared.Options) -> None:
     """Publish a request, and print the payload of the first answer.
 
     If that tells of a failure, its text is our error, and the exit status 1.
     """
-    key = os.fsencode(options.key)
+    key = shared.given_key(options.key)
     with shared.open_bus(options, options.timeout) as bus:
         payload = shared.given_payload(options.payload or "", bus)
         answer = bus.request(key, payload, options.timeout)
@@ -39,29 +39,27 @@ def request(options: shared.Options) -> None:
 @shared.command(
     "reply services/time date",
     shared.argument("pattern", "the keys to answer"),
-    shared.argument("words", "what answers", metavar="COMMAND", nargs="..."),
+    shared.argument("words", "what answers", metavar="COMMAND", nargs="A..."),
     shared.number("-j --jobs", "run up to N commands at once (1)", default=1),
     shared.RECONNECT,
+    shared.READY_FD,
 )
 def reply(options: shared.Options) -> None:
     """Answer each request under the keys that a pattern selects.
 
     Run a command with the request as its standard input and its key in
-    SBUS_KEY.  Its output is the answer, unless it is too large for a message.
-    If the command's exit status is not 0, the asker gets that output as the
-    text of a failure.  Options stand before PATTERN.
+    SBUS_KEY.  Its output is the answer.  If its exit status is not 0, or its
+    output is too large for a message, the asker gets the text of a failure,
+    which is that output if it has any.  Options stand before the COMMAND.
     """
     words = options.words[options.words[:1] == ["--"] :]
-    if not words or words[0].startswith("-"):
-        raise shared.UsageError("give options, a PATTERN and a COMMAND")
     if not shutil.which(words[0]):
         raise shared.UsageError(f"there is no command {words[0]!r}")
     slots = threading.Semaphore(options.jobs)
-    with (
-        shared.open_bus(options, None, options.reconnect) as bus,
-        ThreadPoolExecutor(options.jobs) as pool,
-    ):
+    pool = ThreadPoolExecutor(options.jobs)
+    with shared.open_bus(options, None, options.reconnect) as bus, pool:
         shared.subscribe(bus, [options.pattern])
+        shared.tell_ready(options, bus)
         for message in shared.messages(bus):
             if asked := sbus_client.parse_request(message):
                 slots.acquire()
@@ -71,15 +69,15 @@ def reply(options: shared.Options) -> None:
 
 def answer(bus: Client, words: list[str], asked: Request) -> None:
     """Run a command, and answer a request with what it prints."""
-    environment = {**os.environb, b"SBUS_KEY": asked.key}
+    env = {**os.environb, b"SBUS_KEY": asked.key}
     try:
-        done = subprocess.run(
-            words, input=asked.payload, stdout=subprocess.PIPE, env=environment
-        )
-        if done.returncode:
-            shared.note(f"{words[0]}: status {done.returncode}")
-            bus.reply(asked.failed(), done.stdout.rstrip(b"\n"))
-        else:
-            bus.reply(asked, done.stdout)
+        done = run(words, input=asked.payload, stdout=PIPE, env=env)
+        if done.returncode == 0:
+            return bus.reply(asked, done.stdout)
+        problem = f"{words[0]}: status {done.returncode}"
+        text = done.stdout.rstrip(b"\n") or problem.encode()
     except (OSError, PacketTooLarge) as error:
-        shared.note(f"{printable(asked.key)} gets no answer: {error}")
+        problem = str(error)
+        text = problem.encode()
+    shared.note(f"{printable(asked.key)} fails: {problem}")
+    bus.reply(asked.failed(), text[:4_096])  # which surely fits

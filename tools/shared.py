@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import sbus_client
 from sbus_client import Client, Message, SbusError, end_of, left_of
 
+ANSWER = "for an answer"
 ANSWER_SECONDS = 10.0  # in which a server is to answer
 
 
@@ -89,8 +90,14 @@ def standard_input() -> Any:
 def check_size(text: bytes, bytes_max: int) -> None:
     """Raise SbusError if input is too long, all of which was not read."""
     if len(text) > bytes_max:
-        limit = f"more than {bytes_max:,} bytes, the limit of a packet"
-        raise SbusError(f"standard input has {limit}")
+        raise SbusError(f"standard input: a message over {bytes_max:,} bytes")
+
+
+def given_key(key: str) -> bytes:
+    """Return the routing key that an argument gives; remark on a '*'."""
+    if "*" in key:  # [KEY-2]
+        note(f"{key}: no pattern can select a '*' alone")
+    return os.fsencode(key)
 
 
 # ==== Options ================================================================
@@ -116,10 +123,15 @@ def command(
     return lambda run: Command(run, example, arguments, has_address)
 
 
+def unmarked(word: str) -> str:
+    """Return an argument as it was given, see OptionParser.parse."""
+    return word.removeprefix("\0")
+
+
 def argument(names: str, help: str, **options: Any) -> Argument:
     """Return an argument, or an option, with the names in a text."""
     if not names.startswith("-") and "choices" not in options:
-        options = {"metavar": names.upper(), **options}
+        options = {"metavar": names.upper(), "type": unmarked, **options}
     return lambda to: to.add_argument(*names.split(), help=help, **options)
 
 
@@ -134,16 +146,24 @@ def add_all(parser: Any, arguments: Iterable[Argument]) -> None:
         add(parser)
 
 
-def positive(kind: Parser, what: str) -> Parser:
+def positive(kind: Parser, form: str) -> Parser:
     """Return a parser of positive numbers for argparse."""
 
     def parse(text: str) -> float:
         with contextlib.suppress(ValueError):
             if 1e-6 <= kind(text) <= 1e9:
                 return kind(text)
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what} to 1e9")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {form} to 1e9")
 
     return parse
+
+
+def open_descriptor(text: str) -> int:
+    """Return the number of a descriptor, for argparse."""
+    is_number = text.isdecimal() and int(text) > 2  # no standard stream
+    if is_number and os.path.exists(f"/proc/self/fd/{text}"):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"descriptor {text} is not open, or 0-2")
 
 
 COUNT_TYPE = positive(int, "a whole number from 1")
@@ -162,15 +182,12 @@ def number(names: str, help: str, **options: Any) -> Argument:
 
 def amount(names: str, metavar: str, help: str, **options: Any) -> Argument:
     """Return an option with a positive number."""
-    kind = AMOUNT_TYPE
-    return argument(names, help, metavar=metavar, type=kind, **options)
+    return argument(names, help, metavar=metavar, type=AMOUNT_TYPE, **options)
 
 
-def timeout(
-    seconds: float = ANSWER_SECONDS, what: str = "for an answer"
-) -> Argument:
+def timeout(seconds: float = ANSWER_SECONDS, use: str = ANSWER) -> Argument:
     """Return the option for how long to wait for the server."""
-    help = f"wait up to S seconds {what} ({seconds:g})"
+    help = f"wait up to S seconds {use} ({seconds:g})"
     return amount("-t --timeout", "S", help, default=seconds)
 
 
@@ -191,6 +208,8 @@ PATTERN_OPTION = argument(
 RECONNECT = flag("--reconnect", "wait for a bus that has not started or ended")
 KEEPER = argument("--keeper", "its key (keep/last)", default="keep/last")
 MIB = amount("--max-mib", "M", "keep at most M MiB (64)", default=64.0)
+READY = "once subscribed, write to descriptor N"
+READY_FD = argument("--ready-fd", READY, metavar="N", type=open_descriptor)
 COUNT = number("-n --count", "end after N messages")
 DURATION = amount("-t --timeout", "S", "end after S seconds")
 OURS = argparse.SUPPRESS  # a command's own default would undo ours
@@ -207,18 +226,20 @@ class OptionParser(argparse.ArgumentParser):
             message += " (write -- before what begins with '-')"
         elif message.startswith("unrecognized arguments: "):
             message += " (quote an argument that holds blanks)"
-        complain(f"{message}; --help lists the options")
+        complain(f"{message}; --help lists the options".replace("\0", ""))
         sys.exit(2)
 
     def parse(self, words: list[str]) -> Options:
         """Return options and arguments, which may stand in any order.
 
-        Behind `--`, and in a command of our own command, they may not.
+        Behind `--`, and in a command that another one runs, they may not.
         """
-        is_fixed = any(action.nargs == "..." for action in self._actions)
-        if is_fixed or "--" in words:
+        if any(action.nargs in ("...", "A...") for action in self._actions):
             return self.parse_args(words)
-        return self.parse_intermixed_args(words)
+        cut = words.index("--") if "--" in words else len(words)
+        # Marked by a byte that no word can have, none of them is an option
+        marked = [f"\0{word}" for word in words[cut + 1 :]]
+        return self.parse_intermixed_args([*words[:cut], *marked])
 
     def long_options(self) -> list[str]:
         """Return the long names of all options."""
@@ -245,11 +266,13 @@ def option_parsers(
         about = (command.run.__doc__ or "").replace("\n    ", "\n").rstrip()
         first = about.partition("\n")[0].rstrip(".")
         first = first[:1].lower() + first[1:]
-        own = parsers.add_parser(name, help=first, description=about, **layout)
-        own.epilog = f"example:\n  sbus {command.example}"
-        own.set_defaults(run=command.run)
-        add_all(own, [ADDRESS] * command.has_address)
-        add_all(own, [*command.arguments, QUIET])
+        inner = parsers.add_parser(
+            name, help=first, description=about, **layout
+        )
+        inner.epilog = f"example:\n  sbus {command.example}"
+        inner.set_defaults(run=command.run)
+        add_all(inner, [ADDRESS] * command.has_address)
+        add_all(inner, [*command.arguments, QUIET])
     return parser, parsers.choices
 
 
@@ -258,7 +281,7 @@ def option_parsers(
 
 def obstacle(error: Exception) -> str:
     """Return what keeps this user from a bus, as far as can be seen."""
-    address = str(error)[len("no bus at ") :].rpartition(": ")[0]
+    address = str(error)[len("no bus at ") :].partition(": ")[0]
     directory = os.path.dirname(address)
     if not (directory and getattr(error, "errno", None)):
         return ""
@@ -268,7 +291,7 @@ def obstacle(error: Exception) -> str:
             return f" (XDG_RUNTIME_DIR, {runtime}, is another user's)"
     if not os.path.isdir(directory) and not address.startswith("/dev/"):
         return f" (there is no directory {directory}, or this user sees none)"
-    return " (a file is there, no socket)" if os.path.isfile(address) else ""
+    return ""
 
 
 class LenientClient(Client):
@@ -303,6 +326,15 @@ def open_bus(
     if bus.retry_in() is not None:
         note(f"no bus at {bus.address} yet: waiting for one")
     return bus
+
+
+def tell_ready(options: Options, bus: Client) -> None:
+    """Once the server has handled all so far, say so to --ready-fd."""
+    if options.ready_fd:
+        bus.sync()
+        os.write(options.ready_fd, b"ready\n")
+        os.close(options.ready_fd)
+        options.ready_fd = None
 
 
 def subscribe(bus: Client, patterns: Sequence[str]) -> None:

@@ -14,7 +14,8 @@ COUNTERS = ("published", "delivered", "refused", "discarded", "paused")
 COLUMNS = ("clients", "patterns", *COUNTERS, "backlog_bytes")
 IDS = ("uid", "pid")
 CLIENT_COLUMNS = (*IDS, "patterns", "backlog_bytes", "modes", "paused_by")
-NOT_TOLD = "only root and the bus owner may see"
+Rows = Mapping[str, Mapping[str, Any]]  # by the name of each
+HIDDEN = "only root and the bus owner may see"
 
 
 def counts(options: shared.Options) -> dict[str, Any]:
@@ -23,9 +24,7 @@ def counts(options: shared.Options) -> dict[str, Any]:
         return bus.stats(options.timeout)
 
 
-def write_table(
-    title: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, Any]]
-) -> None:
+def write_table(title: str, columns: Sequence[str], rows: Rows) -> None:
     """Print a table of named rows."""
     names = (name.replace("_bytes", "").replace("_", " ") for name in columns)
     lines = [[title, *map(str.upper, names)]]
@@ -74,18 +73,18 @@ def stats(options: shared.Options) -> None:
     DISCARDED ones never reached a receiver.  PAUSED is how often a publisher
     had to wait, and BACKLOG the bytes that the server holds for receivers.
     """
-    told = counts(options)
-    users = told.get("users", {})
+    answer = counts(options)
+    users = answer.get("users", {})
     if options.json:
-        shared.write(json.dumps(told).encode() + b"\n")
+        shared.write(json.dumps(answer).encode() + b"\n")
     elif not options.openmetrics:
-        rows = {f"client {told['client']}": {**told, "clients": ""}}
+        rows = {f"client {answer['client']}": {**answer, "clients": ""}}
         rows.update((f"user {uid}", row) for uid, row in users.items())
         write_table("", COLUMNS, rows)
     elif users:
         shared.write("".join(metrics(users)).encode())
     else:
-        raise SbusError(f"no metrics: {NOT_TOLD} users")
+        raise SbusError(f"no metrics: {HIDDEN} users")
 
 
 @shared.command("clients", shared.timeout())
@@ -96,12 +95,12 @@ def clients(options: shared.Options) -> None:
     of its flood control, and PAUSED BY are the numbers of the slow clients
     for which the server does not read from this one.
     """
-    told = counts(options)
-    if "clients" not in told:
-        raise SbusError(f"no clients: {NOT_TOLD} them")
-    rows = told["clients"]
+    answer = counts(options)
+    if "clients" not in answer:
+        raise SbusError(f"no clients: {HIDDEN} them")
+    rows = answer["clients"]
     write_table("CLIENT", CLIENT_COLUMNS, rows)
-    users = told.get("users", {}).values()
+    users = answer.get("users", {}).values()
     total = sum(row.get("clients", 0) for row in users)
     if len(rows) < total:
         shared.note(f"{len(rows)} of {total:,} clients are shown")

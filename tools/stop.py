@@ -13,12 +13,11 @@ from typing import Any
 
 from sbus_client import WHOAMI, Client
 
+Job = Callable[[], Any]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_until_signal(
-    jobs: Sequence[Callable[[], Any]], leave: Callable[[], None]
-) -> list[Any]:
+def run_until_signal(jobs: Sequence[Job], leave: Job) -> list[Any]:
     """Run jobs in threads until one fails or all end; return their results.
 
     The first SIGINT or SIGTERM calls *leave*, which is to have the jobs end;
@@ -43,7 +42,7 @@ def run_until_signal(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
         done, _ = wait(running, return_when=FIRST_EXCEPTION)
-        return [each.result() for each in done]
+        return [job.result() for job in done]
     finally:
         restore()
 

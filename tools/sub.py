@@ -22,9 +22,8 @@ Form = Callable[[Message, "int | None"], bytes]
 
 def text_form(is_coloured: bool) -> Form:
     """Return what prints lines: a time, a tab, the key, a tab, the payload."""
-    time_colour, key_colour, no_colour = "", "", ""
-    if is_coloured:
-        time_colour, key_colour, no_colour = "\x1b[2m", "\x1b[36m", "\x1b[m"
+    colours = ("\x1b[2m", "\x1b[36m", "\x1b[m") if is_coloured else ("",) * 3
+    time_colour, key_colour, no_colour = colours
 
     def as_text(message: Message, when: int | None) -> bytes:
         stamp = ""
@@ -73,11 +72,6 @@ def note_missed(bus: Client) -> None:
             shared.note(f"missed {missed:,} messages")
 
 
-def is_open(descriptor: int) -> bool:
-    """Return whether a descriptor is open, and is no standard stream."""
-    return descriptor > 2 and os.path.exists(f"/proc/self/fd/{descriptor}")
-
-
 @shared.command(
     "sub 'sensors/*/temp'",
     shared.PATTERNS,
@@ -92,7 +86,7 @@ def is_open(descriptor: int) -> bool:
     shared.flag("--last", "print first what `sbus keep` has"),
     shared.KEEPER,
     shared.flag("--show-address", "print what secret patterns stand for"),
-    shared.number("--ready-fd", "once subscribed, write to descriptor N"),
+    shared.READY_FD,
     shared.COUNT,
     shared.DURATION,
 )
@@ -115,24 +109,19 @@ def sub(options: shared.Options) -> None:
     """
     if options.time and options.form in (as_payload, as_null_ended):
         raise shared.UsageError("--time does not go with --raw or --null")
-    if options.ready_fd and not is_open(options.ready_fd):
-        raise shared.UsageError("--ready-fd: this descriptor is not open")
     secrets = [text for text in options.pattern if text.startswith("!/cred/")]
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    is_coloured = sys.stdout.isatty() and not is_plain
-    form = options.form or text_form(is_coloured)
+    form = options.form or text_form(sys.stdout.isatty() and not is_plain)
     with shared.open_bus(options, options.timeout, options.reconnect) as bus:
         if options.discard:
             bus.control("blocking/soft/discard")
         shared.subscribe(bus, options.pattern)
-        if options.show_address or options.ready_fd:
+        if options.show_address:
             path = bus.whoami(options.timeout).path
-            for text in secrets * options.show_address:
+            for text in secrets:
                 address = printable(filled(os.fsencode(text), path))
                 print(address, file=sys.stderr, flush=True)
-        if options.ready_fd:
-            os.write(options.ready_fd, b"ready\n")
-            os.close(options.ready_fd)
+        shared.tell_ready(options, bus)
         try:
             last = partial(last_values, bus, options.keeper, options.pattern)
             before = last if options.last else tuple

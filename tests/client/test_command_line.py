@@ -24,6 +24,8 @@ FULL = "sbus: standard output: No space left on device\n"
 CLOSED = "sbus: standard output is closed\n"
 BLANKS = r"\(quote an argument that holds blanks\)"
 DASHES = r"\(write -- before what begins with '-'\)"
+NONE = "there is no command"
+REQUIRED = "the following arguments are required"
 NOT = "not allowed with argument"
 AMOUNT = "is not a number from 1e-6 to 1e9"
 
@@ -35,21 +37,21 @@ class TestUsage:
         "arguments, error",
         [
             ("", "the following arguments are required: COMMAND"),
-            ("nothing", "argument COMMAND: invalid choice: 'nothing' .*"),
-            ("publish", "there is no command 'publish'; did you mean pub\\?"),
-            (
-                "subscibe",
-                "there is no command 'subscibe'; did you mean sub\\?",
-            ),
+            ("nothing", "there is no command 'nothing'"),
+            ("publish", f"{NONE} 'publish' \\(did you mean pub\\?\\)"),
+            ("subscibe", f"{NONE} 'subscibe' \\(did you mean sub\\?\\)"),
+            ("PUB", f"{NONE} 'PUB' \\(did you mean pub\\?\\)"),
             ("help X-1", "no command or rule is 'X-1'"),
+            ("whoami -- -x", f"unrecognized arguments: -x {BLANKS}"),
             ("whoami x", f"unrecognized arguments: x {BLANKS}"),
             ("pub k two words", f"unrecognized arguments: words {BLANKS}"),
             ("sub -x", f"unrecognized arguments: -x {DASHES}"),
-            ("sub --ready-fd 99", "--ready-fd: this descriptor is not open"),
-            ("sub --ready-fd 1", "--ready-fd: this descriptor is not open"),
-            ("control order/stack", "a mode ends with us: see sub --discard"),
-            ("reply k --jobs 3 cat", "give options, a PATTERN and a COMMAND"),
-            ("reply k no-such-program", "there is no command 'no-such-pr.*"),
+            ("sub --ready-fd 99", ".*: descriptor 99 is not open, or 0-2"),
+            ("reply k --ready-fd 1 cat", ".*: descriptor 1 is not open, .*"),
+            ("control order/stack", "give stats or .* see sub --discard"),
+            ("control ping", "give stats or !/cred/whoami; .*"),
+            ("reply k --jobs 3 -- no-such-program", f"{NONE} 'no-such-pro.*"),
+            ("reply -j0 k cat", "argument -j/--jobs: '0' is not a whole .*"),
             ("whoami -a /dev/fd/x", "descriptor x: not a number"),
             ("sub -n 0", "argument -n/--count: '0' is not a whole number .*"),
             ("pub k --repeat=1.5", ".*: '1.5' is not a whole number .*"),
@@ -65,7 +67,8 @@ class TestUsage:
             ),
             ("pub k --lines --repeat=2", "--repeat needs a PAYLOAD"),
             ("pub k --json", "give a KEY, or --json, whose lines have keys"),
-            ("reply k", "give options, a PATTERN and a COMMAND"),
+            ("reply k", f"{REQUIRED}: COMMAND"),
+            ("completion", f"{REQUIRED}: shell, .WORD."),
             ("load --size=7", "--size must be at least 8"),
             ("completion sh", "argument shell: invalid choice: 'sh' .*"),
         ],
@@ -153,6 +156,10 @@ class TestArguments:
             ("pub k -t 9 v", [b"MSG k\0v"]),
             ("pub -t9 k -5", [b"MSG k\0-5"]),
             ("pub k -- -v", [b"MSG k\0-v"]),
+            ("pub k -t 9 -- --", [b"MSG k\0--"]),
+            ("pub -t9 -- -k -v", [b"MSG -k\0-v"]),
+            ("reply -j2 k/ -j 3 cat -j 4", [b"SUB k/"]),
+            ("reply k/ -q -- cat", [b"SUB k/"]),
             ("pub k v --repeat 2", [b"MSG k\0v", b"MSG k\0v"]),
         ],
     )
@@ -166,7 +173,13 @@ class TestArguments:
 
     @pytest.mark.parametrize("file", ["tools", "sbus_client.py"])
     @pytest.mark.parametrize(
-        "arguments", ["sub a/ -n 1 b/ -t 0.01", "pub a -t 9 b", "pub -- -k -v"]
+        "arguments",
+        [
+            "sub a/ -n 1 b/ -t 0.01",
+            "pub a -t 9 b",
+            "pub -- -k -v",
+            "pub k -- --",
+        ],
     )
     def test_both(self, bus: RealBus, file: str, arguments: str) -> None:
         """Both command lines take them."""
@@ -201,7 +214,8 @@ class TestObstacles:
         (directory / "file").touch()
         for name, what in (
             ("none/bus", f"(there is no directory {directory}/none, or this"),
-            ("file", "(a file is there, no socket)"),
+            ("file", "no socket is there; give the address of a server\n"),
+            (".", "no socket is there; give the address of a server\n"),
         ):
             done = sbus(f"{directory}/{name}", "whoami")
             assert done.status == 1 and what in done.errors
@@ -216,18 +230,33 @@ class TestObstacles:
         assert f"(XDG_RUNTIME_DIR, {directory}, is another" in done.errors
 
 
-def test_interrupted_while_it_loads(directory: Path) -> None:
+@pytest.mark.parametrize(
+    "program, module", [("tools", "sbus_client"), ("sbus_client", "argparse")]
+)
+def test_interrupted_while_it_loads(
+    directory: Path, program: str, module: str
+) -> None:
     """Ctrl-C ends it without a word."""
-    (directory / "tools").symlink_to(ROOT / "tools")
+    for name in "tools", "sbus_client.py":
+        (directory / name).symlink_to(ROOT / name)
     slow = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
-    (directory / "sbus_client.py").write_text(slow)
+    (directory / f"{module}.py").unlink(missing_ok=True)
+    (directory / f"{module}.py").write_text(slow)
     done = subprocess.run(
-        [sys.executable, "-m", "tools", "sub"],
+        [sys.executable, "-m", program, "sub"],
         cwd=directory,
         capture_output=True,
         text=True,
     )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_file_of_the_folder() -> None:
+    """Python is to run the folder, and not a file in it."""
+    for file in "pub.py", "stats.py", "json_lines.py":
+        error = run(f"tools/{file}").errors
+        assert error.endswith("not a file: python3 tools COMMAND\n")
+        assert error.count("\n") == 1
 
 
 class TestStreams:

@@ -49,6 +49,14 @@ class TestObject:
         assert isinstance(caught.value, SbusError)
         assert isinstance(caught.value, TimeoutError)
 
+    @pytest.mark.parametrize(
+        "limits", [{"packet_bytes_max": -1}, {"segments_max": 0}]
+    )
+    def test_limits(self, kind: Kind, limits: dict[str, int]) -> None:
+        """One that nothing can keep is refused."""
+        with pytest.raises(ValueError, match="a whole number from 1"):
+            kind("/nowhere", **limits)
+
     def test_replaced_sockets(
         self, bus: RealBus, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -61,6 +69,12 @@ class TestObject:
 
 class TestAdvice:
     """What is refused or remarked on before it is sent."""
+
+    @pytest.mark.parametrize("key", ["\ud800", "a/\udfff"])
+    def test_keys_that_no_text_has(self, ends: Ends, key: str) -> None:
+        """[KEY-1] Half a pair of surrogates is named."""
+        with pytest.raises(PacketError, match="is not UTF-8"):
+            ends.client.publish(key)
 
     def test_control_keys(self, ends: Ends) -> None:
         """[CTL-2] One that no server knows is refused, with those it does."""
@@ -153,6 +167,27 @@ def test_matches_of_secrets(pattern: str, is_selected: bool) -> None:
     """
     assert matches(pattern, "!/cred/1/2/3/x") == is_selected
     assert not matches("!/cred////", "x")
+
+
+@pytest.mark.parametrize(
+    "rest, is_one",
+    [
+        (b"x", True),
+        (b"/" * 57 + b"x", True),
+        (b"/" * 58 + b"x", False),
+        (b"x" * 4_076, True),
+        (b"x" * 4_077, False),
+        (b"!", False),
+    ],
+)
+def test_reply_keys(rest: bytes, is_one: bool) -> None:
+    """[KEY-4] Without an answer that a server takes, there is no request.
+
+    The key for a failure has a segment more, of six bytes.
+    """
+    payload = b"!/cred/1/2/3/" + rest + b"\0v"
+    message = sbus_client.Message(b"k", payload)
+    assert bool(parse_request(message)) == is_one
 
 
 class TestFailures:

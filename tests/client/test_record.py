@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import contextlib
 import errno
@@ -81,6 +82,13 @@ def stop(process: subprocess.Popen[str]) -> None:
     """Have a recorder end, without a word."""
     process.terminate()
     assert outcome(process) == (0, "", "")
+
+
+def recorder_at(capture: Path) -> Recorder:
+    """Return a recorder that ends a segment with each message."""
+    limits = {"segment_mib": 1e-6, "segment_seconds": 10.0}
+    options = {"directory": capture, "no_payload": False, **limits}
+    return Recorder(argparse.Namespace(**options))
 
 
 class TestRecord:
@@ -228,7 +236,7 @@ class TestRecord:
             what = f"sbus: {capture}: File too large\n"
             assert outcome(process) == (1, "", what)
         assert not segments(capture)
-        with Recorder(capture, 1, 10):
+        with recorder_at(capture):
             assert payloads_of(capture) == [bytes(20_000)] * 3
 
     def test_slow_disk(self, directory: Path, capture: Path) -> None:
@@ -273,12 +281,12 @@ class TestRecord:
             patch.setattr(os, "fsync", fail)
             with (
                 pytest.raises(SbusError, match="Input/output error"),
-                Recorder(capture, 1, 10) as recorder,
+                recorder_at(capture) as recorder,
             ):
                 recorder.add(Message(b"k", b"1"))
                 recorder.add(Message(b"k", b"2"))
         assert not segments(capture)
-        with Recorder(capture, 1, 10):
+        with recorder_at(capture):
             assert payloads_of(capture) == [b"1", b"2"]
 
     def test_directory_that_cannot_be(

@@ -8,6 +8,7 @@ import functools
 import gc
 import os
 import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from client_ends import Ends, Kind, beside, both_ends, fill
+from client_ends import Ends, Kind, beside, both_ends, fill, sleeps
 from packets import ANSWER, WHOAMI, publish
 from processes import SECONDS_MAX
-from real_bus import Peer, RealBus, seqpacket_pair
+from real_bus import Peer, RealBus, seqpacket_pair, wait_for
 from sbus_client import (
     AsyncClient,
     Client,
@@ -194,6 +195,25 @@ class TestThreads:
                 service.close()
         assert "closed" in str(stop.value)
 
+    def test_first_requests(self, bus: RealBus) -> None:
+        """They share the keys of their answers."""
+        with quick_switches(), Client(bus.path) as service:
+            service.subscribe("job")
+
+            def serve() -> None:
+                for message in service:
+                    if asked := parse_request(message):
+                        service.reply(asked, asked.payload)
+
+            with pytest.raises(Disconnected, match=CLOSED), beside(serve):
+                for _ in range(100):
+                    with contextlib.ExitStack() as stack:
+                        client = stack.enter_context(Client(bus.path))
+                        ask = client.request, "job", b"x", SECONDS_MAX
+                        for _ in range(4):
+                            stack.enter_context(beside(*ask))
+                service.close()
+
     def test_close_beside_three_threads(self, directory: Path) -> None:
         """All of them end, with and without a bus."""
         calls = [
@@ -340,6 +360,23 @@ class TestEffort:
 
         alone, many = (asyncio.run(effort(count)) for count in (1, 100))
         assert many < 1.5 * alone
+
+    def test_each_call_waits_once(self) -> None:
+        """It is not woken once more for the answer to the call before."""
+        efforts = set()
+
+        def answer() -> None:
+            assert server.receive() == WHOAMI
+            wait_for(lambda: sleeps(tid))
+            server.send(ANSWER)
+
+        tid = threading.get_native_id()
+        with both_ends(Client) as (client, server):
+            for _ in range(5):
+                with beside(answer), counted() as calls:
+                    client.sync(SECONDS_MAX)
+                efforts.add(sum(calls.values()))
+        assert len(efforts) == 1
 
     def test_many_first_requests(self, bus: RealBus) -> None:
         """They share one subscription to their answers."""

@@ -69,6 +69,15 @@ class TestOptions:
         assert errors.startswith("sbusd: ") and errors.count("\n") == 1
         assert errors.isascii() and len(errors) <= 300
 
+    def test_command_of_a_client(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """[RUN-1] The line says that this is the server."""
+        with pytest.raises(SystemExit):
+            sbus.parse_options(["sub", "a"])
+        errors = capfd.readouterr().err
+        assert "sub a (this is the server: -a ADDRESS; see sbus_cl" in errors
+
     @pytest.mark.parametrize("name", sbus.LIMITS)
     def test_limit(self, name: str, capfd: pytest.CaptureFixture[str]) -> None:
         """[RUN-1] A number above zero; `unlimited` is more than any."""
