@@ -200,6 +200,9 @@ class Writer:
                     self.flush(name)
                     self.add(name, "< end")
                 self.over.add(name)
+                if name in paused:  # it has its end before it is all read
+                    self.add("", "wait 0.02")
+                    self.flush(WITNESS)
             elif size > INBOX_BYTES_MAX and name not in self.filled:
                 self.flush(name)
         for name in sorted(paused - self.paused()):
