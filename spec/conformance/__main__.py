@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable, NamedTuple, NoReturn
 
 if not __package__:  # run by its path, which Python has put first
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -20,9 +20,11 @@ if not __package__:  # run by its path, which Python has put first
 from conformance import conversation, kit, report
 from conformance.clients import ClientCase, ClientKit, all_client_cases
 from conformance.conversation import Failure
-from conformance.examples import blocks_of, read_cases
+from conformance.examples import Block, blocks_of
+from conformance.pairs import Pair, can_be_held
 from conformance.rules import SPEC, read_rules
-from conformance.server import ServerProcess
+from conformance.server import RunningServer, ServerProcess
+from conformance.trial import NotApplicable
 
 REPORTS = {
     "json": report.json_report,
@@ -39,16 +41,63 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"conformance: {message}; see --help\n")
 
 
+class Program(NamedTuple):
+    """What is to be tried: a server or a client, as an option names it."""
+
+    option: str
+    name: str
+    text: str  # its command, or the address of a server that runs
+
+    @property
+    def again(self) -> str:
+        """The option, to be typed again."""
+        return f"{self.option} {shlex.quote(self.text)}"
+
+    def server(self, options: argparse.Namespace) -> ServerProcess:
+        """Return the server."""
+        kind = RunningServer if self.option == "--connect" else ServerProcess
+        server = kind(self.text, options.seconds)
+        server.start_seconds_max *= options.timeout_scale
+        return server
+
+
+def program(option: str, text: str) -> Program:
+    """Return what an option names; raise ArgumentTypeError if it is wrong."""
+    parts = re.fullmatch(r"(?:([\w.+-]+)=)?(.*)", text, re.S)
+    assert parts
+    name, text = parts[1] or parts[2], parts[2]
+    try:
+        is_told = "{address}" in " ".join(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    if option != "--connect" and not is_told:
+        raise argparse.ArgumentTypeError(f"{text!r} has no {{address}}")
+    return Program(option, name, text)
+
+
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options of the command line; exit if they are wrong."""
     what = "Run the examples of spec/ against servers and clients."
     parser = Parser(prog="conformance", description=what)
     add = parser.add_argument
-    name = "[NAME=]COMMAND"
+
+    def add_program(option: str, dest: str, kind: str, about: str) -> None:
+        more: dict[str, Any] = {"action": "append", "default": []}
+        more["type"] = functools.partial(program, option)
+        name = f"[NAME=]{kind}"
+        add(option, dest=dest, metavar=name, help=about, **more)
+
     what = "a server; {address} in its command stands for its path"
-    add("--server", action="append", default=[], metavar=name, help=what)
+    add_program("--server", "servers", "COMMAND", what)
+    what = "a server that runs already, at this path, with its default limits"
+    what += " and for the kit alone, whose user owns it; if that is root, all"
+    what += " users may reach it.  What needs its options, its process or to"
+    what += " stop it is not judged"
+    add_program("--connect", "servers", "ADDRESS", what)
     what = "an adapter of a client; {address} is where to connect, or empty"
-    add("--client", action="append", default=[], metavar=name, help=what)
+    add_program("--client", "clients", "COMMAND", what)
+    what = "have each client speak with each server instead, and print a table"
+    add("--matrix", action="store_true", help=what)
     add("--list", action="store_true", help="list what would be run")
     what = "protocol: what its text asks for; sbus: chapters 2 to 8, which is"
     what += " the default; daemon: chapter 9 and what needs an option as well"
@@ -78,15 +127,14 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         what = f"print {kind.upper()} instead"
         kinds.add_argument(f"--{kind}", action="store_true", help=what)
     options = parser.parse_args(arguments)
-    if not options.server and not options.client and not options.list:
-        parser.error("a --server or a --client is needed")
-    for command in (*options.server, *options.client):
-        try:
-            is_told = "{address}" in " ".join(shlex.split(command))
-        except ValueError as error:
-            parser.error(f"the command {command!r}: {error}")
-        if not is_told:
-            parser.error(f"the command {command!r} has no {{address}}")
+    if not options.servers and not options.clients and not options.list:
+        parser.error("a --server, --connect or --client is needed")
+    if options.random and {one.option for one in options.servers} != {
+        "--server"
+    }:
+        parser.error("--random starts servers, and needs a --server alone")
+    if options.matrix and not (options.servers and options.clients):
+        parser.error("--matrix needs a server and a --client")
     options.only = {name.strip("[]") for name in options.only}
     options.seconds *= options.timeout_scale
     options.total *= options.timeout_scale
@@ -111,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.html:
             options.html.touch()  # or all might be run for nothing
         if options.random:
-            return max(walk(options, text) for text in options.server)
+            return max(walk(options, one) for one in options.servers)
         runs = [*run_all(options)]
         if options.html:
             text = report.page(runs, beside=options.html.parent)
@@ -119,6 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Failure, OSError, ValueError) as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 2
+    if options.matrix:
+        say(report.matrix(runs))
     for kind, make in REPORTS.items():
         if getattr(options, kind):
             say(make(runs))
@@ -135,13 +185,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 2
 
 
-def walk(options: argparse.Namespace, text: str) -> int:
+def walk(options: argparse.Namespace, tried: Program) -> int:
     """Hold conversations at random; return 1 if one of them failed, or 0."""
     from conformance import random_walk  # which needs spec/model.py
 
-    _, command = name_and_command(text)
     count = 0
-    with ServerProcess(command, options.seconds) as server:
+    with tried.server(options) as server:
         walk = random_walk.Walk(server, options.seed)
         for block in walk.failures(options.random):
             count += 1
@@ -160,19 +209,25 @@ def chosen(
     options: argparse.Namespace,
 ) -> tuple[list[kit.Item], list[ClientCase]]:
     """Return what is run for servers, and for clients; or raise Failure."""
-    cases = kit.all_cases() if options.server or not options.client else []
-    if options.examples:
-        text = options.examples.read_text("utf-8")
-        cases = [*read_cases(blocks_of(text, options.examples.name))]
-        rules = {rule for case in cases for rule in case.rules}
+    file = options.examples
+    blocks: tuple[Block, ...] = ()
+    if file:
+        blocks = (*blocks_of(file.read_text("utf-8"), file.name),)
+        if not blocks:
+            raise Failure(f"{file}: no block of an example")
+        rules = {rule for block in blocks for rule in block.rules}
         if unknown := rules - read_rules().keys():
             raise Failure(f"no rule is {', '.join(sorted(unknown))}")
-        if not cases:
-            raise Failure(f"{options.examples}: no block of an example")
-        options.only = options.only or {case.name for case in cases}
-    others = all_client_cases() if options.client else []
-    if not options.examples and not cases[len(kit.CHECKS) :] and not others:
-        raise Failure(f"there are no examples in {SPEC}")
+    is_for_clients = options.clients and not options.servers
+    cases = [] if is_for_clients else kit.all_cases(blocks)
+    if options.matrix:
+        cases = [*filter(can_be_held, cases)]
+    is_for_servers = options.matrix or not options.clients
+    others = [] if is_for_servers else all_client_cases(blocks)
+    if not {*cases, *others} - {*kit.CHECKS}:
+        raise Failure(f"there are no examples for that in {file or SPEC}")
+    if file:
+        options.only = options.only or {one.name for one in (*cases, *others)}
     unknown = options.only - kit.names_of([*cases, *others])
     if unknown:
         raise Failure(f"no example of {', '.join(sorted(unknown))}")
@@ -183,30 +238,68 @@ def chosen(
 def run_all(options: argparse.Namespace) -> Iterator[report.Run]:
     """Return all results; raise Failure if a program does not start."""
     cases, others = chosen(options)
-    what = options.level, options.total, options.only
     conversation.is_verbose = options.verbose
-    for text in options.server if cases else ():
-        name, command = name_and_command(text)
-        with ServerProcess(command, options.seconds) as server:
-            server.start_seconds_max *= options.timeout_scale
-            if options.keep:
-                conversation.keep = functools.partial(wait_for_enter, server)
-            judge = kit.Kit(server, *what, tries=2 - options.keep).judge
+    if options.matrix:
+        for one, other in itertools.product(options.servers, options.clients):
+            yield run_pair(options, one, other, cases)
+        return
+    for one in options.servers if cases else ():
+        with one.server(options) as server:
+            judge = judge_of(options, server)
             server.start()
-            results = judged(told(command, options), judge, cases)
-        yield report.Run("server", name, command, results)
-    for text in options.client if others else ():
-        name, command = name_and_command(text)
-        client_kit = ClientKit(command, options.seconds, options.total)
+            stream = stream_of(options, one.text, one.again)
+            results = judged(stream, judge, cases)
+        stream.say(report.text_report(results))
+        yield report.Run("server", one.name, one.text, results)
+    for one in options.clients if others else ():
+        client_kit = ClientKit(one.text, options.seconds, options.total)
         client_kit.probe()
-        results = judged(told(command, options), client_kit.judge, others)
-        yield report.Run("client", name, command, results)
+        stream = stream_of(options, one.text, one.again)
+        results = judged(stream, client_kit.judge, others)
+        stream.say(report.text_report(results))
+        yield report.Run("client", one.name, one.text, results)
 
 
-def told(command: str, options: argparse.Namespace) -> report.Stream:
+def run_pair(
+    options: argparse.Namespace,
+    one: Program,
+    other: Program,
+    cases: Sequence[kit.Item],
+) -> report.Run:
+    """Return how a client fares with a server; nothing if one is missing."""
+    name = f"{one.name} with {other.name}"
+    stream = stream_of(options, name, f"--matrix {one.again} {other.again}")
+    with one.server(options) as server:
+        pair = Pair(server, other.text)
+        judge = judge_of(options, server, pair)
+        try:
+            server.start()
+            pair.probe()
+        except (Failure, NotApplicable, OSError) as failure:
+            stream.say(f"not offered: {failure}")
+            return report.Run("pair", name, one.text, ())
+        results = judged(stream, judge, cases)
+    return report.Run("pair", name, one.text, results)
+
+
+def judge_of(
+    options: argparse.Namespace, server: ServerProcess, bus: Any = None
+) -> Callable[[kit.Item], kit.Result]:
+    """Return what judges a server, which examples may talk to otherwise."""
+    if options.keep:
+        conversation.keep = functools.partial(wait_for_enter, server)
+    what = options.level, options.total, options.only
+    return kit.Kit(server, *what, tries=2 - options.keep, bus=bus).judge
+
+
+def stream_of(
+    options: argparse.Namespace, name: str, again: str
+) -> report.Stream:
     """Return what tells of failures, unless a program is to read them."""
     is_silent = any(getattr(options, kind) for kind in REPORTS)
-    return report.Stream(command, (lambda _: 0) if is_silent else say)
+    if options.examples:
+        again += f" --examples {shlex.quote(str(options.examples))}"
+    return report.Stream(name, again, (lambda _: 0) if is_silent else say)
 
 
 def judged(
@@ -223,22 +316,15 @@ def judged(
         results.append(judge(case))
         tell_progress("")
         stream.tell(results[-1])
-    stream.say(report.text_report(results))
     return results
 
 
 def wait_for_enter(server: ServerProcess) -> None:
     """Leave all as it is until somebody has looked at it."""
-    print(f"it failed; the server is {server.processes}, and Enter goes on")
+    where = f"{server.processes} at {server.name!s}"
+    print(f"it failed; the server is {where}, and Enter goes on")
     sys.stdin.readline()
     received.add(0)
-
-
-def name_and_command(text: str) -> tuple[str, str]:
-    """Return what a server or client is called, and its command."""
-    found = re.fullmatch(r"(?:([\w.+-]+)=)?(.*)", text, re.S)
-    assert found
-    return found[1] or found[2], found[2]
 
 
 def tell_progress(line: str) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Union
 
 from . import check_daemon, check_log, check_process, check_traffic
-from .conversation import Failure, Outcome, perform
-from .examples import Case, read_cases
+from .conversation import Bus, Failure, Outcome, perform
+from .examples import Block, Case, read_cases
 from .rules import ORIGINS, read_rules
 from .server import ServerProcess
 from .trial import Check, NotApplicable, perform_check
@@ -97,12 +97,23 @@ def needs_of(case: Item) -> list[str]:
     return [kind for kind, is_so in needs.items() if is_so]
 
 
-def obstacle(case: Item) -> str:
-    """Return why a case cannot be run with a real server, if so."""
+def obstacle(case: Item, is_ours: bool = True) -> str:
+    """Return why a case cannot be run with a real server, if so.
+
+    One that is not ours, but ran before, has its options and is not stopped.
+    """
+    if not is_ours and (isinstance(case, Check) or is_for_a_start(case)):
+        return "needs a server that the kit starts"
     for kind in needs_of(case):
         if kind in OBSTACLES and (kind != "root" or os.geteuid() != 0):
             return OBSTACLES[kind]
     return ""
+
+
+def is_for_a_start(case: Case) -> bool:
+    """Return whether a case needs options, or to stop the server."""
+    steps = case.conversation().steps
+    return bool(options_of(case)) or any(step.verb == ">>" for step in steps)
 
 
 NO_TIME = "there was no time left; see --total"
@@ -119,8 +130,10 @@ class Kit:
         total: float,
         only: Iterable[str] = (),
         tries: int = 1,
+        bus: Bus = None,
     ) -> None:
         self.server = server
+        self._bus = bus or server  # which the clients of examples talk to
         self.end = time.monotonic() + total
         self.level = level
         self.only = {*only}  # whose cases are run whatever their level
@@ -143,7 +156,7 @@ class Kit:
         """Return the verdict on a case, and what else a result tells."""
         for verdict, why in (
             ("not asked for", self._left_out(case)),
-            ("not applicable", obstacle(case)),
+            ("not applicable", obstacle(case, self.server.is_ours)),
             ("not run", self._too_late(case)),
         ):
             if why:
@@ -176,7 +189,7 @@ class Kit:
         elif isinstance(case, Check):
             outcome = perform_check(case, self.server)
         else:
-            outcome = perform(self.server, case.conversation())
+            outcome = perform(self._bus, case.conversation())
         if outcome.wrong:
             self.options = None  # a server that went wrong is not used again
             line = self.server.log()
@@ -241,9 +254,13 @@ def options_of(case: Item) -> tuple[str, ...]:
     return () if isinstance(case, Check) else case.conversation().options
 
 
-def all_cases() -> list[Item]:
-    """Return all examples and checks, those with the same options together."""
-    return sorted([*read_cases(), *CHECKS], key=options_of)
+def all_cases(blocks: Sequence[Block] = ()) -> list[Item]:
+    """Return the cases of blocks, or all examples and checks.
+
+    Those with the same options come together.
+    """
+    checks = () if blocks else CHECKS
+    return sorted([*read_cases(blocks), *checks], key=options_of)
 
 
 def names_of(cases: Iterable[Any]) -> set[str]:

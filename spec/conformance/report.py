@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
@@ -141,11 +140,13 @@ def not_run(results: Sequence[Result]) -> Iterator[str]:
 class Stream:
     """Prints each failure when it happens, and the others in one line."""
 
-    def __init__(self, command: str, say: Callable[[str], object]) -> None:
-        self._command = command
+    def __init__(
+        self, name: str, again: str, say: Callable[[str], object]
+    ) -> None:
+        self._again = again  # the options that name what is tried
         self.say = say
         self._counts: dict[str, int] = {}  # of failures, by their first rule
-        say(f"sbus conformance of {command}, specification {edition()}")
+        say(f"sbus conformance of {name}, specification {edition()}")
 
     def tell(self, result: Result) -> None:
         """Print a result, if it is wrong."""
@@ -157,7 +158,7 @@ class Stream:
         if self._counts[name] > FAILURES_SHOWN_MAX:
             self.say(f"{head} also {result.case}")
             return
-        again = f"--server {shlex.quote(self._command)} --only {result.case}"
+        again = f"{self._again} --only {result.case}"
         is_first = self._counts[name] == 1
         lines = [
             "",
@@ -189,6 +190,24 @@ def text_report(results: Sequence[Result]) -> str:
     if others:
         lines += ["", f"not judged: {' '.join(dict.fromkeys(others))}"]
     return "\n".join([*lines, "", summary(results)])
+
+
+def matrix(runs: Sequence[Run]) -> str:
+    """Return a table in Markdown: how each server fared with each client."""
+    cells = {tuple(run.name.split(" with ")): cell(run) for run in runs}
+    servers, clients = (dict.fromkeys(names) for names in zip(*cells))
+    rows = [["Server", *clients], ["---"] * (1 + len(clients))]
+    rows += [[one, *(cells[one, it] for it in clients)] for one in servers]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def cell(run: Run) -> str:
+    """Return how a server fared with a client, in a few words."""
+    failed = [one.rules[0] for one in run.results if one.verdict == "failed"]
+    if failed:
+        return f"fails {' '.join(dict.fromkeys(failed))}"
+    passed = count(run.results, "passed")
+    return f"works, {passed} examples" if passed else "not offered"
 
 
 def tap_report(runs: Sequence[Run]) -> str:

@@ -80,8 +80,7 @@ class Program:
 
     def status(self) -> int | None:
         """Return the exit status if it has ended."""
-        assert self.process
-        return self.process.poll()
+        return self.process.poll() if self.process else None
 
     def await_status(self, seconds_max: float) -> int:
         """Return the exit status; raise Failure if there is none in time."""
@@ -145,6 +144,8 @@ class Program:
 class ServerProcess(Program):
     """A server that a command starts, as often as it takes."""
 
+    is_ours = True  # the kit may stop it
+
     def __init__(self, command: str, seconds_max: float) -> None:
         super().__init__(command, seconds_max)
         self.start_seconds_max = START_SECONDS_MAX
@@ -156,8 +157,9 @@ class ServerProcess(Program):
 
     @property
     def processes(self) -> list[int]:
-        """The server, and all that it has started."""
-        assert self.process
+        """The server, and all that it has started, if the kit did."""
+        if self.process is None:
+            return []
         return [self.process.pid, *descendants(self.process.pid)]
 
     def busy_seconds(self) -> float:
@@ -248,8 +250,9 @@ class ServerProcess(Program):
         try:
             self._probe()
         except Failure as failure:
-            with contextlib.suppress(Failure):
-                self.await_status(0.2)
+            if self.process:
+                with contextlib.suppress(Failure):
+                    self.await_status(0.2)
             what = f"does not serve a new client: {failure}{self.log()}"
             return f"the server {self.end() or what}"
         return ""
@@ -269,3 +272,18 @@ class ServerProcess(Program):
                     return
             time.sleep(4**number / 1000)  # no event tells of a departure
         raise Failure("it closes every connection")
+
+
+class RunningServer(ServerProcess):
+    """A server that runs already, which the kit neither starts nor stops."""
+
+    is_ours = False
+
+    def __init__(self, address: str, seconds_max: float) -> None:
+        super().__init__("", seconds_max)
+        self.name = self.address = address
+
+    def start(self, path: str = "", *options: str, **more: Any) -> None:
+        """Raise Failure if it does not serve."""
+        if fault := self.fault():
+            raise Failure(fault)

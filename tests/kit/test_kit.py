@@ -251,7 +251,68 @@ class TestKit:
             file.write_text(block.format(text), "utf-8")
             done = run_kit("--server", naive(), "--examples", str(file))
             assert done.status == status, done
-            assert "mine --verbose" in done.output or not status
+            again = f"--examples {file} --only mine --verbose\n"
+            assert again in done.output or not status
+
+    @pytest.mark.parametrize(
+        ("text", "wrong"),
+        [
+            ("some text\n", "no block of an example"),
+            ("conversaton x [SUB-1]\nA > SUB k\n```\n", "line 2: ```conv"),
+            ("conversation x\nA > SUB k\n```\n", "is not ```KIND a-name"),
+            ("conversation x [SUB-1]\nA > SUB k\n", "line 2: no line ```"),
+            ("conversation x [SUB-1]\nwait a bit\n```", "not a step: 'wait"),
+            ("conversation x [SUB-9]\nA close\n```\n", "no rule is SUB-9"),
+            ("match x [SUB-1]\nk yes\n```", "line 2: x: not a pattern"),
+            ("match x [SUB-1]\n{A.pid} k yes\n```", "no variable may"),
+            ("packet x [SUB-1]\nSUBk\n```", "line 2: x: not a packet and"),
+        ],
+    )
+    def test_examples_that_are_wrong(
+        self, directory: Path, text: str, wrong: str
+    ) -> None:
+        """It is said in one line where and how, and nothing is run."""
+        file = directory / "mine.md"
+        file.write_text(f"\n{'```' * (' ' in text[:17])}{text}", "utf-8")
+        done = run_kit("--server", naive(), "--examples", str(file))
+        assert (done.status, done.output) == (2, "")
+        assert wrong in done.errors and done.errors.count("\n") == 1, done
+
+    def test_an_example_that_needs_a_client(self, directory: Path) -> None:
+        """A number of a client that is not there is told of."""
+        file = directory / "mine.md"
+        block = "```conversation x [SUB-1]\nA > SUB {B.pid}\n```\n"
+        file.write_text(block, "utf-8")
+        done = run_kit("--server", naive(), "--examples", str(file))
+        assert done.status == 1 and "B is not there" in done.output, done
+
+    def test_a_server_that_runs(self) -> None:
+        """It is judged where it need not be stopped or have options."""
+        with ServerProcess(naive(), 2.0) as server:
+            server.start()
+            families = ("--only", "SUB", "--only", "PKT-5", "--only", "CRED-9")
+            done = run_kit("--connect", server.path, *families)
+            assert server.status() is None
+        assert done.status == 0, done
+        assert ": needs a server that the kit starts\n" in done.output
+        assert re.search("^not judged: .*CRED-9", done.output, re.M)
+        done = run_kit("--connect", server.path, *families)
+        assert done.status == 2 and "cannot connect" in done.errors
+
+    def test_clients_with_servers(self, directory: Path) -> None:
+        """A pair works, or fails by name, or is not there."""
+        server = broken_naive(directory, "return True", "UNSUB")
+        programs = (
+            "--server",
+            f"right={naive()}",
+            "--server",
+            f"bad={server}",
+        )
+        clients = ("--client", f"ours={CLIENT}", "--client", "no=no {address}")
+        done = run_kit(*programs, *clients, "--matrix", "--only", "UNSUB-1")
+        assert done.status == 1
+        assert "| right | works, 7 examples | not offered |" in done.output
+        assert re.search("^[|] bad [|] fails .*UNSUB-1 ", done.output, re.M)
 
     def test_every_step_can_be_seen(self) -> None:
         """Each is printed with its time when it is taken."""
@@ -410,6 +471,9 @@ class TestKit:
             ("--server", "true {address}", "--seconds", "soon"),
             ("--server", "true {address}", "--only", "SUBB"),
             ("--server", "true {address}", "--json", "--tap"),
+            ("--server", "true {address}", "--matrix"),
+            ("--connect", "/no/such/socket"),
+            ("--connect", "/no/such/socket", "--random", "1"),
             ("--server", "true {address}", "--html", "/no/such/file"),
             ("--client", "/no/such/client {address}"),
             ("--none",),
