@@ -42,6 +42,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"max-pattern-bytes": 12, "max-user-pattern-bytes": 20},
     {"max-key": 14, "max-segments": 3, "strict": True},
     {"max-packet": 60, "cred-prefix": b"!/cred/1/2/3"},
+    {"user": 1001},
 ]
 WEIGHTS = {
     **{"subscribe": 20, "unsubscribe": 8, "publish": 30, "secret": 14},

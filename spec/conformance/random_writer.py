@@ -101,6 +101,7 @@ class Writer:
 
     def __init__(self, options: dict[str, Any]) -> None:
         names = {name.replace("-", "_"): options[name] for name in options}
+        names["users"] = (names.pop("user"),) if "user" in names else ()
         self.bus = Bus(owner=os.geteuid(), **names)
         self.options = options
         shared = {"max-user-backlog", "max-bus-backlog"}
