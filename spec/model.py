@@ -723,7 +723,6 @@ def disconnect(bus: Bus, client: Client, rule: str) -> None:
 
     # The counts of a user end with its last client [CTL-5]
     bus.gone.append(client)
-    users = {c.credentials.uid for c in bus.clients.values()}
     for other in bus.gone:
-        if other.credentials.uid not in users:
+        if not bus.of_user(other.credentials.uid):
             other.counts.clear()
