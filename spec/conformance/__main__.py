@@ -1,4 +1,39 @@
-"""The command line: python3 spec/conformance --server COMMAND."""
+"""Do servers and clients keep the rules of sbus?  spec/README.md says more.
+
+What is tried; there may be several, and each may have a name, NAME=...:
+
+  --server COMMAND     a server; {address} in the command stands for its path
+  --connect ADDRESS    a server that runs already, at this path.  It has its
+                       default limits, is for the kit alone, and the kit's user
+                       owns it; if that is root, all users may reach it.  What
+                       needs options, its process or to stop it is not judged
+  --client COMMAND     the adapter of a client; {address} stands for where to
+                       connect, or for nothing
+  --matrix             have each client speak with each server, instead of the
+                       kit, and print a table
+
+How it is tried:
+
+  --level LEVEL        protocol: what its text asks for; sbus: chapters 2 to 8,
+                       the default; daemon, or --ours: chapter 9 and what needs
+                       an option as well
+  --only NAME          only this rule or example, of any level, or this family
+                       or chapter; there may be several
+  --examples FILE      the examples in this file, instead of those of spec/
+  --random [SECONDS]   conversations at random, for so long (default 60)
+  --seed N             where these begin (default 1)
+  --seconds SECONDS    how long a server may take to answer (default 2)
+  --total SECONDS      how long all may take (default 120); the rest is not run
+  --timeout-scale X    multiply both, for servers under valgrind and such
+  --keep               at the first failure wait for Enter
+
+What is printed or written:
+
+  --list               what would be run
+  --verbose            each step when it is taken, with its time
+  --json --junit --tap a report for programs, instead
+  --html FILE          a page for browsers, with all servers and clients
+"""
 
 from __future__ import annotations
 
@@ -30,6 +65,11 @@ REPORTS = {
     "json": report.json_report,
     "junit": report.junit_report,
     "tap": report.tap_report,
+}
+PROGRAMS = {  # options that name what is tried
+    "--server": "servers",
+    "--connect": "servers",
+    "--client": "clients",
 }
 received: set[int] = set()  # signals; what is run is first run to its end
 
@@ -77,55 +117,34 @@ def program(option: str, text: str) -> Program:
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options of the command line; exit if they are wrong."""
-    what = "Run the examples of spec/ against servers and clients."
-    parser = Parser(prog="conformance", description=what)
-    add = parser.add_argument
+    form = argparse.RawDescriptionHelpFormatter
+    usage = "python3 spec/conformance [option ...]"
+    parser = Parser("conformance", usage, __doc__, formatter_class=form)
+    # The docstring of this module says what they are
+    add = functools.partial(parser.add_argument, help=argparse.SUPPRESS)
+    add_list = functools.partial(add, action="append", default=[])
+    add_switch = functools.partial(add, action="store_true")
+    add_number = functools.partial(add, type=seconds)
 
-    def add_program(option: str, dest: str, kind: str, about: str) -> None:
-        more: dict[str, Any] = {"action": "append", "default": []}
-        more["type"] = functools.partial(program, option)
-        name = f"[NAME=]{kind}"
-        add(option, dest=dest, metavar=name, help=about, **more)
-
-    what = "a server; {address} in its command stands for its path"
-    add_program("--server", "servers", "COMMAND", what)
-    what = "a server that runs already, at this path, with its default limits"
-    what += " and for the kit alone, whose user owns it; if that is root, all"
-    what += " users may reach it.  What needs its options, its process or to"
-    what += " stop it is not judged"
-    add_program("--connect", "servers", "ADDRESS", what)
-    what = "an adapter of a client; {address} is where to connect, or empty"
-    add_program("--client", "clients", "COMMAND", what)
-    what = "have each client speak with each server instead, and print a table"
-    add("--matrix", action="store_true", help=what)
-    add("--list", action="store_true", help="list what would be run")
-    what = "protocol: what its text asks for; sbus: chapters 2 to 8, which is"
-    what += " the default; daemon: chapter 9 and what needs an option as well"
-    add("--level", choices=kit.LEVELS, default="sbus", help=what)
-    ours: dict[str, Any] = {"action": "store_const", "const": "daemon"}
-    add("--ours", dest="level", help="as --level daemon", **ours)
-    what = "run only this rule or example, of any level; or family or chapter"
-    add("--only", action="append", default=[], metavar="NAME", help=what)
-    what = "run the examples in this file instead of those of spec/"
-    add("--examples", type=Path, metavar="FILE", help=what)
-    what = "hold conversations at random, for so long (default 60)"
-    number: dict[str, Any] = {"type": seconds, "metavar": "SECONDS"}
-    add("--random", nargs="?", const=60.0, help=what, **number)
-    add("--seed", default="1", help="where --random begins (default 1)")
-    what = "seconds that a server may take to answer (default 2)"
-    add("--seconds", default=2.0, help=what, **number)
-    what = "seconds that all may take (default 120); the rest is not run"
-    add("--total", default=120.0, help=what, **number)
-    what = "multiply both, for servers under valgrind and such"
-    add("--timeout-scale", type=float, default=1.0, metavar="X", help=what)
-    add("--verbose", action="store_true", help="print each step when taken")
-    add("--keep", action="store_true", help="at a failure wait for Enter")
-    what = "write a page for browsers, with all servers and clients"
-    add("--html", type=Path, metavar="FILE", help=what)
+    for option, dest in PROGRAMS.items():
+        kind = functools.partial(program, option)
+        add_list(option, type=kind, dest=dest)
+    for option in ("--matrix", "--list", "--verbose", "--keep"):
+        add_switch(option)
+    add("--level", choices=kit.LEVELS, default="sbus")
+    add("--ours", dest="level", action="store_const", const="daemon")
+    add_list("--only")
+    add("--examples", type=Path)
+    add_number("--random", nargs="?", const=60.0)
+    add("--seed", default="1")
+    add_number("--seconds", default=2.0)
+    add_number("--total", default=120.0)
+    add("--timeout-scale", type=float, default=1.0)
+    add("--html", type=Path)
     kinds = parser.add_mutually_exclusive_group()
-    for kind in REPORTS:
-        what = f"print {kind.upper()} instead"
-        kinds.add_argument(f"--{kind}", action="store_true", help=what)
+    for name in REPORTS:
+        hidden = argparse.SUPPRESS
+        kinds.add_argument(f"--{name}", action="store_true", help=hidden)
     options = parser.parse_args(arguments)
     if not options.servers and not options.clients and not options.list:
         parser.error("a --server, --connect or --client is needed")

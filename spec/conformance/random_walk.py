@@ -21,14 +21,7 @@ SEGMENTS = b"a b aa !a a! ab".split() + [b""]
 WILD = b"* a* ** a*b *a a**".split()
 MISTAKES = [b"SUB", b"MSG a", b"sub a", b"UNSUBa", b"CMSG", b" SUB a"]
 MISTAKES += [b"\0", b"MSG\0a", b"MSG !\0", b"SUB a/!", b"SUB !/cred/"]
-UNKNOWN = [
-    b"x",
-    b"!/cred/whoam",
-    b"echo/o",
-    b"blocking/soft",
-    b"",
-    b"Echo/off",
-]
+UNKNOWN = b"x !/cred/whoam echo/o blocking/soft Echo/off".split() + [b""]
 MODES = [
     b"%b/%b" % (m.encode(), w.encode()) for m in CHOICES for w in CHOICES[m]
 ]

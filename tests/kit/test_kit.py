@@ -18,6 +18,7 @@ import pytest
 
 import processes
 from broken_servers import SBUS, Mistake
+from conformance.__main__ import REPORTS
 from conformance.conversation import Failure, has_members
 from conformance.examples import Block, blocks_of, conversations, escape
 from conformance.kit import LEVELS, all_cases, scope_of
@@ -313,6 +314,13 @@ class TestKit:
         assert done.status == 1
         assert "| right | works, 7 examples | not offered |" in done.output
         assert re.search("^[|] bad [|] fails .*UNSUB-1 ", done.output, re.M)
+
+    def test_every_option_is_explained(self) -> None:
+        """The help is the docstring of the module, which is not generated."""
+        source = (SPEC / "conformance/__main__.py").read_text("utf-8")
+        said, _, code = source.partition("from __future__")
+        options = {*re.findall(r'"(--[a-z-]+)"', code), *REPORTS}
+        assert not {one for one in options if one not in said}
 
     def test_every_step_can_be_seen(self) -> None:
         """Each is printed with its time when it is taken."""
