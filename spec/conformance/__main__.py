@@ -148,9 +148,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not options.servers and not options.clients and not options.list:
         parser.error("a --server, --connect or --client is needed")
-    if options.random and {one.option for one in options.servers} != {
-        "--server"
-    }:
+    kinds_of_servers = {server.option for server in options.servers}
+    if options.random and kinds_of_servers != {"--server"}:
         parser.error("--random starts servers, and needs a --server alone")
     if options.matrix and not (options.servers and options.clients):
         parser.error("--matrix needs a server and a --client")
@@ -186,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Failure, OSError, ValueError) as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 2
-    if options.matrix:
+    if options.matrix and not is_silent(options):
         say(report.matrix(runs))
     for kind, make in REPORTS.items():
         if getattr(options, kind):
@@ -259,46 +258,47 @@ def run_all(options: argparse.Namespace) -> Iterator[report.Run]:
     cases, others = chosen(options)
     conversation.is_verbose = options.verbose
     if options.matrix:
-        for one, other in itertools.product(options.servers, options.clients):
-            yield run_pair(options, one, other, cases)
+        for pair in itertools.product(options.servers, options.clients):
+            yield run_pair(options, *pair, cases)
         return
-    for one in options.servers if cases else ():
-        with one.server(options) as server:
+    for tried in options.servers if cases else ():
+        with tried.server(options) as server:
             judge = judge_of(options, server)
             server.start()
-            stream = stream_of(options, one.text, one.again)
+            stream = stream_of(options, tried.text, tried.again)
             results = judged(stream, judge, cases)
         stream.say(report.text_report(results))
-        yield report.Run("server", one.name, one.text, results)
-    for one in options.clients if others else ():
-        client_kit = ClientKit(one.text, options.seconds, options.total)
+        yield report.Run("server", tried.name, tried.text, results)
+    for tried in options.clients if others else ():
+        client_kit = ClientKit(tried.text, options.seconds, options.total)
         client_kit.probe()
-        stream = stream_of(options, one.text, one.again)
+        stream = stream_of(options, tried.text, tried.again)
         results = judged(stream, client_kit.judge, others)
         stream.say(report.text_report(results))
-        yield report.Run("client", one.name, one.text, results)
+        yield report.Run("client", tried.name, tried.text, results)
 
 
 def run_pair(
     options: argparse.Namespace,
-    one: Program,
-    other: Program,
+    tried: Program,
+    client: Program,
     cases: Sequence[kit.Item],
 ) -> report.Run:
-    """Return how a client fares with a server; nothing if one is missing."""
-    name = f"{one.name} with {other.name}"
-    stream = stream_of(options, name, f"--matrix {one.again} {other.again}")
-    with one.server(options) as server:
-        pair = Pair(server, other.text)
+    """Return how a server fares with a client; nothing if one is missing."""
+    name = f"{tried.name} with {client.name}"
+    stream = stream_of(options, name, f"--matrix {tried.again} {client.again}")
+    results: Sequence[kit.Result] = ()
+    with tried.server(options) as server:
+        pair = Pair(server, client.text)
         judge = judge_of(options, server, pair)
         try:
             server.start()
             pair.probe()
         except (Failure, NotApplicable, OSError) as failure:
             stream.say(f"not offered: {failure}")
-            return report.Run("pair", name, one.text, ())
-        results = judged(stream, judge, cases)
-    return report.Run("pair", name, one.text, results)
+        else:
+            results = judged(stream, judge, cases)
+    return report.Run("pair", tried.name, tried.text, results, client.name)
 
 
 def judge_of(
@@ -315,10 +315,15 @@ def stream_of(
     options: argparse.Namespace, name: str, again: str
 ) -> report.Stream:
     """Return what tells of failures, unless a program is to read them."""
-    is_silent = any(getattr(options, kind) for kind in REPORTS)
     if options.examples:
         again += f" --examples {shlex.quote(str(options.examples))}"
-    return report.Stream(name, again, (lambda _: 0) if is_silent else say)
+    show = (lambda _: 0) if is_silent(options) else say
+    return report.Stream(name, again, show)
+
+
+def is_silent(options: argparse.Namespace) -> bool:
+    """Return whether nothing is printed but a report for programs."""
+    return any(getattr(options, kind) for kind in REPORTS)
 
 
 def judged(

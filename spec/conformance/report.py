@@ -41,12 +41,18 @@ ORDER = (
 
 
 class Run(NamedTuple):
-    """How one server or client fared."""
+    """How one server or client fared, or a pair of them."""
 
-    kind: str  # server or client
+    kind: str  # server, client or pair
     name: str
     command: str
     results: Sequence[Result]
+    client: str = ""  # of a pair, whose server has the name
+
+    @property
+    def title(self) -> str:
+        """What a report calls it."""
+        return " with ".join(filter(None, (self.name, self.client)))
 
 
 def results_by_rule(results: Iterable[Result]) -> dict[str, list[Result]]:
@@ -194,11 +200,14 @@ def text_report(results: Sequence[Result]) -> str:
 
 def matrix(runs: Sequence[Run]) -> str:
     """Return a table in Markdown: how each server fared with each client."""
-    cells = {tuple(run.name.split(" with ")): cell(run) for run in runs}
-    servers, clients = (dict.fromkeys(names) for names in zip(*cells))
-    rows = [["Server", *clients], ["---"] * (1 + len(clients))]
-    rows += [[one, *(cells[one, it] for it in clients)] for one in servers]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    rows: dict[str, list[str]] = {"Server": [], "---": []}
+    for run in runs:
+        rows.setdefault(run.name, []).append(cell(run))
+    for client in dict.fromkeys(run.client for run in runs):
+        rows["Server"].append(client)
+        rows["---"].append("---")
+    lines = [" | ".join([name, *cells]) for name, cells in rows.items()]
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def cell(run: Run) -> str:
@@ -206,6 +215,8 @@ def cell(run: Run) -> str:
     failed = [one.rules[0] for one in run.results if one.verdict == "failed"]
     if failed:
         return f"fails {' '.join(dict.fromkeys(failed))}"
+    if count(run.results, "not run"):
+        return "not all was run"
     passed = count(run.results, "passed")
     return f"works, {passed} examples" if passed else "not offered"
 
@@ -217,7 +228,7 @@ def tap_report(runs: Sequence[Run]) -> str:
     for number, (run, one) in enumerate(pairs, 1):
         state = "not ok" if one.verdict in ("failed", "not run") else "ok"
         skipped = f" # SKIP {one.what}" * (one.verdict in NOT_TRIED[1:])
-        lines.append(f"{state} {number} - {run.name}: {one.case}{skipped}")
+        lines.append(f"{state} {number} - {run.title}: {one.case}{skipped}")
         lines += [f"# {line}" for line in failure_lines(one) if one.dialogue]
     return "\n".join(["TAP version 13", f"1..{len(pairs)}", *lines])
 
@@ -226,7 +237,7 @@ def junit_report(runs: Sequence[Run]) -> str:
     """Return the report as JUnit has it, for programs that show tests."""
     top = ElementTree.Element("testsuites", name=edition())
     for run in runs:
-        suite = ElementTree.SubElement(top, "testsuite", name=run.name)
+        suite = ElementTree.SubElement(top, "testsuite", name=run.title)
         for one in run.results:
             facts = {"classname": one.rules[0], "name": one.case}
             facts["time"] = str(one.seconds)
@@ -262,7 +273,7 @@ class Column:
 
     def __init__(self, run: Run) -> None:
         self.kind = run.kind
-        self.name = escape(run.name)
+        self.name = escape(run.title)
         self.results = results_by_rule(run.results)
         self._verdicts = verdicts(run.results)
 
@@ -317,7 +328,7 @@ def page(runs: Sequence[Run], beside: Path = SPEC) -> str:
 def run_row(run: Run) -> str:
     """Return the row of a server or client in the first table."""
     return (
-        f'<tr><th scope="row">{escape(run.name)}</th><td>{run.kind}</td>'
+        f'<tr><th scope="row">{escape(run.title)}</th><td>{run.kind}</td>'
         f"<td><code>{escape(run.command)}</code></td>"
         f"<td>{summary(run.results)}</td></tr>"
     )
