@@ -163,8 +163,8 @@ $(PYODIDE):
 	@tar xzmf $(@D)/pyodide-*.tgz -C $(@D) --strip-components=1
 	@rm $(@D)/*.tgz
 
-# What the kit tries for the book.  MORE may name others, such as the original:
-# make book-results MORE="--server 'original=./sbusd -f -a {address}'"
+# What the kit tries for the book.  MORE may name others, such as
+# --server 'original=./sbusd -f -a {address}'
 RIGHT = --server 'sbus.py=.venv/bin/python sbus.py -f -a {address}' \
     --server 'naive=.venv/bin/python tests/kit/naive_server.py {address}'
 ADAPTER = .venv/bin/python tests/kit/client_adapter.py {address}
