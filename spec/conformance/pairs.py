@@ -43,13 +43,9 @@ def can_be_held(case: Item) -> bool:
 
 def can_be_taken(step: Step) -> bool:
     """Return whether an adapter can be told to do a step."""
-    packet = b"".join(
-        b"1" if part.variable else part.text * part.times for part in step.text
-    )
-    if step.verb == "<":
-        return packet.startswith(b"MSG ") or not packet
-    is_command = command_for(packet) is not None
-    return step.verb == "close" or (step.verb == ">" and is_command)
+    packet = b"".join(part.text * part.times for part in step.text)
+    is_command = step.verb == ">" and command_for(packet) is not None
+    return is_command or step.verb in ("<", "close")
 
 
 class Speaker:
@@ -61,6 +57,10 @@ class Speaker:
         self._program = Program(command, server.seconds_max)
         self._adapter = Adapter(self._program, str(server.name), os.environ)
         self._inbox: list[bytes] = []  # what came before a token
+        self._token = b""
+
+    def begin(self) -> None:
+        """Learn who the client is, which may take as long as a start."""
         answer = self._ask("whoami")
         path = b"".join(answer.texts)
         numbers = re.findall(rb"\d+", path)
@@ -69,7 +69,7 @@ class Speaker:
         self.gid, self.uid, self.pid = map(int, numbers)
         # A secret key, so that no pattern of another client matches it
         self._token = path + b"/settled"
-        self._seconds_max = server.seconds_max
+        self._seconds_max = self._program.seconds_max
 
     def _ask(self, word: str, *texts: bytes) -> Line:
         """Return the answer to a command.
@@ -81,7 +81,7 @@ class Speaker:
         if answer is None:
             raise Failure(f"{self.name} does not answer {word} in time")
         if answer.word == "error":
-            raise NotApplicable(f"the client refuses to {word}")
+            raise NotApplicable(f"the client answered {word} with {answer}")
         return answer
 
     def send(self, packet: bytes) -> None:
@@ -132,7 +132,12 @@ class Pair:
 
     def connect(self, credentials: Any = None) -> Speaker:
         """Return a new client; raise Failure if it does not connect."""
-        return Speaker(self._command, self._server)
+        with contextlib.ExitStack() as cleanup:
+            client = Speaker(self._command, self._server)
+            cleanup.callback(client.close)
+            client.begin()
+            cleanup.pop_all()
+        return client
 
     def thaw(self) -> None:
         """Do nothing: no step stops the server."""
