@@ -177,7 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.html:
             options.html.touch()  # or all might be run for nothing
         if options.random:
-            return max(walk(options, one) for one in options.servers)
+            status = max(walk(options, one) for one in options.servers)
+            return 128 + min(received) if received else status
         runs = [*run_all(options)]
         if options.html:
             text = report.page(runs, beside=options.html.parent)
@@ -210,10 +211,10 @@ def walk(options: argparse.Namespace, tried: Program) -> int:
     count = 0
     with tried.server(options) as server:
         walk = random_walk.Walk(server, options.seed)
-        for block in walk.failures(options.random):
+        for block in walk.failures(options.random, received):
             count += 1
             say(f"{block}\n")
-            if options.keep or received:
+            if options.keep:
                 break
     say(f"{walk.count} conversations, {count} wrong, seed {options.seed}")
     if walk.once:

@@ -162,10 +162,10 @@ class Walk:
         self.once: list[str] = []  # failures that did not come again
         self.tally = Tally()
 
-    def failures(self, seconds: float) -> Iterator[str]:
-        """Yield failures as example blocks, for so long."""
+    def failures(self, seconds: float, signals: set[int]) -> Iterator[str]:
+        """Yield failures as example blocks, for so long or up to a signal."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end and not signals:
             seed = f"{self.seed}/{self.count}"
             lot = f"{self.seed}/{self.count // LOT}"
             options = random.Random(lot).choice(OPTIONS)

@@ -403,18 +403,26 @@ class TestKit:
         assert "3 left: identical-patterns-count\r" in text
         assert "1 left: unsubscribe-takes-one\r\x1b[K" in text
 
-    @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-    def test_a_run_that_is_ended(self, directory: Path, name: str) -> None:
+    @pytest.mark.parametrize(
+        ("name", "options"),
+        [("SIGTERM", ()), ("SIGINT", ("--random", "99")), ("SIGHUP", ())],
+    )
+    def test_a_run_that_is_ended(
+        self, directory: Path, name: str, options: Sequence[str]
+    ) -> None:
         """It leaves neither its server nor files behind."""
         note = directory / "note"
         note.mkdir()
         os.mkfifo(note / "pid")
-        script = f'echo $$ >{note}/pid; exec {sys.executable} {NAIVE} "$1"'
-        command = shlex.join(["sh", "-c", script, "sh", "{address}"])
+        tell = f"test -p {note}/pid && echo $$ >{note}/pid && rm {note}/pid"
+        script = f'{tell}; exec {sys.executable} {SBUS} "$@"'
+        words = ["sh", "-c", script, "sh", "-f", "-a", "{address}"]
+        command = shlex.join(words)
         files = directory / "files"
         files.mkdir()
+        kit_path = str(SPEC / "conformance")
         with subprocess.Popen(
-            [sys.executable, str(SPEC / "conformance"), "--server", command],
+            [sys.executable, kit_path, "--server", command, *options],
             stdout=subprocess.DEVNULL,
             env={**os.environ, "TMPDIR": str(files)},
         ) as kit:
