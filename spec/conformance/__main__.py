@@ -18,7 +18,7 @@ How it is tried:
                        the default; daemon, or --ours: chapter 9 and what needs
                        an option as well
   --only NAME          only this rule or example, of any level, or this family
-                       or chapter; there may be several
+                       or chapter; there may be several, as in SUB-1,UNSUB
   --examples FILE      the examples in this file, instead of those of spec/
   --random [SECONDS]   conversations at random, for so long (default 60)
   --seed N             where these begin (default 1)
@@ -133,7 +133,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         add_switch(option)
     add("--level", choices=kit.LEVELS, default="sbus")
     add("--ours", dest="level", action="store_const", const="daemon")
-    add_list("--only")
+    add("--only", action="extend", nargs="+", default=[])
     add("--examples", type=Path)
     add_number("--random", nargs="?", const=60.0)
     add("--seed", default="1")
@@ -153,7 +153,9 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--random starts servers, and needs a --server alone")
     if options.matrix and not (options.servers and options.clients):
         parser.error("--matrix needs a server and a --client")
-    options.only = {name.strip("[]") for name in options.only}
+    options.only = {
+        name.strip("[]") for text in options.only for name in text.split(",")
+    }
     options.seconds *= options.timeout_scale
     options.total *= options.timeout_scale
     return options
@@ -249,7 +251,8 @@ def chosen(
         options.only = options.only or {one.name for one in (*cases, *others)}
     unknown = options.only - kit.names_of([*cases, *others])
     if unknown:
-        raise Failure(f"no example of {', '.join(sorted(unknown))}")
+        names = ", ".join(map(repr, sorted(unknown)))
+        raise Failure(f"no example of {names}; --list tells their names")
     only = options.only
     return kit.choose(cases, only), kit.choose(others, only)
 
@@ -370,12 +373,16 @@ def say(text: str) -> int:
 def list_of(options: argparse.Namespace) -> str:
     """Return a line for each block and check, with its rules."""
     lines = []
-    cases = itertools.chain(*chosen(options))
-    for name, cases_of_block in itertools.groupby(cases, kit.block_of):
-        group = list(cases_of_block)
+    what = options.level, options.only
+    cases, others = chosen(options)
+    run = [case for case in cases if not kit.left_out(case, *what)]
+    for name, of_block in itertools.groupby([*run, *others], kit.block_of):
+        group = list(of_block)
         ids = dict.fromkeys(f"[{i}]" for case in group for i in case.rules)
         many = f", {len(group)} cases" if len(group) > 1 else ""
         lines.append(f"{name} {' '.join(ids)}{many}")
+    if not lines:
+        raise Failure(f"none of that is of --level {options.level}")
     return "\n".join(lines)
 
 

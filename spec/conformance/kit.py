@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Union
 
@@ -116,6 +116,18 @@ def is_for_a_start(case: Case) -> bool:
     return bool(options_of(case)) or any(step.verb == ">>" for step in steps)
 
 
+def left_out(case: Item, level: str, only: Set[str]) -> str:
+    """Return why a case is not asked for, if so.
+
+    What is named is run whatever its level.
+    """
+    if only & {case.name, block_of(case), *case.rules}:
+        return ""
+    scope = scope_of(case)
+    is_beyond = LEVELS.index(scope) > LEVELS.index(level)
+    return f"it is of --level {scope}" if is_beyond else ""
+
+
 NO_TIME = "there was no time left; see --total"
 ANSWERS_MAX = 10  # so many times the longest, for the failures of a block
 
@@ -155,7 +167,7 @@ class Kit:
     def _outcome(self, case: Item) -> tuple[str, str, Sequence[str], str]:
         """Return the verdict on a case, and what else a result tells."""
         for verdict, why in (
-            ("not asked for", self._left_out(case)),
+            ("not asked for", left_out(case, self.level, self.only)),
             ("not applicable", obstacle(case, self.server.is_ours)),
             ("not run", self._too_late(case)),
         ):
@@ -196,14 +208,6 @@ class Kit:
             if line and line not in outcome.wrong:
                 outcome.said.append(f"(the server's last words{line})")
         return outcome
-
-    def _left_out(self, case: Item) -> str:
-        """Return why a case was not asked for, if so."""
-        if self.only & {case.name, block_of(case), *case.rules}:
-            return ""
-        scope = scope_of(case)
-        is_beyond = LEVELS.index(scope) > LEVELS.index(self.level)
-        return f"it is of --level {scope}" if is_beyond else ""
 
     def _too_late(self, case: Item) -> str:
         """Return why there is no time for a case, if so."""

@@ -171,7 +171,8 @@ class TestKit:
         """What is to be run is known to one of them, or to nobody."""
         both = ("--server", naive(), "--client", "false {address}")
         done = run_kit(*both, "--only", "SUB-1", "--only", "SUBB")
-        assert done == (2, "", "conformance: no example of SUBB\n")
+        assert done.errors.startswith("conformance: no example of 'SUBB'; ")
+        assert (done.status, done.output) == (2, "")
         done = run_kit(*both[:2], "--client", CLIENT, "--only", "SUB-1")
         assert done.status == 0 and "2 passed, 0 failed" in done.output
         assert "CLIENT" not in done.output
@@ -196,6 +197,11 @@ class TestKit:
 
     def test_what_is_named_is_run(self) -> None:
         """Whatever its level; where nothing is run, the reason is told."""
+        names = ("--only", "PUB-2,[MATCH-4]", "KEY-4", "--only", "ADDR-8")
+        done = run_kit("--server", naive(), "--list", *names)
+        ids = {*re.findall(r"\[(.+?)\]", done.output)}
+        assert done.status == 0 and ids >= {"PUB-2", "MATCH-4", "ADDR-8"}
+        assert "KEY-4" in ids
         done = run_kit("--server", naive(), "--only", "PUB-2")
         assert done.status == 0 and "1 passed, 0 failed" in done.output
         only = ("--only", "TRACE", "--level", "protocol")
