@@ -196,6 +196,7 @@ class Kit:
             self.options = None  # a check leaves nothing as it was
         else:
             why = why or self.prepare(options_of(case))
+        self.server.forget_words()  # about other examples
         if why:
             outcome = Outcome(why, [])
         elif isinstance(case, Check):
@@ -204,9 +205,11 @@ class Kit:
             outcome = perform(self._bus, case.conversation())
         if outcome.wrong:
             self.options = None  # a server that went wrong is not used again
-            line = self.server.log()
-            if line and line not in outcome.wrong:
-                outcome.said.append(f"(the server's last words{line})")
+            if self.server.log() not in outcome.wrong:
+                words = self.server.last_words()
+                outcome.said.extend(
+                    f"(the server wrote: {it})" for it in words
+                )
         return outcome
 
     def _too_late(self, case: Item) -> str:

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from .rules import (
 
 FAILURES_SHOWN_MAX = 3  # of one rule, on a terminal
 FAILURES_ON_PAGE_MAX = 10
-STEPS_SHOWN_MAX = 30
+ALIKE_SHOWN_MAX = 4  # steps in a row that differ in their numbers alone
 WRONG = ("failed", "differs", "flaky")
 JUDGED = ("passed", *WRONG)
 NOT_TRIED = ("not run", "not applicable", "not asked for")
@@ -111,23 +112,31 @@ def edition() -> str:
 def failure_lines(result: Result) -> list[str]:
     """Return a failure: the rules, the conversation, what went wrong."""
     ids = " ".join(f"[{rule}]" for rule in result.rules)
-    said = [f"    {step}" for step in result.dialogue]
     steps = [step for step in result.dialogue if not step.startswith("(")]
     where = f"  {result.case} {ids}, step {len(steps)}:"
-    if len(said) > STEPS_SHOWN_MAX:
-        said = ["    ...", *said[-STEPS_SHOWN_MAX:]]
+    said = [f"    {step}" for step in shortened(result.dialogue)]
     return [where, *said, f"    -> {result.what}"]
 
 
-def first_failures(
-    about: Sequence[Result], verdict: str, most: int
-) -> Iterator[str]:
+def shortened(dialogue: Iterable[str]) -> list[str]:
+    """Return steps; of many that differ in numbers alone, both ends."""
+    shown: list[str] = []
+    for _, group in groupby(dialogue, lambda step: re.sub(r"\d+", "#", step)):
+        steps = [*group]
+        if len(steps) > ALIKE_SHOWN_MAX:
+            steps[1:-1] = [f"... {len(steps) - 2} more like this"]
+        shown += steps
+    return shown
+
+
+def first_failures(about: Sequence[Result]) -> Iterator[str]:
     """Return the lines on the first failures of a rule, and name the rest."""
-    for result in about[:most]:
+    for result in about[:FAILURES_ON_PAGE_MAX]:
         yield from ("", *failure_lines(result))
-    more = [result.case for result in about[most:]]
+    more = [result.case for result in about[FAILURES_ON_PAGE_MAX:]]
     if more:
-        yield from ("", f"  also {verdict}, {len(more)}: {', '.join(more)}")
+        what = f"also {about[0].verdict}, {len(more)}"
+        yield from ("", f"  {what}: {', '.join(more)}")
 
 
 def not_run(results: Sequence[Result]) -> Iterator[str]:
@@ -296,7 +305,7 @@ class Column:
         shown, about = "", self.results[rule.id]
         for verdict in WRONG:
             wrong = [one for one in about if one.verdict == verdict]
-            lines = first_failures(wrong, verdict, FAILURES_ON_PAGE_MAX)
+            lines = first_failures(wrong)
             if wrong:
                 what = f"{self.name}: {len(wrong)} {verdict}"
                 text = escape("\n".join(lines))

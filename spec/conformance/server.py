@@ -10,7 +10,9 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from .wire import Wire, connect
 
 START_SECONDS_MAX = 10.0
 LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
-LOG_BYTES_SHOWN = 400
+LOG_SHOWN_MAX = 55  # characters of a line, as a screen has 80
 FREEZE_SECONDS_MAX = 0.2  # a process may not be ours to see
 
 
@@ -57,6 +59,8 @@ class Program:
         self.directory = self._directory.name
         os.chmod(self.directory, 0o755)  # for other users
         self._log = f"{self.directory}/log"
+        Path(self._log).touch()
+        self._log_start = 0  # where the part begins that is told
         self.process: subprocess.Popen[bytes] | None = None
 
     def run(self, address: str, *options: str, **more: Any) -> None:
@@ -67,6 +71,7 @@ class Program:
         if "cwd" in more:  # where the files of its command have other names
             exists, full = os.path.exists, os.path.abspath
             words = [full(word) if exists(word) else word for word in words]
+        self._log_start = 0
         with open(self._log, "wb") as log:
             streams = {"stdin": subprocess.DEVNULL, "stdout": log}
             more = {**streams, "stderr": log, **more}
@@ -101,14 +106,27 @@ class Program:
         return how + self.log()
 
     def log(self) -> str:
-        """Return the last lines that it wrote, made printable."""
-        with contextlib.suppress(FileNotFoundError):  # it was not started
-            with open(self._log, "rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - LOG_BYTES_SHOWN))
-                lines = file.read().splitlines()[-5:]
-            return ": " + " / ".join(map(escape, lines)) if lines else ""
-        return ""
+        """Return what last_words() has, as the end of a line."""
+        words = " / ".join(self.last_words())
+        return f": {words}" if words else ""
+
+    def last_words(self) -> list[str]:
+        """Return what it wrote since forget_words(), printable and short.
+
+        Of many lines the first two and the last two are told: a sanitizer
+        gives the cause first, Python gives it last.
+        """
+        with open(self._log, "rb") as file:
+            file.seek(self._log_start)
+            first = [*islice(file, 2)]
+            last = deque(file, 3)
+        if len(last) == 3:
+            last[0] = b"..."
+        return [escape(it.strip())[:LOG_SHOWN_MAX] for it in (*first, *last)]
+
+    def forget_words(self) -> None:
+        """Have last_words() leave out what it has written until now."""
+        self._log_start = os.path.getsize(self._log)
 
     def log_lines(self) -> list[bytes]:
         """Return the lines that it wrote."""
@@ -131,7 +149,7 @@ class Program:
         self.send_signal(signal.SIGKILL)
         self.process.wait()
         self.process = None
-        os.unlink(self._log)
+        os.truncate(self._log, 0)
 
     def __enter__(self) -> Any:
         return self

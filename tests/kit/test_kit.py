@@ -225,8 +225,17 @@ class TestKit:
         only = ("--only", "unsubscribe-is-for-oneself")
         done = run_kit("--server", command, *only)
         assert done.status == 0, done
-        assert "FLAKY [UNSUB-1]" in done.output
-        assert "0 passed, 0 failed, 1 flaky" in done.output
+
+    def test_what_a_server_wrote(self, directory: Path) -> None:
+        """A failure has what the server wrote meanwhile, short enough."""
+        text = "print(packet.decode(), 'x' * 99, file=sys.stderr, flush=True)"
+        ignore = text + '\n            if packet[:6] == b"UNSUB ": return True'
+        command = broken_naive(directory, ignore, "")
+        done = run_kit("--server", command, "--only", "SUB-1,UNSUB-1")
+        words = re.findall(r"\(the server wrote: (.+)\)\n", done.output)
+        assert done.status == 1 and len(words) == 5 * done.output.count("->")
+        assert all(first[:4] == "SUB " for first in words[::5])
+        assert words[2] == "..." and max(map(len, words)) < 60
 
     @pytest.mark.skipif(not IS_SOAK, reason="make soak runs it")
     @SOAK
@@ -284,6 +293,16 @@ class TestKit:
         done = run_kit("--server", naive(), "--examples", str(file))
         assert (done.status, done.output) == (2, "")
         assert wrong in done.errors and done.errors.count("\n") == 1, done
+
+    def test_an_example_of_many_steps(self, directory: Path) -> None:
+        """Of those that are alike the first and the last are shown."""
+        file = directory / "mine.md"
+        steps = "A > SUB first\nA > SUB k/{1..28}\nA < end"
+        file.write_text(f"```conversation x [SUB-1]\n{steps}\n```", "utf-8")
+        done = run_kit("--server", naive(), "--examples", str(file))
+        shown = "    A > SUB first\n    A > SUB k/1\n"
+        shown += "    ... 26 more like this\n    A > SUB k/28\n    A < end\n"
+        assert shown in done.output, done
 
     def test_an_example_that_needs_a_client(self, directory: Path) -> None:
         """A number of a client that is not there is told of."""
