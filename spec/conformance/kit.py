@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections import defaultdict
@@ -129,7 +130,9 @@ def left_out(case: Item, level: str, only: Set[str]) -> str:
 
 
 NO_TIME = "there was no time left; see --total"
-ANSWERS_MAX = 10  # so many times the longest, for the failures of a block
+FAILURES_TOOK_LONG = "failures of the family took long; see --only"
+FAMILY_SHARE = 1 / 12  # of the time, for what fails of a family
+PASSES_IF_FLAKY = 2  # in a row; fewer would hide what fails now and then
 
 
 class Kit:
@@ -153,8 +156,9 @@ class Kit:
         self.options: tuple[str, ...] | None = None  # of the running server
         self._refused: dict[tuple[str, ...], str] = {}  # options, and why
         self._room_fault: str | None = None  # None before it was tried
-        # How many seconds the failures of each block have taken
-        self._slow: dict[str, float] = defaultdict(float)
+        # How many seconds the failures of a family may take, and have taken
+        self._share = math.inf if only else FAMILY_SHARE * total
+        self._failing: dict[str, float] = defaultdict(float)
 
     def judge(self, case: Item) -> Result:
         """Run one case; one server does for those with the same options."""
@@ -185,7 +189,7 @@ class Kit:
             return "not applicable", str(error), (), ""
         if not first.wrong:
             return "passed", "", (), ""
-        self._slow[block_of(case)] += time.monotonic() - start
+        self._failing[family_of(case)] += time.monotonic() - start
         return bad, first.wrong, first.said, first.rule
 
     def _try(self, case: Item) -> Outcome:
@@ -216,9 +220,8 @@ class Kit:
         """Return why there is no time for a case, if so."""
         if time.monotonic() > self.end:
             return NO_TIME
-        if self._slow[block_of(case)] > ANSWERS_MAX * self.server.seconds_max:
-            return "too many like it were not answered in time"
-        return ""
+        took_long = self._failing[family_of(case)] > self._share
+        return FAILURES_TOOK_LONG if took_long else ""
 
     def learn_room(self) -> str:
         """Learn what a fill step takes; return why that fails, if so."""
@@ -256,6 +259,11 @@ def block_of(case: Any) -> str:
     return name.partition("/")[0]
 
 
+def family_of(case: Item) -> str:
+    """Return the family of the first rule that a case shows."""
+    return read_rules()[case.rules[0]].family
+
+
 def options_of(case: Item) -> tuple[str, ...]:
     """Return the options of the server that a case needs at its start."""
     return () if isinstance(case, Check) else case.conversation().options
@@ -281,8 +289,7 @@ def names_of(cases: Iterable[Any]) -> set[str]:
         names |= {case.name, block_of(case), *case.rules}
         for rule in map(rules.__getitem__, case.rules):
             chapter = Path(rule.file).stem
-            family = rule.id.partition("-")[0]
-            names |= {family, chapter, *chapter.split("-", 1)}
+            names |= {rule.family, chapter, *chapter.split("-", 1)}
     return names
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
@@ -140,16 +141,12 @@ def first_failures(about: Sequence[Result]) -> Iterator[str]:
 
 
 def not_run(results: Sequence[Result]) -> Iterator[str]:
-    """Return why some were not run; name those that came too late."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for one in results:
-        if one.verdict in NOT_TRIED:
-            block = one.case.partition("/")[0]
-            names.setdefault((one.verdict, one.what), []).append(block)
-    for (verdict, why), blocks in names.items():
-        shown = f": {', '.join(dict.fromkeys(blocks))}"
-        shown *= verdict == "not run"
-        yield f"{verdict}, {len(blocks)}: {why}{shown}"
+    """Return how many were not run, and why."""
+    whys = Counter(
+        (one.verdict, one.what) for one in results if one.verdict in NOT_TRIED
+    )
+    for (verdict, why), number in whys.items():
+        yield f"{verdict}, {number}: {why}"
 
 
 class Stream:
@@ -187,24 +184,38 @@ class Stream:
 def text_report(results: Sequence[Result]) -> str:
     """Return what is said at the end: families, what was not run, a sum."""
     lines = [""]
-    families: dict[str, dict[str, Result]] = {}
-    for rule, about in results_by_rule(results).items():
-        family = families.setdefault(rule.partition("-")[0], {})
-        family.update((result.case, result) for result in about)
-    for name, once in families.items():
-        if once:
-            lines.append(f"{name:6} {tell([*once.values()]):>16}")
-    for line in not_run(results):
-        lines += ["", line]
-    judged = {
-        rule for one in results if one.verdict in JUDGED for rule in one.rules
-    }
-    others = [
-        rule for one in results for rule in one.rules if rule not in judged
-    ]
+    for family in dict.fromkeys(rule.family for rule in read_rules().values()):
+        about = [one for one in results if family in families_of(one)]
+        late = count(about, "not run")
+        if about:
+            more = f", {late} not run" if late else ""
+            lines.append(f"{family:6} {tell(about):>16}{more}")
+    judged, others = (
+        {rule for one in results if one.verdict in kind for rule in one.rules}
+        for kind in (JUDGED, NOT_TRIED)
+    )
     if others:
-        lines += ["", f"not judged: {' '.join(dict.fromkeys(others))}"]
+        lines += ["", *not_run(results), ""]
+    if others - judged:
+        lines.append(f"not judged: {by_family(others - judged)}")
+    if others & judged:
+        lines.append(f"judged in part: {by_family(others & judged)}")
     return "\n".join([*lines, "", summary(results)])
+
+
+def families_of(result: Result) -> set[str]:
+    """Return the families of the rules that a result is about."""
+    return {rule.partition("-")[0] for rule in result.rules}
+
+
+def by_family(ids: Iterable[str]) -> str:
+    """Return ids of rules, sorted, as in 'CONN 8, 10; LIMIT 1'."""
+    pairs = (rule.split("-") for rule in ids)
+    rules = sorted((family, int(number)) for family, number in pairs)
+    return "; ".join(
+        f"{family} {', '.join(str(number) for _, number in group)}"
+        for family, group in groupby(rules, lambda rule: rule[0])
+    )
 
 
 def matrix(runs: Sequence[Run]) -> str:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -21,7 +22,8 @@ from broken_servers import SBUS, Mistake
 from conformance.__main__ import REPORTS
 from conformance.conversation import Failure, has_members
 from conformance.examples import Block, blocks_of, conversations, escape
-from conformance.kit import LEVELS, all_cases, scope_of
+from conformance.kit import LEVELS, Kit, all_cases, choose, scope_of
+from conformance.report import count, text_report
 from conformance.rules import SPEC, SPECIFICATION
 from conformance.server import ServerProcess
 from fake_bus import RULES, run_on_fake_kernel
@@ -209,13 +211,21 @@ class TestKit:
         assert done.status == 2 and "nothing was run: it is of" in done.errors
 
     def test_levels(self) -> None:
-        """What is not judged at one of them is named."""
+        """What is not judged at one of them is named, and not listed."""
         scopes = {scope_of(case) for case in all_cases()}
         assert scopes == {*LEVELS}
-        only = ("--only", "SUB", "--only", "TRACE", "--level", "protocol")
+        only = ("--only", "UNSUB,TRACE,ECHO", "--level", "protocol")
         done = run_kit("--server", naive(), *only)
         assert done.status == 0
-        assert re.search(r"^not judged: .*\bTRACE-1\b", done.output, re.M)
+        assert re.search(
+            "^not judged: .* TRACE 1, 4; UNSUB 2$", done.output, re.M
+        )
+        assert "\njudged in part: UNSUB 1\n" in done.output
+        done = run_kit("--list", *only)
+        ids = {*re.findall(r"\[(.+?)\]", done.output)}
+        assert "ECHO-1" in ids and not ids & {"ECHO-2", "TRACE-1", "UNSUB-2"}
+        done = run_kit("--list", "--only", "TRACE")
+        assert done.status == 2 and "of --level sbus" in done.errors
 
     def test_a_failure_that_does_not_come_again(self, directory: Path) -> None:
         """It is flaky, which blames nobody."""
@@ -321,7 +331,7 @@ class TestKit:
             assert server.status() is None
         assert done.status == 0, done
         assert ": needs a server that the kit starts\n" in done.output
-        assert re.search("^not judged: .*CRED-9", done.output, re.M)
+        assert re.search("^not judged: .*CRED 2, 9", done.output, re.M)
         done = run_kit("--connect", server.path, *families)
         assert done.status == 2 and "cannot connect" in done.errors
 
@@ -380,14 +390,24 @@ class TestKit:
         assert re.search(r"\bPUB-1:[1-9]", done.output), done
 
     def test_a_server_that_hangs_does_not_take_hours(
-        self, directory: Path
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Of many examples that are alike a few are enough."""
+        """A family that takes long to fail leaves time for the others."""
+        monkeypatch.setattr("conformance.kit.FAMILY_SHARE", 0)
         command = broken_naive(directory, "threading.Event().wait()", "MSG")
-        only = ("--only", "byte-for-itself")
-        done = run_kit("--server", command, "--seconds", "0.2", *only)
-        left_out = "too many like it were not answered in time"
-        assert left_out in done.output, done.output
+        with ServerProcess(command, 0.2) as server:
+            judge = Kit(server, "protocol", 1e6).judge
+            results = [*map(judge, all_cases())]
+            named = Kit(server, "protocol", 1e6, {"PUB-4"}).judge
+            others = [*map(named, choose(all_cases(), {"PUB-4"}))]
+        assert len(others) > 1 and not count(others, "not run")
+        failed = [one.rules[0] for one in results if one.verdict == "failed"]
+        families = Counter(rule.partition("-")[0] for rule in failed)
+        assert {*families.values()} == {1} and len(families) >= 6, families
+        report = text_report(results)
+        assert re.search("^PKT +0/1 passed, [0-9]+ not run$", report, re.M)
+        why = "failures of the family took long; see --only"
+        assert re.search(f"^not run, [0-9]+: {why}$", report, re.M)
 
     def test_what_a_server_may_choose(self, directory: Path) -> None:
         """[UNSUB-2] To do otherwise is no failure: it differs."""
@@ -404,8 +424,9 @@ class TestKit:
         only = ("--only", "SUB", "--only", "TRACE", "--total", "0.001")
         done = run_kit("--server", naive(), *only)
         assert done.status == 1
-        assert "subscription-lasts, one-client-does-not-" in done.output
-        assert " failed, " in done.output and " not run, " in done.output
+        late = "^not run, [0-9]+: there was no time left; see --total$"
+        assert re.search(late, done.output, re.M), done
+        assert re.search("^SUB +none was run, [0-9]+ not", done.output, re.M)
         assert "TRACE     not asked for\n" in done.output
 
     @pytest.mark.parametrize("chapter", ["6", "echoes", "6-echoes"])
