@@ -29,6 +29,9 @@ How it is tried:
   --timeout-scale X    multiply both, for servers under valgrind and such
   --keep               at the first failure wait for Enter
 
+What fails is tried again.  If it then passes twice in a row, it is flaky, and
+no failure; --only tries it anew.
+
 What is printed or written:
 
   --list               what would be run
@@ -314,7 +317,7 @@ def judge_of(
     if options.keep:
         conversation.keep = functools.partial(wait_for_enter, server)
     what = options.level, options.total, options.only
-    return kit.Kit(server, *what, tries=2 - options.keep, bus=bus).judge
+    return kit.Kit(server, *what, not options.keep, bus).judge
 
 
 def stream_of(

@@ -227,13 +227,32 @@ class TestKit:
         done = run_kit("--list", "--only", "TRACE")
         assert done.status == 2 and "of --level sbus" in done.errors
 
-    def test_a_failure_that_does_not_come_again(self, directory: Path) -> None:
-        """It is flaky, which blames nobody."""
+    @pytest.mark.parametrize(
+        ("failures", "verdict"), [("1, 4", "flaky"), ("1, 3", "failed")]
+    )
+    def test_a_failure_that_does_not_come_again(
+        self, directory: Path, failures: str, verdict: str
+    ) -> None:
+        """It is flaky, which blames nobody, if two passes come after it."""
         note = directory / "note"
-        once = f"if not os.path.exists('{note}'): open('{note}', 'w'); return"
-        command = broken_naive(directory, f"{once} False")
+        opened = f"open({str(note)!r}, 'ab')"
+        which = f"with {opened} as note: note.write(b'x')\n            "
+        which += f"if os.path.getsize({str(note)!r}) in ({failures},): return"
+        command = broken_naive(directory, f"{which} False")
         only = ("--only", "unsubscribe-is-for-oneself")
         done = run_kit("--server", command, *only)
+        assert done.status == (verdict == "failed"), done
+        assert f"{verdict.upper()} [UNSUB-1]" in done.output
+        assert f" 1 {verdict}, " in done.output
+
+    def test_memory_of_a_server_under_a_tool(self, directory: Path) -> None:
+        """[CONN-21] It is not judged if the time is scaled."""
+        leak = "globals().setdefault('kept', []).append(b'x' * 100_000)"
+        server = ("--server", broken_naive(directory, leak, "MSG"))
+        options = (*server, "--only", "clients-that-are-gone")
+        done = run_kit(*options)
+        assert done.status == 1 and "bytes more than before" in done.output
+        done = run_kit(*options, "--timeout-scale", "1.5")
         assert done.status == 0, done
 
     def test_what_a_server_wrote(self, directory: Path) -> None:
