@@ -26,7 +26,8 @@ How it is tried:
   --total SECONDS      how long all may take (default 120), and a twelfth of it
                        what fails of a family, unless there is --only; the
                        rest is not run
-  --timeout-scale X    multiply both, for servers under valgrind and such
+  --timeout-scale X    multiply both, for servers under valgrind and such; if
+                       this is above 1, their memory is not judged
   --keep               at the first failure wait for Enter
 
 What fails is tried again.  If it then passes twice in a row, it is flaky, and
@@ -127,13 +128,12 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("conformance", usage, __doc__, formatter_class=form)
     # The docstring of this module says what they are
     add = functools.partial(parser.add_argument, help=argparse.SUPPRESS)
-    add_list = functools.partial(add, action="append", default=[])
     add_switch = functools.partial(add, action="store_true")
     add_number = functools.partial(add, type=seconds)
 
     for option, dest in PROGRAMS.items():
         kind = functools.partial(program, option)
-        add_list(option, type=kind, dest=dest)
+        add(option, action="append", default=[], type=kind, dest=dest)
     for option in ("--matrix", "--list", "--verbose", "--keep"):
         add_switch(option)
     add("--level", choices=kit.LEVELS, default="sbus")

@@ -180,6 +180,11 @@ class ServerProcess(Program):
             return []
         return [self.process.pid, *descendants(self.process.pid)]
 
+    @property
+    def is_instrumented(self) -> bool:
+        """Whether --timeout-scale says so; its memory then tells little."""
+        return self.start_seconds_max > START_SECONDS_MAX
+
     def busy_seconds(self) -> float:
         """Return how long its processes have used a processor."""
         files = [Path(f"/proc/{one}/stat") for one in self.processes]
