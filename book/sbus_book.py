@@ -63,8 +63,8 @@ def is_docstring(node: ast.AST) -> bool:
 class Listing:
     """A file of Python: its parts, and where names are defined."""
 
-    def __init__(self, stem: str) -> None:
-        source = (ROOT / f"{stem}.py").read_text("utf-8")
+    def __init__(self, stem: str, folder: str = "") -> None:
+        source = (ROOT / folder / f"{stem}.py").read_text("utf-8")
         self.stem = stem
         self.lines = ["", *source.splitlines(), ""]
         starts = (one.start() for one in BANNER.finditer(source))
@@ -170,6 +170,7 @@ def counts_by_rule() -> dict[str, dict[str, int]]:
 
 COUNTS = counts_by_rule()
 LISTINGS = {stem: Listing(stem) for stem in ("sbus", "sbus_client")}
+LISTINGS["model"] = Listing("model", "spec")
 
 
 class Source(Directive):
@@ -311,15 +312,14 @@ class Rules(Transform):
         yield addnodes.index(entries=[("single", rule, rule, "main", None)])
         stem = "sbus_client" if sentence[:8] == "A client" else "sbus"
         code = [*LISTINGS[stem].excerpts(rule)]
+        model = [*LISTINGS["model"].excerpts(rule)]
         counts = COUNTS.get(rule, {})
         said = [
             f"{counts[what]} {what if counts[what] > 1 else what[:-1]}"
             for what in ("examples", "tests")
             if counts.get(what)
         ]
-        said[1:1] = ["code"] * bool(code) + ["model"] * bool(
-            counts.get("model")
-        )
+        said[1:1] = ["code"] * bool(code) + ["model"] * bool(model)
         if not said:
             return
         file = page.replace("spec/", "examples/")
@@ -335,7 +335,9 @@ class Rules(Transform):
             shown.append(raw(f'<p class="more">{link}</p>'))
         head = f"<summary>{' · '.join(said)}</summary>"
         yield raw(f'<details class="kept">{head}')
-        yield from [*shown, *code, raw("</details>")]
+        if model:
+            model.insert(0, raw("<p>In the model of the specification:</p>"))
+        yield from [*shown, *code, *model, raw("</details>")]
 
 
 WITHOUT_SCRIPTS = (
@@ -347,7 +349,8 @@ WITHOUT_SCRIPTS = (
 def link(app: Sphinx, page: str, *more: Any) -> None:
     """Link what a page cites: rules, chapters, and names in the source."""
     _, context, _ = more
-    own = LISTINGS["sbus_client" if "client" in page else "sbus"]
+    stem = page.rpartition("/")[2].partition("-")[0]
+    own = LISTINGS.get(stem, LISTINGS["sbus"])
 
     def linked(cited: re.Match[str]) -> str:
         key = cited["rule"] or cited["cell"] or ""

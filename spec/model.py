@@ -425,8 +425,7 @@ def check_pattern(bus: Bus, client: Client, pattern: bytes) -> None:
     check_reserved(pattern)
     if not pattern.startswith(SECRET):
         return
-    gid, uid, pid = client.credentials
-    if pid == 0 or NOBODY in (gid, uid):
+    if client.credentials.pid == 0 or NOBODY in client.credentials[:2]:
         raise Mistake("CRED-8")  # [CRED-8]
     fields = fields_of(pattern, bus.options.cred_prefix)
     if not fields or not are_own(fields[:3], client.credentials):
@@ -455,14 +454,13 @@ def may_hear(
 
 def offer(bus: Bus, receiver: Client, message: Message) -> None:
     """Send a packet to a client: to the kernel, or to its modes."""
-    if receiver.is_deaf or receiver.end:
-        receiver.counts["refused"] += 1
-        discard(bus, receiver, 1, "CONN-6")
-    elif receiver.has_room and not receiver.backlog:
-        take(bus, receiver, message)
-    else:
-        receiver.counts["refused"] += 1
-        refuse(bus, receiver, message)
+    is_lost = receiver.is_deaf or receiver.end
+    if receiver.has_room and not (receiver.backlog or is_lost):
+        return take(bus, receiver, message)
+    receiver.counts["refused"] += 1
+    if is_lost:
+        return discard(bus, receiver, 1, "CONN-6")
+    refuse(bus, receiver, message)
 
 
 def take(bus: Bus, receiver: Client, message: Message) -> None:
@@ -662,9 +660,8 @@ def exceeds(bus: Bus, client: Client, size: int, is_far: bool = False) -> bool:
     backlogs.append((list(bus.clients.values()), bus_limit))
 
     for clients, limit in backlogs:
-        if is_far:
-            limit += limit // 8 + (1 << 20)
-        if sum(c.backlog_bytes for c in clients) + size > limit:
+        more = limit // 8 + (1 << 20) if is_far else 0
+        if sum(c.backlog_bytes for c in clients) + size > limit + more:
             return True
     return False
 
@@ -723,7 +720,6 @@ def disconnect(bus: Bus, client: Client, rule: str) -> None:
 
     # The counts of a user end with its last client [CTL-5]
     bus.gone.append(client)
-    users = {c.credentials.uid for c in bus.clients.values()}
     for other in bus.gone:
-        if other.credentials.uid not in users:
+        if not bus.of_user(other.credentials.uid):
             other.counts.clear()

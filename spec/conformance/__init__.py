@@ -24,6 +24,7 @@ there was no time for all, and 2 if none was run.
     random_writer   conversations at random, as spec/model.py predicts them
     random_walk     how they are made, held with a server, shrunk and printed
     clients         what a client is told, and what the kit, its server, says
+    pairs           clients and servers together
     report          the results, for people, programs and browsers
     __main__        the command line
 

@@ -1,4 +1,45 @@
-"""The command line: python3 spec/conformance --server COMMAND."""
+"""Do servers and clients keep the rules of sbus?  spec/README.md says more.
+
+What is tried; there may be several, and each may have a name, NAME=...:
+
+  --server COMMAND     a server; {address} in the command stands for its path
+  --connect ADDRESS    a server that runs already, at this path.  It has its
+                       default limits, is for the kit alone, and the kit's user
+                       owns it; if that is root, all users may reach it.  What
+                       needs options, its process or to stop it is not judged
+  --client COMMAND     the adapter of a client; {address} stands for where to
+                       connect, or for nothing
+  --matrix             have each client speak with each server, instead of the
+                       kit, and print a table
+
+How it is tried:
+
+  --level LEVEL        protocol: what its text asks for; sbus: chapters 2 to 8,
+                       the default; daemon, or --ours: chapter 9 and what needs
+                       an option as well
+  --only NAME          only this rule or example, of any level, or this family
+                       or chapter; there may be several, as in SUB-1,UNSUB
+  --examples FILE      the examples in this file, instead of those of spec/
+  --random [SECONDS]   conversations at random, for so long (default 60)
+  --seed N             where these begin (default 1)
+  --seconds SECONDS    how long a server may take to answer (default 2)
+  --total SECONDS      how long all may take (default 120), and a twelfth of it
+                       what fails of a family, unless there is --only; the
+                       rest is not run
+  --timeout-scale X    multiply both, for servers under valgrind and such; if
+                       this is above 1, their memory is not judged
+  --keep               at the first failure wait for Enter
+
+What fails is tried again.  If it then passes twice in a row, it is flaky, and
+no failure; --only tries it anew.
+
+What is printed or written:
+
+  --list               what would be run
+  --verbose            each step when it is taken, with its time
+  --json --junit --tap a report for programs, instead
+  --html FILE          a page for browsers, with all servers and clients
+"""
 
 from __future__ import annotations
 
@@ -12,7 +53,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable, NamedTuple, NoReturn
 
 if not __package__:  # run by its path, which Python has put first
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -20,14 +61,21 @@ if not __package__:  # run by its path, which Python has put first
 from conformance import conversation, kit, report
 from conformance.clients import ClientCase, ClientKit, all_client_cases
 from conformance.conversation import Failure
-from conformance.examples import blocks_of, read_cases
+from conformance.examples import Block, blocks_of
+from conformance.pairs import Pair, can_be_held
 from conformance.rules import SPEC, read_rules
-from conformance.server import ServerProcess
+from conformance.server import RunningServer, ServerProcess
+from conformance.trial import NotApplicable
 
 REPORTS = {
     "json": report.json_report,
     "junit": report.junit_report,
     "tap": report.tap_report,
+}
+PROGRAMS = {  # options that name what is tried
+    "--server": "servers",
+    "--connect": "servers",
+    "--client": "clients",
 }
 received: set[int] = set()  # signals; what is run is first run to its end
 
@@ -39,55 +87,80 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"conformance: {message}; see --help\n")
 
 
+class Program(NamedTuple):
+    """What is to be tried: a server or a client, as an option names it."""
+
+    option: str
+    name: str
+    text: str  # its command, or the address of a server that runs
+
+    @property
+    def again(self) -> str:
+        """The option, to be typed again."""
+        return f"{self.option} {shlex.quote(self.text)}"
+
+    def server(self, options: argparse.Namespace) -> ServerProcess:
+        """Return the server."""
+        kind = RunningServer if self.option == "--connect" else ServerProcess
+        server = kind(self.text, options.seconds)
+        server.start_seconds_max *= options.timeout_scale
+        return server
+
+
+def program(option: str, text: str) -> Program:
+    """Return what an option names; raise ArgumentTypeError if it is wrong."""
+    parts = re.fullmatch(r"(?:([\w.+-]+)=)?(.*)", text, re.S)
+    assert parts
+    name, text = parts[1] or parts[2], parts[2]
+    try:
+        is_told = "{address}" in " ".join(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    if option != "--connect" and not is_told:
+        raise argparse.ArgumentTypeError(f"{text!r} has no {{address}}")
+    return Program(option, name, text)
+
+
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options of the command line; exit if they are wrong."""
-    what = "Run the examples of spec/ against servers and clients."
-    parser = Parser(prog="conformance", description=what)
-    add = parser.add_argument
-    name = "[NAME=]COMMAND"
-    what = "a server; {address} in its command stands for its path"
-    add("--server", action="append", default=[], metavar=name, help=what)
-    what = "an adapter of a client; {address} is where to connect, or empty"
-    add("--client", action="append", default=[], metavar=name, help=what)
-    add("--list", action="store_true", help="list what would be run")
-    what = "protocol: what its text asks for; sbus: chapters 2 to 8, which is"
-    what += " the default; daemon: chapter 9 and what needs an option as well"
-    add("--level", choices=kit.LEVELS, default="sbus", help=what)
-    ours: dict[str, Any] = {"action": "store_const", "const": "daemon"}
-    add("--ours", dest="level", help="as --level daemon", **ours)
-    what = "run only this rule or example, of any level; or family or chapter"
-    add("--only", action="append", default=[], metavar="NAME", help=what)
-    what = "run the examples in this file instead of those of spec/"
-    add("--examples", type=Path, metavar="FILE", help=what)
-    what = "hold conversations at random, for so long (default 60)"
-    number: dict[str, Any] = {"type": seconds, "metavar": "SECONDS"}
-    add("--random", nargs="?", const=60.0, help=what, **number)
-    add("--seed", default="1", help="where --random begins (default 1)")
-    what = "seconds that a server may take to answer (default 2)"
-    add("--seconds", default=2.0, help=what, **number)
-    what = "seconds that all may take (default 120); the rest is not run"
-    add("--total", default=120.0, help=what, **number)
-    what = "multiply both, for servers under valgrind and such"
-    add("--timeout-scale", type=float, default=1.0, metavar="X", help=what)
-    add("--verbose", action="store_true", help="print each step when taken")
-    add("--keep", action="store_true", help="at a failure wait for Enter")
-    what = "write a page for browsers, with all servers and clients"
-    add("--html", type=Path, metavar="FILE", help=what)
+    form = argparse.RawDescriptionHelpFormatter
+    usage = "python3 spec/conformance [option ...]"
+    parser = Parser("conformance", usage, __doc__, formatter_class=form)
+    # The docstring of this module says what they are
+    add = functools.partial(parser.add_argument, help=argparse.SUPPRESS)
+    add_switch = functools.partial(add, action="store_true")
+    add_number = functools.partial(add, type=seconds)
+
+    for option, dest in PROGRAMS.items():
+        kind = functools.partial(program, option)
+        add(option, action="append", default=[], type=kind, dest=dest)
+    for option in ("--matrix", "--list", "--verbose", "--keep"):
+        add_switch(option)
+    add("--level", choices=kit.LEVELS, default="sbus")
+    add("--ours", dest="level", action="store_const", const="daemon")
+    add("--only", action="extend", nargs="+", default=[])
+    add("--examples", type=Path)
+    add_number("--random", nargs="?", const=60.0)
+    add("--seed", default="1")
+    add_number("--seconds", default=2.0)
+    add_number("--total", default=120.0)
+    add("--timeout-scale", type=float, default=1.0)
+    add("--html", type=Path)
     kinds = parser.add_mutually_exclusive_group()
-    for kind in REPORTS:
-        what = f"print {kind.upper()} instead"
-        kinds.add_argument(f"--{kind}", action="store_true", help=what)
+    for name in REPORTS:
+        hidden = argparse.SUPPRESS
+        kinds.add_argument(f"--{name}", action="store_true", help=hidden)
     options = parser.parse_args(arguments)
-    if not options.server and not options.client and not options.list:
-        parser.error("a --server or a --client is needed")
-    for command in (*options.server, *options.client):
-        try:
-            is_told = "{address}" in " ".join(shlex.split(command))
-        except ValueError as error:
-            parser.error(f"the command {command!r}: {error}")
-        if not is_told:
-            parser.error(f"the command {command!r} has no {{address}}")
-    options.only = {name.strip("[]") for name in options.only}
+    if not options.servers and not options.clients and not options.list:
+        parser.error("a --server, --connect or --client is needed")
+    kinds_of_servers = {server.option for server in options.servers}
+    if options.random and kinds_of_servers != {"--server"}:
+        parser.error("--random starts servers, and needs a --server alone")
+    if options.matrix and not (options.servers and options.clients):
+        parser.error("--matrix needs a server and a --client")
+    options.only = {
+        name.strip("[]") for text in options.only for name in text.split(",")
+    }
     options.seconds *= options.timeout_scale
     options.total *= options.timeout_scale
     return options
@@ -111,7 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.html:
             options.html.touch()  # or all might be run for nothing
         if options.random:
-            return max(walk(options, text) for text in options.server)
+            status = max(walk(options, one) for one in options.servers)
+            return 128 + min(received) if received else status
         runs = [*run_all(options)]
         if options.html:
             text = report.page(runs, beside=options.html.parent)
@@ -119,6 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Failure, OSError, ValueError) as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 2
+    if options.matrix and not is_silent(options):
+        say(report.matrix(runs))
     for kind, make in REPORTS.items():
         if getattr(options, kind):
             say(make(runs))
@@ -135,18 +211,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 2
 
 
-def walk(options: argparse.Namespace, text: str) -> int:
+def walk(options: argparse.Namespace, tried: Program) -> int:
     """Hold conversations at random; return 1 if one of them failed, or 0."""
     from conformance import random_walk  # which needs spec/model.py
 
-    _, command = name_and_command(text)
     count = 0
-    with ServerProcess(command, options.seconds) as server:
+    with tried.server(options) as server:
         walk = random_walk.Walk(server, options.seed)
-        for block in walk.failures(options.random):
+        for block in walk.failures(options.random, received):
             count += 1
             say(f"{block}\n")
-            if options.keep or received:
+            if options.keep:
                 break
     say(f"{walk.count} conversations, {count} wrong, seed {options.seed}")
     if walk.once:
@@ -160,22 +235,29 @@ def chosen(
     options: argparse.Namespace,
 ) -> tuple[list[kit.Item], list[ClientCase]]:
     """Return what is run for servers, and for clients; or raise Failure."""
-    cases = kit.all_cases() if options.server or not options.client else []
-    if options.examples:
-        text = options.examples.read_text("utf-8")
-        cases = [*read_cases(blocks_of(text, options.examples.name))]
-        rules = {rule for case in cases for rule in case.rules}
+    file = options.examples
+    blocks: tuple[Block, ...] = ()
+    if file:
+        blocks = (*blocks_of(file.read_text("utf-8"), file.name),)
+        if not blocks:
+            raise Failure(f"{file}: no block of an example")
+        rules = {rule for block in blocks for rule in block.rules}
         if unknown := rules - read_rules().keys():
             raise Failure(f"no rule is {', '.join(sorted(unknown))}")
-        if not cases:
-            raise Failure(f"{options.examples}: no block of an example")
-        options.only = options.only or {case.name for case in cases}
-    others = all_client_cases() if options.client else []
-    if not options.examples and not cases[len(kit.CHECKS) :] and not others:
-        raise Failure(f"there are no examples in {SPEC}")
+    is_for_clients = options.clients and not options.servers
+    cases = [] if is_for_clients else kit.all_cases(blocks)
+    if options.matrix:
+        cases = [*filter(can_be_held, cases)]
+    is_for_servers = options.matrix or not options.clients
+    others = [] if is_for_servers else all_client_cases(blocks)
+    if not {*cases, *others} - {*kit.CHECKS}:
+        raise Failure(f"there are no examples for that in {file or SPEC}")
+    if file:
+        options.only = options.only or {one.name for one in (*cases, *others)}
     unknown = options.only - kit.names_of([*cases, *others])
     if unknown:
-        raise Failure(f"no example of {', '.join(sorted(unknown))}")
+        names = ", ".join(map(repr, sorted(unknown)))
+        raise Failure(f"no example of {names}; --list tells their names")
     only = options.only
     return kit.choose(cases, only), kit.choose(others, only)
 
@@ -183,30 +265,74 @@ def chosen(
 def run_all(options: argparse.Namespace) -> Iterator[report.Run]:
     """Return all results; raise Failure if a program does not start."""
     cases, others = chosen(options)
-    what = options.level, options.total, options.only
     conversation.is_verbose = options.verbose
-    for text in options.server if cases else ():
-        name, command = name_and_command(text)
-        with ServerProcess(command, options.seconds) as server:
-            server.start_seconds_max *= options.timeout_scale
-            if options.keep:
-                conversation.keep = functools.partial(wait_for_enter, server)
-            judge = kit.Kit(server, *what, tries=2 - options.keep).judge
+    if options.matrix:
+        for pair in itertools.product(options.servers, options.clients):
+            yield run_pair(options, *pair, cases)
+        return
+    for tried in options.servers if cases else ():
+        with tried.server(options) as server:
+            judge = judge_of(options, server)
             server.start()
-            results = judged(told(command, options), judge, cases)
-        yield report.Run("server", name, command, results)
-    for text in options.client if others else ():
-        name, command = name_and_command(text)
-        client_kit = ClientKit(command, options.seconds, options.total)
+            stream = stream_of(options, tried.text, tried.again)
+            results = judged(stream, judge, cases)
+        stream.say(report.text_report(results))
+        yield report.Run("server", tried.name, tried.text, results)
+    for tried in options.clients if others else ():
+        client_kit = ClientKit(tried.text, options.seconds, options.total)
         client_kit.probe()
-        results = judged(told(command, options), client_kit.judge, others)
-        yield report.Run("client", name, command, results)
+        stream = stream_of(options, tried.text, tried.again)
+        results = judged(stream, client_kit.judge, others)
+        stream.say(report.text_report(results))
+        yield report.Run("client", tried.name, tried.text, results)
 
 
-def told(command: str, options: argparse.Namespace) -> report.Stream:
+def run_pair(
+    options: argparse.Namespace,
+    tried: Program,
+    client: Program,
+    cases: Sequence[kit.Item],
+) -> report.Run:
+    """Return how a server fares with a client; nothing if one is missing."""
+    name = f"{tried.name} with {client.name}"
+    stream = stream_of(options, name, f"--matrix {tried.again} {client.again}")
+    results: Sequence[kit.Result] = ()
+    with tried.server(options) as server:
+        pair = Pair(server, client.text)
+        judge = judge_of(options, server, pair)
+        try:
+            server.start()
+            pair.probe()
+        except (Failure, NotApplicable, OSError) as failure:
+            stream.say(f"not offered: {failure}")
+        else:
+            results = judged(stream, judge, cases)
+    return report.Run("pair", tried.name, tried.text, results, client.name)
+
+
+def judge_of(
+    options: argparse.Namespace, server: ServerProcess, bus: Any = None
+) -> Callable[[kit.Item], kit.Result]:
+    """Return what judges a server, which examples may talk to otherwise."""
+    if options.keep:
+        conversation.keep = functools.partial(wait_for_enter, server)
+    what = options.level, options.total, options.only
+    return kit.Kit(server, *what, not options.keep, bus).judge
+
+
+def stream_of(
+    options: argparse.Namespace, name: str, again: str
+) -> report.Stream:
     """Return what tells of failures, unless a program is to read them."""
-    is_silent = any(getattr(options, kind) for kind in REPORTS)
-    return report.Stream(command, (lambda _: 0) if is_silent else say)
+    if options.examples:
+        again += f" --examples {shlex.quote(str(options.examples))}"
+    show = (lambda _: 0) if is_silent(options) else say
+    return report.Stream(name, again, show)
+
+
+def is_silent(options: argparse.Namespace) -> bool:
+    """Return whether nothing is printed but a report for programs."""
+    return any(getattr(options, kind) for kind in REPORTS)
 
 
 def judged(
@@ -223,22 +349,15 @@ def judged(
         results.append(judge(case))
         tell_progress("")
         stream.tell(results[-1])
-    stream.say(report.text_report(results))
     return results
 
 
 def wait_for_enter(server: ServerProcess) -> None:
     """Leave all as it is until somebody has looked at it."""
-    print(f"it failed; the server is {server.processes}, and Enter goes on")
+    where = f"{server.processes} at {server.name!s}"
+    print(f"it failed; the server is {where}, and Enter goes on")
     sys.stdin.readline()
     received.add(0)
-
-
-def name_and_command(text: str) -> tuple[str, str]:
-    """Return what a server or client is called, and its command."""
-    found = re.fullmatch(r"(?:([\w.+-]+)=)?(.*)", text, re.S)
-    assert found
-    return found[1] or found[2], found[2]
 
 
 def tell_progress(line: str) -> None:
@@ -259,12 +378,16 @@ def say(text: str) -> int:
 def list_of(options: argparse.Namespace) -> str:
     """Return a line for each block and check, with its rules."""
     lines = []
-    cases = itertools.chain(*chosen(options))
-    for name, cases_of_block in itertools.groupby(cases, kit.block_of):
-        group = list(cases_of_block)
+    what = options.level, options.only
+    cases, others = chosen(options)
+    run = [case for case in cases if not kit.left_out(case, *what)]
+    for name, of_block in itertools.groupby([*run, *others], kit.block_of):
+        group = list(of_block)
         ids = dict.fromkeys(f"[{i}]" for case in group for i in case.rules)
         many = f", {len(group)} cases" if len(group) > 1 else ""
         lines.append(f"{name} {' '.join(ids)}{many}")
+    if not lines:
+        raise Failure(f"none of that is of --level {options.level}")
     return "\n".join(lines)
 
 

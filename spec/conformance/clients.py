@@ -158,9 +158,13 @@ class ClientCase(NamedTuple):
     steps: tuple[ClientStep, ...]
 
 
-def all_client_cases() -> list[ClientCase]:
-    """Return all examples for clients; raise ValueError at a malformed one."""
-    return [client_case(one) for one in read_blocks() if one.kind == "client"]
+def all_client_cases(blocks: Sequence[Block] = ()) -> list[ClientCase]:
+    """Return the examples for clients in blocks, or in the specification.
+
+    Raises: ValueError at a malformed one.
+    """
+    blocks = blocks or [*read_blocks()]
+    return [client_case(block) for block in blocks if block.kind == "client"]
 
 
 def client_case(block: Block) -> ClientCase:

@@ -143,6 +143,8 @@ class Talk:
         if not part.variable:
             return part.text * part.times
         name, _, field = part.variable.partition(".")
+        if name not in self.clients:
+            raise Failure(f"{name} is not there, whose number this is")
         return b"%d" % getattr(self.clients[name], field)
 
     def expect(self, client: Connection, step: Step) -> None:

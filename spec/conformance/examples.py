@@ -60,7 +60,8 @@ def unescape(found: re.Match[bytes]) -> bytes:
 def parse_bytes(source: str) -> bytes:
     """Return the bytes of a text without variables."""
     parts = parse_text(source)
-    assert not any(part.variable for part in parts), source
+    if any(part.variable for part in parts):
+        raise ValueError(f"no variable may stand in {source!r}")
     return b"".join(part.text * part.times for part in parts)
 
 
@@ -107,6 +108,9 @@ class MatchCase(NamedTuple):
         return Conversation(self.name, self.rules, tuple(steps))
 
 
+PACKET_KINDS = ("subscribe", "unsubscribe", "publish", "control", "invalid")
+
+
 class PacketCase(NamedTuple):
     """A packet, its kind or 'invalid', its key or pattern, its payload."""
 
@@ -122,13 +126,13 @@ class PacketCase(NamedTuple):
         message = b"MSG " + self.key + b"\0probe"
         sent, probe = send("A", self.packet), send("B", message)
         listen = send("B", b"SUB ")
-        steps = {
-            "subscribe": [sent, probe, hear("A", message)],
-            "unsubscribe": [send("A", b"SUB " + self.key), sent, probe],
-            "publish": [listen, sent, hear("B", self.packet)],
-            "control": [listen, sent, Step("A", "<", "no packet")],
-            "invalid": [listen, sent, Step("A", "<", "end")],
-        }[self.packet_kind]
+        steps = (
+            [sent, probe, hear("A", message)],
+            [send("A", b"SUB " + self.key), sent, probe],
+            [listen, sent, hear("B", self.packet)],
+            [listen, sent, Step("A", "<", "no packet")],
+            [listen, sent, Step("A", "<", "end")],
+        )[PACKET_KINDS.index(self.packet_kind)]
         return Conversation(self.name, self.rules, tuple(steps))
 
 
@@ -155,6 +159,9 @@ def hear(client: str, packet: bytes) -> Step:
     return Step(client, "<", escape(packet), (Part(packet),))
 
 
+KINDS = ("match", "packet", "conversation", "client")
+
+
 class Block(NamedTuple):
     """A fenced example: in a chapter, or in the file of its examples."""
 
@@ -162,13 +169,10 @@ class Block(NamedTuple):
     name: str
     rules: tuple[str, ...]
     lines: tuple[str, ...]
-    file: str
+    place: str  # file and line
 
 
-FENCE = re.compile(
-    r"^```(match|packet|conversation|client)\b([^\n]*)\n(.*?)^```$",
-    re.M | re.S,
-)
+FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^(```$|\Z)", re.M | re.S)
 HEAD = re.compile(r" ([a-z0-9-]+)((?: \[[A-Z]+-\d+\])+)")
 CITED = re.compile(r"\[([A-Z]+-\d+)\]")
 
@@ -176,21 +180,32 @@ CITED = re.compile(r"\[([A-Z]+-\d+)\]")
 def read_blocks() -> Iterator[Block]:
     """Return all examples, each chapter's own first; or raise ValueError."""
     for chapter in chapters():
-        files = filter(Path.exists, (chapter, examples_of(chapter)))
-        text = "\n".join(file.read_text("utf-8") for file in files)
-        yield from blocks_of(text, chapter.name)
+        for file in filter(Path.exists, (chapter, examples_of(chapter))):
+            name = f"{file.parent.name}/{file.name}"
+            yield from blocks_of(file.read_text("utf-8"), name)
 
 
-def blocks_of(text: str, name: str) -> Iterator[Block]:
-    """Return the examples in the text of a file; or raise ValueError."""
-    for found in FENCE.finditer(text):
-        kind, head, body = found.groups()
+def blocks_of(text: str, file: str) -> Iterator[Block]:
+    """Return the examples in the text of a file.
+
+    Raises: ValueError at a block without its end, or with a wrong head; what
+    has the id of a rule in its head is to be an example.
+    """
+    for fence in FENCE.finditer(text):
+        kind, head, body, end = fence.groups()
+        if kind not in KINDS and not CITED.search(head):
+            continue
+        line = text.count("\n", 0, fence.start()) + 1
+        place = f"{file}, line {line}"
         parts = HEAD.fullmatch(head)
-        if not parts:
-            form = f"```{kind} a-name-of-your-own [SUB-1]"
-            raise ValueError(f"{name}: ```{kind}{head} is not like {form}")
+        if kind not in KINDS or not parts:
+            form = f"```KIND a-name [SUB-1], KIND being {', '.join(KINDS)}"
+            raise ValueError(f"{place}: ```{kind}{head} is not {form}")
+        if not end:
+            raise ValueError(f"{place}: no line ``` ends this block")
         kept = tuple(n for n in body.splitlines() if n.strip() and n[0] != "#")
-        yield Block(kind, parts[1], tuple(CITED.findall(parts[2])), kept, name)
+        rules = tuple(CITED.findall(parts[2]))
+        yield Block(kind, parts[1], rules, kept, place)
 
 
 def read_cases(blocks: Iterable[Block] = ()) -> list[Case]:
@@ -205,7 +220,7 @@ def read_cases(blocks: Iterable[Block] = ()) -> list[Case]:
         try:
             cases += PARSERS[block.kind](block)
         except (ValueError, KeyError, AssertionError) as error:
-            message = f"{block.file}: {block.name}: {error}"
+            message = f"{block.place}: {block.name}: {error}"
             raise ValueError(message) from error
     return cases
 
@@ -214,14 +229,15 @@ def match_cases(block: Block) -> Iterator[MatchCase]:
     """Return the cases of a match block: pattern, key, yes or no."""
     for row, line in enumerate(block.lines, 1):
         for suffix, plain in each_byte(line):
-            pattern, key, answer = FIELD.findall(plain)
-            selected = {"yes": True, "no": False}[answer]
+            pattern, key, answer, *more = *FIELD.findall(plain), "", "", ""
+            if answer not in ("yes", "no") or any(more):
+                raise ValueError(f"not a pattern, a key, yes or no: {line!r}")
             yield MatchCase(
                 f"{block.name}/{row}{suffix}",
                 block.rules,
                 parse_bytes(pattern),
                 parse_bytes(key),
-                selected,
+                answer == "yes",
             )
 
 
@@ -241,7 +257,10 @@ def packet_cases(block: Block) -> Iterator[PacketCase]:
     that it breaks.
     """
     for row, line in enumerate(block.lines, 1):
-        packet, kind, *more = FIELD.findall(line)
+        packet, kind, *more = *FIELD.findall(line), ""
+        if kind not in PACKET_KINDS:
+            kinds = ", ".join(PACKET_KINDS)
+            raise ValueError(f"not a packet and its kind, {kinds}: {line!r}")
         rules = tuple(CITED.findall(" ".join(more))) or block.rules
         fields = dict(text.split("=", 1) for text in more if "=" in text)
         yield PacketCase(
@@ -256,9 +275,15 @@ def packet_cases(block: Block) -> Iterator[PacketCase]:
 
 EXPECTATIONS = ("nothing", "end", "no packet")  # or a packet
 STEP = re.compile(
-    r"(?P<client>[A-Z]) (?P<verb>>>?|<|close|shut|deaf|process|fill|room)"
-    r"(?: (?P<argument>.+))?|(?P<other>server|wait) (?P<value>.+)"
+    r"(?:([A-Z]) (>>?|<|close|shut|deaf|process|fill|room)|(server|wait))"
+    r"(?: (.+))?"
 )
+ARGUMENTS = {  # of some verbs; others have none
+    **dict.fromkeys((">", ">>", "<", "server"), ".+"),
+    "room": r"\d+",
+    "wait": r"\d+(\.\d+)?",
+    "process": r"((gid|uid|pid)=\d+ ?)*",
+}
 
 
 def conversations(block: Block) -> Iterator[Conversation]:
@@ -287,17 +312,13 @@ def each_number(line: str) -> Iterator[str]:
 
 def parse_step(line: str) -> Step:
     """Return a line's step; raise ValueError if it stands for none."""
-    found = STEP.fullmatch(line)
-    if not found:
-        raise ValueError(f"not a step: {line!r}")
-    if found["other"]:
-        return Step("", found["other"], found["value"])
-    verb, argument = found["verb"], found["argument"] or ""
-    if not argument and verb in (">", ">>", "<", "room"):
-        raise ValueError(f"not a step: {line!r}")
-    is_text = verb in (">", ">>", "<") and argument not in EXPECTATIONS
-    text = parse_text(argument) if is_text else ()
-    return Step(found["client"], verb, argument, text)
+    if found := STEP.fullmatch(line):
+        client, verb, other, argument = found.groups("")
+        if re.fullmatch(ARGUMENTS.get(verb or other, ""), argument):
+            is_text = verb in (">", ">>", "<") and argument not in EXPECTATIONS
+            text = parse_text(argument) if is_text else ()
+            return Step(client, verb or other, argument, text)
+    raise ValueError(f"not a step: {line!r}")
 
 
 PARSERS: dict[str, Callable[[Block], Iterator[Case]]] = {

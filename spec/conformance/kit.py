@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Union
 
 from . import check_daemon, check_log, check_process, check_traffic
-from .conversation import Failure, Outcome, perform
-from .examples import Case, read_cases
+from .conversation import Bus, Failure, Outcome, perform
+from .examples import Block, Case, read_cases
 from .rules import ORIGINS, read_rules
 from .server import ServerProcess
 from .trial import Check, NotApplicable, perform_check
@@ -97,16 +98,41 @@ def needs_of(case: Item) -> list[str]:
     return [kind for kind, is_so in needs.items() if is_so]
 
 
-def obstacle(case: Item) -> str:
-    """Return why a case cannot be run with a real server, if so."""
+def obstacle(case: Item, is_ours: bool = True) -> str:
+    """Return why a case cannot be run with a real server, if so.
+
+    One that is not ours, but ran before, has its options and is not stopped.
+    """
+    if not is_ours and (isinstance(case, Check) or is_for_a_start(case)):
+        return "needs a server that the kit starts"
     for kind in needs_of(case):
         if kind in OBSTACLES and (kind != "root" or os.geteuid() != 0):
             return OBSTACLES[kind]
     return ""
 
 
+def is_for_a_start(case: Case) -> bool:
+    """Return whether a case needs options, or to stop the server."""
+    steps = case.conversation().steps
+    return bool(options_of(case)) or any(step.verb == ">>" for step in steps)
+
+
+def left_out(case: Item, level: str, only: Set[str]) -> str:
+    """Return why a case is not asked for, if so.
+
+    What is named is run whatever its level.
+    """
+    if only & {case.name, block_of(case), *case.rules}:
+        return ""
+    scope = scope_of(case)
+    is_beyond = LEVELS.index(scope) > LEVELS.index(level)
+    return f"it is of --level {scope}" if is_beyond else ""
+
+
 NO_TIME = "there was no time left; see --total"
-ANSWERS_MAX = 10  # so many times the longest, for the failures of a block
+FAILURES_TOOK_LONG = "failures of the family took long; see --only"
+FAMILY_SHARE = 1 / 12  # of the time, for what fails of a family
+PASSES_IF_FLAKY = 2  # in a row; fewer would hide what fails now and then
 
 
 class Kit:
@@ -117,19 +143,22 @@ class Kit:
         server: ServerProcess,
         level: str,
         total: float,
-        only: Iterable[str] = (),
-        tries: int = 1,
+        only: Set[str] = frozenset(),
+        tries_again: bool = False,
+        bus: Bus = None,
     ) -> None:
         self.server = server
+        self._bus = bus or server  # which the clients of examples talk to
         self.end = time.monotonic() + total
         self.level = level
-        self.only = {*only}  # whose cases are run whatever their level
-        self.tries = tries  # what fails and then passes is flaky
+        self.only = only  # whose cases are run whatever their level
+        self.tries_again = tries_again  # what fails, which may be flaky
         self.options: tuple[str, ...] | None = None  # of the running server
         self._refused: dict[tuple[str, ...], str] = {}  # options, and why
         self._room_fault: str | None = None  # None before it was tried
-        # How many seconds the failures of each block have taken
-        self._slow: dict[str, float] = defaultdict(float)
+        # How many seconds the failures of a family may take, and have taken
+        self._share = math.inf if only else FAMILY_SHARE * total
+        self._failing: dict[str, float] = defaultdict(float)
 
     def judge(self, case: Item) -> Result:
         """Run one case; one server does for those with the same options."""
@@ -142,8 +171,8 @@ class Kit:
     def _outcome(self, case: Item) -> tuple[str, str, Sequence[str], str]:
         """Return the verdict on a case, and what else a result tells."""
         for verdict, why in (
-            ("not asked for", self._left_out(case)),
-            ("not applicable", obstacle(case)),
+            ("not asked for", left_out(case, self.level, self.only)),
+            ("not applicable", obstacle(case, self.server.is_ours)),
             ("not run", self._too_late(case)),
         ):
             if why:
@@ -153,14 +182,15 @@ class Kit:
         start = time.monotonic()
         try:
             first = self._try(case)
-            for _ in range(1, self.tries):
-                if first.wrong and not self._try(case).wrong:
+            if first.wrong and self.tries_again:
+                others = (self._try(case) for _ in range(PASSES_IF_FLAKY))
+                if not any(other.wrong for other in others):
                     bad = "flaky"
         except NotApplicable as error:
             return "not applicable", str(error), (), ""
         if not first.wrong:
             return "passed", "", (), ""
-        self._slow[block_of(case)] += time.monotonic() - start
+        self._failing[family_of(case)] += time.monotonic() - start
         return bad, first.wrong, first.said, first.rule
 
     def _try(self, case: Item) -> Outcome:
@@ -171,34 +201,28 @@ class Kit:
             self.options = None  # a check leaves nothing as it was
         else:
             why = why or self.prepare(options_of(case))
+        self.server.forget_words()  # about other examples
         if why:
             outcome = Outcome(why, [])
         elif isinstance(case, Check):
             outcome = perform_check(case, self.server)
         else:
-            outcome = perform(self.server, case.conversation())
+            outcome = perform(self._bus, case.conversation())
         if outcome.wrong:
             self.options = None  # a server that went wrong is not used again
-            line = self.server.log()
-            if line and line not in outcome.wrong:
-                outcome.said.append(f"(the server's last words{line})")
+            if self.server.log() not in outcome.wrong:
+                words = self.server.last_words()
+                outcome.said.extend(
+                    f"(the server wrote: {it})" for it in words
+                )
         return outcome
-
-    def _left_out(self, case: Item) -> str:
-        """Return why a case was not asked for, if so."""
-        if self.only & {case.name, block_of(case), *case.rules}:
-            return ""
-        scope = scope_of(case)
-        is_beyond = LEVELS.index(scope) > LEVELS.index(self.level)
-        return f"it is of --level {scope}" if is_beyond else ""
 
     def _too_late(self, case: Item) -> str:
         """Return why there is no time for a case, if so."""
         if time.monotonic() > self.end:
             return NO_TIME
-        if self._slow[block_of(case)] > ANSWERS_MAX * self.server.seconds_max:
-            return "too many like it were not answered in time"
-        return ""
+        took_long = self._failing[family_of(case)] > self._share
+        return FAILURES_TOOK_LONG if took_long else ""
 
     def learn_room(self) -> str:
         """Learn what a fill step takes; return why that fails, if so."""
@@ -236,14 +260,23 @@ def block_of(case: Any) -> str:
     return name.partition("/")[0]
 
 
+def family_of(case: Item) -> str:
+    """Return the family of the first rule that a case shows."""
+    return read_rules()[case.rules[0]].family
+
+
 def options_of(case: Item) -> tuple[str, ...]:
     """Return the options of the server that a case needs at its start."""
     return () if isinstance(case, Check) else case.conversation().options
 
 
-def all_cases() -> list[Item]:
-    """Return all examples and checks, those with the same options together."""
-    return sorted([*read_cases(), *CHECKS], key=options_of)
+def all_cases(blocks: Sequence[Block] = ()) -> list[Item]:
+    """Return the cases of blocks, or all examples and checks.
+
+    Those with the same options come together.
+    """
+    checks = () if blocks else CHECKS
+    return sorted([*read_cases(blocks), *checks], key=options_of)
 
 
 def names_of(cases: Iterable[Any]) -> set[str]:
@@ -257,8 +290,7 @@ def names_of(cases: Iterable[Any]) -> set[str]:
         names |= {case.name, block_of(case), *case.rules}
         for rule in map(rules.__getitem__, case.rules):
             chapter = Path(rule.file).stem
-            family = rule.id.partition("-")[0]
-            names |= {family, chapter, *chapter.split("-", 1)}
+            names |= {rule.family, chapter, *chapter.split("-", 1)}
     return names
 
 

@@ -21,14 +21,7 @@ SEGMENTS = b"a b aa !a a! ab".split() + [b""]
 WILD = b"* a* ** a*b *a a**".split()
 MISTAKES = [b"SUB", b"MSG a", b"sub a", b"UNSUBa", b"CMSG", b" SUB a"]
 MISTAKES += [b"\0", b"MSG\0a", b"MSG !\0", b"SUB a/!", b"SUB !/cred/"]
-UNKNOWN = [
-    b"x",
-    b"!/cred/whoam",
-    b"echo/o",
-    b"blocking/soft",
-    b"",
-    b"Echo/off",
-]
+UNKNOWN = b"x !/cred/whoam echo/o blocking/soft Echo/off".split() + [b""]
 MODES = [
     b"%b/%b" % (m.encode(), w.encode()) for m in CHOICES for w in CHOICES[m]
 ]
@@ -42,6 +35,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"max-pattern-bytes": 12, "max-user-pattern-bytes": 20},
     {"max-key": 14, "max-segments": 3, "strict": True},
     {"max-packet": 60, "cred-prefix": b"!/cred/1/2/3"},
+    {"user": 1001},
 ]
 WEIGHTS = {
     **{"subscribe": 20, "unsubscribe": 8, "publish": 30, "secret": 14},
@@ -168,10 +162,10 @@ class Walk:
         self.once: list[str] = []  # failures that did not come again
         self.tally = Tally()
 
-    def failures(self, seconds: float) -> Iterator[str]:
-        """Yield failures as example blocks, for so long."""
+    def failures(self, seconds: float, signals: set[int]) -> Iterator[str]:
+        """Yield failures as example blocks, for so long or up to a signal."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end and not signals:
             seed = f"{self.seed}/{self.count}"
             lot = f"{self.seed}/{self.count // LOT}"
             options = random.Random(lot).choice(OPTIONS)

@@ -101,6 +101,7 @@ class Writer:
 
     def __init__(self, options: dict[str, Any]) -> None:
         names = {name.replace("-", "_"): options[name] for name in options}
+        names["users"] = (names.pop("user"),) if "user" in names else ()
         self.bus = Bus(owner=os.geteuid(), **names)
         self.options = options
         shared = {"max-user-backlog", "max-bus-backlog"}
@@ -200,6 +201,9 @@ class Writer:
                     self.flush(name)
                     self.add(name, "< end")
                 self.over.add(name)
+                if name in paused:  # it has its end before it is all read
+                    self.add("", "wait 0.02")
+                    self.flush(WITNESS)
             elif size > INBOX_BYTES_MAX and name not in self.filled:
                 self.flush(name)
         for name in sorted(paused - self.paused()):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
@@ -27,7 +28,7 @@ from .rules import (
 
 FAILURES_SHOWN_MAX = 3  # of one rule, on a terminal
 FAILURES_ON_PAGE_MAX = 10
-STEPS_SHOWN_MAX = 30
+ALIKE_SHOWN_MAX = 4  # steps in a row that differ in their numbers alone
 WRONG = ("failed", "differs", "flaky")
 JUDGED = ("passed", *WRONG)
 NOT_TRIED = ("not run", "not applicable", "not asked for")
@@ -42,12 +43,18 @@ ORDER = (
 
 
 class Run(NamedTuple):
-    """How one server or client fared."""
+    """How one server or client fared, or a pair of them."""
 
-    kind: str  # server or client
+    kind: str  # server, client or pair
     name: str
     command: str
     results: Sequence[Result]
+    client: str = ""  # of a pair, whose server has the name
+
+    @property
+    def title(self) -> str:
+        """What a report calls it."""
+        return " with ".join(filter(None, (self.name, self.client)))
 
 
 def results_by_rule(results: Iterable[Result]) -> dict[str, list[Result]]:
@@ -106,46 +113,52 @@ def edition() -> str:
 def failure_lines(result: Result) -> list[str]:
     """Return a failure: the rules, the conversation, what went wrong."""
     ids = " ".join(f"[{rule}]" for rule in result.rules)
-    said = [f"    {step}" for step in result.dialogue]
     steps = [step for step in result.dialogue if not step.startswith("(")]
     where = f"  {result.case} {ids}, step {len(steps)}:"
-    if len(said) > STEPS_SHOWN_MAX:
-        said = ["    ...", *said[-STEPS_SHOWN_MAX:]]
+    said = [f"    {step}" for step in shortened(result.dialogue)]
     return [where, *said, f"    -> {result.what}"]
 
 
-def first_failures(
-    about: Sequence[Result], verdict: str, most: int
-) -> Iterator[str]:
+def shortened(dialogue: Iterable[str]) -> list[str]:
+    """Return steps; of many that differ in numbers alone, both ends."""
+    shown: list[str] = []
+    for _, group in groupby(dialogue, lambda step: re.sub(r"\d+", "#", step)):
+        steps = [*group]
+        if len(steps) > ALIKE_SHOWN_MAX:
+            steps[1:-1] = [f"... {len(steps) - 2} more like this"]
+        shown += steps
+    return shown
+
+
+def first_failures(about: Sequence[Result]) -> Iterator[str]:
     """Return the lines on the first failures of a rule, and name the rest."""
-    for result in about[:most]:
+    for result in about[:FAILURES_ON_PAGE_MAX]:
         yield from ("", *failure_lines(result))
-    more = [result.case for result in about[most:]]
+    more = [result.case for result in about[FAILURES_ON_PAGE_MAX:]]
     if more:
-        yield from ("", f"  also {verdict}, {len(more)}: {', '.join(more)}")
+        what = f"also {about[0].verdict}, {len(more)}"
+        yield from ("", f"  {what}: {', '.join(more)}")
 
 
 def not_run(results: Sequence[Result]) -> Iterator[str]:
-    """Return why some were not run; name those that came too late."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for one in results:
-        if one.verdict in NOT_TRIED:
-            block = one.case.partition("/")[0]
-            names.setdefault((one.verdict, one.what), []).append(block)
-    for (verdict, why), blocks in names.items():
-        shown = f": {', '.join(dict.fromkeys(blocks))}"
-        shown *= verdict == "not run"
-        yield f"{verdict}, {len(blocks)}: {why}{shown}"
+    """Return how many were not run, and why."""
+    whys = Counter(
+        (one.verdict, one.what) for one in results if one.verdict in NOT_TRIED
+    )
+    for (verdict, why), number in whys.items():
+        yield f"{verdict}, {number}: {why}"
 
 
 class Stream:
     """Prints each failure when it happens, and the others in one line."""
 
-    def __init__(self, command: str, say: Callable[[str], object]) -> None:
-        self._command = command
+    def __init__(
+        self, name: str, again: str, say: Callable[[str], object]
+    ) -> None:
+        self._again = again  # the options that name what is tried
         self.say = say
         self._counts: dict[str, int] = {}  # of failures, by their first rule
-        say(f"sbus conformance of {command}, specification {edition()}")
+        say(f"sbus conformance of {name}, specification {edition()}")
 
     def tell(self, result: Result) -> None:
         """Print a result, if it is wrong."""
@@ -157,7 +170,7 @@ class Stream:
         if self._counts[name] > FAILURES_SHOWN_MAX:
             self.say(f"{head} also {result.case}")
             return
-        again = f"--server {shlex.quote(self._command)} --only {result.case}"
+        again = f"{self._again} --only {result.case}"
         is_first = self._counts[name] == 1
         lines = [
             "",
@@ -171,24 +184,61 @@ class Stream:
 def text_report(results: Sequence[Result]) -> str:
     """Return what is said at the end: families, what was not run, a sum."""
     lines = [""]
-    families: dict[str, dict[str, Result]] = {}
-    for rule, about in results_by_rule(results).items():
-        family = families.setdefault(rule.partition("-")[0], {})
-        family.update((result.case, result) for result in about)
-    for name, once in families.items():
-        if once:
-            lines.append(f"{name:6} {tell([*once.values()]):>16}")
-    for line in not_run(results):
-        lines += ["", line]
-    judged = {
-        rule for one in results if one.verdict in JUDGED for rule in one.rules
-    }
-    others = [
-        rule for one in results for rule in one.rules if rule not in judged
-    ]
+    for family in dict.fromkeys(rule.family for rule in read_rules().values()):
+        about = [one for one in results if family in families_of(one)]
+        late = count(about, "not run")
+        if about:
+            more = f", {late} not run" if late else ""
+            lines.append(f"{family:6} {tell(about):>16}{more}")
+    judged, others = (
+        {rule for one in results if one.verdict in kind for rule in one.rules}
+        for kind in (JUDGED, NOT_TRIED)
+    )
     if others:
-        lines += ["", f"not judged: {' '.join(dict.fromkeys(others))}"]
+        lines += ["", *not_run(results), ""]
+    if others - judged:
+        lines.append(f"not judged: {by_family(others - judged)}")
+    if others & judged:
+        lines.append(f"judged in part: {by_family(others & judged)}")
     return "\n".join([*lines, "", summary(results)])
+
+
+def families_of(result: Result) -> set[str]:
+    """Return the families of the rules that a result is about."""
+    return {rule.partition("-")[0] for rule in result.rules}
+
+
+def by_family(ids: Iterable[str]) -> str:
+    """Return ids of rules, sorted, as in 'CONN 8, 10; LIMIT 1'."""
+    pairs = (rule.split("-") for rule in ids)
+    rules = sorted((family, int(number)) for family, number in pairs)
+    return "; ".join(
+        f"{family} {', '.join(str(number) for _, number in group)}"
+        for family, group in groupby(rules, lambda rule: rule[0])
+    )
+
+
+def matrix(runs: Sequence[Run]) -> str:
+    """Return a table in Markdown: how each server fared with each client."""
+    rows: dict[str, list[str]] = {"Server": [], "---": []}
+    for run in runs:
+        rows.setdefault(run.name, []).append(cell(run))
+    for client in dict.fromkeys(run.client for run in runs):
+        rows["Server"].append(client)
+        rows["---"].append("---")
+    lines = [" | ".join([name, *cells]) for name, cells in rows.items()]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def cell(run: Run) -> str:
+    """Return how a server fared with a client, in a few words."""
+    failed = [one.rules[0] for one in run.results if one.verdict == "failed"]
+    if failed:
+        return f"fails {' '.join(dict.fromkeys(failed))}"
+    if count(run.results, "not run"):
+        return "not all was run"
+    passed = count(run.results, "passed")
+    return f"works, {passed} examples" if passed else "not offered"
 
 
 def tap_report(runs: Sequence[Run]) -> str:
@@ -198,7 +248,7 @@ def tap_report(runs: Sequence[Run]) -> str:
     for number, (run, one) in enumerate(pairs, 1):
         state = "not ok" if one.verdict in ("failed", "not run") else "ok"
         skipped = f" # SKIP {one.what}" * (one.verdict in NOT_TRIED[1:])
-        lines.append(f"{state} {number} - {run.name}: {one.case}{skipped}")
+        lines.append(f"{state} {number} - {run.title}: {one.case}{skipped}")
         lines += [f"# {line}" for line in failure_lines(one) if one.dialogue]
     return "\n".join(["TAP version 13", f"1..{len(pairs)}", *lines])
 
@@ -207,7 +257,7 @@ def junit_report(runs: Sequence[Run]) -> str:
     """Return the report as JUnit has it, for programs that show tests."""
     top = ElementTree.Element("testsuites", name=edition())
     for run in runs:
-        suite = ElementTree.SubElement(top, "testsuite", name=run.name)
+        suite = ElementTree.SubElement(top, "testsuite", name=run.title)
         for one in run.results:
             facts = {"classname": one.rules[0], "name": one.case}
             facts["time"] = str(one.seconds)
@@ -243,7 +293,7 @@ class Column:
 
     def __init__(self, run: Run) -> None:
         self.kind = run.kind
-        self.name = escape(run.name)
+        self.name = escape(run.title)
         self.results = results_by_rule(run.results)
         self._verdicts = verdicts(run.results)
 
@@ -266,7 +316,7 @@ class Column:
         shown, about = "", self.results[rule.id]
         for verdict in WRONG:
             wrong = [one for one in about if one.verdict == verdict]
-            lines = first_failures(wrong, verdict, FAILURES_ON_PAGE_MAX)
+            lines = first_failures(wrong)
             if wrong:
                 what = f"{self.name}: {len(wrong)} {verdict}"
                 text = escape("\n".join(lines))
@@ -298,7 +348,7 @@ def page(runs: Sequence[Run], beside: Path = SPEC) -> str:
 def run_row(run: Run) -> str:
     """Return the row of a server or client in the first table."""
     return (
-        f'<tr><th scope="row">{escape(run.name)}</th><td>{run.kind}</td>'
+        f'<tr><th scope="row">{escape(run.title)}</th><td>{run.kind}</td>'
         f"<td><code>{escape(run.command)}</code></td>"
         f"<td>{summary(run.results)}</td></tr>"
     )

@@ -22,6 +22,11 @@ class Rule(NamedTuple):
     sentence: str
 
     @property
+    def family(self) -> str:
+        """The first part of the id."""
+        return self.id.partition("-")[0]
+
+    @property
     def statement(self) -> str:
         """The sentence without its origin."""
         return self.sentence.rpartition(" (")[0]

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from .wire import Wire, connect
 
 START_SECONDS_MAX = 10.0
 LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
-LOG_BYTES_SHOWN = 400
+LOG_SHOWN_MAX = 55  # characters of a line, as a screen has 80
 FREEZE_SECONDS_MAX = 0.2  # a process may not be ours to see
 
 
@@ -57,6 +59,8 @@ class Program:
         self.directory = self._directory.name
         os.chmod(self.directory, 0o755)  # for other users
         self._log = f"{self.directory}/log"
+        Path(self._log).touch()
+        self._log_start = 0  # where the part begins that is told
         self.process: subprocess.Popen[bytes] | None = None
 
     def run(self, address: str, *options: str, **more: Any) -> None:
@@ -67,6 +71,7 @@ class Program:
         if "cwd" in more:  # where the files of its command have other names
             exists, full = os.path.exists, os.path.abspath
             words = [full(word) if exists(word) else word for word in words]
+        self._log_start = 0
         with open(self._log, "wb") as log:
             streams = {"stdin": subprocess.DEVNULL, "stdout": log}
             more = {**streams, "stderr": log, **more}
@@ -80,8 +85,7 @@ class Program:
 
     def status(self) -> int | None:
         """Return the exit status if it has ended."""
-        assert self.process
-        return self.process.poll()
+        return self.process.poll() if self.process else None
 
     def await_status(self, seconds_max: float) -> int:
         """Return the exit status; raise Failure if there is none in time."""
@@ -102,14 +106,27 @@ class Program:
         return how + self.log()
 
     def log(self) -> str:
-        """Return the last lines that it wrote, made printable."""
-        with contextlib.suppress(FileNotFoundError):  # it was not started
-            with open(self._log, "rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - LOG_BYTES_SHOWN))
-                lines = file.read().splitlines()[-5:]
-            return ": " + " / ".join(map(escape, lines)) if lines else ""
-        return ""
+        """Return what last_words() has, as the end of a line."""
+        words = " / ".join(self.last_words())
+        return f": {words}" if words else ""
+
+    def last_words(self) -> list[str]:
+        """Return what it wrote since forget_words(), printable and short.
+
+        Of many lines the first two and the last two are told: a sanitizer
+        gives the cause first, Python gives it last.
+        """
+        with open(self._log, "rb") as file:
+            file.seek(self._log_start)
+            first = [*islice(file, 2)]
+            last = deque(file, 3)
+        if len(last) == 3:
+            last[0] = b"..."
+        return [escape(it.strip())[:LOG_SHOWN_MAX] for it in (*first, *last)]
+
+    def forget_words(self) -> None:
+        """Have last_words() leave out what it has written until now."""
+        self._log_start = os.path.getsize(self._log)
 
     def log_lines(self) -> list[bytes]:
         """Return the lines that it wrote."""
@@ -132,7 +149,7 @@ class Program:
         self.send_signal(signal.SIGKILL)
         self.process.wait()
         self.process = None
-        os.unlink(self._log)
+        os.truncate(self._log, 0)
 
     def __enter__(self) -> Any:
         return self
@@ -145,6 +162,8 @@ class Program:
 class ServerProcess(Program):
     """A server that a command starts, as often as it takes."""
 
+    is_ours = True  # the kit may stop it
+
     def __init__(self, command: str, seconds_max: float) -> None:
         super().__init__(command, seconds_max)
         self.start_seconds_max = START_SECONDS_MAX
@@ -156,9 +175,15 @@ class ServerProcess(Program):
 
     @property
     def processes(self) -> list[int]:
-        """The server, and all that it has started."""
-        assert self.process
+        """The server, and all that it has started, if the kit did."""
+        if self.process is None:
+            return []
         return [self.process.pid, *descendants(self.process.pid)]
+
+    @property
+    def is_instrumented(self) -> bool:
+        """Whether --timeout-scale says so; its memory then tells little."""
+        return self.start_seconds_max > START_SECONDS_MAX
 
     def busy_seconds(self) -> float:
         """Return how long its processes have used a processor."""
@@ -248,8 +273,9 @@ class ServerProcess(Program):
         try:
             self._probe()
         except Failure as failure:
-            with contextlib.suppress(Failure):
-                self.await_status(0.2)
+            if self.process:
+                with contextlib.suppress(Failure):
+                    self.await_status(0.2)
             what = f"does not serve a new client: {failure}{self.log()}"
             return f"the server {self.end() or what}"
         return ""
@@ -269,3 +295,18 @@ class ServerProcess(Program):
                     return
             time.sleep(4**number / 1000)  # no event tells of a departure
         raise Failure("it closes every connection")
+
+
+class RunningServer(ServerProcess):
+    """A server that runs already, which the kit neither starts nor stops."""
+
+    is_ours = False
+
+    def __init__(self, address: str, seconds_max: float) -> None:
+        super().__init__("", seconds_max)
+        self.name = self.address = address
+
+    def start(self, path: str = "", *options: str, **more: Any) -> None:
+        """Raise Failure if it does not serve."""
+        if fault := self.fault():
+            raise Failure(fault)

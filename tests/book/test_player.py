@@ -72,7 +72,7 @@ def test_pages_play_as_they_say(kind: str, name: str, text: str) -> None:
         ("packet", "\\q invalid", "\\q invalid: not of the form of"),
         ("bench", "A hums", "not a step: 'A hums'."),
         ("bench", "server --bus", "unrecognized arguments: --bus"),
-        ("bench", "A > SUB {B.pid}", "A > SUB {B.pid}: 'B' is unknown"),
+        ("bench", "A > SUB {B.pid}", "A > SUB {B.pid}: B is not there"),
         ("bench", "wait x", "Line 1, “wait x”: wait takes a number"),
         ("bench", "wait inf", "Line 1, “wait inf”: wait takes a number"),
         ("bench", "A room -1", "Line 1, “A room -1”: room takes a number"),

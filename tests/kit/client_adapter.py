@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """The adapter of our client for the kit; spec/README.md has its form.
 
-python3 client_adapter.py ADDRESS
+python3 client_adapter.py ADDRESS [async]
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sbus_client import (  # noqa: E402
+    AsyncClient,
     Client,
     ControlMessage,
     Disconnected,
@@ -20,7 +23,30 @@ from sbus_client import (  # noqa: E402
 )
 
 
-def perform(bus: Client, command: str, *texts: bytes) -> list[str]:
+class Waiting:
+    """A client for asyncio, whose calls are waited for."""
+
+    def __init__(self, address: str | None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._bus = AsyncClient(address)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*texts: bytes) -> Any:
+            result = getattr(self._bus, name)(*texts)
+            is_over = name == "close"
+            return result if is_over else self._loop.run_until_complete(result)
+
+        return call
+
+    def __enter__(self) -> Waiting:
+        self.connect()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def perform(bus: Client | Waiting, command: str, *texts: bytes) -> list[str]:
     """Do what a command says; return the words of the answer."""
     if command == "receive":
         received = bus.receive()
@@ -43,9 +69,9 @@ def from_hex(word: str) -> bytes:
     return bytes.fromhex(word.replace("-", ""))
 
 
-def serve(address: str, commands: Iterable[str]) -> None:
+def serve(address: str, commands: Iterable[str], kind: Any = Client) -> None:
     """Connect, and answer commands, each in a line."""
-    with Client(address or None) as bus:
+    with kind(address or None) as bus:
         for line in commands:
             command, *words = line.split()
             try:
@@ -58,4 +84,5 @@ def serve(address: str, commands: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.stdin)
+    kind = Waiting if "async" in sys.argv[2:] else Client
+    serve(sys.argv[1], sys.stdin, kind)
