@@ -303,6 +303,15 @@ class FakeKernel:
         self.run()
         return peer
 
+    def subscriber(
+        self, *modes: bytes, room: int | None = None, uid: int = 1000
+    ) -> FakePeer:
+        """Connect a subscriber to `k`, with room for so many packets."""
+        peer = self.connect(uid=uid)
+        peer.send(b"SUB k", *[b"CMSG " + mode for mode in modes])
+        peer.wire.room = room
+        return peer
+
     def run(self) -> None:
         """Let the server work until nothing is left to do."""
         for _ in range(ROUNDS_MAX):
