@@ -50,6 +50,23 @@ def test_block_at_the_limit_of_a_user() -> None:
     assert not sender.paused and reader.waiting == cost(2)
 
 
+def test_block_above_the_limit_of_a_client() -> None:
+    """[BLOCK-10] Half of the limit has to be free, however much waited."""
+    kernel = FakeKernel(max_backlog=cost(4))
+    reader = kernel.subscriber(room=0)
+    kernel.connect().send(*publications(4))
+    senders = [kernel.connect() for _ in "123"]
+    for sender in senders:
+        sender.send(publish(b"k", b"-"))
+    reader.wire.room = 1
+    for packets in (6, 5, 4, 3):
+        kernel.run()
+        assert reader.waiting == cost(packets)
+        assert all(sender.paused for sender in senders)
+        reader.read(1)
+    assert not any(sender.paused for sender in senders)
+
+
 @pytest.mark.parametrize(
     "limit", ["max_backlog", "max_user_backlog", "max_bus_backlog"]
 )

@@ -115,6 +115,7 @@ def test_stats_of_a_paused_client(kernel: FakeKernel) -> None:
     kernel.run()
     assert ask(asker)["clients"]["1"]["paused_by"] == [3]
     assert ask(asker)["clients"]["3"]["paused_by"] == []
+    assert ask(asker)["users"]["1000"]["paused"] == 1  # once, by all of them
 
 
 def test_stats_have_large_backlogs_first(kernel: FakeKernel) -> None:
