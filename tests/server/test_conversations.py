@@ -1,6 +1,6 @@
 """Random conversations on a fake kernel: the model says what happens.
 
-The kit holds such conversations with any server.  Here a thousand take some
+The kit holds such conversations with any server.  Here two thousand take some
 seconds, the events of a round come in any order, and the end is seen.
 """
 
