@@ -74,6 +74,7 @@ class TestLog:
     ) -> None:
         """[CONN-13] A line for a user, ten for a rule; then who had none."""
         for number in range(30):
+            kernel.wait(0.5 if number == 15 else 0)
             peer = kernel.connect(uid=1_000 + number // 2, pid=number)
             peer.send(b"BAD")
         kernel.connect(uid=7, pid=99).send(b"SUB !")  # another rule
@@ -84,7 +85,7 @@ class TestLog:
             assert line.startswith(start.format(*told))
         assert len(lines) == 11
 
-        kernel.wait(0.9)
+        kernel.wait(0.4)
         assert capfd.readouterr().err == ""
         kernel.wait(0.2)
         lines = capfd.readouterr().err.splitlines()
