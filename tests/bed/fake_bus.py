@@ -44,6 +44,7 @@ class FakeConnection:
     def __init__(self, kernel: FakeKernel, peer: FakePeer) -> None:
         self.kernel = kernel
         self.wire = peer.wire
+        self.is_deaf = False  # by its own wish
         self.gid, self.uid, self.pid = peer.wire.credentials
 
     def send(self, packet: bytes) -> None:
@@ -75,13 +76,13 @@ class FakeConnection:
             self.settle()
         if self.wire.taken:
             return self.wire.taken[0]
-        return END if self.wire.closed else None
+        return END if self.wire.closed and not self.is_deaf else None
 
     def shut(self) -> None:
         self.wire.ended = True
 
     def deafen(self) -> None:
-        self.wire.deaf = True
+        self.is_deaf = self.wire.deaf = True
 
     def close(self) -> None:
         self.wire.reset = bool(self.wire.taken)
@@ -94,9 +95,11 @@ class FakeConnection:
 class FakeBus:
     """A server on a fake kernel; see Bus."""
 
+    kernel_kind = FakeKernel
+
     def __init__(self, options: Sequence[str]) -> None:
         self.is_frozen = False
-        self.kernel = FakeKernel(*options)
+        self.kernel = self.kernel_kind(*options)
 
     def connect(
         self, credentials: Mapping[str, int] | None = None

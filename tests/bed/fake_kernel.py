@@ -58,7 +58,7 @@ class FakeWire:
         if not self._wait_for_input():
             return 0
         packet = self.incoming.popleft()
-        self.note_read(packet)
+        self.kernel.now += self.recv_seconds
         count = min(len(packet), len(buffer))
         buffer[:count] = packet[:count]
         return len(packet)
@@ -136,11 +136,7 @@ class FakeWire:
             events |= sbus.WRITE
         return events
 
-    # What is different in other kernels
-
-    def note_read(self, packet: bytes) -> None:
-        """Note that the server reads a packet."""
-        self.kernel.now += self.recv_seconds
+    # What the kernel thinks
 
     def has_room(self) -> bool:
         """Return whether another packet may wait."""
@@ -155,8 +151,7 @@ class FakeWire:
 class FakeListener:
     """The listening socket."""
 
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
+    def __init__(self) -> None:
         self.waiting: deque[FakeWire] = deque()
         self.failures: deque[OSError] = deque()  # of the next accepts
         self.closed = False
@@ -270,14 +265,13 @@ class FakePeer:
 class FakeKernel:
     """A server on fake sockets and a fake clock."""
 
-    listener_kind = FakeListener
     selector_kind = FakeSelector
 
     def __init__(self, *arguments: str, **options: Any) -> None:
         """Start a server with options, also by name as in max_backlog=1."""
         self.now = 0.0
         self.numbers = iter(range(10, 1 << 30))
-        self.listener = self.listener_kind(self)
+        self.listener = FakeListener()
         self.selector = self.selector_kind(self)
         self.bus = sbus.Bus(options_of(*arguments, **options), OWNER)
         self.server = sbus.Server(
@@ -301,6 +295,15 @@ class FakeKernel:
         """Connect a client."""
         peer = self.knock(uid, gid, pid)
         self.run()
+        return peer
+
+    def subscriber(
+        self, *modes: bytes, room: int | None = None, uid: int = 1000
+    ) -> FakePeer:
+        """Connect a subscriber to `k`, with room for so many packets."""
+        peer = self.connect(uid=uid)
+        peer.send(b"SUB k", *[b"CMSG " + mode for mode in modes])
+        peer.wire.room = room
         return peer
 
     def run(self) -> None:

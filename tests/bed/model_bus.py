@@ -82,7 +82,7 @@ class ModelConnection:
         self.client.has_ended = True
 
     def deafen(self) -> None:
-        self.bus.module.deafen(self.bus.model, self.client)
+        model.deafen(self.bus.model, self.client)
 
     def close(self) -> None:
         if self.client.number in self.bus.model.clients:
@@ -96,15 +96,14 @@ class ModelConnection:
 class ModelBus:
     """The model as a server; see Bus."""
 
-    def __init__(self, options: Sequence[str], module: Any = model) -> None:
-        self.module = module  # the model, or one with a mistake
-        self.model = module.Bus(**model_options(options))
+    def __init__(self, options: Sequence[str]) -> None:
+        self.model = model.Bus(**model_options(options))
         self.is_frozen = False
 
     def run(self) -> None:
         try:
             self.model.run()
-        except self.module.Unclear as error:
+        except model.Unclear as error:
             raise Failure(f"unclear: {error}") from None
 
     def connect(
@@ -135,10 +134,9 @@ class ModelBus:
         return ""
 
 
-def run_on_model(case: Case, module: Any = model) -> Result:
+def run_on_model(case: Case) -> Result:
     """Have the model predict what a case says."""
     conversation = case.conversation()
-    bus = ModelBus(conversation.options, module)
-    wrong, said, _ = perform(bus, conversation)
+    wrong, said, _ = perform(ModelBus(conversation.options), conversation)
     verdict = "failed" if wrong else "passed"
     return Result(case.name, case.rules, verdict, wrong, tuple(said))

@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 
 import sbus
 from processes import SBUSD, SECONDS_MAX, run
-from real_bus import connect, read_to_end
+from real_bus import connect, read_to_end, wait_for
 
 ABSTRACT = "/dev/unix/abstract"
 USER = 1234  # one without privileges, where we are root
@@ -120,6 +120,17 @@ def daemon(
         os.close(descriptor)
 
 
+def serve_as_daemon(directory: Path, prepare: Callable[[], object]) -> None:
+    """Have a daemon that prepares itself serve, end, and leave nothing."""
+    path, pid_file = directory / "bus", directory / "pid"
+    with Forked(prepare, "-a", str(path), "-p", str(pid_file)) as server:
+        assert server.wait() == b""
+        pid = int(pid_file.read_text())
+        assert is_served(path)
+        os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: os.listdir(directory) == [])
+
+
 def is_served(path: Path | bytes) -> bool:
     """Return whether a server answers at an address."""
     try:
@@ -147,24 +158,17 @@ def mode_of(path: Path) -> int:
 @contextlib.contextmanager
 def occupied(path: Path, what: str) -> Iterator[None]:
     """Have something at a path, and check that nobody changes it."""
-    kinds = {"stream": socket.SOCK_STREAM, "datagram": socket.SOCK_DGRAM}
     with contextlib.ExitStack() as stack:
-        if "file" in what:
-            path.write_text("content" if what == "file" else "")
-        elif what == "directory":
+        if what == "directory":
             path.mkdir()
         elif what == "FIFO":
             os.mkfifo(path)
         elif what == "link":
             path.symlink_to("there")
         else:
-            wire = bound(path, kinds.get(what, socket.SOCK_SEQPACKET))
-            if what == "stale socket":
-                wire.close()
-            stack.enter_context(wire)
+            stack.enter_context(bound(path, socket.SOCK_STREAM))
         before = os.lstat(path)
         yield
         after = os.lstat(path)
         assert os.path.samestat(before, after)
         assert before.st_mode == after.st_mode
-        assert before.st_size == after.st_size

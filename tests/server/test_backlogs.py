@@ -11,19 +11,11 @@ from fake_kernel import FakeKernel, FakePeer, choices, cost
 from packets import publications, publish
 
 
-def stuck(kernel: FakeKernel, *modes: bytes, uid: int = 1000) -> FakePeer:
-    """Connect a subscriber to `k` that has room for nothing."""
-    peer = kernel.connect(uid=uid)
-    peer.wire.room = 0
-    peer.send(b"SUB k", *[b"CMSG " + mode for mode in modes])
-    return peer
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_orders_that_change(kernel: FakeKernel, seed: int) -> None:
     """[BLOCK-2] [ORDER-1] [ORDER-2] [ORDER-3] Of a backlog, at any time."""
     chance = random.Random(seed)
-    reader, sender = stuck(kernel), kernel.connect()
+    reader, sender = kernel.subscriber(room=0), kernel.connect()
     waiting: list[bytes] = []  # by arrival
     order = b"queue"
     for arrival in range(1_000):
@@ -48,7 +40,7 @@ def test_orders_that_change(kernel: FakeKernel, seed: int) -> None:
 def test_block_at_the_limit_of_a_user() -> None:
     """[BLOCK-10] [LIMIT-12] Half of what waited has to go."""
     kernel = FakeKernel(max_user_backlog=cost(4))
-    reader, sender = stuck(kernel), kernel.connect()
+    reader, sender = kernel.subscriber(room=0), kernel.connect()
     sender.send(*publications(5))
     reader.wire.room = 1
     for packets in (4, 3):
@@ -58,6 +50,23 @@ def test_block_at_the_limit_of_a_user() -> None:
     assert not sender.paused and reader.waiting == cost(2)
 
 
+def test_block_above_the_limit_of_a_client() -> None:
+    """[BLOCK-10] Half of the limit has to be free, however much waited."""
+    kernel = FakeKernel(max_backlog=cost(4))
+    reader = kernel.subscriber(room=0)
+    kernel.connect().send(*publications(4))
+    senders = [kernel.connect() for _ in "123"]
+    for sender in senders:
+        sender.send(publish(b"k", b"-"))
+    reader.wire.room = 1
+    for packets in (6, 5, 4, 3):
+        kernel.run()
+        assert reader.waiting == cost(packets)
+        assert all(sender.paused for sender in senders)
+        reader.read(1)
+    assert not any(sender.paused for sender in senders)
+
+
 @pytest.mark.parametrize(
     "limit", ["max_backlog", "max_user_backlog", "max_bus_backlog"]
 )
@@ -65,7 +74,7 @@ def test_block_at_the_limit_of_a_user() -> None:
 def test_far_above_a_limit(limit: str, uid: int) -> None:
     """[LIMIT-12] An eighth and a mebibyte; what is above ends it."""
     kernel = FakeKernel(**{limit: 80_000})
-    reader = stuck(kernel, uid=uid)
+    reader = kernel.subscriber(room=0, uid=uid)
     used = 0
     most = 80_000 - 20_000 * (limit == "max_bus_backlog" and uid != 0)
     most += most // 8 + (1 << 20)
@@ -87,11 +96,9 @@ def test_every_combination(
 ) -> None:
     """[BLOCK-2] [BLOCK-12] [CTL-5] Nothing vanishes, others go on."""
     kernel = FakeKernel(max_backlog=cost(10, payload_bytes=2))
-    peer, witness, sender = (kernel.connect() for _ in range(3))
-    witness.send(b"SUB k")
-    modes = [b"CMSG " + mode for mode in (soft, hard, order, echo)]
-    peer.wire.room = 3
-    peer.send(b"SUB k", *modes, publish(b"k", b"-"))
+    peer = kernel.subscriber(soft, hard, order, echo, room=3)
+    witness, sender = kernel.subscriber(), kernel.connect()
+    peer.send(publish(b"k", b"-"))
     sender.send(*publications(40)[10:])  # of one size
     assert len(peer.wire.taken) == 3
     rest = 30 + (echo == b"echo/on") - 3
@@ -114,9 +121,8 @@ class TestHolders:
     def held(self, **limits: float) -> tuple[FakeKernel, FakePeer, FakePeer]:
         """Have a reader with little room hold a publisher."""
         kernel = FakeKernel(**limits)
-        reader, sender = kernel.connect(), kernel.connect()
-        reader.wire.room = 8
-        reader.send(b"SUB k", b"CMSG blocking/soft/block")
+        reader = kernel.subscriber(b"blocking/soft/block", room=8)
+        sender = kernel.connect()
         sender.send(*publications(20))
         assert sender.paused
         return kernel, reader, sender
@@ -181,9 +187,9 @@ def test_only_the_mode_that_paused_lets_go(left: str, ends: bool) -> None:
     other = {"soft": b"blocking/hard", "hard": b"blocking/soft"}[left]
     kernel = FakeKernel(max_backlog=cost(4) if left == "hard" else cost(99))
     if left == "hard":
-        reader = stuck(kernel)
+        reader = kernel.subscriber(room=0)
     else:
-        reader = stuck(kernel, b"blocking/soft/block")
+        reader = kernel.subscriber(b"blocking/soft/block", room=0)
     sender = kernel.connect()
     sender.send(*publications(5))
     assert sender.paused
@@ -201,7 +207,7 @@ def test_only_the_mode_that_paused_lets_go(left: str, ends: bool) -> None:
 def test_hard_hold_ends_though_soft_mode_is_block() -> None:
     """[BLOCK-10] A hold of hard mode ends with hard mode block."""
     kernel = FakeKernel(max_backlog=cost(4))
-    reader, sender = stuck(kernel), kernel.connect()
+    reader, sender = kernel.subscriber(room=0), kernel.connect()
     sender.send(*publications(5))
     reader.send(b"CMSG blocking/soft/block", b"CMSG blocking/hard/discard")
     assert not sender.paused
@@ -209,7 +215,7 @@ def test_hard_hold_ends_though_soft_mode_is_block() -> None:
 
 def test_a_mode_that_is_left_for_a_moment(kernel: FakeKernel) -> None:
     """[BLOCK-7] It lets go as well, if both packets are read in one turn."""
-    reader = stuck(kernel, b"blocking/soft/block")
+    reader = kernel.subscriber(b"blocking/soft/block", room=0)
     sender = kernel.connect()
     sender.send(*publications(2))
     assert sender.paused

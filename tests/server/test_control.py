@@ -106,10 +106,8 @@ def test_stats_of_all_clients(kernel: FakeKernel, uid: int) -> None:
 def test_stats_of_a_paused_client(kernel: FakeKernel) -> None:
     """[CTL-5] [BLOCK-7] All who hold it, until they let it go."""
     writer, asker = kernel.connect(), kernel.connect(uid=0)
-    readers = [kernel.connect() for _ in "123"]
-    for reader in readers:
-        reader.send(b"SUB k", b"CMSG blocking/soft/block")
-        reader.wire.room = 0
+    mode = b"blocking/soft/block"
+    readers = [kernel.subscriber(mode, room=0) for _ in "123"]
     writer.send(publish(b"k"))
     assert ask(asker)["clients"]["1"]["paused_by"] == [3, 4, 5]
     for reader in readers[1:]:
@@ -117,6 +115,7 @@ def test_stats_of_a_paused_client(kernel: FakeKernel) -> None:
     kernel.run()
     assert ask(asker)["clients"]["1"]["paused_by"] == [3]
     assert ask(asker)["clients"]["3"]["paused_by"] == []
+    assert ask(asker)["users"]["1000"]["paused"] == 1  # once, by all of them
 
 
 def test_stats_have_large_backlogs_first(kernel: FakeKernel) -> None:
@@ -140,9 +139,7 @@ def test_stats_fit_in_a_packet(kernel: FakeKernel) -> None:
     """[CTL-5] [LIMIT-1] However many clients, users and holders there are."""
     asker, other = kernel.connect(uid=0), kernel.connect(uid=7)
     for uid in [0] * 60 + [*range(1_000, 1_060)]:
-        reader = kernel.connect(uid=uid)
-        reader.send(b"SUB k", b"CMSG blocking/soft/block")
-        reader.wire.room = 0
+        kernel.subscriber(b"blocking/soft/block", room=0, uid=uid)
         kernel.connect(uid=uid).send(publish(b"k"))  # paused by up to sixty
     for limit in [*range(20, 3_000, 7), 9_999]:
         kernel.bus.options.max_packet = limit

@@ -54,7 +54,7 @@ class TestTurns:
     ) -> None:
         """[CONN-5] It has a bound on what it sends, which it keeps."""
         for _ in range(400):
-            kernel.connect().send(b"SUB k")
+            kernel.subscriber()
         flooder = kernel.connect()
         flooder.post(*publications(64))
         kernel.server.round(0)
@@ -65,7 +65,7 @@ class TestTurns:
         """[CONN-5] The first packet of a turn counts as the others do."""
         kernel = FakeKernel()
         for _ in range(1_600):
-            kernel.connect(uid=0).send(b"SUB k")
+            kernel.subscriber(uid=0)
         flooder = kernel.connect()
         flooder.post(*publications(3))
         kernel.server.round(0)
@@ -75,9 +75,8 @@ class TestTurns:
         self, kernel: FakeKernel
     ) -> None:
         """[BLOCK-7] A turn ends soon, so that a flood is held in time."""
-        reader, sender = kernel.connect(), kernel.connect()
-        reader.wire.room = 1
-        reader.send(b"SUB k", b"CMSG blocking/soft/block")
+        reader = kernel.subscriber(b"blocking/soft/block", room=1)
+        sender = kernel.connect()
         packets = [publish(b"k", bytes(100_000 + n)) for n in range(9)]
         sender.send(*packets)
         assert len(sender.wire.incoming) >= 6
@@ -101,11 +100,8 @@ class TestTurns:
 
     def test_long_backlogs_are_sent_in_turns(self, kernel: FakeKernel) -> None:
         """[CONN-5] Of readers that read again, and of one that leaves."""
-        readers = [kernel.connect(uid=1) for _ in range(20)]
+        readers = [kernel.subscriber(room=0, uid=1) for _ in range(20)]
         sender, other = kernel.connect(uid=1), kernel.connect(uid=2)
-        for reader in readers:
-            reader.wire.room = 0
-            reader.send(b"SUB k")
         sender.send(*publications(600))
         for reader in readers:
             reader.wire.room = None
@@ -124,11 +120,8 @@ class TestTurns:
         self, kernel: FakeKernel
     ) -> None:
         """[CONN-5] What strangers send them has a slice of its own."""
-        readers = [kernel.connect(uid=1) for _ in range(50)]
+        readers = [kernel.subscriber(room=0, uid=1) for _ in range(50)]
         asker, stranger = kernel.connect(uid=1), kernel.connect(uid=2)
-        for reader in readers:
-            reader.send(b"SUB k")
-            reader.wire.room = 0
         stranger.send(*publications(100))
         for reader in readers:
             reader.wire.room = None
@@ -141,10 +134,7 @@ class TestTurns:
 
     def test_a_slow_reader_that_publishes(self, kernel: FakeKernel) -> None:
         """[CONN-5] It has turns, and its backlog is sent like others'."""
-        readers = [kernel.connect(uid=1) for _ in range(20)]
-        for reader in readers:
-            reader.send(b"SUB k")
-            reader.wire.room = 0
+        readers = [kernel.subscriber(room=0, uid=1) for _ in range(20)]
         kernel.connect(uid=2).send(*publications(100))
         for reader in readers:
             reader.wire.room = None
@@ -189,11 +179,9 @@ class TestLeaving:
     def test_client_that_does_not_read(self, size: int, uid: int) -> None:
         """[CONN-6] Nobody else can make its messages vanish."""
         kernel = FakeKernel(max_backlog=size + 200)
-        peer, sender = kernel.connect(uid=1000), kernel.connect(uid=uid)
-        witness = kernel.connect()
+        peer = kernel.subscriber(b"blocking/hard/error", room=0)
+        sender, witness = kernel.connect(uid=uid), kernel.connect()
         witness.send(b"SUB late")
-        peer.wire.room = 0
-        peer.send(b"SUB k", b"CMSG blocking/hard/error")
         peer.post(*publications(200, b"late"))
         sender.send(*[publish(b"k", bytes(size))] * 2)
         assert peer.wire.closed and not sender.wire.closed
@@ -203,8 +191,7 @@ class TestLeaving:
         """[LIMIT-7] [CONN-6] It never was one too many."""
         for name in ("max_user_clients", "max_clients"):
             kernel = FakeKernel(**{name: 3})
-            reader = kernel.connect(uid=0)
-            reader.send(b"SUB k")
+            reader = kernel.subscriber(uid=0)
             uid = 1 if name == "max_user_clients" else 0
             peers = [kernel.connect(uid=uid) for _ in range(2)]
             for newcomer in [kernel.knock(uid=uid) for _ in range(50)]:
@@ -218,9 +205,7 @@ class TestLeaving:
 @pytest.mark.parametrize("room", [None, 2])
 def test_stop(kernel: FakeKernel, room: int | None) -> None:
     """[RUN-12] What was read is delivered, in up to a second; no more is."""
-    reader, sender = kernel.connect(), kernel.connect()
-    reader.wire.room = 2
-    reader.send(b"SUB k")
+    reader, sender = kernel.subscriber(room=2), kernel.connect()
     sender.send(*publications(4))
     reader.wire.room = room
     sender.post(publish(b"k", b"not read"))
@@ -251,9 +236,9 @@ class TestErrors:
 
         Not without what the kernel took from it.
         """
-        reader, sender, witness = (kernel.connect() for _ in range(3))
+        reader, sender = kernel.subscriber(), kernel.connect()
+        witness = kernel.connect()
         witness.send(b"SUB last")
-        reader.send(b"SUB k")
         if is_stalled:
             reader.wire.room = 0
             sender.send(publish(b"k"))
@@ -273,8 +258,7 @@ class TestErrors:
         self, kernel: FakeKernel, number: int, is_silent: bool
     ) -> None:
         """[PUB-6] The packet waits, and is tried again, after a rest."""
-        reader, sender = kernel.connect(), kernel.connect()
-        reader.send(b"SUB k")
+        reader, sender = kernel.subscriber(), kernel.connect()
         failures = reader.wire.failures
         failures.extend([OSError(number, os.strerror(number))] * 3)
         reader.wire.is_silent = is_silent  # whether the socket seems ready
@@ -288,8 +272,7 @@ class TestErrors:
         self, kernel: FakeKernel
     ) -> None:
         """[PUB-6] New packets do not make the rest last longer."""
-        reader, sender = kernel.connect(), kernel.connect()
-        reader.send(b"SUB k")
+        reader, sender = kernel.subscriber(), kernel.connect()
         reader.wire.failures.append(OSError(errno.ENOBUFS, "none"))
         for number in range(10):
             sender.send(publish(b"k", b"%d" % number))

@@ -36,9 +36,8 @@ def used_bytes() -> int:
 
 def stalled(kernel: FakeKernel, count: int = COUNT) -> tuple[FakePeer, ...]:
     """Return a reader that small packets wait for, and their publisher."""
-    reader, sender = kernel.connect(), kernel.connect()
-    reader.send(b"SUB k", b"CMSG blocking/hard/discard")
-    reader.wire.room = 0
+    reader = kernel.subscriber(b"blocking/hard/discard", room=0)
+    sender = kernel.connect()
     for _ in range(count // 1_000):
         sender.send(*[publish(b"k", b"%d" % n) for n in range(1_000)])
     assert reader.waiting
@@ -131,9 +130,8 @@ def test_mistakes_leave_nothing(kernel: FakeKernel) -> None:
 
 def test_many_sizes_take_little(kernel: FakeKernel) -> None:
     """[ORDER-3] A queue of each size would take more than the packets."""
-    reader, sender = kernel.connect(), kernel.connect()
-    reader.send(b"SUB k", b"CMSG order/random")
-    reader.wire.room = 0
+    reader = kernel.subscriber(b"order/random", room=0)
+    sender = kernel.connect()
     sender.send(*[publish(b"k", bytes(size)) for size in range(1_000)])
     before = used_bytes()
     reader.wire.room = 1

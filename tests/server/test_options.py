@@ -16,35 +16,20 @@ from typing import Any, Callable
 import pytest
 
 import sbus
-from packets import WHOAMI, publish
+from packets import publish
 from processes import SBUSD, SECONDS_MAX, run
-from real_bus import Peer, RealBus, connect, needs_root
+from real_bus import RealBus, connect, needs_root
 from servers import Forked, is_served, mode_of, refusal
 
-WRONG = [
-    ["word"],
+WRONG = [  # beside those that the kit tries
     ["a\nb\x1b[m\x80"],
     ["x" * 1000],
-    ["-x"],
-    ["--no-such-option"],
-    ["--addr", "bus"],
     ["--group=1"],
-    ["-a"],
-    ["-fd"],
-    ["-f", "-p", "pid"],
     ["-u", ""],
-    ["-u", "no such user"],
     ["-u", "-1"],
-    ["-u", "4294967295"],
-    ["-u", "99999999999"],
     ["-u", "\udcff"],
-    ["--trace-payload"],
     ["--cred-prefix", ""],
-    ["--cred-prefix", "!/cred/1/2"],
-    ["--cred-prefix", "!/cred/1/2/3/"],
-    ["--cred-prefix", "!/cred/1/2/3/4"],
     ["--cred-prefix", "!/cred/1/2/3/!/cred/1/2/x"],
-    ["--max-packet", "unlimited"],
     ["--max-packet", "1.5"],
     ["--block-timeout", "0.0"],
 ]
@@ -102,10 +87,9 @@ class TestOptions:
                 sbus.parse_options([f"--{option}", "0"])
             assert f"is not a {kind}number above 0" in capfd.readouterr().err
 
-    def test_refusal(self, directory: Path) -> None:
-        """[RUN-1] Before anything is made; the kernel is asked as well."""
-        refusal(2, "-a", "bus", "-x", cwd=directory)
-        for size in ("5000000", "100000000", "4000000000", "999999999999999"):
+    def test_large_packets(self, directory: Path) -> None:
+        """[RUN-1] The kernel is asked for its largest, before a start."""
+        for size in ("5000000", "4000000000", "999999999999999"):
             refusal(1, "-a", "bus", "--max-packet", size, cwd=directory)
         assert os.listdir(directory) == []
 
@@ -129,45 +113,27 @@ class TestOptions:
         assert (status, errors) == (0, "") and "sbusd" in output
 
     @pytest.mark.parametrize("option", ["--help", "--version"])
-    @pytest.mark.parametrize("is_buffered", [False, True])
-    def test_answer_that_cannot_be_written(
-        self, option: str, is_buffered: bool
-    ) -> None:
+    def test_answer_that_cannot_be_written(self, option: str) -> None:
         """[RUN-1] One line and status 1: a full disk, or no reader."""
-        environment = {**os.environ, "PYTHONUNBUFFERED": ""}
-        if not is_buffered:
-            environment["PYTHONUNBUFFERED"] = "1"
         reader, writer = os.pipe()
         os.close(reader)
-        with open("/dev/full", "wb") as full:
-            for output in (full.fileno(), writer):
+        with open("/dev/full", "wb") as full, open(writer, "wb") as broken:
+            for output in (full, broken):
                 done = subprocess.run(
                     [*SBUSD, option],
                     stdout=output,
                     stderr=subprocess.PIPE,
-                    env=environment,
                     timeout=SECONDS_MAX,
                 )
                 assert done.returncode == 1
                 assert done.stderr.startswith(b"sbusd: standard output: ")
                 assert done.stderr.count(b"\n") == 1
-        os.close(writer)
 
 
 def allow(count: int) -> Callable[[], None]:
     """Return what lets a server have so many descriptors."""
     limit = (count, count)
     return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-
-
-def is_let_in(peer: Peer) -> bool:
-    """Return whether a client is answered twice: it is not one too many."""
-    with contextlib.suppress(BrokenPipeError):
-        for _ in range(2):
-            peer.send(WHOAMI)
-            answer = peer.receive()
-        return answer != b""
-    return False
 
 
 WMEM_MAX = 163_840  # of 32-bit Linux: packets have half of twice as much
@@ -272,48 +238,14 @@ class TestWhoGetsIn:
                     assert peer.fence() == []
             assert bus.process.wait(SECONDS_MAX) == 0
 
-    @pytest.mark.parametrize("options", [[], ["--max-clients=3"]])
-    def test_limit_of_clients(
-        self, directory: Path, options: list[str]
-    ) -> None:
-        """[LIMIT-7] Lowered where descriptors are few, never raised."""
-        more = ("-v", "--trace", str(directory / "trace"), *options)
-        with (
-            RealBus(directory, *more, preexec_fn=allow(64)) as bus,
-            bus.clients(70) as peers,
-        ):
-            let_in = sum(map(is_let_in, peers))
-            assert let_in == 3 if options else 20 < let_in < 64
-            assert "disconnect" in bus.log() and "[LIMIT-7]" in bus.log()
+    def test_few_descriptors(self, directory: Path) -> None:
+        """[LIMIT-7] [RUN-1] The log says how many clients it may have.
+
+        With sixteen, which it keeps for itself, it does not start.
+        """
+        with RealBus(directory, preexec_fn=allow(64)) as bus:
             note = "[LIMIT-7] only 48 clients: ulimit -n\n"
-            assert (note in bus.log()) == (not options)
-            assert "accept:" not in bus.log()  # it never lacked one
-
-    def test_descriptors(self, directory: Path) -> None:
-        """[LIMIT-7] [RUN-1] It takes all it may; some are for clients."""
-        kind = resource.RLIMIT_NOFILE
-        hard = resource.getrlimit(kind)[1]
-
-        def lower() -> None:
-            resource.setrlimit(kind, (64, hard))
-
-        with RealBus(directory, preexec_fn=lower) as bus:
-            assert resource.prlimit(bus.process.pid, kind) == (hard, hard)
+            assert note in bus.log()
         for count in (16, 12):
             options: Any = {"cwd": directory, "preexec_fn": allow(count)}
             refusal(1, "-a", "other", **options)
-
-    @needs_root
-    @pytest.mark.parametrize("count", [64, 300])
-    def test_one_user(self, directory: Path, count: int) -> None:
-        """[LIMIT-7] [LIMIT-16] One who takes all there are leaves some."""
-        with (
-            RealBus(directory, "-go", preexec_fn=allow(count)) as bus,
-            contextlib.ExitStack() as stack,
-        ):
-            for _ in range(400):
-                stack.enter_context(bus.connect(1000))
-            for uid in (0, 54321):
-                for _ in range(10):
-                    with bus.connect(uid) as other:
-                        assert is_let_in(other)
