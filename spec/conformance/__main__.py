@@ -17,7 +17,7 @@ from typing import Any, Callable, NoReturn
 if not __package__:  # run by its path, which Python has put first
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from conformance import conversation, kit, report
+from conformance import conversation, kit, report, stages
 from conformance.clients import ClientCase, ClientKit, all_client_cases
 from conformance.conversation import Failure
 from conformance.examples import blocks_of, read_cases
@@ -57,6 +57,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--ours", dest="level", help="as --level daemon", **ours)
     what = "run only this rule or example, of any level; or family or chapter"
     add("--only", action="append", default=[], metavar="NAME", help=what)
+    what = "try a server that grows: say what it lacks up to a stage, 1 to 6"
+    add("--stage", type=int, choices=range(1, 7), metavar="N", help=what)
     what = "run the examples in this file instead of those of spec/"
     add("--examples", type=Path, metavar="FILE", help=what)
     what = "hold conversations at random, for so long (default 60)"
@@ -80,6 +82,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not options.server and not options.client and not options.list:
         parser.error("a --server or a --client is needed")
+    if (options.stage or options.random) and not options.server:
+        parser.error("--stage and --random need a --server")
     for command in (*options.server, *options.client):
         try:
             is_told = "{address}" in " ".join(shlex.split(command))
@@ -105,11 +109,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda number, _: received.add(number))
+    conversation.is_verbose = options.verbose
     try:
         if options.list:
             return say(list_of(options))
         if options.html:
             options.html.touch()  # or all might be run for nothing
+        if options.stage:
+            return max(grow(options, text) for text in options.server)
         if options.random:
             return max(walk(options, text) for text in options.server)
         runs = [*run_all(options)]
@@ -156,6 +163,16 @@ def walk(options: argparse.Namespace, text: str) -> int:
     return min(count, 1)
 
 
+def grow(options: argparse.Namespace, text: str) -> int:
+    """Try the stages of a server; return 1 if it lacks something, or 0."""
+    _, command = name_and_command(text)
+    with stages.GrowingServer(command, options.seconds) as server:
+        runner = kit.Kit(server, "daemon", options.total, tries=2)
+        said, wrong = stages.try_stages(options.stage, runner)
+    say("\n".join([*(report.failure_lines(wrong) if wrong else ()), said]))
+    return 1 if wrong else 0
+
+
 def chosen(
     options: argparse.Namespace,
 ) -> tuple[list[kit.Item], list[ClientCase]]:
@@ -184,7 +201,6 @@ def run_all(options: argparse.Namespace) -> Iterator[report.Run]:
     """Return all results; raise Failure if a program does not start."""
     cases, others = chosen(options)
     what = options.level, options.total, options.only
-    conversation.is_verbose = options.verbose
     for text in options.server if cases else ():
         name, command = name_and_command(text)
         with ServerProcess(command, options.seconds) as server:

@@ -274,6 +274,12 @@ def clients_that_are_gone(trial: Trial) -> None:
     require(more < GROWTH_BYTES_MAX, f"it uses {more} bytes more than before")
 
 
+@check("CONN-21", is_plain=True)
+def rest_after_departures(trial: Trial) -> None:
+    trial.start()  # which has clients come and leave
+    require_rest(trial, "its clients have left")
+
+
 @check("CONN-21", fills=True)
 def clients_that_wait(trial: Trial) -> None:
     trial.start()

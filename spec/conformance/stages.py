@@ -1,0 +1,84 @@
+"""The stages of a server that grows, and what is missing next.
+
+`spec/stages.md` says what each stage asks.  As a server answers nothing until
+stage 4, the clients of earlier ones have other ways to wait for it.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from contextlib import suppress
+from typing import Any
+
+from .conversation import END, Failure
+from .kit import Result, all_cases, block_of
+from .rules import SPEC
+from .server import ServerProcess
+from .wire import Wire
+
+# A heading, or a sentence with the names of the examples that decide it
+LINE = re.compile(r"^## \d\. (.+)|^- ([^:]+):((?:\s+`[a-z0-9-]+`)+)", re.M)
+TITLES: list[str] = []  # of the stages, from the first
+DEMANDS: list[tuple[int, str, str]] = []  # a stage, a sentence, and names
+for title, sentence, names in LINE.findall((SPEC / "stages.md").read_text()):
+    if title:
+        TITLES.append(title)
+    else:
+        DEMANDS.append((len(TITLES), " ".join(sentence.split()), names))
+
+
+class GrowingServer(ServerProcess):
+    """A server that may not answer yet; it serves if it can be reached."""
+
+    def _probe(self) -> None:
+        self.connect().close()
+
+
+class ReadWire(Wire):
+    """A client that waits until the server has read its packets."""
+
+    def _ask(self) -> None:
+        self.wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)
+        for _ in range(2):  # the kernel takes another when one was read
+            self.send(b"SUB settled\0".ljust(4_400, b"."))
+
+
+class EchoWire(Wire):
+    """A client that waits for a message to itself."""
+
+    def _ask(self) -> None:
+        packet, token = b"?", b"MSG settled/%d\0" % self.wire.fileno()
+        with suppress(Failure):  # closed: the end is to be read
+            self.send(b"SUB " + token[4:-1])
+            self.send(token)
+        while packet not in (token, END):
+            try:
+                packet = self._read()
+            except Failure:
+                what = f"{self.name} does not receive its own message in time"
+                raise Failure(what) from None
+            if not packet.startswith(b"MSG settled/"):
+                self._inbox.append(packet)
+
+    def receive(self) -> bytes:
+        self._ask()
+        return super().receive()
+
+
+WIRES = {1: ReadWire, 2: EchoWire, 3: EchoWire}
+
+
+def try_stages(last: int, kit: Any) -> tuple[str, Result | None]:
+    """Return what is to be said, and the first result that is wrong."""
+    cases = all_cases()
+    for stage, sentence, names in DEMANDS:
+        kit.server.wire_kind = WIRES.get(stage, Wire)
+        asked = [one for one in cases if f"`{block_of(one)}`" in names]
+        for result in map(kit.judge, asked if stage <= last else ()):
+            if result.verdict in ("failed", "not run"):
+                of = f"stage {stage}, {TITLES[stage - 1]}"
+                return f"Missing next, for {of}: {sentence}.", result
+    of = f"stage {last}, {TITLES[last - 1]}"
+    after = [f"stage {last + 1}, {one}" for one in TITLES[last : last + 1]]
+    return f"Passed: {of}. Next is {[*after, '--level sbus'][0]}.", None
