@@ -17,7 +17,7 @@ from typing import Any, Callable, NoReturn
 if not __package__:  # run by its path, which Python has put first
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from conformance import conversation, kit, report, stages
+from conformance import conversation, kit, report
 from conformance.clients import ClientCase, ClientKit, all_client_cases
 from conformance.conversation import Failure
 from conformance.examples import blocks_of, read_cases
@@ -165,6 +165,8 @@ def walk(options: argparse.Namespace, text: str) -> int:
 
 def grow(options: argparse.Namespace, text: str) -> int:
     """Try the stages of a server; return 1 if it lacks something, or 0."""
+    from conformance import stages  # which reads spec/stages.md
+
     _, command = name_and_command(text)
     with stages.GrowingServer(command, options.seconds) as server:
         runner = kit.Kit(server, "daemon", options.total, tries=2)
