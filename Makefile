@@ -142,7 +142,8 @@ requirements vectors trace:
 
 SITE = book/site
 PLAYED = sbus.py book/player.py spec/conformance tests/bed/fake_bus.py \
-    tests/bed/fake_kernel.py tests/bed/packets.py
+    tests/bed/fake_kernel.py tests/bed/packets.py tests/bed/program_bus.py \
+    spec/stages.md spec/[1-9]-*.md spec/examples
 book: .venv/book
 	@PYTHONPATH=.:book:spec:tests/bed .venv/bin/python -m sphinx -q -E -a -c book \
 	    -d build/book . $(SITE)

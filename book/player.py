@@ -323,9 +323,26 @@ def form_of(hole: str, answer: str) -> str:
     return ""
 
 
+def stage(_: str, source: str, number: int) -> Answer:
+    """Try a student's server: say what is missing, and show where.
+
+    Raises: ValueError if the program is none
+    """
+    from conformance import stages  # which reads the specification
+    from program_bus import ProgramKit
+
+    said, wrong = stages.try_stages(number, ProgramKit(source))
+    if not wrong:
+        return {"said": said, "lines": [], "led": []}
+    led: list[Answer] = [{} for _ in wrong.dialogue]
+    led[-1]["wrong"] = wrong.what
+    return {"said": said, "lines": wrong.dialogue, "led": led}
+
+
 def call(kind: str, text: str, *more: Any) -> str:
     """Do what a page asks for; return the answer as JSON."""
-    way = {"question": check, "match": rows, "packet": rows}.get(kind, talk)
+    ways = {"question": check, "match": rows, "packet": rows, "stage": stage}
+    way = ways.get(kind, talk)
     try:
         log = mock.patch.object(sbus, "log", LOG.append)
         with log, time_limit(PLAY_SECONDS):

@@ -10,9 +10,10 @@ from __future__ import annotations
 import select
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -27,6 +28,7 @@ from fake_kernel import OWNER, FakeListener, FakePeer, FakeWire
 
 FILE = "server.py"  # what an error calls the program
 CALLS_MAX = 10_000  # of select, before a program is said to spin
+BUSY_SECONDS_MAX = 4.0  # of the processor, until it calls select again
 
 
 class Pause(BaseException):
@@ -120,8 +122,19 @@ class ProgramKernel:
         """Let time pass."""
         self.run()
 
+    def watch(self, frame: FrameType, _: str, __: object) -> Any:
+        """End a loop of the program that has no end; see sys.settrace."""
+        if frame.f_code.co_filename != FILE:
+            return None
+        if time.process_time() > self.end:
+            raise Stuck(f"line {frame.f_lineno} is in a loop without end")
+        return self.watch
+
     def enter(self, call: Callable[[], object]) -> None:
         """Have the program do something; raise Failure if it ends or waits."""
+        self.end = time.process_time() + BUSY_SECONDS_MAX
+        tracer = sys.gettrace()
+        sys.settrace(self.watch)
         try:
             call()
         except Pause:
@@ -133,6 +146,8 @@ class ProgramKernel:
             lines = [one.lineno for one in frames if one.filename == FILE]
             what = f"{type(error).__name__}: {error}"
             raise Failure(f"line {lines[-1]} ends it: {what}") from None
+        finally:
+            sys.settrace(tracer)
         raise Failure("the server has ended")
 
     def select(
@@ -143,6 +158,7 @@ class ProgramKernel:
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Return what is ready; leave the program if nothing is."""
         self.calls += 1
+        self.end = time.process_time() + BUSY_SECONDS_MAX
         if self.calls > CALLS_MAX:
             raise Stuck("the server spins: select reports what it ignores")
         ready = [one for one in readers if self.events(one) & sbus.READ]
@@ -204,11 +220,12 @@ class ProgramKit:
     """Tries a student's server on a fake kernel; see Kit."""
 
     def __init__(self, source: str) -> None:
-        """Raise Failure if the program is none."""
+        """Raise ValueError if the program is none."""
         try:
             self.code = compile(source, FILE, "exec")
         except SyntaxError as error:
-            raise Failure(f"line {error.lineno}: {error.msg}") from None
+            what = f"line {error.lineno} is no Python: {error.msg}"
+            raise ValueError(what) from None
         self.server = self
         self.wire_kind = Wire  # stages.py sets it
 
@@ -222,6 +239,6 @@ class ProgramKit:
             bus = ProgramBus(self.code, talk.options, is_to_be_read)
             wrong, said, _ = perform(bus, talk)
         except Failure as failure:  # at the start
-            wrong, said = str(failure), []
+            wrong, said = str(failure), ["(the server starts)"]
         verdict = "failed" if wrong else "passed"
         return Result(case.name, case.rules, verdict, wrong, tuple(said))
