@@ -26,6 +26,12 @@ FIRST = {  # what each stage asks first that can be seen on fake sockets
 }
 # In a stage: what a student writes, what instead, and what is then said
 MISTAKES = [
+    (
+        1,
+        "ready, _, _ =",
+        "while 1:\n            0\n        ready, _, _ =",
+        "Read",
+    ),
     (1, "[listener, *clients]", "[listener]", "Read from every client"),
     (1, "clients.remove(client)", "pass", "Go on when a client leaves"),
     (
