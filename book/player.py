@@ -328,14 +328,12 @@ def stage(_: str, source: str, number: int) -> Answer:
 
     Raises: ValueError if the program is none
     """
-    from conformance import stages  # which reads the specification
-    from program_bus import ProgramKit
+    from program_bus import ProgramKit  # which reads the specification
 
-    said, wrong = stages.try_stages(number, ProgramKit(source))
+    said, wrong = ProgramKit(source).try_stages(number)
     if not wrong:
         return {"said": said, "lines": [], "led": []}
-    led: list[Answer] = [{} for _ in wrong.dialogue]
-    led[-1]["wrong"] = wrong.what
+    led = [*({} for _ in wrong.dialogue[1:]), {"wrong": wrong.what}]
     return {"said": said, "lines": wrong.dialogue, "led": led}
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -43,9 +42,9 @@ class NewCode(Editor):
         for part in map(str.rstrip, program(stage).split("\n\n\n")):
             lines = enumerate(part.splitlines(), 1)
             if new := [number for number, line in lines if line not in before]:
-                look: Any = {"language": "python"}
-                look["highlight_args"] = {"hl_lines": new}
-                yield nodes.literal_block(part, part, **look)
+                code = nodes.literal_block(part, part, language="python")
+                code["highlight_args"] = {"hl_lines": new}
+                yield code
 
 
 class Asked(Editor):

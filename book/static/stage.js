@@ -2,18 +2,19 @@
 const stage = document.querySelector(".stage");
 
 if (stage) {
-  const { program, reset, show } = stage.elements, name = `stage ${stage.dataset.stage}`;
-  const drawing = stage.querySelector(".drawing"), output = stage.querySelector("output");
-  const set = (text) => [program.value, drawing.innerHTML, output.textContent] = [text, "", stored(name, text) && ""];
-  stage.hidden = false;
+  // The browser keeps the student's work under this name
+  const { program, reset, show, said } = stage.elements, name = `stage ${stage.dataset.stage}`;
+  stage.hidden = false; // without scripts it is
   program.value = stored(name) ?? program.defaultValue;
   program.oninput = () => outdate(stage, stored(name, program.value));
-  reset.onclick = () => set(program.defaultValue);
-  show.onclick = () => set(stage.querySelector("template").content.textContent);
+  reset.onclick = show.onclick = ({ target: { value } }) => {
+    [program.value, said.value] = [value, ""];
+    outdate(stage, stored(name, value));
+  };
   stage.onsubmit = async (event) => {
     event.preventDefault();
     const answer = await play(stage, "stage", program.value, Number(stage.dataset.stage));
-    if (answer?.isRight || !answer?.lines) drawing.innerHTML = "";
-    if (answer?.lines) output.textContent = answer.isRight ? answer.said : `${output.textContent} ${answer.said}`;
+    if (answer?.isRight) stage.querySelector(".drawing").innerHTML = ""; // there is no failure to show
+    if (answer?.lines) said.value = answer.isRight ? answer.said : `${said.value} ${answer.said}`;
   };
 }

@@ -239,6 +239,10 @@ class ProgramKit:
         self.server = self
         self.wire_kind = Wire  # stages.py sets it
 
+    def try_stages(self, last: int) -> tuple[str, Result | None]:
+        """Return what the kit says, and the first result that is wrong."""
+        return stages.try_stages(last, self)
+
     def judge(self, case: Item) -> Result:
         """Run one case; one server does for those with the same options.
 

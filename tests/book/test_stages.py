@@ -71,7 +71,7 @@ MISTAKES = [
 
 def say(source: str, stage: int) -> str:
     """Return what the kit says of a server on fake sockets."""
-    return stages.try_stages(stage, ProgramKit(source))[0]
+    return ProgramKit(source).try_stages(stage)[0]
 
 
 @pytest.mark.parametrize("stage", STAGES)
