@@ -20,13 +20,14 @@ from .wire import Wire
 
 # A heading, or a sentence with the names of the examples that decide it
 LINE = re.compile(r"^## \d\. (.+)|^- ([^:]+):((?:\s+`[a-z0-9-]+`)+)", re.M)
-TITLES: list[str] = []  # of the stages, from the first
+NAMES = [""]  # of the stages, by their numbers, and what comes after them
 DEMANDS: list[tuple[int, str, str]] = []  # a stage, a sentence, and names
 for title, sentence, names in LINE.findall((SPEC / "stages.md").read_text()):
     if title:
-        TITLES.append(title)
+        NAMES.append(f"stage {len(NAMES)}, {title}")
     else:
-        DEMANDS.append((len(TITLES), " ".join(sentence.split()), names))
+        DEMANDS.append((len(NAMES) - 1, " ".join(sentence.split()), names))
+NAMES.append("--level sbus")
 
 
 class GrowingServer(ServerProcess):
@@ -79,8 +80,5 @@ def try_stages(last: int, kit: Any) -> tuple[str, Result | None]:
         asked = [one for one in cases if f"`{block_of(one)}`" in names]
         for result in map(kit.judge, asked if stage <= last else ()):
             if result.verdict in ("failed", "not run"):
-                of = f"stage {stage}, {TITLES[stage - 1]}"
-                return f"Missing next, for {of}: {sentence}.", result
-    of = f"stage {last}, {TITLES[last - 1]}"
-    after = [f"stage {last + 1}, {one}" for one in TITLES[last : last + 1]]
-    return f"Passed: {of}. Next is {[*after, '--level sbus'][0]}.", None
+                return f"Missing next, for {NAMES[stage]}: {sentence}.", result
+    return f"Passed: {NAMES[last]}. Next is {NAMES[last + 1]}.", None

@@ -78,7 +78,7 @@ def say(source: str, stage: int) -> str:
 def test_a_server_passes_its_stage_and_lacks_the_next(stage: int) -> None:
     """Also the one that stage 1 begins with."""
     assert say(program(stage), stage).startswith(f"Passed: stage {stage}, ")
-    lacks = f"Missing next, for stage {stage}, {stages.TITLES[stage - 1]}: "
+    lacks = f"Missing next, for {stages.NAMES[stage]}: "
     assert say(program(stage - 1), stage).startswith(lacks + FIRST[stage])
 
 
