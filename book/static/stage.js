@@ -6,10 +6,10 @@ if (stage) {
   const { program, reset, show, said } = stage.elements, name = `stage ${stage.dataset.stage}`;
   stage.hidden = false; // without scripts it is
   program.value = stored(name) ?? program.defaultValue;
-  program.oninput = () => outdate(stage, stored(name, program.value));
+  program.oninput = () => { stored(name, program.value); outdate(stage); };
   reset.onclick = show.onclick = ({ target: { value } }) => {
     [program.value, said.value] = [value, ""];
-    outdate(stage, stored(name, value));
+    program.oninput();
   };
   stage.onsubmit = async (event) => {
     event.preventDefault();
