@@ -121,10 +121,6 @@ class ProgramKernel:
             raise Failure("the page needs a function serve(listener)")
         self.enter(lambda: self.names["serve"](self.listener))
 
-    def wait(self, seconds: float) -> None:
-        """Let time pass."""
-        self.run()
-
     def tick(self, line: int) -> None:
         """Leave a loop of the program that has no end."""
         if time.process_time() > self.end:
@@ -143,7 +139,8 @@ class ProgramKernel:
             frames = traceback.extract_tb(error.__traceback__)
             lines = [one.lineno for one in frames if one.filename == FILE]
             what = f"{type(error).__name__}: {error}"
-            raise Failure(f"line {lines[-1]} ends it: {what}") from None
+            where = f"line {lines[-1]}" if lines else "a call of serve"
+            raise Failure(f"{where} ends it: {what}") from None
         raise Failure("the server has ended")
 
     def select(

@@ -33,6 +33,7 @@ MISTAKES = [
         "Read",
     ),
     (1, "[listener, *clients]", "[listener]", "Read from every client"),
+    (1, "__main__", "__man__", "Read from every client"),
     (1, "clients.remove(client)", "pass", "Go on when a client leaves"),
     (
         1,
