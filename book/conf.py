@@ -3,7 +3,7 @@
 from sbus_book import figures
 
 project, html_title, root_doc = "sbus", "sbus, the book", "book/index"
-extensions = ["myst_parser", "sbus_book"]
+extensions = ["myst_parser", "sbus_book", "stage_pages"]
 include_patterns = ["spec/**.md", "book/**.md"]
 exclude_patterns = ["book/README.md", "book/site", "build", ".*"]
 highlight_language = "none"
@@ -14,7 +14,7 @@ myst_fence_as_directive = ["match", "packet", "conversation", "client"]
 myst_fence_as_directive += ["question", "orders", "picture"]
 html_theme = "furo"
 html_static_path, html_copy_source = ["static"], False
-html_css_files, html_js_files = ["book.css"], ["book.js"]
+html_css_files, html_js_files = ["book.css"], ["book.js", "stage.js"]
 html_show_copyright = html_use_index = False
 html_logo = html_favicon = "static/sbus.svg"
 smartquotes = False  # quotes in rules are bytes

@@ -366,9 +366,23 @@ def search(_: str, text: str, name: str) -> Generator[str, None, str]:
     return json.dumps({"html": report_html(report, name)})
 
 
+def stage(_: str, source: str, number: int) -> Answer:
+    """Try a student's server: say what is missing, and show where.
+
+    Raises: ValueError if the program is none
+    """
+    from program_bus import ProgramKit  # which reads the specification
+
+    said, wrong = ProgramKit(source).try_stages(number)
+    if not wrong:
+        return {"said": said, "lines": [], "led": []}
+    led = [*({} for _ in wrong.dialogue[1:]), {"wrong": wrong.what}]
+    return {"said": said, "lines": wrong.dialogue, "led": led}
+
+
 def call(kind: str, text: str, *more: Any) -> str:
     """Do what a page asks for; return the answer as JSON."""
-    ways = {"question": check, "match": rows, "packet": rows}
+    ways = {"question": check, "match": rows, "packet": rows, "stage": stage}
     way = {**ways, "surprise": surprise}.get(kind, talk)
     try:
         log = mock.patch.object(sbus, "log", LOG.append)

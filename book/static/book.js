@@ -360,4 +360,4 @@ document.querySelectorAll(".table-wrapper, article pre").forEach((pane) => (pane
 
 // The first page that plays has Python started before anybody asks, once the browser has nothing else to do
 const whenIdle = window.requestIdleCallback ?? ((call) => setTimeout(call, 1000));
-if (!isFile && !navigator.connection?.saveData && document.querySelector(".example form")) whenIdle(() => port ?? start());
+if (!isFile && !navigator.connection?.saveData && document.querySelector(".example form, .stage")) whenIdle(() => port ?? start());

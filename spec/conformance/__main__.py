@@ -19,6 +19,7 @@ How it is tried:
                        an option as well
   --only NAME          only this rule or example, of any level, or this family
                        or chapter; there may be several, as in SUB-1,UNSUB
+  --stage N            a server that grows: what it lacks up to a stage, 1 to 6
   --examples FILE      the examples in this file, instead of those of spec/
   --random [SECONDS]   conversations at random, for so long (default 60)
   --seed N             where these begin (default 1)
@@ -139,6 +140,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--level", choices=kit.LEVELS, default="sbus")
     add("--ours", dest="level", action="store_const", const="daemon")
     add("--only", action="extend", nargs="+", default=[])
+    add("--stage", type=int, choices=range(1, 7))
     add("--examples", type=Path)
     add_number("--random", nargs="?", const=60.0)
     add("--seed", default="1")
@@ -154,8 +156,10 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if not options.servers and not options.clients and not options.list:
         parser.error("a --server, --connect or --client is needed")
     kinds_of_servers = {server.option for server in options.servers}
-    if options.random and kinds_of_servers != {"--server"}:
-        parser.error("--random starts servers, and needs a --server alone")
+    starts = options.random or options.stage
+    if starts and kinds_of_servers != {"--server"}:
+        option = "--stage" if options.stage else "--random"
+        parser.error(f"{option} starts servers, and needs a --server alone")
     if options.matrix and not (options.servers and options.clients):
         parser.error("--matrix needs a server and a --client")
     options.only = {
@@ -178,11 +182,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda number, _: received.add(number))
+    conversation.is_verbose = options.verbose
     try:
         if options.list:
             return say(list_of(options))
         if options.html:
             options.html.touch()  # or all might be run for nothing
+        if options.stage:
+            return max(grow(options, one) for one in options.servers)
         if options.random:
             status = max(walk(options, one) for one in options.servers)
             return 128 + min(received) if received else status
@@ -229,6 +236,17 @@ def walk(options: argparse.Namespace, tried: Program) -> int:
     counts = sorted(walk.tally.rules().items(), key=lambda pair: pair[1])
     say(" ".join(f"{rule}:{number}" for rule, number in counts))
     return min(count, 1)
+
+
+def grow(options: argparse.Namespace, tried: Program) -> int:
+    """Try the stages of a server; return 1 if it lacks something, or 0."""
+    from conformance import stages  # which reads spec/stages.md
+
+    with stages.GrowingServer(tried.text, options.seconds) as server:
+        runner = kit.Kit(server, "daemon", options.total, tries_again=True)
+        said, wrong = stages.try_stages(options.stage, runner)
+    say("\n".join([*(report.failure_lines(wrong) if wrong else ()), said]))
+    return 1 if wrong else 0
 
 
 def chosen(

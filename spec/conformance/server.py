@@ -171,6 +171,7 @@ class ServerProcess(Program):
         self.path = ""  # where the server listens
         self.name: str | bytes = ""  # what clients connect to
         self._is_frozen = False
+        self.wire_kind = Wire
         self.room = 0  # how many fillers the kernel takes; see learn_room
 
     @property
@@ -230,8 +231,9 @@ class ServerProcess(Program):
 
     def connect(self, credentials: Mapping[str, int] | None = None) -> Wire:
         """Return a new client, a process of its own if it has credentials."""
+        how = self.seconds_max, credentials, self.wire_kind
         try:
-            client = connect(self.name, self.seconds_max, credentials)
+            client = connect(self.name, *how)
         except OSError as error:
             raise Failure(f"cannot connect: {error.strerror}") from None
         client.make_way = self.thaw

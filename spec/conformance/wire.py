@@ -213,6 +213,7 @@ def connect(
     name: str | bytes,
     seconds_max: float,
     credentials: Mapping[str, int] | None,
+    kind: type[Wire] = Wire,
 ) -> Wire:
     """Return a client; if it has credentials, a process connects it."""
     gid, uid, pid = os.getegid(), os.geteuid(), os.getpid()
@@ -232,7 +233,7 @@ def connect(
     except OSError:
         wire.close()
         raise
-    return Wire(wire, seconds_max, (gid, uid, pid))
+    return kind(wire, seconds_max, (gid, uid, pid))
 
 
 # Processes that connect, by group, user and turn.  They live on, as to start

@@ -25,6 +25,7 @@ from conformance.examples import PARSERS, read_blocks
 from conformance.report import Run
 from conformance.report import page as report
 from conformance.rules import read_rules
+from cut_stage import LAST
 from lesson_answers import ANSWERS
 from processes import ROOT
 
@@ -41,6 +42,7 @@ KINDS = {  # kinds of pages, and what is done there before a look
     "orders": "book/lessons/6-waiting.html",
     "surprise": "book/surprise.html#chapter=5&seed=1",
     "playground": "book/bench.html",
+    "stage": "book/stages/2.html",
     "python": "book/python.html",
     "chapter": "spec/5-flood-control.html",
     "examples": "spec/examples/3-protocol.html",
@@ -496,6 +498,78 @@ class TestPlayer:
         assert page.locator(".lanes").count() > 3
         assert run(page, "first-message")[0] == "good"
         page.close()
+
+
+class TestStages:
+    """A student's server, which the kit tries."""
+
+    @pytest.mark.parametrize("width", [1700, 400])
+    def test_a_stage_is_played(self, page: Any, width: int) -> None:
+        """Mistakes, a run without end, Reset, and the server itself."""
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto("book/stages/2.html")
+        form = page.locator("form.stage")
+        editor = form.locator("textarea")
+        start = editor.input_value()
+        for source, what in (
+            (start.replace("if packet", "if pocket"), "NameError"),
+            (start.replace("accept()", "accept("), "is no Python"),
+            (f"while True: 1\n{start}", "a loop without end"),
+            (start, "Missing next, for stage 2"),
+        ):
+            editor.fill(source)
+            verdict, said = self.try_it(form)
+            assert verdict == "bad" and what in said
+        assert form.locator(".lanes .failed").count() == 1
+        assert page.evaluate(OVERFLOW) <= width
+
+        # No function of a page can end this, and Stop does
+        endless = "def handle(*_): all(iter(lambda: 1, 0))\n\n\nif __name__"
+        editor.fill(start.replace("if __name__", endless))
+        form.get_by_role("button", name="Run the kit").click()
+        form.get_by_role("button", name="Stop").click()
+        assert outcome(form) == ("bad", "Stopped.")
+
+        page.reload()  # the work is still there
+        assert "lambda" in editor.input_value()
+        form.get_by_role("button", name="Reset").click()
+        assert editor.input_value() == start
+        form.get_by_role("button", name="Show the server").click()
+        verdict, said = self.try_it(form)
+        assert (verdict, said[:14]) == ("good", "Passed: stage ")
+        assert (
+            "Next is stage 3" in said and not form.locator(".failed").count()
+        )
+        form.get_by_role("button", name="Reset").click()
+
+    def try_it(self, form: Any) -> tuple[str, str]:
+        """Run the kit; return what it says."""
+        form.evaluate("form => (form.elements.said.className = '')")
+        form.get_by_role("button", name="Run the kit").click()
+        return outcome(form)
+
+    @pytest.mark.parametrize("stage", range(1, LAST + 1))
+    def test_each_stage_can_be_played(self, page: Any, stage: int) -> None:
+        """What it begins with lacks something, and its server nothing."""
+        page.goto(f"book/stages/{stage}.html")
+        form = page.locator("form.stage")
+        assert f"Missing next, for stage {stage}," in self.try_it(form)[1]
+        form.get_by_role("button", name="Show the server").click()
+        start = time.monotonic()
+        assert f"Passed: stage {stage}," in self.try_it(form)[1]
+        print(f"stage {stage} took {time.monotonic() - start:.1f} s")
+
+    def test_it_can_be_read_without_scripts(
+        self, chromium: Any, address: str
+    ) -> None:
+        """The code and what is tested, and no editor that does nothing."""
+        window = chromium.new_page(java_script_enabled=False)
+        window.goto(f"{address}book/stages/3.html")
+        assert window.locator("article noscript p").first.is_visible()
+        assert not window.locator("form.stage").is_visible()
+        assert window.locator(".hll", has_text="def matches").is_visible()
+        assert window.get_by_text("A star may take nothing").is_visible()
+        window.close()
 
 
 class TestPlayground:

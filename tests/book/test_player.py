@@ -19,7 +19,7 @@ PAGES = [
     for folder in ("lessons", "packets")
     for path in sorted((ROOT / "book" / folder).glob("*.md"))
 ]
-BUTTONS = ("bench.html", "flood.html", "static/book.js")
+BUTTONS = ("bench.html", "flood.html", "stage.html", "static/book.js")
 TEXTS = "".join(path.read_text("utf-8") for path in PAGES)
 BLOCKS = re.findall(
     r"^```(?!orders)(\w+) (\S+)[^\n]*\n(.*?)^```", TEXTS, re.M | re.S

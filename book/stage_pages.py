@@ -1,0 +1,68 @@
+"""What a stage's page shows: an editor, the new code, and what is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from string import Template
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from sphinx.application import Sphinx
+
+from conformance.kit import all_cases, block_of
+from conformance.stages import DEMANDS
+from cut_stage import program
+from sbus_book import code_spans, raw
+
+FORM = Template(Path(__file__).with_name("stage.html").read_text("utf-8"))
+RULES = {f"`{block_of(case)}`": case.rules for case in all_cases()}
+
+
+class Editor(Directive):
+    """A form with the server of the stage before, for the kit to try."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        return [*self.parts(int(self.arguments[0]))]
+
+    def parts(self, stage: int) -> Iterator[nodes.Node]:
+        """Return what the page of a stage shows here."""
+        start, server = map(escape, map(program, (stage - 1, stage)))
+        yield raw(FORM.substitute(stage=stage, start=start, server=server))
+
+
+class NewCode(Editor):
+    """The parts of the server that are new; its new lines are marked."""
+
+    def parts(self, stage: int) -> Iterator[nodes.Node]:
+        before = {*program(stage - 1).splitlines()}
+        for part in map(str.rstrip, program(stage).split("\n\n\n")):
+            lines = enumerate(part.splitlines(), 1)
+            if new := [number for number, line in lines if line not in before]:
+                code = nodes.literal_block(part, part, language="python")
+                code["highlight_args"] = {"hl_lines": new}
+                yield code
+
+
+class Asked(Editor):
+    """What the kit asks, with its examples, and their rules as links."""
+
+    def parts(self, stage: int) -> Iterator[nodes.Node]:
+        for _, sentence, names in filter(lambda one: one[0] == stage, DEMANDS):
+            rules = (
+                f"[{one}]" for name in names.split() for one in RULES[name]
+            )
+            text = f"{sentence}: {names} {' '.join(dict.fromkeys(rules))}"
+            item = nodes.paragraph("", "", *code_spans(text))
+            yield nodes.bullet_list("", nodes.list_item("", item))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Be an extension of Sphinx."""
+    app.add_directive("editor", Editor)
+    app.add_directive("new-code", NewCode)
+    app.add_directive("asked", Asked)
+    return {"parallel_read_safe": True}
