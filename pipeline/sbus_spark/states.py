@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from typing import Any
 
 from .inputs import absolute, utc_text
@@ -24,7 +23,7 @@ def state(table: str, capture: str | None = None) -> State:
     | changed_seconds, | since the last commit, |
     | compacted_seconds, | since the last compaction, |
     | lag_seconds | and since the last message |
-    | hosts | by name: how many `runs`, `segments`, and its `lag_seconds` |
+    | hosts | by name: how many `runs` and `segments` |
     | runs | of each recorder run with messages on the last day: the `last` |
     | | segment, the `time` of its last message, its `lag_seconds` |
     | missing | how many runs have gaps |
@@ -93,41 +92,23 @@ def recorders_of(
     times: dict[str, float], bounds: dict[str, list[int]], now: float
 ) -> State:
     """Return what a state says of hosts and recorder runs."""
-    hosts: State = defaultdict(
-        lambda: {"runs": 0, "segments": 0, "lag_seconds": None}
-    )
-    for recorder, edges in bounds.items():
-        host = hosts[host_of(recorder)]
+    lags = {name: round(now - times[name], 1) for name in sorted(times)}
+    runs = {
+        recorder: {
+            "last": (bounds.get(recorder) or [1])[-1] - 1,
+            "time": utc_text(times[recorder]),
+            "lag_seconds": lags[recorder],
+        }
+        for recorder in lags
+    }
+    hosts: dict[str, State] = {}
+    for recorder, edges in sorted(bounds.items()):
+        name = recorder.partition("_")[0]  # a run is HOST_TIME_RANDOM
+        host = hosts.setdefault(name, {"runs": 0, "segments": 0})
         host["runs"] += 1
         host["segments"] += sum(edges[1::2]) - sum(edges[::2])
-
-    runs: State = {}
-    for recorder, last_time in sorted(times.items()):
-        lag = round(now - last_time, 1)
-        edges = bounds.get(recorder) or [1, 1]
-        when = utc_text(last_time)
-        runs[recorder] = {
-            "last": edges[-1] - 1,
-            "time": when,
-            "lag_seconds": lag,
-        }
-        host = hosts[host_of(recorder)]
-        host["lag_seconds"] = (
-            lag
-            if host["lag_seconds"] is None
-            else min(lag, host["lag_seconds"])
-        )
-    lags = [run["lag_seconds"] for run in runs.values()]
-    return {
-        "lag_seconds": min(lags, default=None),
-        "hosts": hosts,
-        "runs": runs,
-    }
-
-
-def host_of(recorder: str) -> str:
-    """Return the host in the name of a recorder run."""
-    return recorder.partition("_")[0]
+    lag = min(lags.values(), default=None)
+    return {"lag_seconds": lag, "hosts": hosts, "runs": runs}
 
 
 def age_of(state: State) -> float:
