@@ -29,7 +29,7 @@ from pipeline_paper import (
 from pipeline_plants import lose
 from real_bus import RealBus
 from sbus_client import Client
-from sizes import either
+from sizes import IS_SOAK, either
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
@@ -317,6 +317,25 @@ class TestErrors:
         assert sbus_spark.find_java() == str(module.JAVA)
         has(path / "java", "17.0.1")
         assert sbus_spark.find_java() == "java"
+
+
+def test_an_archive_of_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java ignores one that is broken; to make one takes a minute."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    archive = sbus_spark.sessions.archive_of(sbus_spark.sessions.real_java())
+    archive.parent.mkdir()
+    archive.write_bytes(b"broken")
+    trace = PACKAGE / "prepare.trace"
+    commands: list[tuple[object, ...]] = [("audit", trace)]
+    if IS_SOAK:
+        commands += [("prepare",), ("audit", trace)]
+    for command in commands:
+        with start_command(*command) as process:
+            output, errors = process.communicate()
+        assert (process.returncode, errors) == (0, b""), output
+    assert (archive.stat().st_size > 1 << 20) == IS_SOAK
 
 
 class TestLayout:
