@@ -215,8 +215,10 @@ def run_audit(options: argparse.Namespace) -> int:
     undecided = counts.pop("undecided", 0)
     if options.output:
         rows.write.json(options.output)
-    breaches = rows.filter("breach <> 'undecided'")
-    shown = breaches.orderBy("file", "n").limit(SHOWN_MAX).collect()
+    shown = []
+    if counts:  # else the query has nothing to find
+        breaches = rows.filter("breach <> 'undecided'")
+        shown = breaches.orderBy("file", "n").limit(SHOWN_MAX).collect()
     if options.json:
         dicts = [row.asDict() for row in shown]
         result = {"counts": counts, "undecided": undecided, "breaches": dicts}
