@@ -171,7 +171,7 @@ def chains(parts: dict[str, list[Row]]) -> list[list[str]]:
             continue
         if events_in_file[0].text is None:
             beginning[events_in_file[0].n].append(file)
-        # The last run in a file that ends has no stop
+        # Another file may go on where the last run has no stop
         ends = [(x.text, x.high) for x in events_in_file]
         stops = [high for text, high in ends if (text, high) != (None, None)]
         if not stops or stops[-1] is None:
