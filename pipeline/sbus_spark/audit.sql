@@ -194,27 +194,26 @@ join {published} p using (run, m) left join {lives} using (run, c)
 -- A row is a run, or a part whose first number does not follow.
 -- view: odd_runs
 with part as (
-    select *, lag(last) over (partition by run order by place) as before
+    select *, lag(last) over life as before, lead(n) over life as after,
+        first(high, true) over (partition by run order by place
+            rows between unbounded preceding and unbounded following) as stop
     from {facts} join {runs} using (block, part)
-    where ev = 'part' and n is not null),
-whole as (
-    select run, file, may_go_on, min_by(own_file, place) as own_file,
-        min_by(n, place) as n, max_by(last, place) as last,
-        min_by(high, if(high is null, null, place)) as stop
-    from part group by run, file, may_go_on)
-select 'bad-trace' as breach, own_file as file, n,
-    'event ' || n || ' comes after event ' || before as detail
-from part where n <> before + 1
-union all
-select 'bad-trace', own_file, n,
-    'it begins neither with start nor where exactly one other file ends'
-from whole where run < 0
-union all
-select 'bad-trace', file, last, 'the run has no stop'
-from whole where stop is null and not may_go_on
-union all
-select 'bad-trace', file, stop, 'it goes on after its stop'
-from whole where stop <> last
+    where ev = 'part' and n is not null
+    window life as (partition by run order by place))
+select 'bad-trace' as breach, bad.file, bad.n, bad.detail
+from (
+    select explode(array(
+        if(n <> before + 1, struct(own_file as file, n as n,
+            'event ' || n || ' comes after event ' || before as detail), null),
+        if(before is null and run < 0, struct(own_file as file, n as n,
+            'it begins neither with start nor where exactly one other file '
+            || 'ends' as detail), null),
+        if(after is null and stop is null and not may_go_on,
+            struct(file, last as n, 'the run has no stop' as detail), null),
+        if(after is null and stop <> last, struct(file, stop as n,
+            'it goes on after its stop' as detail), null))) as bad
+    from part)
+where bad is not null
 
 -- Each line is an event, each event has the next number.
 -- No trace has the payload of a secret message.
