@@ -119,7 +119,7 @@ else
 endif
 
 demo: .venv/spark
-	.venv/bin/python pipeline/demo.py
+	PYTHON=.venv/bin/python pipeline/demo.sh
 
 measure:
 	@$(PYTHON) dev/measure.py

@@ -4,7 +4,7 @@ A trace is what a server did (sbus.py --trace), a capture what one subscriber
 heard (`sbus record`), and a table the Delta table that ingest makes of
 captures.  Each step is a function, and a command.
 
-    inputs      what needs no library: errors, and texts of arguments
+    inputs      what needs no library: errors, and what arguments mean
     messages    columns, and which lines of a capture are messages
     matching    which keys patterns select
     source      the format `sbus` for Spark's own programs
@@ -12,6 +12,7 @@ captures.  Each step is a function, and a command.
     table       ingest, compact, expire, and those who read
     repairs     lines that were mended, and tables of version 0.2
     states      what a table has, and what it lacks
+    views       queries of files of SQL, by their names
     report      the traffic in a table, in numbers and as a page
     events      the lines of traces as a DataFrame
     audits      the deliveries that were expected, beside the actual ones
@@ -25,55 +26,25 @@ Licence: ISC, see LICENSE.
 """
 
 import importlib
-import importlib.util
-import os
-import sys
 from typing import Any
 
-for name in "deltalake", "pyspark":
-    if not importlib.util.find_spec(name):
-        what = f"sbus_spark: {name} is not installed: pip install '.[spark]'"
-        program = os.path.basename(os.path.normpath(sys.argv[0]))
-        if program in ("sbus-spark", "-m", "__main__.py", "sbus_spark"):
-            print(what, file=sys.stderr)  # its user is to see no traceback
-            sys.exit(2)
-        raise ModuleNotFoundError(what, name=name)
-
-__all__ = [
-    "InputError",
-    "JavaError",
-    "PipelineError",
-    "Selection",
-    "audit",
-    "compact",
-    "expire",
-    "find_java",
-    "ingest",
-    "main",
-    "page",
-    "read_table",
-    "register",
-    "replay",
-    "run",
-    "session",
-    "summarize",
-    "summary",
-]
-# Where they are; a module is imported once it is needed, as Spark is large
+# Where names are; a module is imported once it is needed, as Spark is large
 MODULES = {
     "audits": ("audit", "summary"),
     "cli": ("main", "run"),
     "inputs": ("InputError", "PipelineError", "Selection"),
+    "matching": ("selected",),
     "report": ("page", "summarize"),
     "sessions": ("JavaError", "find_java", "session"),
     "source": ("register",),
     "table": ("compact", "expire", "ingest", "read_table", "replay"),
 }
+__all__ = [name for names in MODULES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:
     for module, names in MODULES.items():
         if name in (module, *names):
-            found = importlib.import_module(f"{__name__}.{module}")
-            return found if name == module else getattr(found, name)
+            value = importlib.import_module(f"{__name__}.{module}")
+            return value if name == module else getattr(value, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,7 @@
 -- {name} is a view above, or one of matching; :name is a value.
 
 -- Each event has a place in its run, *at*, whatever its number.
--- Run 0 is of files whose beginning is not known: only their lines count.
+-- Of a run that did not begin, only lines count.
 -- view: events
 select /*+ broadcast(runs) */ facts.*, run, own_file, file, prefix,
     shiftleft(place, 32) + row as at
@@ -12,18 +12,18 @@ where run > 0 or ev in ('line', 'jump', 'payload')
 -- What clients subscribe to or ask for, as intervals from event to event.
 -- A mode lasts until another one with the same topic, a pattern until it goes.
 -- view: spans, kept
-with own as (
+with wish as (
     select *, min(if(ev = 'open', at, null)) over life as opened,
         min(if(ev = 'close', at, null)) over life as closed,
-        min_by(text, if(ev = 'open', at, null)) over life as own,
+        min_by(text, if(ev = 'open', at, null)) over life as ids,
         ev = 'ctl' as is_mode,
         if(ev = 'ctl', :modes[text], text) as topic
     from {events} where ev in ('open', 'close', 'sub', 'unsub', 'ctl')
     window life as (partition by run, c))
-select run, file, prefix, c, n, t, text, own, opened, closed, is_mode,
+select run, file, prefix, c, n, t, text, ids, opened, closed, is_mode,
     at as since, lead(at, 1, shiftleft(1L, 62)) over later as until,
     sum(if(ev = 'unsub', -1, 1)) over later as times
-from own where ev in ('sub', 'unsub', 'ctl') and topic is not null
+from wish where ev in ('sub', 'unsub', 'ctl') and topic is not null
 window later as (partition by run, c, is_mode, topic order by at)
 
 -- When a client was opened and closed, and what was sent to it.
@@ -38,19 +38,19 @@ with ranked as (
         and s.c = free.c and is_mode and free.text
         in ('order/stack', 'order/random') and since <= at and at < until
     where ev = 'client'),
-heard as (
+client as (
     select run, file, c, any_value(mark) as mark, min(at) as first,
         max(end) as last, min_by(n, at) as n, min_by(t, at) as t,
         max(top) as latest,
         bool_or(top is not null and (falls > 0 or low <= before)) as is_mixed
     from ranked group by run, file, c),
-told as (
+life as (
     select run, c, count_if(ev = 'open') as opens,
         min(if(ev = 'open', at, null)) as opened,
         count_if(ev = 'close') as closes,
         min(if(ev = 'close', at, null)) as closed
     from {events} where ev in ('open', 'close') group by run, c)
-select * from heard left join told using (run, c)
+select * from client left join life using (run, c)
 
 -- Clients that were sent messages out of the usual order.
 -- Only what was sent to these is looked at one by one.
@@ -60,7 +60,7 @@ select run, c from {lives} where is_mixed
 -- Who holds which pattern, from when to when.
 -- It begins and ends with its client at the latest, even if no open says so.
 -- view: subscriptions
-select run, prefix, c, own, text, greatest(since, opened) as since,
+select run, prefix, c, ids, text, greatest(since, opened) as since,
     least(until, closed) as until
 from {spans}
 where not is_mode and times > 0 and since < coalesce(closed, shiftleft(1L, 62))
@@ -82,21 +82,21 @@ from (
 -- Which clients receive a case, and when.
 -- That is while a client holds any of its patterns, however often.
 -- view: expected, kept
-with one as (
+with pattern as (
     select run, case, explode(patterns) as pattern from (
         select run, case, any_value(patterns) as patterns
         from {cases} group by run, case)),
 step as (
     select run, case, c, explode(map(since, 1, until, -1)) as (at, step)
-    from one join {held} using (run, pattern)),
-deep as (
+    from pattern join {held} using (run, pattern)),
+nested as (
     select *, sum(step) over (partition by run, case, c order by at, step desc
         rows between unbounded preceding and current row) as depth
     from step),
 edge as (
     select *, lead(at) over (
         partition by run, case, c order by at, step desc) as until
-    from deep where step = 1 and depth = 1 or step = -1 and depth = 0)
+    from nested where step = 1 and depth = 1 or step = -1 and depth = 0)
 select run, case, c, mark, at as since, until
 from edge join {lives} using (run, c) where step = 1
 
@@ -190,6 +190,31 @@ select run, p.file, m, c, publisher, p.key, times, is_expected is not null
 from expected full outer join actual using (run, m, c)
 join {published} p using (run, m) left join {lives} using (run, c)
 
+-- A run begins with a start and ends with its stop, without gaps.
+-- A row is a run, or a part whose first number does not follow.
+-- view: odd_runs
+with part as (
+    select *, lag(last) over life as before, lead(n) over life as after,
+        first(high, true) over (partition by run order by place
+            rows between unbounded preceding and unbounded following) as stop
+    from {facts} join {runs} using (block, part)
+    where ev = 'part' and n is not null
+    window life as (partition by run order by place))
+select 'bad-trace' as breach, bad.file, bad.n, bad.detail
+from (
+    select explode(array(
+        if(n <> before + 1, struct(own_file as file, n as n,
+            'event ' || n || ' comes after event ' || before as detail), null),
+        if(before is null and run < 0, struct(own_file as file, n as n,
+            'it begins neither with start nor where exactly one other file '
+            || 'ends' as detail), null),
+        if(after is null and stop is null and not may_go_on,
+            struct(file, last as n, 'the run has no stop' as detail), null),
+        if(after is null and stop <> last, struct(file, stop as n,
+            'it goes on after its stop' as detail), null))) as bad
+    from part)
+where bad is not null
+
 -- Each line is an event, each event has the next number.
 -- No trace has the payload of a secret message.
 -- view: odd_lines
@@ -276,7 +301,7 @@ with sent as (
         and is_mode and free.text
         in ('order/stack', 'order/random') and since < at and at < until
     where ev = 'send' group by run, file, c, m),
-known as (
+message as (
     select sent.*, p.c as publisher, p.text as key
     from sent join {events} p on ev = 'msg' and sent.run = p.run
         and sent.m = p.m
@@ -285,7 +310,7 @@ known as (
 ranked as (
     select *, max(m) over (partition by run, c, publisher order by at
         rows between unbounded preceding and 1 preceding) as high
-    from known)
+    from message)
 select 'out-of-order' as breach, file, n, t, m, publisher, c, key,
     'sent after message ' || high as detail
 from ranked where m < high

@@ -3,7 +3,7 @@
 See spec/3-protocol.md to spec/9-running.md.  The idea:
 
 - `events` sums up each block of a trace.  From a row for each part the driver
-  finds where runs begin and go on (`outline`), and gives each part its place.
+  finds where runs begin and go on (`runs_of`), and gives each part its place.
   So each event has a place in its run (*at*), whatever its number.
 - What clients subscribed to or asked for are intervals (*spans*).  Keys that
   the same patterns select are one case.  *expected* says which clients
@@ -17,9 +17,6 @@ See spec/3-protocol.md to spec/9-running.md.  The idea:
 
 from __future__ import annotations
 
-import importlib.resources
-import itertools
-import re
 import secrets
 from collections import defaultdict
 from collections.abc import Sequence
@@ -30,8 +27,8 @@ from pyspark.sql import functions as F
 
 import sbus
 
-from . import events, matching
-from .inputs import FIRST, LAST, Selection, nanoseconds
+from . import events, inputs, matching
+from .views import Views
 
 # What a control message sets, by its key
 MODES = [
@@ -39,18 +36,19 @@ MODES = [
     for key in sbus.CHOICES
     for part in (key, key.rpartition(b"/")[0])
 ]
+# A part of a block is at a *place* among all parts.  It stands in *own_file*,
+# and its run began in *file*.  A *run* that did not begin is below 0.
 RUNS = """
 block long, part long, place long, own_file string, run long, file string,
-prefix string
+prefix string, may_go_on boolean
 """
-VIEW = re.compile(r"^-- view: (\w+)(, kept)?\n(.*?)(?=^--|\Z)", re.M | re.S)
+ROWS = """
+breach string, file string, n long, t long, m long, publisher long, c long,
+key string, detail string, messages long
+"""
 HISTORIES = "events", "spans", "lives", "mixed", "subscriptions", "keys"
 EXPECTATIONS = "cases", "expected", "echo_off", "suspects", "blocks"
 EXACT = "seen", "published", "deliveries"
-ROWS = (
-    "breach string, file string, n long, t long, m long, publisher long,"
-    " c long, key string, detail string, messages long"
-)
 
 
 def audit(
@@ -82,48 +80,39 @@ def audit(
     tasks = events.tasks_for(blocks)
     numbers = spark.range(0, len(blocks), 1, tasks)
     facts = events.facts(numbers, blocks, seed).localCheckpoint()
-    runs, told = outline(facts, blocks, is_running)
-    views = {"facts": facts, "runs": spark.createDataFrame(runs, RUNS)}
-    file = importlib.resources.files(__package__) / "audit.sql"
-    queries = {name: rest for name, *rest in VIEW.findall(file.read_text())}
-    values = {"seed": seed, "modes": F.create_map(*map(F.lit, MODES))}
+    runs = spark.createDataFrame(runs_of(facts, blocks, is_running), RUNS)
+    views = Views(spark, "audit.sql", facts=facts, runs=runs)
 
-    def compute(*names: str) -> None:
-        for name in names:
-            is_kept, query = queries[name]
-            views[name] = spark.sql(query, values, **views)
-            if is_kept:  # several use it, or one that reads files again
-                views[name] = views[name].localCheckpoint()
-
-    compute(*HISTORIES)
+    modes = F.create_map(*map(F.lit, MODES))
+    views.compute(*HISTORIES, modes=modes)
     views["held"] = matching.holds(views["subscriptions"]).localCheckpoint()
     views["selections"] = matching.selections(views["keys"], views["held"])
-    compute(*EXPECTATIONS)
-    found = ["odd_lines", "odd_clients", "bad_drops"]
+    views.compute(*EXPECTATIONS, seed=seed)
+    breaches = ["odd_runs", "odd_lines", "odd_clients", "bad_drops"]
     if not views["blocks"].isEmpty():
         again = views["blocks"].repartition(tasks)
         views["exact"] = events.facts(again, blocks, seed)
-        compute(*EXACT)
-        found += ["odd_messages", "bad_deliveries", "undecided"]
+        views.compute(*EXACT)
+        breaches += ["odd_messages", "bad_deliveries", "undecided"]
     if not views["mixed"].isEmpty():
-        found.append("out_of_order")
-    compute(*found)
-    rows = spark.createDataFrame(told, ROWS)
-    for name in found:
+        breaches.append("out_of_order")
+    views.compute(*breaches)
+    rows = spark.createDataFrame([], ROWS)
+    for name in breaches:
         rows = rows.unionByName(views[name], allowMissingColumns=True)
     return rows.fillna(1, "messages").localCheckpoint()
 
 
-def chosen(rows: DataFrame, selection: Selection) -> DataFrame:
+def chosen(rows: DataFrame, selection: inputs.Selection) -> DataFrame:
     """Return breaches in some time, of the keys that a pattern selects.
 
     Those without a time, or a key, are among them.
     """
-    if selection.since > FIRST:
-        since = nanoseconds(selection.since)
+    if selection.since > inputs.FIRST:
+        since = inputs.nanoseconds(selection.since)
         rows = rows.where(F.col("t").isNull() | (F.col("t") >= since))
-    if selection.until < LAST:
-        until = nanoseconds(selection.until)
+    if selection.until < inputs.LAST:
+        until = inputs.nanoseconds(selection.until)
         rows = rows.where(F.col("t").isNull() | (F.col("t") < until))
     return matching.selected(rows, selection.patterns)
 
@@ -134,51 +123,38 @@ def summary(rows: DataFrame) -> dict[str, int]:
     return {str(name): int(count) for name, count in sorted(counts)}
 
 
-def outline(
+# ==== Runs ===================================================================
+
+
+def runs_of(
     facts: DataFrame, blocks: Sequence[events.Block], is_running: bool
-) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Return the RUNS in traces, and as ROWS what is wrong with whole runs."""
+) -> list[tuple[Any, ...]]:
+    """Return the RUNS in traces: a row for each part, in their order."""
     parts: dict[str, list[Row]] = defaultdict(list)
-    columns = ("block", "part", "n", "last", "text", "high")
+    columns = "block", "part", "n", "last", "text", "high"
     for part in sorted(facts.where("ev = 'part'").select(*columns).collect()):
         parts[blocks[part.block].path].append(part)
-    runs: list[tuple[Any, ...]] = []
-    told: list[tuple[Any, ...]] = []
 
-    def wrong(file: str, n: int, detail: str) -> None:
-        told.append(("bad-trace", file, n, *[None] * 5, detail, 1))
-
-    count = 0
+    rows: list[tuple[Any, ...]] = []
+    number = 0
     for chain in chains(parts):
-        own: list[list[tuple[str, Row]]] = [[]]  # of each run; first of none
-        for file in chain:
-            for part in parts[file]:
-                if part.text is not None:
-                    own.append([])
-                own[-1].append((file, part))
-        for run in filter(None, own):
-            began, first = run[0]
-            count += first.text is not None
-            about = (count if first.text is not None else 0, began, first.text)
-            for file, part in run:
-                place = part.block, part.part, len(runs), file
-                runs.append((*place, *about))
-            some = [(file, part) for file, part in run if part.n is not None]
-            if first.text is None and some:
-                wrong(some[0][0], some[0][1].n, NO_START)
-            for (_, one), (file, two) in itertools.pairwise(some):
-                if two.n != one.last + 1:
-                    what = f"event {two.n} comes after event {one.last}"
-                    wrong(file, two.n, what)
-            stops = [part.high for _, part in some if part.high is not None]
-            if some and not stops and not (is_running and run is own[-1]):
-                wrong(began, some[-1][1].last, "the run has no stop")
-            elif stops and stops[0] != some[-1][1].last:
-                wrong(began, stops[0], "it goes on after its stop")
-    return runs, told
-
-
-NO_START = "it begins neither with start nor where exactly one other file ends"
+        number += 1
+        began = chain[0]
+        prefix = None  # until there is a start
+        in_chain = [(file, part) for file in chain for part in parts[file]]
+        starts = [
+            x for x, (_, part) in enumerate(in_chain) if part.text is not None
+        ]
+        for index, (file, part) in enumerate(in_chain):
+            if part.text is not None:
+                number += 1
+                began = file
+                prefix = part.text
+            run = -number if prefix is None else number
+            place = part.block, part.part, len(rows), file
+            may_go_on = is_running and index >= max(starts, default=0)
+            rows.append((*place, run, began, prefix, may_go_on))
+    return rows
 
 
 def chains(parts: dict[str, list[Row]]) -> list[list[str]]:
@@ -187,25 +163,33 @@ def chains(parts: dict[str, list[Row]]) -> list[list[str]]:
     A file that does not begin with a start needs exactly one other that ends
     there, and no third one that also goes on from there.
     """
-    last, first = defaultdict(list), defaultdict(list)
-    for file, own in parts.items():
-        some = [part for part in own if part.n is not None]
-        if some and some[0].text is None:
-            first[some[0].n].append(file)
-        ends = [x.high for x in some if {x.text, x.high} != {None}]
-        if some and (not ends or ends[-1] is None):
-            last[some[-1].last + 1].append(file)
+    ending: dict[int, list[str]] = defaultdict(list)  # before an event
+    beginning: dict[int, list[str]] = defaultdict(list)  # with an event
+    for file, in_file in parts.items():
+        events_in_file = [part for part in in_file if part.n is not None]
+        if not events_in_file:
+            continue
+        if events_in_file[0].text is None:
+            beginning[events_in_file[0].n].append(file)
+        # Another file may go on where the last run has no stop
+        ends = [(x.text, x.high) for x in events_in_file]
+        stops = [high for text, high in ends if (text, high) != (None, None)]
+        if not stops or stops[-1] is None:
+            ending[events_in_file[-1].last + 1].append(file)
     after = {
-        last[n][0]: some[0]
-        for n, some in first.items()
-        if len(some) == len(last[n]) == 1 and some != last[n]
+        ending[n][0]: files[0]
+        for n, files in beginning.items()
+        if len(files) == len(ending[n]) == 1 and files != ending[n]
     }
-    found: list[list[str]] = []
-    seen: set[str] = set()
+
+    lists: list[list[str]] = []
+    listed: set[str] = set()
     for file in sorted(parts, key={*after.values()}.__contains__):
-        found.append([])
-        while file and file not in seen:
-            seen.add(file)
-            found[-1].append(file)
+        chain = []
+        while file and file not in listed:
+            listed.add(file)
+            chain.append(file)
             file = after.get(file, "")
-    return found
+        if chain:
+            lists.append(chain)
+    return lists

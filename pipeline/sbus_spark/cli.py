@@ -24,20 +24,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import sbus
 
-from .inputs import (
-    UTC,
-    InputError,
-    PipelineError,
-    Selection,
-    absolute,
-    days,
-    key_text,
-    moment,
-    nanoseconds,
-    positive,
-    printable,
-    seconds,
-)
+from . import inputs
+from .inputs import InputError, PipelineError, Selection, key_text, printable
 
 if TYPE_CHECKING:
     from .table import Batch
@@ -59,7 +47,8 @@ REMEDIES = {
 }
 
 # ==== Commands ===============================================================
-# Each returns its exit status.  Its docstring is its help.
+# Each returns its exit status.  Its docstring is its help.  Modules that need
+# Spark or Delta are imported where they are used, so that help comes at once.
 
 
 def run_ingest(options: argparse.Namespace) -> int:
@@ -70,7 +59,7 @@ def run_ingest(options: argparse.Namespace) -> int:
     remarks: list[str] = []
 
     def report(batch: Batch) -> None:
-        """Tell of a round, and of what is missing if that has changed."""
+        """Print what a round did, and what is missing if that has changed."""
         notify("READY=1\nWATCHDOG=1")
         for remark in batch.remarks:
             if remark not in remarks:
@@ -83,10 +72,9 @@ def run_ingest(options: argparse.Namespace) -> int:
                 flush=True,
             )
 
-    start = functools.cache(functools.partial(sessions.session, size=0))
-    do = functools.partial(table.do_in_spark, start)
+    spark = functools.cache(functools.partial(sessions.session, size=0))
     where = options.capture, options.table
-    counts = table.ingest_by(do, *where, until, options.clean, report)
+    counts = table.ingest(spark, *where, until, options.clean, report)
     print("{} messages ingested, {} lines quarantined".format(*counts))
     if options.again:
         again = repairs.ingest_again(*where)
@@ -129,7 +117,8 @@ def run_status(options: argparse.Namespace) -> int:
     is_old = states.age_of(state) > options.max_age
     if is_old:
         note(f"{options.table}: what is oldest is older than --max-age")
-    return 1 if is_old or state["gaps"] or state.get("grown") else 0
+    is_missing = any(state.get(name) for name in ("gaps", "torn", "grown"))
+    return 1 if is_old or is_missing else 0
 
 
 def run_show(options: argparse.Namespace) -> int:
@@ -154,7 +143,7 @@ def text_line(row: dict[str, Any]) -> str:
 def json_line(row: dict[str, Any]) -> str:
     """Return a message as a line of a capture."""
     line = {"rec": row["recorder"], "n": row["n"]}
-    line["t"] = nanoseconds(row["time"])
+    line["t"] = inputs.nanoseconds(row["time"])
     line |= {name: row[name] for name in ("host", "key", "size")}
     if row["payload"] is not None:
         line["data"] = base64.b64encode(row["payload"]).decode()
@@ -177,7 +166,7 @@ def run_expire(options: argparse.Namespace) -> int:
     before = options.before
     if options.keep:
         age = datetime.timedelta(seconds=options.keep)
-        before = (datetime.datetime.now(UTC) - age).date()
+        before = (datetime.datetime.now(inputs.UTC) - age).date()
     messages, lines = table.expire(options.table, before)
     print(
         f"the days before {before} are dropped: {messages} messages and"
@@ -188,28 +177,28 @@ def run_expire(options: argparse.Namespace) -> int:
 
 def run_report(options: argparse.Namespace) -> int:
     """Write a report of the traffic in a table."""
-    from . import report, sessions, table
+    from . import report
 
-    table.open_table(options.table)
-    output = Path(options.output)
-    is_new = not options.json and not output.exists()
-    if not options.json:
-        output.open("a").close()  # before Spark works for nothing
-    try:
-        messages = table.read_table(
-            sessions.session(), options.table, selection_of(options)
-        )
-        numbers = report.summarize(messages)
-    except BaseException:
-        if is_new:
-            output.unlink()
-        raise
+    numbers = report.summarize(messages_of(options))
     if options.json:
         print(json.dumps(numbers))
     else:
+        output = Path(options.output)
         output.write_text(report.page(numbers, options.table), "utf-8")
         print(f"the report is {output.absolute()}")
     return 0
+
+
+def messages_of(options: argparse.Namespace) -> Any:
+    """Return the messages of a table that the options want, in Spark.
+
+    Raises: as table.open_table, and before Spark starts.
+    """
+    from . import sessions, table
+
+    table.open_table(options.table)
+    spark = sessions.session()
+    return table.read_table(spark, options.table, selection_of(options))
 
 
 def run_audit(options: argparse.Namespace) -> int:
@@ -217,7 +206,8 @@ def run_audit(options: argparse.Namespace) -> int:
     from . import audits, events, sessions
 
     if options.output and os.path.exists(options.output):
-        raise InputError(f"{options.output}: it is there already")
+        reason = "it is there already; name a new folder"
+        raise InputError(f"{options.output}: {reason}")
     spark = sessions.session(size=events.size_of(options.trace))
     rows = audits.audit(spark, options.trace, options.running)
     rows = audits.chosen(rows, selection_of(options))
@@ -225,13 +215,16 @@ def run_audit(options: argparse.Namespace) -> int:
     undecided = counts.pop("undecided", 0)
     if options.output:
         rows.write.json(options.output)
-    breaches = rows.filter("breach <> 'undecided'")
-    shown = breaches.orderBy("file", "n").limit(SHOWN_MAX).collect()
+    shown = []
+    if counts:  # else the query has nothing to find
+        breaches = rows.filter("breach <> 'undecided'")
+        shown = breaches.orderBy("file", "n").limit(SHOWN_MAX).collect()
     if options.json:
         dicts = [row.asDict() for row in shown]
         result = {"counts": counts, "undecided": undecided, "breaches": dicts}
         print(json.dumps(result))
         return 1 if counts else 0
+
     for row in shown:
         print(printable(describe(row)))
     total = sum(counts.values())
@@ -259,13 +252,10 @@ def describe(row: Any) -> str:
 
 def run_replay(options: argparse.Namespace) -> int:
     """Publish the messages of a table again."""
-    from . import sessions, table
+    from . import table
 
-    table.open_table(options.table)
-    messages = table.read_table(
-        sessions.session(), options.table, selection_of(options)
-    )
-    count = table.replay(messages, options.address, (), options.speed)
+    messages = messages_of(options)
+    count = table.replay(messages, options.address, options.speed)
     print(f"{count} messages published")
     return 0
 
@@ -303,16 +293,16 @@ def option_parser() -> OptionParser:
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(run: Callable[..., int], example: str, **places: str) -> Any:
+    def command(run: Callable[..., int], example: str, **paths: str) -> Any:
         """Let run, whose docstring says what it does, be a command."""
         name, about = run.__name__[4:], str(run.__doc__)
         epilog = f"example: sbus-spark {name} {example}"
-        added = commands.add_parser(name, help=about, epilog=epilog)
-        added.description = about
-        added.set_defaults(run=run)
-        add = added.add_argument
-        for place, help in places.items():
-            add(place, metavar=place.upper(), type=absolute, help=help)
+        subparser = commands.add_parser(name, help=about, epilog=epilog)
+        subparser.description = about
+        subparser.set_defaults(run=run)
+        add = subparser.add_argument
+        for path, help in paths.items():
+            add(path, metavar=path.upper(), type=inputs.absolute, help=help)
         add("--verbose", action="store_true", help="show all of an error")
         return add
 
@@ -328,9 +318,14 @@ def option_parser() -> OptionParser:
     add("--strict", action="store_true", help=about)
 
     add = command(run_status, "table capture --max-age 1h", **made)
-    add("capture", metavar="CAPTURE", nargs="?", type=absolute, help=recorded)
-    about = "exit with status 1 if something is older: 90, 15m, 1h, 2d"
-    add("--max-age", metavar="T", type=seconds, default=math.inf, help=about)
+    kind = inputs.absolute
+    add("capture", metavar="CAPTURE", nargs="?", type=kind, help=recorded)
+    about = (
+        "exit with status 1 if the last message, a segment that waits, or a"
+        " hidden file is older: 90, 15m, 1h, 2d"
+    )
+    age = inputs.seconds
+    add("--max-age", metavar="T", type=age, default=math.inf, help=about)
     add("--json", action="store_true", help="print JSON")
     add("--openmetrics", action="store_true", help="print metrics")
 
@@ -342,10 +337,10 @@ def option_parser() -> OptionParser:
 
     add = command(run_expire, "table --keep 30d", **made)
     group = add.__self__.add_mutually_exclusive_group(required=True)
-    about, kind = "the first day to keep", datetime.date.fromisoformat
-    group.add_argument("--before", metavar="DAY", type=kind, help=about)
+    about, day = "the first day to keep", datetime.date.fromisoformat
+    group.add_argument("--before", metavar="DAY", type=day, help=about)
     about = "how long to keep a day, 1d at least: 30d"
-    group.add_argument("--keep", metavar="T", type=days, help=about)
+    group.add_argument("--keep", metavar="T", type=inputs.days, help=about)
 
     add = command(run_report, "table -o traffic.html", **made)
     about = "the page to write (report.html)"
@@ -355,9 +350,9 @@ def option_parser() -> OptionParser:
 
     add = command(run_audit, "my.trace")
     about = "a file of sbus.py --trace, or a folder of them"
-    add("trace", metavar="TRACE", nargs="+", type=absolute, help=about)
+    add("trace", metavar="TRACE", nargs="+", type=inputs.absolute, help=about)
     about = "write all breaches as JSON to this new folder"
-    add("-o", "--output", metavar="DIR", type=absolute, help=about)
+    add("-o", "--output", metavar="DIR", type=inputs.absolute, help=about)
     add("--json", action="store_true", help="print JSON")
     about = "the bus still runs, so a missing stop is no breach"
     add("--running", action="store_true", help=about)
@@ -367,7 +362,7 @@ def option_parser() -> OptionParser:
     add = command(run_replay, example, **made)
     add("-a", "--address", required=True, help="the bus")
     about = "X times as fast as recorded (as fast as possible)"
-    add("--speed", metavar="X", type=positive, help=about)
+    add("--speed", metavar="X", type=inputs.positive, help=about)
     add_selection(add)
 
     command(run_convert, "table", table="a table of version 0.2")
@@ -378,28 +373,22 @@ def option_parser() -> OptionParser:
 def add_selection(add: Any, has_host: bool = True) -> None:
     """Add the options that say which messages are wanted."""
     many: dict[str, Any] = {"action": "append", "default": []}
-    add(
-        "--pattern",
-        metavar="P",
-        help="only keys it selects; repeatable",
-        **many,
-    )
+    about = "only keys it selects; repeatable"
+    add("--pattern", metavar="P", help=about, **many)
     if has_host:
         add("--host", metavar="H", help="only this host; repeatable", **many)
     about = "only from then on, UTC: 2026-11-22, 2026-11-22T09:00"
-    add("--since", metavar="TIME", type=moment, help=about)
-    add("--until", metavar="TIME", type=moment, help="only before")
+    add("--since", metavar="TIME", type=inputs.moment, help=about)
+    add("--until", metavar="TIME", type=inputs.moment, help="only before")
 
 
 def selection_of(options: argparse.Namespace) -> Selection:
     """Return which messages the options want."""
     keys = [os.fsencode(text).decode("latin-1") for text in options.pattern]
-    hosts = tuple(getattr(options, "host", ()))
-    default = Selection()
     return Selection(
-        options.since or default.since,
-        options.until or default.until,
-        hosts,
+        options.since or inputs.FIRST,
+        options.until or inputs.LAST,
+        tuple(getattr(options, "host", ())),
         tuple(keys),
     )
 
@@ -423,7 +412,7 @@ def note(text: str) -> None:
 
 
 def notify(state: str) -> None:
-    """Tell systemd, if it has started this, how it goes."""
+    """Say to systemd, if it has started this, how it goes."""
     if address := os.environ.get("NOTIFY_SOCKET"):
         name = "\0" + address[1:] if address[0] == "@" else address
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -444,8 +433,6 @@ def run(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if options.verbose:
             traceback.print_exc()
-        elif not isinstance(error, known_errors()):
-            raise
         note(explain(error))
         return 2
 
@@ -453,29 +440,21 @@ def run(arguments: Sequence[str] | None) -> int:
 def explain(error: Exception) -> str:
     """Return in a line what went wrong, and what to do about it."""
     text = str(error) or repr(error)
-    causes = [re.findall(cause, text, re.M) for cause in CAUSES]
+    if isinstance(error, PipelineError):
+        return text
+    if isinstance(error, ModuleNotFoundError):
+        package = str(error.name).partition(".")[0]
+        return f"{package} is not installed: pip install '.[spark]'"
+    raised_in_task, *reasons = (re.findall(x, text, re.M) for x in CAUSES)
+    if raised_in_task:
+        return str(raised_in_task[-1])
+
     # Spark gives the plan of a query after the reason
-    reason = next((x[-1] for x in causes if x), text.splitlines()[0])
+    reason = [*text.splitlines()[:1], *reasons[0]][-1]
     if isinstance(error, OSError) and error.filename and error.strerror:
         reason = f"{os.fsdecode(error.filename)}: {error.strerror}"
-    elif isinstance(error, FileNotFoundError):
-        reason = f"there is no file {text}"
-    if not isinstance(error, PipelineError):
-        for symptom, remedy in REMEDIES.items():
-            if re.search(symptom, text):
-                return f"{reason}; {remedy}"
-    return str(reason)
-
-
-def known_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of which one line tells all that a user needs."""
-    from deltalake.exceptions import DeltaError
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyarrow import ArrowException  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
-
-    ours = (PipelineError, OSError, UnicodeError)
-    return *ours, DeltaError, Py4JError, ArrowException, PySparkException
+    remedies = [REMEDIES[x] for x in REMEDIES if re.search(x, text)]
+    return "; ".join([reason, *remedies, "--verbose shows all"][:2])
 
 
 def end(*_: object) -> NoReturn:

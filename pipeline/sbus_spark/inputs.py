@@ -1,32 +1,35 @@
-"""Inputs: errors, and what texts of arguments mean; it needs no library."""
+"""Inputs: errors, and what arguments mean.  It needs no library."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import re
+import time
 from typing import NamedTuple
 
 UTC = datetime.timezone.utc
-FIRST, LAST = (datetime.datetime(y, 1, 2, tzinfo=UTC) for y in (1, 9999))
+# A day from the ends of the calendar, so that zones and days can be added
+FIRST = datetime.datetime(1, 1, 2, tzinfo=UTC)
+LAST = datetime.datetime(9999, 1, 2, tzinfo=UTC)
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 class PipelineError(Exception):
-    """What the pipeline raises, with a reason of one line."""
+    """The pipeline cannot do what it was asked for; the reason is one line."""
 
 
 class InputError(PipelineError):
-    """What was given is not there, or is not what it should be."""
+    """A file, folder, table or option is missing, or of another kind."""
 
 
 class Selection(NamedTuple):
-    """Which messages of a table are wanted."""
+    """Which messages of a table to read."""
 
     since: datetime.datetime = FIRST
     until: datetime.datetime = LAST  # the first moment after them
-    hosts: tuple[str, ...] = ()  # none of them: all
-    patterns: tuple[str, ...] = ()  # the same; each code point is a byte
+    hosts: tuple[str, ...] = ()  # empty: all
+    patterns: tuple[str, ...] = ()  # empty: all; each code point is a byte
 
 
 def absolute(path: str) -> str:
@@ -36,7 +39,7 @@ def absolute(path: str) -> str:
 
 def printable(text: str) -> str:
     """Return text with escapes for what does not print."""
-    return "".join(x if x.isprintable() else repr(x)[1:-1] for x in text)
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def key_text(key: str) -> str:
@@ -72,10 +75,15 @@ def moment(text: str) -> datetime.datetime:
     """Return a time, in UTC unless it says otherwise.  Raises: ValueError."""
     time = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
     time = time.replace(tzinfo=time.tzinfo or UTC).astimezone(UTC)
-    return sorted((FIRST, time, LAST))[1]
+    return min(max(FIRST, time), LAST)
 
 
 def nanoseconds(time: datetime.datetime) -> int:
     """Return a time as nanoseconds since 1970."""
     since = time - datetime.datetime(1970, 1, 1, tzinfo=UTC)
     return since // datetime.timedelta(microseconds=1) * 1_000
+
+
+def utc_text(seconds: float) -> str:
+    """Return a time, in seconds since 1970, as text."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

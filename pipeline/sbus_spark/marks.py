@@ -24,19 +24,20 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyarrow import fs
 
-from .inputs import InputError
-from .source import Piece, Segments
+from .inputs import InputError, utc_text
+from .source import Segment, Segments
 
-LOG_FILE = re.compile(r"(\d{20})(\.checkpoint.*\.parquet|\.json)")
+CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
 SHOWN_MAX = 5  # gaps of a recorder
 SIZES_COMMITS = 20  # after which a segment that was half copied is whole
 COMPACTED = "/compacted"
@@ -53,7 +54,7 @@ class Log(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """What one commit says."""
+    """What a commit says."""
 
     marks: Marks
     sizes: dict[str, int]
@@ -63,18 +64,23 @@ class Commit(NamedTuple):
 class News(NamedTuple):
     """What a capture has for a table."""
 
-    new: list[Piece]
-    known: list[Piece]  # what the table has
-    grown: list[Piece]  # what it has only the beginning of
+    new: list[Segment]
+    known: list[Segment]  # what the table has
+    torn: list[Segment]  # new, and they end within a line, so they wait
+    grown: list[Segment]  # the table has only their beginning
     marks: Marks  # to set when the new ones are added
-    gaps: list[str]  # what is missing then, in words
+    gaps: list[str]  # which segments are missing then, in words
+
+
+# ==== The log of a table =====================================================
 
 
 def read_log(where: str, version: int, log: Log | None = None) -> Log:
     """Return what the log of a table says up to a version.
 
     It reads on from an older *log*, or from the latest checkpoint.
-    Raises: InputError after a RESTORE to what the log does not tell.
+    Raises: InputError after a RESTORE if the log no longer tells what that
+    version had.
     """
     files, folder = fs.FileSystem.from_uri(f"{where}/_delta_log")
     is_known = log is not None
@@ -87,7 +93,7 @@ def read_log(where: str, version: int, log: Log | None = None) -> Log:
             return read_log(where, version)
         if commit is None:
             raise InputError(
-                f"{where}: its log has commit {number} no more, so what"
+                f"{where}: its log no longer has commit {number}, so what"
                 f" version {version} has is not known: ingest the capture"
                 " into another table"
             )
@@ -116,44 +122,44 @@ def read_checkpoint(
 
     A checkpoint may hide a RESTORE that no ingest has seen yet.
     """
-    names = [
-        LOG_FILE.fullmatch(file.base_name)
-        for file in files.get_file_info(fs.FileSelector(folder))
-    ]
-    checkpoints = [
-        (int(name[1]), name[0])
-        for name in names
-        if name and name[2] != ".json" and int(name[1]) <= version
-    ]
-    base = max(checkpoints, default=(-1, ""))[0]
+    base = -1
+    paths: list[str] = []  # of the latest checkpoint
+    for file in files.get_file_info(fs.FileSelector(folder)):
+        match = CHECKPOINT.fullmatch(file.base_name)
+        if match and base <= int(match[1]) <= version:
+            if base < int(match[1]):
+                paths.clear()
+            base = int(match[1])
+            paths.append(file.path)
     marks: Marks = {}
-    for number, name in checkpoints:
-        if number == base:
-            rows = pq.read_table(
-                f"{folder}/{name}", columns=["txn"], filesystem=files
-            )
-            for mark in rows["txn"].drop_null().to_pylist():
-                marks[mark["appId"]] = mark["version"]
+    for path in paths:
+        rows = pq.read_table(path, columns=["txn"], filesystem=files)
+        for mark in rows["txn"].drop_null().to_pylist():
+            marks[mark["appId"]] = mark["version"]
 
     # The newest first: those after the last one with marks may be a RESTORE
     commits: list[Commit] = []
     sizes: dict[str, int] = {}
     is_settled = False
-    for number in range(base, -1, -1):
+    number = base
+    while number >= 0:
         commit = read_commit(files, folder, number)
         if commit is None or (is_settled and base - number >= SIZES_COMMITS):
             break
         sizes = commit.sizes | sizes
         is_settled = is_settled or bool(commit.marks)
+        number -= 1
         if not is_settled:
             commits.insert(0, commit)
+        elif commit.restored.isdigit():  # what is between was undone
+            number = int(commit.restored)
     return Log(base - len(commits), marks, marks, sizes), commits
 
 
 def read_commit(
     files: fs.FileSystem, folder: str, number: int
 ) -> Commit | None:
-    """Return what a commit says; None if the log has it no more."""
+    """Return what a commit says; None if the log no longer has it."""
     path = f"{folder}/{number:020}.json"
     try:
         with files.open_input_file(path) as file:
@@ -180,13 +186,9 @@ def read_commit(
 
 
 def corrections(log: Log) -> Marks:
-    """Return the marks to set so that those that Delta has are those that
-    count."""
-    return {
-        name: log.marks.get(name, empty(name))
-        for name, value in log.written.items()
-        if value != log.marks.get(name, empty(name))
-    }
+    """Return the marks to set so that Delta has those that count."""
+    marks = {name: log.marks.get(name, empty(name)) for name in log.written}
+    return {x: marks[x] for x in marks if marks[x] != log.written[x]}
 
 
 def empty(name: str) -> int:
@@ -195,22 +197,33 @@ def empty(name: str) -> int:
     return int(first) - 1 if "/" in name and first.isdigit() else 0
 
 
-def news(segments: Segments, log: Log) -> News:
+# ==== What is new ============================================================
+
+
+def news(
+    segments: Segments,
+    log: Log,
+    is_whole: Callable[[Segment], bool] = lambda _: True,
+) -> News:
     """Return what a capture has for a table."""
-    arrivals = News([], [], [], {}, [])
+    arrivals = News([], [], [], [], {}, [])
     all_bounds = bounds_in(log.marks)
-    for recorder, pieces in sorted(segments.items()):
+    for recorder, numbered in sorted(segments.items()):
         before = all_bounds.get(recorder, [])
         after = {*before}
-        for number, piece in sorted(pieces.items()):
-            size = log.sizes.get(os.path.basename(piece.path), piece.end)
-            if bisect.bisect(before, number) % 2 == 0:
-                arrivals.new.append(piece)
+        for number, segment in sorted(numbered.items()):
+            name = os.path.basename(segment.path)
+            is_in_table = bisect.bisect(before, number) % 2 == 1
+            if is_in_table and log.sizes.get(name, math.inf) < segment.size:
+                arrivals.grown.append(segment)
+            elif is_in_table:
+                arrivals.known.append(segment)
+            elif is_whole(segment):
+                arrivals.new.append(segment)
+                # A bound that is there already is one no more: ranges merge
                 after ^= {number, number + 1}
-            elif size < piece.end:
-                arrivals.grown.append(piece)
             else:
-                arrivals.known.append(piece)
+                arrivals.torn.append(segment)
 
         since = log.marks.get(f"{recorder}/since", 0)
         if after != {*before}:
@@ -258,7 +271,7 @@ def marks_of(recorder: str, bounds: list[int]) -> Marks:
 def gaps_of(bounds: Iterable[int]) -> list[tuple[int, int]]:
     """Return the first and last numbers of what is missing before others."""
     edges = sorted({1} ^ {*bounds})
-    return [(one, two - 1) for one, two in zip(edges[::2], edges[1::2])]
+    return [(first, end - 1) for first, end in zip(edges[::2], edges[1::2])]
 
 
 def describe(recorder: str, bounds: Iterable[int], since: int) -> str:
@@ -267,5 +280,5 @@ def describe(recorder: str, bounds: Iterable[int], since: int) -> str:
     shown = [f"{a} to {b}" if a < b else f"{a}" for a, b in gaps[:SHOWN_MAX]]
     if len(gaps) > SHOWN_MAX:
         shown.append(f"{len(gaps) - SHOWN_MAX} more gaps")
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since // 1_000))
+    when = utc_text(since / 1_000)
     return f"{recorder}: missing since {when}: segment {', '.join(shown)}"

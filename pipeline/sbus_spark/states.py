@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
-from deltalake import DeltaTable
-
-from .inputs import absolute
+from .inputs import absolute, utc_text
 from .marks import COMPACTED, bounds_in, describe, gaps_of, news, read_log
 from .source import Capture
-from .table import dataset_of, files_of, open_table, parts_of
+from .table import dataset_of, files_of, parts_of
 
 State = dict[str, Any]
 
@@ -21,31 +20,32 @@ def state(table: str, capture: str | None = None) -> State:
     | name | value |
     |---|---|
     | messages, files, bytes, quarantined | how many |
-    | changed, compacted | seconds since the last commit, and compaction |
-    | lag | seconds since the last message |
-    | hosts | by name: how many `runs`, `segments`, and the `lag` |
+    | changed_seconds, | since the last commit, |
+    | compacted_seconds, | since the last compaction, |
+    | lag_seconds | and since the last message |
+    | hosts | by name: how many `runs` and `segments` |
     | runs | of each recorder run with messages on the last day: the `last` |
-    | | segment, the `time` of its last message, and the `lag` |
+    | | segment, the `time` of its last message, its `lag_seconds` |
     | missing | how many runs have gaps |
     | gaps | in words, which segments are missing |
     | waiting, waiting_bytes | segments of the capture to be ingested |
-    | wait | seconds for which the oldest of them waits |
+    | wait_seconds | for which the oldest of them waits |
+    | torn | segments that end within a line |
     | grown | segments that were read while they were half copied |
-    | hidden | seconds since a file was written, by its path: incomplete |
+    | hidden | by its path: seconds since an incomplete file was written |
 
-    Null stands for what there is not.  The last five are of a capture.
+    Null stands for what there is not.  The last six are of a capture.
     Raises: InputError as open_table.
     """
-    opened = open_table(table)
-    where = absolute(table)
     now = time.time()
+    (where, opened), *others = parts_of(table)
     log = read_log(where, opened.version())
     files = files_of(opened)
     bounds = bounds_in(log.marks)
     gaps = {
-        recorder: describe(recorder, x, log.marks.get(f"{recorder}/since", 0))
-        for recorder, x in bounds.items()
-        if gaps_of(x)
+        name: describe(name, bounds[name], log.marks.get(f"{name}/since", 0))
+        for name in bounds
+        if gaps_of(bounds[name])
     }
     compacted = log.marks.get(COMPACTED)
     changed = opened.history(1)[0]["timestamp"] / 1_000
@@ -53,26 +53,30 @@ def state(table: str, capture: str | None = None) -> State:
         "messages": opened.count(),
         "files": len(files),
         "bytes": sum(file["size_bytes"] for file in files),
-        "quarantined": sum(DeltaTable(x).count() for x in parts_of(where)[1:]),
-        "changed": round(now - changed, 1),
-        "compacted": compacted and round(now - compacted / 1_000, 1),
+        "quarantined": sum(quarantine.count() for _, quarantine in others),
+        "changed_seconds": round(now - changed, 1),
+        "compacted_seconds": compacted and round(now - compacted / 1_000, 1),
         **recorders_of(last_times(table, files), bounds, now),
     }
     if capture:
         source = Capture({"path": absolute(capture)})
         segments, hidden = source.files()
-        arrivals = news(segments, log)
-        other = [gaps[x] for x in gaps if x not in segments]
-        waits = [now - piece.written for piece in arrivals.new]
+        arrivals = news(segments, log, source.is_whole)
+        waits = [now - segment.written for segment in arrivals.new]
         result |= {
             "waiting": len(arrivals.new),
-            "waiting_bytes": sum(piece.end for piece in arrivals.new),
-            "wait": round(max(waits), 1) if waits else None,
-            "grown": [piece.path for piece in arrivals.grown],
-            "hidden": {x: round(now - y, 1) for x, y in hidden.items()},
+            "waiting_bytes": sum(segment.size for segment in arrivals.new),
+            "wait_seconds": round(max(waits), 1) if waits else None,
+            "torn": [segment.path for segment in arrivals.torn],
+            "grown": [segment.path for segment in arrivals.grown],
+            "hidden": {x: round(now - hidden[x], 1) for x in sorted(hidden)},
         }
-        gaps = dict(enumerate(other + arrivals.gaps))  # type: ignore[arg-type]
-    return result | {"missing": len(gaps), "gaps": list(gaps.values())}
+        # What waits may fill a gap of the table
+        others_gaps = [gaps[name] for name in gaps if name not in segments]
+        gaps_in_words = others_gaps + arrivals.gaps
+    else:
+        gaps_in_words = [*gaps.values()]
+    return result | {"missing": len(gaps_in_words), "gaps": gaps_in_words}
 
 
 def last_times(table: str, files: list[State]) -> dict[str, float]:
@@ -88,71 +92,56 @@ def recorders_of(
     times: dict[str, float], bounds: dict[str, list[int]], now: float
 ) -> State:
     """Return what a state says of hosts and recorder runs."""
-    hosts: State = {}
-    for recorder, ends in bounds.items():
-        host = hosts.setdefault(
-            host_of(recorder), {"runs": 0, "segments": 0, "lag": None}
-        )
+    lags = {name: round(now - times[name], 1) for name in sorted(times)}
+    runs = {
+        recorder: {
+            "last": (bounds.get(recorder) or [1])[-1] - 1,
+            "time": utc_text(times[recorder]),
+            "lag_seconds": lags[recorder],
+        }
+        for recorder in lags
+    }
+    hosts: dict[str, State] = {}
+    for recorder, edges in sorted(bounds.items()):
+        name = recorder.partition("_")[0]  # a run is HOST_TIME_RANDOM
+        host = hosts.setdefault(name, {"runs": 0, "segments": 0})
         host["runs"] += 1
-        host["segments"] += sum(ends[1::2]) - sum(ends[::2])
-
-    runs: State = {}
-    for recorder, at in sorted(times.items()):
-        lag = round(now - at, 1)
-        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
-        ends = bounds.get(recorder) or [1, 1]
-        runs[recorder] = {"last": ends[-1] - 1, "time": when, "lag": lag}
-        host = hosts.setdefault(
-            host_of(recorder), {"runs": 0, "segments": 0, "lag": None}
-        )
-        host["lag"] = min(lag, lag if host["lag"] is None else host["lag"])
-    lags = [run["lag"] for run in runs.values()]
-    return {"lag": min(lags, default=None), "hosts": hosts, "runs": runs}
-
-
-def host_of(recorder: str) -> str:
-    """Return the host in the name of a recorder run."""
-    return recorder.partition("_")[0]
+        host["segments"] += sum(edges[1::2]) - sum(edges[::2])
+    lag = min(lags.values(), default=None)
+    return {"lag_seconds": lag, "hosts": hosts, "runs": runs}
 
 
 def age_of(state: State) -> float:
-    """Return the seconds of what is oldest: messages, or what waits."""
-    lag = float("inf") if state["lag"] is None else state["lag"]
+    """Return the seconds of what is oldest.
+
+    That is the time since the last message, infinite without any; or since a
+    segment that waits, or a hidden file, was written.
+    """
+    lag = math.inf if state["lag_seconds"] is None else state["lag_seconds"]
     hidden = state.get("hidden", {}).values()
-    return float(max([lag, state.get("wait") or 0.0, *hidden]))
+    return float(max([lag, state.get("wait_seconds") or 0.0, *hidden]))
 
 
 def lines_of(state: State) -> list[str]:
-    """Return a state as lines of text."""
-    compacted = "never compacted"
-    if state["compacted"] is not None:
-        compacted = f"compacted {state['compacted']:,.0f} s ago"
-    lines = [
-        "{messages:,} messages in {files:,} files of {bytes:,} bytes,"
-        " {quarantined:,} lines quarantined".format(**state),
-        f"changed {state['changed']:,.0f} s ago, {compacted}",
-    ]
-    for name, host in sorted(state["hosts"].items()):
-        lines.append(
-            f"{name}: {host['segments']:,} segments of {host['runs']:,}"
-            " recorder runs"
-        )
-    for name, run in state["runs"].items():
-        lines.append(
-            f"{name}: segment {run['last']}, last message {run['time']},"
-            f" {run['lag']:,.0f} s ago"
-        )
-    lines += state["gaps"]
-    if state.get("waiting"):
-        lines.append(
-            "{waiting:,} segments of {waiting_bytes:,} bytes wait to be"
-            " ingested, the oldest for {wait:,.0f} s".format(**state)
-        )
-    for path in state.get("grown", ()):
-        lines.append(f"{path}: it has grown since it was read, half copied")
-    for path, age in sorted(state.get("hidden", {}).items()):
-        lines.append(f"{path}: not complete, written {age:,.0f} s ago")
+    """Return a state as lines of text, with the names that JSON has."""
+    lines = []
+    for name, value in state.items():
+        if isinstance(value, dict):
+            lines += [f"{name}: {x}: {text_of(value[x])}" for x in value]
+        elif isinstance(value, list):
+            lines += [f"{name}: {x}" for x in value]
+        else:
+            lines.append(f"{name}: {text_of(value)}")
     return lines
+
+
+def text_of(value: Any) -> str:
+    """Return a value of a state as text."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {text_of(value[name])}" for name in value)
+    if isinstance(value, (int, float)):
+        return f"{value:,}"
+    return "none" if value is None else str(value)
 
 
 def metrics_of(state: State) -> list[str]:

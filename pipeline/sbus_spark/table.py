@@ -29,35 +29,29 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
-from pyspark.sql import DataFrame, Observation, Row, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import InputPartition
 
-from .inputs import (
-    FIRST,
-    LAST,
-    UTC,
-    InputError,
-    PipelineError,
-    Selection,
-    absolute,
-)
+from . import inputs
+from .inputs import InputError, PipelineError, Selection, absolute
 from .marks import COMPACTED, Log, Marks, News, corrections, news, read_log
 from .matching import are_selected, selected
 from .messages import COLUMNS, schema_of
-from .source import Capture, Piece, Segments, register
+from .source import Capture, Segment, Segments, register
 
 TABLE = f"{COLUMNS}, day date"
 QUARANTINE = "segment string, line string, day date"
 ORDER = [(name, "ascending") for name in ("host", "recorder", "n")]
-# A file, of the table, or of `_quarantine` if it has the bad lines of a
-# segment; or without a path a segment that is not whole
+# A file that a task wrote: of the table, or of `_quarantine` if it has the
+# lines of a *segment* that are no messages
 WRITTEN = """
 path string, segment string, day string, rows long, bytes long, stats string
 """
 # Of these a file has the least and the greatest value in Delta's log
 ORDERED = ("host", "recorder", "n", "time", "key", "size")
-TEXT_MAX, LAST_LETTER = 32, "\U0010ffff"
+TEXT_MAX = 32  # characters of a least or greatest value
+LAST_LETTER = "\U0010ffff"
 READERS_HOURS = 24  # for which a reader may use a snapshot
 RETENTION = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
 REPLAYED = ("time", "host", "recorder", "n")  # the order of a replay
@@ -65,12 +59,11 @@ ALL = Selection()
 FOLLOW_SECONDS = 5.0
 LEFT_SECONDS = 3_600.0  # after which nobody seems to write a hidden segment
 Batches = Iterator[pa.RecordBatch]
-# Does tasks by their numbers; returns the rows of WRITTEN that they yield
-Doer = Callable[[Callable[[Batches], Batches], int], Sequence[Any]]
+Session = SparkSession | Callable[[], SparkSession]
 
 
 class Batch(NamedTuple):
-    """What one round of an ingest did."""
+    """What a round of an ingest did."""
 
     messages: int
     quarantined: int
@@ -84,7 +77,7 @@ class Batch(NamedTuple):
 
 
 def ingest(
-    spark: SparkSession,
+    spark: Session,
     capture: str,
     table: str,
     until: threading.Event | None = None,
@@ -93,64 +86,36 @@ def ingest(
 ) -> tuple[int, int]:
     """Add new segments of a capture to a table, each line once.
 
-    Those of a recorder may come in any order; *report* is told of each round,
-    and which segments are missing.  With *until*, go on with segments that
-    come later, until it is set.  With *is_cleaning*, remove segments that
-    were in the table already.  Return how many messages were added to the
-    table, and how many lines to the quarantine.
+    *spark* is a session, or starts one when there are new segments.  Those of
+    a recorder may come in any order; *report* is called after each round, and
+    names those that are missing.  With *until*, go on with segments that come
+    later, until it is set.  With *is_cleaning*, remove segments that were in
+    the table already.  Return how many messages were added to the table, and
+    how many lines to the quarantine.
     Raises: PySparkException; PipelineError if another ingest is at work.
     """
-    do = functools.partial(do_in_spark, lambda: spark)
-    return ingest_by(do, capture, table, until, is_cleaning, report)
-
-
-def do_in_spark(
-    start: Callable[[], SparkSession],
-    work: Callable[[Batches], Batches],
-    count: int,
-) -> Sequence[Row]:
-    """Do tasks in a session, which starts when there are some."""
-    tasks = start().range(0, count, 1, count)
-    return tasks.mapInArrow(work, WRITTEN).collect()
-
-
-def ingest_by(
-    do: Doer,
-    capture: str,
-    table: str,
-    until: threading.Event | None = None,
-    is_cleaning: bool = False,
-    report: Callable[[Batch], object] = id,
-) -> tuple[int, int]:
-    """Ingest as above, whatever *does* the tasks."""
-    options = {"path": absolute(capture), "columnNameOfCorruptRecord": "bad"}
-    source, where = Capture(options), absolute(table)
+    options = bad_lines_of(capture)
+    source = Capture(options)
+    where = absolute(table)
     make_table(where)
     opened = DeltaTable(where)
     log: Log | None = None
     messages = quarantined = 0
-    half: set[Piece] = set()  # they wait until they are written on
     while True:
         began = time.time()
         log = settle(where, opened, log)
         segments, hidden = source.files()
-        half &= all_of(segments)
-        segments = without(segments, half)
-        arrivals = news(segments, log)
-        for piece in arrivals.known if is_cleaning else ():
-            source.remove(piece)
+        arrivals = news(segments, log, source.is_whole)
+        for segment in arrivals.known if is_cleaning else ():
+            source.remove(segment)
 
         files: Sequence[Any] = []
         if arrivals.new:
             groups = source.groups(arrivals.new)
             work = functools.partial(write_files, options, where, groups)
-            files = do(work, len(groups))
-            torn = {file.segment for file in files if not file.path}
-            half |= {piece for piece in arrivals.new if piece.path in torn}
-            segments = without(segments, half)
-            arrivals = news(segments, log)
+            files = do_tasks(spark, work, len(groups))
             add_aside(where, files, segments)
-            sizes = {os.path.basename(x.path): x.end for x in arrivals.new}
+            sizes = {os.path.basename(x.path): x.size for x in arrivals.new}
             good = [file for file in files if not file.segment]
             commit(where, opened, good, arrivals.marks, sizes)
 
@@ -160,7 +125,7 @@ def ingest_by(
             len(arrivals.new),
             time.time() - began,
             began - min((x.written for x in arrivals.new), default=began),
-            remarks_on(arrivals, half, hidden, began),
+            remarks_on(arrivals, hidden, began),
         )
         messages += batch.messages
         quarantined += batch.quarantined
@@ -170,17 +135,18 @@ def ingest_by(
         opened.update_incremental()
 
 
-def all_of(segments: Segments) -> set[Piece]:
-    """Return segments of whatever recorder."""
-    return {x for pieces in segments.values() for x in pieces.values()}
+def bad_lines_of(capture: str) -> dict[str, str]:
+    """Return the options that read a capture with its bad lines."""
+    return {"path": absolute(capture), "columnNameOfCorruptRecord": "bad"}
 
 
-def without(segments: Segments, others: set[Piece]) -> Segments:
-    """Return segments without others."""
-    return {
-        recorder: {n: x for n, x in pieces.items() if x not in others}
-        for recorder, pieces in segments.items()
-    }
+def do_tasks(
+    spark: Session, work: Callable[[Batches], Batches], count: int
+) -> Sequence[Any]:
+    """Do tasks by their numbers; return the rows of WRITTEN they yield."""
+    session = spark() if callable(spark) else spark
+    tasks = session.range(0, count, 1, count)
+    return tasks.mapInArrow(work, WRITTEN).collect()
 
 
 def add_aside(where: str, files: Sequence[Any], segments: Segments) -> None:
@@ -189,38 +155,42 @@ def add_aside(where: str, files: Sequence[Any], segments: Segments) -> None:
     A kill before the commit of the table lets them be written again.  So the
     quarantine has marks as well: of the segments whose lines it has.
     """
-    bad = {file.segment: file for file in files if file.segment and file.path}
+    bad = {file.segment: file for file in files if file.segment}
     if bad:
-        good = {x for x in all_of(segments) if x.path not in bad}
         quarantine = f"{where}/_quarantine"
         opened = DeltaTable(quarantine)
         log = settle(quarantine, opened)
-        arrivals = news(without(segments, good), log)
-        new = [bad[piece.path] for piece in arrivals.new]
+        of_bad = {
+            recorder: {n: x for n, x in numbered.items() if x.path in bad}
+            for recorder, numbered in segments.items()
+        }
+        arrivals = news(of_bad, log)
+        new = [bad[segment.path] for segment in arrivals.new]
         commit(quarantine, opened, new, arrivals.marks)
 
 
 def remarks_on(
-    arrivals: News, half: set[Piece], hidden: dict[str, float], now: float
+    arrivals: News, hidden: dict[str, float], now: float
 ) -> list[str]:
     """Return in words what an ingest had to leave out."""
     remarks = list(arrivals.gaps)
-    for piece in sorted(half):
+    for segment in arrivals.torn:
         remarks.append(
-            f"{piece.path}: its last line is not complete, so it waits"
+            f"{segment.path}: its last line is not complete, so it waits"
         )
-    for piece in arrivals.grown:
+    for segment in arrivals.grown:
         remarks.append(
-            f"{piece.path}: it has grown since it was read, half copied:"
+            f"{segment.path}: it has grown since it was read, half copied:"
             " `ingest --again` takes in the rest"
         )
+    remedy = (
+        "start a recorder on its host, or if that is gone, remove the dot from"
+        " the name"
+    )
     for path, written in sorted(hidden.items()):
         if now - written > LEFT_SECONDS:
-            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(written))
-            remarks.append(
-                f"{path}: left hidden since {when}: start a recorder on its"
-                " host, or if that is gone, remove the dot from the name"
-            )
+            when = inputs.utc_text(written)
+            remarks.append(f"{path}: left hidden since {when}: {remedy}")
     return remarks
 
 
@@ -252,28 +222,24 @@ def commit(
 
     Raises: PipelineError if a mark was set since then.
     """
+    if not files and not marks:
+        return
     now = time.time_ns() // 1_000_000
-    actions: list[AddAction | RemoveAction] = []
-    for file in files:
-        day = {"day": file.day}
-        added = AddAction(file.path, file.bytes, day, now, True, file.stats)
-        actions.append(added)
+    actions: list[AddAction | RemoveAction] = [
+        AddAction(x.path, x.bytes, {"day": x.day}, now, True, x.stats)
+        for x in files
+    ]
     properties = CommitProperties(
         custom_metadata={"sizes": sizes or {}},
         app_transactions=[Transaction(*mark, now) for mark in marks.items()],
     )
-    if actions or marks:
-        try:
-            opened.create_write_transaction(
-                actions,
-                "append",
-                opened.schema(),
-                commit_properties=properties,
-            )
-        except CommitFailedError as error:
-            raise PipelineError(
-                f"another ingest is at work on {where}; run this one again"
-            ) from error
+    try:
+        opened.create_write_transaction(
+            actions, "append", opened.schema(), commit_properties=properties
+        )
+    except CommitFailedError as error:
+        reason = f"another ingest is at work on {where}; run this one again"
+        raise PipelineError(reason) from error
 
 
 # ==== Files ==================================================================
@@ -290,26 +256,39 @@ def write_files(
     source = Capture(options)
     for number in (n for batch in batches for n in batch[0].to_pylist()):
         tables = []
-        for piece in groups[number]:
-            if not source.is_whole(piece):
-                yield written("", piece.path, "", 0, 0, "")
-                continue
-            rows = pa.Table.from_batches(source.read(InputPartition([piece])))
-            lines = rows["bad"].drop_null()
-            tables.append(rows.filter(rows["bad"].is_null()).drop("bad"))
+        for segment in groups[number]:
+            messages, lines = read_segment(source, segment)
+            tables.append(messages)
             if len(lines):
-                yield write_lines(table, piece, lines)
-        if tables:
-            yield from write_messages(table, pa.concat_tables(tables))
+                yield write_lines(table, segment, lines)
+        yield from write_messages(table, pa.concat_tables(tables))
 
 
-def write_lines(table: str, piece: Piece, lines: pa.Array) -> pa.RecordBatch:
+def read_segment(source: Capture, segment: Segment) -> tuple[Any, Any]:
+    """Return the messages of a segment, and the lines that are none."""
+    rows = pa.Table.from_batches(source.read(InputPartition([segment])))
+    messages = rows.filter(rows["bad"].is_null()).drop("bad")
+    return messages, rows["bad"].drop_null()
+
+
+def write_lines(table: str, segment: Segment, lines: Any) -> pa.RecordBatch:
     """Write lines that are no messages to a file of the quarantine."""
-    day = datetime.datetime.now(datetime.timezone.utc).date()
-    name = os.path.basename(piece.path)
-    rows = pa.table({"segment": [name] * len(lines), "line": lines})
+    rows = lines_aside(segment.path, lines)
+    day = rows["day"][0].as_py()
     stats = {"numRecords": len(rows)}
-    return write_file(f"{table}/_quarantine", piece.path, day, rows, stats)
+    quarantine = f"{table}/_quarantine"
+    return write_file(quarantine, segment.path, day, rows.drop("day"), stats)
+
+
+def lines_aside(path: str, lines: Any) -> pa.Table:
+    """Return lines of a segment as rows of the quarantine, of today."""
+    today = datetime.datetime.now(inputs.UTC).date()
+    columns = {
+        "segment": [os.path.basename(path)] * len(lines),
+        "line": lines,
+        "day": [today] * len(lines),
+    }
+    return pa.table(columns, schema_of(QUARANTINE))
 
 
 def write_messages(table: str, rows: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -329,18 +308,15 @@ def write_file(
     path = f"day={day}/{uuid.uuid4()}.parquet"
     whole = f"{folder}/{path}"
     pq.write_table(rows, whole, filesystem=files, compression="zstd")
-    size = files.get_file_info(whole).size
-    about = json.dumps(stats)
-    return written(path, segment, str(day), len(rows), size, about)
-
-
-def written(
-    path: str, segment: str, day: str, rows: int, size: int, stats: str
-) -> pa.RecordBatch:
-    """Return a row of WRITTEN."""
-    values = path, segment, day, rows, size, stats
-    names = schema_of(WRITTEN).names
-    return pa.RecordBatch.from_pylist([dict(zip(names, values))])
+    row = {
+        "path": path,
+        "segment": segment,
+        "day": str(day),
+        "rows": len(rows),
+        "bytes": files.get_file_info(whole).size,
+        "stats": json.dumps(stats),
+    }
+    return pa.RecordBatch.from_pylist([row], schema_of(WRITTEN))
 
 
 def stats_of(rows: pa.Table) -> dict[str, object]:
@@ -362,7 +338,7 @@ def bound(value: Any, after: str) -> Any:
     if isinstance(value, str) and len(value) > TEXT_MAX:
         return value[:TEXT_MAX] + after
     if isinstance(value, datetime.datetime):
-        text = value.astimezone(UTC).isoformat(timespec="milliseconds")
+        text = value.astimezone(inputs.UTC).isoformat(timespec="milliseconds")
         return text.replace("+00:00", "Z")
     return value
 
@@ -389,9 +365,9 @@ def read_table(
     options = {"basePath": where, "__globPaths__": "false"}
     reader = spark.read.schema(TABLE).options(**options)
     messages = reader.parquet(*[f"{where}/{path}" for path in paths])
-    if selection.since > FIRST:
+    if selection.since > inputs.FIRST:
         messages = messages.where(F.col("time") >= selection.since)
-    if selection.until < LAST:
+    if selection.until < inputs.LAST:
         messages = messages.where(F.col("time") < selection.until)
     if selection.hosts:
         messages = messages.where(F.col("host").isin(*selection.hosts))
@@ -405,16 +381,16 @@ def rows_of(table: str, selection: Selection = ALL) -> Iterator[pa.Table]:
     """
     opened = open_table(table)
     time = pc.field("time")
-    wanted = time >= pa.scalar(selection.since)
-    wanted &= time < pa.scalar(selection.until)
+    is_read = time >= pa.scalar(selection.since)
+    is_read &= time < pa.scalar(selection.until)
     if selection.hosts:
-        wanted &= pc.field("host").isin(selection.hosts)
+        is_read &= pc.field("host").isin(selection.hosts)
     files = [file for file in files_of(opened) if may_have(file, selection)]
     for day in sorted({file["partition.day"] for file in files}):
         paths = [
             file["path"] for file in files if file["partition.day"] == day
         ]
-        rows = dataset_of(table, paths).to_table(filter=wanted)
+        rows = dataset_of(table, paths).to_table(filter=is_read)
         rows = rows.sort_by([(name, "ascending") for name in REPLAYED])
         if selection.patterns:
             rows = rows.filter(are_selected(selection.patterns, rows["key"]))
@@ -464,20 +440,20 @@ def open_table(table: str) -> DeltaTable:
             f"{table}: it is of version 0.2: `sbus-spark convert` converts it"
         )
     opened = DeltaTable(where)
-    if not is_ours(opened):
-        raise InputError(f"{table}: it is no table that `ingest` made")
+    check_is_ours(table, opened)
     return opened
 
 
-def is_ours(opened: DeltaTable) -> bool:
-    """Return whether a table has our columns and partitions."""
+def check_is_ours(table: str, opened: DeltaTable) -> None:
+    """Raise InputError if a table has not our columns and partitions."""
     expected = Schema.from_arrow(schema_of(TABLE))
     pairs = [
         [(field.name, field.type) for field in schema.fields]
         for schema in (expected, opened.schema())
     ]
-    by_day = opened.metadata().partition_columns == ["day"]
-    return by_day and pairs[0] == pairs[1]
+    is_by_day = opened.metadata().partition_columns == ["day"]
+    if not is_by_day or pairs[0] != pairs[1]:
+        raise InputError(f"{table}: it is no table that `ingest` made")
 
 
 def make_table(table: str) -> None:
@@ -496,7 +472,10 @@ def make_table(table: str) -> None:
     names = {file.base_name for file in listing}
     is_new = "_delta_log" not in names
     if is_new and names - {"_quarantine"}:
-        raise InputError(f"{table}: something other than a table is there")
+        raise InputError(
+            f"{table}: something other than a table is there; name a new"
+            " folder"
+        )
     quarantine = f"{table}/_quarantine"
     for where, columns in (quarantine, QUARANTINE), (table, TABLE):
         schema = Schema.from_arrow(schema_of(columns))
@@ -508,17 +487,26 @@ def make_table(table: str) -> None:
 # ==== Upkeep =================================================================
 
 
+def parts_of(table: str) -> Iterator[tuple[str, DeltaTable]]:
+    """Yield a table, and its quarantine if nobody has removed that.
+
+    Raises: as open_table.
+    """
+    where = absolute(table)
+    yield where, open_table(table)
+    quarantine = f"{where}/_quarantine"
+    if DeltaTable.is_deltatable(quarantine):
+        yield quarantine, DeltaTable(quarantine)
+
+
 def expire(table: str, before: datetime.date) -> tuple[int, int]:
-    """Drop the days of a table before one.
+    """Drop the days of a table before a day.
 
     Return how many messages went, and how many lines of the quarantine.
     Raises: as open_table.
     """
-    open_table(table)
-    where = absolute(table)
     counts = []
-    for part in parts_of(where):
-        opened = DeltaTable(part)
+    for part, opened in parts_of(table):
         settle(part, opened)
         files = files_of(opened)
         old = [file for file in files if file["partition.day"] < before]
@@ -529,23 +517,14 @@ def expire(table: str, before: datetime.date) -> tuple[int, int]:
     return counts[0], sum(counts[1:])
 
 
-def parts_of(where: str) -> list[str]:
-    """Return a table, and its quarantine if nobody has removed that."""
-    parts = where, f"{where}/_quarantine"
-    return [part for part in parts if DeltaTable.is_deltatable(part)]
-
-
 def compact(table: str) -> tuple[int, int, int]:
     """Merge the small files of each day, of the quarantine as well.
 
     Return how many files there were, how many there are, and how many older
     ones were removed.  Raises: as open_table.
     """
-    open_table(table)
-    where = absolute(table)
     before = after = removed = 0
-    for part in parts_of(where):
-        opened = DeltaTable(part)
+    for part, opened in parts_of(table):
         settle(part, opened)
         before += len(opened.file_uris())
         opened.optimize.compact()
@@ -583,7 +562,6 @@ def clear(where: str) -> int:
 def replay(
     messages: DataFrame,
     address: str,
-    patterns: Sequence[str] = (),
     speed: float | None = None,
 ) -> int:
     """Publish messages to the bus at an address; return how many.
@@ -597,8 +575,7 @@ def replay(
     register(messages.sparkSession)
     counted = Observation()
     rows = (
-        selected(messages, patterns)
-        .select(*REPLAYED, "key", "payload")
+        messages.select(*REPLAYED, "key", "payload")
         .repartition(1)  # coalesce keeps no order where hosts are preferred
         .sortWithinPartitions(*REPLAYED)
         .observe(counted, F.count(F.lit(1)).alias("messages"))

@@ -377,16 +377,16 @@ class TestInstall:
         missing = "import sys\nsys.modules['pyspark'] = None\n"
         (directory / "sitecustomize.py").write_text(missing)
         starter = directory / "sbus-spark"
-        starter.write_text("from sbus_spark.cli import main\n")
+        starter.write_text("from sbus_spark.cli import main\nexit(main())")
         done = subprocess.run(
-            [sys.executable, *command],
+            [sys.executable, *command, "compact", "table"],
             env={**ENVIRONMENT, "PYTHONPATH": f"{ROOT}:{ROOT}/pipeline:."},
             cwd=directory,
             capture_output=True,
             text=True,
         )
         assert done.returncode == 2
-        what = r"sbus_spark: \w+ is not installed: pip install .*\n"
+        what = r"sbus-spark: \w+ is not installed: pip install .*\n"
         assert re.fullmatch(what, done.stderr)
 
 

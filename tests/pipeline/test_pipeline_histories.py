@@ -67,13 +67,6 @@ def do_here(work: Work, count: int) -> Sequence[Any]:
     return [types.SimpleNamespace(**row) for row in rows]
 
 
-def do_in(spark: SparkSession, work: Work, count: int) -> Sequence[Any]:
-    """Do them in Spark."""
-    tasks = spark.range(0, count, 1, count)
-    rows: Sequence[Any] = tasks.mapInArrow(work, table.WRITTEN).collect()
-    return rows
-
-
 class History:
     """What was recorded, what has arrived, and what the table should have."""
 
@@ -264,7 +257,10 @@ class History:
         """Ingest once."""
         where = str(self.capture), str(self.table)
         batches: list[table.Batch] = []
-        table.ingest_by(do, *where, None, is_cleaning, batches.append)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(table, "do_tasks", lambda _, *task: do(*task))
+            session: Any = None
+            table.ingest(session, *where, None, is_cleaning, batches.append)
         self.remarks = batches[0].remarks
 
     def do_killed(self, work: Work, count: int) -> Sequence[Any]:
@@ -396,25 +392,29 @@ def test_histories(
     begin(tmp_path, monkeypatch, do_here, either(100, 10), part)
 
 
-def test_a_restore_behind_a_checkpoint(tmp_path: Path) -> None:
+def test_a_restore_behind_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What went comes in again, whoever wrote the checkpoint."""
     capture, where = tmp_path / "capture", str(tmp_path / "table")
+    monkeypatch.setattr(table, "do_tasks", lambda _, *task: do_here(*task))
+    session: Any = None
     for count in (1, 2):
         write_segments(capture, count)
-        table.ingest_by(do_here, str(capture), where)
+        table.ingest(session, str(capture), where)
     opened = DeltaTable(where)
     opened.restore(1)
     opened.create_checkpoint()
-    assert table.ingest_by(do_here, str(capture), where) == (100, 0)
+    assert table.ingest(session, str(capture), where) == (100, 0)
     assert DeltaTable(where).count() == 200
-    assert table.ingest_by(do_here, str(capture), where) == (0, 0)
+    assert table.ingest(session, str(capture), where) == (0, 0)
 
 
 def test_histories_in_spark(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same."""
-    do = functools.partial(do_in, spark)
+    do = functools.partial(table.do_tasks, spark)
     begin(tmp_path, monkeypatch, do, either(5, 1), 9)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,8 @@ def test_a_capture_as_a_frame(spark: SparkSession, tmp_path: Path) -> None:
     wanted = "h", "R", 3, row["time"], "\xe9", b"\xe9", 3, b"xxx"
     assert row[:8] == wanted and row[8] == "2025-11-21 09:24:13.003"
     for name, told in (
-        ("startingTimestamp", "no option 'startingtimestamp'; .* host, "),
-        ("minPartitions", "minPartitions: '-1' is not above 0"),
+        ("startingTimestamp", "no option 'startingtimestamp'; .* path, "),
+        ("startingTime", "startingTime: Invalid isoformat"),
     ):
         reader = spark.read.format("sbus").option(name, "-1")
         with pytest.raises(PySparkException, match=f"InputError: .*{told}"):
@@ -85,10 +86,10 @@ def test_a_capture_as_a_frame(spark: SparkSession, tmp_path: Path) -> None:
 def test_a_line_that_is_no_message(tmp_path: Path) -> None:
     """It fails the job, or is a row, whatever else is asked for."""
     path = write(tmp_path / "R-000001.jsonl", [1, 0, 3])
-    few = {"pattern": "k/1", "host": "h", "endingTime": "2026-01-01"}
+    few = {"startingTime": "2025-11-21T09:24:13.002"}
     with pytest.raises(sbus_spark.InputError, match=f"{path}: n is below 1: "):
         read_all(tmp_path, **few)
-    assert read_all(tmp_path, **few, columnNameOfCorruptRecord="y") == [0, 1]
+    assert read_all(tmp_path, **few, columnNameOfCorruptRecord="y") == [0, 3]
 
 
 def test_which_files_are_segments(tmp_path: Path) -> None:
@@ -102,32 +103,19 @@ def test_which_files_are_segments(tmp_path: Path) -> None:
         read_all(tmp_path)
 
 
-def test_what_options_ask_for(tmp_path: Path) -> None:
-    """A start belongs to it, an end does not, and UTC is the rule.
+def test_a_start(tmp_path: Path) -> None:
+    """What is from then on belongs to it, and UTC is the rule.
 
-    A segment whose name tells of another host or day is not read.
+    A segment in the folder of a day before is not read.
     """
     write(tmp_path / "2025-11-21" / "h_R-000001.jsonl", range(1, 101))
-    write(tmp_path / "S-000001.jsonl", range(1, 51), host="g")
-    times = "2025-11-21T09:24:13.002", "2025-11-22T00:24:13.098+15:00"
-    for name, value, wanted in (
-        ("pattern", "k/1\nx", [*range(1, 51, 7), *range(1, 101, 7)]),
-        ("endingTime", times[0], [1, 1]),
-        ("startingTime", times[1], [98, 99, 100]),
-        ("host", "g\nx", [*range(1, 51)]),
-    ):
-        assert read_all(tmp_path, **{name: value}) == sorted(wanted)
-    few = {"path": tmp_path, "minPartitions": 2, "endingTime": "9999-12-31"}
-    assert len(make("reader", **few).partitions()) == 2
-    for name in ("21/g_T", "19/h_T", "24/h_TT"):
-        write(tmp_path / f"2025-11-{name}-000002.jsonl", [0])
-    asked = {"host": "h\ni", "startingTime": "2025-11-21"}
-    asked["endingTime"] = "2025-11-22"
-    assert read_all(tmp_path, **asked) == [*range(1, 101)]
-    for name in asked:
-        less = {key: asked[key] for key in asked if key != name}
-        with pytest.raises(sbus_spark.InputError, match="T-000002.jsonl: n"):
-            read_all(tmp_path, **less)
+    start = "2025-11-22T00:24:13.098+15:00"
+    assert read_all(tmp_path, startingTime=start) == [98, 99, 100]
+    write(tmp_path / "2025-11-19" / "h_R-000002.jsonl", [0])
+    start = "2025-11-21T09:24:13.098"
+    assert read_all(tmp_path, startingTime=start) == [98, 99, 100]
+    with pytest.raises(sbus_spark.InputError, match="R-000002.jsonl: n is"):
+        read_all(tmp_path)
 
 
 def test_a_clock_that_was_not_set(tmp_path: Path) -> None:
@@ -166,49 +154,30 @@ def test_a_start_that_changes(tmp_path: Path) -> None:
     """Older segments are passed over on a checkpoint, not waited for."""
     for n in (1, 2, 3, 4):
         write(tmp_path / f"2025-11-{12 + 3 * n}" / f"R-00000{n}.jsonl", [n])
-    first = make("streamReader", path=tmp_path, maxMessagesPerTrigger=1)
+    first = make("streamReader", path=tmp_path, maxFilesPerTrigger=1)
     _, end = read_next(first, {})
     since = make("streamReader", path=tmp_path, startingTime="2025-11-21")
-    assert since.latestOffset(end, None) == {"R": (1, 5, 0)}
-    assert since.latestOffset({}, None) == {"R": (3, 5, 0)}
+    assert since.latestOffset(end, None) == {"R": (1, 5)}
+    assert since.latestOffset({}, None) == {"R": (3, 5)}
 
 
 def test_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes the earliest messages of all recorders, of many days.
+    """It takes the segments of all recorders that were written first.
 
-    So none is behind a watermark.  A batch takes one listing, and ends with a
-    whole line: only a line feed ends one, even if none ends the last.
+    So none is behind a watermark.  A batch takes one listing.
     """
     for n in range(1, 101):
-        for recorder in (f"2025-11-{n % 30 + 1:02}/R_{n}", f"S_{n}"):
-            path = write(tmp_path / f"{recorder}-000001.jsonl", [n, n + 100])
-            path.write_text(path.read_text().replace(" ", "\r").strip())
+        for recorder in ("2025-11-21/R", "2025-11-22/S"):
+            path = write(tmp_path / f"{recorder}-{n:06}.jsonl", [n])
+            os.utime(path, (n, n))
     listing = Mock(wraps=fs.FileSelector)
     monkeypatch.setattr(fs, "FileSelector", listing)
-    stream = make("streamReader", path=tmp_path, maxMessagesPerTrigger=150)
+    stream = make("streamReader", path=tmp_path, maxFilesPerTrigger=80)
     end: Any = {}
-    for first in (1, 76, 151):
-        found, end = read_next(stream, end)
-        assert found == sorted([*range(first, min(first + 75, 201))] * 2)
+    for first in (1, 41, 81):
+        numbers, end = read_next(stream, end)
+        assert numbers == sorted([*range(first, min(first + 40, 101))] * 2)
     assert listing.call_count == 3
-
-
-def test_only_what_is_committed_is_removed(tmp_path: Path) -> None:
-    """And nothing that the stream was not asked for."""
-    for n in (1, 2, 3):
-        write(tmp_path / f"R-00000{n}.jsonl", [n, 10 + n])
-    few = {"path": tmp_path, "cleanSource": "delete"}
-    stream = make("streamReader", **few, maxMessagesPerTrigger=5)
-    _, first = read_next(stream, {})
-    assert len(list(tmp_path.iterdir())) == 3
-    found, end = read_next(stream, first)
-    assert found == [13]
-    late = write(tmp_path / "R-000004.jsonl", [4])  # it is not read
-    stream.commit(end)
-    assert [*tmp_path.iterdir()] == [late]
-    for name in ("pattern", "host", "startingTime", "endingTime"):
-        with pytest.raises(sbus_spark.InputError, match="'delete' without"):
-            make("streamReader", **few, **{name: "2025-11-21"})
 
 
 def test_a_stream_publishes(
