@@ -143,6 +143,7 @@ def test_a_file_to_drop_in_is_short(name: str) -> None:
     assert count <= limit, f"{name}: {count} code lines of {limit}"
 
 
+@pytest.mark.timeout(600)  # mypy without a cache, beside all other tests
 @pytest.mark.parametrize(
     "words", ["ruff format --check --diff", "ruff check", "mypy --pretty"]
 )

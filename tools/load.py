@@ -40,7 +40,6 @@ Job = Callable[[Options, int, Client, Connection], None]
 def publish(options: Options, n: int, bus: Client, pipe: Connection) -> None:
     """Publish; send how many messages, since when and until when."""
     key = b"%b/%d" % (options.key, n)
-    rest = bytes(options.size - TIME.size)
     count = options.count and len(range(n, options.count, options.publishers))
     start, sent = time.monotonic(), 0
     end = start + options.seconds
@@ -49,7 +48,7 @@ def publish(options: Options, n: int, bus: Client, pipe: Connection) -> None:
         if due > now:
             time.sleep(min(due, end) - now)
         else:
-            bus.publish(key, TIME.pack(now) + rest)
+            bus.publish(key, TIME.pack(now).ljust(options.size, b"\0"))
             sent += 1
     bus.publish(key)
     bus.sync()
@@ -73,11 +72,14 @@ def hear(options: Options, _: int, bus: Client, pipe: Connection) -> None:
     pipe.send((latencies, now))
 
 
-def work(job: Job, options: Options, n: int, pipe: Connection) -> None:
-    """Do a job with a client of its own; send its error if it fails."""
-    # Signals are for the first process, which then ends the others
+def leave_signals() -> None:
+    """Leave signals to the first process, which then ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def work(job: Job, options: Options, n: int, pipe: Connection) -> None:
+    """Do a job with a client of its own; send its error if it fails."""
     try:
         with shared.open_bus(options, shared.ANSWER_SECONDS) as bus:
             job(options, n, bus, pipe)
@@ -137,6 +139,7 @@ def load(options: Options) -> None:
         raise shared.UsageError("--size must be at least 8")
     options.key = os.fsencode(f"{options.key}/{os.urandom(4).hex()}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    os.register_at_fork(after_in_child=leave_signals)  # before its first line
     options.seconds = options.seconds or (math.inf if options.count else 5)
     subscribers = start(hear, options, options.subscribers)
     for pipe in subscribers:
