@@ -86,7 +86,7 @@ async function play(place, kind, ...call) {
   place.querySelector(".drawing").innerHTML = drawn(kind, lines, shown);
   if (isRight) show("good", RIGHT[kind]?.(led.length, lines.length) ?? `Right: all ${lines.length} lines went as written.`);
   else {
-    const said = `${isQuestion ? "Not yet. " : ""}Line ${failed + 1}, “${lines[failed]}”: ${shown[failed].wrong}.`;
+    const said = `${isQuestion ? "Not yet. " : ""}${kind === "stage" ? "Step" : "Line"} ${failed + 1}, “${lines[failed]}”: ${shown[failed].wrong}.`;
     show("bad", "").innerHTML = cited(said.replaceAll("\\0", "\\x00"));
   }
   return { ...answer, isRight };
