@@ -297,13 +297,14 @@ def check(_: str, text: str, answer: str) -> Answer:
     """Play a question with an answer in the place of the hole.
 
     Where a client is asked for, its line is said for each that is named.
+    Raises: ValueError if the answer is of another form
     """
     lines = kept_lines(text)
     hole = next(line for line in lines if "____" in line)
     plain = answer.lower().strip(" .`'\"").removeprefix("the ")
     answer = plain if plain in examples.EXPECTATIONS else answer.strip(" `")
     if said := form_of(hole, answer):
-        return {"form": said}
+        raise ValueError(said)
 
     filled = []
     for line in lines:

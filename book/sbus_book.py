@@ -24,13 +24,13 @@ from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 
 from conformance.examples import read_blocks, read_cases
+from conformance.rules import Rule, read_rules
 from every_order import ends_html, example_html
 from flood import script
 from lesson_answers import ANSWERS
 from picture import draw
 
 ROOT = Path(__file__).resolve().parents[1]
-RULE = re.compile(r"^\*\*\[(\w+-\d+)\]\*\* (.+?)(?=\n\n|\n*\Z)", re.M | re.S)
 BANNER = re.compile(r"^# =+(?: |\n# )\w.*?(?: |\n# )=+\n", re.M)
 LINKED = re.compile(
     r"<(a|textarea|h1)\b.*?</\1>"  # is left as it is
@@ -46,13 +46,11 @@ COMMENT = re.compile(r" *(#|$)")  # or an empty line
 
 
 raw = partial(nodes.raw, "", format="html")  # HTML as part of a page
-CITED: dict[str, tuple[str, str, str]] = {}  # page, anchor, the rule itself
-RULES: dict[str, str] = {}  # as they are written
-for chapter in sorted((ROOT / "spec").glob("[1-9]-*.md")):
-    page = f"spec/{chapter.stem}"
-    for rule, written in RULE.findall(chapter.read_text("utf-8")):
-        RULES[rule] = " ".join(written.split())
-        CITED[rule] = page, rule, RULES[rule].replace("`", "")
+RULES = read_rules()
+CITED = {  # page, anchor, the rule itself
+    rule: (f"spec/{Path(file).stem}", rule, sentence.replace("`", ""))
+    for rule, *_, file, sentence in RULES.values()
+}
 
 
 def is_docstring(node: ast.AST) -> bool:
@@ -238,27 +236,24 @@ class AllRules(Directive):
     """The rules of all chapters, in the order of their numbers."""
 
     def run(self) -> list[nodes.Node]:
-        families = [*dict.fromkeys(rule.partition("-")[0] for rule in RULES)]
+        families = [*dict.fromkeys(rule.family for rule in RULES.values())]
         items = nodes.bullet_list(classes=["all-rules"])
-        for family in families:
-            named = [one for one in RULES if one.startswith(f"{family}-")]
-            for rule in sorted(named, key=lambda one: int(one.split("-")[1])):
-                said = printed(RULES[rule])
-                said.insert(0, nodes.Text(f"[{rule}] "))
-                items += nodes.list_item("", said)
+
+        def place(rule: Rule) -> tuple[int, int]:
+            return families.index(rule.family), int(rule.id.split("-")[1])
+
+        for rule in sorted(RULES.values(), key=place):
+            said = printed(rule, nodes.Text(f"[{rule.id}] "))
+            items += nodes.list_item("", said)
         return [items]
 
 
-def parts_of(written: str) -> tuple[str, str]:
-    """Return a rule without its origin, and that."""
-    sentence, _, origins = written.rpartition(" (")
-    return sentence, origins[:-1]
-
-
-def printed(written: str) -> nodes.paragraph:
+def printed(rule: Rule, *before: nodes.Node) -> nodes.paragraph:
     """Return a rule as it is printed, with its origins as badges."""
-    sentence, origins = parts_of(written)
-    said = [*code_spans(sentence), *badges(origins)]
+    said = [*before, *code_spans(rule.statement)]
+    for origin in rule.origin.split(", "):
+        look = ["origin", origin.split()[0]]
+        said += [nodes.Text(" "), nodes.inline("", origin, classes=look)]
     return nodes.paragraph("", "", *said)
 
 
@@ -266,14 +261,6 @@ def code_spans(text: str) -> Iterator[nodes.Node]:
     """Return a sentence, of which every second part stands in backticks."""
     for number, part in enumerate(text.split("`")):
         yield nodes.literal("", part) if number % 2 else nodes.Text(part)
-
-
-def badges(origins: str) -> Iterator[nodes.Node]:
-    """Return where a rule comes from, as badges."""
-    for origin in origins.split(", "):
-        yield nodes.Text(" ")
-        look = ["origin", origin.split()[0]]
-        yield nodes.inline("", origin, classes=look)
 
 
 class Rules(Transform):
@@ -284,27 +271,22 @@ class Rules(Transform):
     def apply(self) -> None:
         page = self.document.settings.env.docname
         for strong in [*self.document.findall(nodes.strong)]:
-            rule = strong.astext()[1:-1]
-            if rule in CITED and CITED[rule][0] == page:
-                self.make_card(rule, strong)
+            name = strong.astext()[1:-1]
+            if name in CITED and CITED[name][0] == page:
+                strong.parent.replace_self(self.card(RULES[name]))
         if page.startswith("spec/examples/"):
             for section in self.document.findall(nodes.section):
-                if written := RULES.get(section[0].astext()):
-                    section.insert(1, printed(written))
+                if rule := RULES.get(section[0].astext()):
+                    section.insert(1, printed(rule))
 
-    def make_card(self, rule: str, strong: nodes.Element) -> None:
-        """Put a rule, its origin, and what shows and keeps it on a card."""
-        said = strong.parent
-        end = ""  # all text behind the last piece of code
-        while isinstance(said[-1], nodes.Text):
-            end = said.pop().astext() + end
-        text, origins = parts_of(" ".join(f"x{end}".split()))
-        said += [nodes.Text(text[1:]), *badges(origins)]
-        level = re.findall(r"MUST|SHOULD|MAY", said.astext())[0]
-        card = nodes.container(ids=[rule], classes=["rule", level.lower()])
-        strong.replace_self(raw(f'<a class="id" href="#{rule}">{rule}</a> '))
-        said.replace_self(card)
-        card += [said, *self.below(rule)]
+    def card(self, rule: Rule) -> nodes.Node:
+        """Return a rule, its origin, and what shows and keeps it."""
+        said = printed(
+            rule, raw(f'<a class="id" href="#{rule.id}">{rule.id}</a> ')
+        )
+        looks = ["rule", rule.level.split()[0].lower()]
+        below = self.below(rule.id)
+        return nodes.container("", said, *below, ids=[rule.id], classes=looks)
 
     def below(self, rule: str) -> Iterator[nodes.Node]:
         """Return an entry for the search, and one line: examples, code."""

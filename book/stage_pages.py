@@ -31,7 +31,8 @@ class Editor(Directive):
     def parts(self, stage: int) -> Iterator[nodes.Node]:
         """Return what the page of a stage shows here."""
         start, server = map(escape, map(program, (stage - 1, stage)))
-        yield raw(FORM.substitute(stage=stage, start=start, server=server))
+        numbers = {"stage": stage, "before": stage - 1}
+        yield raw(FORM.substitute(numbers, start=start, server=server))
 
 
 class NewCode(Editor):

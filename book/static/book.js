@@ -71,7 +71,7 @@ async function request(place, ...call) {
   const answer = await ask(show, ...call);
   stop.remove();
   outdate(place, !answer.lines && !answer.html);
-  show("bad", answer.said ?? (answer.form ? `${answer.form}.` : ""));
+  show("bad", answer.said ?? "");
   return answer;
 }
 
@@ -81,11 +81,13 @@ async function play(place, kind, ...call) {
   if (!lines) return answer;
   const failed = kind === "bench" ? led.length - 1 : led.findIndex(({ wrong }) => wrong);
   const isRight = !led[failed]?.wrong;
-  const shown = kind === "question" && !isRight ? led.map(({ wrong }) => ({ wrong: hidden(wrong) })) : led;
+  const isQuestion = kind === "question";
+  const shown = isQuestion && !isRight ? led.map(({ wrong }) => ({ wrong: hidden(wrong) })) : led;
   place.querySelector(".drawing").innerHTML = drawn(kind, lines, shown);
   if (isRight) show("good", RIGHT[kind]?.(led.length, lines.length) ?? `Right: all ${lines.length} lines went as written.`);
   else {
-    show("bad", "").innerHTML = cited(failure(kind, failed, lines, led).replaceAll("\\0", "\\x00"));
+    const said = `${isQuestion ? "Not yet. " : ""}${kind === "stage" ? "Step" : "Line"} ${failed + 1}, “${lines[failed]}”: ${shown[failed].wrong}.`;
+    show("bad", "").innerHTML = cited(said.replaceAll("\\0", "\\x00"));
   }
   return { ...answer, isRight };
 }
@@ -97,12 +99,6 @@ const RIGHT = {
 
 // Of a wrong answer, not what came instead: that would be the right one
 const hidden = (wrong) => (!wrong || /disconnected$/.test(wrong) ? wrong : "this does not happen");
-
-function failure(kind, failed, lines, led) {
-  const { wrong } = led[failed];
-  const said = `Line ${failed + 1}, “${lines[failed]}”: ${kind === "question" ? hidden(wrong) : wrong}.`;
-  return kind === "question" ? `Not yet. ${said}` : said;
-}
 
 function outdate(place, is = true) {
   place.querySelectorAll(".drawing").forEach((drawing) => drawing.classList.toggle("outdated", is));

@@ -520,6 +520,7 @@ class TestStages:
             editor.fill(source)
             verdict, said = self.try_it(form)
             assert verdict == "bad" and what in said
+        assert said.startswith("Step ")  # no line of the program
         assert form.locator(".lanes .failed").count() == 1
         assert page.evaluate(OVERFLOW) <= width
 

@@ -38,7 +38,7 @@ def wrong(kind: str, text: str, *more: Any) -> str:
     for line, led in zip(answer.get("lines", ()), answer.get("led", ())):
         if led.get("wrong"):
             return f"{line}: {led['wrong']}"
-    return str(answer.get("said") or answer.get("form", ""))
+    return str(answer.get("said", ""))
 
 
 @pytest.mark.parametrize(("kind", "name", "text"), BLOCKS)
@@ -179,7 +179,7 @@ def test_the_playground_goes_on_after_a_line_that_fails() -> None:
 )
 def test_a_slip_of_form_is_told(hole: str, answer: str, said: str) -> None:
     """It is not played, so nothing gives the answer away."""
-    assert play("question", hole, answer)["form"].startswith(said)
+    assert play("question", hole, answer)["said"].startswith(said)
 
 
 def test_pages_name_buttons_as_they_are() -> None:
