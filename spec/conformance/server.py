@@ -18,7 +18,7 @@ from typing import Any
 
 from .conversation import Failure
 from .examples import escape
-from .wire import Wire, connect
+from .wire import Unanswered, Wire, connect
 
 START_SECONDS_MAX = 10.0
 LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
@@ -215,6 +215,8 @@ class ServerProcess(Program):
                 return self._probe()
             except Failure as failure:
                 what = f"does not serve: {failure}"
+                if isinstance(failure, Unanswered):
+                    what += " (for a server that grows there is --stage)"
             time.sleep(0.005)  # no event tells of a foreign server
         raise Failure(f"the server {self.end() or what + self.log()}")
 

@@ -27,6 +27,10 @@ FILL_SECONDS_MAX = 0.5  # for a packet that the server has handled
 UNREAD_PACKETS_MAX = 10_000  # no example leaves nearly as many to a client
 
 
+class Unanswered(Failure):
+    """A server does not say that it has handled all."""
+
+
 class Wire:
     """A client of a real server."""
 
@@ -93,9 +97,9 @@ class Wire:
         while self._unanswered:
             try:
                 packet = self._read()
-            except Failure:
-                question = f"{self.name}'s {WHOAMI[5:].decode()}"
-                raise Failure(f"{question} is not answered in time") from None
+            except Failure as failure:
+                what = f"{self.name}'s {WHOAMI[5:].decode()} is not answered"
+                raise Unanswered(f"{what}: {failure}") from None
             if self._unanswered or packet == END:
                 self._inbox.append(packet)
             if packet == END:
@@ -132,6 +136,8 @@ class Wire:
                 raise Failure("received nothing in time") from None
             except OSError as error:
                 raise Failure(f"cannot receive: {error.strerror}") from None
+            if packet == END and not self._has_closed():
+                raise Failure("received an empty packet")
             self._unanswered -= packet.startswith(WHOAMI + b"\0")
             if packet == self._filler and self._filler_count:
                 self._filler_count -= 1
@@ -143,9 +149,13 @@ class Wire:
     def await_end(self, seconds_max: float = math.inf) -> None:
         """Return once the server has closed, or should have; read nothing."""
         if self._filler_count:
-            poll = select.poll()
-            poll.register(self.wire, select.POLLRDHUP)
-            poll.poll(1000 * min(seconds_max, self.seconds_max))
+            self._has_closed(min(seconds_max, self.seconds_max))
+
+    def _has_closed(self, seconds_max: float = 0.0) -> bool:
+        """Return whether the server closes the connection in time."""
+        poll = select.poll()
+        poll.register(self.wire, select.POLLRDHUP)
+        return bool(poll.poll(1000 * seconds_max))
 
     def pending(self) -> bytes | None:
         """Read until the client is settled; return what came first, if any."""

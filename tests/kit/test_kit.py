@@ -60,6 +60,9 @@ def serve(welcome):
     listener = listen(SEQPACKET)
     while True:
         welcome(listener.accept()[0])
+def send_nothing(wire):
+    wires.append(wire)
+    wire.send(b"")
 def flood(wire):
     try:
         while True:
@@ -531,7 +534,8 @@ class TestKit:
             ("_ = listen(STREAM); time.sleep(99)", "wrong type for socket"),
             ("_ = listen(SEQPACKET); time.sleep(99)", "is not answered"),
             ("serve(lambda wire: wire.close())", "it closes every connection"),
-            ("serve(lambda wire: wires.append(wire))", "is not answered"),
+            ("serve(wires.append)", "(for a server that grows there is --sta"),
+            ("serve(send_nothing)", "is not answered: received an empty pack"),
             ("serve(flood)", "receives MSG k\\0 without end"),
         ],
     )
