@@ -45,6 +45,7 @@ What is printed or written:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import os
@@ -193,15 +194,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.random:
             status = max(walk(options, one) for one in options.servers)
             return 128 + min(received) if received else status
-        runs = [*run_all(options)]
+        # Nothing else is printed where a program is to read a report
+        is_silent = any(getattr(options, kind) for kind in REPORTS)
+        with contextlib.redirect_stdout(None if is_silent else sys.stdout):
+            runs = [*run_all(options)]
+            if options.matrix:
+                say(report.matrix(runs))
         if options.html:
             text = report.page(runs, beside=options.html.parent)
             options.html.write_text(text, "utf-8")
     except (Failure, OSError, ValueError) as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 2
-    if options.matrix and not is_silent(options):
-        say(report.matrix(runs))
     for kind, make in REPORTS.items():
         if getattr(options, kind):
             say(make(runs))
@@ -283,7 +287,6 @@ def chosen(
 def run_all(options: argparse.Namespace) -> Iterator[report.Run]:
     """Return all results; raise Failure if a program does not start."""
     cases, others = chosen(options)
-    conversation.is_verbose = options.verbose
     if options.matrix:
         for pair in itertools.product(options.servers, options.clients):
             yield run_pair(options, *pair, cases)
@@ -292,17 +295,11 @@ def run_all(options: argparse.Namespace) -> Iterator[report.Run]:
         with tried.server(options) as server:
             judge = judge_of(options, server)
             server.start()
-            stream = stream_of(options, tried.text, tried.again)
-            results = judged(stream, judge, cases)
-        stream.say(report.text_report(results))
-        yield report.Run("server", tried.name, tried.text, results)
+            yield run(options, tried, judge, cases)
     for tried in options.clients if others else ():
         client_kit = ClientKit(tried.text, options.seconds, options.total)
         client_kit.probe()
-        stream = stream_of(options, tried.text, tried.again)
-        results = judged(stream, client_kit.judge, others)
-        stream.say(report.text_report(results))
-        yield report.Run("client", tried.name, tried.text, results)
+        yield run(options, tried, client_kit.judge, others)
 
 
 def run_pair(
@@ -312,20 +309,16 @@ def run_pair(
     cases: Sequence[kit.Item],
 ) -> report.Run:
     """Return how a server fares with a client; nothing if one is missing."""
-    name = f"{tried.name} with {client.name}"
-    stream = stream_of(options, name, f"--matrix {tried.again} {client.again}")
-    results: Sequence[kit.Result] = ()
     with tried.server(options) as server:
         pair = Pair(server, client.text)
         judge = judge_of(options, server, pair)
         try:
             server.start()
-            pair.probe()
+            pair.connect().close()
         except (Failure, NotApplicable, OSError) as failure:
-            stream.say(f"not offered: {failure}")
-        else:
-            results = judged(stream, judge, cases)
-    return report.Run("pair", tried.name, tried.text, results, client.name)
+            cases = ()
+            say(f"{tried.name} with {client.name}: {failure}")
+        return run(options, tried, judge, cases, client)
 
 
 def judge_of(
@@ -338,25 +331,21 @@ def judge_of(
     return kit.Kit(server, *what, not options.keep, bus).judge
 
 
-def stream_of(
-    options: argparse.Namespace, name: str, again: str
-) -> report.Stream:
-    """Return what tells of failures, unless a program is to read them."""
+def run(
+    options: argparse.Namespace,
+    tried: Program,
+    judge: Callable[[Any], kit.Result],
+    cases: Sequence[Any],
+    client: Program | None = None,
+) -> report.Run:
+    """Return the results of cases, and tell of failures when they happen."""
+    name, again = tried.text, tried.again
+    if client:
+        name = f"{tried.name} with {client.name}"
+        again = f"--matrix {again} {client.again}"
     if options.examples:
         again += f" --examples {shlex.quote(str(options.examples))}"
-    show = (lambda _: 0) if is_silent(options) else say
-    return report.Stream(name, again, show)
-
-
-def is_silent(options: argparse.Namespace) -> bool:
-    """Return whether nothing is printed but a report for programs."""
-    return any(getattr(options, kind) for kind in REPORTS)
-
-
-def judged(
-    stream: report.Stream, judge: Callable[[Any], Any], cases: Sequence[Any]
-) -> list[kit.Result]:
-    """Return the results of cases, and tell of failures when they happen."""
+    say(f"sbus conformance of {name}, specification {report.edition()}")
     results: list[kit.Result] = []
     for number, case in enumerate(cases):
         if received:  # a signal
@@ -366,14 +355,24 @@ def judged(
         tell_progress(f"{len(cases) - number} left: {case.name}")
         results.append(judge(case))
         tell_progress("")
-        stream.tell(results[-1])
-    return results
+        if said := report.failure_report(results, again):
+            say(said)
+    say(report.text_report(results))
+    is_client = tried.option == "--client"
+    return report.Run(
+        "client" if is_client else "server",
+        tried.name,
+        tried.text,
+        results,
+        client.name if client else "",
+    )
 
 
 def wait_for_enter(server: ServerProcess) -> None:
     """Leave all as it is until somebody has looked at it."""
     where = f"{server.processes} at {server.name!s}"
-    print(f"it failed; the server is {where}, and Enter goes on")
+    what = f"it failed; the server is {where}, and Enter goes on"
+    print(what, file=sys.stderr)
     sys.stdin.readline()
     received.add(0)
 

@@ -27,25 +27,19 @@ from .rules import (
 )
 
 FAILURES_SHOWN_MAX = 3  # of one rule, on a terminal
-FAILURES_ON_PAGE_MAX = 10
 ALIKE_SHOWN_MAX = 4  # steps in a row that differ in their numbers alone
 WRONG = ("failed", "differs", "flaky")
 JUDGED = ("passed", *WRONG)
 NOT_TRIED = ("not run", "not applicable", "not asked for")
 VERDICTS = ("passed", *WRONG, *NOT_TRIED)
-ORDER = (
-    "failed",
-    "not run",
-    "differs",
-    "flaky",
-    *VERDICTS,
-)  # the first counts
+# Of the verdicts on the examples of a rule, the first of these counts
+ORDER = ("failed", "not run", "differs", "flaky", *VERDICTS)
 
 
 class Run(NamedTuple):
     """How one server or client fared, or a pair of them."""
 
-    kind: str  # server, client or pair
+    kind: str  # server or client
     name: str
     command: str
     results: Sequence[Result]
@@ -130,16 +124,6 @@ def shortened(dialogue: Iterable[str]) -> list[str]:
     return shown
 
 
-def first_failures(about: Sequence[Result]) -> Iterator[str]:
-    """Return the lines on the first failures of a rule, and name the rest."""
-    for result in about[:FAILURES_ON_PAGE_MAX]:
-        yield from ("", *failure_lines(result))
-    more = [result.case for result in about[FAILURES_ON_PAGE_MAX:]]
-    if more:
-        what = f"also {about[0].verdict}, {len(more)}"
-        yield from ("", f"  {what}: {', '.join(more)}")
-
-
 def not_run(results: Sequence[Result]) -> Iterator[str]:
     """Return how many were not run, and why."""
     whys = Counter(
@@ -149,36 +133,26 @@ def not_run(results: Sequence[Result]) -> Iterator[str]:
         yield f"{verdict}, {number}: {why}"
 
 
-class Stream:
-    """Prints each failure when it happens, and the others in one line."""
+def failure_report(results: Sequence[Result], again: str) -> str:
+    """Return what is said of the last result, if it is wrong.
 
-    def __init__(
-        self, name: str, again: str, say: Callable[[str], object]
-    ) -> None:
-        self._again = again  # the options that name what is tried
-        self.say = say
-        self._counts: dict[str, int] = {}  # of failures, by their first rule
-        say(f"sbus conformance of {name}, specification {edition()}")
-
-    def tell(self, result: Result) -> None:
-        """Print a result, if it is wrong."""
-        if result.verdict not in WRONG:
-            return
-        name = result.rules[0]
-        self._counts[name] = self._counts.get(name, 0) + 1
-        head = f"{result.verdict.upper()} [{name}]"
-        if self._counts[name] > FAILURES_SHOWN_MAX:
-            self.say(f"{head} also {result.case}")
-            return
-        again = f"{self._again} --only {result.case}"
-        is_first = self._counts[name] == 1
-        lines = [
-            "",
-            f"{head} {read_rules()[name].sentence}" if is_first else head,
-            *failure_lines(result),
-            f"    again: python3 spec/conformance {again} --verbose",
-        ]
-        self.say("\n".join(lines))
+    The text 'again' has the options that name what is tried.
+    """
+    result = results[-1]
+    if result.verdict not in WRONG:
+        return ""
+    rule = result.rules[0]
+    alike = [
+        one for one in results if one.rules[0] == rule and one.verdict in WRONG
+    ]
+    head = f"{result.verdict.upper()} [{rule}]"
+    if len(alike) > FAILURES_SHOWN_MAX:
+        return f"{head} also {result.case}"
+    if len(alike) == 1:
+        head += f" {read_rules()[rule].sentence}"
+    again = f"python3 spec/conformance {again} --only {result.case} --verbose"
+    lines = ["", head, *failure_lines(result), f"    again: {again}"]
+    return "\n".join(lines)
 
 
 def text_report(results: Sequence[Result]) -> str:
@@ -220,14 +194,11 @@ def by_family(ids: Iterable[str]) -> str:
 
 def matrix(runs: Sequence[Run]) -> str:
     """Return a table in Markdown: how each server fared with each client."""
-    rows: dict[str, list[str]] = {"Server": [], "---": []}
-    for run in runs:
-        rows.setdefault(run.name, []).append(cell(run))
-    for client in dict.fromkeys(run.client for run in runs):
-        rows["Server"].append(client)
-        rows["---"].append("---")
-    lines = [" | ".join([name, *cells]) for name, cells in rows.items()]
-    return "\n".join(f"| {line} |" for line in lines)
+    clients = [*dict.fromkeys(run.client for run in runs)]
+    rows = [["Server", *clients], ["---"] * (1 + len(clients))]
+    for server, group in groupby(runs, lambda run: run.name):
+        rows.append([server, *map(cell, group)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def cell(run: Run) -> str:
@@ -312,11 +283,12 @@ class Column:
         return f'<td class="{verdict}">{shown}</td>'
 
     def details(self, rule: Rule) -> str:
-        """Return what failed, or differs, folded."""
-        shown, about = "", self.results[rule.id]
+        """Return what failed, differs or is flaky, folded."""
+        shown = ""
         for verdict in WRONG:
+            about = self.results[rule.id]
             wrong = [one for one in about if one.verdict == verdict]
-            lines = first_failures(wrong)
+            lines = [line for one in wrong for line in failure_lines(one)]
             if wrong:
                 what = f"{self.name}: {len(wrong)} {verdict}"
                 text = escape("\n".join(lines))
@@ -328,19 +300,22 @@ class Column:
 def page(runs: Sequence[Run], beside: Path = SPEC) -> str:
     """Return an HTML page; its rules link to the book if it is there."""
     columns = [*map(Column, runs)]
-    chapters: dict[str, list[Rule]] = {}
-    for rule in read_rules().values():
-        if any(column.verdict(rule) for column in columns):
-            chapters.setdefault(rule.file, []).append(rule)
+    rules = [
+        rule
+        for rule in read_rules().values()
+        if any(column.verdict(rule) for column in columns)
+    ]
+    chapters = [
+        chapter_html([*group], columns, beside)
+        for _, group in groupby(rules, lambda rule: rule.file)
+    ]
     whys = dict.fromkeys(why for run in runs for why in not_run(run.results))
     template = Path(__file__).with_name("page.html").read_text("utf-8")
     return Template(template).substitute(
         date=time.strftime("%Y-%m-%d"),
         edition=edition(),
         runs="\n".join(map(run_row, runs)),
-        chapters="\n".join(
-            chapter_html(rules, columns, beside) for rules in chapters.values()
-        ),
+        chapters="\n".join(chapters),
         notes="\n".join(f"<li>{escape(why)}</li>" for why in whys),
     )
 
@@ -357,31 +332,18 @@ def run_row(run: Run) -> str:
 def chapter_html(
     rules: Sequence[Rule], columns: Sequence[Column], beside: Path
 ) -> str:
-    """Return a chapter as a table; fold what nobody asked for."""
+    """Return a chapter as a table, with a row for each of its rules."""
     chapter = SPEC / rules[0].file
     link = Path("../spec", rules[0].file).with_suffix(".html")
     place = f"{link}#" if (beside / link).exists() else chapter.as_uri()
-    asked: list[str] = []
-    others: list[str] = []
-    for rule in rules:
-        found = {column.verdict(rule) for column in columns}
-        rows = others if found <= {"not asked for", ""} else asked
-        rows.append(rule_rows(rule, columns, place))
     title = chapter.read_text("utf-8").splitlines()[0].strip("# ")
-    shown = table(asked, columns) if asked else ""
-    if others:
-        what = f"not asked for: {len(others)} of {len(rules)}"
-        shown += f"<details><summary>{what}</summary>"
-        shown += f"{table(others, columns)}</details>"
-    return f"<section><h2>{escape(title)}</h2>\n{shown}</section>"
-
-
-def table(rows: Sequence[str], columns: Sequence[Column]) -> str:
-    """Return a table of rules."""
     names = "".join(f'<th scope="col">{one.name}</th>' for one in columns)
-    head = f'<thead><tr><th scope="col">Rule</th>{names}</tr></thead>'
-    body = "\n".join(rows)
-    return f'<table class="rules">{head}\n<tbody>{body}</tbody></table>'
+    body = "\n".join(rule_rows(rule, columns, place) for rule in rules)
+    return (
+        f"<section><h2>{escape(title)}</h2>\n"
+        f'<table class="rules"><thead><tr><th scope="col">Rule</th>{names}'
+        f"</tr></thead>\n<tbody>{body}</tbody></table></section>"
+    )
 
 
 def rule_rows(rule: Rule, columns: Sequence[Column], place: str) -> str:
