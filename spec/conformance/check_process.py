@@ -307,27 +307,6 @@ def readiness_is_told(trial: Trial) -> None:
     require(is_ready, f"it tells {describe(told)}")
 
 
-@check("LIMIT-7")
-def descriptors_are_made_use_of(trial: Trial) -> None:
-    soft, hard = DESCRIPTORS
-    trial.say(f"it may have {soft} descriptors, and raise that to {hard}")
-    trial.start(preexec_fn=grant_few)
-    limits = [resource.prlimit(one, NOFILE) for one in trial.server.processes]
-    require((hard, hard) in limits, "it has not raised its limit")
-    for _ in range(hard):
-        trial.client().settle()
-
-
-@check("LIMIT-7")
-def half_of_the_descriptors_for_a_user(trial: Trial) -> None:
-    _, most = DESCRIPTORS
-    trial.start("-g", "-o", preexec_fn=grant_few)
-    trial.say(f"it may have {most} descriptors; a user asks for most of them")
-    crowd = [trial.client(uid=trial.user) for _ in range(most * 5 // 8)]
-    count = sum(client.pending() is None for client in crowd)
-    require(count <= most // 2, f"{count} of its clients are let in")
-
-
 def numbers_for(client: Wire) -> dict[str, Any]:
     """Return what a client is told when it asks for numbers."""
     client.send(b"CMSG stats")

@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -282,20 +282,6 @@ class Column:
             shown = f"{verdict}, {tell(self.results[rule.id])}"
         return f'<td class="{verdict}">{shown}</td>'
 
-    def details(self, rule: Rule) -> str:
-        """Return what failed, differs or is flaky, folded."""
-        shown = ""
-        for verdict in WRONG:
-            about = self.results[rule.id]
-            wrong = [one for one in about if one.verdict == verdict]
-            lines = [line for one in wrong for line in failure_lines(one)]
-            if wrong:
-                what = f"{self.name}: {len(wrong)} {verdict}"
-                text = escape("\n".join(lines))
-                shown += f"<details><summary>{what}</summary><pre>{text}</pre>"
-                shown += "</details>"
-        return shown
-
 
 def page(runs: Sequence[Run], beside: Path = SPEC) -> str:
     """Return an HTML page; its rules link to the book if it is there."""
@@ -316,8 +302,21 @@ def page(runs: Sequence[Run], beside: Path = SPEC) -> str:
         edition=edition(),
         runs="\n".join(map(run_row, runs)),
         chapters="\n".join(chapters),
+        failures="\n".join(map(failures_html, runs)),
         notes="\n".join(f"<li>{escape(why)}</li>" for why in whys),
     )
+
+
+def failures_html(run: Run) -> str:
+    """Return all that failed, differs or is flaky, as a terminal has it."""
+    lines = [
+        line
+        for one in run.results
+        if one.verdict in WRONG
+        for line in (one.verdict.upper(), *failure_lines(one))
+    ]
+    text = escape("\n".join(lines) or "nothing")
+    return f"<h3>{escape(run.title)}</h3><pre>{text}</pre>"
 
 
 def run_row(run: Run) -> str:
@@ -338,7 +337,7 @@ def chapter_html(
     place = f"{link}#" if (beside / link).exists() else chapter.as_uri()
     title = chapter.read_text("utf-8").splitlines()[0].strip("# ")
     names = "".join(f'<th scope="col">{one.name}</th>' for one in columns)
-    body = "\n".join(rule_rows(rule, columns, place) for rule in rules)
+    body = "\n".join(rule_row(rule, columns, place) for rule in rules)
     return (
         f"<section><h2>{escape(title)}</h2>\n"
         f'<table class="rules"><thead><tr><th scope="col">Rule</th>{names}'
@@ -346,21 +345,16 @@ def chapter_html(
     )
 
 
-def rule_rows(rule: Rule, columns: Sequence[Column], place: str) -> str:
-    """Return the row of a rule, and one with its failures if there are."""
-    found = {column.verdict(rule) for column in columns}
-    kind = next((one for one in WRONG if one in found), "other")
+def rule_row(rule: Rule, columns: Sequence[Column], place: str) -> str:
+    """Return the row of a rule."""
+    verdicts = {column.verdict(rule) for column in columns}
+    kind = next((one for one in WRONG if one in verdicts), "other")
     link = f"{place}{rule.id}" if place.endswith("#") else place
     said = re.sub("`([^`]+)`", r"<code>\1</code>", escape(rule.statement))
     said = said.replace(rule.level, f"<b>{rule.level}</b>", 1)
     cells = "".join(column.cell(rule) for column in columns)
-    row = (
+    return (
         f'<tr id="{rule.id}" class="{kind}"><th scope="row">'
         f'<a href="{link}">{rule.id}</a> {said} <small>{rule.origin}</small>'
         f"</th>{cells}</tr>"
     )
-    details = "".join(column.details(rule) for column in columns)
-    if details:
-        row += f'\n<tr class="{kind} more"><td colspan="{len(columns) + 1}">'
-        row += f"{details}</td></tr>"
-    return row
