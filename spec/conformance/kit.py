@@ -17,7 +17,6 @@ from .examples import Block, Case, read_cases
 from .rules import ORIGINS, read_rules
 from .server import ServerProcess
 from .trial import Check, NotApplicable, perform_check
-from .wire import turns
 
 Item = Union[Case, Check]  # what is run
 CHECKS = [
@@ -196,7 +195,6 @@ class Kit:
     def _try(self, case: Item) -> Outcome:
         """Run a case; one server does for those with the same options."""
         why = self.learn_room() if "fill" in needs_of(case) else ""
-        turns.clear()
         if isinstance(case, Check):
             self.options = None  # a check leaves nothing as it was
         else:

@@ -69,6 +69,7 @@ class Speaker:
         self.gid, self.uid, self.pid = map(int, numbers)
         # A secret key, so that no pattern of another client matches it
         self._token = path + b"/settled"
+        self._ask("subscribe", self._token)
         self._seconds_max = self._program.seconds_max
 
     def _ask(self, word: str, *texts: bytes) -> Line:
@@ -109,10 +110,8 @@ class Speaker:
     def pending(self) -> bytes | None:
         """Return what has come, if anything has; a token comes after it."""
         if not self._inbox:
-            self._ask("subscribe", self._token)
             self._ask("publish", self._token, b"")
             self._inbox.append(self.receive())
-            self._ask("unsubscribe", self._token)
         if self._inbox == [b"MSG " + self._token + b"\0"]:
             self._inbox.clear()
         return self._inbox[0] if self._inbox else None
@@ -141,8 +140,3 @@ class Pair:
 
     def thaw(self) -> None:
         """Do nothing: no step stops the server."""
-
-    def probe(self) -> None:
-        """Raise Failure if the client does not serve, or the server."""
-        with contextlib.closing(self.connect()) as client:
-            client.settle()

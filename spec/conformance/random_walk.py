@@ -10,7 +10,6 @@ from typing import Any
 
 from model import CHOICES
 
-from . import wire
 from .conversation import Failure, Outcome, perform
 from .examples import Conversation, parse_step
 from .kit import Kit
@@ -193,7 +192,6 @@ class Walk:
 
     def _run(self, writer: Writer) -> Outcome:
         """Hold a conversation."""
-        wire.turns.clear()
         steps = tuple(map(parse_step, writer.lines))
         return perform(self.server, Conversation("random", (), steps))
 

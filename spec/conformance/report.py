@@ -300,31 +300,26 @@ def page(runs: Sequence[Run], beside: Path = SPEC) -> str:
     return Template(template).substitute(
         date=time.strftime("%Y-%m-%d"),
         edition=edition(),
-        runs="\n".join(map(run_row, runs)),
+        runs="\n".join(map(run_html, runs)),
         chapters="\n".join(chapters),
-        failures="\n".join(map(failures_html, runs)),
         notes="\n".join(f"<li>{escape(why)}</li>" for why in whys),
     )
 
 
-def failures_html(run: Run) -> str:
-    """Return all that failed, differs or is flaky, as a terminal has it."""
+def run_html(run: Run) -> str:
+    """Return how a server or client fared, and what is wrong, folded."""
     lines = [
         line
         for one in run.results
         if one.verdict in WRONG
         for line in (one.verdict.upper(), *failure_lines(one))
     ]
-    text = escape("\n".join(lines) or "nothing")
-    return f"<h3>{escape(run.title)}</h3><pre>{text}</pre>"
-
-
-def run_row(run: Run) -> str:
-    """Return the row of a server or client in the first table."""
+    text = "\n".join(lines)
     return (
-        f'<tr><th scope="row">{escape(run.title)}</th><td>{run.kind}</td>'
-        f"<td><code>{escape(run.command)}</code></td>"
-        f"<td>{summary(run.results)}</td></tr>"
+        f"<h2>{escape(run.title)}</h2>\n"
+        f"<p>{run.kind} <code>{escape(run.command)}</code></p>\n"
+        f"<details><summary>{summary(run.results)}</summary>"
+        f"<pre>{escape(text)}</pre></details>"
     )
 
 

@@ -13,7 +13,7 @@ import struct
 import sys
 import termios
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from typing import Callable
 
@@ -246,45 +246,24 @@ def connect(
     return kind(wire, seconds_max, (gid, uid, pid))
 
 
-# Processes that connect, by group, user and turn.  They live on, as to start
-# one takes long; who clears the turns has each of them connect once more.
-connectors: dict[tuple[int, int, int], tuple[socket.socket, int]] = {}
-turns: Counter[tuple[int, int]] = Counter()
-
-
 def connect_in_child(
     wire: socket.socket, name: str | bytes, gid: int, uid: int
 ) -> int:
     """Have a user's process connect a socket; return its number."""
-    turns[gid, uid] += 1
-    key = gid, uid, turns[gid, uid]
-    if key not in connectors:
-        connectors[key] = start_connector(gid, uid)
-    ours, child = connectors[key]
-    socket.send_fds(ours, [os.fsencode(name)], [wire.fileno()])
-    error = int(ours.recv(20) or errno.EPERM)
+    child = os.fork()
+    if not child:
+        error = errno.EPERM  # it may not be that user
+        try:
+            if (gid, uid) != (os.getegid(), os.geteuid()):
+                os.setgroups([])
+                os.setgid(gid)
+                os.setuid(uid)
+            error = wire.connect_ex(name)
+        finally:
+            os._exit(error)
+
+    _, status = os.waitpid(child, 0)
+    error = os.waitstatus_to_exitcode(status)
     if error:
         raise OSError(error, f"user {uid}: {os.strerror(error)}")
     return child
-
-
-def start_connector(gid: int, uid: int) -> tuple[socket.socket, int]:
-    """Start a user's process that connects what it is sent; return both."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    child = os.fork()
-    if child:
-        theirs.close()
-        return ours, child
-    try:
-        os.closerange(3, theirs.fileno())
-        os.closerange(theirs.fileno() + 1, 1 << 16)
-        if (gid, uid) != (os.getegid(), os.geteuid()):
-            os.setgroups([])
-            os.setgid(gid)
-            os.setuid(uid)
-        while True:
-            place, (number,), _, _ = socket.recv_fds(theirs, 200, 1)
-            with socket.socket(fileno=number) as other:
-                theirs.send(b"%d" % other.connect_ex(place))
-    finally:  # it may not be that user, or nobody is left who asks
-        os._exit(0)

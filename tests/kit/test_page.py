@@ -172,5 +172,5 @@ class TestPage:
         text = file.read_text("utf-8")
         assert done.status == 0 and not done.errors, done
         assert done.output.count("1 passed, 0 failed") == 2
-        assert '<th scope="row">one</th><td>server</td>' in text
+        assert "<h2>one</h2>\n<p>server <code>" in text
         assert row(text, "PUB-2").count(">1/1 passed<") == 2
