@@ -25,7 +25,6 @@ from .wire import Wire
 DESCRIPTORS = 32, 64  # soft and hard limit
 NOFILE = resource.RLIMIT_NOFILE
 grant_few = functools.partial(resource.setrlimit, NOFILE, DESCRIPTORS)
-RIVALS = 3
 USERS = 150
 END_SECONDS_MIN = 0.1  # in which a server with a backlog does not end
 ABSTRACT = "/dev/unix/abstract"
@@ -105,6 +104,9 @@ def what_is_not_stale_is_kept(trial: Trial) -> None:
             refuse(trial, path, "-r")
         trial.say("which is a stale socket now")
         refuse(trial, path)
+        if kind == SEQPACKET:
+            trial.start("-r", path=path)
+            trial.stop()
     path = trial.file(b"precious")
     refuse(trial, path)
     refuse(trial, path, "-r")
@@ -112,30 +114,6 @@ def what_is_not_stale_is_kept(trial: Trial) -> None:
     path = trial.server.new_path()
     os.symlink(trial.file(b""), path)
     refuse(trial, path, "-r")
-
-
-@check("ADDR-8")
-def servers_that_start_at_once(trial: Trial) -> None:
-    path = trial.server.new_path()
-    trial.say(f"{RIVALS} servers start with -r where a stale socket is")
-    bind(path).close()
-    rivals, outputs = [], []
-    for _ in range(RIVALS):
-        output, end = trial.pipe()
-        outputs.append(output)
-        rivals.append(trial.cleanup.enter_context(trial.server.another()))
-        rivals[-1].launch(path, "-r", stdout=end)
-        end.close()
-    for output in outputs:
-        trial.read(output)  # each listens or ends
-    trial.wait_until(
-        lambda: sum(one.status() is None for one in rivals) <= 1,
-        "several of them are left",
-    )
-    left = [one for one in rivals if one.status() is None]
-    require(left, "none of them is left")
-    fault = left[0].fault()
-    require(not fault, f"of the one that is left: {fault}")
 
 
 WRONG_OPTIONS = (  # one between two semicolons

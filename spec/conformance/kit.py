@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Union
@@ -129,8 +127,6 @@ def left_out(case: Item, level: str, only: Set[str]) -> str:
 
 
 NO_TIME = "there was no time left; see --total"
-FAILURES_TOOK_LONG = "failures of the family took long; see --only"
-FAMILY_SHARE = 1 / 12  # of the time, for what fails of a family
 PASSES_IF_FLAKY = 2  # in a row; fewer would hide what fails now and then
 
 
@@ -155,9 +151,6 @@ class Kit:
         self.options: tuple[str, ...] | None = None  # of the running server
         self._refused: dict[tuple[str, ...], str] = {}  # options, and why
         self._room_fault: str | None = None  # None before it was tried
-        # How many seconds the failures of a family may take, and have taken
-        self._share = math.inf if only else FAMILY_SHARE * total
-        self._failing: dict[str, float] = defaultdict(float)
 
     def judge(self, case: Item) -> Result:
         """Run one case; one server does for those with the same options."""
@@ -172,13 +165,12 @@ class Kit:
         for verdict, why in (
             ("not asked for", left_out(case, self.level, self.only)),
             ("not applicable", obstacle(case, self.server.is_ours)),
-            ("not run", self._too_late(case)),
+            ("not run", NO_TIME if time.monotonic() > self.end else ""),
         ):
             if why:
                 return verdict, why, (), ""
         is_choice = level_of(case) == "choice"
         bad = "differs" if is_choice else "failed"
-        start = time.monotonic()
         try:
             first = self._try(case)
             if first.wrong and self.tries_again:
@@ -189,7 +181,6 @@ class Kit:
             return "not applicable", str(error), (), ""
         if not first.wrong:
             return "passed", "", (), ""
-        self._failing[family_of(case)] += time.monotonic() - start
         return bad, first.wrong, first.said, first.rule
 
     def _try(self, case: Item) -> Outcome:
@@ -214,13 +205,6 @@ class Kit:
                     f"(the server wrote: {it})" for it in words
                 )
         return outcome
-
-    def _too_late(self, case: Item) -> str:
-        """Return why there is no time for a case, if so."""
-        if time.monotonic() > self.end:
-            return NO_TIME
-        took_long = self._failing[family_of(case)] > self._share
-        return FAILURES_TOOK_LONG if took_long else ""
 
     def learn_room(self) -> str:
         """Learn what a fill step takes; return why that fails, if so."""
@@ -256,11 +240,6 @@ def block_of(case: Any) -> str:
     """Return the name of the block that a case is of."""
     name: str = case.name
     return name.partition("/")[0]
-
-
-def family_of(case: Item) -> str:
-    """Return the family of the first rule that a case shows."""
-    return read_rules()[case.rules[0]].family
 
 
 def options_of(case: Item) -> tuple[str, ...]:

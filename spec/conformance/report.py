@@ -27,7 +27,7 @@ from .rules import (
 )
 
 FAILURES_SHOWN_MAX = 3  # of one rule, on a terminal
-ALIKE_SHOWN_MAX = 4  # steps in a row that differ in their numbers alone
+STEPS_SHOWN_MAX = 10  # at the beginning of a conversation, and at its end
 WRONG = ("failed", "differs", "flaky")
 JUDGED = ("passed", *WRONG)
 NOT_TRIED = ("not run", "not applicable", "not asked for")
@@ -114,14 +114,12 @@ def failure_lines(result: Result) -> list[str]:
 
 
 def shortened(dialogue: Iterable[str]) -> list[str]:
-    """Return steps; of many that differ in numbers alone, both ends."""
-    shown: list[str] = []
-    for _, group in groupby(dialogue, lambda step: re.sub(r"\d+", "#", step)):
-        steps = [*group]
-        if len(steps) > ALIKE_SHOWN_MAX:
-            steps[1:-1] = [f"... {len(steps) - 2} more like this"]
-        shown += steps
-    return shown
+    """Return steps; of many, both ends."""
+    steps = [*dialogue]
+    if len(steps) > 2 * STEPS_SHOWN_MAX:
+        count = len(steps) - 2 * STEPS_SHOWN_MAX
+        steps[STEPS_SHOWN_MAX:-STEPS_SHOWN_MAX] = [f"... {count} more"]
+    return steps
 
 
 def not_run(results: Sequence[Result]) -> Iterator[str]:
@@ -259,49 +257,23 @@ def json_report(runs: Sequence[Run]) -> str:
 # ---- The page for browsers: it needs nothing else
 
 
-class Column:
-    """What the tables say of one server or client."""
-
-    def __init__(self, run: Run) -> None:
-        self.kind = run.kind
-        self.name = escape(run.title)
-        self.results = results_by_rule(run.results)
-        self._verdicts = verdicts(run.results)
-
-    def verdict(self, rule: Rule) -> str:
-        """Return the verdict on a rule, empty if it is for others."""
-        is_for_it = rule.subject == self.kind or self.results[rule.id]
-        return self._verdicts[rule.id] if is_for_it else ""
-
-    def cell(self, rule: Rule) -> str:
-        """Return the verdict, and how many of those that were run passed."""
-        shown = verdict = self.verdict(rule)
-        if verdict == "passed":
-            shown = tell(self.results[rule.id])
-        elif verdict in WRONG:
-            shown = f"{verdict}, {tell(self.results[rule.id])}"
-        return f'<td class="{verdict}">{shown}</td>'
-
-
 def page(runs: Sequence[Run], beside: Path = SPEC) -> str:
     """Return an HTML page; its rules link to the book if it is there."""
-    columns = [*map(Column, runs)]
+    columns = [*map(column, runs)]
     rules = [
         rule
         for rule in read_rules().values()
-        if any(column.verdict(rule) for column in columns)
+        if any(rule.id in cells for cells in columns)
     ]
-    chapters = [
-        chapter_html([*group], columns, beside)
-        for _, group in groupby(rules, lambda rule: rule.file)
-    ]
+    names = (f'<th scope="col">{escape(run.title)}</th>' for run in runs)
     whys = dict.fromkeys(why for run in runs for why in not_run(run.results))
     template = Path(__file__).with_name("page.html").read_text("utf-8")
     return Template(template).substitute(
         date=time.strftime("%Y-%m-%d"),
         edition=edition(),
         runs="\n".join(map(run_html, runs)),
-        chapters="\n".join(chapters),
+        names="".join(names),
+        rules="\n".join(rule_row(rule, columns, beside) for rule in rules),
         notes="\n".join(f"<li>{escape(why)}</li>" for why in whys),
     )
 
@@ -323,33 +295,31 @@ def run_html(run: Run) -> str:
     )
 
 
-def chapter_html(
-    rules: Sequence[Rule], columns: Sequence[Column], beside: Path
+def column(run: Run) -> dict[str, str]:
+    """Return a cell for each rule that is for a server or a client."""
+    by_rule, cells = results_by_rule(run.results), {}
+    for rule, verdict in verdicts(run.results).items():
+        about, shown = by_rule[rule], verdict
+        if verdict == "passed":
+            shown = tell(about)
+        elif verdict in WRONG:
+            shown = f"{verdict}, {tell(about)}"
+        if about or read_rules()[rule].subject == run.kind:
+            cells[rule] = f'<td class="{verdict}">{shown}</td>'
+    return cells
+
+
+def rule_row(
+    rule: Rule, columns: Sequence[dict[str, str]], beside: Path
 ) -> str:
-    """Return a chapter as a table, with a row for each of its rules."""
-    chapter = SPEC / rules[0].file
-    link = Path("../spec", rules[0].file).with_suffix(".html")
-    place = f"{link}#" if (beside / link).exists() else chapter.as_uri()
-    title = chapter.read_text("utf-8").splitlines()[0].strip("# ")
-    names = "".join(f'<th scope="col">{one.name}</th>' for one in columns)
-    body = "\n".join(rule_row(rule, columns, place) for rule in rules)
-    return (
-        f"<section><h2>{escape(title)}</h2>\n"
-        f'<table class="rules"><thead><tr><th scope="col">Rule</th>{names}'
-        f"</tr></thead>\n<tbody>{body}</tbody></table></section>"
-    )
-
-
-def rule_row(rule: Rule, columns: Sequence[Column], place: str) -> str:
-    """Return the row of a rule."""
-    verdicts = {column.verdict(rule) for column in columns}
-    kind = next((one for one in WRONG if one in verdicts), "other")
-    link = f"{place}{rule.id}" if place.endswith("#") else place
+    """Return the row of a rule, with its sentence and its cells."""
+    link = Path("../spec", rule.file).with_suffix(".html")
+    place = (SPEC / rule.file).as_uri()
+    if (beside / link).exists():
+        place = f"{link}#{rule.id}"
     said = re.sub("`([^`]+)`", r"<code>\1</code>", escape(rule.statement))
-    said = said.replace(rule.level, f"<b>{rule.level}</b>", 1)
-    cells = "".join(column.cell(rule) for column in columns)
+    cells = "".join(cells.get(rule.id, "<td></td>") for cells in columns)
     return (
-        f'<tr id="{rule.id}" class="{kind}"><th scope="row">'
-        f'<a href="{link}">{rule.id}</a> {said} <small>{rule.origin}</small>'
-        f"</th>{cells}</tr>"
+        f'<tr id="{rule.id}"><th scope="row"><a href="{place}">{rule.id}</a> '
+        f"{said} <small>{rule.origin}</small></th>{cells}</tr>"
     )

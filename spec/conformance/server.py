@@ -10,9 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +116,10 @@ class Program:
         """
         with open(self._log, "rb") as file:
             file.seek(self._log_start)
-            first = [*islice(file, 2)]
-            last = deque(file, 3)
-        if len(last) == 3:
-            last[0] = b"..."
-        return [escape(it.strip())[:LOG_SHOWN_MAX] for it in (*first, *last)]
+            lines = file.read().splitlines()
+        if len(lines) > 4:
+            lines[2:-2] = [b"..."]
+        return [escape(line.strip())[:LOG_SHOWN_MAX] for line in lines]
 
     def forget_words(self) -> None:
         """Have last_words() leave out what it has written until now."""
