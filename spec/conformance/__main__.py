@@ -51,6 +51,7 @@ import re
 import shlex
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, NoReturn
@@ -71,11 +72,6 @@ REPORTS = {
     "json": report.json_report,
     "junit": report.junit_report,
     "tap": report.tap_report,
-}
-PROGRAMS = {  # options that name what is tried
-    "--server": "servers",
-    "--connect": "servers",
-    "--client": "clients",
 }
 received: set[int] = set()  # signals; what is run is first run to its end
 
@@ -131,7 +127,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_switch = functools.partial(add, action="store_true")
     add_number = functools.partial(add, type=seconds)
 
-    for option, dest in PROGRAMS.items():
+    for option in ("--server", "--connect", "--client"):
+        dest = "clients" if option == "--client" else "servers"
         kind = functools.partial(program, option)
         add(option, action="append", default=[], type=kind, dest=dest)
     for option in ("--matrix", "--list", "--verbose", "--keep"):
@@ -345,40 +342,26 @@ def run(
         again += f" --examples {shlex.quote(str(options.examples))}"
     say(f"sbus conformance of {name}, specification {report.edition()}")
     results: list[kit.Result] = []
-    for number, case in enumerate(cases):
+    for case in cases:
         if received:  # a signal
             why = "a signal has ended the run"
             results.append(kit.Result(case.name, case.rules, "not run", why))
             continue
-        tell_progress(f"{len(cases) - number} left: {case.name}")
         results.append(judge(case))
-        tell_progress("")
         if said := report.failure_report(results, again):
             say(said)
     say(report.text_report(results))
-    is_client = tried.option == "--client"
-    return report.Run(
-        "client" if is_client else "server",
-        tried.name,
-        tried.text,
-        results,
-        client.name if client else "",
-    )
+    kind = "client" if tried.option == "--client" else "server"
+    partner = client.name if client else ""
+    return report.Run(kind, tried.name, tried.text, results, partner)
 
 
 def wait_for_enter(server: ServerProcess) -> None:
     """Leave all as it is until somebody has looked at it."""
-    where = f"{server.processes} at {server.name!s}"
-    what = f"it failed; the server is {where}, and Enter goes on"
-    print(what, file=sys.stderr)
+    where = f"The server: {server.processes} at {server.name!s}"
+    print(f"It failed; Enter goes on.  {where}", file=sys.stderr)
     sys.stdin.readline()
     received.add(0)
-
-
-def tell_progress(line: str) -> None:
-    """Show a line on a terminal, in the place of the one before."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{line[:78]}", end="", file=sys.stderr, flush=True)
 
 
 def say(text: str) -> int:
@@ -392,18 +375,17 @@ def say(text: str) -> int:
 
 def list_of(options: argparse.Namespace) -> str:
     """Return a line for each block and check, with its rules."""
-    lines = []
+    rules: dict[str, set[str]] = defaultdict(set)
     what = options.level, options.only
     cases, others = chosen(options)
     run = [case for case in cases if not kit.left_out(case, *what)]
-    for name, of_block in itertools.groupby([*run, *others], kit.block_of):
-        group = list(of_block)
-        ids = dict.fromkeys(f"[{i}]" for case in group for i in case.rules)
-        many = f", {len(group)} cases" if len(group) > 1 else ""
-        lines.append(f"{name} {' '.join(ids)}{many}")
-    if not lines:
+    for case in (*run, *others):
+        rules[kit.block_of(case)].update(f"[{rule}]" for rule in case.rules)
+    if not rules:
         raise Failure(f"none of that is of --level {options.level}")
-    return "\n".join(lines)
+    return "\n".join(
+        f"{name} {' '.join(sorted(rules[name]))}" for name in rules
+    )
 
 
 if __name__ == "__main__":

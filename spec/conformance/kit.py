@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, Union
+from typing import Any, NamedTuple, Union
 
 from . import check_daemon, check_log, check_process, check_traffic
 from .conversation import Bus, Failure, Outcome, perform
@@ -23,9 +23,6 @@ CHECKS = [
     for one in vars(module).values()
     if isinstance(one, Check)
 ]
-
-
-T = TypeVar("T")  # of cases, also of those of clients
 
 
 class Result(NamedTuple):
@@ -169,8 +166,7 @@ class Kit:
         ):
             if why:
                 return verdict, why, (), ""
-        is_choice = level_of(case) == "choice"
-        bad = "differs" if is_choice else "failed"
+        bad = "differs" if level_of(case) == "choice" else "failed"
         try:
             first = self._try(case)
             if first.wrong and self.tries_again:
@@ -200,10 +196,8 @@ class Kit:
         if outcome.wrong:
             self.options = None  # a server that went wrong is not used again
             if self.server.log() not in outcome.wrong:
-                words = self.server.last_words()
-                outcome.said.extend(
-                    f"(the server wrote: {it})" for it in words
-                )
+                for line in self.server.last_words():
+                    outcome.said.append(f"(the server wrote: {line})")
         return outcome
 
     def learn_room(self) -> str:
@@ -271,6 +265,6 @@ def names_of(cases: Iterable[Any]) -> set[str]:
     return names
 
 
-def choose(cases: Sequence[T], only: set[str]) -> list[T]:
+def choose(cases: Sequence[Any], only: set[str]) -> list[Any]:
     """Return the cases that have one of the names, all if none is named."""
     return [case for case in cases if not only or names_of([case]) & only]

@@ -9,7 +9,7 @@ from typing import Any
 
 from .clients import Adapter, Line
 from .conversation import END, Failure
-from .examples import Conversation, Step
+from .examples import Conversation
 from .kit import Item
 from .server import Program, ServerProcess
 from .trial import NotApplicable
@@ -38,14 +38,14 @@ def can_be_held(case: Item) -> bool:
     if not isinstance(case, Conversation) or case.options:
         return False
     is_at_a_limit = any(rule.startswith("LIMIT") for rule in case.rules)
-    return not is_at_a_limit and all(map(can_be_taken, case.steps))
-
-
-def can_be_taken(step: Step) -> bool:
-    """Return whether an adapter can be told to do a step."""
-    packet = b"".join(part.text * part.times for part in step.text)
-    is_command = step.verb == ">" and command_for(packet) is not None
-    return is_command or step.verb in ("<", "close")
+    verbs = {step.verb for step in case.steps}
+    packets = [
+        b"".join(part.text * part.times for part in step.text)
+        for step in case.steps
+        if step.verb == ">"
+    ]
+    is_plain = verbs <= {">", "<", "close"} and all(map(command_for, packets))
+    return is_plain and not is_at_a_limit
 
 
 class Speaker:
@@ -60,7 +60,7 @@ class Speaker:
         self._token = b""
 
     def begin(self) -> None:
-        """Learn who the client is, which may take as long as a start."""
+        """Learn who the client is."""
         answer = self._ask("whoami")
         path = b"".join(answer.texts)
         numbers = re.findall(rb"\d+", path)
@@ -70,7 +70,6 @@ class Speaker:
         # A secret key, so that no pattern of another client matches it
         self._token = path + b"/settled"
         self._ask("subscribe", self._token)
-        self._seconds_max = self._program.seconds_max
 
     def _ask(self, word: str, *texts: bytes) -> Line:
         """Return the answer to a command.

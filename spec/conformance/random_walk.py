@@ -175,8 +175,7 @@ class Walk:
                 writer = write(operations, options)
             if not self._run(writer).wrong:
                 continue
-            block = self._shrink(seed, operations, options)
-            if block:
+            if block := self._shrink(seed, operations, options):
                 yield block
             else:
                 self.once.append(seed)

@@ -158,10 +158,8 @@ def text_report(results: Sequence[Result]) -> str:
     lines = [""]
     for family in dict.fromkeys(rule.family for rule in read_rules().values()):
         about = [one for one in results if family in families_of(one)]
-        late = count(about, "not run")
         if about:
-            more = f", {late} not run" if late else ""
-            lines.append(f"{family:6} {tell(about):>16}{more}")
+            lines.append(f"{family:6} {tell(about):>16}")
     judged, others = (
         {rule for one in results if one.verdict in kind for rule in one.rules}
         for kind in (JUDGED, NOT_TRIED)

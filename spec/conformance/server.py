@@ -305,7 +305,7 @@ class RunningServer(ServerProcess):
 
     def __init__(self, address: str, seconds_max: float) -> None:
         super().__init__("", seconds_max)
-        self.name = self.address = address
+        self.name = address
 
     def start(self, path: str = "", *options: str, **more: Any) -> None:
         """Raise Failure if it does not serve."""

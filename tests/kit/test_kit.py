@@ -433,7 +433,7 @@ class TestKit:
         assert done.status == 1
         late = "^not run, [0-9]+: there was no time left; see --total$"
         assert re.search(late, done.output, re.M), done
-        assert re.search("^SUB +none was run, [0-9]+ not", done.output, re.M)
+        assert re.search("^SUB +none was run$", done.output, re.M)
         assert "TRACE     not asked for\n" in done.output
 
     @pytest.mark.parametrize("chapter", ["6", "echoes", "6-echoes"])
@@ -444,17 +444,6 @@ class TestKit:
         first, *others = done.output.splitlines()
         assert first == "payload-of-a-switch [CTL-2] [ECHO-2]"
         assert "echo-by-default [ECHO-1]" in others and len(others) == 6
-
-    def test_progress(self) -> None:
-        """A terminal shows what is run and how many are left."""
-        ours, theirs = os.openpty()
-        kit = [str(SPEC / "conformance"), "--only", "SUB-2"]
-        with open(ours, "rb", 0) as terminal, open(theirs, "wb") as errors:
-            command = [sys.executable, *kit, "--server", naive()]
-            subprocess.run(command, stdout=errors, stderr=errors, check=True)
-            text = terminal.read(100_000).decode()
-        assert "3 left: identical-patterns-count\r" in text
-        assert "1 left: unsubscribe-takes-one\r\x1b[K" in text
 
     @pytest.mark.parametrize(
         ("name", "options"),
