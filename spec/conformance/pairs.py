@@ -53,14 +53,13 @@ class Speaker:
 
     def __init__(self, command: str, server: ServerProcess) -> None:
         self.name = "a new client"
-        self._seconds_max = server.start_seconds_max
-        self._program = Program(command, server.seconds_max)
+        self._program = Program(command, server.start_seconds_max)
         self._adapter = Adapter(self._program, str(server.name), os.environ)
         self._inbox: list[bytes] = []  # what came before a token
         self._token = b""
 
-    def begin(self) -> None:
-        """Learn who the client is."""
+    def begin(self, seconds_max: float) -> None:
+        """Learn who the client is; its answers then take less than a start."""
         answer = self._ask("whoami")
         path = b"".join(answer.texts)
         numbers = re.findall(rb"\d+", path)
@@ -70,6 +69,7 @@ class Speaker:
         # A secret key, so that no pattern of another client matches it
         self._token = path + b"/settled"
         self._ask("subscribe", self._token)
+        self._program.seconds_max = seconds_max
 
     def _ask(self, word: str, *texts: bytes) -> Line:
         """Return the answer to a command.
@@ -77,7 +77,7 @@ class Speaker:
         Raises: NotApplicable if the client refuses, as before a mistake.
         """
         self._adapter.tell(Line(word, texts))
-        answer = self._adapter.answer(self._seconds_max)
+        answer = self._adapter.answer(self._program.seconds_max)
         if answer is None:
             raise Failure(f"{self.name} does not answer {word} in time")
         if answer.word == "error":
@@ -133,7 +133,7 @@ class Pair:
         with contextlib.ExitStack() as cleanup:
             client = Speaker(self._command, self._server)
             cleanup.callback(client.close)
-            client.begin()
+            client.begin(self._server.seconds_max)
             cleanup.pop_all()
         return client
 
