@@ -24,9 +24,7 @@ How it is tried:
   --random [SECONDS]   conversations at random, for so long (default 60)
   --seed N             where these begin (default 1)
   --seconds SECONDS    how long a server may take to answer (default 2)
-  --total SECONDS      how long all may take (default 120), and a twelfth of it
-                       what fails of a family, unless there is --only; the
-                       rest is not run
+  --total SECONDS      how long all may take (default 120); the rest is not run
   --timeout-scale X    multiply both, for servers under valgrind and such; if
                        this is above 1, their memory is not judged
   --keep               at the first failure wait for Enter
@@ -45,6 +43,7 @@ What is printed or written:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import os
@@ -52,6 +51,7 @@ import re
 import shlex
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, NoReturn
@@ -72,11 +72,6 @@ REPORTS = {
     "json": report.json_report,
     "junit": report.junit_report,
     "tap": report.tap_report,
-}
-PROGRAMS = {  # options that name what is tried
-    "--server": "servers",
-    "--connect": "servers",
-    "--client": "clients",
 }
 received: set[int] = set()  # signals; what is run is first run to its end
 
@@ -132,7 +127,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_switch = functools.partial(add, action="store_true")
     add_number = functools.partial(add, type=seconds)
 
-    for option, dest in PROGRAMS.items():
+    for option in ("--server", "--connect", "--client"):
+        dest = "clients" if option == "--client" else "servers"
         kind = functools.partial(program, option)
         add(option, action="append", default=[], type=kind, dest=dest)
     for option in ("--matrix", "--list", "--verbose", "--keep"):
@@ -193,15 +189,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.random:
             status = max(walk(options, one) for one in options.servers)
             return 128 + min(received) if received else status
-        runs = [*run_all(options)]
+        # Nothing else is printed where a program is to read a report
+        is_silent = any(getattr(options, kind) for kind in REPORTS)
+        with contextlib.redirect_stdout(None if is_silent else sys.stdout):
+            runs = [*run_all(options)]
+            if options.matrix:
+                say(report.matrix(runs))
         if options.html:
             text = report.page(runs, beside=options.html.parent)
             options.html.write_text(text, "utf-8")
     except (Failure, OSError, ValueError) as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 2
-    if options.matrix and not is_silent(options):
-        say(report.matrix(runs))
     for kind, make in REPORTS.items():
         if getattr(options, kind):
             say(make(runs))
@@ -283,7 +282,6 @@ def chosen(
 def run_all(options: argparse.Namespace) -> Iterator[report.Run]:
     """Return all results; raise Failure if a program does not start."""
     cases, others = chosen(options)
-    conversation.is_verbose = options.verbose
     if options.matrix:
         for pair in itertools.product(options.servers, options.clients):
             yield run_pair(options, *pair, cases)
@@ -292,17 +290,11 @@ def run_all(options: argparse.Namespace) -> Iterator[report.Run]:
         with tried.server(options) as server:
             judge = judge_of(options, server)
             server.start()
-            stream = stream_of(options, tried.text, tried.again)
-            results = judged(stream, judge, cases)
-        stream.say(report.text_report(results))
-        yield report.Run("server", tried.name, tried.text, results)
+            yield run(options, tried, judge, cases)
     for tried in options.clients if others else ():
         client_kit = ClientKit(tried.text, options.seconds, options.total)
         client_kit.probe()
-        stream = stream_of(options, tried.text, tried.again)
-        results = judged(stream, client_kit.judge, others)
-        stream.say(report.text_report(results))
-        yield report.Run("client", tried.name, tried.text, results)
+        yield run(options, tried, client_kit.judge, others)
 
 
 def run_pair(
@@ -312,20 +304,16 @@ def run_pair(
     cases: Sequence[kit.Item],
 ) -> report.Run:
     """Return how a server fares with a client; nothing if one is missing."""
-    name = f"{tried.name} with {client.name}"
-    stream = stream_of(options, name, f"--matrix {tried.again} {client.again}")
-    results: Sequence[kit.Result] = ()
     with tried.server(options) as server:
         pair = Pair(server, client.text)
         judge = judge_of(options, server, pair)
         try:
             server.start()
-            pair.probe()
+            pair.connect().close()
         except (Failure, NotApplicable, OSError) as failure:
-            stream.say(f"not offered: {failure}")
-        else:
-            results = judged(stream, judge, cases)
-    return report.Run("pair", tried.name, tried.text, results, client.name)
+            cases = ()
+            say(f"{tried.name} with {client.name}: {failure}")
+        return run(options, tried, judge, cases, client)
 
 
 def judge_of(
@@ -338,50 +326,42 @@ def judge_of(
     return kit.Kit(server, *what, not options.keep, bus).judge
 
 
-def stream_of(
-    options: argparse.Namespace, name: str, again: str
-) -> report.Stream:
-    """Return what tells of failures, unless a program is to read them."""
+def run(
+    options: argparse.Namespace,
+    tried: Program,
+    judge: Callable[[Any], kit.Result],
+    cases: Sequence[Any],
+    client: Program | None = None,
+) -> report.Run:
+    """Return the results of cases, and tell of failures when they happen."""
+    name, again = tried.text, tried.again
+    if client:
+        name = f"{tried.name} with {client.name}"
+        again = f"--matrix {again} {client.again}"
     if options.examples:
         again += f" --examples {shlex.quote(str(options.examples))}"
-    show = (lambda _: 0) if is_silent(options) else say
-    return report.Stream(name, again, show)
-
-
-def is_silent(options: argparse.Namespace) -> bool:
-    """Return whether nothing is printed but a report for programs."""
-    return any(getattr(options, kind) for kind in REPORTS)
-
-
-def judged(
-    stream: report.Stream, judge: Callable[[Any], Any], cases: Sequence[Any]
-) -> list[kit.Result]:
-    """Return the results of cases, and tell of failures when they happen."""
+    say(f"sbus conformance of {name}, specification {report.edition()}")
     results: list[kit.Result] = []
-    for number, case in enumerate(cases):
+    for case in cases:
         if received:  # a signal
             why = "a signal has ended the run"
             results.append(kit.Result(case.name, case.rules, "not run", why))
             continue
-        tell_progress(f"{len(cases) - number} left: {case.name}")
         results.append(judge(case))
-        tell_progress("")
-        stream.tell(results[-1])
-    return results
+        if said := report.failure_report(results, again):
+            say(said)
+    say(report.text_report(results))
+    kind = "client" if tried.option == "--client" else "server"
+    partner = client.name if client else ""
+    return report.Run(kind, tried.name, tried.text, results, partner)
 
 
 def wait_for_enter(server: ServerProcess) -> None:
     """Leave all as it is until somebody has looked at it."""
-    where = f"{server.processes} at {server.name!s}"
-    print(f"it failed; the server is {where}, and Enter goes on")
+    where = f"The server: {server.processes} at {server.name!s}"
+    print(f"It failed; Enter goes on.  {where}", file=sys.stderr)
     sys.stdin.readline()
     received.add(0)
-
-
-def tell_progress(line: str) -> None:
-    """Show a line on a terminal, in the place of the one before."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{line[:78]}", end="", file=sys.stderr, flush=True)
 
 
 def say(text: str) -> int:
@@ -395,18 +375,17 @@ def say(text: str) -> int:
 
 def list_of(options: argparse.Namespace) -> str:
     """Return a line for each block and check, with its rules."""
-    lines = []
+    rules: dict[str, set[str]] = defaultdict(set)
     what = options.level, options.only
     cases, others = chosen(options)
     run = [case for case in cases if not kit.left_out(case, *what)]
-    for name, of_block in itertools.groupby([*run, *others], kit.block_of):
-        group = list(of_block)
-        ids = dict.fromkeys(f"[{i}]" for case in group for i in case.rules)
-        many = f", {len(group)} cases" if len(group) > 1 else ""
-        lines.append(f"{name} {' '.join(ids)}{many}")
-    if not lines:
+    for case in (*run, *others):
+        rules[kit.block_of(case)].update(f"[{rule}]" for rule in case.rules)
+    if not rules:
         raise Failure(f"none of that is of --level {options.level}")
-    return "\n".join(lines)
+    return "\n".join(
+        f"{name} {' '.join(sorted(rules[name]))}" for name in rules
+    )
 
 
 if __name__ == "__main__":

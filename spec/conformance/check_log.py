@@ -13,7 +13,6 @@ import time
 from typing import Any
 
 from .check_daemon import daemon, end_daemon, number_in
-from .check_process import USERS
 from .conversation import END, Failure, describe
 from .examples import escape
 from .server import limit
@@ -34,13 +33,9 @@ def lines_of(trial: Trial, rule: str) -> list[bytes]:
     return [line for line in trial.server.log_lines() if name.search(line)]
 
 
-def require_few(trial: Trial, rule: str, seconds: float) -> None:
-    """Raise Failure unless a rule is logged, at most twice a second."""
-    lines = len(lines_of(trial, rule))
-    require(lines, f"it logs no line that names {rule}")
-    # In each second that it touched: one line, and one of what is left out
-    is_few = lines <= 2 * (int(seconds) + 2)
-    require(is_few, f"it logs {lines} lines, two a second wanted")
+def require_line(trial: Trial, rule: str) -> None:
+    """Raise Failure unless the log has a line that names a rule."""
+    require(lines_of(trial, rule), f"it logs no line that names {rule}")
 
 
 def mistake(trial: Trial, packet: bytes = b"HELLO") -> Wire:
@@ -98,7 +93,6 @@ def log_of_each_mistake(trial: Trial) -> None:
 @check("CONN-13")
 def log_of_many_mistakes(trial: Trial) -> None:
     trial.start()
-    start = time.monotonic()
     trial.say(f"{MISTAKES} clients of a user send HELLO, the last one later")
     for number in range(MISTAKES):
         if number == MISTAKES - 1:
@@ -106,59 +100,22 @@ def log_of_many_mistakes(trial: Trial) -> None:
         mistake(trial)
     time.sleep(LINE_SECONDS)
     trial.stop()
-    require_few(trial, "PKT-2", time.monotonic() - start)
-    is_said = MISTAKES in sums_of(trial)
-    require(is_said, f"its lines do not add up to {MISTAKES} mistakes")
-
-
-def sums_of(trial: Trial) -> set[int]:
-    """Return of how many mistakes the log may tell.
-
-    A line that differs from the first in numbers alone is of one mistake.  Any
-    other has the number of those that were left out, and may be of one more.
-    """
-    sums, usual = {0}, b""
-    for line in lines_of(trial, "PKT-2"):
-        text = line.replace(b"PKT-2", b"")
-        form = re.sub(rb"[0-9]+", b"0", text)
-        usual = usual or form
-        numbers = {*map(int, re.findall(rb"\b[0-9]+\b", text))} - {0}
-        counts = numbers | {1 + number for number in numbers}
-        if form == usual:
-            counts = {1}
-        sums = {total + count for total in sums for count in counts}
-    return sums
-
-
-@check("CONN-13")
-def log_of_mistakes_of_many_users(trial: Trial) -> None:
-    trial.start("-g", "-o")
-    trial.say(f"{USERS} users send HELLO while the server is stopped")
-    users = range(trial.user, trial.user + USERS)
-    crowd = [trial.client(uid=uid) for uid in users]
-    trial.server.freeze()
-    for client in crowd:
-        client.send(b"HELLO")
-    trial.server.thaw()
-    start = time.monotonic()
-    for client in crowd:
-        hear(client, END)
-    seconds = time.monotonic() - start
-    lines = len(lines_of(trial, "PKT-2"))
-    most = 10 * int(seconds + 2)  # in each second that it touched
-    require(lines <= most, f"it logs {lines} lines in {seconds:.1f} s")
+    require_line(trial, "PKT-2")
+    lines = lines_of(trial, "PKT-2")
+    forms = {re.sub(rb"[0-9]+", b"0", line) for line in lines}
+    is_counted = len(lines) >= MISTAKES or len(forms) > 1
+    require(is_counted, f"{len(lines)} lines, and none counts the others")
 
 
 @check("CONN-13", "CONN-2", "TRACE-1")
 def log_and_trace_of_users_who_are_kept_out(trial: Trial) -> None:
     path = trial.server.new_path()
     trial.start("-u", "root", "-g", "-o", "--trace", path)
-    start = time.monotonic()
     trial.say(f"a user who is kept out tries it {KEPT_OUT} times")
     for _ in range(KEPT_OUT):
         hear(trial.client(uid=trial.user), END)
     trial.stop()
-    require_few(trial, "CONN-2", time.monotonic() - start)
+    require_line(trial, "CONN-2")
     users = [one.get("uid") for one in read_trace(path)]
     require(trial.user not in users, "its trace says that the user came")
 
@@ -325,9 +282,7 @@ def log_and_trace_of_discards(trial: Trial) -> None:
         for one, who, why in zip(sent, readers * 4, reasons)
     ]
     found = [told(one) for one in events if one.get("ev") == "drop"]
-    for drop, one in zip(found, wanted):
-        require(drop == one, f"it tells {drop}, not {one}")
-    require(len(found) == len(wanted), f"it tells of {len(found)} drops")
+    require(found == wanted, f"it tells {found}, not {wanted}")
 
 
 @check("RUN-16")

@@ -29,6 +29,7 @@ from .examples import (
 )
 from .kit import NO_TIME, Result
 from .server import Program
+from .wire import READ_BYTES_MAX, SEND_BUFFER_BYTES
 
 WITHOUT_TEXTS = {"receive": 0, "whoami": 0, "close": 0}
 COMMANDS = {"subscribe": 1, "unsubscribe": 1, "publish": 2, **WITHOUT_TEXTS}
@@ -36,11 +37,8 @@ ANSWERS = {"ok": 0, "message": 2, "control": 2, "credentials": 1, "closed": 0}
 LINE_BYTES_MAX = 1 << 22
 QUESTIONS = ("receive", "whoami")  # which are not answered by ok
 CREDENTIALS = b"!/cred/1/2/3"  # of a client that asks unexpectedly
-SEND_BUFFER_BYTES = 1 << 19
-READ_BYTES_MAX = 1 << 20
 START_SECONDS_MAX = 10.0
 IDLE_SECONDS = 0.3  # after which a client is taken to wait
-STEP_SHOWN_MAX = 100
 PLACES = ("path", "longest-path", "abstract-name", "SBUS_ADDRESS", "default")
 
 
@@ -237,8 +235,7 @@ class ClientTalk:
     def hold(self, steps: Sequence[ClientStep]) -> None:
         """Take all steps; raise Failure at one that fails."""
         for step in steps:
-            shown = step.source[:STEP_SHOWN_MAX]
-            self.said.append(shown + " ..." * (shown != step.source))
+            self.said.append(step.source)
             self._take(step)
         self._confirm()
 
@@ -361,9 +358,8 @@ class ClientKit:
 
     def probe(self) -> None:
         """Raise Failure or OSError if the client does not connect."""
-        command = parse_client_step("subscribe k")
         with self._talk("path") as talk:
-            talk.hold([command])
+            talk.hold([parse_client_step("subscribe k")])
 
     def judge(self, case: ClientCase) -> Result:
         """Run one case."""

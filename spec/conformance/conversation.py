@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple
 from .examples import Conversation, Part, Step, Text, escape
 
 WHOAMI = b"CMSG !/cred/whoami"
-END = b""  # no server sends an empty packet, so it stands for the end
+END = b""  # a client that receives an empty packet raises Failure instead
 
 
 class Failure(Exception):

@@ -290,14 +290,9 @@ def conversations(block: Block) -> Iterator[Conversation]:
     """Return the one case of a conversation block."""
     lines = (plain for line in block.lines for plain in each_number(line))
     steps = [parse_step(line) for line in lines]
-    options = [
-        option
-        for step in steps
-        if step.verb == "server"
-        for option in step.argument.split()
-    ]
+    options = " ".join(s.argument for s in steps if s.verb == "server")
     spoken = tuple(step for step in steps if step.verb != "server")
-    yield Conversation(block.name, block.rules, spoken, tuple(options))
+    yield Conversation(block.name, block.rules, spoken, tuple(options.split()))
 
 
 def each_number(line: str) -> Iterator[str]:

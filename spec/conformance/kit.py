@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, Union
+from typing import Any, NamedTuple, Union
 
 from . import check_daemon, check_log, check_process, check_traffic
 from .conversation import Bus, Failure, Outcome, perform
@@ -17,7 +15,6 @@ from .examples import Block, Case, read_cases
 from .rules import ORIGINS, read_rules
 from .server import ServerProcess
 from .trial import Check, NotApplicable, perform_check
-from .wire import turns
 
 Item = Union[Case, Check]  # what is run
 CHECKS = [
@@ -26,9 +23,6 @@ CHECKS = [
     for one in vars(module).values()
     if isinstance(one, Check)
 ]
-
-
-T = TypeVar("T")  # of cases, also of those of clients
 
 
 class Result(NamedTuple):
@@ -130,8 +124,6 @@ def left_out(case: Item, level: str, only: Set[str]) -> str:
 
 
 NO_TIME = "there was no time left; see --total"
-FAILURES_TOOK_LONG = "failures of the family took long; see --only"
-FAMILY_SHARE = 1 / 12  # of the time, for what fails of a family
 PASSES_IF_FLAKY = 2  # in a row; fewer would hide what fails now and then
 
 
@@ -156,9 +148,6 @@ class Kit:
         self.options: tuple[str, ...] | None = None  # of the running server
         self._refused: dict[tuple[str, ...], str] = {}  # options, and why
         self._room_fault: str | None = None  # None before it was tried
-        # How many seconds the failures of a family may take, and have taken
-        self._share = math.inf if only else FAMILY_SHARE * total
-        self._failing: dict[str, float] = defaultdict(float)
 
     def judge(self, case: Item) -> Result:
         """Run one case; one server does for those with the same options."""
@@ -173,13 +162,11 @@ class Kit:
         for verdict, why in (
             ("not asked for", left_out(case, self.level, self.only)),
             ("not applicable", obstacle(case, self.server.is_ours)),
-            ("not run", self._too_late(case)),
+            ("not run", NO_TIME if time.monotonic() > self.end else ""),
         ):
             if why:
                 return verdict, why, (), ""
-        is_choice = level_of(case) == "choice"
-        bad = "differs" if is_choice else "failed"
-        start = time.monotonic()
+        bad = "differs" if level_of(case) == "choice" else "failed"
         try:
             first = self._try(case)
             if first.wrong and self.tries_again:
@@ -190,13 +177,11 @@ class Kit:
             return "not applicable", str(error), (), ""
         if not first.wrong:
             return "passed", "", (), ""
-        self._failing[family_of(case)] += time.monotonic() - start
         return bad, first.wrong, first.said, first.rule
 
     def _try(self, case: Item) -> Outcome:
         """Run a case; one server does for those with the same options."""
         why = self.learn_room() if "fill" in needs_of(case) else ""
-        turns.clear()
         if isinstance(case, Check):
             self.options = None  # a check leaves nothing as it was
         else:
@@ -211,18 +196,9 @@ class Kit:
         if outcome.wrong:
             self.options = None  # a server that went wrong is not used again
             if self.server.log() not in outcome.wrong:
-                words = self.server.last_words()
-                outcome.said.extend(
-                    f"(the server wrote: {it})" for it in words
-                )
+                for line in self.server.last_words():
+                    outcome.said.append(f"(the server wrote: {line})")
         return outcome
-
-    def _too_late(self, case: Item) -> str:
-        """Return why there is no time for a case, if so."""
-        if time.monotonic() > self.end:
-            return NO_TIME
-        took_long = self._failing[family_of(case)] > self._share
-        return FAILURES_TOOK_LONG if took_long else ""
 
     def learn_room(self) -> str:
         """Learn what a fill step takes; return why that fails, if so."""
@@ -260,11 +236,6 @@ def block_of(case: Any) -> str:
     return name.partition("/")[0]
 
 
-def family_of(case: Item) -> str:
-    """Return the family of the first rule that a case shows."""
-    return read_rules()[case.rules[0]].family
-
-
 def options_of(case: Item) -> tuple[str, ...]:
     """Return the options of the server that a case needs at its start."""
     return () if isinstance(case, Check) else case.conversation().options
@@ -294,6 +265,6 @@ def names_of(cases: Iterable[Any]) -> set[str]:
     return names
 
 
-def choose(cases: Sequence[T], only: set[str]) -> list[T]:
+def choose(cases: Sequence[Any], only: set[str]) -> list[Any]:
     """Return the cases that have one of the names, all if none is named."""
     return [case for case in cases if not only or names_of([case]) & only]

@@ -9,7 +9,7 @@ from typing import Any
 
 from .clients import Adapter, Line
 from .conversation import END, Failure
-from .examples import Conversation, Step
+from .examples import Conversation
 from .kit import Item
 from .server import Program, ServerProcess
 from .trial import NotApplicable
@@ -38,14 +38,14 @@ def can_be_held(case: Item) -> bool:
     if not isinstance(case, Conversation) or case.options:
         return False
     is_at_a_limit = any(rule.startswith("LIMIT") for rule in case.rules)
-    return not is_at_a_limit and all(map(can_be_taken, case.steps))
-
-
-def can_be_taken(step: Step) -> bool:
-    """Return whether an adapter can be told to do a step."""
-    packet = b"".join(part.text * part.times for part in step.text)
-    is_command = step.verb == ">" and command_for(packet) is not None
-    return is_command or step.verb in ("<", "close")
+    verbs = {step.verb for step in case.steps}
+    packets = [
+        b"".join(part.text * part.times for part in step.text)
+        for step in case.steps
+        if step.verb == ">"
+    ]
+    is_plain = verbs <= {">", "<", "close"} and all(map(command_for, packets))
+    return is_plain and not is_at_a_limit
 
 
 class Speaker:
@@ -53,14 +53,13 @@ class Speaker:
 
     def __init__(self, command: str, server: ServerProcess) -> None:
         self.name = "a new client"
-        self._seconds_max = server.start_seconds_max
-        self._program = Program(command, server.seconds_max)
+        self._program = Program(command, server.start_seconds_max)
         self._adapter = Adapter(self._program, str(server.name), os.environ)
         self._inbox: list[bytes] = []  # what came before a token
         self._token = b""
 
-    def begin(self) -> None:
-        """Learn who the client is, which may take as long as a start."""
+    def begin(self, seconds_max: float) -> None:
+        """Learn who the client is; its answers then take less than a start."""
         answer = self._ask("whoami")
         path = b"".join(answer.texts)
         numbers = re.findall(rb"\d+", path)
@@ -69,7 +68,8 @@ class Speaker:
         self.gid, self.uid, self.pid = map(int, numbers)
         # A secret key, so that no pattern of another client matches it
         self._token = path + b"/settled"
-        self._seconds_max = self._program.seconds_max
+        self._ask("subscribe", self._token)
+        self._program.seconds_max = seconds_max
 
     def _ask(self, word: str, *texts: bytes) -> Line:
         """Return the answer to a command.
@@ -77,7 +77,7 @@ class Speaker:
         Raises: NotApplicable if the client refuses, as before a mistake.
         """
         self._adapter.tell(Line(word, texts))
-        answer = self._adapter.answer(self._seconds_max)
+        answer = self._adapter.answer(self._program.seconds_max)
         if answer is None:
             raise Failure(f"{self.name} does not answer {word} in time")
         if answer.word == "error":
@@ -109,10 +109,8 @@ class Speaker:
     def pending(self) -> bytes | None:
         """Return what has come, if anything has; a token comes after it."""
         if not self._inbox:
-            self._ask("subscribe", self._token)
             self._ask("publish", self._token, b"")
             self._inbox.append(self.receive())
-            self._ask("unsubscribe", self._token)
         if self._inbox == [b"MSG " + self._token + b"\0"]:
             self._inbox.clear()
         return self._inbox[0] if self._inbox else None
@@ -135,14 +133,9 @@ class Pair:
         with contextlib.ExitStack() as cleanup:
             client = Speaker(self._command, self._server)
             cleanup.callback(client.close)
-            client.begin()
+            client.begin(self._server.seconds_max)
             cleanup.pop_all()
         return client
 
     def thaw(self) -> None:
         """Do nothing: no step stops the server."""
-
-    def probe(self) -> None:
-        """Raise Failure if the client does not serve, or the server."""
-        with contextlib.closing(self.connect()) as client:
-            client.settle()

@@ -10,7 +10,6 @@ from typing import Any
 
 from model import CHOICES
 
-from . import wire
 from .conversation import Failure, Outcome, perform
 from .examples import Conversation, parse_step
 from .kit import Kit
@@ -176,8 +175,7 @@ class Walk:
                 writer = write(operations, options)
             if not self._run(writer).wrong:
                 continue
-            block = self._shrink(seed, operations, options)
-            if block:
+            if block := self._shrink(seed, operations, options):
                 yield block
             else:
                 self.once.append(seed)
@@ -193,7 +191,6 @@ class Walk:
 
     def _run(self, writer: Writer) -> Outcome:
         """Hold a conversation."""
-        wire.turns.clear()
         steps = tuple(map(parse_step, writer.lines))
         return perform(self.server, Conversation("random", (), steps))
 
@@ -202,39 +199,41 @@ class Walk:
     ) -> str:
         """Return the shortest failure, or nothing if it does not come again.
 
-        Each is tried on a fresh server, which has more time for the first.
+        From the last operation to the first, each is left out or made smaller
+        if it still fails without that.  A server has more time at first.
         """
         end = time.monotonic() + SHRINK_SECONDS
-        seconds, found = self.server.seconds_max, ""
-        size, place, fewer = len(operations), 0, operations
+        seconds = self.server.seconds_max
         self.server.seconds_max *= 3
-        while size and time.monotonic() < end:
-            tries = smaller(operations, place, size) if found else [operations]
-            for fewer in tries:
-                self._start(options)
-                writer = write(fewer, options)
-                outcome = self._run(writer)
-                self.server.seconds_max = seconds
-                if outcome.wrong:
-                    found, operations = block(seed, writer, outcome), fewer
+        found = self._failure(seed, operations, options)
+        self.server.seconds_max = seconds
+
+        place = len(operations)
+        while found and place and time.monotonic() < end:
+            place -= 1
+            for fewer in smaller(operations, place):
+                if shorter := self._failure(seed, fewer, options):
+                    found, operations = shorter, fewer
+                    place = min(place + 1, len(fewer))
                     break
-            else:
-                place += size
-            if not found:
-                break
-            if place >= len(operations):
-                size, place = size // 2, 0
         return found
+
+    def _failure(
+        self, seed: str, operations: list[Operation], options: dict[str, Any]
+    ) -> str:
+        """Return how operations fail on a fresh server, if they do."""
+        self._start(options)
+        writer = write(operations, options)
+        outcome = self._run(writer)
+        return block(seed, writer, outcome) if outcome.wrong else ""
 
 
 def smaller(
-    operations: list[Operation], place: int, size: int
+    operations: list[Operation], place: int
 ) -> Iterator[list[Operation]]:
-    """Yield operations without some, or with a smaller one."""
-    before, after = operations[:place], operations[place + size :]
+    """Yield operations without one of them, or with a smaller one."""
+    before, after = operations[:place], operations[place + 1 :]
     yield before + after
-    if size > 1:
-        return
     kind, name, *more = operations[place]
     if kind in ("burst", "fill"):
         parts = more[0]

@@ -37,7 +37,7 @@ NAMES = {b"%d" % pid: f"{{{name}.pid}}" for name, pid in PIDS.items()}
 PIECE = re.compile(b"|".join([*NAMES, rb"x{30,}", rb"."]), re.S)
 INBOX_BYTES_MAX = 40_000  # of which the kernel surely keeps all
 LARGE_BYTES = 50_000
-WHOAMI = b"CMSG !/cred/whoami\0"
+CITED = re.compile(r'[\["]([A-Z]+-\d+)[\]"]')  # in a line of the model
 
 
 def shown(packet: bytes) -> str:
@@ -60,36 +60,28 @@ class Tally:
 
     def __init__(self) -> None:
         self.lines: Counter[int] = Counter()
-        source = Path(model.__file__).read_text("utf-8")
-        cited = re.compile(r'[\["]([A-Z]+-\d+)[\]"]')
-        self._rules = {
-            number: cited.findall(line)
-            for number, line in enumerate(source.splitlines(), 1)
-            if cited.search(line)
-        }
 
     def rules(self) -> Counter[str]:
         """Return how often each rule has decided something."""
         total: Counter[str] = Counter()
-        for number, rules in self._rules.items():
-            total.update(dict.fromkeys(rules, self.lines[number]))
+        source = Path(model.__file__).read_text("utf-8")
+        for number, line in enumerate(source.splitlines(), 1):
+            for rule in {*CITED.findall(line)}:
+                total[rule] += self.lines[number]
         return total
 
     def __enter__(self) -> Tally:
-        sys.settrace(self._call)
+        sys.settrace(self._trace)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
 
-    def _call(self, frame: FrameType, event: str, _: object) -> Any:
-        return (
-            self._line if frame.f_code.co_filename == model.__file__ else None
-        )
-
-    def _line(self, frame: FrameType, event: str, _: object) -> Any:
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != model.__file__:
+            return None
         self.lines[frame.f_lineno] += event == "line"
-        return self._line
+        return self._trace
 
 
 class Left(Unclear):

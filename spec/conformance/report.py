@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -27,25 +27,19 @@ from .rules import (
 )
 
 FAILURES_SHOWN_MAX = 3  # of one rule, on a terminal
-FAILURES_ON_PAGE_MAX = 10
-ALIKE_SHOWN_MAX = 4  # steps in a row that differ in their numbers alone
+STEPS_SHOWN_MAX = 10  # at the beginning of a conversation, and at its end
 WRONG = ("failed", "differs", "flaky")
 JUDGED = ("passed", *WRONG)
 NOT_TRIED = ("not run", "not applicable", "not asked for")
 VERDICTS = ("passed", *WRONG, *NOT_TRIED)
-ORDER = (
-    "failed",
-    "not run",
-    "differs",
-    "flaky",
-    *VERDICTS,
-)  # the first counts
+# Of the verdicts on the examples of a rule, the first of these counts
+ORDER = ("failed", "not run", "differs", "flaky", *VERDICTS)
 
 
 class Run(NamedTuple):
     """How one server or client fared, or a pair of them."""
 
-    kind: str  # server, client or pair
+    kind: str  # server or client
     name: str
     command: str
     results: Sequence[Result]
@@ -120,24 +114,12 @@ def failure_lines(result: Result) -> list[str]:
 
 
 def shortened(dialogue: Iterable[str]) -> list[str]:
-    """Return steps; of many that differ in numbers alone, both ends."""
-    shown: list[str] = []
-    for _, group in groupby(dialogue, lambda step: re.sub(r"\d+", "#", step)):
-        steps = [*group]
-        if len(steps) > ALIKE_SHOWN_MAX:
-            steps[1:-1] = [f"... {len(steps) - 2} more like this"]
-        shown += steps
-    return shown
-
-
-def first_failures(about: Sequence[Result]) -> Iterator[str]:
-    """Return the lines on the first failures of a rule, and name the rest."""
-    for result in about[:FAILURES_ON_PAGE_MAX]:
-        yield from ("", *failure_lines(result))
-    more = [result.case for result in about[FAILURES_ON_PAGE_MAX:]]
-    if more:
-        what = f"also {about[0].verdict}, {len(more)}"
-        yield from ("", f"  {what}: {', '.join(more)}")
+    """Return steps; of many, both ends."""
+    steps = [*dialogue]
+    if len(steps) > 2 * STEPS_SHOWN_MAX:
+        count = len(steps) - 2 * STEPS_SHOWN_MAX
+        steps[STEPS_SHOWN_MAX:-STEPS_SHOWN_MAX] = [f"... {count} more"]
+    return steps
 
 
 def not_run(results: Sequence[Result]) -> Iterator[str]:
@@ -149,36 +131,26 @@ def not_run(results: Sequence[Result]) -> Iterator[str]:
         yield f"{verdict}, {number}: {why}"
 
 
-class Stream:
-    """Prints each failure when it happens, and the others in one line."""
+def failure_report(results: Sequence[Result], again: str) -> str:
+    """Return what is said of the last result, if it is wrong.
 
-    def __init__(
-        self, name: str, again: str, say: Callable[[str], object]
-    ) -> None:
-        self._again = again  # the options that name what is tried
-        self.say = say
-        self._counts: dict[str, int] = {}  # of failures, by their first rule
-        say(f"sbus conformance of {name}, specification {edition()}")
-
-    def tell(self, result: Result) -> None:
-        """Print a result, if it is wrong."""
-        if result.verdict not in WRONG:
-            return
-        name = result.rules[0]
-        self._counts[name] = self._counts.get(name, 0) + 1
-        head = f"{result.verdict.upper()} [{name}]"
-        if self._counts[name] > FAILURES_SHOWN_MAX:
-            self.say(f"{head} also {result.case}")
-            return
-        again = f"{self._again} --only {result.case}"
-        is_first = self._counts[name] == 1
-        lines = [
-            "",
-            f"{head} {read_rules()[name].sentence}" if is_first else head,
-            *failure_lines(result),
-            f"    again: python3 spec/conformance {again} --verbose",
-        ]
-        self.say("\n".join(lines))
+    The text 'again' has the options that name what is tried.
+    """
+    result = results[-1]
+    if result.verdict not in WRONG:
+        return ""
+    rule = result.rules[0]
+    alike = [
+        one for one in results if one.rules[0] == rule and one.verdict in WRONG
+    ]
+    head = f"{result.verdict.upper()} [{rule}]"
+    if len(alike) > FAILURES_SHOWN_MAX:
+        return f"{head} also {result.case}"
+    if len(alike) == 1:
+        head += f" {read_rules()[rule].sentence}"
+    again = f"python3 spec/conformance {again} --only {result.case} --verbose"
+    lines = ["", head, *failure_lines(result), f"    again: {again}"]
+    return "\n".join(lines)
 
 
 def text_report(results: Sequence[Result]) -> str:
@@ -186,10 +158,8 @@ def text_report(results: Sequence[Result]) -> str:
     lines = [""]
     for family in dict.fromkeys(rule.family for rule in read_rules().values()):
         about = [one for one in results if family in families_of(one)]
-        late = count(about, "not run")
         if about:
-            more = f", {late} not run" if late else ""
-            lines.append(f"{family:6} {tell(about):>16}{more}")
+            lines.append(f"{family:6} {tell(about):>16}")
     judged, others = (
         {rule for one in results if one.verdict in kind for rule in one.rules}
         for kind in (JUDGED, NOT_TRIED)
@@ -220,14 +190,11 @@ def by_family(ids: Iterable[str]) -> str:
 
 def matrix(runs: Sequence[Run]) -> str:
     """Return a table in Markdown: how each server fared with each client."""
-    rows: dict[str, list[str]] = {"Server": [], "---": []}
-    for run in runs:
-        rows.setdefault(run.name, []).append(cell(run))
-    for client in dict.fromkeys(run.client for run in runs):
-        rows["Server"].append(client)
-        rows["---"].append("---")
-    lines = [" | ".join([name, *cells]) for name, cells in rows.items()]
-    return "\n".join(f"| {line} |" for line in lines)
+    clients = [*dict.fromkeys(run.client for run in runs)]
+    rows = [["Server", *clients], ["---"] * (1 + len(clients))]
+    for server, group in groupby(runs, lambda run: run.name):
+        rows.append([server, *map(cell, group)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def cell(run: Run) -> str:
@@ -288,117 +255,69 @@ def json_report(runs: Sequence[Run]) -> str:
 # ---- The page for browsers: it needs nothing else
 
 
-class Column:
-    """What the tables say of one server or client."""
-
-    def __init__(self, run: Run) -> None:
-        self.kind = run.kind
-        self.name = escape(run.title)
-        self.results = results_by_rule(run.results)
-        self._verdicts = verdicts(run.results)
-
-    def verdict(self, rule: Rule) -> str:
-        """Return the verdict on a rule, empty if it is for others."""
-        is_for_it = rule.subject == self.kind or self.results[rule.id]
-        return self._verdicts[rule.id] if is_for_it else ""
-
-    def cell(self, rule: Rule) -> str:
-        """Return the verdict, and how many of those that were run passed."""
-        shown = verdict = self.verdict(rule)
-        if verdict == "passed":
-            shown = tell(self.results[rule.id])
-        elif verdict in WRONG:
-            shown = f"{verdict}, {tell(self.results[rule.id])}"
-        return f'<td class="{verdict}">{shown}</td>'
-
-    def details(self, rule: Rule) -> str:
-        """Return what failed, or differs, folded."""
-        shown, about = "", self.results[rule.id]
-        for verdict in WRONG:
-            wrong = [one for one in about if one.verdict == verdict]
-            lines = first_failures(wrong)
-            if wrong:
-                what = f"{self.name}: {len(wrong)} {verdict}"
-                text = escape("\n".join(lines))
-                shown += f"<details><summary>{what}</summary><pre>{text}</pre>"
-                shown += "</details>"
-        return shown
-
-
 def page(runs: Sequence[Run], beside: Path = SPEC) -> str:
     """Return an HTML page; its rules link to the book if it is there."""
-    columns = [*map(Column, runs)]
-    chapters: dict[str, list[Rule]] = {}
-    for rule in read_rules().values():
-        if any(column.verdict(rule) for column in columns):
-            chapters.setdefault(rule.file, []).append(rule)
+    columns = [*map(column, runs)]
+    rules = [
+        rule
+        for rule in read_rules().values()
+        if any(rule.id in cells for cells in columns)
+    ]
+    names = (f'<th scope="col">{escape(run.title)}</th>' for run in runs)
     whys = dict.fromkeys(why for run in runs for why in not_run(run.results))
     template = Path(__file__).with_name("page.html").read_text("utf-8")
     return Template(template).substitute(
         date=time.strftime("%Y-%m-%d"),
         edition=edition(),
-        runs="\n".join(map(run_row, runs)),
-        chapters="\n".join(
-            chapter_html(rules, columns, beside) for rules in chapters.values()
-        ),
+        runs="\n".join(map(run_html, runs)),
+        names="".join(names),
+        rules="\n".join(rule_row(rule, columns, beside) for rule in rules),
         notes="\n".join(f"<li>{escape(why)}</li>" for why in whys),
     )
 
 
-def run_row(run: Run) -> str:
-    """Return the row of a server or client in the first table."""
+def run_html(run: Run) -> str:
+    """Return how a server or client fared, and what is wrong, folded."""
+    lines = [
+        line
+        for one in run.results
+        if one.verdict in WRONG
+        for line in (one.verdict.upper(), *failure_lines(one))
+    ]
+    text = "\n".join(lines)
     return (
-        f'<tr><th scope="row">{escape(run.title)}</th><td>{run.kind}</td>'
-        f"<td><code>{escape(run.command)}</code></td>"
-        f"<td>{summary(run.results)}</td></tr>"
+        f"<h2>{escape(run.title)}</h2>\n"
+        f"<p>{run.kind} <code>{escape(run.command)}</code></p>\n"
+        f"<details><summary>{summary(run.results)}</summary>"
+        f"<pre>{escape(text)}</pre></details>"
     )
 
 
-def chapter_html(
-    rules: Sequence[Rule], columns: Sequence[Column], beside: Path
+def column(run: Run) -> dict[str, str]:
+    """Return a cell for each rule that is for a server or a client."""
+    by_rule, cells = results_by_rule(run.results), {}
+    for rule, verdict in verdicts(run.results).items():
+        about, shown = by_rule[rule], verdict
+        if verdict == "passed":
+            shown = tell(about)
+        elif verdict in WRONG:
+            shown = f"{verdict}, {tell(about)}"
+        if about or read_rules()[rule].subject == run.kind:
+            cells[rule] = f'<td class="{verdict}">{shown}</td>'
+    return cells
+
+
+def rule_row(
+    rule: Rule, columns: Sequence[dict[str, str]], beside: Path
 ) -> str:
-    """Return a chapter as a table; fold what nobody asked for."""
-    chapter = SPEC / rules[0].file
-    link = Path("../spec", rules[0].file).with_suffix(".html")
-    place = f"{link}#" if (beside / link).exists() else chapter.as_uri()
-    asked: list[str] = []
-    others: list[str] = []
-    for rule in rules:
-        found = {column.verdict(rule) for column in columns}
-        rows = others if found <= {"not asked for", ""} else asked
-        rows.append(rule_rows(rule, columns, place))
-    title = chapter.read_text("utf-8").splitlines()[0].strip("# ")
-    shown = table(asked, columns) if asked else ""
-    if others:
-        what = f"not asked for: {len(others)} of {len(rules)}"
-        shown += f"<details><summary>{what}</summary>"
-        shown += f"{table(others, columns)}</details>"
-    return f"<section><h2>{escape(title)}</h2>\n{shown}</section>"
-
-
-def table(rows: Sequence[str], columns: Sequence[Column]) -> str:
-    """Return a table of rules."""
-    names = "".join(f'<th scope="col">{one.name}</th>' for one in columns)
-    head = f'<thead><tr><th scope="col">Rule</th>{names}</tr></thead>'
-    body = "\n".join(rows)
-    return f'<table class="rules">{head}\n<tbody>{body}</tbody></table>'
-
-
-def rule_rows(rule: Rule, columns: Sequence[Column], place: str) -> str:
-    """Return the row of a rule, and one with its failures if there are."""
-    found = {column.verdict(rule) for column in columns}
-    kind = next((one for one in WRONG if one in found), "other")
-    link = f"{place}{rule.id}" if place.endswith("#") else place
+    """Return the row of a rule, with its sentence and its cells."""
+    link = Path("../spec", rule.file).with_suffix(".html")
+    place = (SPEC / rule.file).as_uri()
+    if (beside / link).exists():
+        place = f"{link}#{rule.id}"
     said = re.sub("`([^`]+)`", r"<code>\1</code>", escape(rule.statement))
-    said = said.replace(rule.level, f"<b>{rule.level}</b>", 1)
-    cells = "".join(column.cell(rule) for column in columns)
-    row = (
-        f'<tr id="{rule.id}" class="{kind}"><th scope="row">'
-        f'<a href="{link}">{rule.id}</a> {said} <small>{rule.origin}</small>'
-        f"</th>{cells}</tr>"
+    cells = "".join(cells.get(rule.id, "<td></td>") for cells in columns)
+    return (
+        f'<tr id="{rule.id}"><th scope="row"><a href="{place}">{rule.id}</a> '
+        f"{said} <small>{rule.origin}</small></th>{cells}</tr>"
     )
-    details = "".join(column.details(rule) for column in columns)
-    if details:
-        row += f'\n<tr class="{kind} more"><td colspan="{len(columns) + 1}">'
-        row += f"{details}</td></tr>"
-    return row

@@ -10,15 +10,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from .conversation import Failure
 from .examples import escape
-from .wire import Wire, connect
+from .wire import Unanswered, Wire, connect
 
 START_SECONDS_MAX = 10.0
 LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
@@ -118,11 +116,10 @@ class Program:
         """
         with open(self._log, "rb") as file:
             file.seek(self._log_start)
-            first = [*islice(file, 2)]
-            last = deque(file, 3)
-        if len(last) == 3:
-            last[0] = b"..."
-        return [escape(it.strip())[:LOG_SHOWN_MAX] for it in (*first, *last)]
+            lines = file.read().splitlines()
+        if len(lines) > 4:
+            lines[2:-2] = [b"..."]
+        return [escape(line.strip())[:LOG_SHOWN_MAX] for line in lines]
 
     def forget_words(self) -> None:
         """Have last_words() leave out what it has written until now."""
@@ -215,6 +212,8 @@ class ServerProcess(Program):
                 return self._probe()
             except Failure as failure:
                 what = f"does not serve: {failure}"
+                if isinstance(failure, Unanswered):
+                    what += " (for a server that grows there is --stage)"
             time.sleep(0.005)  # no event tells of a foreign server
         raise Failure(f"the server {self.end() or what + self.log()}")
 
@@ -306,7 +305,7 @@ class RunningServer(ServerProcess):
 
     def __init__(self, address: str, seconds_max: float) -> None:
         super().__init__("", seconds_max)
-        self.name = self.address = address
+        self.name = address
 
     def start(self, path: str = "", *options: str, **more: Any) -> None:
         """Raise Failure if it does not serve."""

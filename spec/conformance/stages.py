@@ -54,14 +54,17 @@ class EchoWire(Wire):
         with suppress(Failure):  # closed: the end is to be read
             self.send(b"SUB " + token[4:-1])
             self.send(token)
-        with suppress(Failure):
+        why = "others come without end"
+        try:
             for _ in range(UNREAD_PACKETS_MAX):
                 packet = self._read()
                 if not packet.startswith(b"MSG settled/"):
                     self._inbox.append(packet)
                 if packet in (token, END):
                     return
-        raise Failure(f"{self.name} does not receive its own message in time")
+        except Failure as failure:
+            why = str(failure)
+        raise Failure(f"{self.name} does not receive its own message: {why}")
 
     def receive(self) -> bytes:
         self._ask()

@@ -13,7 +13,7 @@ import struct
 import sys
 import termios
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from typing import Callable
 
@@ -25,6 +25,10 @@ FILLER_BYTES = 4_000  # of a packet that no step shows
 FILLERS_MAX = 5_000
 FILL_SECONDS_MAX = 0.5  # for a packet that the server has handled
 UNREAD_PACKETS_MAX = 10_000  # no example leaves nearly as many to a client
+
+
+class Unanswered(Failure):
+    """A server does not say that it has handled all."""
 
 
 class Wire:
@@ -93,9 +97,9 @@ class Wire:
         while self._unanswered:
             try:
                 packet = self._read()
-            except Failure:
-                question = f"{self.name}'s {WHOAMI[5:].decode()}"
-                raise Failure(f"{question} is not answered in time") from None
+            except Failure as failure:
+                what = f"{self.name}'s {WHOAMI[5:].decode()} is not answered"
+                raise Unanswered(f"{what}: {failure}") from None
             if self._unanswered or packet == END:
                 self._inbox.append(packet)
             if packet == END:
@@ -132,6 +136,8 @@ class Wire:
                 raise Failure("received nothing in time") from None
             except OSError as error:
                 raise Failure(f"cannot receive: {error.strerror}") from None
+            if packet == END and not self._has_closed():
+                raise Failure("received an empty packet")
             self._unanswered -= packet.startswith(WHOAMI + b"\0")
             if packet == self._filler and self._filler_count:
                 self._filler_count -= 1
@@ -143,9 +149,13 @@ class Wire:
     def await_end(self, seconds_max: float = math.inf) -> None:
         """Return once the server has closed, or should have; read nothing."""
         if self._filler_count:
-            poll = select.poll()
-            poll.register(self.wire, select.POLLRDHUP)
-            poll.poll(1000 * min(seconds_max, self.seconds_max))
+            self._has_closed(min(seconds_max, self.seconds_max))
+
+    def _has_closed(self, seconds_max: float = 0.0) -> bool:
+        """Return whether the server closes the connection in time."""
+        poll = select.poll()
+        poll.register(self.wire, select.POLLRDHUP)
+        return bool(poll.poll(1000 * seconds_max))
 
     def pending(self) -> bytes | None:
         """Read until the client is settled; return what came first, if any."""
@@ -236,45 +246,24 @@ def connect(
     return kind(wire, seconds_max, (gid, uid, pid))
 
 
-# Processes that connect, by group, user and turn.  They live on, as to start
-# one takes long; who clears the turns has each of them connect once more.
-connectors: dict[tuple[int, int, int], tuple[socket.socket, int]] = {}
-turns: Counter[tuple[int, int]] = Counter()
-
-
 def connect_in_child(
     wire: socket.socket, name: str | bytes, gid: int, uid: int
 ) -> int:
     """Have a user's process connect a socket; return its number."""
-    turns[gid, uid] += 1
-    key = gid, uid, turns[gid, uid]
-    if key not in connectors:
-        connectors[key] = start_connector(gid, uid)
-    ours, child = connectors[key]
-    socket.send_fds(ours, [os.fsencode(name)], [wire.fileno()])
-    error = int(ours.recv(20) or errno.EPERM)
+    child = os.fork()
+    if not child:
+        error = errno.EPERM  # it may not be that user
+        try:
+            if (gid, uid) != (os.getegid(), os.geteuid()):
+                os.setgroups([])
+                os.setgid(gid)
+                os.setuid(uid)
+            error = wire.connect_ex(name)
+        finally:
+            os._exit(error)
+
+    _, status = os.waitpid(child, 0)
+    error = os.waitstatus_to_exitcode(status)
     if error:
         raise OSError(error, f"user {uid}: {os.strerror(error)}")
     return child
-
-
-def start_connector(gid: int, uid: int) -> tuple[socket.socket, int]:
-    """Start a user's process that connects what it is sent; return both."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    child = os.fork()
-    if child:
-        theirs.close()
-        return ours, child
-    try:
-        os.closerange(3, theirs.fileno())
-        os.closerange(theirs.fileno() + 1, 1 << 16)
-        if (gid, uid) != (os.getegid(), os.geteuid()):
-            os.setgroups([])
-            os.setgid(gid)
-            os.setuid(uid)
-        while True:
-            place, (number,), _, _ = socket.recv_fds(theirs, 200, 1)
-            with socket.socket(fileno=number) as other:
-                theirs.send(b"%d" % other.connect_ex(place))
-    finally:  # it may not be that user, or nobody is left who asks
-        os._exit(0)

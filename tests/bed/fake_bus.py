@@ -75,6 +75,8 @@ class FakeConnection:
             self.wire.room = None
             self.settle()
         if self.wire.taken:
+            if not self.wire.taken[0]:
+                raise Failure("received an empty packet")
             return self.wire.taken[0]
         return END if self.wire.closed and not self.is_deaf else None
 

@@ -24,6 +24,15 @@ FIRST = {  # what each stage asks first that can be seen on fake sockets
     5: "A secret message reaches only",
     6: "Keep what the kernel refuses",
 }
+TO_ALL = """list(clients):
+        if hears(client, key):
+            send(client, packet)"""
+TO_ALL_BUT_THE_NEXT = """clients:
+        if hears(client, key):
+            try:
+                client.wire.send(packet)
+            except OSError:
+                close(client)"""
 # In a stage: what a student writes, what instead, and what is then said
 MISTAKES = [
     (
@@ -44,6 +53,7 @@ MISTAKES = [
     (2, "409_600", "1024", "Send a message as it came"),
     (2, "except ConnectionResetError", "except KeyError", "After ECONNRESET"),
     (2, "in list(clients)", "in clients[:1]", "Send a message to each client"),
+    (2, TO_ALL, TO_ALL_BUT_THE_NEXT, "A client that has left"),
     (2, "suppress(OSError)", "suppress(KeyError)", "A client that has left"),
     (2, "patterns = set()", "patterns = shared", "Keep the key of each SUB"),
     (2, "send(client, packet)", "send(client, key)", "Send a message to each"),

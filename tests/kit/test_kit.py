@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -22,8 +21,7 @@ from broken_servers import SBUS, Mistake
 from conformance.__main__ import REPORTS
 from conformance.conversation import Failure, has_members
 from conformance.examples import Block, blocks_of, conversations, escape
-from conformance.kit import LEVELS, Kit, all_cases, choose, scope_of
-from conformance.report import count, text_report
+from conformance.kit import LEVELS, all_cases, scope_of
 from conformance.rules import SPEC, SPECIFICATION
 from conformance.server import ServerProcess
 from fake_bus import RULES, run_on_fake_kernel
@@ -60,6 +58,9 @@ def serve(welcome):
     listener = listen(SEQPACKET)
     while True:
         welcome(listener.accept()[0])
+def send_nothing(wire):
+    wires.append(wire)
+    wire.send(b"")
 def flood(wire):
     try:
         while True:
@@ -332,14 +333,13 @@ class TestKit:
         assert wrong in done.errors and done.errors.count("\n") == 1, done
 
     def test_an_example_of_many_steps(self, directory: Path) -> None:
-        """Of those that are alike the first and the last are shown."""
+        """The first and the last are shown."""
         file = directory / "mine.md"
         steps = "A > SUB first\nA > SUB k/{1..28}\nA < end"
         file.write_text(f"```conversation x [SUB-1]\n{steps}\n```", "utf-8")
         done = run_kit("--server", naive(), "--examples", str(file))
-        shown = "    A > SUB first\n    A > SUB k/1\n"
-        shown += "    ... 26 more like this\n    A > SUB k/28\n    A < end\n"
-        assert shown in done.output, done
+        shown = "    A > SUB k/9\n    ... 10 more\n    A > SUB k/20\n"
+        assert "    A > SUB first\n" in done.output and shown in done.output
 
     def test_an_example_that_needs_a_client(self, directory: Path) -> None:
         """A number of a client that is not there is told of."""
@@ -416,26 +416,6 @@ class TestKit:
         assert done.status == 0, done.output
         assert re.search(r"\bPUB-1:[1-9]", done.output), done
 
-    def test_a_server_that_hangs_does_not_take_hours(
-        self, directory: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A family that takes long to fail leaves time for the others."""
-        monkeypatch.setattr("conformance.kit.FAMILY_SHARE", 0)
-        command = broken_naive(directory, "threading.Event().wait()", "MSG")
-        with ServerProcess(command, 0.2) as server:
-            judge = Kit(server, "protocol", 1e6).judge
-            results = [*map(judge, all_cases())]
-            named = Kit(server, "protocol", 1e6, {"PUB-4"}).judge
-            others = [*map(named, choose(all_cases(), {"PUB-4"}))]
-        assert len(others) > 1 and not count(others, "not run")
-        failed = [one.rules[0] for one in results if one.verdict == "failed"]
-        families = Counter(rule.partition("-")[0] for rule in failed)
-        assert {*families.values()} == {1} and len(families) >= 6, families
-        report = text_report(results)
-        assert re.search("^PKT +0/1 passed, [0-9]+ not run$", report, re.M)
-        why = "failures of the family took long; see --only"
-        assert re.search(f"^not run, [0-9]+: {why}$", report, re.M)
-
     def test_what_a_server_may_choose(self, directory: Path) -> None:
         """[UNSUB-2] To do otherwise is no failure: it differs."""
         command = broken_naive(directory, "return False")
@@ -453,7 +433,7 @@ class TestKit:
         assert done.status == 1
         late = "^not run, [0-9]+: there was no time left; see --total$"
         assert re.search(late, done.output, re.M), done
-        assert re.search("^SUB +none was run, [0-9]+ not", done.output, re.M)
+        assert re.search("^SUB +none was run$", done.output, re.M)
         assert "TRACE     not asked for\n" in done.output
 
     @pytest.mark.parametrize("chapter", ["6", "echoes", "6-echoes"])
@@ -464,17 +444,6 @@ class TestKit:
         first, *others = done.output.splitlines()
         assert first == "payload-of-a-switch [CTL-2] [ECHO-2]"
         assert "echo-by-default [ECHO-1]" in others and len(others) == 6
-
-    def test_progress(self) -> None:
-        """A terminal shows what is run and how many are left."""
-        ours, theirs = os.openpty()
-        kit = [str(SPEC / "conformance"), "--only", "SUB-2"]
-        with open(ours, "rb", 0) as terminal, open(theirs, "wb") as errors:
-            command = [sys.executable, *kit, "--server", naive()]
-            subprocess.run(command, stdout=errors, stderr=errors, check=True)
-            text = terminal.read(100_000).decode()
-        assert "3 left: identical-patterns-count\r" in text
-        assert "1 left: unsubscribe-takes-one\r\x1b[K" in text
 
     @pytest.mark.parametrize(
         ("name", "options"),
@@ -531,7 +500,8 @@ class TestKit:
             ("_ = listen(STREAM); time.sleep(99)", "wrong type for socket"),
             ("_ = listen(SEQPACKET); time.sleep(99)", "is not answered"),
             ("serve(lambda wire: wire.close())", "it closes every connection"),
-            ("serve(lambda wire: wires.append(wire))", "is not answered"),
+            ("serve(wires.append)", "(for a server that grows there is --sta"),
+            ("serve(send_nothing)", "is not answered: received an empty pack"),
             ("serve(flood)", "receives MSG k\\0 without end"),
         ],
     )
