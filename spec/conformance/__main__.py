@@ -24,7 +24,8 @@ How it is tried:
   --random [SECONDS]   conversations at random, for so long (default 60)
   --seed N             where these begin (default 1)
   --seconds SECONDS    how long a server may take to answer (default 2)
-  --total SECONDS      how long all may take (default 120); the rest is not run
+  --total SECONDS      how long all may take (default 120), and a twelfth of it
+                       what fails of a family; the rest is not run
   --timeout-scale X    multiply both, for servers under valgrind and such; if
                        this is above 1, their memory is not judged
   --keep               at the first failure wait for Enter

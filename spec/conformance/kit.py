@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple, Union
@@ -34,6 +35,11 @@ class Result(NamedTuple):
     what: str = ""  # went wrong, or why it was not run
     dialogue: tuple[str, ...] = ()  # up to the step that failed
     seconds: float = 0.0
+
+
+def family_of(case: Item) -> str:
+    """Return the family of the first rule that a case shows."""
+    return read_rules()[case.rules[0]].family
 
 
 def origin_of(case: Item) -> str:
@@ -124,6 +130,7 @@ def left_out(case: Item, level: str, only: Set[str]) -> str:
 
 
 NO_TIME = "there was no time left; see --total"
+FAMILY_SHARE = 1 / 12  # of the time, for what fails of a family
 PASSES_IF_FLAKY = 2  # in a row; fewer would hide what fails now and then
 
 
@@ -148,6 +155,8 @@ class Kit:
         self.options: tuple[str, ...] | None = None  # of the running server
         self._refused: dict[tuple[str, ...], str] = {}  # options, and why
         self._room_fault: str | None = None  # None before it was tried
+        self._total = total
+        self._failing: dict[str, float] = defaultdict(float)  # by family
 
     def judge(self, case: Item) -> Result:
         """Run one case; one server does for those with the same options."""
@@ -155,6 +164,8 @@ class Kit:
         verdict, wrong, said, rule = self._outcome(case)
         rules = tuple(dict.fromkeys(filter(None, (rule, *case.rules))))
         seconds = round(time.monotonic() - start, 4)
+        if verdict == "failed":
+            self._failing[family_of(case)] += seconds
         return Result(case.name, rules, verdict, wrong, tuple(said), seconds)
 
     def _outcome(self, case: Item) -> tuple[str, str, Sequence[str], str]:
@@ -162,7 +173,7 @@ class Kit:
         for verdict, why in (
             ("not asked for", left_out(case, self.level, self.only)),
             ("not applicable", obstacle(case, self.server.is_ours)),
-            ("not run", NO_TIME if time.monotonic() > self.end else ""),
+            ("not run", self._too_late(case)),
         ):
             if why:
                 return verdict, why, (), ""
@@ -178,6 +189,18 @@ class Kit:
         if not first.wrong:
             return "passed", "", (), ""
         return bad, first.wrong, first.said, first.rule
+
+    def _too_late(self, case: Item) -> str:
+        """Return why there is no time for a case, if so.
+
+        A server with one mistake may fail all examples of a family, and wait
+        in each of them.  The other families need their time.
+        """
+        if time.monotonic() > self.end:
+            return NO_TIME
+        seconds = self._failing[family_of(case)]
+        is_late = not self.only and seconds > FAMILY_SHARE * self._total
+        return "failures of its family took long; see --only" * is_late
 
     def _try(self, case: Item) -> Outcome:
         """Run a case; one server does for those with the same options."""

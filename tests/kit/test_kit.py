@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -21,7 +22,8 @@ from broken_servers import SBUS, Mistake
 from conformance.__main__ import REPORTS
 from conformance.conversation import Failure, has_members
 from conformance.examples import Block, blocks_of, conversations, escape
-from conformance.kit import LEVELS, all_cases, scope_of
+from conformance.kit import LEVELS, Kit, all_cases, choose, scope_of
+from conformance.report import count, text_report
 from conformance.rules import SPEC, SPECIFICATION
 from conformance.server import ServerProcess
 from fake_bus import RULES, run_on_fake_kernel
@@ -425,6 +427,25 @@ class TestKit:
         assert "DIFFERS [UNSUB-2] A server MAY disconnect" in done.output
         assert "FAILED" not in done.output
         assert "0 passed, 0 failed, 1 differs, 0 not" in done.output
+
+    def test_a_server_that_hangs_does_not_take_hours(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A family that takes long to fail leaves time for the others."""
+        monkeypatch.setattr("conformance.kit.FAMILY_SHARE", 0)
+        command = broken_naive(directory, "threading.Event().wait()", "MSG")
+        with ServerProcess(command, 0.2) as server:
+            judge = Kit(server, "protocol", 1e6).judge
+            results = [*map(judge, all_cases())]
+            named = Kit(server, "protocol", 1e6, {"PUB-4"}).judge
+            others = [*map(named, choose(all_cases(), {"PUB-4"}))]
+        assert len(others) > 1 and not count(others, "not run")
+        failed = [one.rules[0] for one in results if one.verdict == "failed"]
+        families = Counter(rule.partition("-")[0] for rule in failed)
+        assert {*families.values()} == {1} and len(families) >= 6, families
+        why = "failures of its family took long; see --only"
+        report = text_report(results)
+        assert re.search(f"^not run, [0-9]+: {why}$", report, re.M)
 
     def test_a_run_has_an_end(self) -> None:
         """What there is no time for is named, and is not a success."""
