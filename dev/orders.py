@@ -273,7 +273,7 @@ def make_world(text: str) -> tuple[World, list[str]]:
     start = lines.index("---") if "---" in lines else -1
     options = [line for line in lines if line.startswith("server ")]
     bus = Bus(reads_ahead=False, owner=OWNER, **limits(options))
-    world, before = World(bus, {}), options
+    world, before = World(bus, {}), [*options]
 
     for number, line in enumerate(lines):
         if not line or line[0] == "#" or line == "---" or line in options:

@@ -31,6 +31,8 @@ CONVERSATIONS = {
     "another-user": "A process uid=1001\nA > SUB k\nA room 1\n"
     "A > CMSG blocking/soft/error\n---\nA < {any}\nB > MSG k\\0{1..2}",
     "over-the-limit": MANY,
+    "a-line-comes-again": "A > SUB k\nA > CMSG blocking/soft/discard\nA room 1\n"
+    "B > MSG k\\0one\n---\nB > MSG k\\0one\nA < {any}",
     "programs-that-leave": "A > SUB k\nB > SUB k\n---\nA close\n"
     "B > MSG k\\0one\nB shut\nC > MSG k\\0two\nC > HELLO",
     "secrets": "A > CMSG !/cred/whoami\nA < {any}\nB > SUB "
@@ -58,6 +60,7 @@ FOUND: dict[str, tuple[int, int, list[str]]] = {  # orders, end states, facts
     ),
     "another-user": (2, 2, ["A is disconnected [BLOCK-8]"]),
     "over-the-limit": (54, 12, ["A loses 1 message [BLOCK-9]"]),
+    "a-line-comes-again": (2, 2, ["A loses 1 message [BLOCK-5]"]),
     "programs-that-leave": (30, 3, ["C is disconnected [PKT-2]"]),
     "secrets": (4, 1, ["B gets nothing"]),
 }
