@@ -108,6 +108,7 @@ class World:
             [client.number for client in holders],  # who is due first
             round(self.bus.now, 3),
             [len(acts) for acts in self.programs.values()],
+            [client.end for client in self.clients.values()],
             self.gets,
             sorted(self.losses.items()),
             self.waits,

@@ -33,6 +33,9 @@ CONVERSATIONS = {
     "over-the-limit": MANY,
     "a-line-comes-again": "A > SUB k\nA > CMSG blocking/soft/discard\nA room 1\n"
     "B > MSG k\\0one\n---\nB > MSG k\\0one\nA < {any}",
+    "ends-for-two-reasons": "server --max-shapes 1 --max-user-pattern-bytes 9\n"
+    "A process uid=1000\nB process uid=1000\n---\nB > SUB a*\nB > UNSUB a*\n"
+    "B > SUB 012345\nB > UNSUB 012345\nA > SUB kkkk",
     "programs-that-leave": "A > SUB k\nB > SUB k\n---\nA close\n"
     "B > MSG k\\0one\nB shut\nC > MSG k\\0two\nC > HELLO",
     "secrets": "A > CMSG !/cred/whoami\nA < {any}\nB > SUB "
@@ -61,6 +64,7 @@ FOUND: dict[str, tuple[int, int, list[str]]] = {  # orders, end states, facts
     "another-user": (2, 2, ["A is disconnected [BLOCK-8]"]),
     "over-the-limit": (54, 12, ["A loses 1 message [BLOCK-9]"]),
     "a-line-comes-again": (2, 2, ["A loses 1 message [BLOCK-5]"]),
+    "ends-for-two-reasons": (5, 5, ["A is disconnected [LIMIT-12]"]),
     "programs-that-leave": (30, 3, ["C is disconnected [PKT-2]"]),
     "secrets": (4, 1, ["B gets nothing"]),
 }
