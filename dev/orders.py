@@ -34,6 +34,7 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -148,7 +149,7 @@ class World:
             line = self.act(name) if action == "act" else self.wait()
         except Unclear as reason:
             self.unclear = str(reason)
-            line = "# the specification leaves open what comes next"
+            line = f"# The specification leaves open {reason}"
 
         names = {str(c.number): name for name, c in self.clients.items()}
         for number, count, rule in LOSS.findall("\n".join(self.bus.log)):
@@ -214,6 +215,7 @@ class World:
         """Yield what each client comes to, in sentences."""
         if self.unclear:
             yield f"the specification leaves open {self.unclear}"
+            return  # the bus has gone one way of several
         for wait in self.waits:
             yield f"{wait}, until the block time"
         for name, client in self.clients.items():
@@ -234,10 +236,11 @@ class World:
     def last_lines(self) -> Iterator[str]:
         """Have clients read what is left; yield lines of it and of ends."""
         for name, client in self.clients.items():
-            if client.is_deaf or self.unclear:
+            if client.is_deaf:
                 continue
-            while client.received:
-                yield f"{name} < {self.shown(self.bus.read(client))}"
+            with suppress(Unclear):  # what follows may be open as well
+                while client.received:
+                    yield f"{name} < {self.shown(self.bus.read(client))}"
             if client.end:
                 yield f"{name} < end"
             elif self.programs[name]:
@@ -388,7 +391,10 @@ def try_orders(text: str) -> Iterator[Report]:
         if not any(world.steps()):
             facts = tuple(world.facts())
             if facts not in ends:
-                lines = [*before, *search.way(), *world.last_lines()]
+                way = search.way()
+                if world.unclear:
+                    world = world_before(text, way)
+                lines = [*before, *way, *world.last_lines()]
                 ends[facts] = End(facts, 0, 0, lines)
             end = ends[facts]
             orders = end.orders + search.orders[search.state]
@@ -401,6 +407,15 @@ def try_orders(text: str) -> Iterator[Report]:
             " the search tries: leave out a client, or some steps"
         )
     yield report_of(len(search.orders), ends)
+
+
+def world_before(text: str, way: list[str]) -> World:
+    """Return the world before its last step, of which the end is open."""
+    world, _ = make_world(text)
+    for line in way[:-1]:
+        name = line.partition(" ")[0]
+        world.take(*(("wait", "") if name == "wait" else ("act", name)))
+    return world
 
 
 def report_of(states: int, ends: dict[tuple[str, ...], End]) -> Report:
