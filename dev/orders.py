@@ -96,6 +96,7 @@ class World:
     programs: dict[str, list[Act]]  # what each has still to do
     clients: dict[str, Client] = field(default_factory=dict)
     gets: dict[str, list[bytes]] = field(default_factory=dict)  # in order
+    unread: dict[str, list[bytes]] = field(default_factory=dict)  # if deaf
     losses: Counter[tuple[str, str]] = field(default_factory=Counter)
     waits: list[str] = field(default_factory=list)  # for each other, in words
     unclear: str = ""  # what the specification leaves open
@@ -171,6 +172,8 @@ class World:
             client.room = int(act.packet)
         if act.verb in ("close", "shut"):
             client.has_ended = True
+        if act.verb == "deaf":  # the kernel keeps what came before
+            self.unread[name] = [*client.received]
         if act.verb in ("close", "deaf"):
             deafen(self.bus, client)
         self.bus.run()
@@ -236,6 +239,8 @@ class World:
     def last_lines(self) -> Iterator[str]:
         """Have clients read what is left; yield lines of it and of ends."""
         for name, client in self.clients.items():
+            for packet in self.unread.get(name, ()):
+                yield f"{name} < {self.shown(packet)}"
             if client.is_deaf:
                 continue
             with suppress(Unclear):  # what follows may be open as well

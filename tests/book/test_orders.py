@@ -31,13 +31,15 @@ CONVERSATIONS = {
     "another-user": "A process uid=1001\nA > SUB k\nA room 1\n"
     "A > CMSG blocking/soft/error\n---\nA < {any}\nB > MSG k\\0{1..2}",
     "over-the-limit": MANY,
-    "a-line-comes-again": "A > SUB k\nA > CMSG blocking/soft/discard\nA room 1\n"
-    "B > MSG k\\0one\n---\nB > MSG k\\0one\nA < {any}",
-    "ends-for-two-reasons": "server --max-shapes 1 --max-user-pattern-bytes 9\n"
-    "A process uid=1000\nB process uid=1000\n---\nB > SUB a*\nB > UNSUB a*\n"
-    "B > SUB 012345\nB > UNSUB 012345\nA > SUB kkkk",
-    "due-at-once": "A > SUB k\nA > CMSG blocking/soft/block\nA room 1\nB > SUB k\n"
-    "B > CMSG blocking/soft/block\nB room 1\n---\nA > MSG k\\0{1..3}",
+    "a-line-comes-again": "A > SUB k\nA > CMSG blocking/soft/discard\n"
+    "A room 1\nB > MSG k\\0one\n---\nB > MSG k\\0one\nA < {any}",
+    "ends-for-two-reasons": "server --max-shapes 1\n"
+    "server --max-user-pattern-bytes 9\nA process uid=1000\n"
+    "B process uid=1000\n---\nB > SUB a*\nB > UNSUB a*\nB > SUB 012345\nB > UNSUB 012345\nA > SUB kkkk",
+    "due-at-once": "A > SUB k\nA > CMSG blocking/soft/block\nA room 1\n"
+    "B > SUB k\nB > CMSG blocking/soft/block\nB room 1\n---\n"
+    "A > MSG k\\0{1..3}",
+    "deaf-with-unread": "B > SUB j\nA > SUB k\n---\nB > MSG k\\0x\nA deaf",
     "programs-that-leave": "A > SUB k\nB > SUB k\n---\nA close\n"
     "B > MSG k\\0one\nB shut\nC > MSG k\\0two\nC > HELLO",
     "secrets": "A > CMSG !/cred/whoami\nA < {any}\nB > SUB "
@@ -72,6 +74,7 @@ FOUND: dict[str, tuple[int, int, list[str]]] = {  # orders, end states, facts
         1,
         ["the specification leaves open which client is disconnected first"],
     ),
+    "deaf-with-unread": (2, 1, ["A gets nothing"]),
     "programs-that-leave": (30, 3, ["C is disconnected [PKT-2]"]),
     "secrets": (4, 1, ["B gets nothing"]),
 }
