@@ -187,7 +187,7 @@ class World:
         return f"wait {seconds:g}"
 
     def waiting(self) -> Iterator[str]:
-        """Yield who waits in a call for whom, in words."""
+        """Yield which clients wait in a call that sends for whom, in words."""
         holders = {
             name: [
                 other
@@ -196,9 +196,12 @@ class World:
             ]
             for name, client in self.clients.items()
             if self.programs[name] and not client.end
+            if self.programs[name][0].verb == ">"
         }
         circle = {name for name in holders if name in reached(name, holders)}
-        if circle:
+        if len(circle) == 1:
+            yield f"{listed(circle)} waits for itself to read"
+        elif circle:
             yield f"{listed(circle)} wait for each other"
         for name in sorted({*holders} - circle):
             if holders[name]:

@@ -35,11 +35,13 @@ CONVERSATIONS = {
     "A room 1\nB > MSG k\\0one\n---\nB > MSG k\\0one\nA < {any}",
     "ends-for-two-reasons": "server --max-shapes 1\n"
     "server --max-user-pattern-bytes 9\nA process uid=1000\n"
-    "B process uid=1000\n---\nB > SUB a*\nB > UNSUB a*\nB > SUB 012345\nB > UNSUB 012345\nA > SUB kkkk",
+    "B process uid=1000\n---\nB > SUB a*\nB > UNSUB a*\n"
+    "B > SUB 012345\nB > UNSUB 012345\nA > SUB kkkk",
     "due-at-once": "A > SUB k\nA > CMSG blocking/soft/block\nA room 1\n"
     "B > SUB k\nB > CMSG blocking/soft/block\nB room 1\n---\n"
     "A > MSG k\\0{1..3}",
     "deaf-with-unread": "B > SUB j\nA > SUB k\n---\nB > MSG k\\0x\nA deaf",
+    "holds-itself": HELD + "A > MSG a\\0{1..3}",
     "programs-that-leave": "A > SUB k\nB > SUB k\n---\nA close\n"
     "B > MSG k\\0one\nB shut\nC > MSG k\\0two\nC > HELLO",
     "secrets": "A > CMSG !/cred/whoami\nA < {any}\nB > SUB "
@@ -75,6 +77,11 @@ FOUND: dict[str, tuple[int, int, list[str]]] = {  # orders, end states, facts
         ["the specification leaves open which client is disconnected first"],
     ),
     "deaf-with-unread": (2, 1, ["A gets nothing"]),
+    "holds-itself": (
+        1,
+        1,
+        ["A waits for itself to read, until the block time"],
+    ),
     "programs-that-leave": (30, 3, ["C is disconnected [PKT-2]"]),
     "secrets": (4, 1, ["B gets nothing"]),
 }
