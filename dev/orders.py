@@ -333,6 +333,14 @@ def add_step(world: World, step: Step) -> None:
         world.programs[name], world.gets[name] = [], []
     if step.argument in EXPECTATIONS:
         return  # it takes nothing
+    verbs = {act.verb for act in world.programs[name]}
+    is_gone = bool(world.clients[name].end) and step.verb != "<"
+    if "close" in verbs or is_gone:
+        raise ValueError(
+            f"{name} has left: a client that comes has a new name"
+        )
+    if "shut" in verbs and step.verb[0] == ">":
+        raise ValueError(f"{name} sends nothing more after shut")
     if step.verb == ">>":
         step = step._replace(verb=">")  # the server is never busy
 

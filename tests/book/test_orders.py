@@ -140,6 +140,9 @@ def test_every_order(name: str) -> None:
         ("A close\nB close\nC close\nD close", "The search takes 3 clients"),
         ("---\nA > MSG k\\0{1..7}", "The search takes 6 steps of a client"),
         ("A > MSG k\\0{x*90000}", "The search takes short and few messages"),
+        ("---\nA close\nA > SUB k", "Line 3, “A > SUB k”: A has left"),
+        ("A > HI\nA > SUB k\n---", "Line 2, “A > SUB k”: A has left"),
+        ("A shut\nA > SUB k", "Line 2, “A > SUB k”: A sends nothing more"),
         (MANY, "These have more than 60 states"),
     ],
 )
