@@ -52,6 +52,7 @@ CLIENTS_MAX = 3
 STEPS_MAX = 6  # of a client, after the line `---`
 STATES_MAX = 300_000
 WORLD_BYTES_MAX = 50_000  # of all that waits, which each state has a copy of
+DIGITS_MAX = 12  # of a limit; times of more are not exact
 STATES_REPORTED = 1000  # how often a search says how far it is
 OWNER = 500  # the user of the server, and of clients that do not say theirs
 STEP_SECONDS = 0.001  # so short that no step decides about the block time
@@ -313,6 +314,8 @@ def limits(lines: Iterable[str]) -> dict[str, Any]:
             f"The search knows limits alone, such as --max-backlog 270, and"
             f" not \u201cserver {words}\u201d"
         )
+    if any(len(count) > DIGITS_MAX for _, count in pairs):
+        raise ValueError(f"A limit here has {DIGITS_MAX} digits at most")
     return {name.replace("-", "_"): int(count) for name, count in pairs}
 
 

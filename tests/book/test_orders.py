@@ -143,6 +143,11 @@ def test_every_order(name: str) -> None:
         ("---\nA close\nA > SUB k", "Line 3, “A > SUB k”: A has left"),
         ("A > HI\nA > SUB k\n---", "Line 2, “A > SUB k”: A has left"),
         ("A shut\nA > SUB k", "Line 2, “A > SUB k”: A sends nothing more"),
+        ("server --max-key " + "9" * 400, "A limit here has 12 digits"),
+        (
+            f"server --block-timeout {'9' * 400}\n{HELD}B > MSG a\\0{{1..3}}",
+            "A limit here has 12 digits",
+        ),
         (MANY, "These have more than 60 states"),
     ],
 )
