@@ -53,6 +53,7 @@ STEPS_MAX = 6  # of a client, after the line `---`
 STATES_MAX = 300_000
 WORLD_BYTES_MAX = 50_000  # of all that waits, which each state has a copy of
 DIGITS_MAX = 12  # of a limit; times of more are not exact
+BYTES_MAX = 400_000_000  # of the copies that wait for their turn
 STATES_REPORTED = 1000  # how often a search says how far it is
 OWNER = 500  # the user of the server, and of clients that do not say theirs
 STEP_SECONDS = 0.001  # so short that no step decides about the block time
@@ -404,7 +405,7 @@ def try_orders(text: str) -> Iterator[Report]:
     Raises: ValueError at what is no step, or is beyond a bound
     """
     world, before = make_world(text)
-    search = Search(world, STATES_MAX)
+    search = Search(world, STATES_MAX, BYTES_MAX)
     ends: dict[tuple[str, ...], End] = {}
     for count, world in enumerate(search.worlds(), 1):
         if not any(world.steps()):
@@ -420,6 +421,11 @@ def try_orders(text: str) -> Iterator[Report]:
             ends[facts] = end._replace(orders=orders, states=end.states + 1)
         if count % STATES_REPORTED == 0:
             yield report_of(len(search.orders), ends)
+    if search.bytes > BYTES_MAX:
+        raise ValueError(
+            "The states of these need more memory than the search may have:"
+            " send fewer or shorter messages, or leave out some steps"
+        )
     if not search.is_complete:
         raise ValueError(
             f"These have more than {STATES_MAX:,} states, which is as many as"

@@ -25,6 +25,7 @@ MANY = (
     "A room 1\n---\nA < {any}\nA < {any}\nB > MSG k\\0{1..2}\n"
     "C > MSG k\\0{3..4}"
 )
+LARGE = "".join(f"{name} > MSG k\\0{{x*4000}}{{1..3}}\n" for name in "ABC")
 CONVERSATIONS = {
     **dict(BLOCKS),
     "over-before-all-is-read": HELD + "A < {any}\nB > MSG a\\0{1..4}",
@@ -148,6 +149,7 @@ def test_every_order(name: str) -> None:
             f"server --block-timeout {'9' * 400}\n{HELD}B > MSG a\\0{{1..3}}",
             "A limit here has 12 digits",
         ),
+        (LARGE, "The states of these need more memory than the search"),
         (MANY, "These have more than 60 states"),
     ],
 )
@@ -157,6 +159,7 @@ def test_what_cannot_be_tried_is_said(
     """In one line, which bound it is, or what would be right."""
     monkeypatch.setattr(orders, "STATES_MAX", 60)
     monkeypatch.setattr(orders, "STATES_REPORTED", 10)
+    monkeypatch.setattr(orders, "BYTES_MAX", 100_000)
     searching = search("orders", text, "x")
     progress = []
     with pytest.raises(StopIteration) as over:
