@@ -188,6 +188,9 @@ class Kit:
                     bad = "flaky"
         except NotApplicable as error:
             return "not applicable", str(error), (), ""
+        except PermissionError as error:
+            what = f"cannot connect: {error.strerror}"
+            return "not applicable", what, (), ""
         if not first.wrong:
             return "passed", "", (), ""
         self._failing[family_of(case)] += time.monotonic() - start
