@@ -230,6 +230,9 @@ class World:
     def check_that_time_helps(self) -> None:
         """Raise Violation if the block time does not end a deadlock."""
         for _ in self.clients:
+            # One after another, as the rule does not say which is first
+            for client in self.clients.values():
+                client.since = self.bus.now - 1 / client.number
             if self.is_deadlock():
                 self.bus.wait(self.bus.options.block_timeout)
         require(not self.is_deadlock(), "BLOCK-16: they wait for ever")

@@ -34,6 +34,7 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -51,6 +52,8 @@ CLIENTS_MAX = 3
 STEPS_MAX = 6  # of a client, after the line `---`
 STATES_MAX = 300_000
 WORLD_BYTES_MAX = 50_000  # of all that waits, which each state has a copy of
+DIGITS_MAX = 12  # of a limit; times of more are not exact
+BYTES_MAX = 400_000_000  # of the copies that wait for their turn
 STATES_REPORTED = 1000  # how often a search says how far it is
 OWNER = 500  # the user of the server, and of clients that do not say theirs
 STEP_SECONDS = 0.001  # so short that no step decides about the block time
@@ -95,6 +98,7 @@ class World:
     programs: dict[str, list[Act]]  # what each has still to do
     clients: dict[str, Client] = field(default_factory=dict)
     gets: dict[str, list[bytes]] = field(default_factory=dict)  # in order
+    unread: dict[str, list[bytes]] = field(default_factory=dict)  # if deaf
     losses: Counter[tuple[str, str]] = field(default_factory=Counter)
     waits: list[str] = field(default_factory=list)  # for each other, in words
     unclear: str = ""  # what the specification leaves open
@@ -108,6 +112,7 @@ class World:
             [client.number for client in holders],  # who is due first
             round(self.bus.now, 3),
             [len(acts) for acts in self.programs.values()],
+            [client.end for client in self.clients.values()],
             self.gets,
             sorted(self.losses.items()),
             self.waits,
@@ -147,7 +152,7 @@ class World:
             line = self.act(name) if action == "act" else self.wait()
         except Unclear as reason:
             self.unclear = str(reason)
-            line = "# the specification leaves open what comes next"
+            line = f"# The specification leaves open {reason}"
 
         names = {str(c.number): name for name, c in self.clients.items()}
         for number, count, rule in LOSS.findall("\n".join(self.bus.log)):
@@ -169,6 +174,8 @@ class World:
             client.room = int(act.packet)
         if act.verb in ("close", "shut"):
             client.has_ended = True
+        if act.verb == "deaf":  # the kernel keeps what came before
+            self.unread[name] = [*client.received]
         if act.verb in ("close", "deaf"):
             deafen(self.bus, client)
         self.bus.run()
@@ -182,7 +189,7 @@ class World:
         return f"wait {seconds:g}"
 
     def waiting(self) -> Iterator[str]:
-        """Yield who waits in a call for whom, in words."""
+        """Yield which clients wait in a call that sends for whom, in words."""
         holders = {
             name: [
                 other
@@ -191,9 +198,12 @@ class World:
             ]
             for name, client in self.clients.items()
             if self.programs[name] and not client.end
+            if self.programs[name][0].verb == ">"
         }
         circle = {name for name in holders if name in reached(name, holders)}
-        if circle:
+        if len(circle) == 1:
+            yield f"{listed(circle)} waits for itself to read"
+        elif circle:
             yield f"{listed(circle)} wait for each other"
         for name in sorted({*holders} - circle):
             if holders[name]:
@@ -213,6 +223,7 @@ class World:
         """Yield what each client comes to, in sentences."""
         if self.unclear:
             yield f"the specification leaves open {self.unclear}"
+            return  # the bus has gone one way of several
         for wait in self.waits:
             yield f"{wait}, until the block time"
         for name, client in self.clients.items():
@@ -233,10 +244,13 @@ class World:
     def last_lines(self) -> Iterator[str]:
         """Have clients read what is left; yield lines of it and of ends."""
         for name, client in self.clients.items():
-            if client.is_deaf or self.unclear:
+            for packet in self.unread.get(name, ()):
+                yield f"{name} < {self.shown(packet)}"
+            if client.is_deaf:
                 continue
-            while client.received:
-                yield f"{name} < {self.shown(self.bus.read(client))}"
+            with suppress(Unclear):  # what follows may be open as well
+                while client.received:
+                    yield f"{name} < {self.shown(self.bus.read(client))}"
             if client.end:
                 yield f"{name} < end"
             elif self.programs[name]:
@@ -273,7 +287,7 @@ def make_world(text: str) -> tuple[World, list[str]]:
     start = lines.index("---") if "---" in lines else -1
     options = [line for line in lines if line.startswith("server ")]
     bus = Bus(reads_ahead=False, owner=OWNER, **limits(options))
-    world, before = World(bus, {}), options
+    world, before = World(bus, {}), [*options]
 
     for number, line in enumerate(lines):
         if not line or line[0] == "#" or line == "---" or line in options:
@@ -301,6 +315,8 @@ def limits(lines: Iterable[str]) -> dict[str, Any]:
             f"The search knows limits alone, such as --max-backlog 270, and"
             f" not \u201cserver {words}\u201d"
         )
+    if any(len(count) > DIGITS_MAX for _, count in pairs):
+        raise ValueError(f"A limit here has {DIGITS_MAX} digits at most")
     return {name.replace("-", "_"): int(count) for name, count in pairs}
 
 
@@ -321,6 +337,14 @@ def add_step(world: World, step: Step) -> None:
         world.programs[name], world.gets[name] = [], []
     if step.argument in EXPECTATIONS:
         return  # it takes nothing
+    verbs = {act.verb for act in world.programs[name]}
+    is_gone = bool(world.clients[name].end) and step.verb != "<"
+    if "close" in verbs or is_gone:
+        raise ValueError(
+            f"{name} has left: a client that comes has a new name"
+        )
+    if "shut" in verbs and step.verb[0] == ">":
+        raise ValueError(f"{name} sends nothing more after shut")
     if step.verb == ">>":
         step = step._replace(verb=">")  # the server is never busy
 
@@ -381,25 +405,42 @@ def try_orders(text: str) -> Iterator[Report]:
     Raises: ValueError at what is no step, or is beyond a bound
     """
     world, before = make_world(text)
-    search = Search(world, STATES_MAX)
+    search = Search(world, STATES_MAX, BYTES_MAX)
     ends: dict[tuple[str, ...], End] = {}
     for count, world in enumerate(search.worlds(), 1):
         if not any(world.steps()):
             facts = tuple(world.facts())
             if facts not in ends:
-                lines = [*before, *search.way(), *world.last_lines()]
+                way = search.way()
+                if world.unclear:
+                    world = world_before(text, way)
+                lines = [*before, *way, *world.last_lines()]
                 ends[facts] = End(facts, 0, 0, lines)
             end = ends[facts]
             orders = end.orders + search.orders[search.state]
             ends[facts] = end._replace(orders=orders, states=end.states + 1)
         if count % STATES_REPORTED == 0:
             yield report_of(len(search.orders), ends)
+    if search.bytes > BYTES_MAX:
+        raise ValueError(
+            "The states of these need more memory than the search may have:"
+            " send fewer or shorter messages, or leave out some steps"
+        )
     if not search.is_complete:
         raise ValueError(
             f"These have more than {STATES_MAX:,} states, which is as many as"
             " the search tries: leave out a client, or some steps"
         )
     yield report_of(len(search.orders), ends)
+
+
+def world_before(text: str, way: list[str]) -> World:
+    """Return the world before its last step, of which the end is open."""
+    world, _ = make_world(text)
+    for line in way[:-1]:
+        name = line.partition(" ")[0]
+        world.take(*(("wait", "") if name == "wait" else ("act", name)))
+    return world
 
 
 def report_of(states: int, ends: dict[tuple[str, ...], End]) -> Report:

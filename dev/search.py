@@ -6,10 +6,11 @@ decides the future.  It is copied by pickle, so it holds what can go two ways.
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 
 class Steps(Protocol):
@@ -29,10 +30,17 @@ World = TypeVar("World", bound=Steps)
 
 
 class Search(Generic[World]):
-    """A search of all states of a world, or of as many as there may be."""
+    """A search of all states of a world, or of as many as there may be.
 
-    def __init__(self, world: World, states_max: int) -> None:
+    states_max bounds the states, bytes_max the worlds that wait for their
+    turn: of a large world fewer states are tried.
+    """
+
+    def __init__(
+        self, world: World, states_max: int, bytes_max: float = math.inf
+    ) -> None:
         self.states_max = states_max
+        self.bytes_max = bytes_max
         self.state: object = world.snapshot()  # whose turn it is
         self.step = ("the state is", "")  # that was tried last
         self.is_complete = False
@@ -41,8 +49,15 @@ class Search(Generic[World]):
         # a state have the same length
         self.orders = Counter({self.state: 1})
         self.came_from: dict[object, tuple[object, str]] = {}
-        self.todo: deque[tuple[object, Any]] = deque()
-        self.todo.append((self.state, pickle.dumps(world)))
+        self.todo: deque[tuple[object, bytes]] = deque()
+        self.bytes = 0  # of the worlds there
+        self.add(self.state, world)
+
+    def add(self, state: object, world: World) -> None:
+        """Have a world wait for its turn."""
+        frozen = pickle.dumps(world)
+        self.bytes += len(frozen)
+        self.todo.append((state, frozen))
 
     def worlds(self) -> Iterator[World]:
         """Yield a world in each state, and then try all steps from there.
@@ -52,7 +67,10 @@ class Search(Generic[World]):
         while self.todo:
             if len(self.orders) >= self.states_max:
                 return
+            if self.bytes > self.bytes_max:
+                return
             self.state, frozen = self.todo.popleft()
+            self.bytes -= len(frozen)
             self.step = ("the state is", "")
             world: World = pickle.loads(frozen)
             yield world
@@ -64,7 +82,7 @@ class Search(Generic[World]):
                 after = other.snapshot()
                 if after not in self.orders:
                     self.came_from[after] = self.state, line
-                    self.todo.append((after, pickle.dumps(other)))
+                    self.add(after, other)
                 self.orders[after] += self.orders[self.state]
         self.is_complete = True
 

@@ -127,8 +127,8 @@ const escaped = (text) => text.replace(/[&<>"]/g, (one) => `&#${one.charCodeAt()
 const marked = (text) => text.split(/\\0|\\x00/)
   .map((part) => escaped(part).replace(/[*/]+/g, "<b>$&</b><wbr>")).join(NUL);
 const cited = (text) => linked(escaped(text));
-const linked = (html) => html.replace(/\[([A-Z]+-\d+)\]/g, (id, rule) =>
-  `<a class="id" href="${root}${rules[rule][0]}.html#${rule}" title="${escaped(rules[rule][2])}">${id}</a>`);
+const linked = (html) => html.replace(/\[([A-Z]+-\d+)\]/g, (id, rule) => (!rules[rule] ? id
+  : `<a class="id" href="${root}${rules[rule][0]}.html#${rule}" title="${escaped(rules[rule][2])}">${id}</a>`));
 const result = ({ made = [], wrong }) => each(made, (one) => `<span class="made">${cited(one)}</span>`)
   + (wrong ? `<strong>✗ ${cited(wrong)}</strong>` : "");
 const look = (led) => (!led ? "later" : led.wrong ? "failed" : "");
@@ -151,7 +151,7 @@ function row(line, lanes, led) {
   const [left, right] = lanes[who] ?? ["2rem", SERVER];
   return `<li class="${kind} ${look(led)}"
     style="margin: 0 calc(100% - (${right})) 0 calc(${left})">
-    <span class="does">${who ?? ""} ${WORDS[verb] ?? verb}</span>
+    <span class="does">${who ?? ""} ${WORDS[verb] ?? escaped(verb)}</span>
     ${content(verb, said)}
     ${isPacket ? `<svg class="arrow"><line x2="100%" y1="6" y2="6"/>${ARROWS[kind]}</svg>` : ""}${result(led ?? {})}</li>`;
 }
@@ -177,7 +177,7 @@ function table(kind, lines, led) {
     const [first, second, ...more] = [...line.match(FIELDS), "", ""];
     const one = led ? led[number] : {};
     const [shown, said] = kind === "match" ? [[first, second], more] : [[first], [second, ...more]];
-    return `<tr class="${said[0]} ${look(one)}">${each(shown, (text) => `<td>${packet(text)}</td>`)}
+    return `<tr class="${escaped(said[0])} ${look(one)}">${each(shown, (text) => `<td>${packet(text)}</td>`)}
       <td>${escaped(said.join(" "))}${led && !one.wrong ? " ✓" : ""}${result(one)}</td></tr>`;
   });
   return `<table><tr>${each(HEADS[kind], (text) => `<th scope="col">${text}</th>`)}</tr>${rows.join("")}</table>`;
@@ -188,10 +188,10 @@ function programs(lines) {
   const start = lines.indexOf("---"), after = lines.slice(start + 1);
   const names = [...new Set(after.map((line) => line[0]))].sort();
   const step = (line) => line.match(STEP) ?? [line, "", "", line];
-  const item = ([, , verb, text]) => `<li><span class="does">${WORDS[verb] ?? verb}</span> ${content(verb, text)}</li>`;
+  const item = ([, , verb, text]) => `<li><span class="does">${WORDS[verb] ?? escaped(verb)}</span> ${content(verb, text)}</li>`;
   const steps = (name) => each(after.filter((line) => line[0] === name), (line) => item(step(line)));
   return `${start < 0 ? "" : drawn("conversation", lines.slice(0, start))}
-    <div class="programs">${each(names, (name) => `<div><b>${name}</b><ol>${steps(name)}</ol></div>`)}</div>`;
+    <div class="programs">${each(names, (name) => `<div><b>${escaped(name)}</b><ol>${steps(name)}</ol></div>`)}</div>`;
 }
 
 // ---- Examples and questions
@@ -242,7 +242,7 @@ async function tryOrders(place, kind, text) {
   ends.querySelectorAll(".example").forEach(prepare);
   if (!html) return;
   shower(place)("good", "Every order is tried: see below.");
-  const lines = text.split("\n").filter((line) => /^[^#]/.test(line));
+  const lines = text.split("\n").filter((line) => /^\s*[^#\s]/.test(line)).map((line) => line.trim());
   if (place !== bench) place.querySelector(".drawing").innerHTML = drawn(kind, lines);
 }
 

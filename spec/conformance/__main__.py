@@ -110,10 +110,12 @@ def program(option: str, text: str) -> Program:
     assert parts
     name, text = parts[1] or parts[2], parts[2]
     try:
-        is_told = "{address}" in " ".join(shlex.split(text))
+        is_told = option == "--connect" or "{address}" in " ".join(
+            shlex.split(text)
+        )
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
-    if option != "--connect" and not is_told:
+    if not is_told:
         raise argparse.ArgumentTypeError(f"{text!r} has no {{address}}")
     return Program(option, name, text)
 
@@ -143,7 +145,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", default="1")
     add_number("--seconds", default=2.0)
     add_number("--total", default=120.0)
-    add("--timeout-scale", type=float, default=1.0)
+    add_number("--timeout-scale", default=1.0)
     add("--html", type=Path)
     kinds = parser.add_mutually_exclusive_group()
     for name in REPORTS:
@@ -159,6 +161,11 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"{option} starts servers, and needs a --server alone")
     if options.matrix and not (options.servers and options.clients):
         parser.error("--matrix needs a server and a --client")
+    left_out = ("random", "matrix", "clients", "keep", "only", "examples")
+    reports = ("html", *REPORTS)
+    for name in (*left_out, *reports) if options.stage else ():
+        if getattr(options, name):
+            parser.error(f"--stage goes without --{name.removesuffix('s')}")
     options.only = {
         name.strip("[]") for text in options.only for name in text.split(",")
     }
@@ -243,6 +250,7 @@ def grow(options: argparse.Namespace, tried: Program) -> int:
     from conformance import stages  # which reads spec/stages.md
 
     with stages.GrowingServer(tried.text, options.seconds) as server:
+        server.start_seconds_max *= options.timeout_scale
         runner = kit.Kit(server, "daemon", options.total, tries_again=True)
         said, wrong = stages.try_stages(options.stage, runner)
     say("\n".join([*(report.failure_lines(wrong) if wrong else ()), said]))

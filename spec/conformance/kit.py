@@ -186,6 +186,9 @@ class Kit:
                     bad = "flaky"
         except NotApplicable as error:
             return "not applicable", str(error), (), ""
+        except PermissionError as error:
+            what = f"cannot connect: {error.strerror}"
+            return "not applicable", what, (), ""
         if not first.wrong:
             return "passed", "", (), ""
         return bad, first.wrong, first.said, first.rule

@@ -234,6 +234,9 @@ class ServerProcess(Program):
         try:
             client = connect(self.name, *how)
         except OSError as error:
+            is_barred = credentials and isinstance(error, PermissionError)
+            if is_barred and not self.is_ours:
+                raise  # another user may not reach it, whatever rules it keeps
             raise Failure(f"cannot connect: {error.strerror}") from None
         client.make_way = self.thaw
         return client

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import sbus
@@ -30,7 +30,8 @@ from fake_kernel import OWNER, FakeListener, FakePeer, FakeWire
 
 FILE = "server.py"  # what an error calls the program
 CALLS_MAX = 10_000  # of select, before a program is said to spin
-BUSY_SECONDS_MAX = 2.0  # of the processor, until it calls select again
+BUSY_SECONDS_MAX = 2.0  # of the processor, until it waits in select
+RUN_SECONDS_MAX = 8.0  # of the processor, for all that is tried
 
 
 class Pause(BaseException):
@@ -67,11 +68,16 @@ class ProgramWire(FakeWire):
     def wait(self, call: str) -> None:
         """Leave a program whose call would not return."""
         if self.is_blocking:
-            raise Stuck(f"the server waits in {call} for one client alone")
+            what = f"the server waits in {call} for one client alone"
+            self.kernel.leave(Stuck(what))
 
 
 class ProgramListener(FakeListener):
     """The listening socket, as a program sees it."""
+
+    def __init__(self, kernel: ProgramKernel) -> None:
+        super().__init__()
+        self.kernel = kernel
 
     def bind(self, _: object) -> None: ...
     def listen(self, _: int = 0) -> None: ...
@@ -79,16 +85,21 @@ class ProgramListener(FakeListener):
 
     def accept(self) -> tuple[FakeWire, None]:
         if not self.waiting:
-            raise Stuck("the server waits in accept, and for nothing else")
+            what = "the server waits in accept, and for nothing else"
+            self.kernel.leave(Stuck(what))
         return super().accept()
 
 
 class ProgramKernel:
     """A program, and the sockets that it calls."""
 
-    def __init__(self, code: CodeType, options: Sequence[str]) -> None:
+    def __init__(
+        self, code: CodeType, options: Sequence[str], run_end: float
+    ) -> None:
         self.now = 0.0
-        self.listener = ProgramListener()
+        self.run_end = run_end  # of the processor's time
+        self.left: Pause | Stuck | None = None  # why the program is left
+        self.listener = ProgramListener(self)
         self.wires: dict[int, Any] = {self.listener.fileno(): self.listener}
         self.calls = 0
         self.names: dict[str, Any] = {"__name__": "__main__"}
@@ -121,27 +132,37 @@ class ProgramKernel:
             raise Failure("the page needs a function serve(listener)")
         self.enter(lambda: self.names["serve"](self.listener))
 
-    def tick(self, line: int) -> None:
-        """Leave a loop of the program that has no end."""
+    def tick(self, line: int) -> bool:
+        """Return true; leave a program that is to be left, or has no end."""
+        if self.left:
+            raise self.left
         if time.process_time() > self.end:
-            raise Stuck(f"line {line} begins a loop without end")
+            what = f"line {line} begins a loop without end"
+            if self.end == self.run_end:
+                what = f"all takes longer than {RUN_SECONDS_MAX:g} seconds"
+            self.leave(Stuck(what))
+        return True
+
+    def leave(self, reason: Pause | Stuck) -> NoReturn:
+        """Leave the program, which may catch this, until it is left."""
+        self.left = self.left or reason
+        raise self.left
 
     def enter(self, call: Callable[[], object]) -> None:
         """Have the program do something; raise Failure if it ends or waits."""
-        self.end = time.process_time() + BUSY_SECONDS_MAX
+        self.left = None
+        self.end = min(time.process_time() + BUSY_SECONDS_MAX, self.run_end)
         try:
             call()
-        except Pause:
-            return
-        except Stuck as stuck:
-            raise Failure(str(stuck)) from None
+        except (Pause, Stuck):
+            pass
         except (Exception, SystemExit) as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            lines = [one.lineno for one in frames if one.filename == FILE]
-            what = f"{type(error).__name__}: {error}"
-            where = f"line {lines[-1]}" if lines else "a call of serve"
-            raise Failure(f"{where} ends it: {what}") from None
-        raise Failure("the server has ended")
+            if not self.left:
+                raise Failure(how_it_ended(error)) from None
+        if isinstance(self.left, Stuck):
+            raise Failure(str(self.left))
+        if not self.left:
+            raise Failure("the server has ended")
 
     def select(
         self,
@@ -151,13 +172,15 @@ class ProgramKernel:
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Return what is ready; leave the program if nothing is."""
         self.calls += 1
-        self.end = time.process_time() + BUSY_SECONDS_MAX
+        if self.left:
+            raise self.left
         if self.calls > CALLS_MAX:
-            raise Stuck("the server spins: select reports what it ignores")
+            what = "the server spins: select reports what it ignores"
+            self.leave(Stuck(what))
         ready = [one for one in readers if self.events(one) & sbus.READ]
         roomy = [one for one in writers if self.events(one) & sbus.WRITE]
         if not ready and not roomy:
-            raise Pause
+            self.leave(Pause())
         return ready, roomy, []
 
     def events(self, source: Any) -> int:
@@ -166,6 +189,15 @@ class ProgramKernel:
         if wire.closed:
             raise ValueError("select was given a socket that is closed")
         return int(wire.events())
+
+
+def how_it_ended(error: BaseException) -> str:
+    """Return where a program raised an error, and which."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [one.lineno for one in frames if one.filename == FILE]
+    what = f"{type(error).__name__}: {error}"
+    where = f"line {lines[-1]}" if lines else "a call of serve"
+    return f"{where} ends it: {what}"
 
 
 def module_like(module: ModuleType, **others: object) -> ModuleType:
@@ -215,10 +247,15 @@ class Loops(ast.NodeTransformer):
     def visit(self, node: Any) -> Any:
         self.generic_visit(node)
         if isinstance(node, (ast.While, ast.For)):
-            name = ast.Name(self.TICK, ast.Load())
-            call = ast.Call(name, [ast.Constant(node.lineno)], [])
-            node.body.insert(0, ast.Expr(call))
+            node.body.insert(0, ast.Expr(self.call(node.lineno)))
+        if isinstance(node, ast.comprehension):
+            node.ifs.insert(0, self.call(node.iter.lineno))
         return node
+
+    def call(self, line: int) -> ast.Call:
+        """Return a call that is true."""
+        name = ast.Name(self.TICK, ast.Load())
+        return ast.Call(name, [ast.Constant(line)], [])
 
 
 class ProgramKit:
@@ -231,6 +268,7 @@ class ProgramKit:
         except SyntaxError as error:
             what = f"line {error.lineno} is no Python: {error.msg}"
             raise ValueError(what) from None
+        self.end = time.process_time() + RUN_SECONDS_MAX
         self.code = compile(ast.fix_missing_locations(tree), FILE, "exec")
         self.kernels: dict[tuple[str, ...], ProgramKernel] = {}
         self.server = self
@@ -250,7 +288,7 @@ class ProgramKit:
         talk = case.conversation()
         kernel, wrong, said = self.kernels.get(talk.options), "", ["(start)"]
         try:
-            kernel = kernel or ProgramKernel(self.code, talk.options)
+            kernel = kernel or ProgramKernel(self.code, talk.options, self.end)
             bus = ProgramBus(kernel, self.wire_kind is stages.ReadWire)
             wrong, said, _ = perform(bus, talk)
         except Failure as failure:

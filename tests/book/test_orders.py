@@ -25,12 +25,24 @@ MANY = (
     "A room 1\n---\nA < {any}\nA < {any}\nB > MSG k\\0{1..2}\n"
     "C > MSG k\\0{3..4}"
 )
+LARGE = "".join(f"{name} > MSG k\\0{{x*4000}}{{1..3}}\n" for name in "ABC")
 CONVERSATIONS = {
     **dict(BLOCKS),
     "over-before-all-is-read": HELD + "A < {any}\nB > MSG a\\0{1..4}",
     "another-user": "A process uid=1001\nA > SUB k\nA room 1\n"
     "A > CMSG blocking/soft/error\n---\nA < {any}\nB > MSG k\\0{1..2}",
     "over-the-limit": MANY,
+    "a-line-comes-again": "A > SUB k\nA > CMSG blocking/soft/discard\n"
+    "A room 1\nB > MSG k\\0one\n---\nB > MSG k\\0one\nA < {any}",
+    "ends-for-two-reasons": "server --max-shapes 1\n"
+    "server --max-user-pattern-bytes 9\nA process uid=1000\n"
+    "B process uid=1000\n---\nB > SUB a*\nB > UNSUB a*\n"
+    "B > SUB 012345\nB > UNSUB 012345\nA > SUB kkkk",
+    "due-at-once": "A > SUB k\nA > CMSG blocking/soft/block\nA room 1\n"
+    "B > SUB k\nB > CMSG blocking/soft/block\nB room 1\n---\n"
+    "A > MSG k\\0{1..3}",
+    "deaf-with-unread": "B > SUB j\nA > SUB k\n---\nB > MSG k\\0x\nA deaf",
+    "holds-itself": HELD + "A > MSG a\\0{1..3}",
     "programs-that-leave": "A > SUB k\nB > SUB k\n---\nA close\n"
     "B > MSG k\\0one\nB shut\nC > MSG k\\0two\nC > HELLO",
     "secrets": "A > CMSG !/cred/whoami\nA < {any}\nB > SUB "
@@ -58,6 +70,19 @@ FOUND: dict[str, tuple[int, int, list[str]]] = {  # orders, end states, facts
     ),
     "another-user": (2, 2, ["A is disconnected [BLOCK-8]"]),
     "over-the-limit": (54, 12, ["A loses 1 message [BLOCK-9]"]),
+    "a-line-comes-again": (2, 2, ["A loses 1 message [BLOCK-5]"]),
+    "ends-for-two-reasons": (5, 5, ["A is disconnected [LIMIT-12]"]),
+    "due-at-once": (
+        1,
+        1,
+        ["the specification leaves open which client is disconnected first"],
+    ),
+    "deaf-with-unread": (2, 1, ["A gets nothing"]),
+    "holds-itself": (
+        1,
+        1,
+        ["A waits for itself to read, until the block time"],
+    ),
     "programs-that-leave": (30, 3, ["C is disconnected [PKT-2]"]),
     "secrets": (4, 1, ["B gets nothing"]),
 }
@@ -71,6 +96,7 @@ def play(kind: str, *more: str) -> dict[str, Any]:
 
 def went_as_written(lines: list[str]) -> bool:
     """Return whether the server does all that a conversation says."""
+    lines = [line for line in lines if not line.startswith("#")]
     led = play("conversation", "\n".join(lines))["led"]
     return len(led) == len(lines) and not any("wrong" in one for one in led)
 
@@ -115,6 +141,15 @@ def test_every_order(name: str) -> None:
         ("A close\nB close\nC close\nD close", "The search takes 3 clients"),
         ("---\nA > MSG k\\0{1..7}", "The search takes 6 steps of a client"),
         ("A > MSG k\\0{x*90000}", "The search takes short and few messages"),
+        ("---\nA close\nA > SUB k", "Line 3, “A > SUB k”: A has left"),
+        ("A > HI\nA > SUB k\n---", "Line 2, “A > SUB k”: A has left"),
+        ("A shut\nA > SUB k", "Line 2, “A > SUB k”: A sends nothing more"),
+        ("server --max-key " + "9" * 400, "A limit here has 12 digits"),
+        (
+            f"server --block-timeout {'9' * 400}\n{HELD}B > MSG a\\0{{1..3}}",
+            "A limit here has 12 digits",
+        ),
+        (LARGE, "The states of these need more memory than the search"),
         (MANY, "These have more than 60 states"),
     ],
 )
@@ -124,6 +159,7 @@ def test_what_cannot_be_tried_is_said(
     """In one line, which bound it is, or what would be right."""
     monkeypatch.setattr(orders, "STATES_MAX", 60)
     monkeypatch.setattr(orders, "STATES_REPORTED", 10)
+    monkeypatch.setattr(orders, "BYTES_MAX", 100_000)
     searching = search("orders", text, "x")
     progress = []
     with pytest.raises(StopIteration) as over:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from typing import Any
 
 import pytest
@@ -208,3 +210,23 @@ def test_the_playground_stops_where_it_is_told() -> None:
     assert [len(answer["led"]) for answer in answers] == [2, 6, 8]
     assert "k × 2" in answers[0]["cards"]
     assert re.search(r"paused by +A", answers[1]["cards"])
+
+
+NODE = shutil.which("node")
+DRAWN = """
+const text = require("fs").readFileSync(0, "utf8").split("// ---- ");
+const drawings = text.find((part) => part.startsWith("Drawings"));
+const make = new Function("root", "rules", `//${drawings}
+  return [drawn("match", ['a b "><img>']), drawn("orders", ["<img>"]),
+    drawn("bench", ["<img>"]), cited("[FOO-1] <img>")];`);
+console.log(make("/", {}).join(""));
+"""
+
+
+@pytest.mark.skipif(not NODE, reason="there is no node")
+def test_a_drawing_shows_what_is_typed_as_text() -> None:
+    """No line becomes HTML, and a rule that is unknown has no link."""
+    code = (ROOT / "book/static/book.js").read_text("utf-8")
+    words = [str(NODE), "-e", DRAWN]
+    said = subprocess.run(words, input=code, capture_output=True, text=True)
+    assert "<img" not in said.stdout and "[FOO-1]" in said.stdout, said

@@ -41,6 +41,12 @@ MISTAKES = [
         "while 1:\n            0\n        ready, _, _ =",
         "Read",
     ),
+    (
+        1,
+        "packet = client",
+        "[0 for _ in iter(int, 1)]\n    packet = client",
+        "Read",
+    ),
     (1, "[listener, *clients]", "[listener]", "Read from every client"),
     (1, "__main__", "__man__", "Read from every client"),
     (1, "clients.remove(client)", "pass", "Go on when a client leaves"),
@@ -91,6 +97,15 @@ def test_a_server_passes_its_stage_and_lacks_the_next(stage: int) -> None:
     assert say(program(stage), stage).startswith(f"Passed: stage {stage}, ")
     lacks = f"Missing next, for {stages.NAMES[stage]}: "
     assert say(program(stage - 1), stage).startswith(lacks + FIRST[stage])
+
+
+def test_a_program_that_catches_all_is_left() -> None:
+    """It waits in select again and again, and that is no mistake."""
+    call = "ready, _, _ = select.select([listener, *clients], [], [])"
+    source = program(1)
+    assert call in source
+    caught = f"try:\n            {call}\n        except:\n            continue"
+    assert say(source.replace(call, caught), 1).startswith("Passed: stage 1, ")
 
 
 @pytest.mark.parametrize("stage", STAGES)

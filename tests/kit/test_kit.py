@@ -352,14 +352,19 @@ class TestKit:
         assert done.status == 1 and "B is not there" in done.output, done
 
     def test_a_server_that_runs(self) -> None:
-        """It is judged where it need not be stopped or have options."""
+        """It is judged where it need not be stopped or have options.
+
+        Nothing is wrong with it if it does not let in other users.
+        """
         with ServerProcess(naive(), 2.0) as server:
             server.start()
-            families = ("--only", "SUB", "--only", "PKT-5", "--only", "CRED-9")
+            os.chmod(server.path, 0o600)
+            families = ("--only", "SUB,PKT-5,CRED-9,CRED-7")
             done = run_kit("--connect", server.path, *families)
             assert server.status() is None
         assert done.status == 0, done
         assert ": needs a server that the kit starts\n" in done.output
+        assert os.geteuid() or "Permission denied" in done.output
         assert re.search("^not judged: .*CRED 2, 9", done.output, re.M)
         done = run_kit("--connect", server.path, *families)
         assert done.status == 2 and "cannot connect" in done.errors
@@ -552,6 +557,8 @@ class TestKit:
             ("--server", "true {address}", "--only", "SUBB"),
             ("--server", "true {address}", "--stage", "7"),
             ("--client", "true {address}", "--stage", "1"),
+            ("--server", "true {address}", "--stage", "1", "--json"),
+            ("--list", "--timeout-scale", "nan"),
             ("--client", "true {address}", "--random"),
             ("--server", "true {address}", "--json", "--tap"),
             ("--server", "true {address}", "--matrix"),
