@@ -1211,10 +1211,12 @@ class Bell:
             os.write(self.fds[1], b"\1")
 
     def silence(self) -> None:
+        # A handler that rings in the midst of this is not heard; but the mark
+        # goes last, so that the bell can be rung again
         if self._is_rung:
-            self._is_rung = False
             with contextlib.suppress(BlockingIOError):
                 os.read(self.fds[0], 64)
+            self._is_rung = False
 
     def wait(self, event: int, seconds: Timeout) -> None:
         """Wait for the bell, or for an event of the socket."""
@@ -1374,10 +1376,10 @@ class Client(Connection):
     def _changed(self) -> None:
         if not (self._epoll and self._kept_bell):
             return
-        if self._kept or self._why_closed:
-            self._kept_bell.ring()
-        else:
+        if not self._kept:
             self._kept_bell.silence()
+        if self._kept or self._why_closed:  # last: a handler may just close
+            self._kept_bell.ring()
         has_bus = self._state is UP
         if has_bus != self._is_watched:
             self._is_watched = has_bus
