@@ -4,9 +4,10 @@ No message goes round: a bus sends no echo [ECHO-2], so a bridge never hears
 what it has published itself.  It would hear the messages of another bridge,
 between the same buses or in a ring of them.  So each bridge publishes a
 probe on its left bus, under a key that all bridges forward, whatever their
-patterns.  If it hears its probe, there is another path, and it ends.  Of two
-bridges, the one that subscribed later finds the other.  Anybody on both buses
-can so end a bridge; but who passes on a probe could pass on all messages.
+patterns.  If it hears its probe on its right bus, there is another path, and
+it ends.  A bridge that starts while another one runs finds it; but bridges
+that start at the same time may find each other, and all end.  A user of both
+buses can end a bridge so; but that user could pass on all messages as well.
 """
 
 from __future__ import annotations
@@ -83,8 +84,10 @@ def bridge(options: Options) -> None:
             for bus in left, right:
                 leave(bus, patterns)
 
-        ways = (left, right), (right, left)
-        lanes = [partial(forward, *way, probe) for way in ways]
+        # On the left bus any user could send the probe again.  So no message
+        # from there counts as the probe: no key is a NUL
+        lanes = [partial(forward, left, right, "\0")]
+        lanes.append(partial(forward, right, left, probe))
         for error in run_until_signal(lanes, end):
             if error:
                 raise error
