@@ -59,7 +59,9 @@ class Keeper:
 
     def answer(self, bus: Client, asked: sbus_client.Request) -> None:
         """Publish what a question selects, and say who has answered."""
-        for key, payload in self.values.items():
+        # A longer text is no pattern, and to look for it would take seconds
+        is_pattern = len(asked.payload) <= bus.key_bytes_max
+        for key, payload in self.values.items() if is_pattern else ():
             # Not for a pattern that is none, nor what does not fit
             with contextlib.suppress(PacketError, PacketTooLarge):
                 if sbus_client.matches(asked.payload, key):
