@@ -295,7 +295,10 @@ def obstacle(error: Exception) -> str:
 
 
 class LenientClient(Client):
-    """A client that skips packets above its limit, and says so."""
+    """A client that skips packets above its limit, and says so.
+
+    If a bus is lost before it has answered, it asks the next one.
+    """
 
     def receive(self, timeout: float | None = None) -> Any:
         while True:
@@ -303,6 +306,14 @@ class LenientClient(Client):
                 return super().receive(timeout)
             except sbus_client.PacketTooLarge as error:
                 note(f"{error}; SBUS_MAX_PACKET raises it")
+
+    def whoami(self, timeout: float | None = None) -> Any:
+        while True:
+            try:
+                return super().whoami(timeout)
+            except sbus_client.Disconnected as error:
+                if error.errno or self.closed or not self.reconnect:
+                    raise
 
 
 def open_bus(
@@ -331,7 +342,7 @@ def open_bus(
 def tell_ready(options: Options, bus: Client) -> None:
     """Once the server has handled all so far, say so to --ready-fd."""
     if options.ready_fd:
-        bus.sync()
+        bus.sync(getattr(options, "timeout", None))
         os.write(options.ready_fd, b"ready\n")
         os.close(options.ready_fd)
         options.ready_fd = None

@@ -237,6 +237,34 @@ class TestSub:
             publish_all(bus.path, ("k", b"v"))
             assert outcome(process) == (0, "k\tv\n", "")
 
+    def test_time_runs_out_before_it_is_ready(self, directory: Path) -> None:
+        """It ends, although there is no bus."""
+        with open(os.devnull, "w") as ready:
+            fd = ready.fileno()
+            words = ("sub", "-qt0.1", "--reconnect", f"--ready-fd={fd}")
+            path = str(directory / "bus")
+            done = sbus(path, *words, pass_fds=[fd])
+        assert done == (1, "", f"sbus: there is no bus at {path}\n")
+
+    @pytest.mark.parametrize(
+        "words", ["sub --last", "sub --show-address", "keep"]
+    )
+    def test_bus_lost_before_it_answers(
+        self, listener: Listener, words: str
+    ) -> None:
+        """The command asks the next one."""
+        words += " --reconnect k"
+        with served(listener, *words.split()) as (process, server):
+            while server.receive() != WHOAMI:
+                pass
+            server.wire.close()
+            with listener.accept() as following:
+                while following.receive() != WHOAMI:  # of a bus that is new
+                    pass
+                following.send(ANSWER)
+                assert following.receive() == WHOAMI
+                process.kill()
+
     @pytest.mark.parametrize("prefix", ["", "!/cred/1/2/3/"])
     def test_address(self, directory: Path, prefix: str) -> None:
         """[CRED-6] [CRED-9] A secret pattern is shown with the subscriber's
