@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import signal
 
-if __name__ == "__main__":  # until all is loaded, Ctrl-C ends it in silence
+if __name__ == "__main__":  # until options are parsed, Ctrl-C ends in silence
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
@@ -1737,6 +1737,8 @@ def main() -> int:
         if not sys.stdout:
             raise SbusError("standard output is closed")
         options = parse(sys.argv[1:])
+        if __name__ == "__main__":
+            signal.signal(signal.SIGINT, handler)
         with Client(options.address, timeout=options.timeout) as bus:
             COMMANDS[options.command](bus, options)
         return 0
@@ -1750,5 +1752,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, handler)
     sys.exit(main())
