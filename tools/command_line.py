@@ -94,7 +94,7 @@ def run(interrupt: Any) -> int:
     """Run the command line; return the exit status.
 
     A command begins with *interrupt* as the handler of SIGINT, but options are
-    parsed without it, as argparse turns a KeyboardInterrupt into another error.
+    parsed without it, as argparse turns KeyboardInterrupt into another error.
     0 is success, 1 an error of the bus, 2 of usage, 130 an interruption.
     """
     try:
