@@ -25,6 +25,9 @@ from . import shared
 OVERHEAD_BYTES = 256  # what Python needs for a value
 TRIES = 5
 TRY_SECONDS = 1.0  # in which a keeper sends something
+# Others can send values, too: no more than this is waited for, or held
+LAST_SECONDS = 30.0
+LAST_BYTES = 1 << 28
 
 
 class Keeper:
@@ -123,6 +126,8 @@ class Latest:
         self.earlier: list[Message] = []  # on a bus that was lost since
         self.values: dict[bytes, bytes] = {}
         self.live: list[Message] = []
+        self.end = sbus_client.end_of(LAST_SECONDS)
+        self.bytes_left = LAST_BYTES
 
     def ask(self, keeper: str, pattern: str) -> bool:
         """Ask for values; return whether a keeper has sent all of them."""
@@ -132,7 +137,10 @@ class Latest:
         end = sbus_client.end_of(TRY_SECONDS)
         with contextlib.suppress(TimeoutError):
             while left := sbus_client.left_of(end):
+                if self.bytes_left < 0 or sbus_client.left_of(self.end) == 0:
+                    break
                 message = self.bus.receive(left)
+                self.bytes_left -= OVERHEAD_BYTES + sum(map(len, message))
                 if message.key == reply_key:
                     return True
                 if message.key.startswith(reply_key):
@@ -163,7 +171,8 @@ def last_values(bus: Client, name: str, patterns: list[str]) -> list[Message]:
     bus.subscribe(latest.inbox + b"/")
     for pattern in patterns or [""]:
         if not any(latest.ask(name, pattern) for _ in range(TRIES)):
-            shared.note(f"no last values: no `sbus keep` answers at {name}")
+            problem = f"no `sbus keep` answers at {name} in time"
+            shared.note(f"last values are missing: {problem}")
             break
     bus.unsubscribe(latest.inbox + b"/")
     return latest.messages()
