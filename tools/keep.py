@@ -8,7 +8,8 @@ heard meanwhile, as the kept one is older.
 
 A key has one keeper.  Each asks a question of its own on each bus, and only
 answers those that it hears after that one.  So of two keepers, the one whose
-question came later is answered by the other, and ends.
+question came later is answered by the other, and ends.  A keeper waits for
+such an answer before it is ready, and before it answers readers.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sbus_client import Client, Message, PacketError, PacketTooLarge, SbusError
 from . import shared
 
 OVERHEAD_BYTES = 256  # what Python needs for a value
+PAUSE_SECONDS = 0.5  # in which an earlier keeper is to answer
 TRIES = 5
 TRY_SECONDS = 1.0  # in which a keeper sends something
 # Others can send values, too: no more than this is waited for, or held
@@ -37,7 +39,8 @@ class Keeper:
         self.bytes_left = mib_max * (1 << 20)
         self.values: dict[bytes, bytes] = {}
         self.refused = 0  # values, for want of room
-        self.is_first = False  # among the keepers of its key on this bus
+        # When it is ready; None before it hears its own question on this bus
+        self.start: float | None = None
 
     def keep(self, message: Message) -> None:
         """Keep a message instead of an older one.
@@ -59,6 +62,11 @@ class Keeper:
             name = sbus_client.printable(key)
             shared.note(f"no room for the value of {name}: see --max-mib")
         self.refused += 1
+
+    def may_answer(self, is_keeper: bool) -> bool:
+        """Return whether to answer what another keeper, or a reader asks."""
+        left = sbus_client.left_of(self.start)
+        return left is not None and (is_keeper or left == 0)
 
     def answer(self, bus: Client, asked: sbus_client.Request) -> None:
         """Publish what a question selects, and say who has answered."""
@@ -97,12 +105,9 @@ def keep(options: shared.Options) -> None:
         bus.subscribe(inbox)
         keeper, name = Keeper(options.max_mib), os.fsencode(options.keeper)
 
-        def begin() -> Sequence[Message]:
-            keeper.is_first = False
-            bus.publish(name, inbox + b"\0" + name)  # which is never kept
-            return ()
+        early: list[Message] = []  # questions of readers, before it is ready
 
-        for message in shared.messages(bus, before=begin):
+        def hear(message: Message) -> None:
             if message.key == inbox:
                 other = sbus_client.printable(message.payload)
                 raise SbusError(f"{other} at {options.keeper}; see --keeper")
@@ -110,10 +115,28 @@ def keep(options: shared.Options) -> None:
                 keeper.keep(message)
             elif asked := sbus_client.parse_request(message):
                 if asked.reply_key == inbox:
-                    keeper.is_first = True
-                    shared.tell_ready(options, bus)
-                elif keeper.is_first:
+                    keeper.start = sbus_client.end_of(PAUSE_SECONDS)
+                elif keeper.may_answer(asked.payload == name):
                     keeper.answer(bus, asked)
+                elif keeper.start is not None:
+                    early.append(message)
+
+        def begin() -> Sequence[Message]:
+            keeper.start = None
+            early.clear()
+            bus.publish(name, inbox + b"\0" + name)  # which is never kept
+            with contextlib.suppress(TimeoutError):
+                while not keeper.may_answer(False):
+                    message = bus.receive(sbus_client.left_of(keeper.start))
+                    if type(message) is Message:
+                        hear(message)
+                    elif type(message) is sbus_client.Reconnected:
+                        return begin()
+            shared.tell_ready(options, bus)
+            return early
+
+        for message in shared.messages(bus, before=begin):
+            hear(message)
 
 
 class Latest:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
-from commands import keeping, patterns_of, publish_all, sbus, wait_for_patterns
+from commands import (
+    keeping,
+    patterns_of,
+    publish_all,
+    sbus,
+    served,
+    wait_for_patterns,
+)
+from packets import ANSWER, WHOAMI
 from processes import SECONDS_MAX, outcome, started
-from real_bus import RealBus, wait_for
+from real_bus import Listener, RealBus, wait_for
 from sbus_client import Client
 
 
@@ -80,6 +89,26 @@ class TestKeep:
             assert done.errors.endswith(
                 "refused 0 at keep/last; see --keeper\n"
             )
+
+    def test_second_keeper_is_not_ready(self, listener: Listener) -> None:
+        """Nor does it answer, before it knows whether there is a first."""
+        with open(os.devnull, "w") as ready:
+            options = f"--ready-fd={ready.fileno()}"
+            fds = [ready.fileno()]
+            with served(listener, "keep", options, "k", pass_fds=fds) as (
+                process,
+                server,
+            ):
+                while server.receive() != WHOAMI:
+                    pass
+                server.send(ANSWER)
+                inbox = server.receive().removeprefix(b"SUB ")
+                question = server.receive()
+                reader = b"MSG keep/last\0reader\0k"
+                server.send(question, reader, b"MSG " + inbox + b"\0the first")
+                assert server.is_disconnected()
+                what = "sbus: the first at keep/last; see --keeper\n"
+                assert outcome(process) == (1, "", what)
 
     def test_keepers_that_start_together(self, directory: Path) -> None:
         """One of them stays, on each bus."""
