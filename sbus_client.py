@@ -989,7 +989,10 @@ class Connection:
         asked = [answer for _, answer in self._asked.questions]
         for answer in (*asked, *self._asked.requests.values()):
             self._give(answer, ASK_AGAIN.format(self.address))
-        self._asked.questions.clear()
+        # Another bus may know this client by other credentials
+        if self._asked.reply_keys:
+            del self._told[b"SUB " + self._asked.reply_keys]
+        self._asked = Asked()
         self._greeting = Answer()
         self._become(State.LOST)
 
@@ -1100,27 +1103,24 @@ class Connection:
     ) -> bytes:
         """Return the payload of the first answer to a request."""
         end, answer = end_of(timeout), Answer()
-        content = b"\0" + payload_bytes(payload)
-        keys = self._asked.reply_keys
-        if not keys or b"SUB " + keys not in self._told:
+        while not (keys := self._asked.reply_keys) or (
+            b"SUB " + keys not in self._told
+        ):
             path = credentials_of(await self._ask(WHOAMI, timeout)).path
             with self._lock:  # for another thread may ask first, too
                 keys = self._asked.reply_keys or path + random_part() + b"/"
                 self._asked.reply_keys = self._pattern(keys)
             if b"SUB " + keys not in self._told:  # by another call, meanwhile
                 await self._send(b"SUB " + keys, left_of(end))
-        reply_key = self._asked.reply_keys[:-1] + random_part()
+        reply_key = keys[:-1] + random_part()
+        content = reply_key + b"\0" + payload_bytes(payload)
         self._asked.requests[reply_key] = answer
         try:
-            if not self._try_publish(key, reply_key + content):
-                packet = self._publication(key, reply_key + content)
-                await self._send(packet, left_of(end))
-            try:
-                reply = await self._outcome(answer, end, "")
-            except TimedOut:
-                name = quoted(to_bytes(key))
-                text = f"nobody answered {name} within {timeout or 0:g} s"
-                raise self._timed_out(text) from None
+            if not self._try_publish(key, content):
+                await self._send(self._publication(key, content), left_of(end))
+            name = quoted(to_bytes(key))
+            text = f"nobody answered {name} within {timeout or 0:g} s"
+            reply = await self._outcome(answer, end, text)
             if reply.key != reply_key:
                 raise RequestFailed(printable(reply.payload or b"it failed"))
             return reply.payload
