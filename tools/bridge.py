@@ -40,7 +40,7 @@ def forward(source: Client, target: Client, probe: str) -> Disconnected | None:
             raise SbusError(f"{target.address} and {source.address} {problem}")
         try:
             target.publish(key, payload)
-        except PacketError as error:  # of a bus with other limits
+        except PacketError as error:  # above the limits of our client
             shared.note(f"{target.address} does not get a message: {error}")
         except Disconnected as error:
             return error
@@ -59,10 +59,13 @@ def bridge(options: Options) -> None:
     It runs until one of them ends, or SIGINT or SIGTERM comes; then the exit
     status is 0.  Publishers wait for the slower bus (blocking/soft/block).
     Secret keys stay on their own bus; so nobody answers a request across a
-    bridge.  Bridges must not form a ring, whatever their patterns, or messages
+    bridge.  Both servers need the same --max-key, --max-packet and
+    --max-segments, as a message above those of the other bus ends the bridge.
+    Bridges must not form a ring, whatever their patterns, or messages
     would go round for ever.  So a bridge publishes one message at its start,
     under sbus/bridge/.  If that comes back over other bridges, whosever they
-    are, it ends with the exit status 1.
+    are, it ends with the exit status 1.  Do not start two bridges of the same
+    buses at once: all of them may end.
     """
     wait = shared.ANSWER_SECONDS
     patterns = [*(options.pattern or [""]), PROBES]
