@@ -1103,6 +1103,7 @@ class Connection:
     ) -> bytes:
         """Return the payload of the first answer to a request."""
         end, answer = end_of(timeout), Answer()
+        content = b"\0" + payload_bytes(payload)
         while not (keys := self._asked.reply_keys) or (
             b"SUB " + keys not in self._told
         ):
@@ -1113,7 +1114,7 @@ class Connection:
             if b"SUB " + keys not in self._told:  # by another call, meanwhile
                 await self._send(b"SUB " + keys, left_of(end))
         reply_key = keys[:-1] + random_part()
-        content = reply_key + b"\0" + payload_bytes(payload)
+        content = reply_key + content
         self._asked.requests[reply_key] = answer
         try:
             if not self._try_publish(key, content):
@@ -1695,17 +1696,16 @@ COMMANDS = {"sub": sub, "pub": pub, "request": request, "whoami": whoami}
 SECONDS = {"pub": 60.0, "request": ASK_SECONDS, "whoami": 10.0}
 
 
-def refuse(problem: str) -> NoReturn:
+def refuse(message: str) -> NoReturn:
     """End with the exit status 2 for a wrong command line."""
-    note(f"{problem}; --help lists the options")
+    note(f"{message}; --help lists the options")
     sys.exit(2)
 
 
 class Parser(argparse.ArgumentParser):
     """Answers a wrong option with one line, and prints help like others."""
 
-    def error(self, message: str) -> NoReturn:
-        refuse(message)
+    error = staticmethod(refuse)  # argparse calls it
 
     def _print_message(self, message: str, file: Any = None) -> None:
         sys.stdout.write(message)
