@@ -30,10 +30,8 @@ def request(options: shared.Options) -> None:
     with shared.open_bus(options, options.timeout) as bus:
         payload = shared.given_payload(options.payload or "", bus)
         answer = bus.request(key, payload, options.timeout)
-    if options.raw:
-        shared.write(answer)
-    else:
-        shared.write_line(answer)
+    write = shared.write if options.raw else shared.write_line
+    write(answer)
 
 
 @shared.command(
