@@ -78,4 +78,5 @@ def answer(bus: Client, words: list[str], asked: Request) -> None:
         problem = str(error)
         text = problem.encode()
     shared.note(f"{printable(asked.key)} fails: {problem}")
-    bus.reply(asked.failed(), text[:4_096])  # which surely fits
+    # Beside a key of usual length, a quarter of a packet fits
+    bus.reply(asked.failed(), text[: min(4_096, bus.packet_bytes_max // 4)])

@@ -487,6 +487,17 @@ class TestReply:
             assert done == (0, "x\n", "")
             process.terminate()
 
+    def test_failure_in_a_small_packet(self, bus: RealBus) -> None:
+        """Its text is cut, so that the asker learns of it."""
+        env = {**ENVIRONMENT, "SBUS_MAX_PACKET": "2000"}
+        words = ("reply", "k", "sh", "-c", "printf %05000d 0; exit 1")
+        with started(bus.path, *words, env=env) as process:
+            wait_for_patterns(bus, 1)
+            done = sbus(bus.path, "request", "-t99", "k", "")
+            assert done == (1, "", f"sbus: {'0' * 500}\n")
+            process.terminate()
+            assert "fails: sh: status 1" in outcome(process).errors
+
     def test_jobs(self, bus: RealBus) -> None:
         """Commands run side by side: each of three waits for the others."""
         with tempfile.TemporaryDirectory() as name:
