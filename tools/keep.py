@@ -104,7 +104,6 @@ def keep(options: shared.Options) -> None:
         inbox = bus.whoami().path + sbus_client.random_part()
         bus.subscribe(inbox)
         keeper, name = Keeper(options.max_mib), os.fsencode(options.keeper)
-
         early: list[Message] = []  # questions of readers, before it is ready
 
         def hear(message: Message) -> None:

@@ -338,8 +338,12 @@ def tell_ready(options: Options, bus: Client) -> None:
     """Once the server has handled all so far, say so to --ready-fd."""
     if options.ready_fd:
         bus.sync(getattr(options, "timeout", None))
-        os.write(options.ready_fd, b"ready\n")
-        os.close(options.ready_fd)
+        try:
+            with open(options.ready_fd, "wb", buffering=0) as ready:
+                ready.write(b"ready\n")
+        except OSError as error:
+            problem = f"cannot be written to: {error.strerror}"
+            raise SbusError(f"what --ready-fd names {problem}") from None
         options.ready_fd = None
 
 

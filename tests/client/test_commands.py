@@ -237,6 +237,16 @@ class TestSub:
             publish_all(bus.path, ("k", b"v"))
             assert outcome(process) == (0, "k\tv\n", "")
 
+    def test_ready_without_a_reader(self, bus: RealBus) -> None:
+        """It says why it ends."""
+        reader, writer = os.pipe()
+        os.close(reader)
+        words = ("sub", f"--ready-fd={writer}")
+        done = sbus(bus.path, *words, pass_fds=[writer])
+        os.close(writer)
+        what = "sbus: what --ready-fd names cannot be written to: Broken pipe"
+        assert done == (1, "", f"{what}\n")
+
     def test_time_runs_out_before_it_is_ready(self, directory: Path) -> None:
         """It ends, although there is no bus."""
         with open(os.devnull, "w") as ready:
