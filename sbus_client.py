@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import signal
 
-if __name__ == "__main__":  # until all is loaded, Ctrl-C ends it in silence
+if __name__ == "__main__":  # until options are parsed, Ctrl-C ends in silence
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
@@ -989,7 +989,10 @@ class Connection:
         asked = [answer for _, answer in self._asked.questions]
         for answer in (*asked, *self._asked.requests.values()):
             self._give(answer, ASK_AGAIN.format(self.address))
-        self._asked.questions.clear()
+        # Another bus may know this client by other credentials
+        if self._asked.reply_keys:
+            del self._told[b"SUB " + self._asked.reply_keys]
+        self._asked = Asked()
         self._greeting = Answer()
         self._become(State.LOST)
 
@@ -1101,26 +1104,24 @@ class Connection:
         """Return the payload of the first answer to a request."""
         end, answer = end_of(timeout), Answer()
         content = b"\0" + payload_bytes(payload)
-        keys = self._asked.reply_keys
-        if not keys or b"SUB " + keys not in self._told:
+        while not (keys := self._asked.reply_keys) or (
+            b"SUB " + keys not in self._told
+        ):
             path = credentials_of(await self._ask(WHOAMI, timeout)).path
             with self._lock:  # for another thread may ask first, too
                 keys = self._asked.reply_keys or path + random_part() + b"/"
                 self._asked.reply_keys = self._pattern(keys)
             if b"SUB " + keys not in self._told:  # by another call, meanwhile
                 await self._send(b"SUB " + keys, left_of(end))
-        reply_key = self._asked.reply_keys[:-1] + random_part()
+        reply_key = keys[:-1] + random_part()
+        content = reply_key + content
         self._asked.requests[reply_key] = answer
         try:
-            if not self._try_publish(key, reply_key + content):
-                packet = self._publication(key, reply_key + content)
-                await self._send(packet, left_of(end))
-            try:
-                reply = await self._outcome(answer, end, "")
-            except TimedOut:
-                name = quoted(to_bytes(key))
-                text = f"nobody answered {name} within {timeout or 0:g} s"
-                raise self._timed_out(text) from None
+            if not self._try_publish(key, content):
+                await self._send(self._publication(key, content), left_of(end))
+            name = quoted(to_bytes(key))
+            text = f"nobody answered {name} within {timeout or 0:g} s"
+            reply = await self._outcome(answer, end, text)
             if reply.key != reply_key:
                 raise RequestFailed(printable(reply.payload or b"it failed"))
             return reply.payload
@@ -1211,10 +1212,12 @@ class Bell:
             os.write(self.fds[1], b"\1")
 
     def silence(self) -> None:
+        # A handler that rings in the midst of this is not heard; but the mark
+        # goes last, so that the bell can be rung again
         if self._is_rung:
-            self._is_rung = False
             with contextlib.suppress(BlockingIOError):
                 os.read(self.fds[0], 64)
+            self._is_rung = False
 
     def wait(self, event: int, seconds: Timeout) -> None:
         """Wait for the bell, or for an event of the socket."""
@@ -1374,10 +1377,10 @@ class Client(Connection):
     def _changed(self) -> None:
         if not (self._epoll and self._kept_bell):
             return
-        if self._kept or self._why_closed:
-            self._kept_bell.ring()
-        else:
+        if not self._kept:
             self._kept_bell.silence()
+        if self._kept or self._why_closed:  # last: a handler may just close
+            self._kept_bell.ring()
         has_bus = self._state is UP
         if has_bus != self._is_watched:
             self._is_watched = has_bus
@@ -1693,17 +1696,16 @@ COMMANDS = {"sub": sub, "pub": pub, "request": request, "whoami": whoami}
 SECONDS = {"pub": 60.0, "request": ASK_SECONDS, "whoami": 10.0}
 
 
-def refuse(problem: str) -> NoReturn:
+def refuse(message: str) -> NoReturn:
     """End with the exit status 2 for a wrong command line."""
-    note(f"{problem}; --help lists the options")
+    note(f"{message}; --help lists the options")
     sys.exit(2)
 
 
 class Parser(argparse.ArgumentParser):
     """Answers a wrong option with one line, and prints help like others."""
 
-    def error(self, message: str) -> NoReturn:
-        refuse(message)
+    error = staticmethod(refuse)  # argparse calls it
 
     def _print_message(self, message: str, file: Any = None) -> None:
         sys.stdout.write(message)
@@ -1735,6 +1737,8 @@ def main() -> int:
         if not sys.stdout:
             raise SbusError("standard output is closed")
         options = parse(sys.argv[1:])
+        if __name__ == "__main__":
+            signal.signal(signal.SIGINT, handler)
         with Client(options.address, timeout=options.timeout) as bus:
             COMMANDS[options.command](bus, options)
         return 0
@@ -1748,5 +1752,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, handler)
     sys.exit(main())

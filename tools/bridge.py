@@ -4,9 +4,10 @@ No message goes round: a bus sends no echo [ECHO-2], so a bridge never hears
 what it has published itself.  It would hear the messages of another bridge,
 between the same buses or in a ring of them.  So each bridge publishes a
 probe on its left bus, under a key that all bridges forward, whatever their
-patterns.  If it hears its probe, there is another path, and it ends.  Of two
-bridges, the one that subscribed later finds the other.  Anybody on both buses
-can so end a bridge; but who passes on a probe could pass on all messages.
+patterns.  If it hears its probe on its right bus, there is another path, and
+it ends.  A bridge that starts while another one runs finds it; but bridges
+that start at the same time may find each other, and all end.  A user of both
+buses can end a bridge so; but that user could pass on all messages as well.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def forward(source: Client, target: Client, probe: str) -> Disconnected | None:
             raise SbusError(f"{target.address} and {source.address} {problem}")
         try:
             target.publish(key, payload)
-        except PacketError as error:  # of a bus with other limits
+        except PacketError as error:  # above the limits of our client
             shared.note(f"{target.address} does not get a message: {error}")
         except Disconnected as error:
             return error
@@ -58,10 +59,13 @@ def bridge(options: Options) -> None:
     It runs until one of them ends, or SIGINT or SIGTERM comes; then the exit
     status is 0.  Publishers wait for the slower bus (blocking/soft/block).
     Secret keys stay on their own bus; so nobody answers a request across a
-    bridge.  Bridges must not form a ring, whatever their patterns, or messages
+    bridge.  Both servers need the same --max-key, --max-packet and
+    --max-segments, as a message above those of the other bus ends the bridge.
+    Bridges must not form a ring, whatever their patterns, or messages
     would go round for ever.  So a bridge publishes one message at its start,
     under sbus/bridge/.  If that comes back over other bridges, whosever they
-    are, it ends with the exit status 1.
+    are, it ends with the exit status 1.  Do not start two bridges of the same
+    buses at once: all of them may end.
     """
     wait = shared.ANSWER_SECONDS
     patterns = [*(options.pattern or [""]), PROBES]
@@ -83,8 +87,10 @@ def bridge(options: Options) -> None:
             for bus in left, right:
                 leave(bus, patterns)
 
-        ways = (left, right), (right, left)
-        lanes = [partial(forward, *way, probe) for way in ways]
+        # On the left bus any user could send the probe again.  So no message
+        # from there counts as the probe: no key is a NUL
+        lanes = [partial(forward, left, right, "\0")]
+        lanes.append(partial(forward, right, left, probe))
         for error in run_until_signal(lanes, end):
             if error:
                 raise error

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sbus_client import AddressError, PacketError, SbusError, discard_output
 
@@ -88,9 +90,11 @@ def parsed(words: list[str]) -> tuple[shared.OptionParser, shared.Options]:
     parser.error(f"there is no command {name!r}{hint}")
 
 
-def main() -> int:
+def run(interrupt: Any) -> int:
     """Run the command line; return the exit status.
 
+    A command begins with *interrupt* as the handler of SIGINT, but options are
+    parsed without it, as argparse turns KeyboardInterrupt into another error.
     0 is success, 1 an error of the bus, 2 of usage, 130 an interruption.
     """
     try:
@@ -98,6 +102,7 @@ def main() -> int:
             raise SbusError("standard output is closed")
         parser, options = parsed(sys.argv[1:])
         shared.remarks_are_wanted = not hasattr(options, "quiet")
+        signal.signal(signal.SIGINT, interrupt)
         try:
             options.run(options)
         except (shared.UsageError, AddressError, PacketError) as error:

@@ -36,10 +36,11 @@ def parse_json(line: bytes) -> Message:
     if "rec" in fields:  # a recorder's: each byte is one code point
         key, data = fields["key"].encode("latin-1"), fields["data"]
         return Message(key, base64.b64decode(data, validate=True))
-    key, payload = (
-        fields[name].encode("utf-8")
-        if name in fields
-        else base64.b64decode(fields[f"{name}_base64"], validate=True)
-        for name in ("key", "payload")
-    )
-    return Message(key, payload)
+    return Message(decoded(fields, "key"), decoded(fields, "payload"))
+
+
+def decoded(fields: Mapping[str, str], name: str) -> bytes:
+    """Return the bytes of a field, which as_json has written."""
+    if name in fields:
+        return fields[name].encode("utf-8")
+    return base64.b64decode(fields[f"{name}_base64"], validate=True)

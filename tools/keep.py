@@ -8,7 +8,8 @@ heard meanwhile, as the kept one is older.
 
 A key has one keeper.  Each asks a question of its own on each bus, and only
 answers those that it hears after that one.  So of two keepers, the one whose
-question came later is answered by the other, and ends.
+question came later is answered by the other, and ends.  A keeper waits for
+such an answer before it is ready, and before it answers readers.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ from sbus_client import Client, Message, PacketError, PacketTooLarge, SbusError
 from . import shared
 
 OVERHEAD_BYTES = 256  # what Python needs for a value
+PAUSE_SECONDS = 0.5  # in which an earlier keeper is to answer
 TRIES = 5
 TRY_SECONDS = 1.0  # in which a keeper sends something
+# Others can send values, too: no more than this is waited for, or held
+LAST_SECONDS = 30.0
+LAST_BYTES = 1 << 28
 
 
 class Keeper:
@@ -34,7 +39,8 @@ class Keeper:
         self.bytes_left = mib_max * (1 << 20)
         self.values: dict[bytes, bytes] = {}
         self.refused = 0  # values, for want of room
-        self.is_first = False  # among the keepers of its key on this bus
+        # When it is ready; None before it hears its own question on this bus
+        self.start: float | None = None
 
     def keep(self, message: Message) -> None:
         """Keep a message instead of an older one.
@@ -57,9 +63,16 @@ class Keeper:
             shared.note(f"no room for the value of {name}: see --max-mib")
         self.refused += 1
 
+    def may_answer(self, is_keeper: bool) -> bool:
+        """Return whether to answer what another keeper, or a reader asks."""
+        left = sbus_client.left_of(self.start)
+        return left is not None and (is_keeper or left == 0)
+
     def answer(self, bus: Client, asked: sbus_client.Request) -> None:
         """Publish what a question selects, and say who has answered."""
-        for key, payload in self.values.items():
+        # A longer text is no pattern, and to look for it would take seconds
+        is_pattern = len(asked.payload) <= bus.key_bytes_max
+        for key, payload in self.values.items() if is_pattern else ():
             # Not for a pattern that is none, nor what does not fit
             with contextlib.suppress(PacketError, PacketTooLarge):
                 if sbus_client.matches(asked.payload, key):
@@ -91,13 +104,9 @@ def keep(options: shared.Options) -> None:
         inbox = bus.whoami().path + sbus_client.random_part()
         bus.subscribe(inbox)
         keeper, name = Keeper(options.max_mib), os.fsencode(options.keeper)
+        early: list[Message] = []  # questions of readers, before it is ready
 
-        def begin() -> Sequence[Message]:
-            keeper.is_first = False
-            bus.publish(name, inbox + b"\0" + name)  # which is never kept
-            return ()
-
-        for message in shared.messages(bus, before=begin):
+        def hear(message: Message) -> None:
             if message.key == inbox:
                 other = sbus_client.printable(message.payload)
                 raise SbusError(f"{other} at {options.keeper}; see --keeper")
@@ -105,10 +114,28 @@ def keep(options: shared.Options) -> None:
                 keeper.keep(message)
             elif asked := sbus_client.parse_request(message):
                 if asked.reply_key == inbox:
-                    keeper.is_first = True
-                    shared.tell_ready(options, bus)
-                elif keeper.is_first:
+                    keeper.start = sbus_client.end_of(PAUSE_SECONDS)
+                elif keeper.may_answer(asked.payload == name):
                     keeper.answer(bus, asked)
+                elif keeper.start is not None:
+                    early.append(message)
+
+        def begin() -> Sequence[Message]:
+            keeper.start = None
+            early.clear()
+            bus.publish(name, inbox + b"\0" + name)  # which is never kept
+            with contextlib.suppress(TimeoutError):
+                while not keeper.may_answer(False):
+                    message = bus.receive(sbus_client.left_of(keeper.start))
+                    if type(message) is Message:
+                        hear(message)
+                    elif type(message) is sbus_client.Reconnected:
+                        return begin()
+            shared.tell_ready(options, bus)
+            return early
+
+        for message in shared.messages(bus, before=begin):
+            hear(message)
 
 
 class Latest:
@@ -121,6 +148,8 @@ class Latest:
         self.earlier: list[Message] = []  # on a bus that was lost since
         self.values: dict[bytes, bytes] = {}
         self.live: list[Message] = []
+        self.end = sbus_client.end_of(LAST_SECONDS)
+        self.bytes_left = LAST_BYTES
 
     def ask(self, keeper: str, pattern: str) -> bool:
         """Ask for values; return whether a keeper has sent all of them."""
@@ -130,7 +159,10 @@ class Latest:
         end = sbus_client.end_of(TRY_SECONDS)
         with contextlib.suppress(TimeoutError):
             while left := sbus_client.left_of(end):
+                if self.bytes_left < 0 or sbus_client.left_of(self.end) == 0:
+                    break
                 message = self.bus.receive(left)
+                self.bytes_left -= OVERHEAD_BYTES + sum(map(len, message))
                 if message.key == reply_key:
                     return True
                 if message.key.startswith(reply_key):
@@ -161,7 +193,8 @@ def last_values(bus: Client, name: str, patterns: list[str]) -> list[Message]:
     bus.subscribe(latest.inbox + b"/")
     for pattern in patterns or [""]:
         if not any(latest.ask(name, pattern) for _ in range(TRIES)):
-            shared.note(f"no last values: no `sbus keep` answers at {name}")
+            problem = f"no `sbus keep` answers at {name} in time"
+            shared.note(f"last values are missing: {problem}")
             break
     bus.unsubscribe(latest.inbox + b"/")
     return latest.messages()

@@ -158,9 +158,7 @@ def load(options: Options) -> None:
         "received_per_second": received and received / (last - first),
         "lost": sum(counts) * options.subscribers - received,
     }
-    latency = {
-        name: percentile(latencies, part) for name, part in PARTS.items()
-    }
+    latency = {p: percentile(latencies, part) for p, part in PARTS.items()}
     if options.json:
         text = json.dumps({**figures, "latency_us": latency}) + "\n"
     else:

@@ -107,12 +107,11 @@ class Recorder:
     def _name_what_others_left(self) -> None:
         """Name the old hidden segments of other hosts.
 
-        Whether their recorders live is not known here, as a lock may not
-        reach other hosts.  A container has a new host name at each start.
+        Our own are recovered before.  Whether the recorders of others live is
+        not known here, as a lock may not reach other hosts.  A container has a
+        new host name at each start.
         """
         for hidden in sorted(self.directory.glob("*/.*-*.jsonl")):
-            if hidden.name.startswith(f".{self._name}_"):
-                continue
             with contextlib.suppress(FileNotFoundError):
                 age = time.time() - hidden.stat().st_mtime
                 if age > LEFT_SECONDS:

@@ -30,10 +30,8 @@ def request(options: shared.Options) -> None:
     with shared.open_bus(options, options.timeout) as bus:
         payload = shared.given_payload(options.payload or "", bus)
         answer = bus.request(key, payload, options.timeout)
-    if options.raw:
-        shared.write(answer)
-    else:
-        shared.write_line(answer)
+    write = shared.write if options.raw else shared.write_line
+    write(answer)
 
 
 @shared.command(
@@ -80,4 +78,5 @@ def answer(bus: Client, words: list[str], asked: Request) -> None:
         problem = str(error)
         text = problem.encode()
     shared.note(f"{printable(asked.key)} fails: {problem}")
-    bus.reply(asked.failed(), text[:4_096])  # which surely fits
+    # Beside a key of usual length, a quarter of a packet fits
+    bus.reply(asked.failed(), text[: min(4_096, bus.packet_bytes_max // 4)])

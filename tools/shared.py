@@ -202,9 +202,8 @@ def payload(help: str = "'-' is standard input") -> Argument:
 
 
 PATTERNS = argument("pattern", "in quotes; none: all but secrets", nargs="*")
-PATTERN_OPTION = argument(
-    "--pattern", "as for sub; may be repeated", action="append", default=[]
-)
+REPEATED = "as for sub; may be repeated"
+PATTERN_OPTION = argument("--pattern", REPEATED, action="append", default=[])
 RECONNECT = flag("--reconnect", "wait for a bus that has not started or ended")
 KEEPER = argument("--keeper", "its key (keep/last)", default="keep/last")
 MIB = amount("--max-mib", "M", "keep at most M MiB (64)", default=64.0)
@@ -264,11 +263,10 @@ def option_parsers(
     parsers.required = True
     for name, command in commands.items():
         about = (command.run.__doc__ or "").replace("\n    ", "\n").rstrip()
+        layout["description"] = about
         first = about.partition("\n")[0].rstrip(".")
         first = first[:1].lower() + first[1:]
-        inner = parsers.add_parser(
-            name, help=first, description=about, **layout
-        )
+        inner = parsers.add_parser(name, help=first, **layout)
         inner.epilog = f"example:\n  sbus {command.example}"
         inner.set_defaults(run=command.run)
         add_all(inner, [ADDRESS] * command.has_address)
@@ -295,7 +293,10 @@ def obstacle(error: Exception) -> str:
 
 
 class LenientClient(Client):
-    """A client that skips packets above its limit, and says so."""
+    """A client that skips packets above its limit, and says so.
+
+    If a bus is lost before it has answered, it asks the next one.
+    """
 
     def receive(self, timeout: float | None = None) -> Any:
         while True:
@@ -303,6 +304,14 @@ class LenientClient(Client):
                 return super().receive(timeout)
             except sbus_client.PacketTooLarge as error:
                 note(f"{error}; SBUS_MAX_PACKET raises it")
+
+    def whoami(self, timeout: float | None = None) -> Any:
+        while True:
+            try:
+                return super().whoami(timeout)
+            except sbus_client.Disconnected as error:
+                if error.errno or self.closed or not self.reconnect:
+                    raise
 
 
 def open_bus(
@@ -314,15 +323,12 @@ def open_bus(
     """
     warnings.showwarning = lambda text, *_: note(text)
     default = str(sbus_client.PACKET_BYTES_MAX)
-    limit = os.environ.get("SBUS_MAX_PACKET") or default
-    if not re.fullmatch("[1-9][0-9]{0,9}", limit):
-        raise UsageError(f"SBUS_MAX_PACKET is {limit!r}, not a number")
-    bus = LenientClient(
-        getattr(options, "address", None),
-        timeout=timeout,
-        packet_bytes_max=int(limit),
-        reconnect=reconnect,
-    )
+    number = os.environ.get("SBUS_MAX_PACKET") or default
+    if not re.fullmatch("[1-9][0-9]{0,9}", number):
+        raise UsageError(f"SBUS_MAX_PACKET is {number!r}, not a number")
+    limit = {"packet_bytes_max": int(number)}
+    address = getattr(options, "address", None)
+    bus = LenientClient(address, timeout=timeout, reconnect=reconnect, **limit)
     if bus.retry_in() is not None:
         note(f"no bus at {bus.address} yet: waiting for one")
     return bus
@@ -331,9 +337,13 @@ def open_bus(
 def tell_ready(options: Options, bus: Client) -> None:
     """Once the server has handled all so far, say so to --ready-fd."""
     if options.ready_fd:
-        bus.sync()
-        os.write(options.ready_fd, b"ready\n")
-        os.close(options.ready_fd)
+        bus.sync(getattr(options, "timeout", None))
+        try:
+            with open(options.ready_fd, "wb", buffering=0) as ready:
+                ready.write(b"ready\n")
+        except OSError as error:
+            problem = f"cannot be written to: {error.strerror}"
+            raise SbusError(f"what --ready-fd names {problem}") from None
         options.ready_fd = None
 
 
@@ -378,8 +388,7 @@ def messages(
             wait_to_print(bus, end)
             continue
         if type(received) is Message:
-            heard += 1
-            yield received
+            waiting.append(received)
         elif type(received) is sbus_client.Reconnected:
             note(f"connected to {bus.address}")
             is_lost = False

@@ -194,13 +194,16 @@ class TestBridge:
             assert right.receive() == publish(b"b/1")
 
     def test_probes(self) -> None:
-        """Another bridge's is forwarded; its own ends it, by whatever ring of
-        bridges and however late it comes.
+        """Another bridge's is forwarded, and so is its own on the left bus,
+        where all users hear it; its own on the right bus ends it, by whatever
+        ring of bridges and however late it comes.
         """
         with Sides() as sides:
             sides.joined()
             sides.left.send(publish(b"sbus/bridge/x"))
             assert sides.right.receive() == publish(b"sbus/bridge/x")
+            sides.left.send(sides.probe)
+            assert sides.right.receive() == sides.probe
             sides.right.send(sides.probe)
             assert outcome(sides.process).status == 1
             assert sides.left.is_disconnected()

@@ -231,9 +231,15 @@ class TestObstacles:
 
 
 @pytest.mark.parametrize(
-    "program, module", [("tools", "sbus_client"), ("sbus_client", "argparse")]
+    "program, module",
+    [
+        ("tools", "sbus_client"),
+        ("sbus_client", "argparse"),
+        ("tools", "shutil"),  # which argparse loads when it parses
+        ("sbus_client", "shutil"),
+    ],
 )
-def test_interrupted_while_it_loads(
+def test_interrupted_before_it_begins(
     directory: Path, program: str, module: str
 ) -> None:
     """Ctrl-C ends it without a word."""

@@ -237,6 +237,44 @@ class TestSub:
             publish_all(bus.path, ("k", b"v"))
             assert outcome(process) == (0, "k\tv\n", "")
 
+    def test_ready_without_a_reader(self, bus: RealBus) -> None:
+        """It says why it ends."""
+        reader, writer = os.pipe()
+        os.close(reader)
+        words = ("sub", f"--ready-fd={writer}")
+        done = sbus(bus.path, *words, pass_fds=[writer])
+        os.close(writer)
+        what = "sbus: what --ready-fd names cannot be written to: Broken pipe"
+        assert done == (1, "", f"{what}\n")
+
+    def test_time_runs_out_before_it_is_ready(self, directory: Path) -> None:
+        """It ends, although there is no bus."""
+        with open(os.devnull, "w") as ready:
+            fd = ready.fileno()
+            words = ("sub", "-qt0.1", "--reconnect", f"--ready-fd={fd}")
+            path = str(directory / "bus")
+            done = sbus(path, *words, pass_fds=[fd])
+        assert done == (1, "", f"sbus: there is no bus at {path}\n")
+
+    @pytest.mark.parametrize(
+        "words", ["sub --last", "sub --show-address", "keep"]
+    )
+    def test_bus_lost_before_it_answers(
+        self, listener: Listener, words: str
+    ) -> None:
+        """The command asks the next one."""
+        words += " --reconnect k"
+        with served(listener, *words.split()) as (process, server):
+            while server.receive() != WHOAMI:
+                pass
+            server.wire.close()
+            with listener.accept() as following:
+                while following.receive() != WHOAMI:  # of a bus that is new
+                    pass
+                following.send(ANSWER)
+                assert following.receive() == WHOAMI
+                process.kill()
+
     @pytest.mark.parametrize("prefix", ["", "!/cred/1/2/3/"])
     def test_address(self, directory: Path, prefix: str) -> None:
         """[CRED-6] [CRED-9] A secret pattern is shown with the subscriber's
@@ -458,6 +496,17 @@ class TestReply:
             done = sbus(bus.path, "request", "-t99", "k", "x")
             assert done == (0, "x\n", "")
             process.terminate()
+
+    def test_failure_in_a_small_packet(self, bus: RealBus) -> None:
+        """Its text is cut, so that the asker learns of it."""
+        env = {**ENVIRONMENT, "SBUS_MAX_PACKET": "2000"}
+        words = ("reply", "k", "sh", "-c", "printf %05000d 0; exit 1")
+        with started(bus.path, *words, env=env) as process:
+            wait_for_patterns(bus, 1)
+            done = sbus(bus.path, "request", "-t99", "k", "")
+            assert done == (1, "", f"sbus: {'0' * 500}\n")
+            process.terminate()
+            assert "fails: sh: status 1" in outcome(process).errors
 
     def test_jobs(self, bus: RealBus) -> None:
         """Commands run side by side: each of three waits for the others."""

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
-from commands import keeping, patterns_of, publish_all, sbus, wait_for_patterns
+from commands import (
+    keeping,
+    patterns_of,
+    publish_all,
+    sbus,
+    served,
+    wait_for_patterns,
+)
+from packets import ANSWER, WHOAMI
 from processes import SECONDS_MAX, outcome, started
-from real_bus import RealBus, wait_for
+from real_bus import Listener, RealBus, wait_for
 from sbus_client import Client
 
 
@@ -81,6 +90,26 @@ class TestKeep:
                 "refused 0 at keep/last; see --keeper\n"
             )
 
+    def test_second_keeper_is_not_ready(self, listener: Listener) -> None:
+        """Nor does it answer, before it knows whether there is a first."""
+        with open(os.devnull, "w") as ready:
+            options = f"--ready-fd={ready.fileno()}"
+            fds = [ready.fileno()]
+            with served(listener, "keep", options, "k", pass_fds=fds) as (
+                process,
+                server,
+            ):
+                while server.receive() != WHOAMI:
+                    pass
+                server.send(ANSWER)
+                inbox = server.receive().removeprefix(b"SUB ")
+                question = server.receive()
+                reader = b"MSG keep/last\0reader\0k"
+                server.send(question, reader, b"MSG " + inbox + b"\0the first")
+                assert server.is_disconnected()
+                what = "sbus: the first at keep/last; see --keeper\n"
+                assert outcome(process) == (1, "", what)
+
     def test_keepers_that_start_together(self, directory: Path) -> None:
         """One of them stays, on each bus."""
         path = str(directory / "bus")
@@ -118,7 +147,10 @@ class TestKeep:
             assert b"keeps 1 keys" in answer
 
     def test_questions_that_cannot_be_answered(self, bus: RealBus) -> None:
-        """[KEY-4] They end nothing: patterns that are none, keys too long."""
+        """[KEY-4] They end nothing: patterns that are none, keys too long.
+
+        Of a text above the limit, no value comes, although it would match.
+        """
         with keeping(bus, ""), Client(bus.path) as client:
             publish_all(bus.path, ("k/" * 62, b"v"), ("l", bytes(409_590)))
             publish_all(bus.path, ("k", b"v"))
@@ -126,9 +158,10 @@ class TestKeep:
             reply_key = client.whoami().path + b"/x"
             client.publish("keep/last", reply_key + b"\0a\0b")
             client.publish("keep/last", reply_key + b"/" * 58 + b"\0")
+            client.publish("keep/last", reply_key + b"\0" + b"*" * 4_097)
             client.publish("keep/last", reply_key + b"\0")
-            keys = [client.receive(SECONDS_MAX).key for _ in range(3)]
-            assert keys == [reply_key, reply_key + b"/k", reply_key]
+            keys = [client.receive(SECONDS_MAX).key for _ in range(4)]
+            assert keys == [*[reply_key] * 2, reply_key + b"/k", reply_key]
 
     def test_reconnecting(self, directory: Path) -> None:
         """The values come again after a bus was lost."""

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import gc
 import os
+import select
 import sys
 import threading
 import warnings
@@ -113,6 +114,24 @@ class TestHandlers:
         client = None  # type: ignore[assignment]
         gc.collect()  # errors hold what they passed through
         assert len(os.listdir("/proc/self/fd")) <= before
+
+    def test_closed_fileno_is_readable(self) -> None:
+        """So a program that polls it does not sleep for ever."""
+        for moment in range(100_000):
+            with both_ends(Client) as ends, select.epoll() as epoll:
+                client, server = ends
+                epoll.register(client, select.EPOLLIN)
+                server.send(publish(b"k"), ANSWER)
+                client.sync(SECONDS_MAX)  # which keeps the message
+                with (
+                    contextlib.suppress(Disconnected),
+                    interrupted(moment, client.close),
+                ):
+                    client.receive(0)
+                if not client.closed:
+                    break
+                assert epoll.poll(0)
+        assert moment > 100
 
 
 class TestThreads:
