@@ -223,6 +223,8 @@ class Writer:
         for number in PIECE.findall(packet):
             if number in NAMES:  # its client is there by then
                 self.client(NAMES[number][1])
+        if name in self.filled and packet.startswith(b"CMSG "):
+            self.flush(WITNESS)  # a mode might apply to what it has published
         client.sent.append(packet)
         if not self.bus.paused_by(client):
             return self.run(name, packet)
