@@ -107,13 +107,10 @@ def run_status(options: argparse.Namespace) -> int:
     from . import states
 
     state = states.state(options.table, options.capture)
-    lines = states.lines_of(state)
-    if options.json:
-        lines = [json.dumps(state)]
-    elif options.openmetrics:
-        lines = states.metrics_of(state)
-    for line in lines:
-        print(printable(line))
+    if options.openmetrics:
+        print(*states.metrics_of(state), sep="\n")
+    else:
+        print(json.dumps(state, indent=None if options.json else 2))
     is_old = states.age_of(state) > options.max_age
     if is_old:
         note(f"{options.table}: what is oldest is older than --max-age")

@@ -276,19 +276,17 @@ class TestIngest:
         late = (capture / "R-000002.jsonl").rename(tmp_path / "late")
         sbus_spark.ingest(spark, str(capture), str(table))
         status, output, _ = command_line("status", table)
-        assert status == 1 and output.endswith(": segment 2\n")
-        assert output.startswith("messages: 200\n")
+        assert status == 1 and ': segment 2"\n' in output
+        assert output.startswith('{\n  "messages": 200,\n')
         late.rename(capture / "R-000002.jsonl")
         (capture / ".R-000004.jsonl.x").write_text("half")
         status, output, _ = command_line("status", table, capture)
-        assert status == 0 and "\nwaiting: 1\n" in output
-        assert "\nhidden: " in output and "/.R-000004.jsonl.x: " in output
+        assert status == 0 and '\n  "waiting": 1,\n' in output
+        assert '/.R-000004.jsonl.x": ' in output
         assert command_line("status", table, "--max-age", "9s")[0] == 1
         sbus_spark.ingest(spark, str(capture), str(table))
         state = json.loads(command_line("status", table, capture, "--json")[1])
-        assert (
-            state["messages"] == 300 and state["hosts"]["R"]["segments"] == 3
-        )
+        assert state["messages"] == 300
         assert not state["gaps"] and state["wait_seconds"] is None
         assert state["runs"]["R"]["last"] == 3
         assert command_line("status", table, "--max-age", "99999d")[0] == 0
