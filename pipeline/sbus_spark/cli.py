@@ -297,94 +297,96 @@ def option_parser() -> OptionParser:
         subparser = commands.add_parser(name, help=about, epilog=epilog)
         subparser.description = about
         subparser.set_defaults(run=run)
-        add = subparser.add_argument
         for path, help in paths.items():
-            add(path, metavar=path.upper(), type=inputs.absolute, help=help)
-        add("--verbose", action="store_true", help="show all of an error")
-        return add
+            add(subparser, path, help, type=inputs.absolute)
+        add(subparser, "--verbose", "show all of an error")
+        return subparser
 
     made = {"table": "a table that ingest made"}
     recorded, new = "what `sbus record` writes", "created if it is missing"
     example = "capture table --follow"
-    add = command(run_ingest, example, capture=recorded, table=new)
-    add("--follow", action="store_true", help="go on until interrupted")
-    add("--clean", action="store_true", help="remove ingested segments")
-    about = "take in mended lines of the quarantine, and the rest of segments"
-    add("--again", action="store_true", help=f"{about} that were half copied")
-    about = "exit with status 1 if a line is quarantined"
-    add("--strict", action="store_true", help=about)
+    ingest = command(run_ingest, example, capture=recorded, table=new)
+    add(ingest, "--follow", "go on until interrupted")
+    add(ingest, "--clean", "remove ingested segments")
+    about = "take in mended lines, and the rest of half copied segments"
+    add(ingest, "--again", about)
+    add(ingest, "--strict", "exit with status 1 if a line is quarantined")
 
-    add = command(run_status, "table capture --max-age 1h", **made)
-    kind = inputs.absolute
-    add("capture", metavar="CAPTURE", nargs="?", type=kind, help=recorded)
+    status = command(run_status, "table capture --max-age 1h", **made)
+    add(status, "capture", recorded, nargs="?", type=inputs.absolute)
     about = (
         "exit with status 1 if the last message, a segment that waits, or a"
         " hidden file is older: 90, 15m, 1h, 2d"
     )
-    age = inputs.seconds
-    add("--max-age", metavar="T", type=age, default=math.inf, help=about)
-    add("--json", action="store_true", help="print JSON")
-    add("--openmetrics", action="store_true", help="print metrics")
+    add(status, "--max-age", about, type=inputs.seconds, default=math.inf)
+    add(status, "--json", "print one line")
+    add(status, "--openmetrics", "print metrics")
 
-    add = command(run_show, "table --since 2026-11-22T09 --host h1", **made)
-    add_selection(add)
-    add("--json", action="store_true", help="print lines as in a capture")
+    show = command(run_show, "table --since 2026-11-22T09 --host h1", **made)
+    add_selection(show)
+    add(show, "--json", "print lines as in a capture")
 
     command(run_compact, "table", **made)
 
-    add = command(run_expire, "table --keep 30d", **made)
-    group = add.__self__.add_mutually_exclusive_group(required=True)
-    about, day = "the first day to keep", datetime.date.fromisoformat
-    group.add_argument("--before", metavar="DAY", type=day, help=about)
+    expire = command(run_expire, "table --keep 30d", **made)
+    group = expire.add_mutually_exclusive_group(required=True)
+    day = datetime.date.fromisoformat
+    add(group, "--before", "the first day to keep", type=day)
     about = "how long to keep a day, 1d at least: 30d"
-    group.add_argument("--keep", metavar="T", type=inputs.days, help=about)
+    add(group, "--keep", about, type=inputs.days)
 
-    add = command(run_report, "table -o traffic.html", **made)
+    report = command(run_report, "table -o traffic.html", **made)
     about = "the page to write (report.html)"
-    add("-o", "--output", metavar="FILE", default="report.html", help=about)
-    add("--json", action="store_true", help="print JSON, write no page")
-    add_selection(add)
+    add(report, "-o --output", about, default="report.html")
+    add(report, "--json", "print JSON, write no page")
+    add_selection(report)
 
-    add = command(run_audit, "my.trace")
+    audit = command(run_audit, "my.trace")
     about = "a file of sbus.py --trace, or a folder of them"
-    add("trace", metavar="TRACE", nargs="+", type=inputs.absolute, help=about)
+    add(audit, "trace", about, nargs="+", type=inputs.absolute)
     about = "write all breaches as JSON to this new folder"
-    add("-o", "--output", metavar="DIR", type=inputs.absolute, help=about)
-    add("--json", action="store_true", help="print JSON")
+    add(audit, "-o --output", about, type=inputs.absolute)
+    add(audit, "--json", "print JSON")
     about = "the bus still runs, so a missing stop is no breach"
-    add("--running", action="store_true", help=about)
-    add_selection(add, has_host=False)
+    add(audit, "--running", about)
+    add_selection(audit, has_host=False)
 
     example = "table -a /tmp/other.bus --pattern 'a/*' --speed 1"
-    add = command(run_replay, example, **made)
-    add("-a", "--address", required=True, help="the bus")
-    about = "X times as fast as recorded (as fast as possible)"
-    add("--speed", metavar="X", type=inputs.positive, help=about)
-    add_selection(add)
+    replay = command(run_replay, example, **made)
+    add(replay, "-a --address", "the bus", required=True)
+    about = "so many times as fast as recorded (as fast as possible)"
+    add(replay, "--speed", about, type=inputs.positive)
+    add_selection(replay)
 
     command(run_convert, "table", table="a table of version 0.2")
     command(run_prepare, "")
     return parser
 
 
-def add_selection(add: Any, has_host: bool = True) -> None:
+def add(parser: Any, names: str, about: str, **more: Any) -> None:
+    """Add an argument to a parser; an option without *more* has no value."""
+    more = more or {"action": "store_true"}
+    parser.add_argument(*names.split(), help=about, **more)
+
+
+def add_selection(parser: Any, has_host: bool = True) -> None:
     """Add the options that say which messages are wanted."""
     many: dict[str, Any] = {"action": "append", "default": []}
-    about = "only keys it selects; repeatable"
-    add("--pattern", metavar="P", help=about, **many)
+    add(parser, "--pattern", "only keys it selects; repeatable", **many)
     if has_host:
-        add("--host", metavar="H", help="only this host; repeatable", **many)
+        add(parser, "--host", "only this host; repeatable", **many)
     about = "only from then on, UTC: 2026-11-22, 2026-11-22T09:00"
-    add("--since", metavar="TIME", type=inputs.moment, help=about)
-    add("--until", metavar="TIME", type=inputs.moment, help="only before")
+    first, last = inputs.FIRST, inputs.LAST
+    add(parser, "--since", about, type=inputs.moment, default=first)
+    add(parser, "--until", "only before", type=inputs.moment, default=last)
 
 
 def selection_of(options: argparse.Namespace) -> Selection:
     """Return which messages the options want."""
     keys = [os.fsencode(text).decode("latin-1") for text in options.pattern]
     return Selection(
-        options.since or inputs.FIRST,
-        options.until or inputs.LAST,
+        options.since,
+        options.until,
         tuple(getattr(options, "host", ())),
         tuple(keys),
     )
