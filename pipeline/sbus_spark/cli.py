@@ -174,9 +174,13 @@ def run_expire(options: argparse.Namespace) -> int:
 
 def run_report(options: argparse.Namespace) -> int:
     """Write a report of the traffic in a table."""
-    from . import report
+    from . import report, sessions, table
 
-    numbers = report.summarize(messages_of(options))
+    table.open_table(options.table)  # an error comes before Spark starts
+    spark = sessions.session()
+    selection = selection_of(options)
+    messages = table.read_table(spark, options.table, selection)
+    numbers = report.summarize(messages)
     if options.json:
         print(json.dumps(numbers))
     else:
@@ -184,18 +188,6 @@ def run_report(options: argparse.Namespace) -> int:
         output.write_text(report.page(numbers, options.table), "utf-8")
         print(f"the report is {output.absolute()}")
     return 0
-
-
-def messages_of(options: argparse.Namespace) -> Any:
-    """Return the messages of a table that the options want, in Spark.
-
-    Raises: as table.open_table, and before Spark starts.
-    """
-    from . import sessions, table
-
-    table.open_table(options.table)
-    spark = sessions.session()
-    return table.read_table(spark, options.table, selection_of(options))
 
 
 def run_audit(options: argparse.Namespace) -> int:
@@ -251,8 +243,9 @@ def run_replay(options: argparse.Namespace) -> int:
     """Publish the messages of a table again."""
     from . import table
 
-    messages = messages_of(options)
-    count = table.replay(messages, options.address, options.speed)
+    selection = selection_of(options)
+    where = options.table, options.address
+    count = table.replay(*where, options.speed, selection)
     print(f"{count} messages published")
     return 0
 
@@ -355,7 +348,7 @@ def option_parser() -> OptionParser:
     replay = command(run_replay, example, **made)
     add(replay, "-a --address", "the bus", required=True)
     about = "so many times as fast as recorded (as fast as possible)"
-    add(replay, "--speed", about, type=inputs.positive)
+    add(replay, "--speed", about, type=inputs.positive, default=math.inf)
     add_selection(replay)
 
     command(run_convert, "table", table="a table of version 0.2")

@@ -21,7 +21,6 @@ import itertools
 import math
 import os
 import re
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -78,11 +77,8 @@ class SbusSource(ds.DataSource):
         return CaptureStream(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> Publisher:
-        self._check("address", "speed", "checkpointLocation")
-        names = ["key", "payload"]
-        if "speed" in self.options:
-            names.append("time")
-        for name in names:
+        self._check("address", "checkpointLocation")
+        for name in "key", "payload":
             if name not in schema.names:
                 raise InputError(f"publishing needs a column {name!r}")
         return Publisher(self.options)
@@ -305,36 +301,17 @@ class CaptureStream(
 
 
 class Publisher(ds.DataSourceArrowWriter, ds.DataSourceStreamArrowWriter):
-    """Publishes the rows of each partition, in order, at least once.
-
-    With a *speed* it keeps the times between rows, that many times as fast.
-    """
+    """Publishes the rows of each partition, in order, at least once."""
 
     def __init__(self, options: Any) -> None:
         self._address = options["address"]
-        self._speed = value_of(options, "speed", positive, float("inf"))
 
     def write(self, iterator: Any) -> ds.WriterCommitMessage:
-        """Publish rows.  Raises: InputError with the row that is refused."""
-        rows = (row for batch in iterator for row in batch.to_pylist())
-        began = time.monotonic()
-        first = None
+        """Publish rows.  Raises: as publish."""
         with Client(self._address) as bus:
-            for number, row in enumerate(rows, 1):
-                key = row["key"]
-                if self._speed < float("inf"):
-                    first = first or row["time"]
-                    due = (row["time"] - first).total_seconds() / self._speed
-                    time.sleep(max(0.0, began + due - time.monotonic()))
-                if row["payload"] is None:
-                    reason = "it was recorded without its payload"
-                    raise InputError(f"key {key!r:.80}: {reason}")
-                try:
-                    name = key.encode("latin-1") if type(key) is str else key
-                    bus.publish(name, row["payload"])
-                except (SbusError, TypeError, UnicodeError) as error:
-                    where = f"row {number} of a partition, key {key!r:.80}"
-                    raise InputError(f"{where}: {error}") from None
+            for batch in iterator:
+                for row in batch.to_pylist():
+                    publish(bus, row)
             bus.sync()
         return ds.WriterCommitMessage()
 
@@ -342,3 +319,20 @@ class Publisher(ds.DataSourceArrowWriter, ds.DataSourceStreamArrowWriter):
         """Do nothing: what is published is published."""
 
     abort: Any = commit  # a stream publishes its batch again
+
+
+def publish(bus: Client, row: dict[str, Any]) -> None:
+    """Publish a row.
+
+    Raises: InputError if the bus refuses it, or it was recorded without its
+    payload.
+    """
+    key = row["key"]
+    if row["payload"] is None:
+        reason = "it was recorded without its payload"
+        raise InputError(f"key {key!r:.80}: {reason}")
+    try:
+        name = key.encode("latin-1") if type(key) is str else key
+        bus.publish(name, row["payload"])
+    except (SbusError, TypeError, UnicodeError) as error:
+        raise InputError(f"key {key!r:.80}: {error}") from None

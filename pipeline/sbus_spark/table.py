@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import math
 import os
 import re
 import threading
@@ -29,16 +30,18 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import InputPartition
+
+from sbus_client import Client
 
 from . import inputs
 from .inputs import InputError, PipelineError, Selection, absolute
 from .marks import COMPACTED, Log, Marks, News, corrections, news, read_log
 from .matching import are_selected, selected
 from .messages import COLUMNS, schema_of
-from .source import Capture, Segment, Segments, register
+from .source import Capture, Segment, Segments, publish
 
 TABLE = f"{COLUMNS}, day date"
 QUARANTINE = "segment string, line string, day date"
@@ -54,7 +57,6 @@ TEXT_MAX = 32  # characters of a least or greatest value
 LAST_LETTER = "\U0010ffff"
 READERS_HOURS = 24  # for which a reader may use a snapshot
 RETENTION = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
-REPLAYED = ("time", "host", "recorder", "n")  # the order of a replay
 ALL = Selection()
 FOLLOW_SECONDS = 5.0
 LEFT_SECONDS = 3_600.0  # after which nobody seems to write a hidden segment
@@ -356,9 +358,7 @@ def read_table(
     """
     opened = open_table(table)
     where = absolute(table)
-    paths = [
-        file["path"] for file in files_of(opened) if may_have(file, selection)
-    ]
+    paths = [file["path"] for file in files_of(opened, selection)]
     if not paths:
         return spark.createDataFrame([], TABLE)
     # What looks like a pattern in their paths is none
@@ -377,7 +377,8 @@ def read_table(
 def rows_of(table: str, selection: Selection = ALL) -> Iterator[pa.Table]:
     """Yield the messages of each day of a table, in the order of their times.
 
-    It does not need Spark.  Raises: as open_table.
+    Those of one time come by host, recorder and number.  It does not need
+    Spark, and has the messages of a day in memory.  Raises: as open_table.
     """
     opened = open_table(table)
     time = pc.field("time")
@@ -385,22 +386,24 @@ def rows_of(table: str, selection: Selection = ALL) -> Iterator[pa.Table]:
     is_read &= time < pa.scalar(selection.until)
     if selection.hosts:
         is_read &= pc.field("host").isin(selection.hosts)
-    files = [file for file in files_of(opened) if may_have(file, selection)]
+    files = files_of(opened, selection)
     for day in sorted({file["partition.day"] for file in files}):
         paths = [
             file["path"] for file in files if file["partition.day"] == day
         ]
         rows = dataset_of(table, paths).to_table(filter=is_read)
-        rows = rows.sort_by([(name, "ascending") for name in REPLAYED])
+        rows = rows.sort_by([("time", "ascending"), *ORDER])
         if selection.patterns:
             rows = rows.filter(are_selected(selection.patterns, rows["key"]))
         yield rows
 
 
-def files_of(opened: DeltaTable) -> list[dict[str, Any]]:
-    """Return what the log of a table says of its files."""
+def files_of(
+    opened: DeltaTable, selection: Selection = ALL
+) -> list[dict[str, Any]]:
+    """Return what the log says of the files that may have wanted messages."""
     files = pa.table(opened.get_add_actions(flatten=True)).to_pylist()
-    return list(files)
+    return [file for file in files if may_have(file, selection)]
 
 
 def dataset_of(table: str, paths: Sequence[str]) -> ds.Dataset:
@@ -560,26 +563,32 @@ def clear(where: str) -> int:
 
 
 def replay(
-    messages: DataFrame,
+    table: str,
     address: str,
-    speed: float | None = None,
+    speed: float = math.inf,
+    selection: Selection = ALL,
 ) -> int:
-    """Publish messages to the bus at an address; return how many.
+    """Publish messages of a table to the bus at an address; return how many.
 
-    They go out in the order of their times, those of one time by host,
-    recorder and number.  *speed* multiplies the recorded pace; None is as
-    fast as possible.  One task publishes all of them, on the host where it
-    runs.
-    Raises: PySparkException with the row that the bus refuses.
+    They go out in the order of rows_of, without Spark.  *speed* multiplies
+    the recorded pace.
+    Raises: as open_table and publish; SbusError.
     """
-    register(messages.sparkSession)
-    counted = Observation()
     rows = (
-        messages.select(*REPLAYED, "key", "payload")
-        .repartition(1)  # coalesce keeps no order where hosts are preferred
-        .sortWithinPartitions(*REPLAYED)
-        .observe(counted, F.count(F.lit(1)).alias("messages"))
+        row
+        for of_day in rows_of(table, selection)
+        for batch in of_day.to_batches(1_000)
+        for row in batch.to_pylist()
     )
-    options = {"address": address, "speed": speed or "inf"}
-    rows.write.format("sbus").mode("append").options(**options).save()
-    return int(counted.get["messages"])
+    count = 0
+    first = None
+    began = time.monotonic()
+    with Client(address) as bus:
+        for row in rows:
+            first = first or row["time"]
+            due = began + (row["time"] - first).total_seconds() / speed
+            time.sleep(max(0.0, due - time.monotonic()))
+            publish(bus, row)
+            count += 1
+        bus.sync()
+    return count
