@@ -76,16 +76,12 @@ def not_in(where: str, opened: DeltaTable, rows: pa.Table) -> pa.Table:
         for x in tables.files_of(opened)
         if x["partition.day"] in days
     ]
-    recorders = pc.unique(rows["recorder"])
-    present = tables.dataset_of(where, paths).to_table(
-        ["recorder", "n"], filter=pc.field("recorder").isin(recorders)
-    )
-    names = {*zip(*present.to_pydict().values())}
-    is_new = []
-    for name in zip(rows["recorder"].to_pylist(), rows["n"].to_pylist()):
-        is_new.append(name not in names)
-        names.add(name)
-    return rows.filter(pa.array(is_new, pa.bool_()))
+    names = ["recorder", "n"]
+    is_near = pc.field("recorder").isin(pc.unique(rows["recorder"]))
+    present = tables.dataset_of(where, paths).to_table(names, is_near)
+    both = pa.concat_tables([present, rows.select(names)]).to_pandas()
+    is_repeated = both.duplicated().to_numpy()[len(present) :]
+    return rows.filter(pa.array(~is_repeated))
 
 
 def convert(table: str) -> int:
