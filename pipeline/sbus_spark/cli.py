@@ -160,14 +160,10 @@ def run_expire(options: argparse.Namespace) -> int:
     """Drop the old days of a table."""
     from . import table
 
-    before = options.before
-    if options.keep:
-        age = datetime.timedelta(seconds=options.keep)
-        before = (datetime.datetime.now(inputs.UTC) - age).date()
-    messages, lines = table.expire(options.table, before)
+    messages, lines = table.expire(options.table, options.before)
     print(
-        f"the days before {before} are dropped: {messages} messages and"
-        f" {lines} lines of the quarantine"
+        f"the days before {options.before} are dropped: {messages} messages"
+        f" and {lines} lines of the quarantine"
     )
     return 0
 
@@ -323,10 +319,10 @@ def option_parser() -> OptionParser:
 
     expire = command(run_expire, "table --keep 30d", **made)
     group = expire.add_mutually_exclusive_group(required=True)
-    day = datetime.date.fromisoformat
+    day, ago = datetime.date.fromisoformat, inputs.day_ago
     add(group, "--before", "the first day to keep", type=day)
     about = "how long to keep a day, 1d at least: 30d"
-    add(group, "--keep", about, type=inputs.days)
+    add(group, "--keep", about, type=ago, dest="before", metavar="KEEP")
 
     report = command(run_report, "table -o traffic.html", **made)
     about = "the page to write (report.html)"
