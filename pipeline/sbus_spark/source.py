@@ -129,12 +129,9 @@ class Capture:
         self._files, folder = fs.FileSystem.from_uri(path)
         self._folder = folder.rstrip("/")
         kind = self._files.get_file_info(self._folder).type
-        if kind == fs.FileType.File:
-            remedy = "name the folder of `sbus record`"
-            raise InputError(f"{path}: it is a file; {remedy}")
         if kind != fs.FileType.Directory:
-            remedy = "`sbus record` makes one"
-            raise InputError(f"{path}: there is no such folder; {remedy}")
+            reason = "there is no such folder; `sbus record` makes one"
+            raise InputError(f"{path}: {reason}")
 
         self._start = value_of(options, "startingTime", moment, FIRST)
         # A segment may end a day after its folder's
