@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import sbus
 
 from . import inputs
-from .inputs import InputError, PipelineError, Selection, key_text, printable
+from .inputs import PipelineError, Selection, key_text, printable
 
 if TYPE_CHECKING:
     from .table import Batch
 
-SHOWN_MAX = 1_000  # breaches; -o writes all
+SHOWN_MAX = 1_000  # breaches; the function `audit` returns all
 # In what Spark says of an error: one of ours, or its innermost cause
 CAUSES = (
     r"(?:InputError|PipelineError): (.*)",
@@ -190,16 +190,11 @@ def run_audit(options: argparse.Namespace) -> int:
     """Check that a bus delivered what it should."""
     from . import audits, events, sessions
 
-    if options.output and os.path.exists(options.output):
-        reason = "it is there already; name a new folder"
-        raise InputError(f"{options.output}: {reason}")
     spark = sessions.session(size=events.size_of(options.trace))
     rows = audits.audit(spark, options.trace, options.running)
     rows = audits.chosen(rows, selection_of(options))
     counts = audits.summary(rows)
     undecided = counts.pop("undecided", 0)
-    if options.output:
-        rows.write.json(options.output)
     shown = []
     if counts:  # else the query has nothing to find
         breaches = rows.filter("breach <> 'undecided'")
@@ -214,7 +209,7 @@ def run_audit(options: argparse.Namespace) -> int:
         print(printable(describe(row)))
     total = sum(counts.values())
     if total > len(shown):
-        print(f"and {total - len(shown)} more; -o DIR writes all")
+        print(f"and {total - len(shown)} more")
     kinds = ", ".join(f"{name}: {counts[name]}" for name in counts)
     closing = kinds or "every delivery was owed and made"
     if undecided:
@@ -333,8 +328,6 @@ def option_parser() -> OptionParser:
     audit = command(run_audit, "my.trace")
     about = "a file of sbus.py --trace, or a folder of them"
     add(audit, "trace", about, nargs="+", type=inputs.absolute)
-    about = "write all breaches as JSON to this new folder"
-    add(audit, "-o --output", about, type=inputs.absolute)
     add(audit, "--json", "print JSON")
     about = "the bus still runs, so a missing stop is no breach"
     add(audit, "--running", about)
