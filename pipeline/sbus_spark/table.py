@@ -574,6 +574,7 @@ def replay(
     the recorded pace.
     Raises: as open_table and publish; SbusError.
     """
+    open_table(table)  # an error comes before the bus is asked
     rows = (
         row
         for of_day in rows_of(table, selection)
