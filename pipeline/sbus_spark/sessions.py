@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import zipfile
 from pathlib import Path
 
 import pyspark
 from pyspark.sql import SparkSession
+
+import sbus
+import sbus_client
 
 from .inputs import PipelineError
 
@@ -63,15 +65,11 @@ def session(name: str = "sbus", size: int = 1 << 62) -> SparkSession:
 
 def send_code(spark: SparkSession) -> None:
     """Let the workers of a Spark Connect server import our modules."""
+    modules = str(sbus.__file__), str(sbus_client.__file__)
     with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/sbus_spark.zip"
-        with zipfile.ZipFile(path, "w") as archive:
-            for name in "sbus", "sbus_client":
-                module = importlib.import_module(name)
-                archive.write(str(module.__file__), f"{name}.py")
-            for file in PACKAGE.glob("*.py"):
-                archive.write(file, f"{PACKAGE.name}/{file.name}")
-        spark.addArtifacts(path, pyfile=True)
+        zipped = f"{folder}/{PACKAGE.name}", "zip", PACKAGE.parent
+        archive = shutil.make_archive(*zipped, PACKAGE.name)
+        spark.addArtifacts(archive, *modules, pyfile=True)
 
 
 def find_java() -> str:
