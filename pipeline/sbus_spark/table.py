@@ -116,14 +116,15 @@ def ingest(
             groups = source.groups(arrivals.new)
             work = functools.partial(write_files, options, where, groups)
             files = do_tasks(spark, work, len(groups))
-            add_aside(where, files, segments)
-            sizes = {os.path.basename(x.path): x.size for x in arrivals.new}
-            good = [file for file in files if not file.segment]
-            commit(where, opened, good, arrivals.marks, sizes)
+        good = [file for file in files if not file.segment]
+        bad = [file for file in files if file.segment]
+        sizes = {os.path.basename(x.path): x.size for x in arrivals.new}
+        add_aside(where, bad, segments)
+        commit(where, opened, good, arrivals.marks, sizes)
 
         batch = Batch(
-            sum(file.rows for file in files if not file.segment),
-            sum(file.rows for file in files if file.segment),
+            sum(file.rows for file in good),
+            sum(file.rows for file in bad),
             len(arrivals.new),
             time.time() - began,
             began - min((x.written for x in arrivals.new), default=began),
@@ -151,13 +152,13 @@ def do_tasks(
     return tasks.mapInArrow(work, WRITTEN).collect()
 
 
-def add_aside(where: str, files: Sequence[Any], segments: Segments) -> None:
-    """Commit the files of lines that are no messages.
+def add_aside(where: str, files: list[Any], segments: Segments) -> None:
+    """Commit the files of lines that are no messages, if there are any.
 
     A kill before the commit of the table lets them be written again.  So the
     quarantine has marks as well: of the segments whose lines it has.
     """
-    bad = {file.segment: file for file in files if file.segment}
+    bad = {file.segment: file for file in files}
     if bad:
         quarantine = f"{where}/_quarantine"
         opened = DeltaTable(quarantine)
@@ -469,12 +470,11 @@ def make_table(table: str) -> None:
     files, folder = fs.FileSystem.from_uri(table)
     if files.get_file_info(folder).type == fs.FileType.File:
         raise InputError(f"{table}: it is a file; name a new folder")
-    if DeltaTable.is_deltatable(table):
-        open_table(table)
     listing = files.get_file_info(fs.FileSelector(folder, True))
     names = {file.base_name for file in listing}
-    is_new = "_delta_log" not in names
-    if is_new and names - {"_quarantine"}:
+    if DeltaTable.is_deltatable(table):
+        open_table(table)
+    elif names - {"_delta_log", "_quarantine"}:
         raise InputError(
             f"{table}: something other than a table is there; name a new"
             " folder"
