@@ -71,14 +71,11 @@ def ingest_again(capture: str, table: str) -> tuple[int, int]:
 def not_in(where: str, opened: DeltaTable, rows: pa.Table) -> pa.Table:
     """Return the messages that a table does not have, each once."""
     days = pc.unique(rows["time"].cast(pa.date32())).to_pylist()
-    paths = [
-        x["path"]
-        for x in tables.files_of(opened)
-        if x["partition.day"] in days
-    ]
+    all_files = tables.files_of(opened)
+    files = [file for file in all_files if file["partition.day"] in days]
     names = ["recorder", "n"]
     is_near = pc.field("recorder").isin(pc.unique(rows["recorder"]))
-    present = tables.dataset_of(where, paths).to_table(names, is_near)
+    present = tables.dataset_of(where, files).to_table(names, is_near)
     both = pa.concat_tables([present, rows.select(names)]).to_pandas()
     is_repeated = both.duplicated().to_numpy()[len(present) :]
     return rows.filter(pa.array(~is_repeated))

@@ -81,8 +81,8 @@ def runs_of(
 ) -> State:
     """Return what a state says of the recorder runs of the last day."""
     day = max((file["partition.day"] for file in files), default=None)
-    paths = [file["path"] for file in files if file["partition.day"] == day]
-    rows = dataset_of(table, paths).to_table(["recorder", "time"])
+    of_day = [file for file in files if file["partition.day"] == day]
+    rows = dataset_of(table, of_day).to_table(["recorder", "time"])
     last = rows.group_by("recorder").aggregate([("time", "max")])
     runs = {}
     for row in last.sort_by("recorder").to_pylist():

@@ -389,10 +389,8 @@ def rows_of(table: str, selection: Selection = ALL) -> Iterator[pa.Table]:
         is_read &= pc.field("host").isin(selection.hosts)
     files = files_of(opened, selection)
     for day in sorted({file["partition.day"] for file in files}):
-        paths = [
-            file["path"] for file in files if file["partition.day"] == day
-        ]
-        rows = dataset_of(table, paths).to_table(filter=is_read)
+        of_day = [file for file in files if file["partition.day"] == day]
+        rows = dataset_of(table, of_day).to_table(filter=is_read)
         rows = rows.sort_by([("time", "ascending"), *ORDER])
         if selection.patterns:
             rows = rows.filter(are_selected(selection.patterns, rows["key"]))
@@ -407,15 +405,15 @@ def files_of(
     return [file for file in files if may_have(file, selection)]
 
 
-def dataset_of(table: str, paths: Sequence[str]) -> ds.Dataset:
-    """Return some files of a table.
+def dataset_of(table: str, files: Sequence[dict[str, Any]]) -> ds.Dataset:
+    """Return some files of a table, which files_of returned.
 
     That of deltalake 1.6 passes over files without the least values of all
     columns, which versions before 0.3 wrote.
     """
-    files, folder = fs.FileSystem.from_uri(absolute(table))
-    whole = [f"{folder}/{path}" for path in paths]
-    return ds.dataset(whole, schema_of(COLUMNS), "parquet", files)
+    system, folder = fs.FileSystem.from_uri(absolute(table))
+    paths = [f"{folder}/{file['path']}" for file in files]
+    return ds.dataset(paths, schema_of(COLUMNS), "parquet", system)
 
 
 def may_have(file: dict[str, Any], selection: Selection) -> bool:
