@@ -256,9 +256,8 @@ class CaptureStream(
         """Return the offset after as many segments; None is all."""
         waiting = [self._waiting(name, start) for name in self._listing]
         end = dict(start)
-        for _, recorder, place in itertools.islice(
-            heapq.merge(*waiting), limit
-        ):
+        earliest = itertools.islice(heapq.merge(*waiting), limit)
+        for _, recorder, place in earliest:
             end[recorder] = place
         return end
 
