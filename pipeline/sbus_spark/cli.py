@@ -123,9 +123,8 @@ def run_show(options: argparse.Namespace) -> int:
     from . import table
 
     form = json_line if options.json else text_line
-    for rows in table.rows_of(options.table, selection_of(options)):
-        for batch in rows.to_batches(1_000):
-            print(*map(form, batch.to_pylist()), sep="", end="")
+    for row in table.rows_of(options.table, selection_of(options)):
+        print(form(row))
     return 0
 
 
@@ -134,7 +133,7 @@ def text_line(row: dict[str, Any]) -> str:
     payload = key_text((row["payload"] or b"").decode("latin-1"))
     texts = row["host"], key_text(row["key"]), payload
     time = row["time"].isoformat(timespec="microseconds")
-    return "\t".join([time, *map(printable, texts)]) + "\n"
+    return "\t".join([time, *map(printable, texts)])
 
 
 def json_line(row: dict[str, Any]) -> str:
@@ -144,7 +143,7 @@ def json_line(row: dict[str, Any]) -> str:
     line |= {name: row[name] for name in ("host", "key", "size")}
     if row["payload"] is not None:
         line["data"] = base64.b64encode(row["payload"]).decode()
-    return json.dumps(line, separators=(",", ":")) + "\n"
+    return json.dumps(line, separators=(",", ":"))
 
 
 def run_compact(options: argparse.Namespace) -> int:

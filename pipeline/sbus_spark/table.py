@@ -375,8 +375,10 @@ def read_table(
     return selected(messages, selection.patterns)
 
 
-def rows_of(table: str, selection: Selection = ALL) -> Iterator[pa.Table]:
-    """Yield the messages of each day of a table, in the order of their times.
+def rows_of(
+    table: str, selection: Selection = ALL
+) -> Iterator[dict[str, Any]]:
+    """Yield the messages of a table in the order of their times.
 
     Those of one time come by host, recorder and number.  It does not need
     Spark, and has the messages of a day in memory.  Raises: as open_table.
@@ -394,7 +396,8 @@ def rows_of(table: str, selection: Selection = ALL) -> Iterator[pa.Table]:
         rows = rows.sort_by([("time", "ascending"), *ORDER])
         if selection.patterns:
             rows = rows.filter(are_selected(selection.patterns, rows["key"]))
-        yield rows
+        for batch in rows.to_batches(1_000):
+            yield from batch.to_pylist()
 
 
 def files_of(
@@ -573,17 +576,11 @@ def replay(
     Raises: as open_table and publish; SbusError.
     """
     open_table(table)  # an error comes before the bus is asked
-    rows = (
-        row
-        for of_day in rows_of(table, selection)
-        for batch in of_day.to_batches(1_000)
-        for row in batch.to_pylist()
-    )
     count = 0
     first = None
     began = time.monotonic()
     with Client(address) as bus:
-        for row in rows:
+        for row in rows_of(table, selection):
             first = first or row["time"]
             due = began + (row["time"] - first).total_seconds() / speed
             time.sleep(max(0.0, due - time.monotonic()))
