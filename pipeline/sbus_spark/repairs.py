@@ -6,10 +6,10 @@ a table of version 0.2 into one of this version.
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import time
-import types
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from . import table as tables
 from .inputs import InputError, absolute
-from .marks import Marks, marks_of, news
+from .marks import EXPIRED, Marks, marks_of, news
 from .messages import read_lines
 from .source import Capture
 
@@ -29,14 +29,20 @@ def ingest_again(capture: str, table: str) -> tuple[int, int]:
     """Add what is sound now: mended lines, the rest of grown segments.
 
     A message that the table has already, by its recorder and number, is not
-    added.  Return how many messages were added, and how many lines are left
-    in the quarantine.  Raises: as open_table.
+    added, nor one of a day that has expired.  Return how many messages were
+    added, and how many lines are left in the quarantine.
+    Raises: as open_table.
     """
     where = absolute(table)
     opened = tables.open_table(table)
     log = tables.settle(where, opened)
     source = Capture(tables.bad_lines_of(capture))
-    grown = filter(source.is_whole, news(source.segments(), log).grown)
+    arrivals = news(source.segments(), log)
+    about = where, opened, log, source
+    old = filter(
+        source.last_message, tables.unfinished(*about, arrivals.known)
+    )
+    grown = [x for x in [*arrivals.grown, *old] if source.is_whole(x)]
     quarantine = DeltaTable(f"{where}/_quarantine")
     lines = quarantine.to_pyarrow_table()
 
@@ -54,14 +60,13 @@ def ingest_again(capture: str, table: str) -> tuple[int, int]:
         new = bad.filter(pc.invert(pc.is_in(bad, lines["line"])))
         left = pa.concat_tables([left, tables.lines_aside(segment.path, new)])
         sizes[os.path.basename(segment.path)] = segment.size
-    rows = not_in(where, opened, pa.concat_tables(parts))
+    expired = datetime.date.fromordinal(log.marks.get(EXPIRED) or 1)
+    rows = pa.concat_tables(parts)
+    is_young = pc.greater_equal(rows["time"].cast(pa.date32()), expired)
+    rows = not_in(where, opened, rows.filter(is_young))
 
     # A kill between the two commits lets both be done again, to no effect
-    files = [
-        types.SimpleNamespace(**row)
-        for batch in tables.write_messages(where, rows)
-        for row in batch.to_pylist()
-    ]
+    files = tables.rows_in(tables.write_messages(where, rows))
     tables.commit(where, opened, files, {AGAIN: opened.version()}, sizes)
     if left != lines:
         write_deltalake(quarantine, left, mode="overwrite")

@@ -35,7 +35,7 @@ from pyspark.sql.types import StructType
 from sbus_client import Client, SbusError
 
 from .inputs import FIRST, InputError, absolute, moment, positive
-from .messages import COLUMNS, SCHEMA, lines_of, read_lines
+from .messages import CHUNK_BYTES, COLUMNS, SCHEMA, lines_of, read_lines
 
 # Hidden files are not complete, or another program's
 SEGMENT = re.compile(
@@ -183,9 +183,28 @@ class Capture:
         with self._files.open_input_file(segment.path) as file:
             return bool(file.read_at(1, segment.size - 1) == b"\n")
 
+    def last_message(self, segment: Segment) -> dict[str, Any] | None:
+        """Return the last message of a segment as it is now, a row of READ.
+
+        None if its last CHUNK_BYTES have no message.
+        """
+        with self._files.open_input_file(segment.path) as file:
+            start = max(0, file.size() - CHUNK_BYTES)
+            text = file.read_at(CHUNK_BYTES, start)
+        if start:  # the first line may be cut
+            text = text.partition(b"\n")[2]
+        if not text.endswith(b"\n"):
+            text += b"\n"
+        rows = read_lines(text)
+        messages = rows.filter(rows["corrupt"].is_null()).to_pylist()
+        return messages[-1] if messages else None
+
     def remove(self, segment: Segment) -> None:
-        """Remove a segment."""
-        self._files.delete_file(segment.path)
+        """Remove a segment, unless it has changed since it was listed."""
+        file = self._files.get_file_info(segment.path)
+        listed = segment.size, segment.written
+        if (file.size, (file.mtime_ns or 0) / 1e9) == listed:
+            self._files.delete_file(segment.path)
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a task.

@@ -18,8 +18,9 @@ import os
 import re
 import threading
 import time
+import types
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -38,7 +39,16 @@ from sbus_client import Client
 
 from . import inputs
 from .inputs import InputError, PipelineError, Selection, absolute
-from .marks import COMPACTED, Log, Marks, News, corrections, news, read_log
+from .marks import (
+    COMPACTED,
+    EXPIRED,
+    Log,
+    Marks,
+    News,
+    corrections,
+    news,
+    read_log,
+)
 from .matching import are_selected, selected
 from .messages import COLUMNS, schema_of
 from .source import Capture, Segment, Segments, publish
@@ -59,6 +69,7 @@ READERS_HOURS = 24  # for which a reader may use a snapshot
 RETENTION = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
 ALL = Selection()
 FOLLOW_SECONDS = 5.0
+REST_SECONDS = 300.0  # after which nobody seems to copy a segment
 LEFT_SECONDS = 3_600.0  # after which nobody seems to write a hidden segment
 Batches = Iterator[pa.RecordBatch]
 Session = SparkSession | Callable[[], SparkSession]
@@ -92,8 +103,8 @@ def ingest(
     a recorder may come in any order; *report* is called after each round, and
     names those that are missing.  With *until*, go on with segments that come
     later, until it is set.  With *is_cleaning*, remove segments that were in
-    the table already.  Return how many messages were added to the table, and
-    how many lines to the quarantine.
+    the table already, as clean does.  Return how many messages were added to
+    the table, and how many lines to the quarantine.
     Raises: PySparkException; PipelineError if another ingest is at work.
     """
     options = bad_lines_of(capture)
@@ -108,8 +119,9 @@ def ingest(
         log = settle(where, opened, log)
         segments, hidden = source.files()
         arrivals = news(segments, log, source.is_whole)
-        for segment in arrivals.known if is_cleaning else ():
-            source.remove(segment)
+        if is_cleaning:
+            kept = clean(where, opened, log, source, arrivals.known)
+            arrivals.grown.extend(kept)
 
         files: Sequence[Any] = []
         if arrivals.new:
@@ -141,6 +153,59 @@ def ingest(
 def bad_lines_of(capture: str) -> dict[str, str]:
     """Return the options that read a capture with its bad lines."""
     return {"path": absolute(capture), "columnNameOfCorruptRecord": "bad"}
+
+
+def clean(
+    where: str,
+    opened: DeltaTable,
+    log: Log,
+    source: Capture,
+    segments: Sequence[Segment],
+) -> Sequence[Segment]:
+    """Remove segments that a table has; return those that it has not whole.
+
+    One that was written within REST_SECONDS stays: it may be half copied.
+    """
+    latest = time.time() - REST_SECONDS
+    old = [segment for segment in segments if segment.written < latest]
+    kept = unfinished(where, opened, log, source, old)
+    for segment in {*old} - {*kept}:
+        source.remove(segment)
+    return kept
+
+
+def unfinished(
+    where: str,
+    opened: DeltaTable,
+    log: Log,
+    source: Capture,
+    segments: Sequence[Segment],
+) -> list[Segment]:
+    """Return the segments whose last message a table does not have.
+
+    Messages of days that have expired count as if it had them.
+    """
+    if not segments:
+        return []
+    ends = {segment: source.last_message(segment) for segment in segments}
+    messages = [end for end in ends.values() if end]
+    days = {end["time"].date() for end in messages}
+    files = [x for x in files_of(opened) if x["partition.day"] in days]
+    ns = pa.array({end["n"] for end in messages}, pa.int64())
+    is_near = pc.field("n").isin(ns)
+    names = ["recorder", "n"]
+    rows = dataset_of(where, files).to_table(names, is_near).to_pylist()
+    present = {(row["recorder"], row["n"]) for row in rows}
+    expired = log.marks.get(EXPIRED, 0)
+
+    def is_in_table(end: dict[str, Any] | None) -> bool:
+        """Return whether there is a last message, and the table has it."""
+        return end is not None and (
+            end["time"].toordinal() < expired
+            or (end["recorder"], end["n"]) in present
+        )
+
+    return [segment for segment in segments if not is_in_table(ends[segment])]
 
 
 def do_tasks(
@@ -300,6 +365,12 @@ def write_messages(table: str, rows: pa.Table) -> Iterator[pa.RecordBatch]:
     for day in pc.unique(days).to_pylist():
         of_day = rows.filter(pc.equal(days, day)).sort_by(ORDER)
         yield write_file(table, "", day, of_day, stats_of(of_day))
+
+
+def rows_in(batches: Iterable[pa.RecordBatch]) -> list[Any]:
+    """Return rows of WRITTEN as Spark does."""
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    return [types.SimpleNamespace(**row) for row in rows]
 
 
 def write_file(
@@ -511,7 +582,13 @@ def expire(table: str, before: datetime.date) -> tuple[int, int]:
     """
     counts = []
     for part, opened in parts_of(table):
-        settle(part, opened)
+        log = settle(part, opened)
+
+        # First, so that a kill lets no segment of those days come back
+        if log.marks.get(EXPIRED, 0) < before.toordinal():
+            commit(part, opened, [], {EXPIRED: before.toordinal()})
+            opened.update_incremental()
+
         files = files_of(opened)
         old = [file for file in files if file["partition.day"] < before]
         counts.append(sum(file["num_records"] for file in old))

@@ -249,7 +249,9 @@ class TestIngest:
 
         def arrive(*some: int) -> None:
             for n in some:
-                (capture / f"R-00000{n}.jsonl").write_text(capture_line(n))
+                path = capture / f"R-00000{n}.jsonl"
+                path.write_text(capture_line(n))
+                os.utime(path, (0, 0))  # it is not half copied
 
         arrive(2, 3, 5)
         assert sbus_spark.ingest(*args) == (3, 0)
@@ -385,6 +387,7 @@ class TestIngest:
             start_command(*command, "--follow", "--clean") as process,
         ):
             assert manager.recv(99) == b"READY=1\nWATCHDOG=1"
+            os.utime(capture / "R-000001.jsonl", (0, 0))
             wait_for_file(table, "_delta_log/*1.json")
             (capture / "R-000002.jsonl").write_text(lines)
             wait_for_file(table, "_delta_log/*2.json")
