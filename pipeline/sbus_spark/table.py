@@ -221,7 +221,8 @@ def add_aside(where: str, files: list[Any], segments: Segments) -> None:
     """Commit the files of lines that are no messages, if there are any.
 
     A kill before the commit of the table lets them be written again.  So the
-    quarantine has marks as well: of the segments whose lines it has.
+    quarantine has marks as well: of the segments whose lines it has.  After a
+    RESTORE of the table, lines that were mended before are added again.
     """
     bad = {file.segment: file for file in files}
     if bad:
@@ -234,6 +235,13 @@ def add_aside(where: str, files: list[Any], segments: Segments) -> None:
         }
         arrivals = news(of_bad, log)
         new = [bad[segment.path] for segment in arrivals.new]
+        for segment in arrivals.known:
+            path = f"{quarantine}/{bad[segment.path].path}"
+            lines = pq.read_table(path, columns=["line"])["line"]
+            present = opened.to_pyarrow_table(columns=["line"])["line"]
+            missing = lines.filter(pc.invert(pc.is_in(lines, present)))
+            if len(missing):
+                new += rows_in([write_lines(where, segment, missing)])
         commit(quarantine, opened, new, arrivals.marks)
 
 

@@ -487,6 +487,27 @@ def test_a_segment_that_grows_is_not_removed(
     assert is_forgotten == any("it has grown" in text for text in remarks)
 
 
+def test_a_restore_after_a_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line is in the quarantine again, and can be mended again."""
+    where = str(tmp_path / "capture"), str(tmp_path / "table")
+    write_segments(tmp_path / "capture", 1)
+    text = capture_line(101).strip() + "}\n" + "no JSON\n"
+    (tmp_path / "capture" / "R-000002.jsonl").write_text(text)
+    monkeypatch.setattr(table, "do_tasks", lambda _, *task: do_here(*task))
+    session: Any = None
+    for _ in range(2):
+        assert table.ingest(session, *where) == (100, 2)
+        aside = DeltaTable(f"{where[1]}/_quarantine")
+        assert aside.count() == 2
+        aside.update({"line": "replace(line, '}}', '}')"})
+        assert repairs.ingest_again(*where) == (1, 1)
+        opened = DeltaTable(where[1])
+        assert opened.count() == 101
+        opened.restore(0)
+
+
 def test_histories_in_spark(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
