@@ -74,11 +74,11 @@ def run_ingest(options: argparse.Namespace) -> int:
 
     spark = functools.cache(functools.partial(sessions.session, size=0))
     where = options.capture, options.table
-    counts = table.ingest(spark, *where, until, options.clean, report)
-    print("{} messages ingested, {} lines quarantined".format(*counts))
-    if options.again:
+    if options.again:  # first, as ingest names what is left out then
         again = repairs.ingest_again(*where)
         print("{} messages mended, {} lines left quarantined".format(*again))
+    counts = table.ingest(spark, *where, until, options.clean, report)
+    print("{} messages ingested, {} lines quarantined".format(*counts))
     if options.follow:
         return 0
     return 1 if remarks or options.strict and counts[1] else 0

@@ -31,12 +31,13 @@ def ingest_again(capture: str, table: str) -> tuple[int, int]:
     A message that the table has already, by its recorder and number, is not
     added, nor one of a day that has expired.  Return how many messages were
     added, and how many lines are left in the quarantine.
-    Raises: as open_table.
+    Raises: PipelineError, as ingest.
     """
-    where = absolute(table)
-    opened = tables.open_table(table)
-    log = tables.settle(where, opened)
     source = Capture(tables.bad_lines_of(capture))
+    where = absolute(table)
+    tables.make_table(where)
+    opened = DeltaTable(where)
+    log = tables.settle(where, opened)
     arrivals = news(source.segments(), log)
     about = where, opened, log, source
     old = filter(
