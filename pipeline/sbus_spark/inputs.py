@@ -23,6 +23,10 @@ class InputError(PipelineError):
     """A file, folder, table or option is missing, or of another kind."""
 
 
+class BusyError(PipelineError):
+    """Another command has changed the table meanwhile: do it again."""
+
+
 class Selection(NamedTuple):
     """Which messages of a table to read."""
 

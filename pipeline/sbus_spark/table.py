@@ -38,7 +38,7 @@ from pyspark.sql.datasource import InputPartition
 from sbus_client import Client
 
 from . import inputs
-from .inputs import InputError, PipelineError, Selection, absolute
+from .inputs import BusyError, InputError, Selection, absolute
 from .marks import (
     COMPACTED,
     EXPIRED,
@@ -105,7 +105,8 @@ def ingest(
     later, until it is set.  With *is_cleaning*, remove segments that were in
     the table already, as clean does.  Return how many messages were added to
     the table, and how many lines to the quarantine.
-    Raises: PySparkException; PipelineError if another ingest is at work.
+    Raises: PySparkException; InputError; without *until* BusyError, if
+    another command is at work on the table.
     """
     options = bad_lines_of(capture)
     source = Capture(options)
@@ -131,8 +132,14 @@ def ingest(
         good = [file for file in files if not file.segment]
         bad = [file for file in files if file.segment]
         sizes = {os.path.basename(x.path): x.size for x in arrivals.new}
-        add_aside(where, bad, segments)
-        commit(where, opened, good, arrivals.marks, sizes)
+        try:
+            add_aside(where, bad, segments)
+            commit(where, opened, good, arrivals.marks, sizes)
+        except BusyError:
+            if not until:
+                raise
+            opened.update_incremental()
+            continue  # what it wrote is in no snapshot
 
         batch = Batch(
             sum(file.rows for file in good),
@@ -296,7 +303,7 @@ def commit(
 ) -> None:
     """Add files to a table as it was opened, all at once, with marks.
 
-    Raises: PipelineError if a mark was set since then.
+    Raises: BusyError if a mark was set since then, or rows were dropped.
     """
     if not files and not marks:
         return
@@ -314,8 +321,10 @@ def commit(
             actions, "append", opened.schema(), commit_properties=properties
         )
     except CommitFailedError as error:
-        reason = f"another ingest is at work on {where}; run this one again"
-        raise PipelineError(reason) from error
+        raise BusyError(
+            f"another ingest, compact or expire is at work on {where}; run"
+            " this one again"
+        ) from error
 
 
 # ==== Files ==================================================================

@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import random
+import threading
 import time
 import types
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from pyspark.sql import SparkSession
 
 from pipeline_bed import TIMEOUT
 from sbus_spark import PipelineError, marks, repairs, source, table
+from sbus_spark.inputs import BusyError
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
@@ -213,7 +215,7 @@ class History:
         try:
             self.run(do, self.random.random() < 0.4)
         except PipelineError as error:
-            assert "another ingest is at work" in str(error)
+            assert "another ingest, compact" in str(error)
         except Exception as error:  # the second has removed a segment
             assert "No such file" in str(error), error
         else:
@@ -485,6 +487,34 @@ def test_a_segment_that_grows_is_not_removed(
     assert not path.exists()
     is_forgotten = moment == "the log has forgotten it"
     assert is_forgotten == any("it has grown" in text for text in remarks)
+
+
+def test_following_goes_on_when_days_expire_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round is done again; without --follow an error names the reason."""
+    capture, where = tmp_path / "capture", str(tmp_path / "table")
+    capture.mkdir()
+    until = threading.Event()
+
+    def expire(_: Any, *task: Any) -> Sequence[Any]:
+        files = do_here(*task)
+        table.expire(where, datetime.date(2025, 11, 22))
+        return files
+
+    monkeypatch.setattr(table, "do_tasks", expire)
+    session: Any = None
+    ingest = functools.partial(table.ingest, session, str(capture), where)
+    write_segments(capture, 1)
+    assert ingest() == (100, 0)
+    write_segments(capture, 2)
+    with pytest.raises(BusyError, match="ingest, compact or expire"):
+        ingest()
+    write_segments(capture, 3)
+    assert ingest() == (200, 0)
+    write_segments(capture, 4)
+    counts = ingest(until=until, report=lambda _: until.set())
+    assert counts == (100, 0)
 
 
 def test_a_restore_after_a_mend(
