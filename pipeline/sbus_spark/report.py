@@ -34,7 +34,10 @@ BARS = {
     "10 days": 10 * DAY,
     "365 days": 365 * DAY,
 }
-EMPTY = "the table is empty: nothing was ingested, or all of it has expired"
+EMPTY = (
+    "there are no messages: --since, --until, --pattern and --host select"
+    " none, or the table has none"
+)
 Row = dict[str, Any]
 
 # ==== Numbers ================================================================
