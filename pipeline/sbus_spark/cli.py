@@ -171,7 +171,11 @@ def run_report(options: argparse.Namespace) -> int:
     """Write a report of the traffic in a table."""
     from . import report, sessions, table
 
-    table.open_table(options.table)  # an error comes before Spark starts
+    # An error comes before Spark starts
+    table.open_table(options.table)
+    output = Path(options.output)
+    if not options.json:
+        output.open("a").close()
     spark = sessions.session()
     selection = selection_of(options)
     messages = table.read_table(spark, options.table, selection)
@@ -179,7 +183,6 @@ def run_report(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(numbers))
     else:
-        output = Path(options.output)
         output.write_text(report.page(numbers, options.table), "utf-8")
         print(f"the report is {output.absolute()}")
     return 0
