@@ -304,7 +304,7 @@ def option_parser() -> OptionParser:
         "exit with status 1 if the last message, a segment that waits, or a"
         " hidden file is older: 90, 15m, 1h, 2d"
     )
-    add(status, "--max-age", about, type=inputs.seconds, default=math.inf)
+    add(status, "--max-age", about, type=AGE, default=math.inf)
     add(status, "--json", "print one line")
     add(status, "--openmetrics", "print metrics")
 
@@ -316,10 +316,9 @@ def option_parser() -> OptionParser:
 
     expire = command(run_expire, "table --keep 30d", **made)
     group = expire.add_mutually_exclusive_group(required=True)
-    day, ago = datetime.date.fromisoformat, inputs.day_ago
-    add(group, "--before", "the first day to keep", type=day)
+    add(group, "--before", "the first day to keep", type=DAY)
     about = "how long to keep a day, 1d at least: 30d"
-    add(group, "--keep", about, type=ago, dest="before", metavar="KEEP")
+    add(group, "--keep", about, type=DAYS, dest="before", metavar="KEEP")
 
     report = command(run_report, "table -o traffic.html", **made)
     about = "the page to write (report.html)"
@@ -339,12 +338,34 @@ def option_parser() -> OptionParser:
     replay = command(run_replay, example, **made)
     add(replay, "-a --address", "the bus", required=True)
     about = "so many times as fast as recorded (as fast as possible)"
-    add(replay, "--speed", about, type=inputs.positive, default=math.inf)
+    add(replay, "--speed", about, type=SPEED, default=math.inf)
     add_selection(replay)
 
     command(run_convert, "table", table="a table of version 0.2")
     command(run_prepare, "")
     return parser
+
+
+def read_as(parse: Callable[[str], Any], example: str) -> Callable[[str], Any]:
+    """Return what reads an argument, and says in an error how it looks."""
+
+    def value_of(text: str) -> Any:
+        """Return the value of an argument.  Raises: ArgumentTypeError."""
+        try:
+            return parse(text)
+        except (ValueError, OverflowError):
+            reason = f"{text!r} does not look like {example}"
+            raise argparse.ArgumentTypeError(reason) from None
+
+    return value_of
+
+
+# What arguments are, and how they look
+AGE = read_as(inputs.seconds, "90, 15m, 1h or 2d")
+DAY = read_as(datetime.date.fromisoformat, "2026-11-22")
+DAYS = read_as(inputs.day_ago, "30d (at least 1d)")
+MOMENT = read_as(inputs.moment, "2026-11-22 or 2026-11-22T09:00")
+SPEED = read_as(inputs.positive, "0.5 or 10 (above 0)")
 
 
 def add(parser: Any, names: str, about: str, **more: Any) -> None:
@@ -361,8 +382,8 @@ def add_selection(parser: Any, has_host: bool = True) -> None:
         add(parser, "--host", "only this host; repeatable", **many)
     about = "only from then on, UTC: 2026-11-22, 2026-11-22T09:00"
     first, last = inputs.FIRST, inputs.LAST
-    add(parser, "--since", about, type=inputs.moment, default=first)
-    add(parser, "--until", "only before", type=inputs.moment, default=last)
+    add(parser, "--since", about, type=MOMENT, default=first)
+    add(parser, "--until", "only before", type=MOMENT, default=last)
 
 
 def selection_of(options: argparse.Namespace) -> Selection:

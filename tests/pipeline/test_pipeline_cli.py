@@ -157,9 +157,18 @@ class TestErrors:
     """One line says what was wrong, and what would be right."""
 
     @pytest.mark.parametrize(
-        "line", ["", "audit", "replay t -a b --speed 0", "expire t --before x"]
+        ("line", "remedy"),
+        [
+            ("", "COMMAND"),
+            ("audit", "trace"),
+            ("replay t -a b --speed 0", "above 0"),
+            ("expire t --before x", "2026-11-22"),
+            ("expire t --keep 1h", "at least 1d"),
+            ("show t --since x", "2026-11-22T09:00"),
+            ("status t --max-age x", "15m"),
+        ],
     )
-    def test_wrong_usage(self, line: str) -> None:
+    def test_wrong_usage(self, line: str, remedy: str) -> None:
         """Status 2."""
         with (
             contextlib.redirect_stderr(io.StringIO()) as errors,
@@ -168,6 +177,7 @@ class TestErrors:
             sbus_spark.run(line.split())
         assert ending.value.code == 2
         assert len(errors.getvalue().splitlines()) == 1
+        assert remedy in errors.getvalue()
 
     def test_what_cannot_work(
         self, spark: SparkSession, tmp_path: Path
