@@ -29,8 +29,11 @@ CANDIDATE = "run long, key string, pattern string"
 def selected(messages: DataFrame, patterns: Sequence[str]) -> DataFrame:
     """Return the messages whose keys one of some patterns selects.
 
-    Without a pattern it returns all, and with one also those without a key.
-    A secret key is treated as any other.
+    Each code point of a pattern is a byte, as in the column `key`:
+    `pattern.encode().decode("latin-1")` makes it of ordinary text.
+    Without a pattern it returns all, and with one also those without a key,
+    which are lines that are no messages.  A secret key is treated as any
+    other.
     """
 
     @F.arrow_udf("boolean")  # type: ignore[attr-defined,untyped-decorator]
