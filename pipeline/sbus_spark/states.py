@@ -107,10 +107,17 @@ def age_of(state: State) -> float:
 
 
 def metrics_of(state: State) -> list[str]:
-    """Return the numbers of a state in the format OpenMetrics."""
+    """Return the numbers of a state in the format OpenMetrics.
+
+    Of a list it is how long it is.  The lag of an empty table is infinite.
+    """
     lines = []
     for name, value in state.items():
-        if isinstance(value, (int, float)):
+        if isinstance(value, (list, dict)):
+            value = len(value)
+        elif name == "lag_seconds" and value is None:
+            value = "+Inf"
+        if value is not None:
             metric = f"sbus_table_{name}"
             lines += [f"# TYPE {metric} gauge", f"{metric} {value}"]
     return [*lines, "# EOF"]

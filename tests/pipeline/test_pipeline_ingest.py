@@ -295,7 +295,8 @@ class TestIngest:
         families = parse(metrics)
         values = {one.name: one.samples[0].value for one in families}
         assert values["sbus_table_messages"] == 300
-        assert values["sbus_table_waiting"] == 0
+        assert values["sbus_table_waiting"] == values["sbus_table_torn"] == 0
+        assert values["sbus_table_hidden"] == 1
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sbus_spark.sessions, "session", pytest.fail)
             done = command_line("ingest", capture, table)
