@@ -47,8 +47,12 @@ def ingest_again(capture: str, table: str) -> tuple[int, int]:
     quarantine = DeltaTable(f"{where}/_quarantine")
     lines = quarantine.to_pyarrow_table()
 
-    # A reason stands before the line, which begins with a brace
-    texts = [line[line.find("{") :] for line in lines["line"].to_pylist()]
+    # A reason stands before the line, which begins with a brace.  A line feed
+    # is no part of a line
+    texts = [
+        line[line.find("{") :].strip().replace("\n", "\\n")
+        for line in lines["line"].to_pylist()
+    ]
     mended = read_lines("".join(f"{text}\n" for text in texts).encode())
     is_bad = mended["corrupt"].is_valid()
     parts = [mended.filter(pc.invert(is_bad)).drop("corrupt")]
