@@ -151,6 +151,8 @@ class Capture:
         hidden: dict[str, float] = {}
         listing = fs.FileSelector(self._folder, recursive=True)
         for file in self._files.get_file_info(listing):
+            if file.type != fs.FileType.File:
+                continue  # to read a FIFO would wait for a writer
             written = (file.mtime_ns or 0) / 1e9
             if match := SEGMENT.fullmatch(file.path[len(self._folder) :]):
                 day, recorder, number = match.groups()
