@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import sbus
+from sbus_client import SbusError
 
 from . import inputs
 from .inputs import PipelineError, Selection, key_text, printable
@@ -44,6 +45,8 @@ REMEDIES = {
     "FILE_NOT_EXIST": "a compaction has removed it: run this again",
     "JAVA_GATEWAY_EXITED": "Java did not start: --verbose shows why",
     "Permission denied": "run this as a user who may",
+    "codec can't encode": "set PYTHONUTF8=1, or use --json",
+    "Failed to open local file": "if the file has gone, run this again",
 }
 
 # ==== Commands ===============================================================
@@ -129,10 +132,14 @@ def run_show(options: argparse.Namespace) -> int:
 
 
 def text_line(row: dict[str, Any]) -> str:
-    """Return a message as a line: time, host, key and payload."""
-    payload = key_text((row["payload"] or b"").decode("latin-1"))
-    texts = row["host"], key_text(row["key"]), payload
+    """Return a message as a line: time, host, key and payload.
+
+    A backslash is doubled, so that it is not taken for that of an escape.
+    """
+    payload = (row["payload"] or b"").decode("latin-1")
+    keys = [x.replace("\\", "\\\\") for x in (row["key"], payload)]
     time = row["time"].isoformat(timespec="microseconds")
+    texts = row["host"], *map(key_text, keys)
     return "\t".join([time, *map(printable, texts)])
 
 
@@ -444,7 +451,7 @@ def run(arguments: Sequence[str] | None) -> int:
 def explain(error: Exception) -> str:
     """Return in a line what went wrong, and what to do about it."""
     text = str(error) or repr(error)
-    if isinstance(error, PipelineError):
+    if isinstance(error, (PipelineError, SbusError)):
         return text
     if isinstance(error, ModuleNotFoundError):
         package = str(error.name).partition(".")[0]

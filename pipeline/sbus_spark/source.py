@@ -132,6 +132,9 @@ class Capture:
         if kind != fs.FileType.Directory:
             reason = "there is no such folder; `sbus record` makes one"
             raise InputError(f"{path}: {reason}")
+        log = self._files.get_file_info(f"{self._folder}/_delta_log")
+        if log.type != fs.FileType.NotFound:
+            raise InputError(f"{path}: it is a table, and no capture")
 
         self._start = value_of(options, "startingTime", moment, FIRST)
         # A segment may end a day after its folder's
