@@ -6,7 +6,6 @@ a table of version 0.2 into one of this version.
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import time
@@ -18,7 +17,7 @@ from pyarrow import fs
 
 from . import table as tables
 from .inputs import InputError, absolute
-from .marks import EXPIRED, Marks, marks_of, news
+from .marks import Marks, marks_of, news
 from .messages import read_lines
 from .source import Capture
 
@@ -39,11 +38,9 @@ def ingest_again(capture: str, table: str) -> tuple[int, int]:
     opened = DeltaTable(where)
     log = tables.settle(where, opened)
     arrivals = news(source.segments(), log)
-    about = where, opened, log, source
-    old = filter(
-        source.last_message, tables.unfinished(*about, arrivals.known)
-    )
-    grown = [x for x in [*arrivals.grown, *old] if source.is_whole(x)]
+    old = tables.unfinished(where, log, source, arrivals.known)
+    grown = arrivals.grown + [x for x in old if len(source.last_message(x))]
+    grown = list(filter(source.is_whole, grown))
     quarantine = DeltaTable(f"{where}/_quarantine")
     lines = quarantine.to_pyarrow_table()
 
@@ -65,10 +62,7 @@ def ingest_again(capture: str, table: str) -> tuple[int, int]:
         new = bad.filter(pc.invert(pc.is_in(bad, lines["line"])))
         left = pa.concat_tables([left, tables.lines_aside(segment.path, new)])
         sizes[os.path.basename(segment.path)] = segment.size
-    expired = datetime.date.fromordinal(log.marks.get(EXPIRED) or 1)
-    rows = pa.concat_tables(parts)
-    is_young = pc.greater_equal(rows["time"].cast(pa.date32()), expired)
-    rows = not_in(where, opened, rows.filter(is_young))
+    rows = tables.not_in(where, log, pa.concat_tables(parts))
 
     # A kill between the two commits lets both be done again, to no effect
     files = tables.rows_in(tables.write_messages(where, rows))
@@ -76,19 +70,6 @@ def ingest_again(capture: str, table: str) -> tuple[int, int]:
     if left != lines:
         write_deltalake(quarantine, left, mode="overwrite")
     return len(rows), len(left)
-
-
-def not_in(where: str, opened: DeltaTable, rows: pa.Table) -> pa.Table:
-    """Return the messages that a table does not have, each once."""
-    days = pc.unique(rows["time"].cast(pa.date32())).to_pylist()
-    all_files = tables.files_of(opened)
-    files = [file for file in all_files if file["partition.day"] in days]
-    names = ["recorder", "n"]
-    is_near = pc.field("recorder").isin(pc.unique(rows["recorder"]))
-    present = tables.dataset_of(where, files).to_table(names, is_near)
-    both = pa.concat_tables([present, rows.select(names)]).to_pandas()
-    is_repeated = both.duplicated().to_numpy()[len(present) :]
-    return rows.filter(pa.array(~is_repeated))
 
 
 def convert(table: str) -> int:

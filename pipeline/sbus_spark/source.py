@@ -188,21 +188,17 @@ class Capture:
         with self._files.open_input_file(segment.path) as file:
             return bool(file.read_at(1, segment.size - 1) == b"\n")
 
-    def last_message(self, segment: Segment) -> dict[str, Any] | None:
-        """Return the last message of a segment as it is now, a row of READ.
+    def last_message(self, segment: Segment) -> pa.Table:
+        """Return the last message of a segment as it is now, as a table.
 
-        None if its last CHUNK_BYTES have no message.
+        It has no row if the last CHUNK_BYTES have no message.
         """
         with self._files.open_input_file(segment.path) as file:
             start = max(0, file.size() - CHUNK_BYTES)
             text = file.read_at(CHUNK_BYTES, start)
-        if start:  # the first line may be cut
-            text = text.partition(b"\n")[2]
-        if not text.endswith(b"\n"):
-            text += b"\n"
-        rows = read_lines(text)
-        messages = rows.filter(rows["corrupt"].is_null()).to_pylist()
-        return messages[-1] if messages else None
+        # The first line may be cut, and is no message then
+        rows = read_lines(text.removesuffix(b"\n") + b"\n")
+        return rows.filter(rows["corrupt"].is_null()).drop("corrupt")[-1:]
 
     def remove(self, segment: Segment) -> None:
         """Remove a segment, unless it has changed since it was listed."""

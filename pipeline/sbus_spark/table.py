@@ -56,6 +56,7 @@ from .source import Capture, Segment, Segments, publish
 TABLE = f"{COLUMNS}, day date"
 QUARANTINE = "segment string, line string, day date"
 ORDER = [(name, "ascending") for name in ("host", "recorder", "n")]
+NUMBERED = ["recorder", "n"]  # which message it is
 # A file that a task wrote: of the table, or of `_quarantine` if it has the
 # lines of a *segment* that are no messages
 WRITTEN = """
@@ -121,7 +122,7 @@ def ingest(
         segments, hidden = source.files()
         arrivals = news(segments, log, source.is_whole)
         if is_cleaning:
-            kept = clean(where, opened, log, source, arrivals.known)
+            kept = clean(where, log, source, arrivals.known)
             arrivals.grown.extend(kept)
 
         files: Sequence[Any] = []
@@ -163,56 +164,57 @@ def bad_lines_of(capture: str) -> dict[str, str]:
 
 
 def clean(
-    where: str,
-    opened: DeltaTable,
-    log: Log,
-    source: Capture,
-    segments: Sequence[Segment],
-) -> Sequence[Segment]:
+    where: str, log: Log, source: Capture, segments: Sequence[Segment]
+) -> list[Segment]:
     """Remove segments that a table has; return those that it has not whole.
 
     One that was written within REST_SECONDS stays: it may be half copied.
     """
     latest = time.time() - REST_SECONDS
     old = [segment for segment in segments if segment.written < latest]
-    kept = unfinished(where, opened, log, source, old)
+    kept = unfinished(where, log, source, old)
     for segment in {*old} - {*kept}:
         source.remove(segment)
     return kept
 
 
 def unfinished(
-    where: str,
-    opened: DeltaTable,
-    log: Log,
-    source: Capture,
-    segments: Sequence[Segment],
+    where: str, log: Log, source: Capture, segments: Sequence[Segment]
 ) -> list[Segment]:
     """Return the segments whose last message a table does not have.
 
-    Messages of days that have expired count as if it had them.
+    One without a message at its end is among them.  Messages of days that
+    have expired count as if the table had them.
     """
     if not segments:
         return []
-    ends = {segment: source.last_message(segment) for segment in segments}
-    messages = [end for end in ends.values() if end]
-    days = {end["time"].date() for end in messages}
-    files = [x for x in files_of(opened) if x["partition.day"] in days]
-    ns = pa.array({end["n"] for end in messages}, pa.int64())
-    is_near = pc.field("n").isin(ns)
-    names = ["recorder", "n"]
-    rows = dataset_of(where, files).to_table(names, is_near).to_pylist()
-    present = {(row["recorder"], row["n"]) for row in rows}
-    expired = log.marks.get(EXPIRED, 0)
+    ends = [source.last_message(segment) for segment in segments]
+    numbers = not_in(where, log, pa.concat_tables(ends)).select(NUMBERED)
+    lacking = numbers.to_pylist()
+    return [
+        segment
+        for segment, end in zip(segments, ends)
+        if not len(end) or end.select(NUMBERED).to_pylist()[0] in lacking
+    ]
 
-    def is_in_table(end: dict[str, Any] | None) -> bool:
-        """Return whether there is a last message, and the table has it."""
-        return end is not None and (
-            end["time"].toordinal() < expired
-            or (end["recorder"], end["n"]) in present
-        )
 
-    return [segment for segment in segments if not is_in_table(ends[segment])]
+def not_in(where: str, log: Log, rows: pa.Table) -> pa.Table:
+    """Return the messages that a table does not have, each once.
+
+    Those of days that have expired are left out.
+    """
+    days = rows["time"].cast(pa.date32())
+    expired = datetime.date.fromordinal(log.marks.get(EXPIRED) or 1)
+    rows = rows.filter(pc.greater_equal(days, expired))
+    all_files = files_of(DeltaTable(where))
+    days = pc.unique(days).to_pylist()
+    files = [file for file in all_files if file["partition.day"] in days]
+    is_near = pc.field("recorder").isin(pc.unique(rows["recorder"]))
+    is_near &= pc.field("n").isin(pc.unique(rows["n"]))
+    present = dataset_of(where, files).to_table(NUMBERED, is_near)
+    both = pa.concat_tables([present, rows.select(NUMBERED)]).to_pandas()
+    is_repeated = both.duplicated().to_numpy()[len(present) :]
+    return rows.filter(pa.array(~is_repeated))
 
 
 def do_tasks(
