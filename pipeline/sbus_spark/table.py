@@ -121,9 +121,8 @@ def ingest(
         log = settle(where, opened, log)
         segments, hidden = source.files()
         arrivals = news(segments, log, source.is_whole)
-        if is_cleaning:
-            kept = clean(where, log, source, arrivals.known)
-            arrivals.grown.extend(kept)
+        known = arrivals.known if is_cleaning else []
+        kept = clean(where, log, source, known)
 
         files: Sequence[Any] = []
         if arrivals.new:
@@ -148,7 +147,7 @@ def ingest(
             len(arrivals.new),
             time.time() - began,
             began - min((x.written for x in arrivals.new), default=began),
-            remarks_on(arrivals, hidden, began),
+            remarks_on(arrivals, kept, hidden, began),
         )
         messages += batch.messages
         quarantined += batch.quarantined
@@ -255,7 +254,10 @@ def add_aside(where: str, files: list[Any], segments: Segments) -> None:
 
 
 def remarks_on(
-    arrivals: News, hidden: dict[str, float], now: float
+    arrivals: News,
+    kept: list[Segment],
+    hidden: dict[str, float],
+    now: float,
 ) -> list[str]:
     """Return in words what an ingest had to leave out."""
     remarks = list(arrivals.gaps)
@@ -267,6 +269,12 @@ def remarks_on(
         remarks.append(
             f"{segment.path}: it has grown since it was read, half copied:"
             " `ingest --again` takes in the rest"
+        )
+    for segment in kept:
+        remarks.append(
+            f"{segment.path}: --clean keeps it, as its last message is not in"
+            " the table: `ingest --again` takes in the rest; if it ends with"
+            " no message, remove it by hand"
         )
     remedy = (
         "start a recorder on its host, or if that is gone, remove the dot from"
