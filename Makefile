@@ -205,7 +205,7 @@ conformance:
 	@$(PYTHON) spec/conformance --server "$$SERVER" $(ARGS)
 
 # What spark-submit sends to the hosts of a cluster
-build/sbus_spark.zip: sbus.py sbus_client.py pipeline/sbus_spark/*.[ps]*
+build/sbus_spark.zip: sbus.py sbus_client.py pipeline/sbus_spark/*.*
 	@mkdir -p build
 	$(PYTHON) -m zipfile -c $@ sbus.py sbus_client.py pipeline/sbus_spark/
 

@@ -23,14 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import sbus
+from sbus_client import SbusError
 
 from . import inputs
-from .inputs import InputError, PipelineError, Selection, key_text, printable
+from .inputs import PipelineError, Selection, key_text, printable
 
 if TYPE_CHECKING:
     from .table import Batch
 
-SHOWN_MAX = 1_000  # breaches; -o writes all
+SHOWN_MAX = 1_000  # breaches; the function `audit` returns all
 # In what Spark says of an error: one of ours, or its innermost cause
 CAUSES = (
     r"(?:InputError|PipelineError): (.*)",
@@ -44,6 +45,8 @@ REMEDIES = {
     "FILE_NOT_EXIST": "a compaction has removed it: run this again",
     "JAVA_GATEWAY_EXITED": "Java did not start: --verbose shows why",
     "Permission denied": "run this as a user who may",
+    "codec can't encode": "set PYTHONUTF8=1, or use --json",
+    "Failed to open local file": "if the file has gone, run this again",
 }
 
 # ==== Commands ===============================================================
@@ -74,11 +77,11 @@ def run_ingest(options: argparse.Namespace) -> int:
 
     spark = functools.cache(functools.partial(sessions.session, size=0))
     where = options.capture, options.table
-    counts = table.ingest(spark, *where, until, options.clean, report)
-    print("{} messages ingested, {} lines quarantined".format(*counts))
-    if options.again:
+    if options.again:  # first, as ingest names what is left out then
         again = repairs.ingest_again(*where)
         print("{} messages mended, {} lines left quarantined".format(*again))
+    counts = table.ingest(spark, *where, until, options.clean, report)
+    print("{} messages ingested, {} lines quarantined".format(*counts))
     if options.follow:
         return 0
     return 1 if remarks or options.strict and counts[1] else 0
@@ -107,13 +110,10 @@ def run_status(options: argparse.Namespace) -> int:
     from . import states
 
     state = states.state(options.table, options.capture)
-    lines = states.lines_of(state)
-    if options.json:
-        lines = [json.dumps(state)]
-    elif options.openmetrics:
-        lines = states.metrics_of(state)
-    for line in lines:
-        print(printable(line))
+    if options.openmetrics:
+        print(*states.metrics_of(state), sep="\n")
+    else:
+        print(json.dumps(state, indent=None if options.json else 2))
     is_old = states.age_of(state) > options.max_age
     if is_old:
         note(f"{options.table}: what is oldest is older than --max-age")
@@ -126,18 +126,21 @@ def run_show(options: argparse.Namespace) -> int:
     from . import table
 
     form = json_line if options.json else text_line
-    for rows in table.rows_of(options.table, selection_of(options)):
-        for batch in rows.to_batches(1_000):
-            print(*map(form, batch.to_pylist()), sep="", end="")
+    for row in table.rows_of(options.table, selection_of(options)):
+        print(form(row))
     return 0
 
 
 def text_line(row: dict[str, Any]) -> str:
-    """Return a message as a line: time, host, key and payload."""
-    payload = key_text((row["payload"] or b"").decode("latin-1"))
-    texts = row["host"], key_text(row["key"]), payload
+    """Return a message as a line: time, host, key and payload.
+
+    A backslash is doubled, so that it is not taken for that of an escape.
+    """
+    payload = (row["payload"] or b"").decode("latin-1")
+    keys = [x.replace("\\", "\\\\") for x in (row["key"], payload)]
     time = row["time"].isoformat(timespec="microseconds")
-    return "\t".join([time, *map(printable, texts)]) + "\n"
+    texts = row["host"], *map(key_text, keys)
+    return "\t".join([time, *map(printable, texts)])
 
 
 def json_line(row: dict[str, Any]) -> str:
@@ -147,7 +150,7 @@ def json_line(row: dict[str, Any]) -> str:
     line |= {name: row[name] for name in ("host", "key", "size")}
     if row["payload"] is not None:
         line["data"] = base64.b64encode(row["payload"]).decode()
-    return json.dumps(line, separators=(",", ":")) + "\n"
+    return json.dumps(line, separators=(",", ":"))
 
 
 def run_compact(options: argparse.Namespace) -> int:
@@ -163,58 +166,44 @@ def run_expire(options: argparse.Namespace) -> int:
     """Drop the old days of a table."""
     from . import table
 
-    before = options.before
-    if options.keep:
-        age = datetime.timedelta(seconds=options.keep)
-        before = (datetime.datetime.now(inputs.UTC) - age).date()
-    messages, lines = table.expire(options.table, before)
+    messages, lines = table.expire(options.table, options.before)
     print(
-        f"the days before {before} are dropped: {messages} messages and"
-        f" {lines} lines of the quarantine"
+        f"the days before {options.before} are dropped: {messages} messages"
+        f" and {lines} lines of the quarantine"
     )
     return 0
 
 
 def run_report(options: argparse.Namespace) -> int:
     """Write a report of the traffic in a table."""
-    from . import report
+    from . import report, sessions, table
 
-    numbers = report.summarize(messages_of(options))
+    # An error comes before Spark starts
+    table.open_table(options.table)
+    output = Path(options.output)
+    if not options.json:
+        output.open("a").close()
+    spark = sessions.session()
+    selection = selection_of(options)
+    messages = table.read_table(spark, options.table, selection)
+    numbers = report.summarize(messages)
     if options.json:
         print(json.dumps(numbers))
     else:
-        output = Path(options.output)
         output.write_text(report.page(numbers, options.table), "utf-8")
         print(f"the report is {output.absolute()}")
     return 0
-
-
-def messages_of(options: argparse.Namespace) -> Any:
-    """Return the messages of a table that the options want, in Spark.
-
-    Raises: as table.open_table, and before Spark starts.
-    """
-    from . import sessions, table
-
-    table.open_table(options.table)
-    spark = sessions.session()
-    return table.read_table(spark, options.table, selection_of(options))
 
 
 def run_audit(options: argparse.Namespace) -> int:
     """Check that a bus delivered what it should."""
     from . import audits, events, sessions
 
-    if options.output and os.path.exists(options.output):
-        reason = "it is there already; name a new folder"
-        raise InputError(f"{options.output}: {reason}")
     spark = sessions.session(size=events.size_of(options.trace))
     rows = audits.audit(spark, options.trace, options.running)
     rows = audits.chosen(rows, selection_of(options))
     counts = audits.summary(rows)
     undecided = counts.pop("undecided", 0)
-    if options.output:
-        rows.write.json(options.output)
     shown = []
     if counts:  # else the query has nothing to find
         breaches = rows.filter("breach <> 'undecided'")
@@ -229,7 +218,7 @@ def run_audit(options: argparse.Namespace) -> int:
         print(printable(describe(row)))
     total = sum(counts.values())
     if total > len(shown):
-        print(f"and {total - len(shown)} more; -o DIR writes all")
+        print(f"and {total - len(shown)} more")
     kinds = ", ".join(f"{name}: {counts[name]}" for name in counts)
     closing = kinds or "every delivery was owed and made"
     if undecided:
@@ -254,8 +243,9 @@ def run_replay(options: argparse.Namespace) -> int:
     """Publish the messages of a table again."""
     from . import table
 
-    messages = messages_of(options)
-    count = table.replay(messages, options.address, options.speed)
+    selection = selection_of(options)
+    where = options.table, options.address
+    count = table.replay(*where, options.speed, selection)
     print(f"{count} messages published")
     return 0
 
@@ -300,94 +290,115 @@ def option_parser() -> OptionParser:
         subparser = commands.add_parser(name, help=about, epilog=epilog)
         subparser.description = about
         subparser.set_defaults(run=run)
-        add = subparser.add_argument
         for path, help in paths.items():
-            add(path, metavar=path.upper(), type=inputs.absolute, help=help)
-        add("--verbose", action="store_true", help="show all of an error")
-        return add
+            add(subparser, path, help, type=inputs.absolute)
+        add(subparser, "--verbose", "show all of an error")
+        return subparser
 
     made = {"table": "a table that ingest made"}
     recorded, new = "what `sbus record` writes", "created if it is missing"
     example = "capture table --follow"
-    add = command(run_ingest, example, capture=recorded, table=new)
-    add("--follow", action="store_true", help="go on until interrupted")
-    add("--clean", action="store_true", help="remove ingested segments")
-    about = "take in mended lines of the quarantine, and the rest of segments"
-    add("--again", action="store_true", help=f"{about} that were half copied")
-    about = "exit with status 1 if a line is quarantined"
-    add("--strict", action="store_true", help=about)
+    ingest = command(run_ingest, example, capture=recorded, table=new)
+    add(ingest, "--follow", "go on until interrupted")
+    add(ingest, "--clean", "remove ingested segments")
+    about = "take in mended lines, and the rest of half copied segments"
+    add(ingest, "--again", about)
+    add(ingest, "--strict", "exit with status 1 if a line is quarantined")
 
-    add = command(run_status, "table capture --max-age 1h", **made)
-    kind = inputs.absolute
-    add("capture", metavar="CAPTURE", nargs="?", type=kind, help=recorded)
+    status = command(run_status, "table capture --max-age 1h", **made)
+    add(status, "capture", recorded, nargs="?", type=inputs.absolute)
     about = (
         "exit with status 1 if the last message, a segment that waits, or a"
         " hidden file is older: 90, 15m, 1h, 2d"
     )
-    age = inputs.seconds
-    add("--max-age", metavar="T", type=age, default=math.inf, help=about)
-    add("--json", action="store_true", help="print JSON")
-    add("--openmetrics", action="store_true", help="print metrics")
+    add(status, "--max-age", about, type=AGE, default=math.inf)
+    add(status, "--json", "print one line")
+    add(status, "--openmetrics", "print metrics")
 
-    add = command(run_show, "table --since 2026-11-22T09 --host h1", **made)
-    add_selection(add)
-    add("--json", action="store_true", help="print lines as in a capture")
+    show = command(run_show, "table --since 2026-11-22T09 --host h1", **made)
+    add_selection(show)
+    add(show, "--json", "print lines as in a capture")
 
     command(run_compact, "table", **made)
 
-    add = command(run_expire, "table --keep 30d", **made)
-    group = add.__self__.add_mutually_exclusive_group(required=True)
-    about, day = "the first day to keep", datetime.date.fromisoformat
-    group.add_argument("--before", metavar="DAY", type=day, help=about)
+    expire = command(run_expire, "table --keep 30d", **made)
+    group = expire.add_mutually_exclusive_group(required=True)
+    add(group, "--before", "the first day to keep", type=DAY)
     about = "how long to keep a day, 1d at least: 30d"
-    group.add_argument("--keep", metavar="T", type=inputs.days, help=about)
+    add(group, "--keep", about, type=DAYS, dest="before", metavar="KEEP")
 
-    add = command(run_report, "table -o traffic.html", **made)
+    report = command(run_report, "table -o traffic.html", **made)
     about = "the page to write (report.html)"
-    add("-o", "--output", metavar="FILE", default="report.html", help=about)
-    add("--json", action="store_true", help="print JSON, write no page")
-    add_selection(add)
+    add(report, "-o --output", about, default="report.html")
+    add(report, "--json", "print JSON, write no page")
+    add_selection(report)
 
-    add = command(run_audit, "my.trace")
+    audit = command(run_audit, "my.trace")
     about = "a file of sbus.py --trace, or a folder of them"
-    add("trace", metavar="TRACE", nargs="+", type=inputs.absolute, help=about)
-    about = "write all breaches as JSON to this new folder"
-    add("-o", "--output", metavar="DIR", type=inputs.absolute, help=about)
-    add("--json", action="store_true", help="print JSON")
+    add(audit, "trace", about, nargs="+", type=inputs.absolute)
+    add(audit, "--json", "print JSON")
     about = "the bus still runs, so a missing stop is no breach"
-    add("--running", action="store_true", help=about)
-    add_selection(add, has_host=False)
+    add(audit, "--running", about)
+    add_selection(audit, has_host=False)
 
     example = "table -a /tmp/other.bus --pattern 'a/*' --speed 1"
-    add = command(run_replay, example, **made)
-    add("-a", "--address", required=True, help="the bus")
-    about = "X times as fast as recorded (as fast as possible)"
-    add("--speed", metavar="X", type=inputs.positive, help=about)
-    add_selection(add)
+    replay = command(run_replay, example, **made)
+    add(replay, "-a --address", "the bus", required=True)
+    about = "so many times as fast as recorded (as fast as possible)"
+    add(replay, "--speed", about, type=SPEED, default=math.inf)
+    add_selection(replay)
 
     command(run_convert, "table", table="a table of version 0.2")
     command(run_prepare, "")
     return parser
 
 
-def add_selection(add: Any, has_host: bool = True) -> None:
+def read_as(parse: Callable[[str], Any], example: str) -> Callable[[str], Any]:
+    """Return what reads an argument, and says in an error how it looks."""
+
+    def value_of(text: str) -> Any:
+        """Return the value of an argument.  Raises: ArgumentTypeError."""
+        try:
+            return parse(text)
+        except (ValueError, OverflowError):
+            reason = f"{text!r} does not look like {example}"
+            raise argparse.ArgumentTypeError(reason) from None
+
+    return value_of
+
+
+# What arguments are, and how they look
+AGE = read_as(inputs.seconds, "90, 15m, 1h or 2d")
+DAY = read_as(datetime.date.fromisoformat, "2026-11-22")
+DAYS = read_as(inputs.day_ago, "30d (at least 1d)")
+MOMENT = read_as(inputs.moment, "2026-11-22 or 2026-11-22T09:00")
+SPEED = read_as(inputs.positive, "0.5 or 10 (above 0)")
+
+
+def add(parser: Any, names: str, about: str, **more: Any) -> None:
+    """Add an argument to a parser; an option without *more* has no value."""
+    more = more or {"action": "store_true"}
+    parser.add_argument(*names.split(), help=about, **more)
+
+
+def add_selection(parser: Any, has_host: bool = True) -> None:
     """Add the options that say which messages are wanted."""
     many: dict[str, Any] = {"action": "append", "default": []}
-    about = "only keys it selects; repeatable"
-    add("--pattern", metavar="P", help=about, **many)
+    add(parser, "--pattern", "only keys it selects; repeatable", **many)
     if has_host:
-        add("--host", metavar="H", help="only this host; repeatable", **many)
+        add(parser, "--host", "only this host; repeatable", **many)
     about = "only from then on, UTC: 2026-11-22, 2026-11-22T09:00"
-    add("--since", metavar="TIME", type=inputs.moment, help=about)
-    add("--until", metavar="TIME", type=inputs.moment, help="only before")
+    first, last = inputs.FIRST, inputs.LAST
+    add(parser, "--since", about, type=MOMENT, default=first)
+    add(parser, "--until", "only before", type=MOMENT, default=last)
 
 
 def selection_of(options: argparse.Namespace) -> Selection:
     """Return which messages the options want."""
     keys = [os.fsencode(text).decode("latin-1") for text in options.pattern]
     return Selection(
-        options.since or inputs.FIRST,
-        options.until or inputs.LAST,
+        options.since,
+        options.until,
         tuple(getattr(options, "host", ())),
         tuple(keys),
     )
@@ -440,7 +451,7 @@ def run(arguments: Sequence[str] | None) -> int:
 def explain(error: Exception) -> str:
     """Return in a line what went wrong, and what to do about it."""
     text = str(error) or repr(error)
-    if isinstance(error, PipelineError):
+    if isinstance(error, (PipelineError, SbusError)):
         return text
     if isinstance(error, ModuleNotFoundError):
         package = str(error.name).partition(".")[0]

@@ -179,11 +179,11 @@ def facts_of(
 
 
 def hashes(numbers: Any) -> Any:
-    """Return a hash of each number: splitmix64."""
-    mixed = numbers.astype(np.uint64)
-    for shift, factor in (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB):
-        mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)
-    return mixed ^ mixed >> np.uint64(31)
+    """Return a hash of each number, 64 bits."""
+    # In a worker, where it is loaded already; the driver starts Java first
+    from pandas.util import hash_array  # type: ignore[import-untyped]
+
+    return hash_array(numbers.astype(np.uint64))
 
 
 def sums_of(table: pa.Table, code: Any) -> dict[str, pa.Table]:

@@ -23,6 +23,10 @@ class InputError(PipelineError):
     """A file, folder, table or option is missing, or of another kind."""
 
 
+class BusyError(PipelineError):
+    """Another command has changed the table meanwhile: do it again."""
+
+
 class Selection(NamedTuple):
     """Which messages of a table to read."""
 
@@ -63,12 +67,13 @@ def seconds(text: str) -> float:
     return positive(match[1]) * UNITS[match[2]]
 
 
-def days(text: str) -> float:
-    """Return a length of time of a day at least: 30d.  Raises: ValueError."""
-    length = seconds(text)
-    if not UNITS["d"] <= length <= 700_000 * UNITS["d"]:
+def day_ago(text: str) -> datetime.date:
+    """Return the day so long ago, a day at least: 30d.  Raises: ValueError."""
+    age = seconds(text)
+    if not UNITS["d"] <= age <= 700_000 * UNITS["d"]:
         raise ValueError(text)
-    return length
+    now = datetime.datetime.now(UTC)
+    return (now - datetime.timedelta(seconds=age)).date()
 
 
 def moment(text: str) -> datetime.datetime:

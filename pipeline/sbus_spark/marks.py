@@ -10,6 +10,7 @@ table has a set of them.  A commit that adds segments sets marks in Delta's log
 | RECORDER/FIRST | LAST | it also has those: behind a gap, now or once |
 | RECORDER/since | milliseconds | when the first gap that it has was found |
 | /compacted | milliseconds | when the table was compacted |
+| /expired | a day's number | days before it were dropped (1 is 0001-01-01) |
 
 Every commit that adds segments of a recorder sets its mark RECORDER.  Of two
 that began with the same table, Delta refuses the commit that comes second.
@@ -41,6 +42,7 @@ CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
 SHOWN_MAX = 5  # gaps of a recorder
 SIZES_COMMITS = 20  # after which a segment that was half copied is whole
 COMPACTED = "/compacted"
+EXPIRED = "/expired"
 Marks = dict[str, int]
 
 

@@ -22,27 +22,18 @@ import sbus
 from .messages import bytes_of_key, schema_of
 
 NOBODY = "0 0 0"  # whose ids do not matter
-HELD = "pattern string, depth long, is_open boolean, stars string"
+HELD = "pattern string, shape string"  # that of the pattern, as JSON
 CANDIDATE = "run long, key string, pattern string"
-
-
-def selects(patterns: Sequence[str], keys: Sequence[str]) -> list[bool]:
-    """Return for each key whether any of some patterns selects it.
-
-    A secret key is treated as any other.  Spec: [MATCH-1] to [MATCH-6].
-    """
-    names = [x for x in map(bytes_of_key, patterns) if x is not None]
-    return [
-        key is not None and any(sbus.pattern_matches(x, key) for x in names)
-        for key in map(bytes_of_key, keys)
-    ]
 
 
 def selected(messages: DataFrame, patterns: Sequence[str]) -> DataFrame:
     """Return the messages whose keys one of some patterns selects.
 
-    Without a pattern it returns all, and with one also those without a key.
-    A secret key is treated as any other.
+    Each code point of a pattern is a byte, as in the column `key`:
+    `pattern.encode().decode("latin-1")` makes it of ordinary text.
+    Without a pattern it returns all, and with one also those without a key,
+    which are lines that are no messages.  A secret key is treated as any
+    other.
     """
 
     @F.arrow_udf("boolean")  # type: ignore[attr-defined,untyped-decorator]
@@ -55,11 +46,18 @@ def selected(messages: DataFrame, patterns: Sequence[str]) -> DataFrame:
 
 
 def are_selected(patterns: Sequence[str], keys: Any) -> Any:
-    """Return for each key whether one of some patterns selects it."""
+    """Return for each key whether one of some patterns selects it.
+
+    A secret key is treated as any other.  Spec: [MATCH-1] to [MATCH-6].
+    """
     if isinstance(keys, pa.ChunkedArray):
         keys = keys.combine_chunks()
+    names = [x for x in map(bytes_of_key, patterns) if x is not None]
     coded = keys.dictionary_encode()
-    selections = selects(patterns, coded.dictionary.to_pylist())
+    selections = [
+        key is not None and any(sbus.pattern_matches(x, key) for x in names)
+        for key in map(bytes_of_key, coded.dictionary.to_pylist())
+    ]
     return pa.array(selections, pa.bool_()).take(coded.indices)
 
 
@@ -108,9 +106,11 @@ def stored(
         sbus.check_pattern(text, credentials, start)
         shape, plain = sbus.parse_pattern(text)
         if shape:
-            held = {**shape._asdict(), "stars": json.dumps(shape.stars)}
             places = sbus.places_of(plain, credentials, start)
-            return [{"pattern": x.decode("latin-1"), **held} for x in places]
+            return [
+                {"pattern": x.decode("latin-1"), "shape": json.dumps(shape)}
+                for x in places
+            ]
     return []
 
 
@@ -119,12 +119,10 @@ def selections(keys: DataFrame, held: DataFrame) -> DataFrame:
 
     *keys* are (run, key), distinct, and *held* is what holds returns.
     """
-    rows = held.select("depth", "is_open", "stars").distinct().collect()
     shapes = [
-        sbus.Shape(
-            row.depth, row.is_open, tuple(map(tuple, json.loads(row.stars)))
-        )
-        for row in rows
+        sbus.Shape(depth, is_open, tuple(map(tuple, stars)))
+        for row in held.select("shape").distinct().collect()
+        for depth, is_open, stars in [json.loads(row.shape)]
     ]
     work = functools.partial(candidates_of, shapes)
     patterns = held.select("run", "pattern").distinct()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import types
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -29,19 +28,28 @@ def ingest_again(capture: str, table: str) -> tuple[int, int]:
     """Add what is sound now: mended lines, the rest of grown segments.
 
     A message that the table has already, by its recorder and number, is not
-    added.  Return how many messages were added, and how many lines are left
-    in the quarantine.  Raises: as open_table.
+    added, nor one of a day that has expired.  Return how many messages were
+    added, and how many lines are left in the quarantine.
+    Raises: PipelineError, as ingest.
     """
-    where = absolute(table)
-    opened = tables.open_table(table)
-    log = tables.settle(where, opened)
     source = Capture(tables.bad_lines_of(capture))
-    grown = filter(source.is_whole, news(source.segments(), log).grown)
+    where = absolute(table)
+    tables.make_table(where)
+    opened = DeltaTable(where)
+    log = tables.settle(where, opened)
+    arrivals = news(source.segments(), log)
+    old = tables.unfinished(where, log, source, arrivals.known)
+    grown = arrivals.grown + [x for x in old if len(source.last_message(x))]
+    grown = list(filter(source.is_whole, grown))
     quarantine = DeltaTable(f"{where}/_quarantine")
     lines = quarantine.to_pyarrow_table()
 
-    # A reason stands before the line, which begins with a brace
-    texts = [line[line.find("{") :] for line in lines["line"].to_pylist()]
+    # A reason stands before the line, which begins with a brace.  A line feed
+    # is no part of a line
+    texts = [
+        line[line.find("{") :].strip().replace("\n", "\\n")
+        for line in lines["line"].to_pylist()
+    ]
     mended = read_lines("".join(f"{text}\n" for text in texts).encode())
     is_bad = mended["corrupt"].is_valid()
     parts = [mended.filter(pc.invert(is_bad)).drop("corrupt")]
@@ -54,38 +62,14 @@ def ingest_again(capture: str, table: str) -> tuple[int, int]:
         new = bad.filter(pc.invert(pc.is_in(bad, lines["line"])))
         left = pa.concat_tables([left, tables.lines_aside(segment.path, new)])
         sizes[os.path.basename(segment.path)] = segment.size
-    rows = not_in(where, opened, pa.concat_tables(parts))
+    rows = tables.not_in(where, log, pa.concat_tables(parts))
 
     # A kill between the two commits lets both be done again, to no effect
-    files = [
-        types.SimpleNamespace(**row)
-        for batch in tables.write_messages(where, rows)
-        for row in batch.to_pylist()
-    ]
+    files = tables.rows_in(tables.write_messages(where, rows))
     tables.commit(where, opened, files, {AGAIN: opened.version()}, sizes)
     if left != lines:
         write_deltalake(quarantine, left, mode="overwrite")
     return len(rows), len(left)
-
-
-def not_in(where: str, opened: DeltaTable, rows: pa.Table) -> pa.Table:
-    """Return the messages that a table does not have, each once."""
-    days = pc.unique(rows["time"].cast(pa.date32())).to_pylist()
-    paths = [
-        x["path"]
-        for x in tables.files_of(opened)
-        if x["partition.day"] in days
-    ]
-    recorders = pc.unique(rows["recorder"])
-    present = tables.dataset_of(where, paths).to_table(
-        ["recorder", "n"], filter=pc.field("recorder").isin(recorders)
-    )
-    names = {*zip(*present.to_pydict().values())}
-    is_new = []
-    for name in zip(rows["recorder"].to_pylist(), rows["n"].to_pylist()):
-        is_new.append(name not in names)
-        names.add(name)
-    return rows.filter(pa.array(is_new, pa.bool_()))
 
 
 def convert(table: str) -> int:

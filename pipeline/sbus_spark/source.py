@@ -21,7 +21,6 @@ import itertools
 import math
 import os
 import re
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +35,7 @@ from pyspark.sql.types import StructType
 from sbus_client import Client, SbusError
 
 from .inputs import FIRST, InputError, absolute, moment, positive
-from .messages import COLUMNS, SCHEMA, lines_of, read_lines
+from .messages import CHUNK_BYTES, COLUMNS, SCHEMA, lines_of, read_lines
 
 # Hidden files are not complete, or another program's
 SEGMENT = re.compile(
@@ -78,11 +77,8 @@ class SbusSource(ds.DataSource):
         return CaptureStream(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> Publisher:
-        self._check("address", "speed", "checkpointLocation")
-        names = ["key", "payload"]
-        if "speed" in self.options:
-            names.append("time")
-        for name in names:
+        self._check("address", "checkpointLocation")
+        for name in "key", "payload":
             if name not in schema.names:
                 raise InputError(f"publishing needs a column {name!r}")
         return Publisher(self.options)
@@ -133,12 +129,12 @@ class Capture:
         self._files, folder = fs.FileSystem.from_uri(path)
         self._folder = folder.rstrip("/")
         kind = self._files.get_file_info(self._folder).type
-        if kind == fs.FileType.File:
-            remedy = "name the folder of `sbus record`"
-            raise InputError(f"{path}: it is a file; {remedy}")
         if kind != fs.FileType.Directory:
-            remedy = "`sbus record` makes one"
-            raise InputError(f"{path}: there is no such folder; {remedy}")
+            reason = "there is no such folder; `sbus record` makes one"
+            raise InputError(f"{path}: {reason}")
+        log = self._files.get_file_info(f"{self._folder}/_delta_log")
+        if log.type != fs.FileType.NotFound:
+            raise InputError(f"{path}: it is a table, and no capture")
 
         self._start = value_of(options, "startingTime", moment, FIRST)
         # A segment may end a day after its folder's
@@ -158,6 +154,8 @@ class Capture:
         hidden: dict[str, float] = {}
         listing = fs.FileSelector(self._folder, recursive=True)
         for file in self._files.get_file_info(listing):
+            if file.type != fs.FileType.File:
+                continue  # to read a FIFO would wait for a writer
             written = (file.mtime_ns or 0) / 1e9
             if match := SEGMENT.fullmatch(file.path[len(self._folder) :]):
                 day, recorder, number = match.groups()
@@ -190,9 +188,24 @@ class Capture:
         with self._files.open_input_file(segment.path) as file:
             return bool(file.read_at(1, segment.size - 1) == b"\n")
 
+    def last_message(self, segment: Segment) -> pa.Table:
+        """Return the last message of a segment as it is now, as a table.
+
+        It has no row if the last CHUNK_BYTES have no message.
+        """
+        with self._files.open_input_file(segment.path) as file:
+            start = max(0, file.size() - CHUNK_BYTES)
+            text = file.read_at(CHUNK_BYTES, start)
+        # The first line may be cut, and is no message then
+        rows = read_lines(text.removesuffix(b"\n") + b"\n")
+        return rows.filter(rows["corrupt"].is_null()).drop("corrupt")[-1:]
+
     def remove(self, segment: Segment) -> None:
-        """Remove a segment."""
-        self._files.delete_file(segment.path)
+        """Remove a segment, unless it has changed since it was listed."""
+        file = self._files.get_file_info(segment.path)
+        listed = segment.size, segment.written
+        if (file.size, (file.mtime_ns or 0) / 1e9) == listed:
+            self._files.delete_file(segment.path)
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a task.
@@ -263,9 +276,8 @@ class CaptureStream(
         """Return the offset after as many segments; None is all."""
         waiting = [self._waiting(name, start) for name in self._listing]
         end = dict(start)
-        for _, recorder, place in itertools.islice(
-            heapq.merge(*waiting), limit
-        ):
+        earliest = itertools.islice(heapq.merge(*waiting), limit)
+        for _, recorder, place in earliest:
             end[recorder] = place
         return end
 
@@ -305,36 +317,17 @@ class CaptureStream(
 
 
 class Publisher(ds.DataSourceArrowWriter, ds.DataSourceStreamArrowWriter):
-    """Publishes the rows of each partition, in order, at least once.
-
-    With a *speed* it keeps the times between rows, that many times as fast.
-    """
+    """Publishes the rows of each partition, in order, at least once."""
 
     def __init__(self, options: Any) -> None:
         self._address = options["address"]
-        self._speed = value_of(options, "speed", positive, float("inf"))
 
     def write(self, iterator: Any) -> ds.WriterCommitMessage:
-        """Publish rows.  Raises: InputError with the row that is refused."""
-        rows = (row for batch in iterator for row in batch.to_pylist())
-        began = time.monotonic()
-        first = None
+        """Publish rows.  Raises: as publish."""
         with Client(self._address) as bus:
-            for number, row in enumerate(rows, 1):
-                key = row["key"]
-                if self._speed < float("inf"):
-                    first = first or row["time"]
-                    due = (row["time"] - first).total_seconds() / self._speed
-                    time.sleep(max(0.0, began + due - time.monotonic()))
-                if row["payload"] is None:
-                    reason = "it was recorded without its payload"
-                    raise InputError(f"key {key!r:.80}: {reason}")
-                try:
-                    name = key.encode("latin-1") if type(key) is str else key
-                    bus.publish(name, row["payload"])
-                except (SbusError, TypeError, UnicodeError) as error:
-                    where = f"row {number} of a partition, key {key!r:.80}"
-                    raise InputError(f"{where}: {error}") from None
+            for batch in iterator:
+                for row in batch.to_pylist():
+                    publish(bus, row)
             bus.sync()
         return ds.WriterCommitMessage()
 
@@ -342,3 +335,20 @@ class Publisher(ds.DataSourceArrowWriter, ds.DataSourceStreamArrowWriter):
         """Do nothing: what is published is published."""
 
     abort: Any = commit  # a stream publishes its batch again
+
+
+def publish(bus: Client, row: dict[str, Any]) -> None:
+    """Publish a row.
+
+    Raises: InputError if the bus refuses it, or it was recorded without its
+    payload.
+    """
+    key = row["key"]
+    if row["payload"] is None:
+        reason = "it was recorded without its payload"
+        raise InputError(f"key {key!r:.80}: {reason}")
+    try:
+        name = key.encode("latin-1") if type(key) is str else key
+        bus.publish(name, row["payload"])
+    except (SbusError, TypeError, UnicodeError) as error:
+        raise InputError(f"key {key!r:.80}: {error}") from None

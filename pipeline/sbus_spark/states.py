@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from .inputs import absolute, utc_text
-from .marks import COMPACTED, bounds_in, describe, gaps_of, news, read_log
-from .source import Capture
+from .marks import COMPACTED, bounds_in, news, read_log
+from .source import Capture, Segments
 from .table import dataset_of, files_of, parts_of
 
 State = dict[str, Any]
@@ -23,7 +23,6 @@ def state(table: str, capture: str | None = None) -> State:
     | changed_seconds, | since the last commit, |
     | compacted_seconds, | since the last compaction, |
     | lag_seconds | and since the last message |
-    | hosts | by name: how many `runs` and `segments` |
     | runs | of each recorder run with messages on the last day: the `last` |
     | | segment, the `time` of its last message, its `lag_seconds` |
     | missing | how many runs have gaps |
@@ -42,11 +41,8 @@ def state(table: str, capture: str | None = None) -> State:
     log = read_log(where, opened.version())
     files = files_of(opened)
     bounds = bounds_in(log.marks)
-    gaps = {
-        name: describe(name, bounds[name], log.marks.get(f"{name}/since", 0))
-        for name in bounds
-        if gaps_of(bounds[name])
-    }
+    runs = runs_of(table, files, bounds, now)
+    lags = [run["lag_seconds"] for run in runs.values()]
     compacted = log.marks.get(COMPACTED)
     changed = opened.history(1)[0]["timestamp"] / 1_000
     result: State = {
@@ -56,12 +52,16 @@ def state(table: str, capture: str | None = None) -> State:
         "quarantined": sum(quarantine.count() for _, quarantine in others),
         "changed_seconds": round(now - changed, 1),
         "compacted_seconds": compacted and round(now - compacted / 1_000, 1),
-        **recorders_of(last_times(table, files), bounds, now),
+        "lag_seconds": min(lags, default=None),
+        "runs": runs,
     }
+
+    # The gaps are of all recorders; what waits may fill some
+    segments: Segments = dict.fromkeys(bounds, {})
     if capture:
         source = Capture({"path": absolute(capture)})
-        segments, hidden = source.files()
-        arrivals = news(segments, log, source.is_whole)
+        listed, hidden = source.files()
+        arrivals = news(segments | listed, log, source.is_whole)
         waits = [now - segment.written for segment in arrivals.new]
         result |= {
             "waiting": len(arrivals.new),
@@ -71,44 +71,28 @@ def state(table: str, capture: str | None = None) -> State:
             "grown": [segment.path for segment in arrivals.grown],
             "hidden": {x: round(now - hidden[x], 1) for x in sorted(hidden)},
         }
-        # What waits may fill a gap of the table
-        others_gaps = [gaps[name] for name in gaps if name not in segments]
-        gaps_in_words = others_gaps + arrivals.gaps
     else:
-        gaps_in_words = [*gaps.values()]
-    return result | {"missing": len(gaps_in_words), "gaps": gaps_in_words}
+        arrivals = news(segments, log)
+    return result | {"missing": len(arrivals.gaps), "gaps": arrivals.gaps}
 
 
-def last_times(table: str, files: list[State]) -> dict[str, float]:
-    """Return the last time of each recorder on the last day of a table."""
-    day = max((file["partition.day"] for file in files), default=None)
-    paths = [file["path"] for file in files if file["partition.day"] == day]
-    rows = dataset_of(table, paths).to_table(["recorder", "time"])
-    last = rows.group_by("recorder").aggregate([("time", "max")]).to_pylist()
-    return {row["recorder"]: row["time_max"].timestamp() for row in last}
-
-
-def recorders_of(
-    times: dict[str, float], bounds: dict[str, list[int]], now: float
+def runs_of(
+    table: str, files: list[State], bounds: dict[str, list[int]], now: float
 ) -> State:
-    """Return what a state says of hosts and recorder runs."""
-    lags = {name: round(now - times[name], 1) for name in sorted(times)}
-    runs = {
-        recorder: {
-            "last": (bounds.get(recorder) or [1])[-1] - 1,
-            "time": utc_text(times[recorder]),
-            "lag_seconds": lags[recorder],
+    """Return what a state says of the recorder runs of the last day."""
+    day = max((file["partition.day"] for file in files), default=None)
+    of_day = [file for file in files if file["partition.day"] == day]
+    rows = dataset_of(table, of_day).to_table(["recorder", "time"])
+    last = rows.group_by("recorder").aggregate([("time", "max")])
+    runs = {}
+    for row in last.sort_by("recorder").to_pylist():
+        time = row["time_max"].timestamp()
+        runs[row["recorder"]] = {
+            "last": (bounds.get(row["recorder"]) or [1])[-1] - 1,
+            "time": utc_text(time),
+            "lag_seconds": round(now - time, 1),
         }
-        for recorder in lags
-    }
-    hosts: dict[str, State] = {}
-    for recorder, edges in sorted(bounds.items()):
-        name = recorder.partition("_")[0]  # a run is HOST_TIME_RANDOM
-        host = hosts.setdefault(name, {"runs": 0, "segments": 0})
-        host["runs"] += 1
-        host["segments"] += sum(edges[1::2]) - sum(edges[::2])
-    lag = min(lags.values(), default=None)
-    return {"lag_seconds": lag, "hosts": hosts, "runs": runs}
+    return runs
 
 
 def age_of(state: State) -> float:
@@ -122,33 +106,18 @@ def age_of(state: State) -> float:
     return float(max([lag, state.get("wait_seconds") or 0.0, *hidden]))
 
 
-def lines_of(state: State) -> list[str]:
-    """Return a state as lines of text, with the names that JSON has."""
-    lines = []
-    for name, value in state.items():
-        if isinstance(value, dict):
-            lines += [f"{name}: {x}: {text_of(value[x])}" for x in value]
-        elif isinstance(value, list):
-            lines += [f"{name}: {x}" for x in value]
-        else:
-            lines.append(f"{name}: {text_of(value)}")
-    return lines
-
-
-def text_of(value: Any) -> str:
-    """Return a value of a state as text."""
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {text_of(value[name])}" for name in value)
-    if isinstance(value, (int, float)):
-        return f"{value:,}"
-    return "none" if value is None else str(value)
-
-
 def metrics_of(state: State) -> list[str]:
-    """Return the numbers of a state in the format OpenMetrics."""
+    """Return the numbers of a state in the format OpenMetrics.
+
+    Of a list it is how long it is.  The lag of an empty table is infinite.
+    """
     lines = []
     for name, value in state.items():
-        if isinstance(value, (int, float)):
+        if isinstance(value, (list, dict)):
+            value = len(value)
+        elif name == "lag_seconds" and value is None:
+            value = "+Inf"
+        if value is not None:
             metric = f"sbus_table_{name}"
             lines += [f"# TYPE {metric} gauge", f"{metric} {value}"]
     return [*lines, "# EOF"]

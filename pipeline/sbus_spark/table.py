@@ -13,12 +13,14 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import math
 import os
 import re
 import threading
 import time
+import types
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -29,20 +31,32 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import InputPartition
 
+from sbus_client import Client
+
 from . import inputs
-from .inputs import InputError, PipelineError, Selection, absolute
-from .marks import COMPACTED, Log, Marks, News, corrections, news, read_log
+from .inputs import BusyError, InputError, Selection, absolute
+from .marks import (
+    COMPACTED,
+    EXPIRED,
+    Log,
+    Marks,
+    News,
+    corrections,
+    news,
+    read_log,
+)
 from .matching import are_selected, selected
 from .messages import COLUMNS, schema_of
-from .source import Capture, Segment, Segments, register
+from .source import Capture, Segment, Segments, publish
 
 TABLE = f"{COLUMNS}, day date"
 QUARANTINE = "segment string, line string, day date"
 ORDER = [(name, "ascending") for name in ("host", "recorder", "n")]
+NUMBERED = ["recorder", "n"]  # which message it is
 # A file that a task wrote: of the table, or of `_quarantine` if it has the
 # lines of a *segment* that are no messages
 WRITTEN = """
@@ -54,9 +68,9 @@ TEXT_MAX = 32  # characters of a least or greatest value
 LAST_LETTER = "\U0010ffff"
 READERS_HOURS = 24  # for which a reader may use a snapshot
 RETENTION = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
-REPLAYED = ("time", "host", "recorder", "n")  # the order of a replay
 ALL = Selection()
 FOLLOW_SECONDS = 5.0
+REST_SECONDS = 300.0  # after which nobody seems to copy a segment
 LEFT_SECONDS = 3_600.0  # after which nobody seems to write a hidden segment
 Batches = Iterator[pa.RecordBatch]
 Session = SparkSession | Callable[[], SparkSession]
@@ -90,9 +104,10 @@ def ingest(
     a recorder may come in any order; *report* is called after each round, and
     names those that are missing.  With *until*, go on with segments that come
     later, until it is set.  With *is_cleaning*, remove segments that were in
-    the table already.  Return how many messages were added to the table, and
-    how many lines to the quarantine.
-    Raises: PySparkException; PipelineError if another ingest is at work.
+    the table already, as clean does.  Return how many messages were added to
+    the table, and how many lines to the quarantine.
+    Raises: PySparkException; InputError; without *until* BusyError, if
+    another command is at work on the table.
     """
     options = bad_lines_of(capture)
     source = Capture(options)
@@ -106,26 +121,33 @@ def ingest(
         log = settle(where, opened, log)
         segments, hidden = source.files()
         arrivals = news(segments, log, source.is_whole)
-        for segment in arrivals.known if is_cleaning else ():
-            source.remove(segment)
+        known = arrivals.known if is_cleaning else []
+        kept = clean(where, log, source, known)
 
         files: Sequence[Any] = []
         if arrivals.new:
             groups = source.groups(arrivals.new)
             work = functools.partial(write_files, options, where, groups)
             files = do_tasks(spark, work, len(groups))
-            add_aside(where, files, segments)
-            sizes = {os.path.basename(x.path): x.size for x in arrivals.new}
-            good = [file for file in files if not file.segment]
+        good = [file for file in files if not file.segment]
+        bad = [file for file in files if file.segment]
+        sizes = {os.path.basename(x.path): x.size for x in arrivals.new}
+        try:
+            add_aside(where, bad, segments)
             commit(where, opened, good, arrivals.marks, sizes)
+        except BusyError:
+            if not until:
+                raise
+            opened.update_incremental()
+            continue  # what it wrote is in no snapshot
 
         batch = Batch(
-            sum(file.rows for file in files if not file.segment),
-            sum(file.rows for file in files if file.segment),
+            sum(file.rows for file in good),
+            sum(file.rows for file in bad),
             len(arrivals.new),
             time.time() - began,
             began - min((x.written for x in arrivals.new), default=began),
-            remarks_on(arrivals, hidden, began),
+            remarks_on(arrivals, kept, hidden, began),
         )
         messages += batch.messages
         quarantined += batch.quarantined
@@ -140,6 +162,60 @@ def bad_lines_of(capture: str) -> dict[str, str]:
     return {"path": absolute(capture), "columnNameOfCorruptRecord": "bad"}
 
 
+def clean(
+    where: str, log: Log, source: Capture, segments: Sequence[Segment]
+) -> list[Segment]:
+    """Remove segments that a table has; return those that it has not whole.
+
+    One that was written within REST_SECONDS stays: it may be half copied.
+    """
+    latest = time.time() - REST_SECONDS
+    old = [segment for segment in segments if segment.written < latest]
+    kept = unfinished(where, log, source, old)
+    for segment in {*old} - {*kept}:
+        source.remove(segment)
+    return kept
+
+
+def unfinished(
+    where: str, log: Log, source: Capture, segments: Sequence[Segment]
+) -> list[Segment]:
+    """Return the segments whose last message a table does not have.
+
+    One without a message at its end is among them.  Messages of days that
+    have expired count as if the table had them.
+    """
+    if not segments:
+        return []
+    ends = [source.last_message(segment) for segment in segments]
+    numbers = not_in(where, log, pa.concat_tables(ends)).select(NUMBERED)
+    lacking = numbers.to_pylist()
+    return [
+        segment
+        for segment, end in zip(segments, ends)
+        if not len(end) or end.select(NUMBERED).to_pylist()[0] in lacking
+    ]
+
+
+def not_in(where: str, log: Log, rows: pa.Table) -> pa.Table:
+    """Return the messages that a table does not have, each once.
+
+    Those of days that have expired are left out.
+    """
+    days = rows["time"].cast(pa.date32())
+    expired = datetime.date.fromordinal(log.marks.get(EXPIRED) or 1)
+    rows = rows.filter(pc.greater_equal(days, expired))
+    all_files = files_of(DeltaTable(where))
+    days = pc.unique(days).to_pylist()
+    files = [file for file in all_files if file["partition.day"] in days]
+    is_near = pc.field("recorder").isin(pc.unique(rows["recorder"]))
+    is_near &= pc.field("n").isin(pc.unique(rows["n"]))
+    present = dataset_of(where, files).to_table(NUMBERED, is_near)
+    both = pa.concat_tables([present, rows.select(NUMBERED)]).to_pandas()
+    is_repeated = both.duplicated().to_numpy()[len(present) :]
+    return rows.filter(pa.array(~is_repeated))
+
+
 def do_tasks(
     spark: Session, work: Callable[[Batches], Batches], count: int
 ) -> Sequence[Any]:
@@ -149,13 +225,14 @@ def do_tasks(
     return tasks.mapInArrow(work, WRITTEN).collect()
 
 
-def add_aside(where: str, files: Sequence[Any], segments: Segments) -> None:
-    """Commit the files of lines that are no messages.
+def add_aside(where: str, files: list[Any], segments: Segments) -> None:
+    """Commit the files of lines that are no messages, if there are any.
 
     A kill before the commit of the table lets them be written again.  So the
-    quarantine has marks as well: of the segments whose lines it has.
+    quarantine has marks as well: of the segments whose lines it has.  After a
+    RESTORE of the table, lines that were mended before are added again.
     """
-    bad = {file.segment: file for file in files if file.segment}
+    bad = {file.segment: file for file in files}
     if bad:
         quarantine = f"{where}/_quarantine"
         opened = DeltaTable(quarantine)
@@ -166,11 +243,21 @@ def add_aside(where: str, files: Sequence[Any], segments: Segments) -> None:
         }
         arrivals = news(of_bad, log)
         new = [bad[segment.path] for segment in arrivals.new]
+        for segment in arrivals.known:
+            path = f"{quarantine}/{bad[segment.path].path}"
+            lines = pq.read_table(path, columns=["line"])["line"]
+            present = opened.to_pyarrow_table(columns=["line"])["line"]
+            missing = lines.filter(pc.invert(pc.is_in(lines, present)))
+            if len(missing):
+                new += rows_in([write_lines(where, segment, missing)])
         commit(quarantine, opened, new, arrivals.marks)
 
 
 def remarks_on(
-    arrivals: News, hidden: dict[str, float], now: float
+    arrivals: News,
+    kept: list[Segment],
+    hidden: dict[str, float],
+    now: float,
 ) -> list[str]:
     """Return in words what an ingest had to leave out."""
     remarks = list(arrivals.gaps)
@@ -182,6 +269,12 @@ def remarks_on(
         remarks.append(
             f"{segment.path}: it has grown since it was read, half copied:"
             " `ingest --again` takes in the rest"
+        )
+    for segment in kept:
+        remarks.append(
+            f"{segment.path}: --clean keeps it, as its last message is not in"
+            " the table: `ingest --again` takes in the rest; if it ends with"
+            " no message, remove it by hand"
         )
     remedy = (
         "start a recorder on its host, or if that is gone, remove the dot from"
@@ -220,7 +313,7 @@ def commit(
 ) -> None:
     """Add files to a table as it was opened, all at once, with marks.
 
-    Raises: PipelineError if a mark was set since then.
+    Raises: BusyError if a mark was set since then, or rows were dropped.
     """
     if not files and not marks:
         return
@@ -238,8 +331,10 @@ def commit(
             actions, "append", opened.schema(), commit_properties=properties
         )
     except CommitFailedError as error:
-        reason = f"another ingest is at work on {where}; run this one again"
-        raise PipelineError(reason) from error
+        raise BusyError(
+            f"another ingest, compact or expire is at work on {where}; run"
+            " this one again"
+        ) from error
 
 
 # ==== Files ==================================================================
@@ -299,6 +394,12 @@ def write_messages(table: str, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         yield write_file(table, "", day, of_day, stats_of(of_day))
 
 
+def rows_in(batches: Iterable[pa.RecordBatch]) -> list[Any]:
+    """Return rows of WRITTEN as Spark does."""
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    return [types.SimpleNamespace(**row) for row in rows]
+
+
 def write_file(
     table: str, segment: str, day: datetime.date, rows: pa.Table, stats: object
 ) -> pa.RecordBatch:
@@ -356,9 +457,7 @@ def read_table(
     """
     opened = open_table(table)
     where = absolute(table)
-    paths = [
-        file["path"] for file in files_of(opened) if may_have(file, selection)
-    ]
+    paths = [file["path"] for file in files_of(opened, selection)]
     if not paths:
         return spark.createDataFrame([], TABLE)
     # What looks like a pattern in their paths is none
@@ -374,10 +473,13 @@ def read_table(
     return selected(messages, selection.patterns)
 
 
-def rows_of(table: str, selection: Selection = ALL) -> Iterator[pa.Table]:
-    """Yield the messages of each day of a table, in the order of their times.
+def rows_of(
+    table: str, selection: Selection = ALL
+) -> Iterator[dict[str, Any]]:
+    """Yield the messages of a table in the order of their times.
 
-    It does not need Spark.  Raises: as open_table.
+    Those of one time come by host, recorder and number.  It does not need
+    Spark, and has the messages of a day in memory.  Raises: as open_table.
     """
     opened = open_table(table)
     time = pc.field("time")
@@ -385,33 +487,34 @@ def rows_of(table: str, selection: Selection = ALL) -> Iterator[pa.Table]:
     is_read &= time < pa.scalar(selection.until)
     if selection.hosts:
         is_read &= pc.field("host").isin(selection.hosts)
-    files = [file for file in files_of(opened) if may_have(file, selection)]
+    files = files_of(opened, selection)
     for day in sorted({file["partition.day"] for file in files}):
-        paths = [
-            file["path"] for file in files if file["partition.day"] == day
-        ]
-        rows = dataset_of(table, paths).to_table(filter=is_read)
-        rows = rows.sort_by([(name, "ascending") for name in REPLAYED])
+        of_day = [file for file in files if file["partition.day"] == day]
+        rows = dataset_of(table, of_day).to_table(filter=is_read)
+        rows = rows.sort_by([("time", "ascending"), *ORDER])
         if selection.patterns:
             rows = rows.filter(are_selected(selection.patterns, rows["key"]))
-        yield rows
+        for batch in rows.to_batches(1_000):
+            yield from batch.to_pylist()
 
 
-def files_of(opened: DeltaTable) -> list[dict[str, Any]]:
-    """Return what the log of a table says of its files."""
+def files_of(
+    opened: DeltaTable, selection: Selection = ALL
+) -> list[dict[str, Any]]:
+    """Return what the log says of the files that may have wanted messages."""
     files = pa.table(opened.get_add_actions(flatten=True)).to_pylist()
-    return list(files)
+    return [file for file in files if may_have(file, selection)]
 
 
-def dataset_of(table: str, paths: Sequence[str]) -> ds.Dataset:
-    """Return some files of a table.
+def dataset_of(table: str, files: Sequence[dict[str, Any]]) -> ds.Dataset:
+    """Return some files of a table, which files_of returned.
 
     That of deltalake 1.6 passes over files without the least values of all
     columns, which versions before 0.3 wrote.
     """
-    files, folder = fs.FileSystem.from_uri(absolute(table))
-    whole = [f"{folder}/{path}" for path in paths]
-    return ds.dataset(whole, schema_of(COLUMNS), "parquet", files)
+    system, folder = fs.FileSystem.from_uri(absolute(table))
+    paths = [f"{folder}/{file['path']}" for file in files]
+    return ds.dataset(paths, schema_of(COLUMNS), "parquet", system)
 
 
 def may_have(file: dict[str, Any], selection: Selection) -> bool:
@@ -466,12 +569,11 @@ def make_table(table: str) -> None:
     files, folder = fs.FileSystem.from_uri(table)
     if files.get_file_info(folder).type == fs.FileType.File:
         raise InputError(f"{table}: it is a file; name a new folder")
-    if DeltaTable.is_deltatable(table):
-        open_table(table)
     listing = files.get_file_info(fs.FileSelector(folder, True))
     names = {file.base_name for file in listing}
-    is_new = "_delta_log" not in names
-    if is_new and names - {"_quarantine"}:
+    if DeltaTable.is_deltatable(table):
+        open_table(table)
+    elif names - {"_delta_log", "_quarantine"}:
         raise InputError(
             f"{table}: something other than a table is there; name a new"
             " folder"
@@ -507,7 +609,13 @@ def expire(table: str, before: datetime.date) -> tuple[int, int]:
     """
     counts = []
     for part, opened in parts_of(table):
-        settle(part, opened)
+        log = settle(part, opened)
+
+        # First, so that a kill lets no segment of those days come back
+        if log.marks.get(EXPIRED, 0) < before.toordinal():
+            commit(part, opened, [], {EXPIRED: before.toordinal()})
+            opened.update_incremental()
+
         files = files_of(opened)
         old = [file for file in files if file["partition.day"] < before]
         counts.append(sum(file["num_records"] for file in old))
@@ -560,26 +668,27 @@ def clear(where: str) -> int:
 
 
 def replay(
-    messages: DataFrame,
+    table: str,
     address: str,
-    speed: float | None = None,
+    speed: float = math.inf,
+    selection: Selection = ALL,
 ) -> int:
-    """Publish messages to the bus at an address; return how many.
+    """Publish messages of a table to the bus at an address; return how many.
 
-    They go out in the order of their times, those of one time by host,
-    recorder and number.  *speed* multiplies the recorded pace; None is as
-    fast as possible.  One task publishes all of them, on the host where it
-    runs.
-    Raises: PySparkException with the row that the bus refuses.
+    They go out in the order of rows_of, without Spark.  *speed* multiplies
+    the recorded pace.
+    Raises: as open_table and publish; SbusError.
     """
-    register(messages.sparkSession)
-    counted = Observation()
-    rows = (
-        messages.select(*REPLAYED, "key", "payload")
-        .repartition(1)  # coalesce keeps no order where hosts are preferred
-        .sortWithinPartitions(*REPLAYED)
-        .observe(counted, F.count(F.lit(1)).alias("messages"))
-    )
-    options = {"address": address, "speed": speed or "inf"}
-    rows.write.format("sbus").mode("append").options(**options).save()
-    return int(counted.get["messages"])
+    open_table(table)  # an error comes before the bus is asked
+    count = 0
+    first = None
+    began = time.monotonic()
+    with Client(address) as bus:
+        for row in rows_of(table, selection):
+            first = first or row["time"]
+            due = began + (row["time"] - first).total_seconds() / speed
+            time.sleep(max(0.0, due - time.monotonic()))
+            publish(bus, row)
+            count += 1
+        bus.sync()
+    return count

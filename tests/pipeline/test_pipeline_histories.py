@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import random
+import threading
 import time
 import types
 from collections.abc import Callable, Sequence
@@ -30,7 +31,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pipeline_bed import TIMEOUT
-from sbus_spark import PipelineError, marks, repairs, table
+from sbus_spark import PipelineError, marks, repairs, source, table
+from sbus_spark.inputs import BusyError
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
@@ -85,8 +87,9 @@ class History:
         self.expected: set[Row] = set()
         self.aside: set[str] = set()
         self.forgotten: set[Segment] = set()  # half, and the log is cleaned
+        self.expired = datetime.date.min  # days before it were dropped
         # what a version of the table has, while its files are there
-        self.versions: dict[int, tuple[set[Row], dict[Segment, int]]] = {}
+        self.versions: dict[int, tuple[set[Row], dict[Segment, int], Any]] = {}
         self.remarks: list[str] = []
         self.steps: list[str] = []
 
@@ -177,8 +180,11 @@ class History:
             repairs.ingest_again(str(self.capture), str(self.table))
             for segment, count in here.items():
                 before = self.taken.get(segment, count)
-                if before < count and segment not in self.forgotten:
+                if before < count and segment not in self.lost():
+                    expected = {*self.expected}
                     self.take(segment, count)
+                    if self.is_expired(segment):
+                        self.expected = expected
 
     def ingest_killed(self) -> None:
         """Ingest, and be killed anywhere."""
@@ -209,7 +215,7 @@ class History:
         try:
             self.run(do, self.random.random() < 0.4)
         except PipelineError as error:
-            assert "another ingest is at work" in str(error)
+            assert "another ingest, compact" in str(error)
         except Exception as error:  # the second has removed a segment
             assert "No such file" in str(error), error
         else:
@@ -238,6 +244,16 @@ class History:
                 of, lines = self.recorded[segment[0]][segment[1] - 1]
                 if of < day:
                     self.expected -= rows_in(lines[:count])
+            self.expired = max(day, self.expired)
+
+    def is_expired(self, segment: Segment) -> bool:
+        """Return whether the day of a segment has expired."""
+        recorder, number = segment
+        return bool(self.recorded[recorder][number - 1][0] < self.expired)
+
+    def lost(self) -> set[Segment]:
+        """Return halves of which nobody takes in the rest."""
+        return {x for x in self.forgotten if self.is_expired(x)}
 
     def restore(self) -> None:
         """Let the table be again what it was."""
@@ -246,17 +262,19 @@ class History:
             opened = DeltaTable(str(self.table))
             if version < opened.version():
                 opened.restore(version)
-                rows, taken = self.versions[version]
+                rows, taken, self.expired = self.versions[version]
                 self.expected, self.taken = set(rows), dict(taken)
-                here = self.here()
-                for segment in {*self.arrived} - {*here} - {*taken}:
-                    del self.arrived[segment]  # it has to come again
+                for segment in {*self.arrived} - {*self.here()}:
+                    if self.arrived[segment] > taken.get(segment, -1):
+                        del self.arrived[segment]  # it has to come again
 
     # How
     def run(self, do: Any, is_cleaning: bool) -> None:
         """Ingest once."""
         where = str(self.capture), str(self.table)
         batches: list[table.Batch] = []
+        for path in self.capture.glob("*/*"):
+            os.utime(path, (0, 0))  # nobody seems to copy it
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(table, "do_tasks", lambda _, *task: do(*task))
             session: Any = None
@@ -307,7 +325,9 @@ class History:
         ]
         assert len(texts) == len({*texts}) and self.aside <= {*texts}
         gone = {x for x in self.arrived if not self.path(x).exists()}
-        assert gone <= {*self.taken}
+        for segment in gone:
+            is_whole = self.taken[segment] >= self.arrived[segment]
+            assert is_whole or self.is_expired(segment)
         log = self.check_marks(opened)
         self.forgotten = {
             segment
@@ -315,7 +335,11 @@ class History:
             if count < len(self.lines(segment))
             and self.path(segment).name not in log.sizes
         }
-        self.versions[opened.version()] = set(self.expected), dict(self.taken)
+        self.versions[opened.version()] = (
+            set(self.expected),
+            dict(self.taken),
+            self.expired,
+        )
 
     def check_marks(self, opened: DeltaTable) -> marks.Log:
         """The log says which segments the table has, and which it lacks."""
@@ -364,7 +388,8 @@ class History:
             self.check()
         self.steps.append("the end")
         for segment in self.segments():
-            if segment not in self.taken or segment in self.arrived:
+            count = self.taken.get(segment)
+            if count != len(self.lines(segment)) or segment in self.arrived:
                 self.put(segment)
         half = [x for x in self.taken if self.taken[x] < len(self.lines(x))]
         self.ingest()
@@ -374,7 +399,7 @@ class History:
         self.ingest_again()
         self.check()
         assert "missing since" not in named and "complete" not in named
-        for segment in {*self.segments()} - self.forgotten:
+        for segment in {*self.segments()} - self.lost():
             assert self.taken[segment] == len(self.lines(segment))
 
 
@@ -408,6 +433,109 @@ def test_a_restore_behind_a_checkpoint(
     assert table.ingest(session, str(capture), where) == (100, 0)
     assert DeltaTable(where).count() == 200
     assert table.ingest(session, str(capture), where) == (0, 0)
+
+
+def write_again(path: Path, *numbers: int) -> None:
+    """Write a segment that nobody seems to copy any more."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(map(capture_line, numbers)))
+    os.utime(path, (0, 0))
+
+
+@pytest.mark.parametrize(
+    "moment", ["it is new", "it was listed", "the log has forgotten it"]
+)
+def test_a_segment_that_grows_is_not_removed(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named, and --again takes in the rest."""
+    where = str(tmp_path / "capture"), str(tmp_path / "table")
+    path = tmp_path / "capture" / "R-000001.jsonl"
+    remarks: list[str] = []
+    monkeypatch.setattr(table, "do_tasks", lambda _, *task: do_here(*task))
+    monkeypatch.setattr(marks, "SIZES_COMMITS", 0)
+
+    def clean() -> None:
+        session: Any = None
+        table.ingest(
+            session, *where, None, True, lambda x: remarks.extend(x.remarks)
+        )
+
+    write_again(path, 1)
+    clean()
+    if moment == "it is new":
+        path.touch()
+    elif moment == "it was listed":
+        is_known = table.unfinished
+
+        def grow(*about: Any) -> list[source.Segment]:
+            segments = is_known(*about)
+            write_again(path, 1, 2)
+            return segments
+
+        monkeypatch.setattr(table, "unfinished", grow)
+    else:
+        table.compact(where[1])
+        write_again(path, 1, 2)
+    clean()
+    assert path.exists()
+    monkeypatch.undo()
+    write_again(path, 1, 2)
+    assert repairs.ingest_again(*where) == (1, 0)
+    assert DeltaTable(where[1]).count() == 2
+    clean()
+    assert not path.exists()
+    is_forgotten = moment == "the log has forgotten it"
+    assert is_forgotten == any("--clean keeps it" in text for text in remarks)
+
+
+def test_following_goes_on_when_days_expire_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round is done again; without --follow an error names the reason."""
+    capture, where = tmp_path / "capture", str(tmp_path / "table")
+    capture.mkdir()
+    until = threading.Event()
+
+    def expire(_: Any, *task: Any) -> Sequence[Any]:
+        files = do_here(*task)
+        table.expire(where, datetime.date(2025, 11, 22))
+        return files
+
+    monkeypatch.setattr(table, "do_tasks", expire)
+    session: Any = None
+    ingest = functools.partial(table.ingest, session, str(capture), where)
+    write_segments(capture, 1)
+    assert ingest() == (100, 0)
+    write_segments(capture, 2)
+    with pytest.raises(BusyError, match="ingest, compact or expire"):
+        ingest()
+    write_segments(capture, 3)
+    assert ingest() == (200, 0)
+    write_segments(capture, 4)
+    counts = ingest(until=until, report=lambda _: until.set())
+    assert counts == (100, 0)
+
+
+def test_a_restore_after_a_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line is in the quarantine again, and can be mended again."""
+    where = str(tmp_path / "capture"), str(tmp_path / "table")
+    write_segments(tmp_path / "capture", 1)
+    text = capture_line(101).strip() + "}\n" + "no JSON\n"
+    (tmp_path / "capture" / "R-000002.jsonl").write_text(text)
+    monkeypatch.setattr(table, "do_tasks", lambda _, *task: do_here(*task))
+    session: Any = None
+    for _ in range(2):
+        assert table.ingest(session, *where) == (100, 2)
+        aside = DeltaTable(f"{where[1]}/_quarantine")
+        assert aside.count() == 2
+        aside.update({"line": "replace(line, '}}', '}')"})
+        assert repairs.ingest_again(*where) == (1, 1)
+        opened = DeltaTable(where[1])
+        assert opened.count() == 101
+        opened.restore(0)
 
 
 def test_histories_in_spark(

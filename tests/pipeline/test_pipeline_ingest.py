@@ -85,16 +85,14 @@ class TestRepairs:
         assert status == 1 and f"{half}: it has grown" in errors
         assert half.exists() and torn.exists()
         aside = DeltaTable(f"{table}/_quarantine")
-        line = capture_line(900).strip()
+        line = capture_line(900)  # with a line feed, as an editor leaves
         aside.update(new_values={"line": line})
         again = "ingest", capture, table, "--again"
-        status, output, _ = command_line(*again)
-        assert output.endswith(
-            "61 messages mended, 0 lines left quarantined\n"
-        )
+        mended = "61 messages mended, 0 lines left quarantined\n"
         output = "0 messages ingested, 0 lines quarantined\n"
-        output += "0 messages mended, 0 lines left quarantined\n"
-        assert command_line(*again) == (0, output, "")
+        assert command_line(*again) == (0, mended + output, "")
+        mended = "0 messages mended, 0 lines left quarantined\n"
+        assert command_line(*again) == (0, mended + output, "")
         assert numbers(spark, table) == [*range(1, 201), 900]
 
     def test_a_table_of_version_0_2(
@@ -249,7 +247,9 @@ class TestIngest:
 
         def arrive(*some: int) -> None:
             for n in some:
-                (capture / f"R-00000{n}.jsonl").write_text(capture_line(n))
+                path = capture / f"R-00000{n}.jsonl"
+                path.write_text(capture_line(n))
+                os.utime(path, (0, 0))  # it is not half copied
 
         arrive(2, 3, 5)
         assert sbus_spark.ingest(*args) == (3, 0)
@@ -276,19 +276,17 @@ class TestIngest:
         late = (capture / "R-000002.jsonl").rename(tmp_path / "late")
         sbus_spark.ingest(spark, str(capture), str(table))
         status, output, _ = command_line("status", table)
-        assert status == 1 and output.endswith(": segment 2\n")
-        assert output.startswith("messages: 200\n")
+        assert status == 1 and ': segment 2"\n' in output
+        assert output.startswith('{\n  "messages": 200,\n')
         late.rename(capture / "R-000002.jsonl")
         (capture / ".R-000004.jsonl.x").write_text("half")
         status, output, _ = command_line("status", table, capture)
-        assert status == 0 and "\nwaiting: 1\n" in output
-        assert "\nhidden: " in output and "/.R-000004.jsonl.x: " in output
+        assert status == 0 and '\n  "waiting": 1,\n' in output
+        assert '/.R-000004.jsonl.x": ' in output
         assert command_line("status", table, "--max-age", "9s")[0] == 1
         sbus_spark.ingest(spark, str(capture), str(table))
         state = json.loads(command_line("status", table, capture, "--json")[1])
-        assert (
-            state["messages"] == 300 and state["hosts"]["R"]["segments"] == 3
-        )
+        assert state["messages"] == 300
         assert not state["gaps"] and state["wait_seconds"] is None
         assert state["runs"]["R"]["last"] == 3
         assert command_line("status", table, "--max-age", "99999d")[0] == 0
@@ -297,7 +295,8 @@ class TestIngest:
         families = parse(metrics)
         values = {one.name: one.samples[0].value for one in families}
         assert values["sbus_table_messages"] == 300
-        assert values["sbus_table_waiting"] == 0
+        assert values["sbus_table_waiting"] == values["sbus_table_torn"] == 0
+        assert values["sbus_table_hidden"] == 1
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sbus_spark.sessions, "session", pytest.fail)
             done = command_line("ingest", capture, table)
@@ -343,7 +342,7 @@ class TestIngest:
         assert len(DeltaTable(str(table)).file_uris()) == 1
         command_line("expire", table, "--before", "1970-01-04")
         status, _, errors = command_line("report", table, "--json")
-        assert status == 2 and "the table is empty" in errors
+        assert status == 2 and "the table has none" in errors
         assert sbus_spark.ingest(spark, str(capture), str(table)) == (0, 0)
 
     def test_of_two_at_once_one_gives_up(
@@ -387,6 +386,7 @@ class TestIngest:
             start_command(*command, "--follow", "--clean") as process,
         ):
             assert manager.recv(99) == b"READY=1\nWATCHDOG=1"
+            os.utime(capture / "R-000001.jsonl", (0, 0))
             wait_for_file(table, "_delta_log/*1.json")
             (capture / "R-000002.jsonl").write_text(lines)
             wait_for_file(table, "_delta_log/*2.json")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import time
+from pathlib import Path
 
 import pytest
 
+from pipeline_paper import capture_line
+
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 import sbus_spark
 from pipeline_bed import TIMEOUT
@@ -18,46 +22,75 @@ pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
 
 
-def messages(spark: SparkSession, *rows: str) -> DataFrame:
-    """Return messages, each in a partition of its own."""
-    names = ["seconds", "host", "recorder", "n", "key", "payload"]
-    frame = spark.createDataFrame([row.split() for row in rows], names)
-    return frame.repartition(len(rows), "payload").selectExpr(
-        "timestamp_micros(bigint(seconds * 1e6)) AS time", "host", "recorder",
-        "bigint(n) AS n", "key", "binary(payload) AS payload",
-    )  # fmt: skip
+def table_of(spark: SparkSession, folder: Path, *rows: str) -> str:
+    """Return a table of messages, each in a segment of its own."""
+    capture, table = folder / "capture", str(folder / "table")
+    capture.mkdir()
+    for number, row in enumerate(rows, 1):
+        seconds, host, recorder, n, key, payload = row.split()
+        line = capture_line(
+            int(n),
+            t=round(float(seconds) * 1e9),
+            host=host,
+            rec=recorder,
+            key=key,
+            size=len(payload),
+            data=base64.b64encode(payload.encode()).decode(),
+        )
+        (capture / f"R-{number:06}.jsonl").write_text(line)
+    counts = sbus_spark.ingest(spark, str(capture), table)
+    assert counts == (len(rows), 0)
+    return table
 
 
-@pytest.mark.parametrize(
-    ("patterns", "wanted"),
-    [
-        *(([], b"abcdefg"), (["k/*"], b"cd"), (["k/", "\xe9"], b"cdeg")),
-        *((["!/cred/"], b"a"), (["nothing"], b"")),
-    ],
-)
 def test_messages_come_in_order(
-    spark: SparkSession, hearer: Client, patterns: list[str], wanted: bytes
+    spark: SparkSession, hearer: Client, tmp_path: Path
 ) -> None:
     """By time, host, recorder and number; secrets are keys like others."""
     own = hearer.whoami()
-    rows = messages(
-        spark,
-        "2.000001 h r 1 é g", "2 h r 10 B f", "2 h r 9 k/a/b e",
-        "2 h q 11 k/é d", "2 g r 12 k/ c", "1 z z 13 B b",
+    table = table_of(
+        spark, tmp_path,
+        "100000.000001 h r 1 é g", "100000 h r 10 B f",
+        "100000 h r 9 k/a/b e", "100000 h q 11 k/é d",
+        "100000 g r 12 k/ c", "1 z z 13 B b",
         f"0 z z 14 !/cred/{own.gid}/{own.uid}/{own.pid}/x a",
     )  # fmt: skip
-    chosen = sbus_spark.selected(rows, patterns)
-    count = sbus_spark.replay(chosen, hearer.address)
-    heard = [hearer.receive() for _ in range(count)]
-    assert b"".join(one.payload for one in heard) == wanted
-    assert {b"k/\xe9", b"\xe9"} & {one.key for one in heard} or count < 2
+    for patterns, wanted in (
+        ((), b"abcdefg"),
+        (("k/*",), b"cd"),
+        (("k/", "\xe9"), b"cdeg"),
+        (("!/cred/",), b"a"),
+        (("nothing",), b""),
+    ):
+        selection = sbus_spark.Selection(patterns=patterns)
+        count = sbus_spark.replay(table, hearer.address, selection=selection)
+        heard = [hearer.receive() for _ in range(count)]
+        assert b"".join(one.payload for one in heard) == wanted
+        keys = {one.key for one in heard}
+        assert {b"k/\xe9", b"\xe9"} & keys or count < 2
 
 
-def test_a_speed_keeps_the_times(spark: SparkSession, hearer: Client) -> None:
+def test_a_speed_keeps_the_times(
+    spark: SparkSession, hearer: Client, tmp_path: Path
+) -> None:
     """So many times as fast: an hour does not go by in less than its part."""
-    rows = messages(spark, "0 h r 1 k a", "1800 h r 2 k b", "3600 h r 3 k c")
-    for speed, seconds in ((None, 0.0), (720.0, 5.0)):
+    rows = "0 h r 1 k a", "1800 h r 2 k b", "3600 h r 3 k c"
+    table = table_of(spark, tmp_path, *rows)
+    for speed, seconds in ((float("inf"), 0.0), (720.0, 5.0)):
         began = time.monotonic()
-        assert sbus_spark.replay(rows, hearer.address, speed=speed) == 3
+        assert sbus_spark.replay(table, hearer.address, speed) == 3
         assert time.monotonic() - began >= seconds
         assert b"".join(hearer.receive()[1] for _ in "abc") == b"abc"
+
+
+def test_a_message_without_its_payload(
+    spark: SparkSession, hearer: Client, tmp_path: Path
+) -> None:
+    """It cannot be published, and the error names it."""
+    (tmp_path / "capture").mkdir()
+    segment = tmp_path / "capture" / "R-000001.jsonl"
+    segment.write_text(capture_line(1, key="k", data=None))
+    table = str(tmp_path / "table")
+    assert sbus_spark.ingest(spark, str(segment.parent), table) == (1, 0)
+    with pytest.raises(sbus_spark.InputError, match="key 'k': .* without"):
+        sbus_spark.replay(table, hearer.address)

@@ -123,7 +123,7 @@ def test_a_message_of_4_bytes(spark: SparkSession) -> None:
     page = sbus_spark.page(sbus_spark.summarize(rows), "a table")
     assert "<b>1</b> messages<" in page and "<td>4 to 7</td><td>1</td>" in page
     assert "<b>4 B</b> of payload" in page and "KiB" not in page
-    with pytest.raises(sbus_spark.InputError, match="the table is empty"):
+    with pytest.raises(sbus_spark.InputError, match="the table has none"):
         sbus_spark.summarize(rows.where("size = 5"))
 
 

@@ -194,5 +194,5 @@ def test_a_stream_publishes(
     heard = [hearer.receive()[0].decode() for _ in range(50)]
     assert heard == [f"k/{n % 7}" for n in range(1, 51)]
     write(path.with_name("R-000002.jsonl"), [51], key="!")
-    with pytest.raises(PySparkException, match="row 1 of .*, key '!': "):
+    with pytest.raises(PySparkException, match="InputError: key '!': "):
         writer.start().awaitTermination()
