@@ -26,11 +26,11 @@ CODE = {
     "tools/*.py": 1_300,
     "spec/**/*.py": 4_080,  # 80 are for the stages, which are for students
     "spec/model.py": 440,
-    # It is to have 2,000, which would cost a feature: `status` has 73 lines,
+    # It is to have 2,000, which would cost a feature: `status` has 81 lines,
     # repairs of lines and of old tables 105, the archive of Spark's classes
     # some 40, Delta's RESTORE and half copied segments some 60, the proof that
     # `--clean` removes nothing unread and what has expired some 60
-    "pipeline/**/*.py": 2_298,
+    "pipeline/**/*.py": 2_306,
     "pipeline/**/*.sql": 260,
     "tests/**/*.py test_sbus.py": 11_000,
     "bench/*.py": 900,

@@ -12,6 +12,7 @@ from .source import Capture, Segments
 from .table import dataset_of, files_of, parts_of
 
 State = dict[str, Any]
+SILENT_DAYS_SHOWN = 7  # days with messages, the last one among them
 
 
 def state(table: str, capture: str | None = None) -> State:
@@ -23,7 +24,8 @@ def state(table: str, capture: str | None = None) -> State:
     | changed_seconds, | since the last commit, |
     | compacted_seconds, | since the last compaction, |
     | lag_seconds | and since the last message |
-    | runs | of each recorder run with messages on the last day: the `last` |
+    | runs | of each recorder run with messages on the last day, and of a |
+    | | host that was silent then on its last day, within seven: the `last` |
     | | segment, the `time` of its last message, its `lag_seconds` |
     | missing | how many runs have gaps |
     | gaps | in words, which segments are missing |
@@ -79,20 +81,34 @@ def state(table: str, capture: str | None = None) -> State:
 def runs_of(
     table: str, files: list[State], bounds: dict[str, list[int]], now: float
 ) -> State:
-    """Return what a state says of the recorder runs of the last day."""
-    day = max((file["partition.day"] for file in files), default=None)
-    of_day = [file for file in files if file["partition.day"] == day]
-    rows = dataset_of(table, of_day).to_table(["recorder", "time"])
-    last = rows.group_by("recorder").aggregate([("time", "max")])
-    runs = {}
-    for row in last.sort_by("recorder").to_pylist():
-        time = row["time_max"].timestamp()
-        runs[row["recorder"]] = {
-            "last": (bounds.get(row["recorder"]) or [1])[-1] - 1,
-            "time": utc_text(time),
-            "lag_seconds": round(now - time, 1),
-        }
-    return runs
+    """Return what a state says of recorder runs.
+
+    They are those of the last day, and of a host that was silent on it those
+    of its own last day, if that is not long ago.
+    """
+    runs: State = {}
+    days = sorted({file["partition.day"] for file in files})
+    for day in days[: -1 - SILENT_DAYS_SHOWN : -1]:
+        seen = {host_of(name) for name in runs}
+        if seen.issuperset(map(host_of, bounds)):
+            break
+        of_day = [file for file in files if file["partition.day"] == day]
+        rows = dataset_of(table, of_day).to_table(["recorder", "time"])
+        last = rows.group_by("recorder").aggregate([("time", "max")])
+        for row in last.to_pylist():
+            name, time = row["recorder"], row["time_max"].timestamp()
+            if host_of(name) not in seen:
+                runs[name] = {
+                    "last": (bounds.get(name) or [1])[-1] - 1,
+                    "time": utc_text(time),
+                    "lag_seconds": round(now - time, 1),
+                }
+    return dict(sorted(runs.items()))
+
+
+def host_of(recorder: str) -> str:
+    """Return the host of a recorder run, which is HOST_TIME_RANDOM."""
+    return recorder.partition("_")[0]
 
 
 def age_of(state: State) -> float:

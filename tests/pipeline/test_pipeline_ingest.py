@@ -274,10 +274,16 @@ class TestIngest:
         capture, table = tmp_path / "capture", tmp_path / "table"
         write_segments(capture, 3)
         late = (capture / "R-000002.jsonl").rename(tmp_path / "late")
+        day = 86_400 * 10**9
+        for rec, days in (("S_1", 2), ("S_2", 1)):  # a host that is silent
+            line = capture_line(
+                1, rec=rec, t=1_763_717_053 * 10**9 - days * day
+            )
+            (capture / f"{rec}-000001.jsonl").write_text(line)
         sbus_spark.ingest(spark, str(capture), str(table))
         status, output, _ = command_line("status", table)
         assert status == 1 and ': segment 2"\n' in output
-        assert output.startswith('{\n  "messages": 200,\n')
+        assert output.startswith('{\n  "messages": 202,\n')
         late.rename(capture / "R-000002.jsonl")
         (capture / ".R-000004.jsonl.x").write_text("half")
         status, output, _ = command_line("status", table, capture)
@@ -286,15 +292,16 @@ class TestIngest:
         assert command_line("status", table, "--max-age", "9s")[0] == 1
         sbus_spark.ingest(spark, str(capture), str(table))
         state = json.loads(command_line("status", table, capture, "--json")[1])
-        assert state["messages"] == 300
+        assert state["messages"] == 302
         assert not state["gaps"] and state["wait_seconds"] is None
         assert state["runs"]["R"]["last"] == 3
+        assert {*state["runs"]} == {"R", "S_2"}
         assert command_line("status", table, "--max-age", "99999d")[0] == 0
         metrics = command_line("status", table, capture, "--openmetrics")[1]
         parse: Any = text_string_to_metric_families
         families = parse(metrics)
         values = {one.name: one.samples[0].value for one in families}
-        assert values["sbus_table_messages"] == 300
+        assert values["sbus_table_messages"] == 302
         assert values["sbus_table_waiting"] == values["sbus_table_torn"] == 0
         assert values["sbus_table_hidden"] == 1
         with pytest.MonkeyPatch.context() as patch:
