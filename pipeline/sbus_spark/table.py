@@ -21,7 +21,7 @@ import time
 import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -73,7 +73,7 @@ FOLLOW_SECONDS = 5.0
 REST_SECONDS = 300.0  # after which nobody seems to copy a segment
 LEFT_SECONDS = 3_600.0  # after which nobody seems to write a hidden segment
 Batches = Iterator[pa.RecordBatch]
-Session = SparkSession | Callable[[], SparkSession]
+Session = Union[SparkSession, Callable[[], SparkSession]]
 
 
 class Batch(NamedTuple):

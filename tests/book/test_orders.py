@@ -14,6 +14,7 @@ from every_order import ends_html
 from orders import try_orders
 from player import call, search
 from processes import ROOT
+from real_bus import needs_root
 
 LESSONS = "".join(
     path.read_text("utf-8") for path in (ROOT / "book/lessons").glob("*.md")
@@ -170,6 +171,7 @@ def test_what_cannot_be_tried_is_said(
     assert len(progress) == (4 if text == MANY else 0)
 
 
+@needs_root  # as whom the page makes conversations
 @pytest.mark.parametrize("chapter", "23456")
 def test_a_surprise_is_played_as_predicted(chapter: str) -> None:
     """What is asked is not shown; the seed alone decides which it is."""

@@ -28,6 +28,7 @@ from conformance.rules import SPEC, SPECIFICATION
 from conformance.server import ServerProcess
 from fake_bus import RULES, run_on_fake_kernel
 from processes import NAIVE, ROOT, naive, run, run_kit
+from real_bus import needs_root
 from sizes import IS_SOAK, SOAK, either
 
 CLIENT = f"{sys.executable} {NAIVE.parent}/client_adapter.py {{address}}"
@@ -101,6 +102,7 @@ class TestKit:
         edition = rf"{SPECIFICATION} \([0-9a-f]{{8}}\)"
         assert re.fullmatch(edition, report["specification"])
 
+    @needs_root  # with whom more can be tried
     def test_a_page_prints_the_report_of_a_naive_server(self) -> None:
         """It keeps the whole protocol text; the figures are of today."""
         page = (ROOT / "book/implementers.md").read_text("utf-8")
