@@ -34,7 +34,7 @@ def draw(text: str, title: str) -> str:
         raise ValueError(f"picture {title!r}: {columns} columns are too many")
     picture = Picture([row.ljust(columns) for row in rows])
     parts = picture.boxes(), picture.stops(), picture.lines(), picture.words()
-    shapes = "".join(shape for part in parts for shape in part)
+    shapes = "".join(run for part in parts for run in part)
     return (
         f'<figure class="picture"><svg viewBox="0 0 {columns * WIDE}'
         f' {len(rows) * HIGH}" width="{columns * WIDE}" role="group"'
@@ -81,49 +81,49 @@ class Picture:
     def stops(self) -> Iterator[str]:
         """Draw stops, each in the colour of its first word, and bars."""
         for y, row in enumerate(self.rows):
-            for one in [*STOP.finditer(row), *BAR.finditer(row)]:
-                self.used |= {(y, x) for x in range(*one.span())}
-                x, wide = one.start() * WIDE, len(one[0]) * WIDE
+            for run in [*STOP.finditer(row), *BAR.finditer(row)]:
+                self.used |= {(y, x) for x in range(*run.span())}
+                x, wide = run.start() * WIDE, len(run[0]) * WIDE
                 rect = f'<rect x="{x}" y="{y * HIGH + 1}" width="{wide}"'
                 rect += f' height="{HIGH - 2}"'
-                if one[0][0] == "#":
+                if run[0][0] == "#":
                     yield f'{rect} class="bar"/>'
                     continue
-                kind = one[1].split()[0].lower()
+                kind = run[1].split()[0].lower()
                 yield (
                     f'<g class="stop {kind}">{rect} rx="{HIGH // 2 - 1}"/>'
                     f'<text x="{x + wide // 2}" y="{y * HIGH + 13}"'
-                    f' text-anchor="middle">{escape(one[1])}</text></g>'
+                    f' text-anchor="middle">{escape(run[1])}</text></g>'
                 )
 
     def lines(self) -> Iterator[str]:
         """Draw lines, with their heads and round corners."""
         path, heads = "", ""
         for y, row in enumerate(self.rows):
-            for one in ACROSS.finditer(row):
-                self.used |= {(y, x) for x in range(*one.span())}
+            for run in ACROSS.finditer(row):
+                self.used |= {(y, x) for x in range(*run.span())}
                 at = y * HIGH + HIGH // 2
-                a, b = one.start() * WIDE + 4, one.end() * WIDE - 4
-                for x, char, sign in (a, one[0][0], 1), (b, one[0][-1], -1):
+                a, b = run.start() * WIDE + 4, run.end() * WIDE - 4
+                for x, char, sign in (a, run[0][0], 1), (b, run[0][-1], -1):
                     turn = BEND if char == "." else -BEND
                     if char in ".'":
                         path += f"M{x + sign * BEND} {at}"
                         path += f"Q{x} {at} {x} {at + turn}"
                     elif char in "<>":
                         heads += f"M{x - sign * 4} {at}l{sign * 8}-4v8z"
-                a += {"-": -4, ".": BEND, "'": BEND, "<": 3}.get(one[0][0], 0)
-                b -= {"-": -4, ".": BEND, "'": BEND, ">": 3}.get(one[0][-1], 0)
+                a += {"-": -4, ".": BEND, "'": BEND, "<": 3}.get(run[0][0], 0)
+                b -= {"-": -4, ".": BEND, "'": BEND, ">": 3}.get(run[0][-1], 0)
                 path += f"M{a} {at}H{b}"
         for x, column in enumerate(self.columns):
-            for one in DOWN.finditer(column):
-                self.used |= {(y, x) for y in range(*one.span())}
+            for run in DOWN.finditer(column):
+                self.used |= {(y, x) for y in range(*run.span())}
                 at = x * WIDE + WIDE // 2
-                a, b = one.start() * HIGH + 9, one.end() * HIGH - 9
-                for y, char, sign in (a, one[0][0], 1), (b, one[0][-1], -1):
+                a, b = run.start() * HIGH + 9, run.end() * HIGH - 9
+                for y, char, sign in (a, run[0][0], 1), (b, run[0][-1], -1):
                     if char in "^v":
                         heads += f"M{at} {y - sign * 9}l-4 {sign * 8}h8z"
-                a += {"|": -9, ".": BEND, "^": -2}.get(one[0][0], 0)
-                b -= {"|": -9, "'": BEND, "v": -2}.get(one[0][-1], 0)
+                a += {"|": -9, ".": BEND, "^": -2}.get(run[0][0], 0)
+                b -= {"|": -9, "'": BEND, "v": -2}.get(run[0][-1], 0)
                 path += f"M{at} {a}V{b}"
         yield f'<path class="line" d="{path}"/>'
         yield f'<path class="head" d="{heads}"/>'
@@ -135,9 +135,9 @@ class Picture:
                 " " if (y, x) in self.used else char
                 for x, char in enumerate(row)
             )
-            for one in WORDS.finditer(left):
+            for run in WORDS.finditer(left):
                 yield (
-                    f'<text x="{one.start() * WIDE}" y="{y * HIGH + 13}"'
-                    f' textLength="{len(one[0]) * WIDE}">'
-                    f"{escape(one[0])}</text>"
+                    f'<text x="{run.start() * WIDE}" y="{y * HIGH + 13}"'
+                    f' textLength="{len(run[0]) * WIDE}">'
+                    f"{escape(run[0])}</text>"
                 )

@@ -113,7 +113,7 @@ class WatchedBus(FakeBus):
     """A server whose log is read after each line of a conversation."""
 
     def __init__(self, talks: Talks) -> None:
-        super().__init__([word for one in talks for word in one.options])
+        super().__init__([word for talk in talks for word in talk.options])
         self.bus = self.kernel.bus
         vars(self.bus.options).update(verbose=True, trace=None)
         self.bus.journal = sbus.Journal(self.bus.options, "")
@@ -159,7 +159,7 @@ class WatchedBus(FakeBus):
             for pattern, (count, _) in client.patterns.items()
         )
         modes = [*map("/".join, client.modes.items())]
-        holders = (self.names[one.number] for one in client.held_by)
+        holders = (self.names[holder.number] for holder in client.held_by)
         facts: dict[str, object] = {
             "patterns": ", ".join(patterns),
             "unread": len(client.wire.taken),
@@ -187,7 +187,7 @@ def reason_of(made: list[str], talk: examples.Conversation) -> Any:
 
 def slip_of(packet: str) -> str:
     """Return what is wrong with a malformed packet, as it was written."""
-    kind = next((one for one in STARTS if packet.startswith(one)), "")
+    kind = next((start for start in STARTS if packet.startswith(start)), "")
     if kind == "MSG ":
         return "no NUL byte after the key: write MSG key\\0payload"
     word = packet.partition(" ")[0]
@@ -201,7 +201,7 @@ def slip_of(packet: str) -> str:
 def talks_of(kind: str, line: str) -> list[examples.Conversation]:
     """Return what a line of an example says, as conversations."""
     block = examples.Block(kind, "", (), (line,), "")
-    return [one.conversation() for one in examples.PARSERS[kind](block)]
+    return [case.conversation() for case in examples.PARSERS[kind](block)]
 
 
 def kept_lines(text: str) -> list[str]:
@@ -286,7 +286,7 @@ def rows(kind: str, text: str) -> Answer:
     for line in lines:
         try:
             talks = talks_of(kind, line)
-            wrong = (perform(FakeBus(one.options), one)[0] for one in talks)
+            wrong = (perform(FakeBus(talk.options), talk)[0] for talk in talks)
             led.append({"wrong": next(filter(None, wrong), "")})
         except (ValueError, KeyError, AssertionError):
             led.append({"wrong": "not of the form of the others"})
@@ -310,7 +310,7 @@ def check(_: str, text: str, answer: str) -> Answer:
     for line in lines:
         is_name = line.startswith("____")
         answers = re.findall(r"\b[A-Z]\b", answer) if is_name else [answer]
-        filled += [line.replace("____", one) for one in answers]
+        filled += [line.replace("____", answer) for answer in answers]
     return talk("conversation", "\n".join(filled))
 
 

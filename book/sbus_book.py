@@ -65,7 +65,7 @@ class Listing:
         source = (ROOT / folder / f"{stem}.py").read_text("utf-8")
         self.stem = stem
         self.lines = ["", *source.splitlines(), ""]
-        starts = (one.start() for one in BANNER.finditer(source))
+        starts = (banner.start() for banner in BANNER.finditer(source))
         self.sections = [1, *(source.count("\n", 0, n) + 1 for n in starts)]
         tags = ModuleAnalyzer.for_string(source, stem).find_tags()
         cuts = dict.fromkeys([*self.sections, len(self.lines)], "")
@@ -79,8 +79,8 @@ class Listing:
                 while self.lines[first].lstrip().startswith("@"):
                     first += 1  # a decorator
                 self.places[name.rpartition(".")[2]] = first
-        for one in re.finditer(r"^(\w+) = ", source, re.M):
-            self.places[one[1]] = source.count("\n", 0, one.start()) + 1
+        for match in re.finditer(r"^(\w+) = ", source, re.M):
+            self.places[match[1]] = source.count("\n", 0, match.start()) + 1
         self.statements: list[tuple[Any, Any]] = [  # each with what it is in
             (node, parent)
             for parent in ast.walk(ast.parse(source))
@@ -297,9 +297,9 @@ class Rules(Transform):
         model = [*LISTINGS["model"].excerpts(rule)]
         counts = COUNTS.get(rule, {})
         said = [
-            f"{counts[what]} {what if counts[what] > 1 else what[:-1]}"
-            for what in ("examples", "tests")
-            if counts.get(what)
+            f"{counts[kind]} {kind if counts[kind] > 1 else kind[:-1]}"
+            for kind in ("examples", "tests")
+            if counts.get(kind)
         ]
         said[1:1] = ["code"] * bool(code) + ["model"] * bool(model)
         if not said:

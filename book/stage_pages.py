@@ -54,7 +54,7 @@ class Asked(Editor):
     def parts(self, stage: int) -> Iterator[nodes.Node]:
         for _, sentence, names in filter(lambda one: one[0] == stage, DEMANDS):
             rules = (
-                f"[{one}]" for name in names.split() for one in RULES[name]
+                f"[{rule}]" for name in names.split() for rule in RULES[name]
             )
             text = f"{sentence}: {names} {' '.join(dict.fromkeys(rules))}"
             item = nodes.paragraph("", "", *code_spans(text))

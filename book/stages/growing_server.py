@@ -82,7 +82,7 @@ def serve(listener):
         # -- stage 1 to 5
         ready, _, _ = select.select([listener, *clients], [], [])
         # -- stage 6
-        paused = {one for client in clients for one in client.paused}
+        paused = set().union(*(client.paused for client in clients))
         readable = [client for client in clients if client not in paused]
         stalled = [client for client in clients if client.backlog]
         ready, roomy, _ = select.select([listener, *readable], stalled, [])

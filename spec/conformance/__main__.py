@@ -193,9 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.html:
             options.html.touch()  # or all might be run for nothing
         if options.stage:
-            return max(grow(options, one) for one in options.servers)
+            return max(grow(options, server) for server in options.servers)
         if options.random:
-            status = max(walk(options, one) for one in options.servers)
+            status = max(walk(options, server) for server in options.servers)
             return 128 + min(received) if received else status
         # Nothing else is printed where a program is to read a report
         is_silent = any(getattr(options, kind) for kind in REPORTS)
@@ -214,13 +214,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(make(runs))
     if received:
         return 128 + min(received)
-    results = [one for run in runs for one in run.results]
-    verdicts = {one.verdict for one in results}
+    results = [result for run in runs for result in run.results]
+    verdicts = {result.verdict for result in results}
     if verdicts & {"failed", "not run"}:
         return 1
     if verdicts & {*report.JUDGED}:
         return 0
-    whys = dict.fromkeys(one.what for one in results)
+    whys = dict.fromkeys(result.what for result in results)
     print(f"conformance: nothing was run: {'; '.join(whys)}", file=sys.stderr)
     return 2
 

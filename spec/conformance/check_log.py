@@ -85,7 +85,7 @@ def log_of_each_mistake(trial: Trial) -> None:
         found = lines_of(trial, r"(PKT|KEY|CRED|LIMIT)-\d+")
         rule = "CONN-13" if packet else "PKT-2"  # it may pass for the end
         require(len(found) == 1, f"{len(found)} lines name a rule", rule)
-        named = {int(one) for one in re.findall(rb"\b[0-9]+\b", found[0])}
+        named = {*map(int, re.findall(rb"\b[0-9]+\b", found[0]))}
         require(client.uid in named, "its line does not name the user id")
         require(client.pid in named, "its line does not name the process id")
 
@@ -116,7 +116,7 @@ def log_and_trace_of_users_who_are_kept_out(trial: Trial) -> None:
         hear(trial.client(uid=trial.user), END)
     trial.stop()
     require_line(trial, "CONN-2")
-    users = [one.get("uid") for one in read_trace(path)]
+    users = [event.get("uid") for event in read_trace(path)]
     require(trial.user not in users, "its trace says that the user came")
 
 
@@ -146,7 +146,7 @@ def log_and_trace_of_a_daemon(trial: Trial) -> None:
         end_daemon(trial, number_in(pid_file))
         count = len(server.log_lines())
         require(count == 2, f"in the file of its log are {count} lines")
-    found = [one.get("ev") for one in read_trace(path)]
+    found = [event.get("ev") for event in read_trace(path)]
     require(found == ["start", "stop"], f"its trace says {found}")
 
 
@@ -174,9 +174,9 @@ def read_trace(path: str) -> list[Event]:
             events = [json.loads(line.decode("ascii")) for line in file]
     except (OSError, ValueError) as error:
         raise Failure(f"the trace cannot be read: {error}") from None
-    for one in events:
-        is_event = isinstance(one, dict) and isinstance(one.get("t"), int)
-        require(is_event, f"{one} is no event with a time")
+    for event in events:
+        is_event = isinstance(event, dict) and isinstance(event.get("t"), int)
+        require(is_event, f"{event} is no event with a time")
     return events
 
 
@@ -209,7 +209,7 @@ def trace_of_a_conversation(trial: Trial) -> None:
     require(count == 2, f"it logs {count} lines, and two are of its life")
     events = read_trace(path)
     require_whole(events, address)
-    opened = [one.get("c") for one in events if one.get("ev") == "open"]
+    opened = [event.get("c") for event in events if event.get("ev") == "open"]
     is_counted = opened[1:] and opened == [*range(1, len(opened) + 1)]
     require(is_counted, f"the numbers of its clients are {opened}")
     a, b = opened[-2:]
@@ -229,20 +229,20 @@ def trace_of_a_conversation(trial: Trial) -> None:
         ("close", a),
         ("close", b),
     ]
-    about = [told(one) for one in events if one.get("c") in (a, b)]
-    found = [one for one in about if "whoami" not in one]
-    for event, one in zip(found, itertools.starmap(words, wanted)):
+    about = [told(event) for event in events if event.get("c") in (a, b)]
+    lines = [line for line in about if "whoami" not in line]
+    for event, one in zip(lines, itertools.starmap(words, wanted)):
         require(event == one, f"it tells {event}, not {one}")
-    is_all = len(wanted) - 1 <= len(found) <= len(wanted)
-    require(is_all, f"it ends with {found[-1:]}")
+    is_all = len(wanted) - 1 <= len(lines) <= len(wanted)
+    require(is_all, f"it ends with {lines[-1:]}")
 
 
 def require_whole(events: list[Event], address: str) -> None:
     """Raise Failure if a trace lacks an event, or an event a member."""
-    kinds = [one.get("ev", "") for one in events]
+    kinds = [event.get("ev", "") for event in events]
     ends = kinds[:1] + kinds[-1:]
     require(ends == ["start", "stop"], f"it begins and ends with {ends}")
-    numbers = [one.get("n") for one in events]
+    numbers = [event.get("n") for event in events]
     is_numbered = numbers == [*range(1, len(numbers) + 1)]
     require(is_numbered, f"its numbers are {numbers}")
     for kind, one in zip(kinds, events):
@@ -272,8 +272,8 @@ def log_and_trace_of_discards(trial: Trial) -> None:
     require(count == 1, f"it logs {count} lines of that")
     trial.stop()
     events = read_trace(path)
-    sent = [one for one in events if one.get("key") == "k"]
-    sizes = [one.get("size") for one in sent]
+    sent = [event for event in events if event.get("key") == "k"]
+    sizes = [event.get("size") for event in sent]
     require(sizes == [3] * 4, f"their sizes are {sizes}")
     readers = [one.get("c") for one in events if one.get("pattern") == "k"]
     reasons = ["soft/discard"] * 3 + ["hard/discard"]
@@ -281,7 +281,7 @@ def log_and_trace_of_discards(trial: Trial) -> None:
         words("drop", one.get("m"), who, why)
         for one, who, why in zip(sent, readers * 4, reasons)
     ]
-    found = [told(one) for one in events if one.get("ev") == "drop"]
+    found = [told(event) for event in events if event.get("ev") == "drop"]
     require(found == wanted, f"it tells {found}, not {wanted}")
 
 
@@ -315,7 +315,7 @@ def trace_of_payloads(trial: Trial) -> None:
     mode, events = stat.S_IMODE(os.stat(path).st_mode), read_trace(path)
     is_private = mode == 0o600
     require(is_private, f"the mode of the trace is {mode:04o}", "TRACE-1")
-    starts = sum(one.get("ev") == "start" for one in events)
+    starts = sum(event.get("ev") == "start" for event in events)
     require(starts == 2, f"the trace has {starts} starts")
-    data = [one["data"] for one in events if "data" in one]
+    data = [event["data"] for event in events if "data" in event]
     require(data == ["Y29tbW9u"], f"its payloads are: {data}", "TRACE-4")

@@ -64,12 +64,12 @@ def refuse(
     before = changed(path)
     with trial.server.another() as rival:
         rival.launch(path, *options, stdout=-3, **more)
-        found = rival.await_status(rival.start_seconds_max)
+        ended = rival.await_status(rival.start_seconds_max)
         lines = len(rival.log_lines())
     require(changed(path) == before, "another server takes that place")
-    require(found, "another server ends with status 0")
+    require(ended, "another server ends with status 0")
     if status:
-        require(found == status, f"it ends with status {found}")
+        require(ended == status, f"it ends with status {ended}")
         require(lines == 1, f"it says why in {lines} lines")
 
 
@@ -119,7 +119,7 @@ WRONG_OPTIONS = (  # one between two semicolons
     "--max-patterns 0; --cred-prefix !/cred/1/2; --cred-prefix !/cred/1/2/3/"
 )
 WRONG_ADDRESSES = (
-    *(f"{ABSTRACT}/{one}" for one in ("41", "001", "00xy", "00" * 109)),
+    *(f"{ABSTRACT}/{name}" for name in ("41", "001", "00xy", "00" * 109)),
     *("/dev/fd/", "/dev/fd/999", "/".ljust(108, "x")),
 )
 

@@ -235,9 +235,9 @@ def departure_with_a_backlog(trial: Trial) -> None:
 
 def descriptors_and_bytes(trial: Trial) -> tuple[int, int]:
     """Return what the server has open, and how much memory it uses."""
-    processes = [Path(f"/proc/{one}") for one in trial.server.processes]
+    processes = [Path(f"/proc/{number}") for number in trial.server.processes]
     count = sum(len(os.listdir(process / "fd")) for process in processes)
-    pages = (one.joinpath("statm").read_text().split()[1] for one in processes)
+    pages = ((path / "statm").read_text().split()[1] for path in processes)
     return count, sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE")
 
 

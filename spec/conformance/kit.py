@@ -19,10 +19,10 @@ from .trial import Check, NotApplicable, perform_check
 
 Item = Union[Case, Check]  # what is run
 CHECKS = [
-    one
+    check
     for module in (check_process, check_daemon, check_traffic, check_log)
-    for one in vars(module).values()
-    if isinstance(one, Check)
+    for check in vars(module).values()
+    if isinstance(check, Check)
 ]
 
 
@@ -92,8 +92,8 @@ def needs_of(case: Item) -> list[str]:
         "fill": "fill" in verbs,
         "room": "room" in verbs,
         "clock": "wait" in verbs,
-        "unknown-process": any("pid=" in one for one in ids),
-        "root": any("id=" in one and "pid=" not in one for one in ids),
+        "unknown-process": any("pid=" in text for text in ids),
+        "root": any("id=" in text and "pid=" not in text for text in ids),
     }
     return [kind for kind, is_so in needs.items() if is_so]
 
@@ -187,8 +187,8 @@ class Kit:
         except NotApplicable as error:
             return "not applicable", str(error), (), ""
         except PermissionError as error:
-            what = f"cannot connect: {error.strerror}"
-            return "not applicable", what, (), ""
+            why = f"cannot connect: {error.strerror}"
+            return "not applicable", why, (), ""
         if not first.wrong:
             return "passed", "", (), ""
         return bad, first.wrong, first.said, first.rule

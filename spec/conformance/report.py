@@ -68,7 +68,7 @@ def verdicts(results: Iterable[Result]) -> dict[str, str]:
     for rule, about in results_by_rule(results).items():
         found = {result.verdict for result in about}
         otherwise = "not run" if rule in shown else "no example"
-        by_rule[rule] = next((one for one in ORDER if one in found), otherwise)
+        by_rule[rule] = next(filter(found.__contains__, ORDER), otherwise)
     return by_rule
 
 
@@ -80,7 +80,7 @@ def count(results: Iterable[Result], verdict: str) -> int:
 def tell(results: Sequence[Result]) -> str:
     """Return how many passed, of those that were run."""
     passed = count(results, "passed")
-    run = sum(count(results, one) for one in JUDGED)
+    run = sum(count(results, verdict) for verdict in JUDGED)
     if not run and count(results, "not asked for") == len(results):
         return "not asked for"
     return f"{passed}/{run} passed" if run else "none was run"
@@ -88,7 +88,7 @@ def tell(results: Sequence[Result]) -> str:
 
 def summary(results: Sequence[Result]) -> str:
     """Return one line on all results."""
-    counts = {one: count(results, one) for one in VERDICTS}
+    counts = {verdict: count(results, verdict) for verdict in VERDICTS}
     always = ("passed", "failed", "not applicable")
     return ", ".join(
         f"{number} {verdict}"
@@ -157,7 +157,7 @@ def text_report(results: Sequence[Result]) -> str:
     """Return what is said at the end: families, what was not run, a sum."""
     lines = [""]
     for family in dict.fromkeys(rule.family for rule in read_rules().values()):
-        about = [one for one in results if family in families_of(one)]
+        about = [result for result in results if family in families_of(result)]
         if about:
             lines.append(f"{family:6} {tell(about):>16}")
     judged, others = (
@@ -211,12 +211,13 @@ def cell(run: Run) -> str:
 def tap_report(runs: Sequence[Run]) -> str:
     """Return the report in the Test Anything Protocol."""
     lines = []
-    pairs = [(run, one) for run in runs for one in run.results]
-    for number, (run, one) in enumerate(pairs, 1):
-        state = "not ok" if one.verdict in ("failed", "not run") else "ok"
-        skipped = f" # SKIP {one.what}" * (one.verdict in NOT_TRIED[1:])
-        lines.append(f"{state} {number} - {run.title}: {one.case}{skipped}")
-        lines += [f"# {line}" for line in failure_lines(one) if one.dialogue]
+    pairs = [(run, result) for run in runs for result in run.results]
+    for number, (run, result) in enumerate(pairs, 1):
+        state = "not ok" if result.verdict in ("failed", "not run") else "ok"
+        skipped = f" # SKIP {result.what}" * (result.verdict in NOT_TRIED[1:])
+        lines.append(f"{state} {number} - {run.title}: {result.case}{skipped}")
+        if result.dialogue:
+            lines += [f"# {line}" for line in failure_lines(result)]
     return "\n".join(["TAP version 13", f"1..{len(pairs)}", *lines])
 
 
@@ -225,16 +226,17 @@ def junit_report(runs: Sequence[Run]) -> str:
     top = ElementTree.Element("testsuites", name=edition())
     for run in runs:
         suite = ElementTree.SubElement(top, "testsuite", name=run.title)
-        for one in run.results:
-            facts = {"classname": one.rules[0], "name": one.case}
-            facts["time"] = str(one.seconds)
+        for result in run.results:
+            facts = {"classname": result.rules[0], "name": result.case}
+            facts["time"] = str(result.seconds)
             case = ElementTree.SubElement(suite, "testcase", facts)
-            if one.verdict in WRONG:
-                kind = "failure" if one.verdict == "failed" else "system-out"
-                text = "\n".join(failure_lines(one))
+            if result.verdict in WRONG:
+                is_failed = result.verdict == "failed"
+                kind = "failure" if is_failed else "system-out"
+                text = "\n".join(failure_lines(result))
                 ElementTree.SubElement(case, kind).text = text
-            elif one.verdict != "passed":
-                ElementTree.SubElement(case, "skipped", message=one.what)
+            elif result.verdict != "passed":
+                ElementTree.SubElement(case, "skipped", message=result.what)
     return ElementTree.tostring(top, "unicode")
 
 
@@ -280,9 +282,9 @@ def run_html(run: Run) -> str:
     """Return how a server or client fared, and what is wrong, folded."""
     lines = [
         line
-        for one in run.results
-        if one.verdict in WRONG
-        for line in (one.verdict.upper(), *failure_lines(one))
+        for result in run.results
+        if result.verdict in WRONG
+        for line in (result.verdict.upper(), *failure_lines(result))
     ]
     text = "\n".join(lines)
     return (

@@ -185,7 +185,7 @@ class ServerProcess(Program):
 
     def busy_seconds(self) -> float:
         """Return how long its processes have used a processor."""
-        files = [Path(f"/proc/{one}/stat") for one in self.processes]
+        files = [Path(f"/proc/{number}/stat") for number in self.processes]
         words = [
             file.read_text("latin-1").rpartition(")")[2] for file in files
         ]

@@ -80,7 +80,7 @@ def try_stages(last: int, kit: Any) -> tuple[str, Result | None]:
     cases = read_once()
     for stage, sentence, names in DEMANDS:
         kit.server.wire_kind = WIRES.get(stage, Wire)
-        asked = [one for one in cases if f"`{block_of(one)}`" in names]
+        asked = [case for case in cases if f"`{block_of(case)}`" in names]
         for result in map(kit.judge, asked if stage <= last else ()):
             if result.verdict in ("failed", "not run"):
                 return f"Missing next, for {NAMES[stage]}: {sentence}.", result

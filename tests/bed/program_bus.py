@@ -68,8 +68,8 @@ class ProgramWire(FakeWire):
     def wait(self, call: str) -> None:
         """Leave a program whose call would not return."""
         if self.is_blocking:
-            what = f"the server waits in {call} for one client alone"
-            self.kernel.leave(Stuck(what))
+            mistake = f"the server waits in {call} for one client alone"
+            self.kernel.leave(Stuck(mistake))
 
 
 class ProgramListener(FakeListener):
@@ -85,8 +85,8 @@ class ProgramListener(FakeListener):
 
     def accept(self) -> tuple[FakeWire, None]:
         if not self.waiting:
-            what = "the server waits in accept, and for nothing else"
-            self.kernel.leave(Stuck(what))
+            mistake = "the server waits in accept, and for nothing else"
+            self.kernel.leave(Stuck(mistake))
         return super().accept()
 
 
@@ -137,10 +137,10 @@ class ProgramKernel:
         if self.left:
             raise self.left
         if time.process_time() > self.end:
-            what = f"line {line} begins a loop without end"
+            mistake = f"line {line} begins a loop without end"
             if self.end == self.run_end:
-                what = f"all takes longer than {RUN_SECONDS_MAX:g} seconds"
-            self.leave(Stuck(what))
+                mistake = f"all takes longer than {RUN_SECONDS_MAX:g} seconds"
+            self.leave(Stuck(mistake))
         return True
 
     def leave(self, reason: Pause | Stuck) -> NoReturn:
@@ -175,10 +175,10 @@ class ProgramKernel:
         if self.left:
             raise self.left
         if self.calls > CALLS_MAX:
-            what = "the server spins: select reports what it ignores"
-            self.leave(Stuck(what))
-        ready = [one for one in readers if self.events(one) & sbus.READ]
-        roomy = [one for one in writers if self.events(one) & sbus.WRITE]
+            mistake = "the server spins: select reports what it ignores"
+            self.leave(Stuck(mistake))
+        ready = [wire for wire in readers if self.events(wire) & sbus.READ]
+        roomy = [wire for wire in writers if self.events(wire) & sbus.WRITE]
         if not ready and not roomy:
             self.leave(Pause())
         return ready, roomy, []
@@ -194,10 +194,10 @@ class ProgramKernel:
 def how_it_ended(error: BaseException) -> str:
     """Return where a program raised an error, and which."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [one.lineno for one in frames if one.filename == FILE]
-    what = f"{type(error).__name__}: {error}"
+    lines = [frame.lineno for frame in frames if frame.filename == FILE]
+    mistake = f"{type(error).__name__}: {error}"
     where = f"line {lines[-1]}" if lines else "a call of serve"
-    return f"{where} ends it: {what}"
+    return f"{where} ends it: {mistake}"
 
 
 def module_like(module: ModuleType, **others: object) -> ModuleType:
@@ -266,8 +266,8 @@ class ProgramKit:
         try:
             tree = Loops().visit(ast.parse(source, FILE))
         except SyntaxError as error:
-            what = f"line {error.lineno} is no Python: {error.msg}"
-            raise ValueError(what) from None
+            mistake = f"line {error.lineno} is no Python: {error.msg}"
+            raise ValueError(mistake) from None
         self.end = time.process_time() + RUN_SECONDS_MAX
         self.code = compile(ast.fix_missing_locations(tree), FILE, "exec")
         self.kernels: dict[tuple[str, ...], ProgramKernel] = {}
