@@ -78,7 +78,8 @@ class Flood:
             return State(is_gone=True)
         reader, publisher = self.reader.client, self.publisher.client
         hold = reader.holds.get(publisher)
-        age = self.kernel.now - reader.progress[0]
+        timeout = self.kernel.bus.options.block_timeout
+        age = self.kernel.now + timeout - reader.progress.due
         return State(
             len(self.reader.wire.taken),
             len(reader.backlog.packets),

@@ -21,11 +21,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 # The parts of the repository, and how many code lines each may have
 CODE = {
-    "sbus.py": 1_310,  # it is to have 1,250
+    "sbus.py": 1_330,  # it is to have 1,250
     "sbus_client.py": 1_100,
     "tools/*.py": 1_300,
-    "spec/**/*.py": 4_080,  # 80 are for the stages, which are for students
-    "spec/model.py": 440,
+    "spec/**/*.py": 4_150,  # 80 are for the stages, which are for students
+    "spec/model.py": 475,
     # It is to have 2,000, which would cost a feature: `status` has 81 lines,
     # repairs of lines and of old tables 105, the archive of Spark's classes
     # some 40, Delta's RESTORE and half copied segments some 60, the proof that

@@ -51,6 +51,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 SERVER = 0  # the number of the publisher of answers
+TURN_PACKETS = 64  # [CONN-5]
 NOBODY = 65534  # a group or user that the kernel cannot name here
 COUNTS = ("published", "delivered", "refused", "discarded", "paused")
 MODES = {"soft": "queue", "hard": "block", "order": "queue", "echo": "on"}
@@ -121,6 +122,7 @@ class Client:
     # What decides nothing but answers and the block time
     counts: Counter[str] = field(default_factory=Counter, repr=False)
     since: float = field(default=0.0, repr=False)  # it reads nothing
+    is_given_time: bool = field(default=False, repr=False)  # since it read
 
     @property
     def backlog_bytes(self) -> int:
@@ -164,6 +166,7 @@ class Bus:
         """Return the packet that a client receives next."""
         packet = client.received.pop(0)
         client.since = self.now
+        client.is_given_time = False
         self.run()
         return packet
 
@@ -292,6 +295,8 @@ def handle(bus: Bus, client: Client) -> None:
     """Handle a client's next packet, or the end of its input."""
     if not client.sent:
         return disconnect(bus, client, client.end or "CONN-10")
+    if client.end == "LIMIT-7":
+        del client.sent[TURN_PACKETS:]  # [LIMIT-20]
     packet = client.sent.pop(0)  # [PKT-5]
     try:
         action, key, rest = read_form(packet)
@@ -373,6 +378,8 @@ def stats(bus: Bus, client: Client) -> bytes:
     if client.is_privileged:
         users = sorted({c.credentials.uid for c in bus.clients.values()})
         numbers["users"] = {uid: user_row(bus, uid) for uid in users}
+        clients = bus.clients.values()
+        numbers["clients"] = {c.number: client_row(bus, c) for c in clients}
     return json.dumps(numbers).encode()  # [CTL-5]
 
 
@@ -392,6 +399,20 @@ def user_row(bus: Bus, uid: int) -> dict[str, int]:
     gone = [c for c in bus.gone if c.credentials.uid == uid]
     clients = bus.of_user(uid)
     return {"clients": len(clients), **uses_of(clients + gone)}
+
+
+def client_row(bus: Bus, client: Client) -> dict[str, Any]:
+    """Return what root and the bus owner may know of a client."""
+    _, uid, pid = client.credentials
+    uses = uses_of([client])
+    return {
+        "uid": uid,
+        "pid": pid,
+        "patterns": uses["patterns"],
+        "backlog_bytes": uses["backlog_bytes"],
+        "modes": " ".join(map("/".join, client.modes.items())),
+        "paused_by": bus.paused_by(client),
+    }
 
 
 # ==== 4. Secret messages ===================================================
@@ -474,6 +495,7 @@ def take(bus: Bus, receiver: Client, message: Message) -> None:
     receiver.received.append(message.packet)
     receiver.counts["delivered"] += 1
     receiver.since = bus.now
+    receiver.is_given_time = False
 
 
 def refuse(bus: Bus, receiver: Client, message: Message) -> None:
@@ -535,6 +557,7 @@ def hold(bus: Bus, receiver: Client, publisher: Client, reason: Hold) -> None:
         publisher.counts["paused"] += 1
     if not receiver.holds:
         receiver.since = bus.now
+        receiver.is_given_time = False
     receiver.holds[publisher.number] = reason
     rule = {"soft": "BLOCK-7", "hard": "BLOCK-10"}[reason.mode]
     bus.note(rule, publisher, f"is paused by {receiver.number}")
@@ -574,8 +597,9 @@ def lose_backlog(bus: Bus, client: Client, rule: str) -> None:
     client.holds.clear()
     while waiting:
         freed = bus.clients[waiting.pop()]
-        if freed.since < bus.now:  # [BLOCK-16]
+        if not freed.is_given_time:  # [BLOCK-16]
             freed.since = bus.now
+            freed.is_given_time = True
             waiting.extend(freed.holds)
 
 
@@ -610,6 +634,7 @@ class Options:
     max_user_pattern_bytes: int = 4_194_304
     max_user_backlog: int = 67_108_864
     max_clients: int = 16_384
+    max_bus_shapes: int = 4096
     max_bus_backlog: int = 1_073_741_824
     strict: bool = False
     cred_prefix: bytes = b""
@@ -629,9 +654,13 @@ def check_size(bus: Bus, packet: bytes, key: bytes) -> None:
 def check_room(bus: Bus, client: Client, pattern: bytes) -> None:
     """Raise Mistake if a client may not hold one more pattern."""
     options, users = bus.options, bus.of_user(client.credentials.uid)
-    shapes = {shape_of(text) for c in users for text in c.patterns}
-    if len((shapes | {shape_of(pattern)}) - {None}) > options.max_shapes:
+    if is_new_shape(users, pattern, options.max_shapes):
         raise Mistake("LIMIT-5")
+    limit = options.max_bus_shapes
+    if not client.is_privileged:
+        limit -= limit // 4  # [LIMIT-16]
+    if is_new_shape(bus.clients.values(), pattern, limit):
+        raise Mistake("LIMIT-12")
 
     uses, size = uses_of([client]), len(pattern)
     is_over = uses["pattern_bytes"] + size > options.max_pattern_bytes
@@ -642,6 +671,15 @@ def check_room(bus: Bus, client: Client, pattern: bytes) -> None:
     is_over |= uses["patterns"] + 1 > options.max_user_patterns
     if is_over and not client.is_privileged:
         raise Mistake("LIMIT-12")
+
+
+def is_new_shape(
+    clients: Iterable[Client], pattern: bytes, limit: int
+) -> bool:
+    """Return whether a pattern has a shape too many for clients."""
+    shapes = {shape_of(text) for c in clients for text in c.patterns} - {None}
+    shape = shape_of(pattern)
+    return shape is not None and shape not in shapes and len(shapes) >= limit
 
 
 def shape_of(pattern: bytes) -> tuple[object, ...] | None:
@@ -680,6 +718,7 @@ def admit(bus: Bus, client: Client) -> None:
     options, uid = bus.options, client.credentials.uid
     if options.users and uid not in (options.owner, *options.users):
         client.end = "CONN-2"
+        bus.count -= 1  # it has no number [CONN-13]
         return
 
     limit = options.max_clients

@@ -154,6 +154,24 @@ class TestHolders:
         kernel.wait(0.2)
         assert reader.wire.closed
 
+    def test_time_is_given_once(self) -> None:
+        """[BLOCK-16] However many that hold the holder come and go."""
+        kernel, reader, sender = self.held()
+        reader.send(b"SUB x")
+        for _ in range(2):  # the first gives it time, from then on
+            other = kernel.connect()
+            other.send(b"SUB other", b"CMSG blocking/soft/block")
+            other.wire.room = 0
+            reader.send(publish(b"other"))
+            assert reader.paused
+            kernel.wait(3)
+            assert sender.paused
+            other.close()
+        kernel.wait(1.9)
+        assert not reader.wire.closed
+        kernel.wait(0.2)
+        assert reader.wire.closed and not sender.paused
+
     @pytest.mark.parametrize("seconds, most", [(5, 5), (10**9, 3600)])
     def test_the_loop_wakes_up_in_time(self, seconds: int, most: int) -> None:
         """[BLOCK-16] Also where that is more than epoll can wait."""

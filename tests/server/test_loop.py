@@ -221,6 +221,27 @@ def test_stop(kernel: FakeKernel, room: int | None) -> None:
 class TestErrors:
     """[CONN-12] An error costs at most the client that it concerns."""
 
+    def test_a_chain_of_holders_without_room_in_epoll(
+        self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """[CONN-12] Each that is freed cannot be watched; the bus goes on."""
+        witness = kernel.connect(uid=2)
+        peers = [kernel.connect() for _ in range(500)]
+        for number, peer in enumerate(peers):
+            peer.send(b"CMSG blocking/soft/block", b"SUB %d" % number)
+            peer.wire.room = 0
+        for number, peer in enumerate(peers[1:]):
+            peer.send(publish(b"%d" % number))
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(kernel.selector, "register", refuse)
+        peers[0].close()
+        assert all(peer.wire.closed for peer in peers)
+        witness.send(WHOAMI)
+        assert len(witness.read()) == 1
+
     @pytest.mark.parametrize("is_stalled", [False, True])
     @pytest.mark.parametrize(
         "number", [errno.EMSGSIZE, errno.EPERM, errno.EIO, errno.EINVAL]

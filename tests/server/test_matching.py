@@ -87,6 +87,21 @@ def test_table_that_changes(seed: int) -> None:
             assert one.take() == [publish(key)] * is_owed
 
 
+@pytest.mark.parametrize("pattern", [b"inbox/1", b"!/cred////1", b"a*b"])
+def test_changes_that_concern_one_key(
+    monkeypatch: pytest.MonkeyPatch, pattern: bytes
+) -> None:
+    """[LIMIT-5] They have no other key looked up again."""
+    listener = Listener(wide_bus(), OWN)
+    listener.send(b"SUB k")
+    listener.send(publish(b"k"))
+    monkeypatch.setattr(sbus, "pattern_for", lambda *_: None)
+    listener.send(b"SUB " + pattern)
+    listener.send(b"UNSUB " + pattern)
+    listener.send(publish(b"k"))
+    assert listener.take() == [publish(b"k")] * 2
+
+
 def test_cost_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """[LIMIT-5] One look-up for each shape in use, however many patterns."""
     listener = Listener(wide_bus(), OWN)

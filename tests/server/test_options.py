@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import pwd
 import resource
@@ -194,7 +195,7 @@ class TestPoorSystems:
             raise OSError(number, os.strerror(number))
 
         def prepare() -> None:
-            socket.socketpair = refuse  # type: ignore
+            socket.socket = refuse  # type: ignore
 
         with Forked(prepare, "-a", f"{directory}/bus") as server:
             assert server.wait() == b""
@@ -219,6 +220,28 @@ class TestPoorSystems:
             server.wait()
             assert is_served(directory / "bus")
         assert "[LIMIT-7] only 48 clients: " in capfd.readouterr().err
+
+    def test_small_python(
+        self, directory: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """[RUN-1] It serves without modules that few options need."""
+
+        def prepare() -> None:
+            for name in ("json", "resource", "shutil"):
+                sys.modules[name] = None  # type: ignore
+
+        path = f"{directory}/bus"
+        with Forked(prepare, "-a", path) as server:
+            server.wait()
+            with connect(path) as peer:
+                peer.send(b"CMSG stats")
+                assert json.loads(peer.receive()[len(b"CMSG stats\0") :])
+        capfd.readouterr()
+        with Forked(prepare, "-a", path, "-r", "-v") as server:
+            assert server.wait() == b""
+            assert server.end() == 1
+        errors = capfd.readouterr().err
+        assert "json" in errors and errors.count("\n") == 1
 
 
 class TestWhoGetsIn:

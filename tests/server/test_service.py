@@ -212,13 +212,13 @@ class TestFiles:
     def test_mode_of_files_that_were_there(
         self, directory: Path, mode: int
     ) -> None:
-        """[TRACE-1] Others can neither read nor write the trace."""
+        """[TRACE-1] [ADDR-10] Others can neither read nor lock them."""
         for name in ("pid", "trace"):
             (directory / name).touch()
             (directory / name).chmod(mode)
         with daemon(directory, "--trace", "trace"):
             assert mode_of(directory / "trace") == 0o600
-            assert mode_of(directory / "pid") == mode
+            assert mode_of(directory / "pid") == 0o600
 
     @needs_root
     def test_mode_that_cannot_be_changed(
