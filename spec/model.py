@@ -481,7 +481,8 @@ def may_hear(
 
 def offer(bus: Bus, receiver: Client, message: Message) -> None:
     """Send a packet to a client: to the kernel, or to its modes."""
-    is_lost = receiver.is_deaf or receiver.end
+    # A connection that is one too many receives as any other [LIMIT-20]
+    is_lost = receiver.is_deaf or receiver.end not in ("", "LIMIT-7")
     if receiver.has_room and not (receiver.backlog or is_lost):
         return take(bus, receiver, message)
     receiver.counts["refused"] += 1
