@@ -559,7 +559,7 @@ def hold(bus: Bus, receiver: Client, publisher: Client, reason: Hold) -> None:
     if not receiver.holds:
         receiver.since = bus.now
         receiver.is_given_time = False
-    receiver.holds[publisher.number] = reason
+    receiver.holds.setdefault(publisher.number, reason)  # the first stays
     rule = {"soft": "BLOCK-7", "hard": "BLOCK-10"}[reason.mode]
     bus.note(rule, publisher, f"is paused by {receiver.number}")
 
