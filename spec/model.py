@@ -598,7 +598,7 @@ def lose_backlog(bus: Bus, client: Client, rule: str) -> None:
     client.holds.clear()
     while waiting:
         freed = bus.clients[waiting.pop()]
-        if not freed.is_given_time:  # [BLOCK-16]
+        if not freed.is_given_time:  # [BLOCK-23]
             freed.since = bus.now
             freed.is_given_time = True
             waiting.extend(freed.holds)
