@@ -65,7 +65,7 @@ def dial(address: str, *packets: bytes) -> socket.socket:
 
 
 def dial_as(uid: int, address: str, *packets: bytes) -> socket.socket:
-    """Return a new connection of a user, in a process that may be root's."""
+    """Return a new connection of a user, and go on as root."""
     os.seteuid(0)
     os.seteuid(uid)
     try:
@@ -136,7 +136,7 @@ def fork(work: Callable[[], object], uid: int = 0) -> int:
                 os.setsid()  # so that it leads a process group
                 os.setgroups([])
                 os.setgid(uid)
-                os.setresuid(uid, uid, 0)  # it may act as another one later
+                os.setresuid(uid, uid, 0)  # a storm may have more users
             work()
         except Exception as error:
             print(f"attack: user {uid}: {error!r}", file=sys.stderr)
