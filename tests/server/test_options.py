@@ -152,7 +152,7 @@ def have_small_buffers() -> None:
     socket.socket.setsockopt = give_less  # type: ignore
 
 
-# What a package of a small Python lacks, of what a server might import
+# What a small or an old Python lacks, of what a server might import or use
 SMALL_PYTHONS = {
     "Debian python3-minimal": """
         asyncio concurrent contextvars ctypes dataclasses decimal difflib html
@@ -165,13 +165,18 @@ SMALL_PYTHONS = {
         asyncio concurrent contextvars ctypes decimal difflib html json logging
         mmap multiprocessing numbers pickle pprint queue resource shlex
         socketserver sqlite3 statistics unittest xml""",
+    "PyPy 7.3": "socket.SO_PASSCRED socket.SO_PEERCRED",
 }
 
 
 def lack(names: list[str]) -> None:
-    """Have a Python without modules import the server anew."""
+    """Have a Python without modules or constants import the server anew."""
     for name in names:
-        sys.modules[name] = None  # type: ignore
+        module, _, constant = name.rpartition(".")
+        if module:
+            delattr(sys.modules[module], constant)
+        else:
+            sys.modules[name] = None  # type: ignore
     importlib.reload(sbus)
 
 
