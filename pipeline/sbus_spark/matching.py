@@ -120,9 +120,9 @@ def selections(keys: DataFrame, held: DataFrame) -> DataFrame:
     *keys* are (run, key), distinct, and *held* is what holds returns.
     """
     shapes = [
-        sbus.Shape(depth, is_open, tuple(map(tuple, stars)))
+        sbus.Shape(segments, is_open, tuple(map(tuple, stars)))
         for row in held.select("shape").distinct().collect()
-        for depth, is_open, stars in [json.loads(row.shape)]
+        for segments, is_open, stars in [json.loads(row.shape)]
     ]
     work = functools.partial(candidates_of, shapes)
     patterns = held.select("run", "pattern").distinct()
