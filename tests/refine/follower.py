@@ -22,9 +22,10 @@ OFFER = model.offer
 DISCONNECT = model.disconnect
 # What the model logs of clients that leave, and the server
 LEAVES = re.compile(r"client (\d+) is (?:gone|disconnected) \[(.*)\]")
-CAUSE = re.compile(r"disconnect client=(\d+) .*? \[([A-Z]+-\d+)\]")
+IDS = r"client=(\d+) uid=\d+ pid=\d+"
+CAUSE = re.compile(rf"disconnect {IDS} \[([A-Z]+-\d+)\]")
 # Which of these is named of a packet that breaks two of them is left open
-EITHER = dict.fromkeys(["CRED-8", "CRED-4", "KEY-4"], "a secret")
+EITHER = ("CRED-8", "CRED-4", "KEY-4")
 
 
 class Follower(model.Bus):
@@ -47,6 +48,7 @@ class Follower(model.Bus):
         self.refused: set[Any] = set()  # sockets, in this round
         self.handled = 0  # packets, since the turn began
         self.causes: set[tuple[str, str]] = set()  # clients and rules
+        self.logged: set[str] = set()  # rules of these
 
     def put_off(self, client: model.Client, message: model.Message) -> None:
         """Keep a packet for a receiver until the server delivers it."""
@@ -236,15 +238,22 @@ class Follower(model.Bus):
 
     def compare_causes(self, counts: dict[str, int], log: list[str]) -> None:
         """Raise Differs if a client has gone for another cause."""
+        known = Counter(named(rule) for _, rule in self.causes)
+        del known["CONN-10"]  # no mistake
         ours: Counter[str] = Counter()
         for rule in {*counts} - {*sbus.COUNTED}:
-            ours[EITHER.get(rule, rule)] += counts[rule]
-        theirs = Counter(EITHER.get(rule, rule) for _, rule in self.causes)
-        del theirs["CONN-10"]  # no mistake
-        require_equal("CONN-13: causes", ours, theirs)
-        for cause in CAUSE.findall("\n".join(log)):
-            is_right = cause in self.causes or cause[1] in EITHER
-            require(is_right, f"CONN-13: {cause} is logged")
+            ours[named(rule)] += counts[rule]
+        require_equal("CONN-13: causes", ours, known)
+        for number, rule in CAUSE.findall("\n".join(log)):
+            is_right = (number, rule) in self.causes or rule in EITHER
+            require(is_right, f"CONN-13: {number} is said to break {rule}")
+            self.logged.add(named(rule))
+        require_equal("CONN-13: the log", self.logged, {*known})
+
+
+def named(rule: str) -> str:
+    """Return a rule, or what stands for those that it may be named for."""
+    return "a secret" if rule in EITHER else rule
 
 
 def compare_clients(mine: sbus.Client, client: model.Client) -> None:

@@ -47,8 +47,8 @@ STATES_MAX = 100_000  # of a small world
 SMALL_TURNS = {"PACKETS_PER_TURN": 2, "SENDS_PER_TURN": 3, "SHORT_TURNS": 1}
 SMALL_TURNS |= {"BYTES_PER_TURN": 20, "RECENT_KEYS_MAX": 1}
 SMALL_TURNS |= {"RECENT_RECEIVERS_MAX": 1, "RECENT_KEY_BYTES_MAX": 1}
-ERRORS = ("EAGAIN", "EPIPE", "ECONNRESET", "EMFILE")
-ERRORS += ("ENOBUFS", "ENOMEM", "ENOSPC", "EIO")
+ERRORS = ["EAGAIN", "EPIPE", "ECONNRESET", "EMFILE", "ENOBUFS", "ENOMEM"]
+ERRORS += ["ENOSPC", "EIO"]
 NAME = re.compile(r"[A-Z](?= )|# fail|wait")  # who takes a line of a world
 LOG: list[str] = []  # of the server
 Action = tuple[str, str]  # a step of a way, and whose it is
