@@ -24,7 +24,7 @@ CODE = {
     "sbus.py": 1_330,  # it is to have 1,250
     "sbus_client.py": 1_100,
     "tools/*.py": 1_300,
-    "spec/**/*.py": 4_150,  # 80 are for the stages, which are for students
+    "spec/**/*.py": 4_300,  # 80 are for the stages, which are for students
     "spec/model.py": 475,
     # It is to have 2,000, which would cost a feature: `status` has 81 lines,
     # repairs of lines and of old tables 105, the archive of Spark's classes
@@ -152,11 +152,11 @@ def figures_of_texts() -> Iterator[Figure]:
     """Return how long the chapters and other pages are."""
     chapters = read("spec/[1-9]-*.md")
     rules = re.findall(r"^\*\*\[[A-Z]+-\d+\]\*\* ", chapters, re.M)
-    yield Figure("spec/[1-9]-*.md, rules", len(rules), 95)
+    yield Figure("spec/[1-9]-*.md, rules", len(rules), 105)
 
     # Examples and pictures are fenced blocks, which are not read as words
     text = re.sub(r"^```.*?^```$", "", chapters, flags=re.M | re.S)
-    yield Figure("spec/[1-9]-*.md, words", len(text.split()), 5_600)
+    yield Figure("spec/[1-9]-*.md, words", len(text.split()), 6_200)
 
     for name, limit in LINES.items():
         yield Figure(f"{name}, lines", read(name).count("\n"), limit)

@@ -481,7 +481,8 @@ def may_hear(
 
 def offer(bus: Bus, receiver: Client, message: Message) -> None:
     """Send a packet to a client: to the kernel, or to its modes."""
-    is_lost = receiver.is_deaf or receiver.end
+    # A connection that is one too many receives as any other [LIMIT-20]
+    is_lost = receiver.is_deaf or receiver.end not in ("", "LIMIT-7")
     if receiver.has_room and not (receiver.backlog or is_lost):
         return take(bus, receiver, message)
     receiver.counts["refused"] += 1
@@ -558,7 +559,7 @@ def hold(bus: Bus, receiver: Client, publisher: Client, reason: Hold) -> None:
     if not receiver.holds:
         receiver.since = bus.now
         receiver.is_given_time = False
-    receiver.holds[publisher.number] = reason
+    receiver.holds.setdefault(publisher.number, reason)  # the first stays
     rule = {"soft": "BLOCK-7", "hard": "BLOCK-10"}[reason.mode]
     bus.note(rule, publisher, f"is paused by {receiver.number}")
 
@@ -597,7 +598,7 @@ def lose_backlog(bus: Bus, client: Client, rule: str) -> None:
     client.holds.clear()
     while waiting:
         freed = bus.clients[waiting.pop()]
-        if not freed.is_given_time:  # [BLOCK-16]
+        if not freed.is_given_time:  # [BLOCK-23]
             freed.since = bus.now
             freed.is_given_time = True
             waiting.extend(freed.holds)
@@ -654,12 +655,12 @@ def check_size(bus: Bus, packet: bytes, key: bytes) -> None:
 def check_room(bus: Bus, client: Client, pattern: bytes) -> None:
     """Raise Mistake if a client may not hold one more pattern."""
     options, users = bus.options, bus.of_user(client.credentials.uid)
-    if is_new_shape(users, pattern, options.max_shapes):
+    if exceeds_shapes(users, pattern, options.max_shapes):
         raise Mistake("LIMIT-5")
     limit = options.max_bus_shapes
     if not client.is_privileged:
         limit -= limit // 4  # [LIMIT-16]
-    if is_new_shape(bus.clients.values(), pattern, limit):
+    if exceeds_shapes(bus.clients.values(), pattern, limit):
         raise Mistake("LIMIT-12")
 
     uses, size = uses_of([client]), len(pattern)
@@ -673,24 +674,26 @@ def check_room(bus: Bus, client: Client, pattern: bytes) -> None:
         raise Mistake("LIMIT-12")
 
 
-def is_new_shape(
+def exceeds_shapes(
     clients: Iterable[Client], pattern: bytes, limit: int
 ) -> bool:
-    """Return whether a pattern has a shape too many for clients."""
-    shapes = {shape_of(text) for c in clients for text in c.patterns} - {None}
+    """Return whether a pattern takes the shapes of clients over a limit."""
+    shapes = {shape_of(text) for c in clients for text in c.patterns}
     shape = shape_of(pattern)
-    return shape is not None and shape not in shapes and len(shapes) >= limit
+    more = 0 if shape in shapes else shape[0]
+    return more > 0 and more + sum(count for count, *_ in shapes) > limit
 
 
-def shape_of(pattern: bytes) -> tuple[object, ...] | None:
+def shape_of(pattern: bytes) -> tuple[int, ...]:
     """Return what is left of a pattern without its literal bytes.
 
-    Nothing is left of one that matches nothing.
+    The first number is that of its segments.  What matches nothing has none.
     """
     if re.search(rb"\*[^*/]", pattern):
-        return None
+        return (0,)
     segments = pattern.split(b"/")
-    return segments[-1] == b"", *(text.find(b"*") for text in segments)
+    stars = (text.find(b"*") for text in segments)
+    return len(segments), segments[-1] == b"", *stars
 
 
 def exceeds(bus: Bus, client: Client, size: int, is_far: bool = False) -> bool:

@@ -132,7 +132,7 @@ def client_page() -> str:
 def rules() -> str:
     """Return the sentence of each rule, which `sbus help RULE` prints."""
     chapters = sorted(ROOT.glob("spec/[1-9]-*.md"))
-    text = "".join(chapter.read_text("utf-8") for chapter in chapters)
+    text = "\n".join(chapter.read_text("utf-8") for chapter in chapters)
     sentences = re.findall(r"^\*\*\[(\S+)\]\*\* (.*?)\n\n", text, re.M | re.S)
     return "".join(
         f"{name} {' '.join(sentence.split())}\n"

@@ -84,6 +84,20 @@ def test_connection_that_is_refused() -> None:
     assert bus.connect(uid=7).number == 1
 
 
+def test_several_packets_of_a_turn() -> None:
+    """[BLOCK-10] What waited before the first that pauses counts."""
+    bus = model.Bus(max_backlog=400, reads_ahead=False)
+    reader, sender = bus.connect(), bus.connect()
+    bus.send(reader, b"SUB k")
+    reader.room = 0
+    bus.send(sender, b"MSG k\0")
+    sender.sent += [b"MSG k\0" + bytes(200)] * 2
+    for _ in range(2):
+        model.handle(bus, sender)
+    assert reader.holds == {sender.number: model.Hold("hard", 134 // 2)}
+    assert len(reader.backlog) == 3
+
+
 def test_it_can_be_read_alone() -> None:
     """It imports nothing but the standard library."""
     source = Path(model.__file__).read_text("utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import sbus
 from fake_kernel import OWNER, FakeKernel, FakePeer, cost
 from packets import publications, publish
+from processes import ROOT
 
 
 def ask(peer: FakePeer) -> dict[str, Any]:
@@ -118,6 +120,17 @@ def test_stats_of_a_paused_client(kernel: FakeKernel) -> None:
     assert ask(asker)["users"]["1000"]["paused"] == 1  # once, by all of them
 
 
+def test_refused_connection_has_no_number() -> None:
+    """[CTL-5] [CONN-2] The next client has the next number."""
+    kernel = FakeKernel("-u", "7")
+    numbers = []
+    for uid in (7, 8, 8, 7):
+        peer = kernel.connect(uid=uid)
+        if not peer.wire.closed:
+            numbers.append(ask(peer)["client"])
+    assert numbers == [1, 2]
+
+
 def test_stats_have_large_backlogs_first(kernel: FakeKernel) -> None:
     """[CTL-5] Of a thousand clients; those that are paused come next."""
     for uid in range(2, 1_010):
@@ -153,3 +166,36 @@ def test_stats_fit_in_a_packet(kernel: FakeKernel) -> None:
             assert not has_room or (stats["users"] and stats["clients"])
             assert not has_room or len(answer) > limit - 500  # a long row
     assert not asker.wire.closed and not other.wire.closed
+
+
+def test_stats_have_a_row_that_just_fits(kernel: FakeKernel) -> None:
+    """[CTL-5] One byte less, and a row is left out."""
+    asker = kernel.connect(uid=0)
+    kernel.connect(uid=7)
+    asker.send(b"CMSG stats")
+    (answer,) = asker.read()
+    separators = len(", ") * 2  # one behind the last row of each table
+    for limit, count in ((0, 4), (-1, 3)):
+        kernel.bus.options.max_packet = len(answer) + separators + limit
+        stats = ask(asker)
+        assert len(stats["users"]) + len(stats["clients"]) == count
+
+
+def is_part(part: Any, whole: Any) -> bool:
+    """Return whether what an object has is in another."""
+    if not isinstance(part, dict):
+        return bool(part == whole)
+    return all(is_part(part[name], whole.get(name)) for name in part)
+
+
+def test_stats_have_the_form_of_the_chapter(kernel: FakeKernel) -> None:
+    """[CTL-5] The example there has some of the members."""
+    chapter = (ROOT / "spec/3-protocol.md").read_text("utf-8")
+    (example,) = re.findall(r"^```json\n(.*?)^```", chapter, re.M | re.S)
+    writer = kernel.connect(uid=1001, pid=4193)
+    reader = kernel.connect(uid=1001, pid=4194)
+    reader.send(b"SUB k", b"CMSG blocking/soft/block")
+    reader.wire.room = 0
+    writer.send(publish(b"k", b"1"))
+    part, whole = json.loads(example), ask(kernel.connect(uid=0))
+    assert is_part(part, whole), whole
