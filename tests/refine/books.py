@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import sbus
-from recorder import RecordingKernel, require, require_equal
+from recorder import Ledger, RecordingKernel, require, require_equal
 
 
 def alarms_of(server: sbus.Server) -> dict[Any, float]:
@@ -53,6 +53,11 @@ def check_books(kernel: RecordingKernel) -> None:
         require_equal(f"LIMIT-12: {use}", bus.counts[use], total)
     check_tables(bus)
     check_recent(bus)
+    if bus.journal:
+        packets = [bytes(p) for client in bus.clients for p in client.backlog]
+        waiting = sum(packet.startswith(b"MSG ") for packet in packets)
+        copies = cast(Ledger, bus.journal).copies
+        require_equal("TRACE-1: copies without an end", copies, waiting)
 
 
 def check_client(client: sbus.Client) -> None:

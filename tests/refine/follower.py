@@ -145,7 +145,6 @@ class Follower(model.Bus):
     def offer(self, wire: Any, message: model.Message) -> None:
         """Offer a packet as the server did."""
         receiver = self.of_wire[wire]
-        old = receiver.holds.get(message.publisher)
         error = errno.EAGAIN
         if not (receiver.backlog or receiver.is_deaf or receiver.end):
             require(self.calls, "BLOCK-5: not offered")
@@ -163,8 +162,6 @@ class Follower(model.Bus):
             model.deafen(self, receiver)
         receiver.room = 0 if error else None
         OFFER(self, receiver, message)
-        if old and receiver.holds:  # the first packet of a turn says how long
-            receiver.holds[message.publisher] = old
         receiver.room = None
 
     def see_end_turn(self, _: Call) -> None:

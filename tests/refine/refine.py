@@ -22,7 +22,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple, Optional, cast
 from unittest.mock import patch
 
@@ -49,21 +49,21 @@ SMALL_TURNS |= {"BYTES_PER_TURN": 20, "RECENT_KEYS_MAX": 1}
 SMALL_TURNS |= {"RECENT_RECEIVERS_MAX": 1, "RECENT_KEY_BYTES_MAX": 1}
 ERRORS = ["EAGAIN", "EPIPE", "ECONNRESET", "EMFILE", "ENOBUFS", "ENOMEM"]
 ERRORS += ["ENOSPC", "EIO"]
-NAME = re.compile(r"[A-Z](?= )|# fail|wait")  # who takes a line of a world
+# A line of a world, and who takes it
+NAME = re.compile(r"^(?=([A-Z](?= )|# fail|wait))(.*)", re.M)
 LOG: list[str] = []  # of the server
 Action = tuple[str, str]  # a step of a way, and whose it is
 
 
-def prepared(text: str) -> AbstractContextManager[Any]:
+@contextmanager
+def prepared(text: str) -> Iterator[None]:
     """Have the server and the model work as a world needs it."""
     ours: dict[str, Any] = {"log": LOG.append}
     ours |= SMALL_TURNS if "# small turns" in text else {}
     theirs: dict[str, Any] = {"offer": Follower.put_off}
     theirs["disconnect"] = Follower.note_mistake
-    stack = ExitStack()
-    stack.enter_context(patch.multiple(sbus, **ours))
-    stack.enter_context(patch.multiple(model, **theirs))
-    return stack
+    with patch.multiple(sbus, **ours), patch.multiple(model, **theirs):
+        yield
 
 
 class World:
@@ -78,20 +78,16 @@ class World:
             self.kernel.bus.journal = cast(sbus.Journal, Ledger())
         self.peers: dict[str, FakePeer] = {}
         self.programs: dict[str, list[str]] = {}  # lines, by who takes them
-        self.is_slow = False
 
         last = ""
-        for line in before.splitlines():
-            name = NAME.match(line)
-            if name and name[0] != last:  # those of a client come at once
+        for line in filter(NAME.match, before.splitlines()):
+            if line[0] != last:  # those of a client come at once
                 self.settle()
-                last = name[0]
-            if name:
-                self.act(line)
+                last = line[0]
+            self.act(line)
         self.settle()
-        for line in after.splitlines():
-            if name := NAME.match(line):
-                self.programs.setdefault(name[0], []).append(line)
+        for name, line in NAME.findall(after):
+            self.programs.setdefault(name, []).append(line)
 
     # ---- What can happen
 
@@ -170,17 +166,10 @@ class World:
         vars(kernel.selector)["is_reversed"] = way == "the other way round"
         is_idle = kernel.selector.ready() and way != "slowly"
 
-        try:
-            kernel.server.round(0)
-        except OSError as error:
-            raise Differs(f"CONN-12: it crashes: {error!r}") from error
+        kernel.server.round(0)
         self.follower.follow(kernel.calls)
         self.follower.compare(kernel, LOG)
         check_books(kernel)
-        if journal := cast(Optional[Ledger], kernel.bus.journal):
-            packets = [bytes(p) for c in kernel.bus.clients for p in c.backlog]
-            waiting = sum(packet.startswith(b"MSG ") for packet in packets)
-            require(journal.copies == waiting, "TRACE-1: not one end")
         require(kernel.calls or not is_idle, "CONN-21: a round for nothing")
         return f"# a round {way}: {self.shown()}"
 
@@ -197,9 +186,9 @@ class World:
         names = {peer.wire: name for name, peer in self.peers.items()}
         calls = []
         for call in self.kernel.calls:
-            words = [call.name, names.get(call.wire, "")]
+            error = errno.errorcode.get(call.error, "")
+            words = [call.name, names.get(call.wire, ""), error]
             words += map(escape, call.packets)
-            words.append(errno.errorcode.get(call.error, ""))
             calls.append(" ".join(filter(None, words)))
         return "; ".join(calls)
 
@@ -385,13 +374,13 @@ def main() -> int:
     """Go the ways that are asked for; return 1 if something differs, or 0."""
     name, *count = sys.argv[1:]
     ways = random_ways(name, int(count[0])) if count else iter(())
-    way = next((way for way in ways if way.wrong), None)
-    way = shrink(way) if way else None
+    way = next((shrink(way) for way in ways if way.wrong), None)
     if not count:
         way = explore(small_worlds()[name])
     if way and way.wrong:
         print(way.block(f"refine-{name}"))
-    return int(bool(way and way.wrong))
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

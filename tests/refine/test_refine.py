@@ -12,7 +12,7 @@ from worlds import small_worlds
 
 WORLDS = small_worlds()
 SEEDS = either(180, 10)  # an hour, or 20 s of the processor
-WORLDS_OF_A_SEED = either(400, 40)
+WORLDS_OF_A_SEED = either(600, 60)
 FAILING = ["half", "changes", "leaving", "newcomers", "memory"]
 FAILING_SEEDS = either(50, 1)
 
