@@ -125,7 +125,7 @@ class RecordingKernel(FakeKernel):
     def __init__(self, *words: str) -> None:
         self.calls: list[Call] = []
         self.count = 0  # of calls that may fail
-        self.fault: Fault | None = None
+        self.faults: list[Fault] = []
         super().__init__(*words)
         vars(self.listener)["kernel"] = self
         self.bus.pending = Pending(self)
@@ -138,8 +138,9 @@ class RecordingKernel(FakeKernel):
     def may_fail(self, name: str) -> None:
         """Raise an error if one is due."""
         self.count += 1
-        if self.fault and self.fault.is_due(name):
-            raise OSError(getattr(errno, self.fault.error), "a fault")
+        due = [fault for fault in self.faults if fault.is_due(name)]
+        if due:
+            raise OSError(getattr(errno, due[0].error), "a fault")
 
 
 def record(kind: Any, name: str) -> None:

@@ -121,7 +121,8 @@ class World:
         """Have a client, the kernel or the clock do a step."""
         if line.startswith("# fail"):
             call, count, error, times = line.split()[2:]
-            self.kernel.fault = Fault(call, int(count), error, int(times))
+            fault = Fault(call, int(count), error, int(times))
+            self.kernel.faults.append(fault)
             return line
         name, verb, argument, text = parse_step(line)
         if verb == "wait":
@@ -212,7 +213,7 @@ class World:
     def stop(self) -> None:
         """Have the server stop; raise Differs if it does so wrongly."""
         kernel, bus = self.kernel, self.kernel.bus
-        kernel.fault = None
+        kernel.faults.clear()
         owed = [
             (client.wire.taken, len(client.wire.taken) + len(client.backlog))
             for client in bus.clients
@@ -235,7 +236,7 @@ class World:
         half = follower.options.block_timeout / 2
         now = kernel.now
         turns = sorted({client.last_turn for client in server.clients})
-        state: list[Any] = [follower.snapshot(), self.programs, kernel.fault]
+        state: list[Any] = [follower.snapshot(), self.programs, kernel.faults]
         state.append([wire.number for wire in kernel.listener.waiting])
         for wire in (peer.wire for peer in self.peers.values()):
             ends = wire.ended, wire.deaf, wire.reset
@@ -296,11 +297,15 @@ def go(text: str, end: str, choose: Choose) -> Way:
                 way.lines[-1] = world.take(*step)
             way.lines.append(f"# {end}")
             getattr(world, end)()
-        except Differs as error:
-            return way._replace(wrong=str(error))
         except Exception as error:
-            return way._replace(wrong=f"CONN-12: {error!r}")
+            return way._replace(wrong=difference(error))
     return way._replace(size=world.kernel.count)
+
+
+def difference(error: Exception) -> str:
+    """Return what differs: a server that crashes does as well."""
+    is_crash = not isinstance(error, Differs)
+    return f"CONN-12: it crashes: {error!r}" if is_crash else str(error)
 
 
 def go_at_random(text: str, seed: str) -> Way:
@@ -350,9 +355,9 @@ def explore(text: str) -> Way:
                 twin: World = pickle.loads(pickle.dumps(world))
                 end = twin.stop if any(twin.steps()) else twin.finish
                 end()
-        except Differs as error:
+        except Exception as error:
             lines = [*search.way(), f"# {' '.join(search.step)}"]
-            return Way(text, "", [], lines, str(error))
+            return Way(text, "", [], lines, difference(error))
     return Way(text, "", [], [], "", len(search.orders))
 
 
