@@ -186,10 +186,6 @@ class FakeSelector:
     def unregister(self, fileobj: Any) -> None:
         del self.keys[fileobj]
 
-    def modify(self, fileobj: Any, events: int, data: Any) -> None:
-        assert events and not fileobj.closed and fileobj in self.keys
-        self.keys[fileobj] = SelectorKey(fileobj, 0, events, data)
-
     def ready(self) -> list[tuple[SelectorKey, int]]:
         """Return what would be reported now."""
         assert not any(one.closed for one in self.keys), "closed and watched"
@@ -364,8 +360,3 @@ def cost(packets: int = 1, payload_bytes: int = 1) -> int:
     """Return what packets with the key `k` count for in a backlog."""
     size = len(publish(b"k")) + payload_bytes + sbus.PACKET_OVERHEAD_BYTES
     return packets * size
-
-
-def choices(start: bytes) -> list[bytes]:
-    """Return the control packets that begin with a text."""
-    return [key for key in sbus.CHOICES if key.startswith(start)]

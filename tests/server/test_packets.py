@@ -8,31 +8,10 @@ import pytest
 
 import sbus
 from fake_kernel import FakeKernel
-from packets import WHOAMI, publish
+from packets import publish
 from patterns import OWN, TOKENS, Listener, mutate, wide_bus
 from sizes import PROOF, either
 from spec_model import MODES, is_reserved, may_use, read_form
-
-
-@pytest.mark.parametrize("packet", [b"MSG k", b"MSG k\n", b"MSG k/\0"])
-def test_packet_after_a_recent_one(kernel: FakeKernel, packet: bytes) -> None:
-    """[PKT-2] [PKT-3] A key that is remembered excuses nothing."""
-    peer = kernel.connect()
-    peer.send(b"SUB k", publish(b"k"), packet, WHOAMI)
-    assert peer.wire.closed == (packet[-1:] != b"\0")
-    assert peer.wire.taken[0] == publish(b"k")
-
-
-def test_old_bytes_of_the_buffer() -> None:
-    """[PUB-4] [LIMIT-4] They are no part of a shorter packet."""
-    kernel = FakeKernel(max_key=40_000)
-    peer, other = kernel.connect(), kernel.connect()
-    peer.send(b"SUB k/", publish(b"k/" + b"x" * 30_000, b"secret"))
-    other.send(b"SUB k/" + b"x" * 18_000)
-    other.send(publish(b"k/" + b"x" * 18_000, b"y"))
-    assert [len(packet) for packet in peer.read()] == [30_013, 18_008]
-    assert [len(packet) for packet in other.read()] == [18_008]
-
 
 # Inputs that have crashed a server, this one or the original; once in this
 # list, for ever.  Each line is what one client sends.
@@ -152,24 +131,3 @@ class TestBrokenPackets:
 def test_each_connection_refuses_descriptors(kernel: FakeKernel) -> None:
     """[CONN-7] A client may have connected before there was a server."""
     assert not kernel.connect().wire.passes_rights
-
-
-def test_long_keys_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """[LIMIT-4] So that a large limit costs no memory for each key."""
-    kernel = FakeKernel(max_key="unlimited")
-    peer = kernel.connect()
-    peer.send(b"SUB k/*")
-    keys = []
-    pattern_for = sbus.pattern_for
-
-    def look_up(segments: list[bytes], shape: sbus.Shape) -> bytes | None:
-        keys.append(segments)
-        return pattern_for(segments, shape)
-
-    monkeypatch.setattr(sbus, "pattern_for", look_up)
-    for size, found in ((10, 1), (510, 1), (511, 3), (300_000, 3)):
-        keys.clear()
-        packet = publish(b"k/" + b"x" * size)
-        peer.send(packet, packet, packet)
-        assert peer.read_all() == [packet] * 3
-        assert len(keys) == found
