@@ -205,7 +205,7 @@ class TestPublish:
 
     def test_many_receivers(self, kernel: FakeKernel) -> None:
         """[PUB-1] Also more than the server remembers for a key."""
-        many = sbus.RECENT_RECEIVERS_MAX + 2
+        many = sbus.RECENT_BYTES_MAX // 8 + 2
         peers = [kernel.connect() for _ in range(many)]
         for peer in peers:
             peer.send(b"SUB k")

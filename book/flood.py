@@ -84,7 +84,7 @@ class Flood:
             len(self.reader.wire.taken),
             len(reader.backlog.packets),
             len(self.publisher.wire.incoming),
-            publisher.is_paused,
+            bool(publisher.held_by),
             int(age) if hold else 0,
             hold.backlog_bytes if hold else -1,
             publisher.short_turns,

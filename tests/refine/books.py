@@ -11,9 +11,9 @@ from recorder import Ledger, RecordingKernel, require, require_equal
 def alarms_of(server: sbus.Server) -> dict[Any, float]:
     """Return the alarms of a server: of clients, and others by their names.
 
-    All that is private is read here and in the next two functions.  A wrong
-    entry shows to clients late or never: as a leak, a wake-up too many, or a
-    stale receiver.
+    All that is private is read here and in the next function.  A wrong entry
+    shows to clients late or never: as a leak, a wake-up too many, or a stale
+    receiver.
     """
     alarms = server._alarms.items()
     return {getattr(item, "__name__", item): due for item, due in alarms}
@@ -22,11 +22,6 @@ def alarms_of(server: sbus.Server) -> dict[Any, float]:
 def recent_of(bus: sbus.Bus) -> dict[bytes, list[sbus.Client]]:
     """Return the receivers of messages that came lately, by their heads."""
     return bus._recent
-
-
-def tables_of(bus: sbus.Bus) -> list[sbus.Table]:
-    """Return the tables of public and of secret patterns."""
-    return [bus._public, bus._secret]
 
 
 def check_books(kernel: RecordingKernel) -> None:
@@ -68,15 +63,15 @@ def check_client(client: sbus.Client) -> None:
     is_held = all(client in holder.holds for holder in client.held_by)
     does_hold = all(client in held.held_by for held in client.holds)
     require(is_held and does_hold, "BLOCK-12: a hold has one side")
-    events = 0 if client.is_paused else sbus.READ
-    if client.is_stalled and not client.resting:
+    events = 0 if client.held_by else sbus.READ
+    if client.is_stalled and client.lacks != "memory":
         events |= sbus.WRITE
     require_equal("CONN-21: events", client.events, events)
 
 
 def check_alarm(client: sbus.Client, due: float | None, now: float) -> None:
     """Raise Differs if an alarm is missing, or for nothing."""
-    if client.resting and client.is_stalled:
+    if client.lacks == "memory" and client.is_stalled:
         latest = now + sbus.REST_SECONDS
     elif client.holds:
         latest = client.progress.due
@@ -96,7 +91,7 @@ def check_tables(bus: sbus.Bus) -> None:
                 places = sbus.places_of(plain, client.credentials, bus.prefix)
                 table = tables[text.startswith(sbus.SECRET)]
                 table.change(shape, places, client, 1)
-    ours = [*map(vars, tables_of(bus))]
+    ours = [vars(bus.public), vars(bus.secret)]
     require_equal("UNSUB-1: tables", ours, [*map(vars, tables)])
 
 
@@ -104,10 +99,8 @@ def check_recent(bus: sbus.Bus) -> None:
     """Raise Differs if receivers are remembered wrongly, or too many."""
     recent = recent_of(bus)
     require(len(recent) <= sbus.RECENT_KEYS_MAX, "LIMIT-4: too many keys")
-    public, _ = tables_of(bus)
     for head, receivers in recent.items():
         key = head[len(b"MSG ") : -1]
-        is_short = len(key) <= sbus.RECENT_KEY_BYTES_MAX
-        is_few = len(receivers) <= sbus.RECENT_RECEIVERS_MAX
-        require(is_short and is_few, "LIMIT-4: too much is remembered")
-        require_equal("UNSUB-1", {*receivers}, {*public.find(key)})
+        size = len(key) + 8 * len(receivers)  # eight for each pointer
+        require(size <= sbus.RECENT_BYTES_MAX, "LIMIT-4: too long a key")
+        require_equal("UNSUB-1", {*receivers}, {*bus.public.find(key)})

@@ -15,8 +15,9 @@ from recorder import Call, RecordingKernel, require, require_equal
 STATS = b"CMSG stats\0"
 NOTHING_YET = (errno.EAGAIN, errno.ECONNRESET)  # to receive
 NO_READER = (errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED)
-NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
-REFUSED = (errno.EAGAIN, *NO_MEMORY)  # the packet has to wait
+# Where a packet has to wait: what the kernel lacks
+LACKS = {0: "", errno.EAGAIN: "room"}
+LACKS |= dict.fromkeys((errno.ENOBUFS, errno.ENOMEM), "memory")
 LATE_SECONDS = 1.0  # that an alarm may be late where each call takes time
 OFFER = model.offer
 DISCONNECT = model.disconnect
@@ -154,7 +155,7 @@ class Follower(model.Bus):
             self.now = call.now
             error = self.errors[wire] = call.error
 
-        if error and error not in REFUSED + NO_READER:
+        if error not in (*LACKS, *NO_READER):
             receiver.counts["refused"] += 1
             model.expel(self, receiver, "CONN-6")
             return
@@ -180,7 +181,7 @@ class Follower(model.Bus):
             model.drain(self, client)
         elif call.error in NO_READER:
             model.deafen(self, client)
-        elif call.error not in REFUSED:
+        elif call.error not in LACKS:
             client.counts["discarded"] -= 1  # it is one of the backlog
             model.expel(self, client, "CONN-6")
 
@@ -225,9 +226,9 @@ class Follower(model.Bus):
             limit = 2 * self.options.block_timeout + LATE_SECONDS
             is_late = client.holds and kernel.now - client.since > limit
             require(not is_late, "BLOCK-16: a holder has long been due")
-            if mine.is_stalled and (error := self.errors[wire]):
-                rests = error in NO_MEMORY
-                require_equal("PUB-6: it rests", mine.resting, rests)
+            if not mine.deaf:
+                lack = LACKS[self.errors.get(wire, 0)]
+                require_equal("PUB-6: what it lacks", mine.lacks, lack)
         for uid, user in kernel.bus.users.items():
             row = model.user_row(self, uid)
             require_equal("CTL-5: a user", user.counts, row)

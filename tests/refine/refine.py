@@ -46,7 +46,7 @@ STATES_MAX = 100_000  # of a small world
 # So small that small worlds are beyond them
 SMALL_TURNS = {"PACKETS_PER_TURN": 2, "SENDS_PER_TURN": 3, "SHORT_TURNS": 1}
 SMALL_TURNS |= {"BYTES_PER_TURN": 20, "RECENT_KEYS_MAX": 1}
-SMALL_TURNS |= {"RECENT_RECEIVERS_MAX": 1, "RECENT_KEY_BYTES_MAX": 1}
+SMALL_TURNS |= {"RECENT_BYTES_MAX": 10}
 ERRORS = ["EAGAIN", "EPIPE", "ECONNRESET", "EMFILE", "ENOBUFS", "ENOMEM"]
 ERRORS += ["ENOSPC", "EIO"]
 # A line of a world, and who takes it
@@ -243,7 +243,7 @@ class World:
             state.append((wire.incoming, wire.taken, wire.room, ends))
         for client in sorted(server.clients, key=lambda c: c.number):
             turn = turns.index(client.last_turn)
-            state.append((turn, client.short_turns, client.resting))
+            state.append((turn, client.short_turns, client.lacks))
             times = [client.progress.due] if client.holds else []
             times += [follower.clients[client.number].since] if times else []
             state.append([(now - time) // half for time in times])
@@ -258,7 +258,7 @@ def waits(client: sbus.Client) -> bool:
     """Return whether something is still to come of or for a client."""
     is_owed = client.is_stalled and not client.wire.deaf
     is_unread = bool(client.wire.incoming or client.wire.ended)
-    return is_owed or client.is_paused or is_unread
+    return is_owed or bool(client.held_by) or is_unread
 
 
 # ---- Ways through a world

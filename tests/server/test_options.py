@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
+import importlib
 import os
 import pwd
 import resource
@@ -152,6 +152,50 @@ def have_small_buffers() -> None:
     socket.socket.setsockopt = give_less  # type: ignore
 
 
+# What a small or an old Python lacks, of what a server might import or use
+SMALL_PYTHONS = {
+    "Debian python3-minimal": """
+        asyncio concurrent contextvars ctypes dataclasses decimal difflib html
+        json lzma mmap multiprocessing pprint queue resource secrets shlex
+        shutil socketserver statistics termios uuid xml""",
+    "OpenWrt python3-light": """
+        asyncio ctypes decimal email logging lzma multiprocessing pydoc
+        readline sqlite3 ssl unittest urllib uuid xml""",
+    "Yocto python3-core python3-io": """
+        asyncio concurrent contextvars ctypes decimal difflib html json logging
+        mmap multiprocessing numbers pickle pprint queue resource shlex
+        socketserver sqlite3 statistics unittest xml""",
+    "PyPy 7.3": "socket.SO_PASSCRED socket.SO_PEERCRED",
+}
+
+
+def lack(names: list[str]) -> None:
+    """Have a Python without modules or constants import the server anew."""
+    for name in names:
+        module, _, constant = name.rpartition(".")
+        if module:
+            delattr(sys.modules[module], constant)
+        else:
+            sys.modules[name] = None  # type: ignore
+    importlib.reload(sbus)
+
+
+def converse(path: str) -> None:
+    """Have clients ask, receive, and make a mistake."""
+    with connect(path) as reader, connect(path) as publisher:
+        reader.send(b"SUB k", b"SUB !/cred////secret")
+        large = publish(b"k", bytes(300_000))
+        secret = publish(reader.path + b"/secret")
+        room = (socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(large))
+        publisher.wire.setsockopt(*room)
+        publisher.send(large, secret)
+        assert [reader.receive(), reader.receive()] == [large, secret]
+        assert reader.stats()["published"] == 0
+        publisher.send(b"")
+        assert publisher.is_disconnected()
+        assert reader.fence() == []
+
+
 class TestPoorSystems:
     def test_small_buffers(
         self, directory: Path, capfd: pytest.CaptureFixture[str]
@@ -221,27 +265,32 @@ class TestPoorSystems:
             assert is_served(directory / "bus")
         assert "[LIMIT-7] only 48 clients: " in capfd.readouterr().err
 
-    def test_small_python(
-        self, directory: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        """[RUN-1] It serves without modules that few options need."""
-
-        def prepare() -> None:
-            for name in ("json", "resource", "shutil"):
-                sys.modules[name] = None  # type: ignore
-
+    @pytest.mark.parametrize("system", SMALL_PYTHONS)
+    def test_small_python(self, system: str, directory: Path) -> None:
+        """[RUN-1] All is served that needs none of the missing modules."""
+        names = SMALL_PYTHONS[system].split()
         path = f"{directory}/bus"
-        with Forked(prepare, "-a", path) as server:
+        with Forked(lambda: lack(names), "-a", path) as server:
             server.wait()
-            with connect(path) as peer:
-                peer.send(b"CMSG stats")
-                assert json.loads(peer.receive()[len(b"CMSG stats\0") :])
-        capfd.readouterr()
-        with Forked(prepare, "-a", path, "-r", "-v") as server:
-            assert server.wait() == b""
-            assert server.end() == 1
-        errors = capfd.readouterr().err
-        assert "json" in errors and errors.count("\n") == 1
+            converse(path)
+            assert server.end() == 0
+        assert os.listdir(directory) == []
+
+    @pytest.mark.parametrize("system", SMALL_PYTHONS)
+    def test_log_of_small_python(
+        self, system: str, directory: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """[RUN-1] Without json, a line says that -v or --trace needs it."""
+        names = SMALL_PYTHONS[system].split()
+        path = f"{directory}/bus"
+        for option in ("-v", f"--trace={directory}/trace"):
+            with Forked(lambda: lack(names), "-a", path, option) as server:
+                server.wait()
+                assert server.end() == ("json" in names)
+            errors = capfd.readouterr().err
+            if "json" in names:
+                assert "json" in errors and errors.count("\n") == 1
+                assert os.listdir(directory) == []
 
 
 class TestWhoGetsIn:
