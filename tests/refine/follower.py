@@ -44,7 +44,8 @@ class Follower(model.Bus):
         self.calls: deque[Call] = deque()  # of a round, still to be followed
         self.offers: list[tuple[model.Client, model.Message]] = []
         self.mistakes: dict[int, str] = {}  # rules, by the client's number
-        self.too_many: set[int] = set()  # clients that go after one turn
+        # Clients that go after a turn, and what each had sent before it
+        self.too_many: dict[int, list[bytes]] = {}
         self.held: set[int] = set()  # who was paused before this round
         self.errors: dict[Any, int] = {}  # of the last packet for a socket
         self.refused: set[Any] = set()  # sockets, in this round
@@ -83,7 +84,7 @@ class Follower(model.Bus):
         client = self.of_wire[call.wire] = self.connect(uid, gid, pid)
         client.sent += call.packets
         if client.end == "LIMIT-7":  # one too many is like others for a turn
-            self.too_many.add(client.number)
+            self.too_many[client.number] = [*client.sent]
             client.end = ""
             client.has_ended = False
 
@@ -125,8 +126,9 @@ class Follower(model.Bus):
     def see_deliver(self, call: Call) -> None:
         """Offer what a turn has left to a receiver, as the server did."""
         receiver = self.of_wire[call.wire]
-        messages = [m for client, m in self.offers if client is receiver]
-        self.offers = [o for o in self.offers if o[0] is not receiver]
+        offers = self.offers
+        messages = [message for to, message in offers if to is receiver]
+        self.offers = [offer for offer in offers if offer[0] is not receiver]
         require_equal("PUB-1: copies", len(call.packets), len(messages))
         for message, packet in zip(messages, call.packets):
             self.require_same(packet, message.packet)
@@ -209,7 +211,8 @@ class Follower(model.Bus):
         elif client.number in self.too_many:
             rule = rule or "LIMIT-7"
         require(rule, "CONN-12: a client is closed for nothing")
-        self.too_many.discard(client.number)
+        sent = self.too_many.pop(client.number, [])
+        require(client.sent != sent or not sent, "LIMIT-20: it is not heard")
         DISCONNECT(self, client, rule)
 
     # ---- What must be alike

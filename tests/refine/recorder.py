@@ -108,8 +108,8 @@ class Ledger:
             self.messages += 1
             self.copies += facts["receivers"]
             require(facts["m"] == self.messages, "TRACE-1: not the next one")
-        elif event in ("send", "drop"):  # an answer has no number
-            self.copies -= int(getattr(facts["packet"], "number", 0) > 0)
+        elif event in ("send", "drop") and hasattr(facts["packet"], "number"):
+            self.copies -= 1  # of a message, and not an answer
 
     def flush(self) -> None:
         """Write nothing."""

@@ -37,7 +37,7 @@ from recorder import Differs, Fault, Ledger, RecordingKernel, require
 from search import Search
 from worlds import random_world, small_worlds
 
-ROUNDS_MAX = 400  # after which all that can be read is read
+ROUNDS_MAX = 200  # after which all that can be read is read
 SLOW_SECONDS = 0.0011  # of a call: more than a turn
 REST_SECONDS = 0.06  # more than a client rests
 END_CHANCE = 0.02  # that a way ends before all is done
@@ -129,7 +129,7 @@ class World:
             self.kernel.now += float(argument)
             return line
         if name not in self.peers:
-            pairs = re.findall(r"(\w+)=(\d+)", argument * (verb == "process"))
+            pairs = re.findall(r"([gup]id)=(\d+)", line)  # of a process
             ids = {key: int(number) for key, number in pairs}
             self.peers[name] = self.kernel.knock(**ids)
         wire = self.peers[name].wire
@@ -197,7 +197,8 @@ class World:
 
     def finish(self) -> None:
         """Have all read; raise Differs if somebody waits all the same."""
-        kernel, clients = self.kernel, self.kernel.bus.clients
+        kernel = self.kernel
+        clients = kernel.bus.clients
         for peer in self.peers.values():
             peer.wire.room = peer.wire.room or None
         for _ in range(ROUNDS_MAX):
@@ -212,7 +213,8 @@ class World:
 
     def stop(self) -> None:
         """Have the server stop; raise Differs if it does so wrongly."""
-        kernel, bus = self.kernel, self.kernel.bus
+        kernel = self.kernel
+        bus = kernel.bus
         kernel.faults.clear()
         owed = [
             (client.wire.taken, len(client.wire.taken) + len(client.backlog))
@@ -232,24 +234,27 @@ class World:
 
     def snapshot(self) -> object:
         """Return what decides the future, with times in halves of a limit."""
-        kernel, follower, server = self.kernel, self.follower, self.kernel.bus
+        kernel = self.kernel
+        follower = self.follower
         half = follower.options.block_timeout / 2
         now = kernel.now
-        turns = sorted({client.last_turn for client in server.clients})
+        clients = sorted(kernel.bus.clients, key=lambda client: client.number)
+        turns = sorted({client.last_turn for client in clients})
         state: list[Any] = [follower.snapshot(), self.programs, kernel.faults]
         state.append([wire.number for wire in kernel.listener.waiting])
         for wire in (peer.wire for peer in self.peers.values()):
             ends = wire.ended, wire.deaf, wire.reset
             state.append((wire.incoming, wire.taken, wire.room, ends))
-        for client in sorted(server.clients, key=lambda c: c.number):
+        for client in clients:
             turn = turns.index(client.last_turn)
-            state.append((turn, client.short_turns, client.lacks))
+            is_given = client.progress.is_given
+            state.append((turn, client.short_turns, client.lacks, is_given))
             times = [client.progress.due] if client.holds else []
             times += [follower.clients[client.number].since] if times else []
             state.append([(now - time) // half for time in times])
         for item, due in alarms_of(kernel.server).items():
             state.append((getattr(item, "number", item), (now - due) // half))
-        recent = recent_of(server).items()
+        recent = recent_of(kernel.bus).items()
         state += sorted((head, len(some)) for head, some in recent)
         return hashlib.sha256(repr(state).encode()).digest()
 
@@ -323,9 +328,11 @@ def go_at_random(text: str, seed: str) -> Way:
 def go_again(text: str, end: str, steps: list[Action]) -> Way:
     """Go the same steps, as far as they can come."""
     left = iter(steps)
-    return go(
-        text, end, lambda ready: next((s for s in left if s in ready), None)
-    )
+
+    def choose(ready: list[Action]) -> Action | None:
+        return next((step for step in left if step in ready), None)
+
+    return go(text, end, choose)
 
 
 def random_ways(seed: str, count: int) -> Iterator[Way]:

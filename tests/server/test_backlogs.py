@@ -6,23 +6,8 @@ from typing import Any
 
 import pytest
 
-from fake_kernel import FakeKernel, FakePeer, cost
+from fake_kernel import FakeKernel, FakePeer
 from packets import publications, publish
-
-
-def test_block_by_several_packets_of_a_turn() -> None:
-    """[BLOCK-10] What waited before the first of them counts."""
-    kernel = FakeKernel(max_backlog=1_000)
-    reader = kernel.subscriber(b"order/random", room=1)
-    sender = kernel.connect()
-    sender.send(*publications(4))
-    assert reader.waiting == cost(3)
-    sender.send(publish(b"k", bytes(500)), publish(b"k", b"-"))
-    for packets in (4, 3, 2):  # the large one goes first
-        reader.read(1)
-        assert sender.paused and reader.waiting == cost(packets)
-    reader.read(1)
-    assert not sender.paused and reader.waiting == cost(1)
 
 
 @pytest.mark.parametrize(
