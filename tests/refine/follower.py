@@ -50,6 +50,7 @@ class Follower(model.Bus):
         self.errors: dict[Any, int] = {}  # of the last packet for a socket
         self.refused: set[Any] = set()  # sockets, in this round
         self.handled = 0  # packets, since the turn began
+        self.pauses: dict[int, int] = {}  # of clients paused in this turn
         self.causes: set[tuple[str, str]] = set()  # clients and rules
         self.logged: set[str] = set()  # rules that the log has named
 
@@ -165,13 +166,21 @@ class Follower(model.Bus):
         if error in NO_READER:
             model.deafen(self, receiver)
         receiver.room = 0 if error else None
+        publisher = self.clients.get(message.publisher, receiver)
+        times = publisher.counts["paused"]
         OFFER(self, receiver, message)
+        if publisher.counts["paused"] > times:
+            # Who lets go in a turn does so at its end: that is one pause
+            publisher.counts["paused"] = self.pauses.setdefault(
+                publisher.number, times + 1
+            )
         receiver.room = None
 
     def see_end_turn(self, _: Call) -> None:
         """Raise Differs if something is left of a turn."""
         require(not self.offers, "PUB-1: a receiver is left out")
         self.handled = 0
+        self.pauses.clear()
 
     def see_send(self, call: Call) -> None:
         """Have the kernel take a packet of a backlog, or refuse it."""
@@ -246,10 +255,14 @@ class Follower(model.Bus):
         for rule in {*counts} - {*sbus.COUNTED}:
             ours[named(rule)] += counts[rule]
         require_equal("CONN-13: causes", ours, known)
-        for number, rule in CAUSE.findall("\n".join(log)):
+        text = "\n".join(log)
+        causes = CAUSE.findall(text)
+        is_whole = len(causes) == text.count("disconnect client=")
+        require(is_whole, "CONN-13: a line does not say who it is")
+        for number, rule in causes:
             is_right = (number, rule) in self.causes or rule in EITHER
             require(is_right, f"CONN-13: {number} is said to break {rule}")
-        self.logged.update(map(named, CITED.findall("\n".join(log))))
+        self.logged.update(map(named, CITED.findall(text)))
         require({*known} <= self.logged, "CONN-13: a cause is not logged")
 
 

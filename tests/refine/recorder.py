@@ -13,6 +13,8 @@ from typing import Any
 import sbus
 from fake_kernel import FakeKernel, FakeListener, FakeSelector, FakeWire
 
+SELECTS_MAX = 1_000  # calls in a row, while the server stops
+
 
 class Differs(Exception):
     """The server does what the model does not."""
@@ -70,6 +72,10 @@ class Selector(FakeSelector):
     """Reports events in one order, or in the other."""
 
     is_reversed = False
+
+    def select(self, timeout: float) -> list[Any]:
+        require(len(self.timeouts) < SELECTS_MAX, "CONN-21: it spins")
+        return super().select(timeout)
 
     def ready(self) -> list[Any]:
         return super().ready()[:: -1 if self.is_reversed else 1]
