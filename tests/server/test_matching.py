@@ -7,10 +7,12 @@ specification.
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
 import sbus
+from fake_kernel import FakeKernel
 from packets import publish
 from patterns import OWN, Listener, mutate, texts, wide_bus
 from sizes import PROOF, either
@@ -50,6 +52,29 @@ def test_long_pairs() -> None:
         listener.send(publish(key))
         listener.send(b"UNSUB " + pattern)
         assert len(listener.take()) == expected, (pattern, key)
+
+
+def test_cost_of_a_key_beside_many_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """[LIMIT-5] [LIMIT-16] It has a bound, whatever all users store."""
+    kernel = FakeKernel(max_pattern_bytes="unlimited")
+    for first in range(0, 15 * 256, 256):
+        peer = kernel.connect(uid=1_000 + first)
+        lengths = range(first, first + 256)
+        peer.send(*[b"SUB " + b"x" * length + b"*" for length in lengths])
+        assert peer.wire.closed == (first >= 3_072)
+
+    look_ups = Counter[int]()
+    pattern_for = sbus.pattern_for
+
+    def look_up(segments: list[bytes], shape: sbus.Shape) -> bytes | None:
+        look_ups[len(segments)] += 1
+        return pattern_for(segments, shape)
+
+    monkeypatch.setattr(sbus, "pattern_for", look_up)
+    kernel.connect(uid=0).send(publish(b"new"))
+    assert look_ups[1] <= 4_096
 
 
 @pytest.mark.parametrize("pattern", [b"inbox/1", b"!/cred////1", b"a*b"])

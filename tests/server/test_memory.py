@@ -116,6 +116,25 @@ def test_equal_shapes_are_one(kernel: FakeKernel) -> None:
     assert used_bytes() - before < 500 * 4_000
 
 
+def test_other_shapes_come_and_go(kernel: FakeKernel) -> None:
+    """[LIMIT-5] What is known of equal shapes is shared none the less."""
+    ends = b"*/" * 62
+    peer = kernel.connect()
+    peer.send(b"SUB a/" + ends)
+    words = (b"SUB ", b"UNSUB ")
+    others = [
+        word + b"x" * length + b"*"
+        for length in range(1_100)
+        for word in words
+    ]
+    peer.send(*others)
+    before = used_bytes()
+    for number in range(1, 13):
+        peer.send(b"SUB %d/" % number + ends)
+        peer.send(*others)
+    assert used_bytes() - before < 12 * 1_500
+
+
 def test_mistakes_leave_nothing(kernel: FakeKernel) -> None:
     """[CONN-12] Not even for the garbage collector."""
     gc.collect()

@@ -8,6 +8,7 @@ import importlib
 import os
 import pwd
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -228,6 +229,47 @@ class TestPoorSystems:
             errors = capfd.readouterr().err
             says_why = f" {room} bytes" in errors and "wmem_max" in errors
             assert says_why == (size > room)
+
+    @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+    def test_memory_that_lacks_for_a_moment(
+        self, directory: Path, number: int
+    ) -> None:
+        """[RUN-1] A packet that the kernel cannot take now ends no start."""
+
+        def refuse(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        def prepare() -> None:
+            socket.socket.send = refuse  # type: ignore
+
+        with Forked(prepare, "-a", f"{directory}/bus") as server:
+            server.wait()
+            with connect(f"{directory}/bus"):
+                pass
+
+    @pytest.mark.parametrize(
+        "module, name", [(signal, "pthread_sigmask"), (os, "umask")]
+    )
+    def test_calls_that_are_refused(
+        self,
+        directory: Path,
+        capfd: pytest.CaptureFixture[str],
+        module: Any,
+        name: str,
+    ) -> None:
+        """[RUN-1] From the first call on, there is one line."""
+
+        def refuse(*_: object) -> None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+        def prepare() -> None:
+            setattr(module, name, refuse)
+
+        with Forked(prepare, "-a", f"{directory}/bus") as server:
+            server.wait()
+            assert server.end() == 1
+        errors = capfd.readouterr().err
+        assert errors.startswith("sbusd: ") and errors.count("\n") == 1
 
     def test_no_sockets(
         self, directory: Path, capfd: pytest.CaptureFixture[str]
