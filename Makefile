@@ -37,7 +37,7 @@ help:
 PIPELINE = spark-tests cluster-tests
 CLUSTER = tests/pipeline/test_pipeline_cluster.py
 TESTS = example-tests first-server-tests more-server-tests client-tests\
- broken-server-tests broken-process-tests kit-tests other-tests
+ broken-server-tests broken-process-tests kit-tests refine-tests other-tests
 # A module is compiled once, and not by each of a thousand processes
 COMPILED = -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/build/code
 define run_side_by_side
@@ -101,6 +101,9 @@ broken-process-tests:
 
 kit-tests:
 	@nice -n 5 $(PYTEST) tests/kit --ignore $(BROKEN_SERVERS)
+
+refine-tests:
+	@nice -n 5 $(PYTEST) tests/refine
 
 other-tests:
 	@nice -n 5 $(PYTEST) -rs tests/test_*.py tests/book
