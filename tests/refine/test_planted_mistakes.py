@@ -45,7 +45,10 @@ NOT_FOUND = {
     "every-publisher-adds-to-a-backlog": SIZE,
     "mistake-stops-the-server": END,
 }
-SMALL_WORLD = {"two-that-wait-go-both": "ring"}  # all of whose states show it
+SMALL_WORLD = {  # all of whose states show it
+    "two-that-wait-go-both": "ring",
+    "first-packet-of-a-backlog-has-no-limit": "modes-queue-discard",
+}
 
 pytestmark = PROOF
 
