@@ -116,6 +116,18 @@ def test_equal_shapes_are_one(kernel: FakeKernel) -> None:
     assert used_bytes() - before < 500 * 4_000
 
 
+def test_many_subscribers_of_a_pattern_leave(kernel: FakeKernel) -> None:
+    """[LIMIT-5] The room that they took is free again, while some stay."""
+    peers = [kernel.connect() for _ in range(400)]
+    patterns = [b"%d" % number for number in range(30)]
+    peers[0].send(*[b"SUB " + pattern for pattern in patterns])
+    before = used_bytes()
+    for word in (b"SUB ", b"UNSUB "):
+        for peer in peers[1:]:
+            peer.send(*[word + pattern for pattern in patterns])
+    assert used_bytes() - before < 30 * 10_000
+
+
 def test_other_shapes_come_and_go(kernel: FakeKernel) -> None:
     """[LIMIT-5] What is known of equal shapes is shared none the less."""
     ends = b"*/" * 62
