@@ -13,7 +13,7 @@ from typing import Any
 
 import model
 import sbus
-from follower import Follower, named, require_equal
+from follower import Follower, named
 from recorder import RecordingKernel
 
 LATE_SECONDS = 1.0  # that an alarm may be late where each call takes time
@@ -23,19 +23,17 @@ CITED = re.compile(r"\[([A-Z]+-\d+)\]")
 Fact = tuple[str, object, object]
 
 
-def compare(kernel: RecordingKernel, follower: Follower, log: str) -> None:
-    """Raise Differs at the first fact that is not as it should be."""
+def facts_of(
+    kernel: RecordingKernel, follower: Follower, log: str
+) -> Iterator[Fact]:
+    """Yield all that is to be alike."""
     clients = {client.number: client for client in kernel.bus.clients}
-    require_equal("CONN-10: clients", {*clients}, {*follower.clients})
+    yield "CONN-10: clients", {*clients}, {*follower.clients}
     for client in clients.values():
-        for fact in facts_of_client(client, follower):
-            require_equal(*fact)
-        for fact in facts_of_events(client, kernel, follower):
-            require_equal(*fact)
-    for fact in facts_of_bus(kernel, follower):
-        require_equal(*fact)
-    for fact in facts_of_causes(kernel.bus.counts, follower, log):
-        require_equal(*fact)
+        yield from facts_of_client(client, follower)
+        yield from facts_of_events(client, kernel, follower)
+    yield from facts_of_bus(kernel, follower)
+    yield from facts_of_causes(kernel.bus.counts, follower, log)
 
 
 def alarms_of(server: sbus.Server) -> dict[Any, float]:

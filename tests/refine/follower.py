@@ -58,10 +58,9 @@ class Follower(model.Bus):
         self.causes: set[tuple[int, str]] = set()  # clients and rules
         self.logged: set[str] = set()  # rules that the log has named
 
-        # A round: calls to follow, clients that were paused before, sockets
-        # of which a call failed, and sockets that were read
+        # A round: calls to follow, sockets of which a call failed, and
+        # sockets that were read
         self.calls: deque[Call] = deque()
-        self.held: set[int] = set()
         self.refused: set[Any] = set()
         self.heard: set[Any] = set()
 
@@ -89,8 +88,6 @@ class Follower(model.Bus):
     def follow(self, calls: list[Call]) -> None:
         """Go the way of a round; raise Differs where there is none."""
         self.calls.extend(calls)
-        holders = self.clients.values()
-        self.held = {number for holder in holders for number in holder.holds}
         self.refused = {call.subject for call in calls if call.error}
         reads = [call for call in calls if call.name == "recv_into"]
         self.heard = {call.subject for call in reads}
@@ -133,7 +130,6 @@ class Follower(model.Bus):
             self.note_mistake(client, "CONN-6")
         if not call.result:
             return
-        require(client.number not in self.held, "BLOCK-12: it is paused")
         model.handle(self, client)
         self.handled += 1
 

@@ -14,7 +14,6 @@ a short conversation, and the exit status is 1.
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import random
 import re
@@ -27,12 +26,12 @@ from unittest.mock import patch
 import model
 import sbus
 from conformance.examples import escape, parse_step
-from facts import alarms_of, compare
-from follower import Differs, Follower, require
+from facts import alarms_of, facts_of
+from follower import Differs, Follower, require, require_equal
 from model_bus import model_options
 from recorder import Ledger, RecordingKernel
 from search import Search
-from worlds import random_world, small_worlds
+from worlds import expand, random_world, small_worlds
 
 ROUNDS_MAX = 200  # after which all that can be read is read
 SLOW_SECONDS = 0.0011  # of a call: more than a turn
@@ -41,17 +40,6 @@ END_CHANCE = 0.02  # that a way ends before all is done
 WORLDS = 400  # of a seed, which take some 12 s of the processor
 WAYS = 6  # through a random world
 STATES_MAX = 100_000  # of a small world
-# So small that small worlds are beyond them
-SMALL_TURNS = {
-    "PACKETS_PER_TURN": 2,
-    "SENDS_PER_TURN": 3,
-    "SHORT_TURNS": 1,
-    "BYTES_PER_TURN": 20,
-    "RECENT_KEYS_MAX": 1,
-    "RECENT_BYTES_MAX": 10,
-}
-ERRORS = ["EAGAIN", "EPIPE", "ECONNRESET", "EMFILE", "ENOBUFS", "ENOMEM"]
-ERRORS += ["ENOSPC", "EIO"]
 # A line of a world, and who takes it
 NAME = re.compile(r"^(?=([A-Z](?= )|# fail|wait))(.*)", re.M)
 LOG: list[str] = []  # of the server
@@ -61,24 +49,25 @@ Action = tuple[str, str]  # a step of a way, and whose it is
 @contextmanager
 def prepared(text: str) -> Iterator[None]:
     """Have the server and the model work as a world needs it."""
-    ours: dict[str, Any] = {"log": LOG.append}
-    ours |= SMALL_TURNS if "# small turns" in text else {}
+    constants = re.findall(r"^# set (\w+) (\d+)", text, re.M)
+    ours: dict[str, Any] = {name: int(number) for name, number in constants}
+    ours["log"] = LOG.append
     theirs: dict[str, Any] = {"offer": Follower.put_off}
     theirs["disconnect"] = Follower.note_mistake
     with patch.multiple(sbus, **ours), patch.multiple(model, **theirs):
         yield
 
 
-class World:
+class World(RecordingKernel):
     """A server, the model that follows it, and programs."""
 
     def __init__(self, text: str) -> None:
         before, _, after = text.partition("---\n")
         words = " ".join(re.findall(r"^server (.*)", before, re.M)).split()
-        self.kernel = RecordingKernel(*words)
+        super().__init__(*words)
         self.follower = Follower(**model_options(words))
         if "# journal" in before:
-            vars(self.kernel.bus)["journal"] = Ledger()
+            vars(self.bus)["journal"] = Ledger()
         self.wires: dict[str, Any] = {}
         self.programs: dict[str, list[str]] = {}  # lines, by who takes them
 
@@ -100,9 +89,9 @@ class World:
             if wire.taken and wire.room is not None and not wire.deaf:
                 yield "read", name
 
-        served = [key.data for key, _ in self.kernel.selector.ready()]
-        alarms = alarms_of(self.kernel.server).values()
-        if served or min(alarms, default=sbus.NEVER) <= self.kernel.now:
+        served = [key.data for key, _ in self.selector.ready()]
+        alarms = alarms_of(self.server).values()
+        if served or min(alarms, default=sbus.NEVER) <= self.now:
             yield "round", "in no time"
         if any(isinstance(client, sbus.Client) for client in served):
             yield "round", "slowly"
@@ -120,17 +109,17 @@ class World:
         if line.startswith("# fail"):
             call, count, error, times = line.split()[2:]
             plan = [""] * int(count) + [error] * int(times)
-            self.kernel.errors[call].extend(plan)
+            self.errors[call].extend(plan)
             return line
         name, verb, argument, text = parse_step(line)
         if verb == "wait":
-            self.kernel.now += float(argument)
+            self.now += float(argument)
             return line
 
         if name not in self.wires:
             pairs = re.findall(r"([gup]id)=(\d+)", line)  # of a process
             ids = {key: int(number) for key, number in pairs}
-            self.wires[name] = self.kernel.knock(**ids).wire
+            self.wires[name] = self.knock(**ids).wire
             vars(self.wires[name]).update(name=name, sent=[])
         wire = self.wires[name]
         if verb == ">":
@@ -149,7 +138,7 @@ class World:
         wire = self.wires[name]
         packet = wire.taken.popleft()
         if client := self.follower.of_wire.get(wire):
-            client.since = self.kernel.now
+            client.since = self.now
             client.is_given_time = False
             del client.received[:1]  # of one that is expelled none are left
         return f"{name} < {escape(packet)}"
@@ -159,22 +148,22 @@ class World:
 
         Each call takes so many seconds.
         """
-        kernel = self.kernel
-        kernel.seconds = seconds
         LOG.clear()
+        self.seconds = seconds
+        self.server.round(0)
+        self.follower.follow(self.calls)
+        for fact in facts_of(self, self.follower, "\n".join(LOG)):
+            require_equal(*fact)
 
-        kernel.server.round(0)
-        self.follower.follow(kernel.calls)
-        compare(kernel, self.follower, "\n".join(LOG))
-        text = "; ".join(map(str, kernel.calls))
-        kernel.calls.clear()
+        text = "; ".join(map(str, self.calls))
+        self.calls.clear()
         return f"# a round: {text}"
 
     def settle(self) -> None:
         """Have the server do all that it can."""
         for _ in range(ROUNDS_MAX):
             self.round()
-            if not self.kernel.selector.ready():
+            if not self.selector.ready():
                 return
         raise Differs("CONN-21: the server spins")
 
@@ -182,7 +171,6 @@ class World:
 
     def finish(self) -> None:
         """Have all read; raise Differs if somebody waits all the same."""
-        kernel = self.kernel
         for wire in self.wires.values():
             wire.room = wire.room or None
         for _ in range(ROUNDS_MAX):
@@ -190,54 +178,43 @@ class World:
                 while wire.taken and not wire.deaf:
                     self.read(name)
             self.settle()
-            kernel.now += REST_SECONDS
-            is_calm = not any(map(waits, kernel.bus.clients))
-            if is_calm and not kernel.listener.waiting:
+            self.now += REST_SECONDS
+            is_calm = not any(map(waits, self.bus.clients))
+            if is_calm and not self.listener.waiting:
                 return
         raise Differs("BLOCK-12: not all go on, though all read")
 
     def stop(self) -> None:
         """Have the server stop; raise Differs if it does so wrongly."""
-        kernel = self.kernel
-        bus = kernel.bus
-        kernel.errors.clear()
+        self.errors.clear()
         owed = {
             client.wire: len(client.wire.taken) + len(client.backlog)
-            for client in bus.clients
+            for client in self.bus.clients
             if not client.wire.deaf and client.wire.room is None
         }
-        kernel.server.stopping = True
-        kernel.server.run()
+        self.server.stopping = True
+        self.server.run()
 
-        uses = any(bus.counts[use] for use in sbus.USES)
-        is_left = bus.clients or bus.users or kernel.selector.keys or uses
-        require(not is_left, "RUN-12: a client or a socket is left")
-        wires = [wire for wire in self.wires.values() if not wire.closed]
-        is_closed = wires == [*kernel.listener.waiting]
-        require(is_closed, "RUN-12: not closed")
         taken = {wire: len(wire.taken) for wire in owed}
-        require(taken == owed, "RUN-12: packets are lost")
+        require_equal("RUN-12: taken", taken, owed)
+        is_left = self.bus.clients or self.bus.users or self.selector.keys
+        require(not is_left, "RUN-12: a client or a socket is left")
+        uses = [self.bus.counts[use] for use in sbus.USES]
+        require_equal("RUN-12: uses", uses, [0] * len(uses))
+        wires = [wire for wire in self.wires.values() if not wire.closed]
+        require_equal("RUN-12: open", wires, [*self.listener.waiting])
 
     def snapshot(self) -> object:
         """Return what decides the future, with times in halves of a limit."""
-        kernel = self.kernel
-        follower = self.follower
-        half = follower.options.block_timeout / 2
-        clients = sorted(kernel.bus.clients, key=lambda client: client.number)
-        turns = sorted({client.last_turn for client in clients})
-        state: list[Any] = [follower.snapshot(), self.programs, kernel.errors]
+        half = self.follower.options.block_timeout / 2
+        state: list[Any] = [self.follower.snapshot(), self.programs]
+        state.append(self.errors)
         for wire in self.wires.values():
             ends = wire.ended, wire.deaf, wire.reset
             state.append((wire.incoming, wire.taken, wire.room, ends))
-        for client in clients:
-            turn = turns.index(client.last_turn)
-            state.append((turn, client.short_turns, client.progress.is_given))
-            age = kernel.now - follower.clients[client.number].since
-            state.append(age // half if client.holds else 0)
-        for item, due in alarms_of(kernel.server).items():
-            name = getattr(item, "number", item)
-            state.append((name, (kernel.now - due) // half))
-        return hashlib.sha256(repr(state).encode()).digest()
+        for due in alarms_of(self.server).values():
+            state.append((self.now - due) // half)
+        return hash(repr(state))
 
 
 def waits(client: sbus.Client) -> bool:
@@ -258,7 +235,7 @@ class Way(NamedTuple):
     steps: list[Action]
     lines: list[str]  # the same, to be read
     wrong: str = ""
-    size: int = 0  # how many calls could fail, or states there are
+    size: int = 0  # how many calls could fail
 
     def block(self, name: str) -> str:
         """Return it as an example of the specification."""
@@ -285,7 +262,7 @@ def go(text: str, end: str, choose: Choose) -> Way:
             getattr(world, end)()
         except Exception as error:
             return way._replace(wrong=difference(error))
-    return way._replace(size=world.kernel.count)
+    return way._replace(size=world.count)
 
 
 def difference(error: Exception) -> str:
@@ -330,7 +307,7 @@ def failing_ways(text: str, seed: str) -> Iterator[Way]:
     whole = go_at_random(text, seed)
     yield whole
     for place in range(whole.size):
-        fault = f"# fail any {place} {draw.choice(ERRORS)} 1\n"
+        fault = f"# fail any {place} {expand(draw, 'error')} 1\n"
         yield go_again(fault + text, whole.end, whole.steps)
 
 
@@ -346,7 +323,7 @@ def explore(text: str) -> Way:
         except Exception as error:
             lines = [*search.way(), f"# {' '.join(search.step)}"]
             return Way(text, "settle", [], lines, difference(error))
-    return Way(text, "settle", [], [], "", len(search.orders))
+    return Way(text, "settle", [], [])
 
 
 def shrink(way: Way) -> Way:
