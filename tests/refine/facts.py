@@ -153,6 +153,6 @@ def facts_of_causes(
     yield "CONN-13: causes", counted, known
 
     said = {(int(n), named(rule)) for n, rule in CAUSE.findall(log)}
-    yield "CONN-13: said wrongly", said - follower.causes, set()
+    yield "CONN-13: said wrongly", said - {*follower.causes}, set()
     follower.logged.update(map(named, CITED.findall(log)))
     yield "CONN-13: not logged", {*known} - follower.logged, set()

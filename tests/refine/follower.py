@@ -55,7 +55,7 @@ class Follower(model.Bus):
         self.of_wire: dict[Any, model.Client] = {}
         self.lacks: dict[int, str] = {}  # by number
         self.mistakes: dict[int, str] = {}  # rules, by the client's number
-        self.causes: set[tuple[int, str]] = set()  # clients and rules
+        self.causes: list[tuple[int, str]] = []  # clients and rules
         self.logged: set[str] = set()  # rules that the log has named
 
         # A round: calls to follow, sockets of which a call failed, and
@@ -80,10 +80,9 @@ class Follower(model.Bus):
         self.mistakes[client.number] = rule
 
     def note(self, rule: str, client: model.Client, event: str) -> None:
-        """Keep in mind why a client leaves; to finish is no mistake."""
-        leaves = event in ("is gone", "is disconnected")
-        if leaves and rule != "CONN-10":
-            self.causes.add((client.number, named(rule)))
+        """Keep in mind why a client is disconnected."""
+        if event == "is disconnected":
+            self.causes.append((client.number, named(rule)))
 
     def follow(self, calls: list[Call]) -> None:
         """Go the way of a round; raise Differs where there is none."""
@@ -231,10 +230,14 @@ class Follower(model.Bus):
             return
         rule = self.mistakes.pop(client.number, "")
         if not rule and client.end == "LIMIT-7":
+            rule = client.end
             require(call.subject in self.heard, "LIMIT-20: it is not heard")
         elif not rule:
             is_over = client.has_ended and not client.sent
             require(is_over, "CONN-12: a client is closed for nothing")
             is_owed = client.backlog and call.subject not in self.refused
             require(not is_owed, "CONN-10: packets wait for who is closed")
+
+        if rule:
+            self.causes.append((client.number, named(rule)))
         DISCONNECT(self, client, rule or client.end or "CONN-10")
