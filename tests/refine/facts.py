@@ -50,51 +50,51 @@ def recent_of(bus: sbus.Bus) -> dict[bytes, list[sbus.Client]]:
     return bus._recent
 
 
-def facts_of_client(mine: sbus.Client, follower: Follower) -> Iterator[Fact]:
+def facts_of_client(client: sbus.Client, follower: Follower) -> Iterator[Fact]:
     """Yield what is to be alike of a client."""
-    client = follower.clients[mine.number]
-    is_lost = client.is_deaf or bool(client.end)
-    cause = mine.expelled[1:].partition("]")[0]
-    yield "CONN-6: end", (cause, mine.deaf), (client.end, is_lost)
+    twin = follower.clients[client.number]
+    is_lost = twin.is_deaf or bool(twin.end)
+    cause = client.expelled[1:].partition("]")[0]
+    yield "CONN-6: end", (cause, client.deaf), (twin.end, is_lost)
     if not is_lost:
-        lack = follower.lacks.get(client.number, "")
-        yield "PUB-4: packets", [*mine.wire.taken], client.received
-        yield "PUB-6: what the kernel lacks", mine.lacks, lack
+        lack = follower.lacks.get(twin.number, "")
+        yield "PUB-4: packets", [*client.wire.taken], twin.received
+        yield "PUB-6: what the kernel lacks", client.lacks, lack
 
-    waiting = [message.packet for message in client.backlog]
-    yield "BLOCK-4: backlog", [*map(bytes, mine.backlog)], waiting
-    yield "PUB-1: outbox", mine.outbox, []
-    yield "SUB-1: patterns", mine.patterns, client.patterns
-    yield "BLOCK-2: modes", mine.modes, client.modes
-    holds = {p.number: tuple(hold) for p, hold in mine.holds.items()}
-    yield "BLOCK-12: holds", holds, client.holds
-    holders = sorted(holder.number for holder in mine.held_by)
-    yield "BLOCK-12: held by", holders, sorted(follower.paused_by(client))
-    uses = model.uses_of([client])
-    yield "CTL-5: counts", {name: mine.counts[name] for name in uses}, uses
+    waiting = [message.packet for message in twin.backlog]
+    yield "BLOCK-4: backlog", [*map(bytes, client.backlog)], waiting
+    yield "PUB-1: outbox", client.outbox, []
+    yield "SUB-1: patterns", client.patterns, twin.patterns
+    yield "BLOCK-2: modes", client.modes, twin.modes
+    holds = {p.number: tuple(hold) for p, hold in client.holds.items()}
+    yield "BLOCK-12: holds", holds, twin.holds
+    holders = sorted(holder.number for holder in client.held_by)
+    yield "BLOCK-12: held by", holders, sorted(follower.paused_by(twin))
+    uses = model.uses_of([twin])
+    yield "CTL-5: counts", {name: client.counts[name] for name in uses}, uses
 
 
 def facts_of_events(
-    mine: sbus.Client, kernel: RecordingKernel, follower: Follower
+    client: sbus.Client, kernel: RecordingKernel, follower: Follower
 ) -> Iterator[Fact]:
     """Yield what the server is to wait for on account of a client."""
-    is_resting = mine.is_stalled and mine.lacks == "memory"
-    events = 0 if mine.held_by else sbus.READ
-    if mine.is_stalled and not is_resting:
+    is_resting = client.is_stalled and client.lacks == "memory"
+    events = 0 if client.held_by else sbus.READ
+    if client.is_stalled and not is_resting:
         events |= sbus.WRITE
-    key = kernel.selector.keys.get(mine.wire)
+    key = kernel.selector.keys.get(client.wire)
     yield "CONN-21: events", key.events if key else 0, events
 
-    latest = mine.progress.due if mine.holds else sbus.NEVER
+    latest = client.progress.due if client.holds else sbus.NEVER
     if is_resting:
         latest = kernel.now + sbus.REST_SECONDS
-    due = alarms_of(kernel.server).get(mine, sbus.NEVER)
+    due = alarms_of(kernel.server).get(client, sbus.NEVER)
     expected = latest if latest == sbus.NEVER else min(due, latest)
     yield "CONN-21: alarm", due, expected
-    if mine.holds:
+    if client.holds:
         # What the kernel kept may have counted, one time late [BLOCK-16]
         limit = 2 * follower.options.block_timeout + LATE_SECONDS
-        age = kernel.now - follower.clients[mine.number].since
+        age = kernel.now - follower.clients[client.number].since
         yield "BLOCK-16: long due", age > limit, False
 
 
@@ -113,11 +113,14 @@ def facts_of_bus(
     expected = [] if kernel.listener in kernel.selector.keys else ["_listen"]
     alarms = {*alarms_of(kernel.server)} - bus.clients - {"write_left_out"}
     yield "CONN-21: alarms", [*alarms], expected
+    counts = [sum(user.shapes.values()) for user in bus.users.values()]
+    shapes = [*bus.public.shapes.values(), *bus.secret.shapes.values()]
+    yield "LIMIT-5: shapes of users", sum(counts), sum(shapes)
     tables = [vars(bus.public), vars(bus.secret)]
     yield "UNSUB-1: tables", tables, tables_of(bus)
-    recent = {head: {*found} for head, found in recent_of(bus).items()}
-    found = {head: {*bus.public.find(head[4:-1])} for head in recent}
-    yield "UNSUB-1: receivers", recent, found
+    recent = {head: {*clients} for head, clients in recent_of(bus).items()}
+    receivers = {head: {*bus.public.find(head[4:-1])} for head in recent}
+    yield "UNSUB-1: receivers", recent, receivers
     bytes_max = max(map(len, recent), default=0) - len(b"MSG \0")
     is_much = len(recent) > sbus.RECENT_KEYS_MAX
     yield "LIMIT-4: keys", is_much or bytes_max > sbus.RECENT_BYTES_MAX, False

@@ -46,8 +46,8 @@ class Follower(model.Bus):
     """Does what the server was seen to do, call by call.
 
     What the model does at once, the server does at the end of a turn: it
-    offers packets, and closes the connection of who has made a mistake.  So
-    put_off and note_mistake stand for two functions of the model.
+    offers packets, and closes the connection of a client that has made a
+    mistake.  So put_off and note_mistake stand for two functions of the model.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -236,7 +236,7 @@ class Follower(model.Bus):
             is_over = client.has_ended and not client.sent
             require(is_over, "CONN-12: a client is closed for nothing")
             is_owed = client.backlog and call.subject not in self.refused
-            require(not is_owed, "CONN-10: packets wait for who is closed")
+            require(not is_owed, "CONN-10: packets wait for it")
 
         if rule:
             self.causes.append((client.number, named(rule)))

@@ -6,10 +6,10 @@
     python3 tests/refine/refine.py WORLD   all states of a small world
 
 The server of sbus.py runs on a kernel that writes down each call.  After each
-round the model goes the same way, call by call.  Then all facts.py knows must
-be alike.  In the end all is read, and then nobody waits; or the server stops,
-and then nobody is left.  worlds.md has the worlds.  What differs is printed as
-a short conversation, and the exit status is 1.
+round the model goes the same way, call by call.  Then the facts of facts.py
+must be alike.  In the end all is read, and then nobody waits; or the server
+stops, and then nobody is left.  worlds.md has the worlds.  A difference is
+printed as a short conversation, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ REST_SECONDS = 0.06  # more than a client rests
 END_CHANCE = 0.02  # that a way ends before all is done
 WORLDS = 400  # of a seed, which take some 12 s of the processor
 WAYS = 6  # through a random world
-STATES_MAX = 100_000  # of a small world
-# A line of a world, and who takes it
+# A line of a world, and its actor: a client, the kernel, or the clock
 NAME = re.compile(r"^(?=([A-Z](?= )|# fail|wait))(.*)", re.M)
 LOG: list[str] = []  # of the server
 Action = tuple[str, str]  # a step of a way, and whose it is
@@ -50,11 +49,11 @@ Action = tuple[str, str]  # a step of a way, and whose it is
 def prepared(text: str) -> Iterator[None]:
     """Have the server and the model work as a world needs it."""
     constants = re.findall(r"^# set (\w+) (\d+)", text, re.M)
-    ours: dict[str, Any] = {name: int(number) for name, number in constants}
-    ours["log"] = LOG.append
-    theirs: dict[str, Any] = {"offer": Follower.put_off}
-    theirs["disconnect"] = Follower.note_mistake
-    with patch.multiple(sbus, **ours), patch.multiple(model, **theirs):
+    server: dict[str, Any] = {name: int(number) for name, number in constants}
+    server["log"] = LOG.append
+    follower: dict[str, Any] = {"offer": Follower.put_off}
+    follower["disconnect"] = Follower.note_mistake
+    with patch.multiple(sbus, **server), patch.multiple(model, **follower):
         yield
 
 
@@ -69,7 +68,7 @@ class World(RecordingKernel):
         if "# journal" in before:
             vars(self.bus)["journal"] = Ledger()
         self.wires: dict[str, Any] = {}
-        self.programs: dict[str, list[str]] = {}  # lines, by who takes them
+        self.programs: dict[str, list[str]] = {}  # lines, by the actor
 
         for _, line in NAME.findall(before):
             self.act(line)
@@ -314,7 +313,7 @@ def failing_ways(text: str, seed: str) -> Iterator[Way]:
 def explore(text: str) -> Way:
     """Search all states of a world; return a way to what differs."""
     with prepared(text):
-        search: Search[World] = Search(World(text), STATES_MAX)
+        search: Search[World] = Search(World(text), sys.maxsize)
         try:
             for world in search.worlds():
                 twin: World = pickle.loads(pickle.dumps(world))
