@@ -15,6 +15,8 @@ import sbus
 from conformance.examples import escape
 from fake_kernel import FakeKernel, FakeListener, FakeSelector, FakeWire
 
+SELECTS_MAX = 1_000  # calls in a row, while the server stops
+
 
 @dataclass
 class Call:
@@ -72,9 +74,13 @@ class Listener(FakeListener):
 
 
 class Selector(FakeSelector):
-    """A selector that may have no room."""
+    """A selector that may have no room, and that nobody asks for ever."""
 
     register = recorded(FakeSelector.register)
+
+    def select(self, timeout: float) -> list[Any]:
+        assert len(self.timeouts) < SELECTS_MAX, "the server spins"
+        return super().select(timeout)
 
 
 class Pending(list[sbus.Client]):

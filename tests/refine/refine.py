@@ -148,6 +148,7 @@ class World(RecordingKernel):
         Each call takes so many seconds.
         """
         LOG.clear()
+        self.selector.timeouts.clear()
         self.seconds = seconds
         self.server.round(0)
         self.follower.follow(self.calls)
