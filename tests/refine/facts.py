@@ -155,7 +155,9 @@ def facts_of_causes(
         counted[named(rule)] += counts[rule]
     yield "CONN-13: causes", counted, known
 
-    said = {(int(n), named(rule)) for n, rule in CAUSE.findall(log)}
+    lines = CAUSE.findall(log)
+    yield "CONN-13: named", len(lines), log.count("disconnect client=")
+    said = {(int(number), named(rule)) for number, rule in lines}
     yield "CONN-13: said wrongly", said - {*follower.causes}, set()
     follower.logged.update(map(named, CITED.findall(log)))
     yield "CONN-13: not logged", {*known} - follower.logged, set()
