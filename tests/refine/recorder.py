@@ -6,30 +6,16 @@ import copyreg
 import errno
 import itertools
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import sbus
+from conformance.examples import escape
 from fake_kernel import FakeKernel, FakeListener, FakeSelector, FakeWire
 
 SELECTS_MAX = 1_000  # calls in a row, while the server stops
-
-
-class Differs(Exception):
-    """The server does what the model does not."""
-
-
-def require(condition: object, text: str) -> None:
-    """Raise Differs if something is not so."""
-    if not condition:
-        raise Differs(text)
-
-
-def require_equal(name: str, ours: object, theirs: object) -> None:
-    """Raise Differs if the server has not what it should."""
-    if ours != theirs:
-        raise Differs(f"{name}: {ours}, not {theirs}")
 
 
 @dataclass
@@ -37,83 +23,90 @@ class Call:
     """A call of the kernel, or a step of a turn between two calls."""
 
     name: str
-    wire: Any  # whose it is
-    packets: tuple[bytes, ...] = ()
+    subject: Any  # the socket or the selector
+    arguments: tuple[Any, ...]
+    result: Any = None
     error: int = 0
     now: float = 0.0  # when it was over
 
+    def __str__(self) -> str:
+        error = errno.errorcode.get(self.error, "")
+        words = [self.name, getattr(self.subject, "name", ""), error]
+        words += [escape(a) for a in self.arguments if isinstance(a, bytes)]
+        return " ".join(filter(None, words))
 
-@dataclass
-class Fault:
-    """An error of the kernel that is to come."""
 
-    name: str  # of the call, or "any"
-    calls: int  # of this name that come before
-    error: str
-    times: int  # that it comes
+def recorded(method: Any) -> Any:
+    """Return a method whose calls are written down, and fail if it is due."""
 
-    def is_due(self, name: str) -> bool:
-        """Return whether a call is to fail, and count it."""
-        if self.name not in ("any", name):
-            return False
-        self.calls -= 1
-        return -self.times <= self.calls < 0
+    def record(self: Any, *arguments: Any) -> Any:
+        if method.__name__ == "send":  # what is in a view changes
+            arguments = (bytes(arguments[0]),)
+        call = self.kernel.note(method.__name__, self, *arguments)
+        try:
+            self.kernel.may_fail(call.name)
+            call.result = method(self, *arguments)
+            return call.result
+        except OSError as error:
+            call.error = error.errno
+            raise
+        finally:
+            self.kernel.now += self.kernel.seconds
+            call.now = self.kernel.now
+
+    return record
 
 
 class Wire(FakeWire):
     """A client's socket."""
 
+    recv_into = recorded(FakeWire.recv_into)
+    recvmsg = recorded(FakeWire.recvmsg)
+    send = recorded(FakeWire.send)
+    shutdown = recorded(FakeWire.shutdown)
+    close = recorded(FakeWire.close)
+
 
 class Listener(FakeListener):
-    """A listening socket."""
+    """The listening socket."""
+
+    accept = recorded(FakeListener.accept)
 
 
 class Selector(FakeSelector):
-    """Reports events in one order, or in the other."""
+    """A selector that may have no room, and that nobody asks for ever."""
 
-    is_reversed = False
+    register = recorded(FakeSelector.register)
 
     def select(self, timeout: float) -> list[Any]:
-        require(len(self.timeouts) < SELECTS_MAX, "CONN-21: it spins")
+        assert len(self.timeouts) < SELECTS_MAX, "the server spins"
         return super().select(timeout)
-
-    def ready(self) -> list[Any]:
-        return super().ready()[:: -1 if self.is_reversed else 1]
 
 
 class Pending(list[sbus.Client]):
     """The receivers of a turn: notes when each is handed its outbox."""
 
-    def __init__(self, kernel: RecordingKernel) -> None:
-        super().__init__()
-        self.kernel = kernel
+    kernel: RecordingKernel
 
     def __iter__(self) -> Iterator[sbus.Client]:
         for client in super().__iter__():
             packets = map(bytes, client.outbox)
             self.kernel.note("deliver", client.wire, *packets)
             yield client
-        self.kernel.note("end_turn", None)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to copy it: between turns it is empty."""
-        return Pending, (self.kernel,)
+    def clear(self) -> None:
+        super().clear()
+        self.kernel.note("end_turn", None)
 
 
 class Ledger:
-    """Stands for sbus.Journal: counts the copies of messages."""
+    """Stands for sbus.Journal: counts the copies that have no end yet."""
 
-    def __init__(self) -> None:
-        self.messages = 0
-        self.copies = 0  # that have no end yet
+    copies = 0
 
-    def note(
-        self, event: str, rule: str, who: sbus.Client, **facts: Any
-    ) -> None:
+    def note(self, event: str, rule: str, client: Any, **facts: Any) -> None:
         if event == "msg":
-            self.messages += 1
             self.copies += facts["receivers"]
-            require(facts["m"] == self.messages, "TRACE-1: not the next one")
         elif event in ("send", "drop") and hasattr(facts["packet"], "number"):
             self.copies -= 1  # of a message, and not an answer
 
@@ -124,66 +117,34 @@ class Ledger:
 class RecordingKernel(FakeKernel):
     """A server on sockets whose calls are written down."""
 
-    wire_kind = Wire
+    wire_kind: Any = Wire
     listener_kind = Listener
     selector_kind = Selector
 
     def __init__(self, *words: str) -> None:
         self.calls: list[Call] = []
         self.count = 0  # of calls that may fail
-        self.faults: list[Fault] = []
+        self.seconds = 0.0  # that a call takes
+        # By the name of a call, or "any": errors to come, or "" for none
+        self.errors: defaultdict[str, deque[str]] = defaultdict(deque)
         super().__init__(*words)
-        vars(self.listener)["kernel"] = self
-        self.bus.pending = Pending(self)
+        self.bus.pending = Pending()
+        for part in (self.listener, self.bus.pending):
+            vars(part)["kernel"] = self
 
-    def note(self, name: str, wire: Any, *packets: bytes) -> Call:
+    def note(self, name: str, subject: Any, *arguments: Any) -> Call:
         """Write a call down, and return it."""
-        self.calls.append(Call(name, wire, packets, now=self.now))
+        self.calls.append(Call(name, subject, arguments, now=self.now))
         return self.calls[-1]
 
     def may_fail(self, name: str) -> None:
-        """Raise an error if one is due."""
+        """Raise an error if one is due; to close a socket never fails."""
+        if name == "close":
+            return
         self.count += 1
-        due = [fault for fault in self.faults if fault.is_due(name)]
-        if due:
-            raise OSError(getattr(errno, due[0].error), "a fault")
-
-
-def record(kind: Any, name: str) -> None:
-    """Have a method of a kind write down each call."""
-    method = getattr(kind, name)
-
-    def recorded(self: Any, *arguments: Any) -> Any:
-        call = self.kernel.note(name, *subject(name, self, arguments))
-        try:
-            if name not in ("shutdown", "close"):
-                self.kernel.may_fail(name)
-            return method(self, *arguments)
-        except OSError as error:
-            call.error = error.errno
-            raise
-        finally:
-            call.now = self.kernel.now
-
-    setattr(kind, name, recorded)
-
-
-def subject(name: str, target: Any, arguments: Any) -> list[Any]:
-    """Return whose a call is, and the packets that it is about."""
-    if name == "recv_into":
-        return [target, *itertools.islice(target.incoming, 1)]
-    if name == "send":
-        return [target, bytes(arguments[0])]
-    if name == "accept":
-        newcomer = next(iter(target.waiting), None)
-        return [newcomer, *(newcomer.incoming if newcomer else ())]
-    return [arguments[0] if name == "register" else target]
-
-
-for name in ("recv_into", "recvmsg", "send", "shutdown", "close"):
-    record(Wire, name)
-record(Listener, "accept")
-record(Selector, "register")
+        for errors in (self.errors["any"], self.errors[name]):
+            if error := errors.popleft() if errors else "":
+                raise OSError(getattr(errno, error), "a fault")
 
 
 # ---- Copies by pickle, which knows no view, and will not know what counts

@@ -2,54 +2,44 @@
 """Hold the real server to the model, in every order of events.
 
     export PYTHONPATH=.:spec:dev:tests/bed:tests/refine
-    python3 tests/refine/refine.py SEED COUNT   so many random worlds
-    python3 tests/refine/refine.py WORLD        all states of a small world
+    python3 tests/refine/refine.py SEED    random worlds
+    python3 tests/refine/refine.py WORLD   all states of a small world
 
 The server of sbus.py runs on a kernel that writes down each call.  After each
-round the model goes the same way, call by call.  Then both must be in one
-state, and the server's own books must be right.  In the end all is read, and
-then nobody waits; or the server stops, and then nobody is left.  worlds.md
-has the worlds.  What differs is printed as a short conversation, and the exit
-status is 1.
+round the model goes the same way, call by call.  Then the facts of facts.py
+must be alike.  In the end all is read, and then nobody waits; or the server
+stops, and then nobody is left.  worlds.md has the worlds.  A difference is
+printed as a short conversation, and the exit status is 1.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import pickle
 import random
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Callable, NamedTuple, Optional, cast
+from typing import Any, Callable, NamedTuple, Optional
 from unittest.mock import patch
 
 import model
 import sbus
-from books import alarms_of, check_books, recent_of
 from conformance.examples import escape, parse_step
-from fake_kernel import FakePeer
-from follower import Follower
+from facts import alarms_of, facts_of
+from follower import Differs, Follower, require, require_equal
 from model_bus import model_options
-from recorder import Differs, Fault, Ledger, RecordingKernel, require
+from recorder import Ledger, RecordingKernel
 from search import Search
-from worlds import random_world, small_worlds
+from worlds import expand, random_world, small_worlds
 
 ROUNDS_MAX = 200  # after which all that can be read is read
 SLOW_SECONDS = 0.0011  # of a call: more than a turn
 REST_SECONDS = 0.06  # more than a client rests
 END_CHANCE = 0.02  # that a way ends before all is done
+WORLDS = 400  # of a seed, which take some 12 s of the processor
 WAYS = 6  # through a random world
-STATES_MAX = 100_000  # of a small world
-# So small that small worlds are beyond them
-SMALL_TURNS = {"PACKETS_PER_TURN": 2, "SENDS_PER_TURN": 3, "SHORT_TURNS": 1}
-SMALL_TURNS |= {"BYTES_PER_TURN": 20, "RECENT_KEYS_MAX": 1}
-SMALL_TURNS |= {"RECENT_BYTES_MAX": 10}
-ERRORS = ["EAGAIN", "EPIPE", "ECONNRESET", "EMFILE", "ENOBUFS", "ENOMEM"]
-ERRORS += ["ENOSPC", "EIO"]
-# A line of a world, and who takes it
+# A line of a world, and its actor: a client, the kernel, or the clock
 NAME = re.compile(r"^(?=([A-Z](?= )|# fail|wait))(.*)", re.M)
 LOG: list[str] = []  # of the server
 Action = tuple[str, str]  # a step of a way, and whose it is
@@ -58,32 +48,29 @@ Action = tuple[str, str]  # a step of a way, and whose it is
 @contextmanager
 def prepared(text: str) -> Iterator[None]:
     """Have the server and the model work as a world needs it."""
-    ours: dict[str, Any] = {"log": LOG.append}
-    ours |= SMALL_TURNS if "# small turns" in text else {}
-    theirs: dict[str, Any] = {"offer": Follower.put_off}
-    theirs["disconnect"] = Follower.note_mistake
-    with patch.multiple(sbus, **ours), patch.multiple(model, **theirs):
+    constants = re.findall(r"^# set (\w+) (\d+)", text, re.M)
+    server: dict[str, Any] = {name: int(number) for name, number in constants}
+    server["log"] = LOG.append
+    follower: dict[str, Any] = {"offer": Follower.put_off}
+    follower["disconnect"] = Follower.note_mistake
+    with patch.multiple(sbus, **server), patch.multiple(model, **follower):
         yield
 
 
-class World:
+class World(RecordingKernel):
     """A server, the model that follows it, and programs."""
 
     def __init__(self, text: str) -> None:
         before, _, after = text.partition("---\n")
         words = " ".join(re.findall(r"^server (.*)", before, re.M)).split()
-        self.kernel = RecordingKernel(*words)
+        super().__init__(*words)
         self.follower = Follower(**model_options(words))
         if "# journal" in before:
-            self.kernel.bus.journal = cast(sbus.Journal, Ledger())
-        self.peers: dict[str, FakePeer] = {}
-        self.programs: dict[str, list[str]] = {}  # lines, by who takes them
+            vars(self.bus)["journal"] = Ledger()
+        self.wires: dict[str, Any] = {}
+        self.programs: dict[str, list[str]] = {}  # lines, by the actor
 
-        last = ""
-        for line in filter(NAME.match, before.splitlines()):
-            if line[0] != last:  # those of a client come at once
-                self.settle()
-                last = line[0]
+        for _, line in NAME.findall(before):
             self.act(line)
         self.settle()
         for name, line in NAME.findall(after):
@@ -94,50 +81,50 @@ class World:
     def steps(self) -> Iterator[Action]:
         """Yield what may come next."""
         for name, program in self.programs.items():
-            has_left = name in self.peers and self.peers[name].wire.ended
+            has_left = name in self.wires and self.wires[name].ended
             if program and not has_left:
                 yield "act", name
-        for name, peer in self.peers.items():
-            wire = peer.wire
+        for name, wire in self.wires.items():
             if wire.taken and wire.room is not None and not wire.deaf:
                 yield "read", name
 
-        alarms = alarms_of(self.kernel.server).values()
-        served = [key.data for key, _ in self.kernel.selector.ready()]
-        if served or min(alarms, default=sbus.NEVER) <= self.kernel.now:
+        served = [key.data for key, _ in self.selector.ready()]
+        alarms = alarms_of(self.server).values()
+        if served or min(alarms, default=sbus.NEVER) <= self.now:
             yield "round", "in no time"
         if any(isinstance(client, sbus.Client) for client in served):
             yield "round", "slowly"
-        if len(served) > 1:
-            yield "round", "the other way round"
 
     def take(self, action: str, name: str) -> str:
         """Take a step; return it as a line; raise Differs."""
         if action == "act":
             return self.act(self.programs[name].pop(0))
-        return getattr(self, action)(name)  # type: ignore[no-any-return]
+        if action == "read":
+            return self.read(name)
+        return self.round(SLOW_SECONDS if name == "slowly" else 0.0)
 
     def act(self, line: str) -> str:
         """Have a client, the kernel or the clock do a step."""
         if line.startswith("# fail"):
             call, count, error, times = line.split()[2:]
-            fault = Fault(call, int(count), error, int(times))
-            self.kernel.faults.append(fault)
+            plan = [""] * int(count) + [error] * int(times)
+            self.errors[call].extend(plan)
             return line
         name, verb, argument, text = parse_step(line)
         if verb == "wait":
-            self.kernel.now += float(argument)
+            self.now += float(argument)
             return line
-        if name not in self.peers:
+
+        if name not in self.wires:
             pairs = re.findall(r"([gup]id)=(\d+)", line)  # of a process
             ids = {key: int(number) for key, number in pairs}
-            self.peers[name] = self.kernel.knock(**ids)
-        wire = self.peers[name].wire
-        if verb in (">", ">>"):
+            self.wires[name] = self.knock(**ids).wire
+            vars(self.wires[name]).update(name=name, sent=[])
+        wire = self.wires[name]
+        if verb == ">":
             packet = b"".join(part.text * part.times for part in text)
             wire.incoming.append(packet)
-            if client := self.follower.of_wire.get(wire):
-                client.sent.append(packet)
+            wire.sent.append(packet)
         elif verb == "room":
             wire.room = int(argument)
         wire.ended |= verb in ("close", "shut")
@@ -147,116 +134,87 @@ class World:
 
     def read(self, name: str) -> str:
         """Have a client read a packet."""
-        wire = self.peers[name].wire
+        wire = self.wires[name]
         packet = wire.taken.popleft()
         if client := self.follower.of_wire.get(wire):
-            client.since = self.kernel.now
+            client.since = self.now
             client.is_given_time = False
             del client.received[:1]  # of one that is expelled none are left
         return f"{name} < {escape(packet)}"
 
-    def round(self, way: str = "in no time") -> str:
-        """Have the server work for a round, and the model follow it."""
-        kernel = self.kernel
-        kernel.calls.clear()
-        kernel.selector.timeouts.clear()
-        LOG.clear()
-        for peer in self.peers.values():
-            seconds = SLOW_SECONDS if way == "slowly" else 0.0
-            peer.wire.recv_seconds = peer.wire.send_seconds = seconds
-        vars(kernel.selector)["is_reversed"] = way == "the other way round"
-        is_idle = kernel.selector.ready() and way != "slowly"
+    def round(self, seconds: float = 0.0) -> str:
+        """Have the server work for a round, and the model follow it.
 
-        kernel.server.round(0)
-        self.follower.follow(kernel.calls)
-        self.follower.compare(kernel, LOG)
-        check_books(kernel)
-        require(kernel.calls or not is_idle, "CONN-21: a round for nothing")
-        return f"# a round {way}: {self.shown()}"
+        Each call takes so many seconds.
+        """
+        LOG.clear()
+        self.selector.timeouts.clear()
+        self.seconds = seconds
+        self.server.round(0)
+        self.follower.follow(self.calls)
+        for fact in facts_of(self, self.follower, "\n".join(LOG)):
+            require_equal(*fact)
+
+        text = "; ".join(map(str, self.calls))
+        self.calls.clear()
+        return f"# a round: {text}"
 
     def settle(self) -> None:
         """Have the server do all that it can."""
         for _ in range(ROUNDS_MAX):
             self.round()
-            if not self.kernel.selector.ready():
+            if not self.selector.ready():
                 return
         raise Differs("CONN-21: the server spins")
-
-    def shown(self) -> str:
-        """Return the calls of a round, as they stand in a comment."""
-        names = {peer.wire: name for name, peer in self.peers.items()}
-        calls = []
-        for call in self.kernel.calls:
-            error = errno.errorcode.get(call.error, "")
-            words = [call.name, names.get(call.wire, ""), error]
-            words += map(escape, call.packets)
-            calls.append(" ".join(filter(None, words)))
-        return "; ".join(calls)
 
     # ---- How it ends
 
     def finish(self) -> None:
         """Have all read; raise Differs if somebody waits all the same."""
-        kernel = self.kernel
-        clients = kernel.bus.clients
-        for peer in self.peers.values():
-            peer.wire.room = peer.wire.room or None
+        for wire in self.wires.values():
+            wire.room = wire.room or None
         for _ in range(ROUNDS_MAX):
-            for name, peer in self.peers.items():
-                while peer.wire.taken and not peer.wire.deaf:
+            for name, wire in self.wires.items():
+                while wire.taken and not wire.deaf:
                     self.read(name)
             self.settle()
-            kernel.now += REST_SECONDS
-            if not any(map(waits, clients)) and not kernel.listener.waiting:
+            self.now += REST_SECONDS
+            is_calm = not any(map(waits, self.bus.clients))
+            if is_calm and not self.listener.waiting:
                 return
         raise Differs("BLOCK-12: not all go on, though all read")
 
     def stop(self) -> None:
         """Have the server stop; raise Differs if it does so wrongly."""
-        kernel = self.kernel
-        bus = kernel.bus
-        kernel.faults.clear()
-        owed = [
-            (client.wire.taken, len(client.wire.taken) + len(client.backlog))
-            for client in bus.clients
+        self.errors.clear()
+        owed = {
+            client.wire: len(client.wire.taken) + len(client.backlog)
+            for client in self.bus.clients
             if not client.wire.deaf and client.wire.room is None
-        ]
-        kernel.server.stopping = True
-        kernel.server.run()
-        is_empty = not (bus.clients or bus.users or kernel.selector.keys)
-        require(is_empty, "RUN-12: a client or a socket is left")
-        require(not any(bus.counts[use] for use in sbus.USES), "RUN-12: uses")
-        left = [peer.wire for peer in self.peers.values()]
-        left = [wire for wire in left if not wire.closed]
-        require(left == [*kernel.listener.waiting], "RUN-12: not closed")
-        is_whole = all(len(taken) == count for taken, count in owed)
-        require(is_whole, "RUN-12: packets are lost")
+        }
+        self.server.stopping = True
+        self.server.run()
+
+        taken = {wire: len(wire.taken) for wire in owed}
+        require_equal("RUN-12: taken", taken, owed)
+        is_left = self.bus.clients or self.bus.users or self.selector.keys
+        require(not is_left, "RUN-12: a client or a socket is left")
+        uses = [self.bus.counts[use] for use in sbus.USES]
+        require_equal("RUN-12: uses", uses, [0] * len(uses))
+        wires = [wire for wire in self.wires.values() if not wire.closed]
+        require_equal("RUN-12: open", wires, [*self.listener.waiting])
 
     def snapshot(self) -> object:
         """Return what decides the future, with times in halves of a limit."""
-        kernel = self.kernel
-        follower = self.follower
-        half = follower.options.block_timeout / 2
-        now = kernel.now
-        clients = sorted(kernel.bus.clients, key=lambda client: client.number)
-        turns = sorted({client.last_turn for client in clients})
-        state: list[Any] = [follower.snapshot(), self.programs, kernel.faults]
-        state.append([wire.number for wire in kernel.listener.waiting])
-        for wire in (peer.wire for peer in self.peers.values()):
+        half = self.follower.options.block_timeout / 2
+        state: list[Any] = [self.follower.snapshot(), self.programs]
+        state.append(self.errors)
+        for wire in self.wires.values():
             ends = wire.ended, wire.deaf, wire.reset
             state.append((wire.incoming, wire.taken, wire.room, ends))
-        for client in clients:
-            turn = turns.index(client.last_turn)
-            is_given = client.progress.is_given
-            state.append((turn, client.short_turns, client.lacks, is_given))
-            times = [client.progress.due] if client.holds else []
-            times += [follower.clients[client.number].since] if times else []
-            state.append([(now - time) // half for time in times])
-        for item, due in alarms_of(kernel.server).items():
-            state.append((getattr(item, "number", item), (now - due) // half))
-        recent = recent_of(kernel.bus).items()
-        state += sorted((head, len(some)) for head, some in recent)
-        return hashlib.sha256(repr(state).encode()).digest()
+        for due in alarms_of(self.server).values():
+            state.append((self.now - due) // half)
+        return hash(repr(state))
 
 
 def waits(client: sbus.Client) -> bool:
@@ -277,7 +235,7 @@ class Way(NamedTuple):
     steps: list[Action]
     lines: list[str]  # the same, to be read
     wrong: str = ""
-    size: int = 0  # how many calls could fail, or states there are
+    size: int = 0  # how many calls could fail
 
     def block(self, name: str) -> str:
         """Return it as an example of the specification."""
@@ -304,7 +262,7 @@ def go(text: str, end: str, choose: Choose) -> Way:
             getattr(world, end)()
         except Exception as error:
             return way._replace(wrong=difference(error))
-    return way._replace(size=world.kernel.count)
+    return way._replace(size=world.count)
 
 
 def difference(error: Exception) -> str:
@@ -349,14 +307,14 @@ def failing_ways(text: str, seed: str) -> Iterator[Way]:
     whole = go_at_random(text, seed)
     yield whole
     for place in range(whole.size):
-        fault = f"# fail any {place} {draw.choice(ERRORS)} 1\n"
+        fault = f"# fail any {place} {expand(draw, 'error')} 1\n"
         yield go_again(fault + text, whole.end, whole.steps)
 
 
 def explore(text: str) -> Way:
     """Search all states of a world; return a way to what differs."""
     with prepared(text):
-        search: Search[World] = Search(World(text), STATES_MAX)
+        search: Search[World] = Search(World(text), sys.maxsize)
         try:
             for world in search.worlds():
                 twin: World = pickle.loads(pickle.dumps(world))
@@ -364,8 +322,8 @@ def explore(text: str) -> Way:
                 end()
         except Exception as error:
             lines = [*search.way(), f"# {' '.join(search.step)}"]
-            return Way(text, "", [], lines, difference(error))
-    return Way(text, "", [], [], "", len(search.orders))
+            return Way(text, "settle", [], lines, difference(error))
+    return Way(text, "settle", [], [])
 
 
 def shrink(way: Way) -> Way:
@@ -384,14 +342,13 @@ def shrink(way: Way) -> Way:
 
 def main() -> int:
     """Go the ways that are asked for; return 1 if something differs, or 0."""
-    name, *count = sys.argv[1:]
-    ways = random_ways(name, int(count[0])) if count else iter(())
-    way = next((shrink(way) for way in ways if way.wrong), None)
-    if not count:
-        way = explore(small_worlds()[name])
-    if way and way.wrong:
-        print(way.block(f"refine-{name}"))
-        return 1
+    name = sys.argv[1]
+    world = small_worlds().get(name)
+    ways = iter([explore(world)]) if world else random_ways(name, WORLDS)
+    for way in ways:
+        if way.wrong:
+            print(shrink(way).block(f"refine-{name}"))
+            return 1
     return 0
 
 

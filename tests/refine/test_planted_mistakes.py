@@ -14,7 +14,6 @@ import refine
 from broken_servers import read_mistakes
 from sizes import PROOF, either
 
-WORLDS = "400"  # which take some 12 s of the processor
 NUMBER = "it shows with more clients than a small world has"
 TIME = "it shows when clients wait in a chain, or read now and then"
 TURN = "the model has no turns"
@@ -75,9 +74,8 @@ def test_a_mistake_is_found(name: str, directory: Path) -> None:
         pytest.skip(str(error))
     (directory / "sbus.py").write_text(broken, "utf-8")
     places = [str(directory), *sys.path]
-    words = [SMALL_WORLD[name]] if name in SMALL_WORLD else ["7", WORLDS]
     done = subprocess.run(
-        [sys.executable, refine.__file__, *words],
+        [sys.executable, refine.__file__, SMALL_WORLD.get(name, "7")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
         capture_output=True,
         text=True,

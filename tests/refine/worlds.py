@@ -7,23 +7,15 @@ import random
 import re
 from pathlib import Path
 
+import model
+
 BLOCK = re.compile(r"^```world (\w+)\n(.*?)^```", re.M | re.S)
 RULE = re.compile(r"^(\w+): ?(.*)$", re.M)
-MODES = [
-    *itertools.product(("queue", "block"), ("discard", "block", "error")),
-    ("discard", "block"),  # after these the hard mode never decides
-    ("error", "block"),
-]
-PAGE, _, GRAMMAR = (
-    Path(__file__)
-    .with_suffix(".md")
-    .read_text("utf-8")
-    .partition("```grammar")
-)
 WEIGHTED = re.compile(r"(?:(\d+)\*)?(.*)")
+PAGE = Path(__file__).with_suffix(".md").read_text("utf-8")
 CHOICES = {
     name: [WEIGHTED.findall(text.strip())[0] for text in line.split("|")]
-    for name, line in RULE.findall(GRAMMAR)
+    for name, line in RULE.findall(PAGE)
 }
 
 
@@ -31,7 +23,9 @@ def small_worlds() -> dict[str, str]:
     """Return the worlds of which all states are tried, by their names."""
     worlds = dict(BLOCK.findall(PAGE))
     modes = worlds.pop("modes")
-    for soft, hard in MODES:
+    softs = model.CHOICES["blocking/soft"]
+    hards = model.CHOICES["blocking/hard"]
+    for soft, hard in itertools.product(softs, hards):
         lines = f"A > CMSG blocking/soft/{soft}\nA > CMSG blocking/hard/{hard}"
         worlds[f"modes-{soft}-{hard}"] = modes.replace("MODES", lines)
     return worlds
@@ -53,4 +47,4 @@ def expand(draw: random.Random, name: str) -> str:
     """Return what a name of the grammar may stand for."""
     weights, texts = zip(*CHOICES[name])
     text = draw.choices(texts, [int(weight or 1) for weight in weights])[0]
-    return re.sub(r"<(\w+)>", lambda found: expand(draw, found[1]), text)
+    return re.sub(r"<(\w+)>", lambda match: expand(draw, match[1]), text)

@@ -13,6 +13,28 @@ from patterns import OWN, TOKENS, Listener, mutate, wide_bus
 from sizes import PROOF, either
 from spec_model import MODES, is_reserved, may_use, read_form
 
+
+@pytest.mark.parametrize("size", [18_000, 22_000])
+def test_old_bytes_of_the_buffer(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """[PUB-4] [LIMIT-4] They are no part of a shorter packet."""
+    monkeypatch.setattr(sbus, "BYTES_PER_TURN", 20_000)
+    kernel = FakeKernel(max_key=40_000)
+    peer, other = kernel.connect(), kernel.connect()
+    peer.send(b"SUB k/", publish(b"k/" + b"x" * 30_000, b"secret"))
+    assert len(peer.read()) == 1
+
+    # A packet of either side of the limit, without a NUL byte
+    key = b"k/" + b"x" * size
+    other.send(b"SUB " + key, b"CMSG " + key, publish(key, b"y"))
+    assert peer.read() == other.read() == [publish(key, b"y")]
+    other.send(b"UNSUB " + key, b"CMSG stats")
+    assert b'"pattern_bytes": 0' in other.read()[0]
+    other.send(b"MSG " + key)
+    assert other.wire.closed and peer.read() == []
+
+
 # Inputs that have crashed a server, this one or the original; once in this
 # list, for ever.  Each line is what one client sends.
 KEPT: list[list[bytes]] = [
