@@ -47,6 +47,7 @@ NOT_FOUND = {
 SMALL_WORLD = {  # all of whose states show it
     "two-that-wait-go-both": "ring",
     "first-packet-of-a-backlog-has-no-limit": "modes-queue-discard",
+    "shapes-are-counted-for-each-client": "shapes",
 }
 
 pytestmark = PROOF
