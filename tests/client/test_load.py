@@ -93,7 +93,8 @@ class TestLoad:
             bus.stop()
             done = outcome(command)  # at the end of what all have for errors
         assert (done.status, done.output) == (1, "")
-        what = "sbus: .* closed the connection: .*\n"
+        # On a busy machine a process may not have connected yet
+        what = "sbus: (.* closed the connection|no bus at .*): .*\n"
         assert re.fullmatch(what, done.errors)
 
     def test_process_that_fails(self, bus: RealBus) -> None:
