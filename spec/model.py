@@ -449,13 +449,17 @@ def are_own(fields: Iterable[bytes], credentials: Credentials) -> bool:
 
 def check_pattern(bus: Bus, client: Client, pattern: bytes) -> None:
     """Raise Mistake if a client may not use a pattern."""
-    check_reserved(pattern)
+    prefix = bus.options.cred_prefix
+    is_upward = pattern == SECRET and prefix and client.is_privileged
+    if not is_upward:  # [CRED-13]
+        check_reserved(pattern)
     if not pattern.startswith(SECRET):
         return
     if client.credentials.pid == 0 or NOBODY in client.credentials[:2]:
         raise Mistake("CRED-8")  # [CRED-8]
-    fields = fields_of(pattern, bus.options.cred_prefix)
-    if not fields or not are_own(fields[:3], client.credentials):
+    fields = fields_of(pattern, prefix)
+    is_own = fields and are_own(fields[:3], client.credentials)
+    if not (is_own or is_upward):
         raise Mistake("CRED-4")  # [CRED-4]
 
 
@@ -468,6 +472,8 @@ def may_hear(
     if not key.startswith(SECRET):
         return selects(pattern, key)
 
+    if pattern == SECRET:
+        return not key.startswith(start_of(prefix))  # [CRED-13]
     fields, wanted = fields_of(key, prefix), fields_of(pattern, prefix)
     if not fields or not are_own(fields[:3], credentials):
         return False  # [CRED-11]
