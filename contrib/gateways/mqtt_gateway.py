@@ -28,7 +28,6 @@ import sys
 import threading
 from typing import Any
 
-from broker_names import MQTT, Losses, first_match, is_request, parse_options
 from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
@@ -36,6 +35,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 import sbus_client
+from broker_names import MQTT, Losses, first_match, is_request, parse_options
 
 WAITING_MAX = 10_000
 DAY_SECONDS = 86_400

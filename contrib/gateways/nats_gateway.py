@@ -27,9 +27,9 @@ import sys
 from typing import Any
 
 import nats
-from broker_names import NATS, Losses, first_match, is_request, parse_options
 
 import sbus_client
+from broker_names import NATS, Losses, first_match, is_request, parse_options
 
 options = parse_options(__doc__)
 losses = Losses()

@@ -1,4 +1,4 @@
-"""Tests of the gateways to brokers, with real ones where they are installed."""
+"""Tests of the gateways, with real brokers where they are installed."""
 
 from __future__ import annotations
 
