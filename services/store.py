@@ -37,7 +37,7 @@ CREATE TABLE queue (format INTEGER, name TEXT, paused INTEGER);
 INSERT INTO queue VALUES (%d, CAST(X'%s' AS TEXT), 0);
 COMMIT"""
 HELD = "due > 0 AND due < 9e999 AND holder <> ''"
-FAILED = "due = 9e999 AND :number IN ('', number)"
+FAILED = "due = 9e999 AND (:number = '' OR number = :number)"
 STATE = f"""CASE WHEN due = 0 AND paused THEN 'paused' WHEN due = 0
     THEN 'ready' WHEN {HELD} THEN 'held' WHEN due < 9e999 THEN 'waits'
     ELSE 'failed' END AS state"""
