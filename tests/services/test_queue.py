@@ -9,6 +9,7 @@ import os
 import random
 import re
 import resource
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -31,7 +32,7 @@ from processes import (
     started,
 )
 from real_bus import RealBus, needs_root, wait_for
-from sbus_client import Client, RequestFailed, SbusError
+from sbus_client import PACKET_BYTES_MAX, Client, RequestFailed, SbusError
 from sizes import either
 from tools import command_line
 
@@ -188,6 +189,19 @@ class TestJobs:
             assert job["payload"] == r"poison\xff"
             assert sbus(bus.path, "jobs", "q", "retry/1").output == "1\n"
             assert worker.take()[0] == "1.1"
+
+    def test_a_job_that_no_answer_can_hold(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """It fails like any other that nobody does, and harms none."""
+        with Broker(bus, "--tries", "1", "--lease-seconds", "0.1"):
+            client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 11))
+            client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 211))
+            worker = Worker(client)
+            with pytest.raises(TimeoutError):
+                client.request(worker.inbox + b"/take/0", b"", 0.2)
+            assert worker.take()[0] == "2.1"
+            assert worker.counts()["failed"] == 1
 
     def test_a_late_worker_may_say_done(
         self, bus: RealBus, client: Client
@@ -432,6 +446,49 @@ class TestBus:
             for _ in range(200):
                 peer.send(b"MSG jobs/x\0" + bytes(100_000))
             bus.wait_for_log("BLOCK-13")
+
+
+class TestPage:
+    """The programs of book/queue.md, each as it stands there."""
+
+    @pytest.mark.parametrize("language", ["python", "sh"])
+    def test_worker(
+        self, bus: RealBus, directory: Path, language: str
+    ) -> None:
+        """Both are given the job that the page's publisher stores."""
+        page = (ROOT / "book/queue.md").read_text("utf-8")
+        page = page.replace("queue/mail", "queue/q").replace("mail/", "jobs/")
+        form = rf"^```{language}\n(.*?)^```"
+        worker = re.findall(form, page, re.M | re.S)[-1]
+        python = [sys.executable, "-u", "-c"]
+        publisher = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[0]
+        for name, text in (
+            ("sbus", shlex.join(COMMAND) + ' "$@"'),
+            ("send.sh", 'echo sends "$(cat)"'),
+        ):
+            (directory / name).write_text(f"#!/bin/sh\n{text}\n")
+            (directory / name).chmod(0o755)
+        options: dict[str, Any] = {"cwd": directory, "text": True}
+        options["env"] = {
+            **ENVIRONMENT,
+            "SBUS_ADDRESS": bus.path,
+            "PATH": f"{directory}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+        }
+        with Broker(bus):
+            words = [*python, publisher]
+            output = subprocess.check_output(words, **options)
+            assert output == "stored as b'1'\n"
+            words = {"python": python, "sh": ["sh", "-c"]}[language]
+            with subprocess.Popen(
+                [*words, worker], stdout=subprocess.PIPE, **options
+            ) as process:
+                assert process.stdout
+                assert "to Bob" in process.stdout.readline()
+                with Client(bus.path) as client:
+                    queue = Worker(client)
+                    wait_for(lambda: not queue.counts())
+                bus.stop()  # which ends the worker
 
 
 class Storm:
