@@ -91,6 +91,7 @@ class Broker:
             except TimeoutError:  # all is read that has come
                 seconds = self.serve()
             except sbus_client.Disconnected:
+                self.waiting.clear()
                 self.jobs.commit(self.handle_batch)  # the last of this bus
                 raise
 
