@@ -19,6 +19,7 @@ from sbus_client import Client, Disconnected, SbusError, TimedOut
 from . import shared
 
 TAKE_SECONDS = 3  # for which a worker waits; less than for an answer
+signals: list[int] = []  # that have come: this worker is to end
 
 
 def queue_name(text: str) -> str:
@@ -73,12 +74,17 @@ def ask(
 def insist(
     bus: Client, name: str, order: bytes, payload: bytes = b""
 ) -> bytes:
-    """Ask until a broker answers, be it the next one, on another bus."""
+    """Ask until a broker answers, or a signal has come.
+
+    It may be the next broker, on another bus.
+    """
     is_told = False
     while True:
         try:
             return ask(bus, name, order, payload, sbus_client.ASK_SECONDS)
         except TimedOut as error:
+            if signals:
+                raise
             if not is_told:
                 shared.note(f"{error}: trying again")
             is_told = True
@@ -131,7 +137,6 @@ def work(options: shared.Options) -> None:
     words = options.words[options.words[:1] == ["--"] :]
     if not shutil.which(words[0]):
         raise shared.UsageError(f"there is no command {words[0]!r}")
-    signals: list[int] = []
 
     def leave(number: int, _: object) -> None:
         signals.append(number)

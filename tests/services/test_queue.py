@@ -441,6 +441,11 @@ class TestBus:
         client.publish("jobs/x", b"lost")
         with pytest.raises(TimeoutError):
             client.request("jobs/x", b"asked again", 0.1)
+        with started(bus.path, "work", "q", "cat") as process:
+            assert process.stderr
+            assert "trying again" in process.stderr.readline()
+            process.terminate()
+            assert outcome(process).status == 1
         done = sbus(bus.path, "jobs", "q", "-t", "0.1")
         assert "nobody answered 'queue/q'" in done.errors
         with Broker(bus):
@@ -553,7 +558,8 @@ class Storm:
         self.random = random.Random(seed)
         self.stack = contextlib.ExitStack()
         self.done = directory / "done"
-        self.killed: set[int] = set()  # workers
+        self.started = 0  # workers
+        self.killed: set[int] = set()  # workers, in the order of their start
         self.numbers: set[int] = set()  # of jobs whose storing was answered
         self.bus = self.start_bus()
         self.broker = self.start_broker()
@@ -570,10 +576,13 @@ class Storm:
         )
 
     def start_worker(self) -> Any:
-        script = f'echo "$SBUS_JOB $PPID" >> {self.done}'
+        script = f'echo "$SBUS_JOB $WORKER" >> {self.done}'
         words = ("work", "q", "--reconnect", "--", "sh", "-c", script)
-        worker = started(self.bus.path, *words, stderr=subprocess.DEVNULL)
-        return self.stack.enter_context(worker)
+        self.started += 1
+        environment = {**ENVIRONMENT, "WORKER": str(self.started)}
+        options = {"stderr": subprocess.DEVNULL, "env": environment}
+        worker = started(self.bus.path, *words, **options)
+        return self.started, self.stack.enter_context(worker)
 
     def store(self, client: Client) -> None:
         """Ask for a job to be stored, until that is answered."""
@@ -591,9 +600,9 @@ class Storm:
             self.broker.kill()
             self.broker = self.start_broker()
         else:
-            worker = self.workers.pop(0)
+            number, worker = self.workers.pop(0)
             worker.kill()
-            self.killed.add(worker.pid)
+            self.killed.add(number)
             self.workers.append(self.start_worker())
 
     def run(self, kills: int, jobs: int, victims: str) -> None:
@@ -605,10 +614,12 @@ class Storm:
                 if self.random.random() < 0.5:
                     client.publish("jobs/x")
                 self.kill(self.random.choice(victims.split()))
+            for _, worker in self.workers:
+                worker.send_signal(signal.SIGCONT)
             while not self.is_empty(client):
                 time.sleep(0.1)  # pytest ends this if nobody works
-            for process in self.workers:
-                process.kill()
+            for _, worker in self.workers:
+                worker.kill()
             self.broker.kill()
 
     def is_empty(self, client: Client) -> bool:
@@ -644,6 +655,8 @@ class TestStorm:
     def test_an_early_answer_is_found(self, directory: Path) -> None:
         """A broker that answers before it commits loses jobs in a storm."""
         storm = Storm(directory, 1, [sys.executable, "-c", LATE_COMMIT])
-        storm.run(4, 20, "broker")
+        for _, worker in storm.workers:
+            worker.send_signal(signal.SIGSTOP)  # else they do what is lost
+        storm.run(6, 30, "broker")
         with pytest.raises(AssertionError, match="are lost"):
             storm.check()
