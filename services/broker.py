@@ -114,7 +114,7 @@ class Broker:
             shared.note(f"connected to {self.bus.address}")
             self.claim()
         elif received.key == self.own_key:
-            raise SbusError(received.payload.decode("ascii"))
+            raise SbusError(sbus_client.printable(received.payload))
         elif received.key == self.claim_key:
             asked = sbus_client.parse_request(received)
             if asked and asked.reply_key == self.own_key:
