@@ -37,7 +37,8 @@ help:
 PIPELINE = spark-tests cluster-tests
 CLUSTER = tests/pipeline/test_pipeline_cluster.py
 TESTS = example-tests first-server-tests more-server-tests client-tests\
- broken-server-tests broken-process-tests kit-tests refine-tests other-tests
+ service-tests broken-server-tests broken-process-tests kit-tests\
+ refine-tests other-tests
 # A module is compiled once, and not by each of a thousand processes
 COMPILED = -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/build/code
 define run_side_by_side
@@ -90,6 +91,9 @@ more-server-tests:
 
 client-tests:
 	@nice -n 5 $(PYTEST) tests/client
+
+service-tests:
+	@nice -n 5 $(PYTEST) tests/services
 
 # Those of broken servers take longer than all others of the kit
 BROKEN_SERVERS = tests/kit/test_broken_servers.py
@@ -253,12 +257,13 @@ install:
 	@umask 022 && $(MAKE) --no-print-directory installed
 
 installed:
-	install -d "$(BIN)" "$(LIB)/sbus_tools" "$(MAN)/man1" "$(MAN)/man7" \
+	install -d "$(BIN)" "$(LIB)/sbus_tools" "$(LIB)/sbus_services" "$(MAN)/man1" "$(MAN)/man7" \
 	    "$(BASH)" "$(ZSH)" "$(FISH)"
 	install -m 644 contrib/man/*.1 "$(MAN)/man1"
 	install -m 644 contrib/man/*.7 "$(MAN)/man7"
 	install -m 644 sbus.py sbus_client.py "$(LIB)"
 	install -m 644 tools/*.py tools/rules.txt tools/completion.*sh "$(LIB)/sbus_tools"
+	install -m 644 services/*.py "$(LIB)/sbus_services"
 	$(PYTHON) tools completion bash >"$(BASH)/sbus"
 	$(PYTHON) tools completion zsh >"$(ZSH)/_sbus"
 	$(PYTHON) tools completion fish >"$(FISH)/sbus.fish"

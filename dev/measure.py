@@ -24,6 +24,9 @@ CODE = {
     "sbus.py": 1_330,
     "sbus_client.py": 1_100,
     "tools/*.py": 1_300,
+    "services/link.py": 290,
+    # It is to have 340: the statements in SQL are 50
+    "services/broker.py services/store.py services/work.py": 390,
     "spec/**/*.py": 4_300,  # 80 are for the stages, which are for students
     "spec/model.py": 475,
     # It is to have 2,000, which would cost a feature: `status` has 81 lines,

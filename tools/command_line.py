@@ -25,11 +25,14 @@ from . import shared
 COMMANDS = [
     *("sub", "pub", "request", "reply", "whoami", "ping", "control"),
     *("stats", "clients", "top", "record", "keep", "bridge", "load"),
+    *("queue", "work", "jobs"),
     *("completion", "help"),
 ]
 # Where a command is, if that is not its name
 FILES = {"reply": "request", "whoami": "control", "ping": "control"}
 FILES |= {"clients": "stats", "help": "command_line"}
+FILES |= {"queue": "work", "jobs": "work"}
+SERVICES = ["queue", "work", "jobs"]  # commands in the package services/
 RULES = Path(__file__).with_name("rules.txt")  # a line for each
 
 
@@ -37,8 +40,10 @@ def all_commands(names: Sequence[str] = COMMANDS) -> dict[str, shared.Command]:
     """Return commands by their names."""
     commands = {}
     for name in names:
-        file = f".{FILES.get(name, name)}"
-        module = importlib.import_module(file, __package__)
+        package = __package__
+        if name in SERVICES:  # it is sbus_services beside sbus_tools
+            package = package.replace("tools", "services")
+        module = importlib.import_module(f"{package}.{FILES.get(name, name)}")
         commands[name] = getattr(module, name)
     return commands
 

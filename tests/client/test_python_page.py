@@ -178,24 +178,6 @@ def test_last_values(bus: RealBus) -> None:
             assert next_line(process) == "b'state/1' b'off'\n"
 
 
-def test_jobs(bus: RealBus) -> None:
-    """Each goes to one worker."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(running(bus, program("workers.pop(")))
-        client = stack.enter_context(Client(bus.path))
-        wait_for_subscriber(client)
-        lines: list[str] = []
-        for _ in range(2):
-            worker = running(bus, program('"works on"'))
-            output = stack.enter_context(worker).stdout
-            stack.enter_context(beside(lines.extend, output))
-        stack.callback(bus.stop)  # which ends the workers
-        for number in range(4):
-            client.publish("jobs/new", b"%d" % number)
-        wait_for(lambda: len(lines) == 4)
-    assert sorted(lines) == [f"works on b'{number}'\n" for number in range(4)]
-
-
 def test_survey(bus: RealBus) -> None:
     """All answer, and all are heard."""
     with (
