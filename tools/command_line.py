@@ -24,13 +24,13 @@ from . import shared
 
 COMMANDS = [
     *("sub", "pub", "request", "reply", "whoami", "ping", "control"),
-    *("stats", "clients", "top", "record", "keep", "bridge", "load"),
-    *("completion", "help"),
+    *("stats", "clients", "top", "record", "keep", "bridge", "link"),
+    *("load", "completion", "help"),
 ]
 # Where a command is, if that is not its name
 FILES = {"reply": "request", "whoami": "control", "ping": "control"}
 FILES |= {"clients": "stats", "help": "command_line"}
-SERVICES: list[str] = []  # commands in the package services/
+SERVICES = ["link"]  # commands in the package services/
 RULES = Path(__file__).with_name("rules.txt")  # a line for each
 
 
