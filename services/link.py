@@ -53,7 +53,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SECRET = b"!/cred/"  # begins all secret keys, and is the upward pattern
 PROBES = b"sbus/bridge/"  # as `sbus bridge` has them: each bus carries these
 NOBODY = b"!/cred/0/0/0"  # the prefix before any link: no process is 0
-
 PARENT = "SBUS_LINK"  # in a server's environment: the link's process
 
 PATIENCE_SECONDS = 15.0  # after which a silent end counts as dead
@@ -143,10 +142,10 @@ class Session:
     fails, it stops the other.
 
     An end leaves after a signal, or the other end's BYE, and loses nothing
-    that was published before.  It asks its bus for no more messages, and for
-    an answer behind the last one.  When that comes, it sends BYE.  It stops
-    once both BYEs are there; until then it goes on to show that it lives, as
-    the other end may have much to send.
+    that was published before.  It asks its bus a question, whose answer comes
+    behind all those messages [CRED-3], and then sends BYE.  It stops once
+    both BYEs are there; until then it goes on to show that it lives, as the
+    other end may have much to send.
     """
 
     def __init__(self, end: End, stream: Stream, bus: Client) -> None:
@@ -156,7 +155,6 @@ class Session:
         self.sent = 0  # messages to the other end
         self.received = 0  # messages from it,
         self.refused = 0  # and those of them that were not published
-        self.leaving = threading.Lock()  # taken once, by whoever leaves
         self.byes: set[str] = set()  # "sent", "heard"
         self.errors: list[Exception] = []
 
@@ -189,7 +187,7 @@ class Session:
                 lane.join()
         finally:
             self.stop()
-        if len(self.byes) < 2:
+        if len(self.byes) < 2:  # else the other end may have gone first
             raise self.errors[0]
 
     def carry(self, work: Callable[[], None]) -> None:
@@ -207,14 +205,9 @@ class Session:
             self.stream.wire.shutdown(socket.SHUT_RDWR)
 
     def leave(self) -> None:
-        """Ask for no more messages, and for an answer behind the last."""
-        if self.leaving.acquire(blocking=False):
-            # Without a bus, there is nothing to ask
-            with contextlib.suppress(SbusError, OSError):
-                self.bus.socket.send(b"UNSUB " + self.end.secrets)
-                for pattern in self.end.wanted:
-                    self.bus.unsubscribe(pattern)
-                self.bus.control(sbus_client.WHOAMI)
+        """Ask for an answer, which comes behind all that came before."""
+        with contextlib.suppress(SbusError, OSError):  # the bus may be gone
+            self.bus.control(sbus_client.WHOAMI)
 
     def send_all(self) -> None:
         """Carry from the bus to the stream."""
@@ -225,8 +218,8 @@ class Session:
                 self.stream.send(b"")
                 continue
             if type(received) is not Message:  # the answer that leave wants
-                self.byes.add("sent")
                 self.stream.send(BYE)
+                self.byes.add("sent")
             elif self.end.may_leave(received.key):
                 key, payload = received
                 self.stream.send(b"MSG " + key + b"\0" + payload)
