@@ -398,6 +398,7 @@ class TestEnds:
             pair.wait_for_log("l.link", "the other end says nothing for 15 s")
             wait_for(lambda: can_pass(pair))
             assert bus.whoami().path == path
+        assert relay not in pair.pids(RELAY)  # its command was ended
         for name in "up2.log", "k.link.log":
             assert not pair.says(name, "the other end")
 
