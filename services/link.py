@@ -45,12 +45,11 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import sbus_client
-from sbus_client import Client, Message, PacketError, SbusError, printable
+from sbus_client import SECRET, Client, Message, PacketError, SbusError
 
 from . import shared
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SECRET = b"!/cred/"  # begins all secret keys, and is the upward pattern
 PROBES = b"sbus/bridge/"  # as `sbus bridge` has them: each bus carries these
 NOBODY = b"!/cred/0/0/0"  # the prefix before any link: no process is 0
 PARENT = "SBUS_LINK"  # in a server's environment: the link's process
@@ -126,10 +125,11 @@ class Stream:
 
 def refusal(frame: bytes) -> SbusError:
     """Return the error for a frame that is not what should have come."""
+    text = sbus_client.printable(frame[:400])
     if frame.startswith(VERSION):
-        return SbusError(f"the other end says: {printable(frame[12:400])}")
-    text = "the other end is no sbus link of this version: it sent"
-    return SbusError(f"{text} '{printable(frame[:80])}'")
+        return SbusError(f"the other end says: {text[len(VERSION) :]}")
+    problem = "the other end is no sbus link of this version"
+    return SbusError(f"{problem}: it sent '{text[:80]}'")
 
 
 # ==== Carrying ===============================================================
@@ -247,7 +247,8 @@ class Session:
             self.bus.publish(key, payload)
         except PacketError as error:
             if not self.refused:
-                shared.note(f"{printable(key[:80])} is not published: {error}")
+                name = sbus_client.printable(key[:80])
+                shared.note(f"{name} is not published: {error}")
             self.refused += 1
 
 
@@ -274,7 +275,7 @@ class End:
 
     @property
     def secrets(self) -> bytes:
-        """The pattern of the secrets that the other end gets."""
+        """The pattern of the secrets that the other end gets [CRED-13]."""
         return self.prefix + b"/" if self.is_upper else SECRET
 
     def run(self) -> None:

@@ -3,6 +3,7 @@
 relay.py PATH [BYTES_A_SECOND]
 """
 
+import contextlib
 import os
 import select
 import socket
@@ -10,7 +11,8 @@ import sys
 import time
 
 wire = socket.socket(socket.AF_UNIX)
-wire.connect(sys.argv[1])
+if wire.connect_ex(sys.argv[1]):
+    sys.exit("relay: nobody listens")
 speed = int(sys.argv[2]) if sys.argv[2:] else 0
 if speed:
     for option in socket.SO_SNDBUF, socket.SO_RCVBUF:
@@ -20,12 +22,13 @@ ways = {0: wire.fileno(), wire.fileno(): 1}
 poll = select.poll()
 for source in ways:
     poll.register(source, select.POLLIN)
-while True:
-    for source, _ in poll.poll():
-        text = os.read(source, speed // 20 or 65_536)
-        if not text:
-            sys.exit()
-        if speed:
-            time.sleep(len(text) / speed)
-        while text:
-            text = text[os.write(ways[source], text) :]
+with contextlib.suppress(OSError):  # the other side may have gone
+    while True:
+        for source, _ in poll.poll():
+            text = os.read(source, speed // 20 or 65_536)
+            if not text:
+                sys.exit()
+            if speed:
+                time.sleep(len(text) / speed)
+            while text:
+                text = text[os.write(ways[source], text) :]

@@ -513,7 +513,7 @@ class TestLiars:
     def below(self, site: Site, is_polite: bool = True) -> Liar:
         """Be a lower end."""
         wire = socket.socket(socket.AF_UNIX)
-        wire.connect(site.at("up"))
+        wait_for(lambda: not wire.connect_ex(site.at("up")))
         liar = Liar(wire)
         assert liar.receive().startswith(b"sbus-link 1 upper ")
         if is_polite:
@@ -561,7 +561,7 @@ class TestLiars:
             for key in keys[-2:]:
                 assert liar.receive() == b"MSG %b\0" % key
         assert not site.says("m.trace", "/y")
-        assert not site.says("m.trace", "bad")
+        assert not site.says("m.trace", '"bad"')
 
     def test_upper_end(self, site: Site, above: socket.socket) -> None:
         """It hears what --up selects, and secrets for other buses; and
