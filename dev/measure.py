@@ -24,7 +24,11 @@ CODE = {
     "sbus.py": 1_330,
     "sbus_client.py": 1_100,
     "tools/*.py": 1_300,
-    "services/link.py": 290,
+    # It is to have 290, which would cost features: an end that says why it
+    # gives up, and what is lost, has some 25 lines; the server, run below the
+    # right prefix and ended even if its link was killed, 40; signals that cut
+    # off waits and nothing else 15; a slow stream at the end 10
+    "services/link.py": 390,
     # It is to have 340: the statements in SQL are 50
     "services/broker.py services/store.py services/work.py": 390,
     "spec/**/*.py": 4_300,  # 80 are for the stages, which are for students

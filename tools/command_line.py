@@ -24,15 +24,14 @@ from . import shared
 
 COMMANDS = [
     *("sub", "pub", "request", "reply", "whoami", "ping", "control"),
-    *("stats", "clients", "top", "record", "keep", "bridge", "load"),
-    *("queue", "work", "jobs"),
-    *("completion", "help"),
+    *("stats", "clients", "top", "record", "keep", "bridge", "link"),
+    *("queue", "work", "jobs", "load", "completion", "help"),
 ]
 # Where a command is, if that is not its name
 FILES = {"reply": "request", "whoami": "control", "ping": "control"}
 FILES |= {"clients": "stats", "help": "command_line"}
 FILES |= {"queue": "work", "jobs": "work"}
-SERVICES = ["queue", "work", "jobs"]  # commands in the package services/
+SERVICES = ["link", "queue", "work", "jobs"]  # in the package services/
 RULES = Path(__file__).with_name("rules.txt")  # a line for each
 
 
