@@ -32,22 +32,21 @@ tools/, does more.
 
 from __future__ import annotations
 
-import signal
-
 if __name__ == "__main__":  # until options are parsed, Ctrl-C ends in silence
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Built in; what `signal` itself imports takes milliseconds
+    import _signal  # type: ignore[import-not-found]
+
+    handler = _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 import argparse
 import contextlib
 import enum
 import errno
 import functools
-import json
-import mmap
 import os
-import random
 import re
 import select
+import signal
 import socket
 import stat
 import sys
@@ -55,7 +54,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar, Union, cast
 
@@ -63,9 +62,9 @@ __version__ = "0.3.0"
 # fmt: off
 __all__ = [
     "AddressError", "AsyncClient", "Client", "ControlMessage", "Credentials",
-    "Disconnected", "Message", "PacketError", "PacketTooLarge", "Reconnected",
-    "Request", "RequestFailed", "SbusError", "TimedOut", "default_address",
-    "matches", "owner_of", "parse_request",
+    "Disconnected", "DoubtfulPattern", "Message", "PacketError",
+    "PacketTooLarge", "Reconnected", "Request", "RequestFailed", "SbusError",
+    "TimedOut", "default_address", "matches", "owner_of", "parse_request",
 ]
 # fmt: on
 
@@ -84,6 +83,10 @@ class AddressError(SbusError, ValueError):
 class Disconnected(SbusError, ConnectionError):
     """There is no server (*errno* is that of connect(2)), or it has left."""
 
+    def __init__(self, *texts: str, errno: int | None = None) -> None:
+        super().__init__(*texts)
+        self.errno = errno
+
 
 class PacketError(SbusError, ValueError):
     """A server would refuse a key or pattern, or sent a malformed packet."""
@@ -99,6 +102,13 @@ class TimedOut(SbusError, TimeoutError):
 
 class RequestFailed(SbusError):
     """The answer to a request is that it failed, with this text."""
+
+
+class DoubtfulPattern(SbusError, UserWarning):
+    """A warning: a pattern may select less than was meant.
+
+    Where Python makes an error of a warning, nothing was sent.
+    """
 
 
 def malformed(thing: str, text: bytes) -> PacketError:
@@ -120,6 +130,14 @@ blocking/soft/error blocking/hard/discard blocking/hard/block
 blocking/hard/error order/queue order/stack order/random
 echo/on echo/off""".split()
 CONTROL_KEYS = (*MODES, STATS, WHOAMI)
+# The first word of each kind of packet
+SUBSCRIBE, UNSUBSCRIBE = b"SUB ", b"UNSUB "
+PUBLISH, CONTROL = b"MSG ", b"CMSG "
+# A secret key begins with a run !/cred/G/U/P/.  Behind a bridge it has several
+# in a row, as in !/cred/1/2/3/!/cred/4/5/6/x
+SECRET = b"!/cred/"
+FIELDS = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/")  # a run
+RUNS = re.compile(rb"(?:^|(?<=/))" + FIELDS.pattern)  # each run of a key
 
 
 class Message(NamedTuple):
@@ -177,13 +195,13 @@ def payload_bytes(payload: Payload) -> bytes:
     """Return a payload as bytes.  Raises: TypeError if it has none."""
     try:
         return bytes(memoryview(payload))
-    except TypeError:
+    except (TypeError, ValueError):  # the latter of a view that was released
         kind = type(payload).__name__
         raise TypeError(f"a payload is bytes, not {kind}: encode it") from None
 
 
-def control_packet(key: Text, payload: Payload) -> bytes:
-    """Return a control packet [CTL-1].
+def control_packet(key: Text, payload: Payload) -> tuple[bytes, bytes]:
+    """Return a control key as bytes, and its packet [CTL-1].
 
     Raises: TypeError; PacketError if no server knows the key [CTL-2].
     """
@@ -192,12 +210,12 @@ def control_packet(key: Text, payload: Payload) -> bytes:
     if key not in CONTROL_KEYS:
         keys = b" ".join(CONTROL_KEYS).decode()
         raise PacketError(f"{quoted(key)} is none of {keys}")
-    return b"CMSG " + key + (b"\0" + content if content else b"")
+    return key, CONTROL + key + (b"\0" + content if content else b"")
 
 
 def publish_head(key_bytes_max: int, segments_max: int, key: Text) -> bytes:
     """Return what a publish packet has before its payload [CLIENT-1]."""
-    return b"MSG " + checked(key, key_bytes_max, segments_max) + b"\0"
+    return PUBLISH + checked(key, key_bytes_max, segments_max) + b"\0"
 
 
 def checked(text: Text, key_bytes_max: int, segments_max: int) -> bytes:
@@ -209,7 +227,8 @@ def checked(text: Text, key_bytes_max: int, segments_max: int) -> bytes:
     elif (count := text.count(b"/") + 1) > segments_max:
         fault = f"{count} segments, over {segments_max}"
     elif b"!" in text:
-        rest = RUNS.sub(b"", text) if FIELDS.match(text) else text
+        is_secret = FIELDS.match(text)
+        rest = RUNS.sub(b"", text) if is_secret else text
         if b"!" in rest.split(b"/"):
             fault = "a segment '!', which is reserved for secrets"
     if fault:
@@ -240,9 +259,8 @@ def quoted(text: bytes) -> str:
 
 # ==== 3. Patterns, credentials and requests ==================================
 
-SECRET = b"!/cred/"
-FIELDS = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/")
-RUNS = re.compile(rb"(?:^|(?<=/))" + FIELDS.pattern)
+NO_JSON = "no module json: install libpython3-stdlib (Debian) or python3-json"
+PATH = rb"(?:!/cred/[0-9]{1,10}/[0-9]{1,10}/[0-9]{1,10}/)+"
 FAILED = b"/failed"  # ends the key of an answer that tells of a failure
 OVERFLOW_ID = b"65534"  # the kernel's stand-in for an id of another namespace
 
@@ -255,16 +273,21 @@ def matches(pattern: Text, key: Text) -> bool:
     is any number: the server has let only our own pass [CRED-6].
     """
     key = to_bytes(key)
-    pattern = to_bytes(pattern)
-    if pattern.startswith(SECRET) != key.startswith(SECRET):
-        return False
+    is_secret, selects = form_of(to_bytes(pattern))
+    return is_secret == key.startswith(SECRET) and bool(selects(key))
 
+
+# The cache of `re` has 512, and a client may have twice as many patterns
+@functools.lru_cache(4 * PATTERNS_MAX)
+def form_of(pattern: bytes) -> tuple[bool, Callable[[bytes], Any]]:
+    """Return whether a pattern is secret, and what tells if it selects."""
+    is_secret = pattern.startswith(SECRET)
     form = re.escape(pattern).replace(rb"\*", rb"[^/]*(?=/|\Z)")  # [MATCH-2]
     if pattern[-1:] in (b"", b"/"):
         form += b".*"  # [MATCH-3] [MATCH-4]
-    if pattern.startswith(SECRET):
+    if is_secret:
         form = RUNS.sub(any_for_empty, form)
-    return bool(re.fullmatch(form, key, re.DOTALL))  # [MATCH-1]
+    return is_secret, re.compile(form, re.DOTALL).fullmatch  # [MATCH-1]
 
 
 def any_for_empty(run: re.Match[bytes]) -> bytes:
@@ -315,25 +338,43 @@ def owner_of(key: bytes) -> Credentials:
     Anybody may publish under such a key [CRED-10] [CRED-11].
     Raises: PacketError if the key is not private.
     """
-    path = re.match(rb"(?:!/cred/[0-9]{1,10}/[0-9]{1,10}/[0-9]{1,10}/)+", key)
+    path = re.match(PATH, key)
     if not path or path.end() == len(key):
         raise PacketError(f"not a private key: {key[:80]!r}")
-    gid, uid, pid = map(int, path[0].split(b"/")[-4:-1])
-    return Credentials(gid, uid, pid, path[0][:-1])
+    return credentials_in(path[0][:-1])
 
 
 def credentials_of(answer: Received) -> Credentials:
     """Return what whoami has answered.  Raises: PacketError [CRED-2]."""
-    with contextlib.suppress(PacketError):
-        credentials = owner_of(answer.payload + b"/x")
-        if credentials.path == answer.payload:
-            return credentials
-    raise malformed("malformed credentials", answer.payload)
+    if not re.fullmatch(PATH, answer.payload + b"/"):
+        raise malformed("malformed credentials", answer.payload)
+    return credentials_in(answer.payload)
+
+
+def credentials_in(path: bytes) -> Credentials:
+    """Return the credentials in the last run of a path."""
+    gid, uid, pid = map(int, path.split(b"/")[-3:])
+    return Credentials(gid, uid, pid, path)
+
+
+def counts_in(answer: Received) -> dict[str, Any]:
+    """Return what stats has answered [CTL-5].
+
+    Raises: PacketError; SbusError if this Python cannot read JSON.
+    """
+    try:
+        import json
+
+        return dict(json.loads(answer.payload))
+    except ImportError:
+        raise SbusError(NO_JSON) from None
+    except (ValueError, TypeError, RecursionError):
+        raise malformed("malformed counts", answer.payload) from None
 
 
 def random_part() -> bytes:
-    """Return a '/', and what nobody can guess, for a private key."""
-    return b"/" + os.urandom(12).hex().encode("ascii")
+    """Return what nobody can guess, for a private key."""
+    return os.urandom(12).hex().encode("ascii")
 
 
 def parse_request(message: Received) -> Request | None:
@@ -361,14 +402,23 @@ ABSTRACT = "/dev/unix/abstract/"
 INHERITED = "/dev/fd/"
 ABSTRACT_BYTES = 108
 PATH_BYTES_MAX = 107
+START = "start the server, or give its address"
+# What the kernel is short of for now: memory, or descriptors
+NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
+PASSING = (*NO_MEMORY, errno.EMFILE, errno.ENFILE)
 Address = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 Timeout = Union[float, None]  # in seconds, or for ever
 End = Union[float, None]  # when a timeout is over, by the monotonic clock
 
 
 def end_of(timeout: Timeout) -> End:
-    """Return when a timeout is over."""
-    return None if timeout is None else time.monotonic() + timeout
+    """Return when a timeout is over.  Raises: TypeError."""
+    try:
+        return None if timeout is None else time.monotonic() + timeout
+    except TypeError:
+        kind = type(timeout).__name__
+        text = f"a timeout is a number of seconds or None, not {kind}"
+        raise TypeError(text) from None
 
 
 def left_of(end: End) -> Timeout:
@@ -422,6 +472,15 @@ def socket_name(address: str) -> bytes:
     raise AddressError(f"{address!r}: {form}")
 
 
+@contextlib.contextmanager
+def a_descriptor_more() -> Iterator[None]:
+    """Raise SbusError where the process cannot have one more."""
+    try:
+        yield
+    except OSError as error:
+        raise SbusError(f"one descriptor too few: {error.strerror}") from None
+
+
 def open_socket(address: str) -> socket.socket:
     """Return a socket that is connected to a server.
 
@@ -432,14 +491,16 @@ def open_socket(address: str) -> socket.socket:
 
     # At each try, as another user may have made the directory meanwhile
     name = socket_name(checked_address(address))
-    wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    wire = None
     try:
+        wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         wire.setblocking(False)
         wire.connect(name)
         wire.setblocking(True)
         return wire
     except OSError as error:
-        wire.close()
+        if wire:
+            wire.close()
         raise no_bus(address, error) from None
 
 
@@ -463,30 +524,31 @@ def inherited_socket(number: str) -> socket.socket:
 
 def no_bus(address: str, failed: OSError) -> Disconnected:
     """Return the error that tells why connect(2) failed, and what to do."""
-    cause = {
-        errno.ENOENT: "nothing is there",
-        errno.ECONNREFUSED: "no server listens there",
-        errno.EPROTOTYPE: "another kind of socket is there",
+    text = {
+        errno.ENOENT: f"nothing is there; {START}",
+        errno.ECONNREFUSED: f"no server listens there; {START}",
+        errno.EPROTOTYPE: f"another kind of socket is there; {START}",
+        errno.EACCES: "its server does not let this user in: see its -g,"
+        " -o and -u",
     }.get(failed.errno or 0, str(failed.strerror))
-    text = f"{cause}; start the server, or give its address"
-    if failed.errno == errno.EACCES:
-        text = "its server does not let this user in: see its -g, -o and -u"
-    with contextlib.suppress(OSError):
-        if not stat.S_ISSOCK(os.stat(address).st_mode):
-            text = "no socket is there; give the address of a server"
-    error = Disconnected(f"no bus at {address}: {text}")
-    error.errno = failed.errno
-    return error
+    if failed.errno not in PASSING:
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.stat(address).st_mode):
+                text = "no socket is there; give the address of a server"
+    return Disconnected(f"no bus at {address}: {text}", errno=failed.errno)
 
 
 # ==== 5. What both clients share: a connection that never waits ==============
 #
-# How Client and AsyncClient share their code: what may have to wait is a
-# coroutine of Connection, and suspends in _sleep and _turn alone.  AsyncClient
-# awaits it.  In Client these two never suspend, since _sleep itself waits; so
-# run() finishes a coroutine in one step, as if it were a function.  All else
-# never waits: a method whose name begins with _try returns False instead.
-# A call that waits has a waiter, and whoever has something for it wakes it.
+# Client and AsyncClient share their code as follows.  What may have to wait is
+# a coroutine, and suspends in _sleep and _turn alone.  AsyncClient awaits it.
+# In Client these two never suspend, since _sleep itself waits; so run()
+# finishes a coroutine in one step, as if it were a function.  All else never
+# waits: a method whose name begins with _try returns False instead.
+#
+# Three classes stand on each other.  Waiting knows which calls wait, and wakes
+# them.  Packets has a socket, and knows one bus: what it was asked and what it
+# said.  Connection goes from one bus to the next, and has the calls.
 
 KEPT_BYTES_MAX = 1 << 26  # of messages that came before an answer
 KEPT_OVERHEAD_BYTES = 256  # what Python needs for each of them
@@ -495,45 +557,35 @@ STATS_SECONDS = 10.0  # in which the server is to answer
 # Between tries to connect, half of it at least: a try costs some 10 us where
 # nothing is there, but a server logs each client that it turns away
 RECONNECT_SECONDS = 0.5
-RESTORE_SECONDS = 0.01  # until there may be room for more subscriptions
+# Until there may be room for more subscriptions, or the kernel may have memory
+# again: short beside what a person notices, long beside the try
+RETRY_SECONDS = 0.01
 LARGE_BYTES = 1 << 16  # to copy more takes longer than some calls
 SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
+MAY_COME = (errno.ENOENT, errno.ECONNREFUSED, *PASSING)  # a bus, after these
 CLOSED = "this client is closed"
 NOT_CONNECTED = "not connected: use async with, or connect()"
 ASK_AGAIN = "the bus at {} was lost before it answered: ask again"
+BROKEN = "the connection to {} failed: {}"
 TOO_LARGE = "a packet of {} bytes is above the limit of {} bytes"
 NO_BUFFER = "{} bytes: above the largest send buffer (net.core.wmem_max)"
+NO_ROOM = "the server takes nothing (a slow reader, or it is stopped)"
 LOST_PACKET = "a packet of {} bytes was received and lost; the limit is {}"
 ANOTHERS = "{} is another's secret: this client is {}"
 NAMELESS = "no secrets and no requests: the server knows this client as {}"
 GOODBYE = """the server at {} closed the connection: it stopped, or refused \
 this client; its log says why, and counts or names pid {}"""
 BEHIND = "; this client had not read all that came for {:.1f} s"
+NO_LOOP = "AsyncClient is for asyncio, and no loop of it runs here"
 OTHER_LOOP = """this client belongs to another event loop: make one in each"""
 FORKED = "this client belongs to process {}, which forked: make one in each"
-READ, WRITE = select.POLLIN, select.POLLOUT
-# Plain numbers: to combine those of the module takes longer than send
+# What a call waits for: an event of the socket, or RETRY, that some time is
+# over, since there is no bus, or no memory
+READ, WRITE, RETRY = select.POLLIN, select.POLLOUT, 0
+# Plain numbers: to combine those of the module is no constant
 SEND = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 TRUNC = int(socket.MSG_DONTWAIT | socket.MSG_TRUNC)
-
-
-class State(enum.Enum):
-    """What a connection has.
-
-    NEW becomes UP by connecting.  With *reconnect*, UP becomes LOST when the
-    bus has gone; LOST becomes RESTORING when another lets the client in; and
-    that UP once it is told all subscriptions and modes, or else LOST again.
-    """
-
-    NEW = "not connected yet"
-    UP = "connected"
-    LOST = "without a bus"
-    RESTORING = "subscribing again"
-    CLOSED = "closed"
-
-
-UP = State.UP  # before Python 3.12, to look it up takes long
 
 
 class Answer:
@@ -541,89 +593,43 @@ class Answer:
 
     outcome: Received | str = ""
     waiter: Any = None  # of the call that waits for it
+    reply_key = b""  # under which it comes, if it is of a request
 
 
-class Asked:
-    """What waits for an answer: questions to the server, and requests."""
+# ---- Calls that wait
+#
+# There is one way to wait.  A call enlists a waiter, looks whether what it
+# waits for has come, and then sleeps.  Whoever has something takes the waiter
+# that it is for off the list, and wakes it.  A call that is awake looks again.
+#
+# The lock is for all but a first try to publish.  Nothing sleeps with it, and
+# its owner may take it again.  So a signal handler may close at any moment,
+# also in the midst of what the lock protects: it sets a mark, which nothing
+# takes back, and wakes all that are enlisted; a call that enlists looks at the
+# mark afterwards.
+#
+# What a client owns ends in _close.  What a call still uses ends with the
+# call, and what a loop of the program polls, to be woken, in __exit__ or when
+# it is closed once more.  Nothing is left to a finalizer: that might come when
+# a number is another's file already.
+
+
+class Waiting:
+    """The calls that wait, and how they end."""
+
+    _why_closed = CLOSED  # until the constructor is far enough
 
     def __init__(self) -> None:
-        # In their order, each with its control key; None if control has asked
-        self.questions: deque[tuple[bytes, Answer | None]] = deque()
-        self.requests: dict[bytes, Answer] = {}  # by reply key
-        self.reply_keys = b""  # what all of those begin with
-
-
-class Connection:
-    """What Client and AsyncClient share."""
-
-    _why_closed = CLOSED  # if the constructor fails
-
-    def __init__(
-        self,
-        address: Address | None = None,
-        *,
-        timeout: Timeout = None,
-        reconnect: bool = False,
-        packet_bytes_max: int = PACKET_BYTES_MAX,
-        key_bytes_max: int = KEY_BYTES_MAX,
-        segments_max: int = SEGMENTS_MAX,
-    ) -> None:
-        if socket.socket.__module__ != "socket":
-            raise SbusError("replaced sockets, as gevent's, do not work")
-        if address is None:  # [ADDR-1]
-            address = os.environ.get("SBUS_ADDRESS") or default_address()
-        self.address = os.fsdecode(address)
-        self.reconnect = reconnect
-        if reconnect and self.address.startswith(INHERITED):
-            raise AddressError("a descriptor cannot reconnect")
-        if min(packet_bytes_max, key_bytes_max, segments_max) < 1:
-            raise ValueError("a limit is a whole number from 1")
-        self.packet_bytes_max = packet_bytes_max
-        self.key_bytes_max = key_bytes_max
-        self.segments_max = segments_max
-
-        head_of = functools.partial(publish_head, key_bytes_max, segments_max)
-        self._head_of = functools.lru_cache(HEADS_MAX)(head_of)
-        self._make_socket()
-
-        # The lock is for all but a first try to publish.  Its owner may take
-        # it again, as a signal handler that closes may interrupt the owner
         self._lock = threading.RLock()
-        self._bus = State.NEW  # see _state
-        self._why_closed = ""
         self._pid = os.getpid()
-        self._own_path = b""  # what whoami would say, as far as is known
-
-        self._kept: deque[Received] = deque()  # until a call wants it
-        self._kept_bytes = 0
-        self._asked = Asked()
-        self._waiting: dict[Any, Answer | int] = {}  # waiters, and for what
+        self._waiting: dict[Any, int] = {}  # waiters, and for which event
         self._receivers: deque[Any] = deque()  # those for messages, in line
+        self._prepare()
 
-        # What another bus has to be told, and the way to it
-        self._told: Counter[bytes] = Counter()  # packets, and how often
-        self._unsent: deque[bytes] = deque()  # while RESTORING
-        self._greeting: Answer | None = None  # of a bus that is found again
-        self._is_switching = False  # the descriptor
-        self._next_try = 0.0  # to connect, by the monotonic clock
-        self._read_all_at = time.monotonic()  # that had come
-        self._has_read = False  # a message, since then
-        connections.add(self)
-        self._begin(timeout)
+    # What each client does in its own way
 
-    def _make_socket(self) -> None:
-        """Make what packets are sent and received by."""
-        # The socket keeps its descriptor when it is connected to another bus
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(None)
-        self._fd = self.socket.fileno()
-        # [CLIENT-5] The largest packet fits; unused, it takes no memory
-        self._buffer = mmap.mmap(-1, max(self.packet_bytes_max, LARGE_BYTES))
-
-    # ---- What each client does in its own way
-
-    def _begin(self, timeout: Timeout) -> None:
-        """Prepare to wait; connect, or keep the timeout for connect."""
+    def _prepare(self) -> None:
+        """Make what its way to wait needs."""
 
     def _waiter(self) -> Any:
         """Return a waiter, which is hashable."""
@@ -643,82 +649,47 @@ class Connection:
     def _changed(self) -> None:
         """Note a change of the state, or of whether anything is kept."""
 
-    # ---- The state
+    def _free(self, is_last: bool) -> None:
+        """Free what no call uses; at last, also what a loop may poll."""
 
-    @property
-    def _state(self) -> State:
-        # Closing is a mark of its own that nothing takes back, since a signal
-        # handler may close in the midst of any other change
-        return State.CLOSED if self._why_closed else self._bus
+    # What the classes below know
 
-    @property
-    def closed(self) -> bool:
-        """Whether the client is closed."""
-        return bool(self._why_closed)
+    def _has_kept(self) -> Any:
+        """Return whether there is something for receive."""
 
-    def __repr__(self) -> str:
-        kind = type(self).__name__
-        return f"<{kind} at {self.address!r}: {self._state.value}>"
-
-    def retry_in(self) -> float | None:
-        """Return the seconds to the next try, or None while there is a bus."""
-        if self._bus is UP or self._state in (State.NEW, State.CLOSED):
-            return None
-        is_fresh = self._bus is State.RESTORING
-        return RESTORE_SECONDS if is_fresh else left_of(self._next_try)
-
-    def close(self) -> None:
-        """Leave the bus, which still delivers what was published [CONN-6].
-
-        A call that waits in another thread or task raises Disconnected.
-        """
-        with self._lock:
-            if not self._why_closed:
-                self._why_closed = CLOSED
-                self._changed()
-                self._wake_all()
-                if not self._is_switching:  # else _try_open closes it
-                    self._close_socket()
-
-    def _close_socket(self) -> None:
-        if self._pid == os.getpid():  # or our parent would lose it, too
-            with contextlib.suppress(OSError):
-                self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
+    def _timed_out(self, text: str) -> Any:
+        """Return the error that tells what has not happened in time."""
 
     def _check_open(self) -> None:
-        """Raise Disconnected unless there is a bus, or one is looked for."""
-        if self._why_closed:
-            raise Disconnected(self._why_closed) from None
-        if self._bus is State.NEW:
-            raise Disconnected(NOT_CONNECTED) from None
-
-    # ---- Waiting
+        """Raise Disconnected if the client is closed."""
 
     async def _wait(
         self, event: int, end: End, text: str, answer: Answer | None = None
     ) -> None:
-        """Wait until the call may go on, or it is time to try to connect.
+        """Wait until the call may go on, or it is time to try again.
 
         It waits for an answer; or READ for a message, or WRITE for room.
         Raises: TimedOut, which says *text*, at *end*; Disconnected.
         """
         left = left_of(end)
-        if left == 0:
-            raise self._timed_out(text)
         waiter = self._waiter()
         try:
             with self._lock:
                 # First, or a signal handler that closes now would wake nobody
-                self._waiting[waiter] = answer or event
+                self._waiting[waiter] = event
                 self._check_open()
+                has_come = False
                 if answer:
                     answer.waiter = waiter
+                    has_come = bool(answer.outcome)
                 elif event == READ:
                     self._receivers.append(waiter)
-                may_receive = event == READ and self._kept
-            if not (answer.outcome if answer else may_receive):
-                await self._sleep(waiter, event, left)
+                    has_come = self._has_kept()
+            if has_come:
+                return
+            if left == 0:
+                raise self._timed_out(text)
+            await self._sleep(waiter, event, left)
         finally:
             with self._lock:
                 self._waiting.pop(waiter, None)
@@ -726,29 +697,125 @@ class Connection:
                     self._receivers.remove(waiter)
             self._release(waiter)
 
-    def _timed_out(self, text: str) -> TimedOut:
-        """Return the error that tells what has not happened in time."""
-        has_none = self.reconnect and self.retry_in() is not None
-        reason = "there is no bus" if has_none else text
-        return TimedOut(f"{reason} at {self.address}")
+    def _give(self, answer: Answer | None, outcome: Received | str) -> None:
+        """Give an answer to the call that waits for it, if one still does."""
+        if answer and not answer.outcome:
+            answer.outcome = outcome
+            is_asleep = answer.waiter in self._waiting
+            if is_asleep:
+                del self._waiting[answer.waiter]
+                self._wake(answer.waiter)
 
     def _wake_receiver(self) -> None:
         """Wake the call that waits longest for a message, with the lock."""
         if self._receivers:
-            self._wake(self._receivers.popleft())
+            waiter = self._receivers.popleft()
+            self._waiting.pop(waiter, None)
+            self._wake(waiter)
 
     def _wake_all(self) -> None:
         for waiter in list(self._waiting):
             self._wake(waiter)
 
-    def _give(self, answer: Answer | None, outcome: Received | str) -> None:
-        """Give an answer to the call that waits for it, if one still does."""
-        if answer and not answer.outcome:
-            answer.outcome = outcome
-            if answer.waiter in self._waiting:  # else its call is awake
-                self._wake(answer.waiter)
 
-    # ---- Packets: what a server would refuse is told before it is sent
+# ---- Packets, and what is known of the bus at the other end
+#
+# A Bus is all that a client knows of one bus, and ends with the connection to
+# it: another bus was asked nothing, and may know this client by other
+# credentials.  So whoever sends something that only this bus can answer looks
+# at the Bus, sends and notes what it sent in one hold of the lock.
+#
+# An answer of the server belongs to the first question of its key, since its
+# answers to different questions may overtake each other (order/stack).  What
+# nobody asked for is kept for receive.
+
+
+class Bus:
+    """What a client knows of one bus."""
+
+    def __init__(self, notice: Reconnected | None = None) -> None:
+        # It is kept before all that comes from this bus, and is not given to
+        # receive until the bus has answered that it has handled *unsent*
+        self.notice = notice
+        self.unsent: deque[bytes] = deque()  # what it has still to be told
+        self.own_path = b""  # what whoami would say, as far as is known
+        self.has_told_path = False  # whether whoami has said so
+        self.reply_keys = (
+            b""  # what all reply keys begin with, once subscribed
+        )
+        # By control key; None if control has asked
+        self.questions: defaultdict[bytes, deque[Answer | None]]
+        self.questions = defaultdict(deque)
+        self.requests: dict[bytes, Answer] = {}  # by reply key
+
+    def answers(self) -> Iterator[Answer | None]:
+        """Return all that wait for an answer of this bus."""
+        yield from self.requests.values()
+        for asked in self.questions.values():
+            yield from asked
+
+
+class Lag:
+    """How long a client has not read all that had come."""
+
+    def __init__(self) -> None:
+        self.has_read = False  # a message, since then
+        self.read_all_at = time.monotonic()  # that had come
+
+    def end(self) -> None:
+        """Note that all is read, and nothing came until now."""
+        self.has_read = False
+        self.read_all_at = time.monotonic()
+
+    def text(self) -> str:
+        """Return what the error says of it that tells of the end."""
+        seconds = time.monotonic() - self.read_all_at
+        return BEHIND.format(seconds) if self.has_read and seconds > 1 else ""
+
+
+class Buffer(bytearray):
+    """The memory of a Python without mmap; its slices are bytes."""
+
+    def __getitem__(self, part: Any) -> Any:
+        return bytes(memoryview(self)[part])
+
+
+class Packets(Waiting):
+    """Packets out and in, and what they say of the bus."""
+
+    def __init__(
+        self, packet_bytes_max: int, key_bytes_max: int, segments_max: int
+    ) -> None:
+        super().__init__()
+        self.packet_bytes_max = packet_bytes_max
+        self.key_bytes_max = key_bytes_max
+        self.segments_max = segments_max
+        head_of = functools.partial(publish_head, key_bytes_max, segments_max)
+        self._head_of = functools.lru_cache(HEADS_MAX)(head_of)
+
+        # The socket keeps its descriptor when it is connected to another bus
+        with a_descriptor_more():
+            kinds = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.socket = socket.socket(*kinds)
+        self.socket.settimeout(None)
+        self._fd = self.socket.fileno()
+        # [CLIENT-5] The largest packet fits
+        buffer_bytes = max(packet_bytes_max, LARGE_BYTES)
+        self._buffer: Any
+        try:
+            import mmap
+
+            self._buffer = mmap.mmap(-1, buffer_bytes)  # unused, it takes none
+        except ImportError:
+            self._buffer = Buffer(buffer_bytes)
+
+        self._bus = Bus()
+        self._kept: deque[Received] = deque()  # until a call wants it
+        self._kept_bytes = 0
+        self._lag = Lag()
+        self._is_short = False  # the kernel, of memory for the last packet
+
+    # What a server would refuse is told before it is sent
 
     def _pattern(self, text: Text) -> bytes:
         """Return a pattern as bytes, unless it is another's secret [CRED-4].
@@ -757,11 +824,15 @@ class Connection:
         count, unless the server is in another process namespace.
         """
         pattern = checked(text, self.key_bytes_max, self.segments_max)
-        start = max(0, self._own_path.rfind(SECRET))
-        numbers = self._own_path[start:].split(b"/")[2:]
+
+        # The server looks at the run that follows its own prefix: where we are
+        # !/cred/1/2/3/!/cred/4/5/6, at the second, which has our numbers
+        own_path = self._bus.own_path
+        start = max(0, own_path.rfind(SECRET))
+        numbers = own_path[start:].split(b"/")[2:]
         fields = FIELDS.match(pattern, start)
         if fields and numbers and pattern.rfind(SECRET) == start:
-            path = self._own_path.decode()
+            path = own_path.decode()
             if any(f and f != n for f, n in zip(fields.groups(), numbers)):
                 raise PacketError(ANOTHERS.format(quoted(pattern), path))
             if numbers[2] == b"0" or OVERFLOW_ID in numbers[:2]:  # [CRED-8]
@@ -769,132 +840,60 @@ class Connection:
         return pattern
 
     def _subscription(self, text: Text) -> bytes:
-        """Return a subscribe packet [SUB-1]; warn of a doubtful pattern."""
+        """Return a pattern to subscribe to; warn of a doubtful one [SUB-1]."""
         pattern = self._pattern(text)
         if doubt := doubt_about(pattern):
-            warnings.warn(f"{quoted(pattern)} {doubt}", stacklevel=3)
-        return b"SUB " + pattern
-
-    def _answer(self, asked: Request, payload: Payload) -> bytes:
-        """Return the packet of an answer, whose key never comes again."""
-        head = self._head_of.__wrapped__(asked.reply_key)
-        return head + payload_bytes(payload)
+            warning = DoubtfulPattern(f"{quoted(pattern)} {doubt}")
+            warnings.warn(warning, stacklevel=3)
+        return pattern
 
     def _publication(self, key: Text, payload: Payload) -> bytes:
         """Return a publish packet [PUB-1]."""
         return self._head_of(to_bytes(key)) + payload_bytes(payload)
 
-    # ---- Sending
+    def _answer(self, asked: Request, payload: Payload) -> bytes:
+        """Return the packet of an answer, whose key never comes again."""
+        head_past_the_cache = self._head_of.__wrapped__
+        return head_past_the_cache(asked.reply_key) + payload_bytes(payload)
 
-    def _try_publish(self, key: Text, payload: Payload) -> bool:
-        """Publish if all is as usual; without the lock, since it is quick."""
-        try:
-            packet: bytes = self._head_of(key) + payload
-            if len(packet) <= self.packet_bytes_max and self._bus is UP:
-                self.socket.send(packet, SEND)
-                return True
-        except (OSError, TypeError, BufferError, BytesWarning):
-            pass  # try with more care; the last is what python3 -bb raises
-        return False
-
-    def _try_send(self, packet: bytes, answer: Answer | None) -> bool:
-        """Send a packet; what another bus has to know may wait for one."""
-        word, _, rest = packet.partition(b" ")
-        key = rest.partition(b"\0")[0]
-        is_mode = word == b"CMSG" and key in MODES
-        is_remembered = is_mode or word in (b"SUB", b"UNSUB")
-        with self._lock:
-            self._check_open()
-            if len(packet) > self.packet_bytes_max:
-                text = TOO_LARGE.format(len(packet), self.packet_bytes_max)
-                raise PacketTooLarge(text)
-            if word == b"SUB" and self._pattern_count() >= PATTERNS_MAX:
-                raise PacketError(f"over {PATTERNS_MAX} patterns")
-            if not self._try_write(packet, is_remembered):
-                return False
-            if word == b"SUB":
-                self._told[packet] += 1
-            elif word == b"UNSUB":
-                self._told -= Counter([b"SUB " + key])
-            elif is_mode:
-                self._told.pop(packet, None)
-                self._told[packet] = 1  # the last sent is the last
-            elif word == b"CMSG":
-                self._asked.questions.append((key, answer))
-        return True
-
-    def _pattern_count(self) -> int:
-        counts = self._told.items()
-        return sum(n for packet, n in counts if packet.startswith(b"SUB "))
-
-    def _try_write(self, packet: bytes, is_remembered: bool) -> bool:
-        """Give a packet to the kernel, or leave it to the next connection."""
-        while self._bus is UP or not is_remembered:
-            if self._bus is not UP and not self._try_connect():
-                return False
-            try:
-                self._write(packet)
-                return True
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                self._lose(error)
-        if self._bus is State.RESTORING:
-            self._unsent.append(packet)
-        return True
+    # Out
 
     def _write(self, packet: bytes) -> None:
-        """Send a packet, with a larger send buffer if need be [CLIENT-3]."""
-        option = (socket.SOL_SOCKET, socket.SO_SNDBUF)
+        """Send a packet [CLIENT-3].
+
+        Raises: PacketTooLarge; BlockingIOError if the kernel cannot take it
+        now; OSError if the bus has gone.
+        """
+        size = len(packet)
+        if size > self.packet_bytes_max:
+            raise PacketTooLarge(TOO_LARGE.format(size, self.packet_bytes_max))
+        self._is_short = False
         try:
             self.socket.send(packet, SEND)
         except OSError as error:
+            if error.errno in NO_MEMORY:
+                self._is_short = True
+                raise BlockingIOError from None
             if error.errno != errno.EMSGSIZE:
                 raise
-            size = len(packet) + SOCKET_OVERHEAD_BYTES
-            # The kernel doubles it
-            self.socket.setsockopt(*option, (size + 1) // 2)
-            if self.socket.getsockopt(*option) < size:
-                raise PacketTooLarge(NO_BUFFER.format(len(packet))) from None
+            self._widen(size + SOCKET_OVERHEAD_BYTES, size)
             self._write(packet)
 
-    # ---- Receiving
+    def _widen(self, buffer_bytes: int, packet_bytes: int) -> None:
+        """Have a send buffer in which a packet has room."""
+        option = (socket.SOL_SOCKET, socket.SO_SNDBUF)
+        self.socket.setsockopt(*option, (buffer_bytes + 1) // 2)  # of two
+        if self.socket.getsockopt(*option) < buffer_bytes:
+            raise PacketTooLarge(NO_BUFFER.format(packet_bytes)) from None
 
-    def _take(self) -> Received | None:
-        """Return the first that is kept, if anything is, and remove it."""
-        with self._lock:
-            self._check_open()
-            if not self._kept:
-                return None
-            received = self._kept.popleft()
-            self._kept_bytes -= len(received.payload) + KEPT_OVERHEAD_BYTES
-            if not self._kept:
-                self._changed()
-            return received
+    def _write_question(
+        self, key: bytes, packet: bytes, answer: Answer | None
+    ) -> None:
+        """Send a question to the bus, and note it."""
+        self._write(packet)
+        self._bus.questions[key].append(answer)
 
-    def _keep(self, received: Received) -> None:
-        """Keep something for receive, and wake a call that waits for it."""
-        self._kept.append(received)
-        self._kept_bytes += len(received.payload) + KEPT_OVERHEAD_BYTES
-        self._changed()
-        self._wake_receiver()
-        if self._kept_bytes > KEPT_BYTES_MAX:
-            self._wake_all()
-
-    def _try_step(self) -> bool:
-        """Read a packet, for whomever it is, or go on to find a bus."""
-        with self._lock:
-            if self._bus is not UP:
-                self._check_open()
-                return self._try_connect()
-            try:
-                if received := self._read():
-                    self._keep(received)
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                self._lose(error)
-            return True
+    # In
 
     def _read(self) -> Received | None:
         """Return the next packet, or None if it was an answer [CLIENT-6].
@@ -920,12 +919,12 @@ class Connection:
         else:
             raise PacketTooLarge(LOST_PACKET.format(size, len(buffer)))
 
-        if head[:4] == b"MSG ":
-            self._has_read = True
+        if head[:4] == PUBLISH:
+            self._lag.has_read = True
             message = new_tuple(Message, (head[4:], payload))
-            if not self._asked.reply_keys or not self._answer_request(message):
+            if not self._bus.reply_keys or not self._answer_request(message):
                 return message
-        elif head[:5] == b"CMSG ":
+        elif head[:5] == CONTROL:
             control = ControlMessage(head[5:], payload)
             if not self._answer_question(control):
                 return control
@@ -935,149 +934,428 @@ class Connection:
 
     def _answer_request(self, message: Message) -> bool:
         """Give a message to its request; return whether it is an answer."""
-        if not message.key.startswith(self._asked.reply_keys):
+        bus = self._bus
+        if not message.key.startswith(bus.reply_keys):
             return False
         reply_key = message.key.removesuffix(FAILED)
-        self._give(self._asked.requests.pop(reply_key, None), message)
+        self._give(bus.requests.pop(reply_key, None), message)
         return True
 
     def _answer_question(self, received: ControlMessage) -> bool:
         """Give a control message to its question; return if it is for one."""
-        key = received.key
-        if key not in [asked for asked, _ in self._asked.questions]:
+        bus = self._bus
+        questions = bus.questions.get(received.key)
+        if not questions:
             return False
-        while self._asked.questions[0][0] != key:  # a server may not know it
-            self._asked.questions.popleft()
-        _, answer = self._asked.questions.popleft()
-        if key == WHOAMI:
+        answer = questions.popleft()
+        if received.key == WHOAMI:
             with contextlib.suppress(PacketError):
-                self._own_path = credentials_of(received).path
-        if not answer:  # control has asked
-            return False
-        if answer is self._greeting:
-            self._keep(Reconnected(b"", b""))
+                bus.own_path = credentials_of(received).path
+                bus.has_told_path = True
+            self._give_notice()
         self._give(answer, received)
-        return True
+        return answer is not None
 
-    # ---- Losing the bus, and finding another
+    # What is kept for receive
+
+    def _has_kept(self) -> bool:
+        if not self._kept:
+            return False
+        has_told = self._kept[0] is not self._bus.notice
+        return has_told or self._kept_bytes > KEPT_BYTES_MAX
+
+    def _take(self) -> Received | None:
+        """Return the first that is kept, if anything is, and remove it."""
+        with self._lock:
+            self._check_open()
+            if not self._has_kept():
+                return None
+            received = self._kept.popleft()
+            self._kept_bytes -= len(received.payload) + KEPT_OVERHEAD_BYTES
+            if not self._kept:
+                self._changed()
+            return received
+
+    def _keep(self, received: Received) -> None:
+        """Keep something for receive, and wake a call that waits for it."""
+        self._kept.append(received)
+        self._kept_bytes += len(received.payload) + KEPT_OVERHEAD_BYTES
+        self._changed()
+        self._wake_receiver()
+        if self._kept_bytes > KEPT_BYTES_MAX:
+            self._wake_all()
+
+    def _give_notice(self) -> None:
+        """Let receive have the notice of this bus, and all after it."""
+        if self._bus.notice:
+            self._bus.notice = None
+            self._changed()
+            self._wake_all()
+
+    def _take_leave(self, text: str) -> None:
+        """Keep what a bus has left, and tell those who wait for its answers.
+
+        Then nothing is known of a bus.
+        """
+        with contextlib.suppress(OSError):
+            while True:
+                with contextlib.suppress(PacketError, PacketTooLarge):
+                    if received := self._read():
+                        self._keep(received)
+        for answer in self._bus.answers():
+            self._give(answer, text)
+
+        if self._kept and self._kept[-1] is self._bus.notice:
+            self._kept.pop()  # it has not even said anything
+            self._kept_bytes -= KEPT_OVERHEAD_BYTES
+        self._bus = Bus(Reconnected(b"", b""))
+
+
+# ---- One bus after another, and the calls
+#
+# NEW becomes UP by connecting.  With *reconnect*, UP becomes LOST when the bus
+# has gone; LOST becomes RESTORING when another lets the client in; and that UP
+# once it is told all subscriptions and modes, or else LOST again.  No call
+# waits for a bus in itself: each that needs one takes what steps it can.
+#
+# What every bus has to be told is remembered (_told), and needs no bus.  All
+# else is for the bus that is there.
+
+
+class State(enum.Enum):
+    """What a connection has, unless it is closed."""
+
+    NEW = "not connected yet"
+    UP = "connected"
+    LOST = "without a bus"
+    RESTORING = "subscribing again"
+
+
+UP = State.UP  # before Python 3.12, to look it up takes long
+
+
+class Connection(Packets):
+    """What Client and AsyncClient share."""
+
+    def __init__(
+        self,
+        address: Address | None = None,
+        *,
+        timeout: Timeout = None,
+        reconnect: bool = False,
+        packet_bytes_max: int = PACKET_BYTES_MAX,
+        key_bytes_max: int = KEY_BYTES_MAX,
+        segments_max: int = SEGMENTS_MAX,
+    ) -> None:
+        # Others that replace sockets, as pytest-socket, leave them as they are
+        library = socket.socket.__module__.partition(".")[0]
+        if library in ("gevent", "eventlet"):
+            raise SbusError(f"replaced sockets, as {library}'s, do not work")
+        if address is None:  # [ADDR-1]
+            address = os.environ.get("SBUS_ADDRESS") or default_address()
+        self.address = os.fsdecode(address)
+        self.reconnect = reconnect
+        if reconnect and self.address.startswith(INHERITED):
+            raise AddressError("a descriptor cannot reconnect")
+        if min(packet_bytes_max, key_bytes_max, segments_max) < 1:
+            raise ValueError("a limit is a whole number from 1")
+        super().__init__(packet_bytes_max, key_bytes_max, segments_max)
+
+        self._state = State.NEW
+        self._told: Counter[bytes] = Counter()  # packets, and how often
+        self._next_try = 0.0  # to connect, by the monotonic clock
+        self._is_switching = False  # the descriptor
+        self._why_closed = ""
+        connections.add(self)
+        self._begin(timeout)
+
+    def _begin(self, timeout: Timeout) -> None:
+        """Connect, or keep the timeout for connect."""
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # if the constructor failed
+            self._close()
+            self._free(is_last=True)
+
+    # The state
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client is closed."""
+        return bool(self._why_closed)
+
+    @property
+    def _has_bus(self) -> bool:
+        return self._state is UP and not self._why_closed
+
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        state = "closed" if self._why_closed else self._state.value
+        return f"<{kind} at {self.address!r}: {state}>"
+
+    def retry_in(self) -> float | None:
+        """Return the seconds to the next try, or None while there is a bus."""
+        if self._why_closed or self._state in (UP, State.NEW):
+            return None
+        if self._state is State.RESTORING:
+            return RETRY_SECONDS
+        return left_of(self._next_try)
+
+    def _pause(self, event: int) -> float | None:
+        """Return when to try again, or None if the socket tells."""
+        no_memory = self._is_short and event == WRITE
+        return RETRY_SECONDS if no_memory else self.retry_in()
+
+    def _timed_out(self, text: str) -> TimedOut:
+        has_none = self.reconnect and self.retry_in() is not None
+        reason = "there is no bus" if has_none else text
+        return TimedOut(f"{reason} at {self.address}")
+
+    def _check_open(self) -> None:
+        """Raise Disconnected unless there is a bus, or one is looked for."""
+        if self._why_closed:
+            raise Disconnected(self._why_closed) from None
+        if self._state is State.NEW:
+            raise Disconnected(NOT_CONNECTED) from None
 
     def _become(self, state: State) -> None:
-        self._bus = state
+        self._state = state
         self._changed()
         self._wake_all()
+
+    # The end
+
+    def _close(self) -> None:
+        """Close if that was not done; free first, and raise nothing."""
+        if self._why_closed:
+            return
+        with self._lock:
+            self._why_closed = self._why_closed or CLOSED
+            self._changed()
+            if not self._is_switching:  # else _open closes it
+                self._close_socket()
+            self._wake_all()
+            self._free(is_last=False)
+
+    def _close_socket(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self.socket.close()
+
+    def _close_after_fork(self) -> None:
+        """Leave all to the parent, of which this process is a child."""
+        self._lock = threading.RLock()  # a thread that is gone may own it
+        self._why_closed = self._why_closed or FORKED.format(self._pid)
+        with contextlib.suppress(OSError):
+            self.socket.close()
+        self._free(is_last=True)
+
+    # Losing the bus, and finding another
 
     def _lose(self, error: OSError) -> None:
         """Begin to have no bus, and keep what it has left; or raise.
 
         Every error of the socket comes here; of a closed one it says so.
         """
-        if error.errno not in GONE:
+        if isinstance(error, SbusError):
             raise error
         self._check_open()
+        if error.errno not in GONE:
+            text = BROKEN.format(self.address, error.strerror)
+            raise Disconnected(text, errno=error.errno) from None
         if not self.reconnect:
             text = GOODBYE.format(self.address, self._pid)
-            behind = time.monotonic() - self._read_all_at
-            if self._has_read and behind > 1:
-                text += BEHIND.format(behind)
-            raise Disconnected(text) from None
-
-        with contextlib.suppress(OSError):
-            while True:
-                with contextlib.suppress(PacketError, PacketTooLarge):
-                    if received := self._read():
-                        self._keep(received)
-        asked = [answer for _, answer in self._asked.questions]
-        for answer in (*asked, *self._asked.requests.values()):
-            self._give(answer, ASK_AGAIN.format(self.address))
-        # Another bus may know this client by other credentials
-        if self._asked.reply_keys:
-            del self._told[b"SUB " + self._asked.reply_keys]
-        self._asked = Asked()
-        self._greeting = Answer()
+            raise Disconnected(text + self._lag.text()) from None
+        self._take_leave(ASK_AGAIN.format(self.address))
         self._become(State.LOST)
 
-    def _try_connect(self) -> bool:
-        """Take a step towards another bus; return whether it is there.
+    def _try(self, act: Callable[[], object]) -> bool:
+        """Do something with the bus, or take a step to find one.
 
-        Raises: Disconnected if none may come.
+        Return whether it was done.  Raises: Disconnected if no bus may come.
         """
         with self._lock:
-            if self._bus is State.LOST and not self._try_open():
-                return False
-            try:
-                while self._unsent:
-                    self._write(self._unsent[0])
-                    self._unsent.popleft()
-                if self._greeting:
-                    self._write(b"CMSG " + WHOAMI)
-                    self._asked.questions.append((WHOAMI, self._greeting))
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                self._lose(error)
-                return False
-            self._become(UP)
-            return True
+            self._check_open()
+            while True:
+                try:
+                    if self._state is not UP:
+                        self._find_bus()
+                    act()
+                    return True
+                except BlockingIOError:
+                    return False
+                except OSError as error:
+                    self._lose(error)
 
-    def _try_open(self) -> bool:
+    def _find_bus(self) -> None:
+        """Connect, and tell the bus all that it has to be told.
+
+        Raises: BlockingIOError if that cannot be finished yet; OSError.
+        """
+        if self._state is State.LOST:
+            self._open()
+        bus = self._bus
+        while bus.unsent:
+            self._write(bus.unsent[0])
+            bus.unsent.popleft()
+        if bus.notice:
+            self._write_question(WHOAMI, CONTROL + WHOAMI, Answer())
+        self._become(UP)
+
+    def _open(self) -> None:
         """Connect the socket, if it is time, and list what to tell."""
         now = time.monotonic()
         if now < self._next_try:
-            return False
-        self._next_try = now + RECONNECT_SECONDS * random.uniform(0.5, 1)
+            raise BlockingIOError
+        share = 0.5 + os.urandom(1)[0] / 512  # all clients lose a bus at once
+        self._next_try = now + RECONNECT_SECONDS * share
         try:
             fresh = open_socket(self.address)
         except Disconnected as error:
-            may_come = error.errno in (errno.ENOENT, errno.ECONNREFUSED)
-            if error.errno == errno.EAGAIN or (self.reconnect and may_come):
-                return False
+            may_come = self.reconnect and error.errno in MAY_COME
+            if may_come or error.errno == errno.EAGAIN:
+                raise BlockingIOError from None
             raise
 
         peer = fresh.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         # A pid of 0 is of a server in another process namespace
         is_ours = any(peer[:4]) and not self.address.startswith(INHERITED)
-        if is_ours and not self._own_path:
+        bus = self._bus
+        if is_ours:
             ids = (os.getegid(), os.geteuid(), self._pid)
-            self._own_path = b"!/cred/%d/%d/%d" % ids
-        self._unsent = deque(self._told.elements())
+            bus.own_path = b"!/cred/%d/%d/%d" % ids
+        bus.unsent = deque(self._told.elements())
+        if bus.notice:
+            self._keep(bus.notice)
 
         self._is_switching = True  # a handler must not free the number now
         if not self._why_closed:
             os.dup2(fresh.fileno(), self._fd, inheritable=False)
         self._is_switching = False
         fresh.close()
-        self._bus = State.RESTORING
+        self._state = State.RESTORING
         if self._why_closed:
             self._close_socket()
+
+    # What every bus has to be told: subscriptions and modes
+
+    def _try_tell(self, kind: bytes, key: bytes, packet: bytes) -> bool:
+        """Tell the bus, and remember it for the next one."""
+        with self._lock:
+            self._check_open()
+            if kind == SUBSCRIBE:
+                self._check_pattern_count()
+            write = functools.partial(self._write, packet)
+            if not (self._state is UP and self._try(write)):
+                if self._state is UP:
+                    return False
+                self._bus.unsent.append(packet)  # which LOST begins anew
+
+            if kind == SUBSCRIBE:
+                self._told[packet] += 1
+            elif kind == UNSUBSCRIBE:
+                self._told -= Counter([SUBSCRIBE + key])
+            else:
+                self._told.pop(CONTROL + key, None)
+                self._told[CONTROL + key] = 1  # the last sent is the last
         return True
 
-    # ---- Calls: coroutines that suspend in _sleep and _turn alone
+    def _check_pattern_count(self) -> None:
+        """Raise PacketError if the server would not take one more."""
+        counts = self._told.items()
+        patterns = [n for packet, n in counts if packet[:4] == SUBSCRIBE]
+        replies = 1 if self._bus.reply_keys else 0
+        if sum(patterns) + replies >= PATTERNS_MAX:
+            raise PacketError(f"over {PATTERNS_MAX} patterns")
+
+    # What is for the bus that is there
+
+    def _write_request(
+        self, head: bytes, content: bytes, answer: Answer
+    ) -> None:
+        """Send a request to the bus, and note it, if its path is known."""
+        bus = self._bus
+        if not bus.has_told_path:
+            return
+        if not bus.reply_keys:
+            path = bus.own_path + b"/" + random_part() + b"/"
+            keys = self._pattern(path)
+            self._check_pattern_count()
+            self._write(SUBSCRIBE + keys)
+            bus.reply_keys = keys
+        reply_key = bus.reply_keys + random_part()
+        self._write(head + reply_key + content)
+        bus.requests[reply_key] = answer
+        answer.reply_key = reply_key
+
+    def _try_publish(self, key: Text, payload: Payload) -> bool:
+        """Publish if all is as usual; without the lock, since it is quick."""
+        try:
+            packet: bytes = self._head_of(key) + payload
+            if len(packet) <= self.packet_bytes_max and self._state is UP:
+                self.socket.send(packet, SEND)
+                return True
+        except (OSError, TypeError, BufferError, BytesWarning, ValueError):
+            pass  # try with more care; a BytesWarning is what python3 -bb has
+        return False
+
+    def _step(self) -> None:
+        """Read a packet, for whomever it is."""
+        if received := self._read():
+            self._keep(received)
+
+    # Calls: coroutines that suspend in _sleep and _turn alone
 
     async def _connect(self, timeout: Timeout) -> None:
         """Connect for the first time; with *reconnect*, perhaps later."""
         end = end_of(timeout)
         with self._lock:
-            self._bus = State.LOST
+            self._state = State.LOST
             self._check_open()
         try:
-            while not self._try_connect():
+            while not self._try(lambda: None):
                 if self.reconnect:
-                    self._greeting = Answer()
+                    # A program that is told of its first bus had to wait
+                    self._bus = Bus(Reconnected(b"", b""))
                     return
                 await self._wait(READ, end, "too many clients connect at once")
         except BaseException:
             with self._lock:
-                self._bus = State.NEW
+                self._state = State.NEW
             raise
 
-    async def _send(
-        self, packet: bytes, timeout: Timeout, answer: Answer | None = None
+    async def _send(self, act: Callable[[], object], end: End) -> None:
+        """Do something once there is a bus, and room for it."""
+        while not self._try(act):
+            await self._wait(WRITE, end, NO_ROOM)
+
+    async def _tell(
+        self, kind: bytes, key: bytes, timeout: Timeout, packet: bytes = b""
     ) -> None:
-        """Send a packet once there is room, or a bus."""
+        """Subscribe, unsubscribe or set a mode."""
         end = end_of(timeout)
-        text = "the server takes nothing (a slow reader, or it is stopped)"
-        while not self._try_send(packet, answer):
-            await self._wait(WRITE, end, text)
+        while not self._try_tell(kind, key, packet or kind + key):
+            await self._wait(WRITE, end, NO_ROOM)
+
+    async def _post(self, packet: bytes, timeout: Timeout) -> None:
+        """Publish."""
+        write = functools.partial(self._write, packet)
+        await self._send(write, end_of(timeout))
+
+    async def _control(
+        self, key: Text, payload: Payload = b"", timeout: Timeout = None
+    ) -> None:
+        """Send a control message to the server [CTL-1].
+
+        Raises: TimedOut; PacketError if no server knows the key.
+        """
+        name, packet = control_packet(key, payload)
+        if name in MODES:
+            await self._tell(CONTROL, name, timeout, packet)
+        else:  # a question, whose answer is for receive
+            ask = functools.partial(self._write_question, name, packet, None)
+            await self._send(ask, end_of(timeout))
 
     async def _receive(self, timeout: Timeout) -> Received:
         """Return what comes next."""
@@ -1092,41 +1370,44 @@ class Connection:
                     self._wake_receiver()
             raise
 
-    async def _ask(self, key: bytes, timeout: Timeout) -> Received:
+    async def _ask(self, key: bytes, end: End) -> Received:
         """Return the server's answer to a question."""
-        end, answer = end_of(timeout), Answer()
-        await self._send(b"CMSG " + key, timeout, answer)
+        answer = Answer()
+        packet = CONTROL + key
+        ask = functools.partial(self._write_question, key, packet, answer)
+        await self._send(ask, end)
         return await self._outcome(answer, end, "the server does not answer")
 
     async def _request(
-        self, key: Text, payload: Payload, timeout: Timeout
+        self, key: Text, payload: Payload = b"", timeout: Timeout = ASK_SECONDS
     ) -> bytes:
-        """Return the payload of the first answer to a request."""
-        end, answer = end_of(timeout), Answer()
+        """Publish a request; return the payload of the first answer.
+
+        The request's payload is the key for the answer, NUL, and *payload*.
+        This client stays subscribed to the keys of its answers, and drops an
+        answer that comes too late [CRED-10].
+        Raises: as whoami; TimedOut also if nobody answers; RequestFailed if
+        the answer says so.
+        """
+        end = end_of(timeout)
+        answer = Answer()
+        head = self._head_of(to_bytes(key))
         content = b"\0" + payload_bytes(payload)
-        while not (keys := self._asked.reply_keys) or (
-            b"SUB " + keys not in self._told
-        ):
-            path = credentials_of(await self._ask(WHOAMI, timeout)).path
-            with self._lock:  # for another thread may ask first, too
-                keys = self._asked.reply_keys or path + random_part() + b"/"
-                self._asked.reply_keys = self._pattern(keys)
-            if b"SUB " + keys not in self._told:  # by another call, meanwhile
-                await self._send(b"SUB " + keys, left_of(end))
-        reply_key = keys[:-1] + random_part()
-        content = reply_key + content
-        self._asked.requests[reply_key] = answer
+        ask = functools.partial(self._write_request, head, content, answer)
         try:
-            if not self._try_publish(key, content):
-                await self._send(self._publication(key, content), left_of(end))
+            await self._send(ask, end)
+            while not answer.reply_key:  # on a bus that has not told our path
+                credentials_of(await self._ask(WHOAMI, end))
+                await self._send(ask, end)
             name = quoted(to_bytes(key))
             text = f"nobody answered {name} within {timeout or 0:g} s"
             reply = await self._outcome(answer, end, text)
-            if reply.key != reply_key:
-                raise RequestFailed(printable(reply.payload or b"it failed"))
-            return reply.payload
         finally:
-            self._asked.requests.pop(reply_key, None)
+            self._bus.requests.pop(answer.reply_key, None)
+
+        if reply.key != answer.reply_key:
+            raise RequestFailed(printable(reply.payload or b"it failed"))
+        return reply.payload
 
     async def _outcome(self, answer: Answer, end: End, text: str) -> Received:
         """Return an answer; keep all else that comes before it."""
@@ -1142,14 +1423,16 @@ class Connection:
 
     async def _go_on(self, end: End, text: str, answer: Answer | None) -> None:
         """Take a step, or wait until one can be taken."""
-        # An answer to a question that was just sent can hardly be there yet
+        # The answer to a question that was just sent can hardly be there yet:
+        # not to look saves one EAGAIN a question
         is_too_early = answer and not answer.waiter and left_of(end) != 0
-        if not is_too_early and self._try_step():
+        if not is_too_early and self._try(self._step):
             await self._turn()
-        else:
-            self._read_all_at, self._has_read = time.monotonic(), False
+            return
+        try:
             await self._wait(READ, end, text, answer)
-            self._read_all_at = time.monotonic()  # nothing came until then
+        finally:
+            self._lag.end()
 
 
 # A child process would read, from the same socket, what is for its parent
@@ -1160,10 +1443,7 @@ connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 def close_after_fork() -> None:
     """Close the clients of the parent in a child process."""
     for client in connections:
-        client._lock = threading.RLock()  # a thread that is gone may own it
-        if not client._why_closed:
-            client._why_closed = FORKED.format(client._pid)
-            client.socket.close()
+        client._close_after_fork()
 
 
 os.register_at_fork(after_in_child=close_after_fork)
@@ -1172,6 +1452,7 @@ os.register_at_fork(after_in_child=close_after_fork)
 # ==== 6. The client ==========================================================
 
 Result = TypeVar("Result")
+RING = b"\1" * 8  # an eventfd takes eight bytes, and a pipe any number
 
 
 def run(call: Coroutine[Any, Any, Result]) -> Result:
@@ -1190,33 +1471,41 @@ class Bell:
     is about to do.
     """
 
-    fds: tuple[int, ...] = ()  # none, if a signal ends the constructor
-
     def __init__(self, wire_fd: int) -> None:
-        self.fds = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        """Make a bell for a socket.  Raises: SbusError."""
+        with a_descriptor_more():
+            if sys.version_info >= (3, 10):
+                flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
+                self.fd = self._ring_fd = os.eventfd(0, flags)
+            else:
+                flags = os.O_CLOEXEC | os.O_NONBLOCK
+                self.fd, self._ring_fd = os.pipe2(flags)
         self._is_rung = False
+
         # Three ways to wait for it: alone, or with an event of the socket
-        self._polls = {event: select.poll() for event in (0, READ, WRITE)}
+        self._polls = {event: select.poll() for event in (RETRY, READ, WRITE)}
         for event, poll in self._polls.items():
-            poll.register(self.fds[0], select.POLLIN)
-            if event:
+            poll.register(self.fd, select.POLLIN)
+            if event != RETRY:
                 poll.register(wire_fd, event)
 
-    def __del__(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
+    def close(self) -> None:
+        for fd in {self.fd, self._ring_fd}:
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
     def ring(self) -> None:
         if not self._is_rung:
             self._is_rung = True
-            os.write(self.fds[1], b"\1")
+            with contextlib.suppress(OSError):
+                os.write(self._ring_fd, RING)
 
     def silence(self) -> None:
         # A handler that rings in the midst of this is not heard; but the mark
         # goes last, so that the bell can be rung again
         if self._is_rung:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self.fds[0], 64)
+            with contextlib.suppress(OSError):
+                os.read(self.fd, 64)
             self._is_rung = False
 
     def wait(self, event: int, seconds: Timeout) -> None:
@@ -1224,6 +1513,38 @@ class Bell:
         # poll(2) takes 24 days at most
         limit = None if seconds is None else 1000 * min(seconds, 1e6)
         self._polls[event].poll(limit)
+
+
+class Beacon:
+    """What fileno gives to a loop of the program.
+
+    It holds a bell, which is rung while receive has something that was kept,
+    and while there is a bus, the socket.
+    """
+
+    def __init__(self, wire_fd: int) -> None:
+        """Make a beacon for a socket.  Raises: SbusError."""
+        with a_descriptor_more():
+            self.epoll = select.epoll()
+        self.bell = Bell(wire_fd)
+        self.epoll.register(self.bell.fd, select.EPOLLIN)
+        self._wire_fd = wire_fd
+        self._has_wire = False
+
+    def watch(self, has_bus: bool) -> None:
+        """Watch the socket while there is a bus."""
+        if has_bus == self._has_wire:
+            return
+        self._has_wire = has_bus
+        with contextlib.suppress(OSError, ValueError):  # it may just be closed
+            if has_bus:
+                self.epoll.register(self._wire_fd, select.EPOLLIN)
+            else:
+                self.epoll.unregister(self._wire_fd)
+
+    def close(self) -> None:
+        self.epoll.close()
+        self.bell.close()
 
 
 class Client(Connection):
@@ -1242,8 +1563,9 @@ class Client(Connection):
 
     A client is a context manager and an iterator over what it receives.  It
     has fileno() for select, poll and epoll, and *socket* for all else.  Any
-    thread may do anything, and a signal handler may close.  Only the process
-    that made a client can use it, not one that fork(2) makes.
+    thread may do anything, and a signal handler may close.  A closed client
+    stays closed.  Only the process that made a client can use it, not one that
+    fork(2) makes.
 
         with select.epoll() as epoll:
             epoll.register(bus, select.EPOLLIN)
@@ -1255,19 +1577,22 @@ class Client(Connection):
     Any call may raise Disconnected, and all but close and fileno do so once
     the client is closed; PacketTooLarge for a packet above the limit;
     PacketError for a key or pattern that a server would refuse, or for a
-    malformed packet, which is skipped; and TypeError.
+    malformed packet, which is skipped; SbusError if the process has no
+    descriptor to wait with; and TypeError.
     Raises: TimedOut; AddressError; Disconnected if there is no server.
     """
 
     # A client has one bell, at which its calls wait, and one more for each
-    # further thread that waits at the same time
+    # further thread that waits at the same time.  A bell that a call uses is
+    # among those of _waiting, or about to be
+
+    def _prepare(self) -> None:
+        self._idle_bells: list[Bell] = []
+        self._beacon: Beacon | None = None
 
     def _begin(self, timeout: Timeout) -> None:
-        self._idle_bells = [Bell(self._fd)]
-        self._epoll: select.epoll | None = None  # for fileno
-        self._kept_bell: Bell | None = None  # in it, rung while any is kept
-        self._is_watched = False  # in it: the socket
         try:
+            self._release(Bell(self._fd))
             run(self._connect(timeout))
         except BaseException:
             self.close()
@@ -1277,32 +1602,57 @@ class Client(Connection):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._close()
+        self._free(is_last=True)
 
     def __iter__(self) -> Iterator[Received]:
         """Return an iterator over all that receive returns."""
         return iter(self.receive, None)
 
+    def close(self) -> None:
+        """Leave the bus, which still delivers what was published [CONN-6].
+
+        A call that waits in another thread raises Disconnected.  The
+        descriptor of fileno, if that was called, stays readable, to wake a
+        loop that polls it, until the end of `with` or a second close.
+        """
+        is_second = self.closed
+        self._close()
+        if is_second:
+            self._free(is_last=True)
+
     def subscribe(self, pattern: Text, timeout: Timeout = None) -> None:
-        """Subscribe to a pattern; duplicates count [SUB-1] [SUB-2]."""
-        run(self._send(self._subscription(pattern), timeout))
+        """Subscribe to a pattern; duplicates count [SUB-1] [SUB-2].
+
+        Raises: TimedOut if the server takes nothing.
+        """
+        run(self._tell(SUBSCRIBE, self._subscription(pattern), timeout))
 
     def unsubscribe(self, pattern: Text, timeout: Timeout = None) -> None:
-        """Take back one subscription to an identical pattern [UNSUB-1]."""
-        run(self._send(b"UNSUB " + self._pattern(pattern), timeout))
+        """Take back one subscription to an identical pattern [UNSUB-1].
+
+        Raises: TimedOut if the server takes nothing.
+        """
+        run(self._tell(UNSUBSCRIBE, self._pattern(pattern), timeout))
 
     def publish(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
-        """Publish a message [PUB-1]."""
+        """Publish a message [PUB-1].
+
+        Raises: TimedOut if the server takes nothing, or there is no bus.
+        """
         if not self._try_publish(key, payload):
-            run(self._send(self._publication(key, payload), timeout))
+            run(self._post(self._publication(key, payload), timeout))
 
     def control(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
-        """Send a control message to the server [CTL-1]."""
-        run(self._send(control_packet(key, payload), timeout))
+        """Send a control message to the server [CTL-1].
+
+        Raises: TimedOut; PacketError if no server knows the key.
+        """
+        run(self._control(key, payload, timeout))
 
     def receive(self, timeout: Timeout = None) -> Received:
         """Return the next message or control message.
@@ -1323,7 +1673,7 @@ class Client(Connection):
         Raises: TimedOut; SbusError if that is too much; Disconnected, even
         with *reconnect*, if the bus is lost meanwhile: ask again.
         """
-        return credentials_of(run(self._ask(WHOAMI, timeout)))
+        return credentials_of(run(self._ask(WHOAMI, end_of(timeout))))
 
     def sync(self, timeout: Timeout = None) -> None:
         """Return once the server has handled all sent so far [PKT-5] [CRED-3].
@@ -1335,9 +1685,10 @@ class Client(Connection):
     def stats(self, timeout: Timeout = STATS_SECONDS) -> dict[str, Any]:
         """Return the counts of the server, by the names of [CTL-5].
 
-        Raises: as whoami; TimedOut also if this server has no counts.
+        Raises: as whoami; TimedOut also if this server has no counts;
+        SbusError if this Python has no module json.
         """
-        return dict(json.loads(run(self._ask(STATS, timeout)).payload))
+        return counts_in(run(self._ask(STATS, end_of(timeout))))
 
     def request(
         self, key: Text, payload: Payload = b"", timeout: Timeout = ASK_SECONDS
@@ -1347,16 +1698,20 @@ class Client(Connection):
         The request's payload is the key for the answer, NUL, and *payload*.
         This client stays subscribed to the keys of its answers, and drops an
         answer that comes too late [CRED-10].
-        Raises: as whoami; TimedOut also if nobody answers.
+        Raises: as whoami; TimedOut also if nobody answers; RequestFailed if
+        the answer says so.
         """
         return run(self._request(key, payload, timeout))
 
     def reply(
         self, asked: Request, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
-        """Answer a parsed request, unless no server takes its reply key."""
+        """Answer a parsed request, unless no server takes its reply key.
+
+        Raises: as publish [PUB-1].
+        """
         with contextlib.suppress(PacketError):
-            run(self._send(self._answer(asked, payload), timeout))
+            run(self._post(self._answer(asked, payload), timeout))
 
     def fileno(self) -> int:
         """Return a descriptor that is readable if receive has something.
@@ -1367,28 +1722,21 @@ class Client(Connection):
         with self._lock:
             if self._why_closed:
                 return -1
-            if not self._epoll:
-                self._kept_bell = Bell(self._fd)
-                self._epoll = select.epoll()
-                self._epoll.register(self._kept_bell.fds[0], select.EPOLLIN)
+            if not self._beacon:
+                self._beacon = Beacon(self._fd)
                 self._changed()
-            return self._epoll.fileno()
+            return self._beacon.epoll.fileno()
 
     def _changed(self) -> None:
-        if not (self._epoll and self._kept_bell):
+        beacon = self._beacon
+        if not beacon:
             return
-        if not self._kept:
-            self._kept_bell.silence()
-        if self._kept or self._why_closed:  # last: a handler may just close
-            self._kept_bell.ring()
-        has_bus = self._state is UP
-        if has_bus != self._is_watched:
-            self._is_watched = has_bus
-            with contextlib.suppress(OSError):  # a handler may close just now
-                if has_bus:
-                    self._epoll.register(self._fd, select.EPOLLIN)
-                else:
-                    self._epoll.unregister(self._fd)
+        if not self._has_kept():
+            beacon.bell.silence()
+        # Asked afterwards, as a handler may just have closed
+        if self._has_kept() or self._why_closed:
+            beacon.bell.ring()
+        beacon.watch(self._has_bus)
 
     def _waiter(self) -> Bell:
         try:
@@ -1399,21 +1747,40 @@ class Client(Connection):
     def _release(self, waiter: Bell) -> None:
         waiter.silence()
         self._idle_bells.append(waiter)
+        if self._why_closed:
+            self._free(is_last=False)
+
+    def _free(self, is_last: bool) -> None:
+        is_child = os.getpid() != self._pid
+        if is_child:  # the threads that used them are not here
+            self._idle_bells.extend(self._waiting)
+        while self._idle_bells:
+            self._idle_bells.pop().close()
+        if is_last and self._beacon:
+            beacon, self._beacon = self._beacon, None
+            beacon.close()
 
     def _wake(self, waiter: Bell) -> None:
         waiter.ring()
 
     async def _sleep(self, waiter: Bell, event: int, left: Timeout) -> None:
-        pause = self.retry_in()
+        pause = self._pause(event)
         if pause is None:
             waiter.wait(event, left)
         else:
-            waiter.wait(0, pause if left is None else min(left, pause))
+            waiter.wait(RETRY, pause if left is None else min(left, pause))
 
 
 # ==== 7. The client for asyncio ==============================================
 
 CALLS_PER_TURN = 64  # that need not wait, before other tasks have a turn
+
+
+class Done:
+    """What AsyncClient.close returns, for those who await it."""
+
+    def __await__(self) -> Iterator[None]:
+        return iter(())
 
 
 class AsyncClient(Connection):
@@ -1426,9 +1793,9 @@ class AsyncClient(Connection):
                 print(message.key, message.payload)
 
     Its arguments are those of Client.  It connects in `async with` or by
-    connect().  Its calls are those of Client and raise the same errors, but
-    let other tasks run while they wait.  Several tasks of the loop in which
-    it connected may use it at once; each message goes to one of them.
+    connect(), once.  Its calls are those of Client and raise the same errors,
+    but let other tasks run while they wait.  Several tasks of the loop in
+    which it connected may use it at once; each message goes to one of them.
 
     A call may be cancelled: the next call receives what it would have
     received, and a packet is sent whole or not at all.
@@ -1438,43 +1805,49 @@ class AsyncClient(Connection):
     # the loop reads for all of them, from one reader.  The loop has but a weak
     # reference to a client, so that one which a program drops is closed
 
-    def _begin(self, timeout: Timeout) -> None:
-        self._timeout = timeout
+    def _prepare(self) -> None:
         self._loop: Any = None  # once it is connected
         self._watched: set[int] = set()  # events that the loop looks for
         self._calls = 0  # since other tasks had a turn
+
+    def _begin(self, timeout: Timeout) -> None:
+        self._timeout = timeout
 
     async def connect(self) -> AsyncClient:
         """Connect, and return this client.  Raises: as Client."""
         import asyncio  # which takes long, and others do without
 
-        if self._state in (State.NEW, State.CLOSED):
-            self._loop = asyncio.get_running_loop()
+        if self._why_closed or self._state is State.NEW:
+            try:
+                self._loop = asyncio.get_running_loop()
+            except RuntimeError:
+                raise SbusError(NO_LOOP) from None
             await self._connect(self._timeout)
         return self
 
     __aenter__ = connect
 
     async def __aexit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not self._why_closed:
-            self.close()
+        self._close()
 
     def __aiter__(self) -> AsyncClient:
         """Return an iterator over what receive returns, without an end."""
         return self
 
+    def close(self) -> Done:
+        """As Client.close, at once; await what it returns, or do not."""
+        self._close()
+        return Done()
+
     async def subscribe(self, pattern: Text, timeout: Timeout = None) -> None:
         """As Client.subscribe [SUB-1] [SUB-2]."""
-        await self._send(self._subscription(pattern), timeout)
+        await self._tell(SUBSCRIBE, self._subscription(pattern), timeout)
 
     async def unsubscribe(
         self, pattern: Text, timeout: Timeout = None
     ) -> None:
         """As Client.unsubscribe [UNSUB-1]."""
-        await self._send(b"UNSUB " + self._pattern(pattern), timeout)
+        await self._tell(UNSUBSCRIBE, self._pattern(pattern), timeout)
 
     async def publish(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
@@ -1484,13 +1857,9 @@ class AsyncClient(Connection):
         if self._calls >= CALLS_PER_TURN:
             await self._turn()
         if not self._try_publish(key, payload):
-            await self._send(self._publication(key, payload), timeout)
+            await self._post(self._publication(key, payload), timeout)
 
-    async def control(
-        self, key: Text, payload: Payload = b"", timeout: Timeout = None
-    ) -> None:
-        """As Client.control [CTL-1]."""
-        await self._send(control_packet(key, payload), timeout)
+    control = Connection._control
 
     async def receive(self, timeout: Timeout = None) -> Received:
         """As Client.receive [CLIENT-6] [CLIENT-5]."""
@@ -1505,7 +1874,7 @@ class AsyncClient(Connection):
 
     async def whoami(self, timeout: Timeout = None) -> Credentials:
         """As Client.whoami; several tasks may ask at once [CRED-12]."""
-        return credentials_of(await self._ask(WHOAMI, timeout))
+        return credentials_of(await self._ask(WHOAMI, end_of(timeout)))
 
     async def sync(self, timeout: Timeout = None) -> None:
         """As Client.sync [PKT-5] [CRED-3]."""
@@ -1513,20 +1882,16 @@ class AsyncClient(Connection):
 
     async def stats(self, timeout: Timeout = STATS_SECONDS) -> dict[str, Any]:
         """As Client.stats [CTL-5]."""
-        return dict(json.loads((await self._ask(STATS, timeout)).payload))
+        return counts_in(await self._ask(STATS, end_of(timeout)))
 
-    async def request(
-        self, key: Text, payload: Payload = b"", timeout: Timeout = ASK_SECONDS
-    ) -> bytes:
-        """As Client.request; any number may wait for their answers at once."""
-        return await self._request(key, payload, timeout)
+    request = Connection._request
 
     async def reply(
         self, asked: Request, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
         """As Client.reply [PUB-1]."""
         with contextlib.suppress(PacketError):
-            await self._send(self._answer(asked, payload), timeout)
+            await self._post(self._answer(asked, payload), timeout)
 
     async def _turn(self) -> None:
         self._calls += 1
@@ -1547,22 +1912,31 @@ class AsyncClient(Connection):
         if not waiter.done():
             waiter.set_result(None)
 
+    def _wake_all(self) -> None:
+        # In the loop's own time, which also wakes a loop that sleeps while a
+        # signal handler or another thread closes
+        if self._waiting:
+            with contextlib.suppress(RuntimeError):  # that has ended
+                self._loop.call_soon_threadsafe(super()._wake_all)
+
     async def _sleep(self, waiter: Any, event: int, left: Timeout) -> None:
         self._watch(event)
-        late = 1e9 if left is None else left
-        timer = self._loop.call_later(late, self._wake, waiter)
+        timer = None
+        if left is not None:
+            timer = self._loop.call_later(left, self._wake, waiter)
         try:
             await waiter
         finally:
-            timer.cancel()
+            if timer:
+                timer.cancel()
 
     # ---- What the loop does for all tasks that wait
 
     def _watch(self, event: int) -> None:
-        """Have the loop tell of an event, or without a bus when to try."""
-        pause = self.retry_in()
+        """Have the loop tell of an event, or of the time to try again."""
+        pause = self._pause(event)
         if pause is not None:
-            event = 0
+            event = RETRY
         if event not in self._watched:
             self._watched.add(event)
             weak = weakref.ref(self)
@@ -1576,32 +1950,35 @@ class AsyncClient(Connection):
     def _unwatch(self, *events: int) -> None:
         for event in self._watched.intersection(events):
             self._watched.remove(event)
+            if self._loop.is_closed():
+                continue
             if event == READ:
                 self._loop.remove_reader(self._fd)
             elif event == WRITE:
                 self._loop.remove_writer(self._fd)
 
     def _changed(self) -> None:
-        if self._state is not UP:
+        if not self._has_bus:
             self._unwatch(READ, WRITE)
 
     def _is_awaited(self) -> bool:
         """Return whether a task waits for a packet."""
-        asks = self._asked.requests or any(a for _, a in self._asked.questions)
+        if self._receivers:
+            return True
         may_keep = self._kept_bytes <= KEPT_BYTES_MAX
-        return bool(self._receivers or asks and may_keep)
+        return may_keep and READ in self._waiting.values()
 
     def _on_event(self, event: int) -> None:
         """Read for all, or wake those who wait for room or a bus."""
         if event != READ or not self._is_awaited():
             self._unwatch(event)
             for waiter, awaited in list(self._waiting.items()):
-                if awaited == event or not event:
+                if awaited == event or event == RETRY:
                     self._wake(waiter)
             return
         try:
             for _ in range(CALLS_PER_TURN):
-                if not (self._is_awaited() and self._try_step()):
+                if not (self._is_awaited() and self._try(self._step)):
                     break
         except (PacketError, PacketTooLarge) as error:
             waiter = next(iter(self._receivers or self._waiting), None)
