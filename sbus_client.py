@@ -55,7 +55,7 @@ import time
 import warnings
 import weakref
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar, Union, cast
 
 __version__ = "0.3.0"
@@ -273,14 +273,16 @@ def matches(pattern: Text, key: Text) -> bool:
     is any number: the server has let only our own pass [CRED-6].
     """
     key = to_bytes(key)
-    is_secret, selects = form_of(to_bytes(pattern))
-    return is_secret == key.startswith(SECRET) and bool(selects(key))
+    is_secret, selects = form_of(pattern)
+    return is_secret == key.startswith(SECRET) and selects(key) is not None
 
 
 # The cache of `re` has 512, and a client may have twice as many patterns
-@functools.lru_cache(4 * PATTERNS_MAX)
-def form_of(pattern: bytes) -> tuple[bool, Callable[[bytes], Any]]:
+# Typed, as python3 -bb lets nobody compare str and bytes
+@functools.lru_cache(4 * PATTERNS_MAX, typed=True)
+def form_of(pattern: Text) -> tuple[bool, Callable[[bytes], Any]]:
     """Return whether a pattern is secret, and what tells if it selects."""
+    pattern = to_bytes(pattern)
     is_secret = pattern.startswith(SECRET)
     form = re.escape(pattern).replace(rb"\*", rb"[^/]*(?=/|\Z)")  # [MATCH-2]
     if pattern[-1:] in (b"", b"/"):
@@ -544,7 +546,8 @@ def no_bus(address: str, failed: OSError) -> Disconnected:
 # a coroutine, and suspends in _sleep and _turn alone.  AsyncClient awaits it.
 # In Client these two never suspend, since _sleep itself waits; so run()
 # finishes a coroutine in one step, as if it were a function.  All else never
-# waits: a method whose name begins with _try returns False instead.
+# waits: it raises BlockingIOError, or returns False if its name begins with
+# _try.
 #
 # Three classes stand on each other.  Waiting knows which calls wait, and wakes
 # them.  Packets has a socket, and knows one bus: what it was asked and what it
@@ -583,7 +586,7 @@ FORKED = "this client belongs to process {}, which forked: make one in each"
 # What a call waits for: an event of the socket, or RETRY, that some time is
 # over, since there is no bus, or no memory
 READ, WRITE, RETRY = select.POLLIN, select.POLLOUT, 0
-# Plain numbers: to combine those of the module is no constant
+# Plain numbers, as those of the module are enums, which take long to use
 SEND = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 TRUNC = int(socket.MSG_DONTWAIT | socket.MSG_TRUNC)
 
@@ -672,30 +675,32 @@ class Waiting:
         Raises: TimedOut, which says *text*, at *end*; Disconnected.
         """
         left = left_of(end)
+        if left == 0:
+            raise self._timed_out(text)
+
         waiter = self._waiter()
         try:
             with self._lock:
                 # First, or a signal handler that closes now would wake nobody
                 self._waiting[waiter] = event
                 self._check_open()
-                has_come = False
                 if answer:
                     answer.waiter = waiter
-                    has_come = bool(answer.outcome)
                 elif event == READ:
                     self._receivers.append(waiter)
-                    has_come = self._has_kept()
-            if has_come:
-                return
-            if left == 0:
-                raise self._timed_out(text)
-            await self._sleep(waiter, event, left)
+                has_come = event == READ and self._has_come(answer)
+            if not has_come:
+                await self._sleep(waiter, event, left)
         finally:
             with self._lock:
                 self._waiting.pop(waiter, None)
                 if waiter in self._receivers:
                     self._receivers.remove(waiter)
             self._release(waiter)
+
+    def _has_come(self, answer: Answer | None) -> bool:
+        """Return whether there is an answer, or else something kept."""
+        return bool(answer.outcome if answer else self._has_kept())
 
     def _give(self, answer: Answer | None, outcome: Received | str) -> None:
         """Give an answer to the call that waits for it, if one still does."""
@@ -740,12 +745,9 @@ class Bus:
         self.unsent: deque[bytes] = deque()  # what it has still to be told
         self.own_path = b""  # what whoami would say, as far as is known
         self.has_told_path = False  # whether whoami has said so
-        self.reply_keys = (
-            b""  # what all reply keys begin with, once subscribed
-        )
+        self.reply_keys = b""  # with what they begin, once subscribed
         # By control key; None if control has asked
-        self.questions: defaultdict[bytes, deque[Answer | None]]
-        self.questions = defaultdict(deque)
+        self.questions: dict[bytes, deque[Answer | None]] = defaultdict(deque)
         self.requests: dict[bytes, Answer] = {}  # by reply key
 
     def answers(self) -> Iterator[Answer | None]:
@@ -759,12 +761,11 @@ class Lag:
     """How long a client has not read all that had come."""
 
     def __init__(self) -> None:
-        self.has_read = False  # a message, since then
-        self.read_all_at = time.monotonic()  # that had come
+        self.end()
 
     def end(self) -> None:
         """Note that all is read, and nothing came until now."""
-        self.has_read = False
+        self.has_read = False  # a message, since then
         self.read_all_at = time.monotonic()
 
     def text(self) -> str:
@@ -1429,6 +1430,8 @@ class Connection(Packets):
         if not is_too_early and self._try(self._step):
             await self._turn()
             return
+        if self._has_come(answer):  # when the bus was lost just now
+            return
         try:
             await self._wait(READ, end, text, answer)
         finally:
@@ -1779,8 +1782,8 @@ CALLS_PER_TURN = 64  # that need not wait, before other tasks have a turn
 class Done:
     """What AsyncClient.close returns, for those who await it."""
 
-    def __await__(self) -> Iterator[None]:
-        return iter(())
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
 
 
 class AsyncClient(Connection):

