@@ -375,8 +375,8 @@ def counts_in(answer: Received) -> dict[str, Any]:
 
 
 def random_part() -> bytes:
-    """Return what nobody can guess, for a private key."""
-    return os.urandom(12).hex().encode("ascii")
+    """Return a '/', and what nobody can guess, for a private key."""
+    return b"/" + os.urandom(12).hex().encode("ascii")
 
 
 def parse_request(message: Received) -> Request | None:
@@ -1078,6 +1078,9 @@ class Connection(Packets):
             self._close()
             self._free(is_last=True)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client cannot be copied or pickled: make another")
+
     # The state
 
     @property
@@ -1280,12 +1283,11 @@ class Connection(Packets):
         if not bus.has_told_path:
             return
         if not bus.reply_keys:
-            path = bus.own_path + b"/" + random_part() + b"/"
-            keys = self._pattern(path)
+            keys = self._pattern(bus.own_path + random_part() + b"/")
             self._check_pattern_count()
             self._write(SUBSCRIBE + keys)
             bus.reply_keys = keys
-        reply_key = bus.reply_keys + random_part()
+        reply_key = bus.reply_keys[:-1] + random_part()
         self._write(head + reply_key + content)
         bus.requests[reply_key] = answer
         answer.reply_key = reply_key
