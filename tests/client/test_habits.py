@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
+import pickle
 import random
 import socket
 import types
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,6 +47,14 @@ class TestObject:
         client = Client(bus.path + "-none", reconnect=True)
         assert repr(client).endswith(": without a bus>")
         client.close()
+
+    @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+    def test_copies(self, bus: RealBus, way: Callable[[Client], Any]) -> None:
+        """There are none, whose end would be that of the client."""
+        with Client(bus.path) as client:
+            with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                way(client)
+            client.sync(SECONDS_MAX)
 
     def test_time_that_is_over(self, ends: Ends) -> None:
         """It is an SbusError, and a TimeoutError."""
