@@ -272,24 +272,23 @@ def matches(pattern: Text, key: Text) -> bool:
     secret key is for secret patterns alone [CRED-10], where an empty field
     is any number: the server has let only our own pass [CRED-6].
     """
-    key = to_bytes(key)
-    is_secret, selects = form_of(pattern)
-    return is_secret == key.startswith(SECRET) and selects(key) is not None
+    return selection_of(pattern)(to_bytes(key)) is not None
 
 
 # The cache of `re` has 512, and a client may have twice as many patterns
 # Typed, as python3 -bb lets nobody compare str and bytes
 @functools.lru_cache(4 * PATTERNS_MAX, typed=True)
-def form_of(pattern: Text) -> tuple[bool, Callable[[bytes], Any]]:
-    """Return whether a pattern is secret, and what tells if it selects."""
+def selection_of(pattern: Text) -> Callable[[bytes], Any]:
+    """Return what returns None for a key that a pattern does not select."""
     pattern = to_bytes(pattern)
-    is_secret = pattern.startswith(SECRET)
     form = re.escape(pattern).replace(rb"\*", rb"[^/]*(?=/|\Z)")  # [MATCH-2]
     if pattern[-1:] in (b"", b"/"):
         form += b".*"  # [MATCH-3] [MATCH-4]
-    if is_secret:
+    if pattern.startswith(SECRET):
         form = RUNS.sub(any_for_empty, form)
-    return is_secret, re.compile(form, re.DOTALL).fullmatch  # [MATCH-1]
+    else:
+        form = b"(?!" + SECRET + b")" + form
+    return re.compile(form, re.DOTALL).fullmatch  # [MATCH-1]
 
 
 def any_for_empty(run: re.Match[bytes]) -> bytes:
@@ -973,7 +972,7 @@ class Packets(Waiting):
                 return None
             received = self._kept.popleft()
             self._kept_bytes -= len(received.payload) + KEPT_OVERHEAD_BYTES
-            if not self._kept:
+            if not self._has_kept():
                 self._changed()
             return received
 
@@ -1317,7 +1316,7 @@ class Connection(Packets):
             self._state = State.LOST
             self._check_open()
         try:
-            while not self._try(lambda: None):
+            while not self._try(self._check_open):
                 if self.reconnect:
                     # A program that is told of its first bus had to wait
                     self._bus = Bus(Reconnected(b"", b""))

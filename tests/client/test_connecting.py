@@ -475,6 +475,22 @@ class TestEachBusAnew:
             client.publish("end") if answers else None
 
 
+def test_quiet_until_the_notice(listener: Listener) -> None:
+    """A loop that polls is not woken for what receive does not give yet."""
+    with Client(listener.path, reconnect=True) as client:
+        client.fileno()
+        with listener.accept() as server:
+            server.send(publish(b"k", b"old"), ANSWER)
+            client.sync(SECONDS_MAX)
+        client.publish("k")  # which meets the end, and finds another bus
+        with listener.accept() as server:
+            assert client.receive(0) == (b"k", b"old")
+            assert not select.select([client], [], [], 0)[0]
+            server.send(ANSWER)
+            assert select.select([client], [], [], SECONDS_MAX)[0]
+            assert is_reconnected(client)
+
+
 def test_answers_that_overtake_each_other() -> None:
     """[CRED-12] Each belongs to the first question of its key."""
     with (
