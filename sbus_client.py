@@ -1758,8 +1758,10 @@ class Client(Connection):
         is_child = os.getpid() != self._pid
         if is_child:  # the threads that used them are not here
             self._idle_bells.extend(self._waiting)
-        while self._idle_bells:
-            self._idle_bells.pop().close()
+            self._waiting.clear()
+        with contextlib.suppress(IndexError):  # when they are all popped
+            while True:
+                self._idle_bells.pop().close()
         if is_last and self._beacon:
             beacon, self._beacon = self._beacon, None
             beacon.close()
