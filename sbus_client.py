@@ -610,10 +610,10 @@ class Answer:
 # takes back, and wakes all that are enlisted; a call that enlists looks at the
 # mark afterwards.
 #
-# What a client owns ends in _close.  What a call still uses ends with the
-# call, and what a loop of the program polls, to be woken, in __exit__ or when
-# it is closed once more.  Nothing is left to a finalizer: that might come when
-# a number is another's file already.
+# What a client owns ends in _close.  What a call still uses ends with that
+# call.  What a loop of the program polls, to be woken, ends in _end: at the end
+# of `with`, or at a second close.  Nothing is left to the finalizers of its
+# parts, which may come when a number is another's file already.
 
 
 class Waiting:
@@ -1072,10 +1072,13 @@ class Connection(Packets):
     def _begin(self, timeout: Timeout) -> None:
         """Connect, or keep the timeout for connect."""
 
-    def __del__(self) -> None:
+    def _end(self) -> None:
+        """Close, and free also what a loop of the program polls."""
         with contextlib.suppress(AttributeError):  # if the constructor failed
             self._close()
             self._free(is_last=True)
+
+    __del__ = _end  # of a client that a program forgets to close
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client cannot be copied or pickled: make another")
@@ -1606,8 +1609,7 @@ class Client(Connection):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
-        self._free(is_last=True)
+        self._end()
 
     def __iter__(self) -> Iterator[Received]:
         """Return an iterator over all that receive returns."""
@@ -1620,10 +1622,9 @@ class Client(Connection):
         descriptor of fileno, if that was called, stays readable, to wake a
         loop that polls it, until the end of `with` or a second close.
         """
-        is_second = self.closed
+        if self.closed:
+            self._end()
         self._close()
-        if is_second:
-            self._free(is_last=True)
 
     def subscribe(self, pattern: Text, timeout: Timeout = None) -> None:
         """Subscribe to a pattern; duplicates count [SUB-1] [SUB-2].

@@ -289,6 +289,14 @@ class TestNothingIsLeft:
         assert open_numbers() == before
         assert all(client.closed for client in clients)
 
+    @pytest.mark.parametrize("kind", [Client, AsyncClient])
+    def test_half_made_client(self, kind: type[Client]) -> None:
+        """To close it is no error, nor is to drop it."""
+        client = kind.__new__(kind)
+        for _ in range(2):
+            client.close()
+        assert client.closed
+
     @pytest.mark.parametrize("closes", [True, False])
     def test_child_process(self, bus: RealBus, closes: bool) -> None:
         """A daemon that opens its own files, and then drops the client, does
