@@ -611,8 +611,8 @@ class Answer:
 # mark afterwards.
 #
 # What a client owns ends in _close.  What a call still uses ends with that
-# call.  What a loop of the program polls, to be woken, ends in _end: at the end
-# of `with`, or at a second close.  Nothing is left to the finalizers of its
+# call.  What a loop of the program polls, to be woken, ends in _end: when
+# `with` does, or at a second close.  Nothing is left to the finalizers of its
 # parts, which may come when a number is another's file already.
 
 
