@@ -19,7 +19,15 @@ import sbus_client
 from client_ends import Kind, beside
 from packets import ANSWER, WHOAMI
 from processes import SECONDS_MAX
-from real_bus import Listener, Peer, RealBus, other_user, seqpacket, wait_for
+from real_bus import (
+    Listener,
+    Peer,
+    RealBus,
+    needs_root,
+    other_user,
+    seqpacket,
+    wait_for,
+)
 from sbus_client import (
     AddressError,
     Client,
@@ -48,6 +56,9 @@ class TestAddresses:
         if directory.stat().st_uid != user:
             os.chown(directory, user, -1)
         address = str(directory / "sbus.socket")
+        directory.chmod(0o777)  # where others can put a socket
+        assert sbus_client.default_address() != address
+        directory.chmod(0o755)
         with Listener(address, 8).wire, kind():
             monkeypatch.setenv("XDG_RUNTIME_DIR", "")
             monkeypatch.setenv("SBUS_ADDRESS", address)
@@ -426,3 +437,23 @@ def test_default_directory_that_another_has_made_since(
             Client(address)
     finally:
         os.rmdir(os.path.dirname(address))
+
+
+@needs_root
+@pytest.mark.parametrize("owner", [1, 2])
+def test_default_server_that_another_has_put_there(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, owner: int
+) -> None:
+    """[ADDR-1] The kernel says whose it is, however the path got there."""
+    monkeypatch.setattr(os, "getuid", lambda: 1)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    os.chown(directory, owner, -1)
+    with other_user(owner):
+        listener = Listener(str(directory / "sbus.socket"), 8)
+    os.chown(directory, 1, -1)
+    with listener.wire:
+        if owner == 1:
+            Client().close()
+            return
+        with pytest.raises(AddressError, match="not yours alone"):
+            Client(listener.path)
