@@ -98,7 +98,7 @@ def keep(options: shared.Options) -> None:
     message within 200 bytes of the limit of a packet is not printed later, as
     its key becomes longer.
     """
-    with shared.open_bus(options, None, options.reconnect) as bus:
+    with shared.open_bus(options, options.reconnect) as bus:
         bus.control("blocking/soft/block")
         shared.subscribe(bus, [options.keeper, *(options.pattern or [""])])
         inbox = bus.whoami().path + sbus_client.random_part()
@@ -141,14 +141,15 @@ def keep(options: shared.Options) -> None:
 class Latest:
     """Last values, and the messages that come while they are asked for."""
 
-    def __init__(self, bus: Client) -> None:
-        path = bus.whoami(shared.ANSWER_SECONDS).path
+    def __init__(self, bus: Client, end: float | None) -> None:
+        ends = end, sbus_client.end_of(LAST_SECONDS)
+        self.end = min(end for end in ends if end is not None)
+        path = bus.whoami(sbus_client.left_of(self.end)).path
         self.bus = bus
         self.inbox = path + sbus_client.random_part()
         self.earlier: list[Message] = []  # on a bus that was lost since
         self.values: dict[bytes, bytes] = {}
         self.live: list[Message] = []
-        self.end = sbus_client.end_of(LAST_SECONDS)
         self.bytes_left = LAST_BYTES
 
     def ask(self, keeper: str, pattern: str) -> bool:
@@ -184,14 +185,14 @@ class Latest:
         return [*self.earlier, *fresh, *self.live]
 
 
-def last_values(bus: Client, name: str, patterns: list[str]) -> list[Message]:
+def last_values(bus: Client, options: shared.Options) -> list[Message]:
     """Return what the keeper of a key has, and what else has come meanwhile.
 
     The client has subscribed to the patterns before.
     """
-    latest = Latest(bus)
+    latest, name = Latest(bus, options.end), options.keeper
     bus.subscribe(latest.inbox + b"/")
-    for pattern in patterns or [""]:
+    for pattern in options.pattern or [""]:
         if not any(latest.ask(name, pattern) for _ in range(TRIES)):
             problem = f"no `sbus keep` answers at {name} in time"
             shared.note(f"last values are missing: {problem}")
