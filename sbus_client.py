@@ -32,9 +32,9 @@ tools/, does more.
 
 from __future__ import annotations
 
-import signal
-
 if __name__ == "__main__":  # until options are parsed, Ctrl-C ends in silence
+    import _signal as signal  # type: ignore  # quick: signal loads others
+
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

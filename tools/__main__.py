@@ -1,6 +1,7 @@
 """Runs the command line: python3 tools COMMAND, python3 -m sbus_tools."""
 
-import signal
+# Before all else, as the module signal takes milliseconds to load
+import _signal as signal  # type: ignore
 
 # Until a command begins, Ctrl-C ends the process without a traceback
 interrupt = signal.getsignal(signal.SIGINT)

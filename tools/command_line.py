@@ -17,7 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sbus_client import AddressError, SbusError, discard_output, docstring
+from sbus_client import (
+    AddressError,
+    PacketError,
+    SbusError,
+    discard_output,
+    docstring,
+)
 
 from . import shared
 
@@ -107,7 +113,9 @@ def run(interrupt: Any) -> int:
         signal.signal(signal.SIGINT, interrupt)
         try:
             options.run(options)
-        except (shared.UsageError, AddressError) as error:
+        except (shared.UsageError, AddressError, PacketError) as error:
+            if str(error).startswith("the server sent"):  # and not the user
+                raise
             parser.error(str(error))
         return 0
     except KeyboardInterrupt:

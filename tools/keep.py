@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 
 import sbus_client
@@ -142,8 +143,9 @@ class Latest:
     """Last values, and the messages that come while they are asked for."""
 
     def __init__(self, bus: Client, end: float | None) -> None:
-        ends = end, sbus_client.end_of(LAST_SECONDS)
-        self.end = min(end for end in ends if end is not None)
+        self.end = time.monotonic() + LAST_SECONDS
+        if end is not None:
+            self.end = min(end, self.end)
         path = bus.whoami(sbus_client.left_of(self.end)).path
         self.bus = bus
         self.inbox = path + sbus_client.random_part()
@@ -157,10 +159,10 @@ class Latest:
         reply_key = self.inbox + sbus_client.random_part()
         question = reply_key + b"\0" + os.fsencode(pattern)
         self.bus.publish(keeper, question)
-        end = sbus_client.end_of(TRY_SECONDS)
+        end = self.try_end()
         with contextlib.suppress(TimeoutError):
             while left := sbus_client.left_of(end):
-                if self.bytes_left < 0 or sbus_client.left_of(self.end) == 0:
+                if self.bytes_left < 0:
                     break
                 message = self.bus.receive(left)
                 self.bytes_left -= OVERHEAD_BYTES + sum(map(len, message))
@@ -169,13 +171,17 @@ class Latest:
                 if message.key.startswith(reply_key):
                     key = message.key[len(reply_key) + 1 :]
                     self.values[key] = message.payload
-                    end = sbus_client.end_of(TRY_SECONDS)
+                    end = self.try_end()
                 elif isinstance(message, sbus_client.Reconnected):
                     self.earlier += self.live
                     self.live = []
                 elif type(message) is Message and message.payload != question:
                     self.live.append(message)
         return False
+
+    def try_end(self) -> float:
+        """Return when a try ends in which the keeper now sends nothing."""
+        return min(time.monotonic() + TRY_SECONDS, self.end)
 
     def messages(self) -> list[Message]:
         """Return all: of a key that was heard meanwhile, not the value."""

@@ -81,6 +81,12 @@ class TestUsage:
         what = f"sbus: {error}; --help lists the options\n"
         assert re.fullmatch(what, done.errors)
 
+    @pytest.mark.parametrize("words", ["pub a/!/b v", "sub a/!/b"])
+    def test_wrong_key(self, bus: RealBus, words: str) -> None:
+        """[KEY-4] So is a key that no server takes."""
+        done = sbus(bus.path, *words.split())
+        assert done.status == 2 and "reserved for secrets" in done.errors
+
     @pytest.mark.parametrize("payload", ["-1e-05", "-inf", "-5,5", "-x"])
     def test_payload_with_a_minus(self, payload: str) -> None:
         """Both commands say how it is published."""
