@@ -1663,17 +1663,15 @@ def on_event(weak: Callable[[], AsyncClient | None], event: int) -> None:
 Options = argparse.Namespace
 
 
-def one_line(text: object) -> str:
-    """Return a text for a terminal, which would obey what does not print."""
-    chars = (c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
-    return "".join(chars)
-
-
 def note(text: object, program: str = "sbus_client.py") -> None:
-    """Print a remark on standard error, if anything can be printed there."""
+    """Print a remark on standard error, if anything can be printed there.
+
+    What a terminal would obey is escaped.
+    """
+    chars = (c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
     try:
         if sys.stderr:
-            print(f"{program}: {one_line(text)}", file=sys.stderr, flush=True)
+            print(f"{program}: {''.join(chars)}", file=sys.stderr, flush=True)
     except OSError:
         discard_output(2)
 
@@ -1759,17 +1757,14 @@ class Parser(argparse.ArgumentParser):
         sys.stdout.flush()
 
 
-def docstring(path: str, name: str = "") -> str:
-    """Return the docstring of a file, or of a function in it.
+def docstring(path: str, start: str = "") -> str:
+    """Return the docstring of a file, or of what begins with a text in it.
 
     `python -OO` has left it out of what it runs.
     """
-    import ast
-
     with open(path, encoding="utf-8") as file:
-        tree: Any = ast.parse(file.read())
-    nodes = {getattr(node, "name", ""): node for node in [*tree.body, tree]}
-    return ast.get_docstring(nodes[name], clean=False) or ""
+        text = file.read()
+    return text[text.index(start) :].split('"""')[1]
 
 
 def parse(arguments: list[str]) -> Options:

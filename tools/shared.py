@@ -266,7 +266,8 @@ def option_parsers(
     parsers = parser.add_subparsers(metavar="COMMAND", dest="command")
     for name, command in commands.items():
         file = str(sys.modules[command.run.__module__].__file__)
-        about = command.run.__doc__ or sbus_client.docstring(file, name)
+        start = f"\ndef {name}("
+        about = command.run.__doc__ or sbus_client.docstring(file, start)
         about = about.replace("\n    ", "\n").rstrip()
         layout["description"] = about
         first = about.partition("\n")[0].rstrip(".")

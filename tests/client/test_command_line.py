@@ -370,6 +370,8 @@ class TestInstall:
     @pytest.mark.parametrize("kind", ["relative", "options", "blank"])
     def test_unusual_names(self, directory: Path, kind: str) -> None:
         """The commands run from anywhere, whatever names they were given."""
+        elsewhere = directory / "1/2/3/4"
+        elsewhere.mkdir(parents=True)
         python = sys.executable
         prefix = str(directory / r"a\n b")
         if kind == "relative":
@@ -389,7 +391,7 @@ class TestInstall:
                 [program, "--version"],
                 capture_output=True,
                 text=True,
-                cwd="/",
+                cwd=elsewhere,
             )
             assert (done.stdout, done.stderr) == (
                 f"{name} {sbus_version}\n",
@@ -443,7 +445,7 @@ class TestManual:
         """man has nothing to say against them, however narrow it is."""
         page = str(ROOT / "contrib/man" / name)
         env = {**ENVIRONMENT, "MANWIDTH": columns}
-        command = ["man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", page]
+        command = ["man", "--warnings", "-E", "UTF-8", "-l", page]
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         assert "SEE ALSO" in re.sub(".\b", "", done.stdout)

@@ -153,7 +153,7 @@ def test_small_python(bus: RealBus, directory: Path) -> None:
         assert sbus(bus.path, *words.split(), env=env) == (1, "", NO_JSON)
 
 
-@pytest.mark.parametrize("words", ["sub --help", "--help"])
+@pytest.mark.parametrize("words", ["sub --help", "keep --help", "--help"])
 def test_help_of_an_optimized_python(words: str) -> None:
     """`python -OO`, which drops docstrings, prints the same."""
     for file in "tools", "sbus_client.py":
