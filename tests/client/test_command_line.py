@@ -387,6 +387,7 @@ class TestInstall:
         subprocess.run([*make, "install"], check=True, capture_output=True)
         for name in "sbus", "sbusd":
             program = Path(ROOT, prefix, "bin", name).resolve()
+            assert re.search('"/.*/lib/sbus"', program.read_text())
             done = subprocess.run(
                 [program, "--version"],
                 capture_output=True,
