@@ -17,13 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sbus_client import (
-    AddressError,
-    PacketError,
-    SbusError,
-    discard_output,
-    docstring,
-)
+import sbus_client
+from sbus_client import AddressError, PacketError, SbusError
 
 from . import shared
 
@@ -35,7 +30,7 @@ COMMANDS = [
 # Where a command is, if that is not its name
 FILES = {"reply": "request", "whoami": "stats", "clients": "stats"}
 FILES |= {"help": "command_line"}
-ABOUT = __doc__ or docstring(__file__)
+ABOUT = __doc__ or sbus_client.docstring(__file__)
 PACKAGES = """this Python has no module {0}: install python3 (Debian), \
 python3-{0} (OpenWrt, Yocto)"""
 RULES = Path(__file__).with_name("rules.txt")  # a line for each
@@ -126,7 +121,7 @@ def run(interrupt: Any) -> int:
     except (SbusError, OSError, RuntimeError) as error:  # or no more threads
         if not isinstance(error, BrokenPipeError):  # its reader had enough
             shared.complain(error)
-        discard_output(1)
+        sbus_client.discard_output(1)
         return 1
     finally:
         signal.signal(signal.SIGINT, before)  # until Python has ended

@@ -143,7 +143,7 @@ class Recorder:
         folder = open_ours(day, FOLDER, self._folder)
         for name in sorted(filter(HIDDEN.fullmatch, os.listdir(folder))):
             if ours.fullmatch(name):
-                self._keep_lines(day / name, os.dup(folder))
+                self._keep_lines(day / name, folder)
                 continue
             with contextlib.suppress(FileNotFoundError):
                 age = time.time() - os.stat(name, dir_fd=folder).st_mtime
@@ -159,7 +159,7 @@ class Recorder:
             if not size:
                 return os.unlink(hidden.name, dir_fd=folder)
             file.truncate(size)
-            Segment(file, hidden, folder, None).keep(self._folder)
+            Segment(file, hidden, os.dup(folder), None).keep(self._folder)
         shared.note(f"recovered {hidden.name[1:]}")
 
     def __exit__(self, *_: object) -> None:
