@@ -11,10 +11,10 @@ example:
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import sbus_client
@@ -33,7 +33,7 @@ FILES |= {"help": "command_line"}
 ABOUT = __doc__ or sbus_client.docstring(__file__)
 PACKAGES = """this Python has no module {0}: install python3 (Debian), \
 python3-{0} (OpenWrt, Yocto)"""
-RULES = Path(__file__).with_name("rules.txt")  # a line for each
+RULES = f"{os.path.dirname(__file__)}/rules.txt"  # a line for each
 
 
 def all_commands(names: Sequence[str] = COMMANDS) -> dict[str, shared.Command]:
@@ -68,9 +68,11 @@ def help(options: shared.Options) -> None:
     if not options.topic or options.topic in parsers:
         parsers.get(options.topic, parser).print_help()
         return
-    for line in RULES.read_text("utf-8").splitlines(keepends=True):
-        if line.startswith(f"{options.topic.strip('[]').upper()} "):
-            return shared.write(line.encode())
+    name = options.topic.strip("[]").upper()
+    with open(RULES, "rb") as rules:
+        for line in rules:
+            if line.startswith(os.fsencode(f"{name} ")):
+                return shared.write(line)
     raise shared.UsageError(f"no command or rule is {options.topic!r}")
 
 

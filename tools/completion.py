@@ -6,7 +6,7 @@ for that is a file beside this one.
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from . import shared
 
@@ -31,7 +31,9 @@ def completion(options: shared.Options) -> None:
     if options.shell == "words":
         words = [f"{word}\n" for word in following(options.words)]
         return shared.write("".join(words).encode("ascii"))
-    shared.write(Path(__file__).with_suffix(f".{options.shell}").read_bytes())
+    script = f"{os.path.splitext(__file__)[0]}.{options.shell}"
+    with open(script, "rb") as file:
+        shared.write(file.read())
 
 
 def following(words: list[str]) -> list[str]:

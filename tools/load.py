@@ -39,6 +39,12 @@ Children = dict[BinaryIO, int]  # processes, by the pipes from them
 Job = Callable[[Options, int, Client, BinaryIO], None]
 
 
+def send(pipe: BinaryIO, report: Any) -> None:
+    """Send a report as a line."""
+    pipe.write(marshal.dumps(report).hex().encode("ascii") + b"\n")
+    pipe.flush()
+
+
 def publish(options: Options, n: int, bus: Client, pipe: BinaryIO) -> None:
     """Publish; send how many messages, since when and until when."""
     key = b"%b/%d" % (options.key, n)
@@ -54,7 +60,7 @@ def publish(options: Options, n: int, bus: Client, pipe: BinaryIO) -> None:
             sent += 1
     bus.publish(key, options.secrets[n])
     bus.sync()
-    marshal.dump((sent, start, time.monotonic()), pipe)
+    send(pipe, (sent, start, time.monotonic()))
 
 
 def hear(options: Options, _: int, bus: Client, pipe: BinaryIO) -> None:
@@ -65,8 +71,7 @@ def hear(options: Options, _: int, bus: Client, pipe: BinaryIO) -> None:
     ends = {b"%b/%d" % (options.key, n): secret for n, secret in secrets}
     bus.subscribe(options.key + b"/")
     bus.sync(shared.ANSWER_SECONDS)
-    marshal.dump(None, pipe)
-    pipe.flush()
+    send(pipe, None)
     while ends:
         key, payload = bus.receive()
         if key not in ends:
@@ -79,7 +84,7 @@ def hear(options: Options, _: int, bus: Client, pipe: BinaryIO) -> None:
             if start <= sent <= heard:
                 latencies[int(1e6 * (heard - sent))] += 1
                 now = heard
-    marshal.dump((dict(latencies), now), pipe)
+    send(pipe, (dict(latencies), now))
 
 
 def work(job: Job, options: Options, n: int, writer: int) -> NoReturn:
@@ -94,7 +99,7 @@ def work(job: Job, options: Options, n: int, writer: int) -> NoReturn:
                 with shared.open_bus(options) as bus:
                     job(options, n, bus, pipe)
             except (SbusError, OSError) as error:
-                marshal.dump(str(error), pipe)
+                send(pipe, str(error))
     finally:
         os._exit(0)
 
@@ -127,10 +132,10 @@ def end(children: Children) -> None:
 
 def report_from(pipe: BinaryIO) -> Any:
     """Return what a process has sent.  Raises: SbusError if that is one."""
-    try:
-        report = marshal.load(pipe)
-    except EOFError:
-        raise SbusError("a process of the load was killed") from None
+    line = pipe.readline()
+    if not line.endswith(b"\n"):
+        raise SbusError("a process of the load was killed")
+    report = marshal.loads(bytes.fromhex(line.decode("ascii")))
     if isinstance(report, str):
         raise SbusError(report)
     return report

@@ -26,7 +26,6 @@ import stat
 import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from sbus_client import ControlMessage, Message, SbusError, end_of, left_of
@@ -46,7 +45,7 @@ LEFT_SECONDS = 3_600  # after which nobody seems to write a hidden segment
 
 
 @contextlib.contextmanager
-def errors_about(path: Path) -> Iterator[None]:
+def errors_about(path: str) -> Iterator[None]:
     """Name a file or folder in an error of the disk."""
     try:
         yield
@@ -54,14 +53,14 @@ def errors_about(path: Path) -> Iterator[None]:
         raise SbusError(f"{path}: {error.strerror}") from None
 
 
-def open_ours(path: Path, flags: int, folder: int | None = None) -> int:
+def open_ours(path: str, flags: int, folder: int | None = None) -> int:
     """Open a file or folder of our user, or of root.
 
     *folder* is what the path is in, if that is open.
     Raises: SbusError, also for a link, or a file that has another name.
     """
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # nor wait for who reads a FIFO
-    name = path if folder is None else path.name
+    name = path if folder is None else os.path.basename(path)
     with errors_about(path):
         descriptor = os.open(name, flags, SEGMENT_MODE, dir_fd=folder)
     status = os.fstat(descriptor)
@@ -77,13 +76,13 @@ class Segment(NamedTuple):
     """Whole lines under a hidden name, and the folder of their day."""
 
     file: BinaryIO
-    hidden: Path
+    hidden: str
     folder: int  # open
     end: float | None
 
     def keep(self, directory: int) -> None:
         """Give it its name once it is on disk, and close both."""
-        name, folder = self.hidden.name, self.folder
+        name, folder = os.path.basename(self.hidden), self.folder
         with errors_about(self.hidden), self.file:
             os.fsync(self.file.fileno())
             os.rename(name, name[1:], src_dir_fd=folder, dst_dir_fd=folder)
@@ -101,7 +100,7 @@ class Recorder:
     def __init__(self, options: Options) -> None:
         import json  # which a small Python lacks
 
-        self.directory = Path(options.directory)
+        self.directory = str(options.directory).rstrip("/") or "/"
         self.has_payload = not options.no_payload
         self.bytes_max = int(options.segment_mib * (1 << 20))
         self.seconds_max = options.segment_seconds
@@ -118,9 +117,9 @@ class Recorder:
     def __enter__(self) -> Recorder:
         """Make the directory, and recover what is in it."""
         with errors_about(self.directory):
-            self.directory.mkdir(parents=True, exist_ok=True)
+            os.makedirs(self.directory, exist_ok=True)
         self._folder = open_ours(self.directory, FOLDER)
-        path = self.directory / f".{self._name}.lock"
+        path = f"{self.directory}/.{self._name}.lock"
         self._lock = open_ours(path, os.O_RDWR | os.O_CREAT, self._folder)
         with errors_about(path):
             os.fchmod(self._lock, LOCK_MODE)
@@ -130,10 +129,10 @@ class Recorder:
                 problem = "another recorder of this host writes there"
                 raise SbusError(f"{self.directory}: {problem}") from None
         for day in sorted(filter(DAY.fullmatch, os.listdir(self._folder))):
-            self._recover(self.directory / day)
+            self._recover(f"{self.directory}/{day}")
         return self
 
-    def _recover(self, day: Path) -> None:
+    def _recover(self, day: str) -> None:
         """Keep what a dead recorder left, and name what another host did.
 
         Whether the recorders of others live is not known here, as a lock may
@@ -143,24 +142,24 @@ class Recorder:
         folder = open_ours(day, FOLDER, self._folder)
         for name in sorted(filter(HIDDEN.fullmatch, os.listdir(folder))):
             if ours.fullmatch(name):
-                self._keep_lines(day / name, folder)
+                self._keep_lines(f"{day}/{name}", folder)
                 continue
             with contextlib.suppress(FileNotFoundError):
                 age = time.time() - os.stat(name, dir_fd=folder).st_mtime
                 if age > LEFT_SECONDS:
-                    shared.note(f"{day / name}: {LEFT}")
+                    shared.note(f"{day}/{name}: {LEFT}")
         os.close(folder)
 
-    def _keep_lines(self, hidden: Path, folder: int) -> None:
+    def _keep_lines(self, hidden: str, folder: int) -> None:
         """Keep the whole lines of a segment, or remove it if it has none."""
         descriptor = open_ours(hidden, os.O_RDWR, folder)
         with errors_about(hidden), os.fdopen(descriptor, "r+b") as file:
             size = file.read().rfind(b"\n") + 1
             if not size:
-                return os.unlink(hidden.name, dir_fd=folder)
+                return os.unlink(os.path.basename(hidden), dir_fd=folder)
             file.truncate(size)
             Segment(file, hidden, os.dup(folder), None).keep(self._folder)
-        shared.note(f"recovered {hidden.name[1:]}")
+        shared.note(f"recovered {os.path.basename(hidden)[1:]}")
 
     def __exit__(self, *_: object) -> None:
         """Keep the last segment."""
@@ -218,11 +217,12 @@ class Recorder:
     def _begin(self) -> Segment:
         """Create the next segment."""
         self.segments += 1
-        day = self.directory / time.strftime("%Y-%m-%d", time.gmtime())
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        day = f"{self.directory}/{today}"
         with errors_about(day), contextlib.suppress(FileExistsError):
-            os.mkdir(day.name, dir_fd=self._folder)
+            os.mkdir(today, dir_fd=self._folder)
         folder = open_ours(day, FOLDER, self._folder)
-        hidden = day / f".{self.rec}-{self.segments:06}.jsonl"
+        hidden = f"{day}/.{self.rec}-{self.segments:06}.jsonl"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         file = os.fdopen(open_ours(hidden, flags, folder), "wb", buffering=0)
         return Segment(file, hidden, folder, end_of(self.seconds_max))

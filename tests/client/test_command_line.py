@@ -226,7 +226,8 @@ class TestArguments:
     [
         ("tools", "sbus_client"),
         ("sbus_client", "argparse"),
-        ("tools", "pathlib"),
+        ("tools", "enum"),
+        ("sbus_client", "enum"),
         ("tools", "bisect"),  # which random loads
         ("sbus_client", "bisect"),
     ],
