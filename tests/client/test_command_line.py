@@ -238,7 +238,7 @@ def test_interrupted_before_it_begins(
     """Ctrl-C ends it without a word."""
     for name in "tools", "sbus_client.py":
         (directory / name).symlink_to(ROOT / name)
-    slow = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    slow = f"import os\nos.kill(os.getpid(), {signal.SIGINT:d})\n"
     (directory / f"{module}.py").unlink(missing_ok=True)
     (directory / f"{module}.py").write_text(slow)
     done = subprocess.run(
