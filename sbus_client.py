@@ -33,10 +33,11 @@ tools/, does more.
 from __future__ import annotations
 
 if __name__ == "__main__":  # until options are parsed, Ctrl-C ends in silence
-    # Built in; what `signal` itself imports takes milliseconds
-    import _signal  # type: ignore[import-not-found]
+    import _signal as signal  # type: ignore  # quick: signal loads others
 
-    handler = _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
 import contextlib
@@ -46,7 +47,6 @@ import functools
 import os
 import re
 import select
-import signal
 import socket
 import stat
 import sys
@@ -259,7 +259,8 @@ def quoted(text: bytes) -> str:
 
 # ==== 3. Patterns, credentials and requests ==================================
 
-NO_JSON = "no module json: install libpython3-stdlib (Debian) or python3-json"
+NO_JSON = """this Python has no module json: install python3 (Debian), \
+python3-json (OpenWrt, Yocto)"""
 PATH = rb"(?:!/cred/[0-9]{1,10}/[0-9]{1,10}/[0-9]{1,10}/)+"
 FAILED = b"/failed"  # ends the key of an answer that tells of a failure
 OVERFLOW_ID = b"65534"  # the kernel's stand-in for an id of another namespace
@@ -399,6 +400,7 @@ def parse_request(message: Received) -> Request | None:
 
 # ==== 4. Addresses and time ==================================================
 
+NOT_YOURS = "{}: not yours alone; name another"
 ABSTRACT = "/dev/unix/abstract/"
 INHERITED = "/dev/fd/"
 ABSTRACT_BYTES = 108
@@ -435,13 +437,20 @@ def default_address() -> str:
     uid = os.getuid()
     if uid == 0:
         return "/run/sbus.socket"
-    for directory in os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{uid}":
+    for directory in user_directories(uid)[:2]:
         with contextlib.suppress(OSError):
             status = os.stat(directory)
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == uid:
-                return os.path.join(directory, "sbus.socket")
+            is_safe = status.st_mode & ~0o7755 == stat.S_IFDIR
+            if is_safe and status.st_uid == uid and os.path.isabs(directory):
+                return f"{directory}/sbus.socket"
 
     return checked_address(f"/tmp/sbus-{uid}/sbus.socket")
+
+
+def user_directories(uid: int) -> tuple[str, str, str]:
+    """Return where the default socket of a user other than root may be."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return runtime, f"/run/user/{uid}", f"/tmp/sbus-{uid}"
 
 
 def checked_address(address: str) -> str:
@@ -450,11 +459,26 @@ def checked_address(address: str) -> str:
     Raises: AddressError.
     """
     uid, directory = os.getuid(), os.path.dirname(address)
-    if directory == f"/tmp/sbus-{uid}" and os.path.lexists(directory):
-        status = os.lstat(directory)
-        if status.st_uid != uid or status.st_mode & ~0o7700 != stat.S_IFDIR:
-            raise AddressError(f"{directory}: not yours alone; name another")
+    if directory == f"/tmp/sbus-{uid}":
+        with contextlib.suppress(FileNotFoundError):
+            status = os.lstat(directory)
+            is_private = status.st_mode & ~0o7700 == stat.S_IFDIR
+            if status.st_uid != uid or not is_private:
+                raise AddressError(NOT_YOURS.format(directory))
     return address
+
+
+def check_server(wire: socket.socket, address: str) -> None:
+    """Raise AddressError if a default address has led to another user.
+
+    Since its directory was looked at, another may have taken its place.
+    """
+    uid = os.getuid()
+    peer = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    owner = int.from_bytes(peer[4:8], sys.byteorder)
+    defaults = [f"{path}/sbus.socket" for path in user_directories(uid)]
+    if uid and owner not in (0, uid) and address in defaults:
+        raise AddressError(NOT_YOURS.format(f"the server at {address}"))
 
 
 def socket_name(address: str) -> bytes:
@@ -490,18 +514,16 @@ def open_socket(address: str) -> socket.socket:
     if address.startswith(INHERITED):
         return inherited_socket(address[len(INHERITED) :])
 
-    # At each try, as another user may have made the directory meanwhile
-    name = socket_name(checked_address(address))
-    wire = None
     try:
-        wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        wire.setblocking(False)
-        wire.connect(name)
-        wire.setblocking(True)
-        return wire
+        # At each try, as another user may have made the directory meanwhile
+        name = socket_name(checked_address(address))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as wire:
+            wire.setblocking(False)
+            wire.connect(name)
+            wire.setblocking(True)
+            check_server(wire, address)
+            return socket.socket(fileno=wire.detach())
     except OSError as error:
-        if wire:
-            wire.close()
         raise no_bus(address, error) from None
 
 
@@ -1405,7 +1427,8 @@ class Connection(Packets):
                 credentials_of(await self._ask(WHOAMI, end))
                 await self._send(ask, end)
             name = quoted(to_bytes(key))
-            text = f"nobody answered {name} within {timeout or 0:g} s"
+            seconds = round(timeout or 0, 2)
+            text = f"nobody answered {name} within {seconds:g} s"
             reply = await self._outcome(answer, end, text)
         finally:
             self._bus.requests.pop(answer.reply_key, None)
@@ -2006,11 +2029,15 @@ def on_event(weak: Callable[[], AsyncClient | None], event: int) -> None:
 Options = argparse.Namespace
 
 
-def note(text: object) -> None:
-    """Print a remark on standard error, if anything can be printed there."""
+def note(text: object, program: str = "sbus_client.py") -> None:
+    """Print a remark on standard error, if anything can be printed there.
+
+    What a terminal would obey is escaped.
+    """
+    chars = (c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
     try:
         if sys.stderr:
-            print(f"sbus_client.py: {text}", file=sys.stderr, flush=True)
+            print(f"{program}: {''.join(chars)}", file=sys.stderr, flush=True)
     except OSError:
         discard_output(2)
 
@@ -2031,23 +2058,22 @@ def show(fields: Sequence[bytes], is_raw: bool = False) -> None:
     sys.stdout.flush()
 
 
-def key_and_payload(options: Options, default: str) -> tuple[bytes, bytes]:
+def key_and_payload(words: list[bytes], default: bytes) -> list[bytes]:
     """Return a key, and a payload or the standard input that it names."""
-    words = [os.fsencode(word) for word in options.words]
     if not 1 <= len(words) <= 2:
         refuse("give a KEY and at most one PAYLOAD, in quotes")
-    key, payload = (*words, os.fsencode(default))[:2]
-    return key, sys.stdin.buffer.read() if payload == b"-" else payload
+    key, payload = [*words, default][:2]
+    return [key, sys.stdin.buffer.read() if payload == b"-" else payload]
 
 
-def sub(bus: Client, options: Options) -> None:
+def sub(bus: Client, options: Options, *patterns: bytes) -> None:
     """Print each message as a line: its key, a tab, its payload."""
-    for pattern in options.words or [""]:
-        bus.subscribe(os.fsencode(pattern))
-    end, heard = end_of(options.timeout), 0
+    for pattern in patterns or [""]:
+        bus.subscribe(pattern)
+    heard = 0
     while heard != options.count:
         try:
-            received = bus.receive(left_of(end))
+            received = bus.receive(left_of(options.end))
         except TimeoutError:
             if options.count:
                 count = f"heard {heard} of {options.count}"
@@ -2058,30 +2084,31 @@ def sub(bus: Client, options: Options) -> None:
             show(received, options.raw)
 
 
-def pub(bus: Client, options: Options) -> None:
+def pub(bus: Client, options: Options, key: bytes, payload: bytes) -> None:
     """Publish, and wait until the server has handled it."""
-    key, payload = key_and_payload(options, "-")
-    bus.publish(key, payload, options.timeout)
-    bus.sync(options.timeout)
+    bus.publish(key, payload, left_of(options.end))
+    bus.sync(left_of(options.end))
 
 
-def request(bus: Client, options: Options) -> None:
+def request(bus: Client, options: Options, key: bytes, payload: bytes) -> None:
     """Publish a request, and print the payload of the first answer."""
-    key, payload = key_and_payload(options, "")
-    show([bus.request(key, payload, options.timeout)], options.raw)
+    show([bus.request(key, payload, left_of(options.end))], options.raw)
 
 
-def whoami(bus: Client, options: Options) -> None:
+def whoami(bus: Client, options: Options, *_: bytes) -> None:
     """Print the credentials by which the server knows this client."""
-    show([bus.whoami(options.timeout).path])
+    show([bus.whoami(left_of(options.end)).path])
 
 
-COMMANDS = {"sub": sub, "pub": pub, "request": request, "whoami": whoami}
+COMMANDS: Any = {"sub": sub, "pub": pub, "request": request, "whoami": whoami}
 SECONDS = {"pub": 60.0, "request": ASK_SECONDS, "whoami": 10.0}
+PAYLOADS = {"pub": b"-", "request": b""}  # if none is given
 
 
 def refuse(message: str) -> NoReturn:
     """End with the exit status 2 for a wrong command line."""
+    if message.startswith("unrecognized arguments: -"):
+        message += " (write -- before what begins with '-')"
     note(f"{message}; --help lists the options")
     sys.exit(2)
 
@@ -2096,10 +2123,22 @@ class Parser(argparse.ArgumentParser):
         sys.stdout.flush()
 
 
+def docstring(path: str, start: str = "") -> str:
+    """Return the docstring of a file, or of what begins with a text in it.
+
+    `python -OO` has left it out of what it runs.
+    """
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    return text[text.index(start) :].split('"""')[1]
+
+
 def parse(arguments: list[str]) -> Options:
     """Return what a command line asks for; options may stand anywhere."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = Parser(description=__doc__, formatter_class=layout)
+    # With a width of its own it needs no shutil, which a small Python lacks
+    form = functools.partial(argparse.RawDescriptionHelpFormatter, width=78)
+    about = __doc__ or docstring(__file__)
+    parser = Parser(description=about, formatter_class=form)
     add = parser.add_argument
     add("command", choices=COMMANDS, metavar="COMMAND", help="see above")
     add("words", nargs="*", metavar="WORD", help="of the command")
@@ -2123,8 +2162,15 @@ def main() -> int:
         options = parse(sys.argv[1:])
         if __name__ == "__main__":
             signal.signal(signal.SIGINT, handler)
+        words = list(map(os.fsencode, options.words))
+        if options.command in PAYLOADS:
+            words = key_and_payload(words, PAYLOADS[options.command])
+        # Also where warnings are to be errors, in programs
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda text, *_: note(text)
+        options.end = end_of(options.timeout)
         with Client(options.address, timeout=options.timeout) as bus:
-            COMMANDS[options.command](bus, options)
+            COMMANDS[options.command](bus, options, *words)
         return 0
     except KeyboardInterrupt:
         return 130

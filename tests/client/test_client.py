@@ -8,7 +8,6 @@ import inspect
 import itertools
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -51,59 +50,20 @@ class TestFile:
         printed = subprocess.check_output(command, cwd=directory, text=True)
         assert printed == f"{sbus_client.__version__}\n"
 
-    def test_poor_python(self, bus: RealBus) -> None:
-        """All but stats works without what small systems leave out; stats
-        says what is missing.
-        """
+    def test_without_mmap(self, bus: RealBus) -> None:
+        """A small Python receives messages of any size."""
         program = """
 import sys
-missing = "json", "mmap", "asyncio", "logging", "multiprocessing", "random"
-for name in (*missing, "concurrent", "ctypes", "decimal", "email", "hashlib"):
-    sys.modules[name] = None
-from sbus_client import Client, parse_request
+sys.modules["mmap"] = None
+from sbus_client import Client
 with Client(sys.argv[1]) as bus:
     bus.subscribe("k")
-    bus.publish("k", bytes(300_000))
-    assert bus.receive(9) == (b"k", bytes(300_000))
-    bus.publish("k", b"v")
-    assert bus.receive(9) == (b"k", b"v") and bus.whoami(9).pid
-    try:
-        bus.request("k", b"?", 0.01)
-    except TimeoutError:
-        bus.reply(parse_request(bus.receive(9)), b"late")
-    bus.sync(9)
-    bus.stats(9)
+    for payload in bytes(300_000), b"v":
+        bus.publish("k", payload)
+        assert bus.receive(9) == (b"k", payload)
 """
         command = [sys.executable, "-S", "-c", program, bus.path]
-        ended = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True
-        )
-        last_line = ended.stderr.splitlines()[-1]
-        assert last_line.startswith("sbus_client.SbusError: no module json: ")
-
-    @pytest.mark.parametrize("count", [6, 7, 8, 9, 30, 300])
-    def test_early_interrupt(self, count: int) -> None:
-        """Ctrl-C ends a command in silence from its first statement on."""
-        program = """
-import sys
-import __future__
-import _signal
-lines = int(sys.argv.pop(1))
-source = open("sbus_client.py").read()
-code = compile(source, "sbus_client.py", "exec")
-def trace(frame, event, _):
-    global lines
-    lines -= event == "line"
-    if not lines:
-        _signal.raise_signal(_signal.SIGINT)
-    return trace
-sys.argv[1:] = ["--version"]
-sys.settrace(trace)
-exec(code, {"__name__": "__main__"})
-"""
-        command = [sys.executable, "-S", "-E", "-c", program, str(count)]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True)
-        assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")
+        subprocess.run(command, cwd=ROOT, check=True)
 
     def test_async_client_has_the_calls_of_client(self) -> None:
         """With the same parameters, and to be awaited."""

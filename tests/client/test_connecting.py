@@ -20,7 +20,15 @@ import sbus_client
 from client_ends import Kind, beside, both_ends
 from packets import ANSWER, WHOAMI, publish
 from processes import SECONDS_MAX
-from real_bus import Listener, Peer, RealBus, other_user, seqpacket, wait_for
+from real_bus import (
+    Listener,
+    Peer,
+    RealBus,
+    needs_root,
+    other_user,
+    seqpacket,
+    wait_for,
+)
 from sbus_client import (
     AddressError,
     Client,
@@ -51,6 +59,9 @@ class TestAddresses:
         if directory.stat().st_uid != user:
             os.chown(directory, user, -1)
         address = str(directory / "sbus.socket")
+        directory.chmod(0o777)  # where others can put a socket
+        assert sbus_client.default_address() != address
+        directory.chmod(0o755)
         with Listener(address, 8).wire, kind():
             monkeypatch.setenv("XDG_RUNTIME_DIR", "")
             monkeypatch.setenv("SBUS_ADDRESS", address)
@@ -502,16 +513,12 @@ def test_answers_that_overtake_each_other() -> None:
         server.send(b"CMSG stats\0{}", ANSWER, ANSWER)
 
 
-def limited() -> int:
-    """Return how many descriptors this process may have, if it is few."""
-    return max(map(int, os.listdir("/proc/self/fd"))) + 1
-
-
 @contextlib.contextmanager
 def no_descriptor() -> Iterator[None]:
     """Have the process get no descriptor more."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limited(), limits[1]))
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, limits[1]))
     taken = []
     try:
         with contextlib.suppress(OSError):
@@ -560,3 +567,23 @@ def test_default_directory_that_another_has_made_since(
             Client(address)
     finally:
         os.rmdir(os.path.dirname(address))
+
+
+@needs_root
+@pytest.mark.parametrize("owner", [1, 2])
+def test_default_server_that_another_has_put_there(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, owner: int
+) -> None:
+    """[ADDR-1] The kernel says whose it is, however the path got there."""
+    monkeypatch.setattr(os, "getuid", lambda: 1)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    os.chown(directory, owner, -1)
+    with other_user(owner):
+        listener = Listener(str(directory / "sbus.socket"), 8)
+    os.chown(directory, 1, -1)
+    with listener.wire:
+        if owner == 1:
+            Client().close()
+            return
+        with pytest.raises(AddressError, match="not yours alone"):
+            Client(listener.path)
