@@ -56,6 +56,7 @@ import warnings
 import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, NoReturn, TypeVar, Union, cast
 
 __version__ = "0.3.0"
@@ -164,8 +165,6 @@ class Reconnected(ControlMessage):
     published meanwhile; what it sent last may be lost.  The fields are empty.
     """
 
-    __slots__ = ()
-
 
 Received = Union[Message, ControlMessage]
 Text = Union[str, bytes]
@@ -198,19 +197,6 @@ def payload_bytes(payload: Payload) -> bytes:
     except (TypeError, ValueError):  # the latter of a view that was released
         kind = type(payload).__name__
         raise TypeError(f"a payload is bytes, not {kind}: encode it") from None
-
-
-def control_packet(key: Text, payload: Payload) -> tuple[bytes, bytes]:
-    """Return a control key as bytes, and its packet [CTL-1].
-
-    Raises: TypeError; PacketError if no server knows the key [CTL-2].
-    """
-    content = payload_bytes(payload)
-    key = to_bytes(key)
-    if key not in CONTROL_KEYS:
-        keys = b" ".join(CONTROL_KEYS).decode()
-        raise PacketError(f"{quoted(key)} is none of {keys}")
-    return key, CONTROL + key + (b"\0" + content if content else b"")
 
 
 def publish_head(key_bytes_max: int, segments_max: int, key: Text) -> bytes:
@@ -343,35 +329,15 @@ def owner_of(key: bytes) -> Credentials:
     path = re.match(PATH, key)
     if not path or path.end() == len(key):
         raise PacketError(f"not a private key: {key[:80]!r}")
-    return credentials_in(path[0][:-1])
+    gid, uid, pid = map(int, path[0].split(b"/")[-4:-1])
+    return Credentials(gid, uid, pid, path[0][:-1])
 
 
 def credentials_of(answer: Received) -> Credentials:
     """Return what whoami has answered.  Raises: PacketError [CRED-2]."""
     if not re.fullmatch(PATH, answer.payload + b"/"):
         raise malformed("malformed credentials", answer.payload)
-    return credentials_in(answer.payload)
-
-
-def credentials_in(path: bytes) -> Credentials:
-    """Return the credentials in the last run of a path."""
-    gid, uid, pid = map(int, path.split(b"/")[-3:])
-    return Credentials(gid, uid, pid, path)
-
-
-def counts_in(answer: Received) -> dict[str, Any]:
-    """Return what stats has answered [CTL-5].
-
-    Raises: PacketError; SbusError if this Python cannot read JSON.
-    """
-    try:
-        import json
-
-        return dict(json.loads(answer.payload))
-    except ImportError:
-        raise SbusError(NO_JSON) from None
-    except (ValueError, TypeError, RecursionError):
-        raise malformed("malformed counts", answer.payload) from None
+    return owner_of(answer.payload + b"/x")
 
 
 def random_part() -> bytes:
@@ -403,12 +369,13 @@ def parse_request(message: Received) -> Request | None:
 NOT_YOURS = "{}: not yours alone; name another"
 ABSTRACT = "/dev/unix/abstract/"
 INHERITED = "/dev/fd/"
-ABSTRACT_BYTES = 108
 PATH_BYTES_MAX = 107
+KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 START = "start the server, or give its address"
 # What the kernel is short of for now: memory, or descriptors
 NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 PASSING = (*NO_MEMORY, errno.EMFILE, errno.ENFILE)
+Result = TypeVar("Result")
 Address = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 Timeout = Union[float, None]  # in seconds, or for ever
 End = Union[float, None]  # when a timeout is over, by the monotonic clock
@@ -486,7 +453,7 @@ def socket_name(address: str) -> bytes:
     if address.startswith(ABSTRACT):
         digits = address[len(ABSTRACT) :]
         if re.fullmatch("00([0-9a-fA-F]{2}){0,107}", digits):
-            return bytes.fromhex(digits).ljust(ABSTRACT_BYTES, b"\0")
+            return bytes.fromhex(digits).ljust(108, b"\0")
         form = "2 to 216 hexadecimal digits, an even number that begins with"
         raise AddressError(f"{address!r}: after {ABSTRACT} come {form} 00")
 
@@ -497,11 +464,10 @@ def socket_name(address: str) -> bytes:
     raise AddressError(f"{address!r}: {form}")
 
 
-@contextlib.contextmanager
-def a_descriptor_more() -> Iterator[None]:
-    """Raise SbusError where the process cannot have one more."""
+def opened(make: Callable[..., Result], *arguments: Any) -> Result:
+    """Return what has a descriptor.  Raises: SbusError if none is free."""
     try:
-        yield
+        return make(*arguments)
     except OSError as error:
         raise SbusError(f"one descriptor too few: {error.strerror}") from None
 
@@ -517,7 +483,7 @@ def open_socket(address: str) -> socket.socket:
     try:
         # At each try, as another user may have made the directory meanwhile
         name = socket_name(checked_address(address))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as wire:
+        with socket.socket(*KIND) as wire:
             wire.setblocking(False)
             wire.connect(name)
             wire.setblocking(True)
@@ -534,7 +500,7 @@ def inherited_socket(number: str) -> socket.socket:
         if not number.isdecimal():
             raise ValueError("not a number")
         wire = socket.socket(fileno=int(number))
-        if (wire.family, wire.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+        if (wire.family, wire.type) != KIND:
             raise ValueError("not a Unix-domain SEQPACKET socket")
         wire.getpeername()
         return wire
@@ -554,10 +520,9 @@ def no_bus(address: str, failed: OSError) -> Disconnected:
         errno.EACCES: "its server does not let this user in: see its -g,"
         " -o and -u",
     }.get(failed.errno or 0, str(failed.strerror))
-    if failed.errno not in PASSING:
-        with contextlib.suppress(OSError):
-            if not stat.S_ISSOCK(os.stat(address).st_mode):
-                text = "no socket is there; give the address of a server"
+    with contextlib.suppress(OSError):
+        if not stat.S_ISSOCK(os.stat(address).st_mode):
+            text = "no socket is there; give the address of a server"
     return Disconnected(f"no bus at {address}: {text}", errno=failed.errno)
 
 
@@ -570,9 +535,9 @@ def no_bus(address: str, failed: OSError) -> Disconnected:
 # waits: it raises BlockingIOError, or returns False if its name begins with
 # _try.
 #
-# Three classes stand on each other.  Waiting knows which calls wait, and wakes
-# them.  Packets has a socket, and knows one bus: what it was asked and what it
-# said.  Connection goes from one bus to the next, and has the calls.
+# Two classes stand on each other.  Packets has a socket, and knows one bus:
+# what it was asked, what it said, and which calls wait for that.  Connection
+# goes from one bus to the next, and has the calls and their way to wait.
 
 KEPT_BYTES_MAX = 1 << 26  # of messages that came before an answer
 KEPT_OVERHEAD_BYTES = 256  # what Python needs for each of them
@@ -591,7 +556,6 @@ MAY_COME = (errno.ENOENT, errno.ECONNREFUSED, *PASSING)  # a bus, after these
 CLOSED = "this client is closed"
 NOT_CONNECTED = "not connected: use async with, or connect()"
 ASK_AGAIN = "the bus at {} was lost before it answered: ask again"
-BROKEN = "the connection to {} failed: {}"
 TOO_LARGE = "a packet of {} bytes is above the limit of {} bytes"
 NO_BUFFER = "{} bytes: above the largest send buffer (net.core.wmem_max)"
 NO_ROOM = "the server takes nothing (a slow reader, or it is stopped)"
@@ -618,130 +582,6 @@ class Answer:
     outcome: Received | str = ""
     waiter: Any = None  # of the call that waits for it
     reply_key = b""  # under which it comes, if it is of a request
-
-
-# ---- Calls that wait
-#
-# There is one way to wait.  A call enlists a waiter, looks whether what it
-# waits for has come, and then sleeps.  Whoever has something takes the waiter
-# that it is for off the list, and wakes it.  A call that is awake looks again.
-#
-# The lock is for all but a first try to publish.  Nothing sleeps with it, and
-# its owner may take it again.  So a signal handler may close at any moment,
-# also in the midst of what the lock protects: it sets a mark, which nothing
-# takes back, and wakes all that are enlisted; a call that enlists looks at the
-# mark afterwards.
-#
-# What a client owns ends in _close.  What a call still uses ends with that
-# call.  What a loop of the program polls, to be woken, ends in _end: when
-# `with` does, or at a second close.  Nothing is left to the finalizers of its
-# parts, which may come when a number is another's file already.
-
-
-class Waiting:
-    """The calls that wait, and how they end."""
-
-    _why_closed = CLOSED  # until the constructor is far enough
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._pid = os.getpid()
-        self._waiting: dict[Any, int] = {}  # waiters, and for which event
-        self._receivers: deque[Any] = deque()  # those for messages, in line
-        self._prepare()
-
-    # What each client does in its own way
-
-    def _prepare(self) -> None:
-        """Make what its way to wait needs."""
-
-    def _waiter(self) -> Any:
-        """Return a waiter, which is hashable."""
-
-    def _release(self, waiter: Any) -> None:
-        """Take back a waiter, which nobody wakes any more."""
-
-    def _wake(self, waiter: Any) -> None:
-        """Have the call of a waiter look again."""
-
-    async def _sleep(self, waiter: Any, event: int, left: Timeout) -> None:
-        """Wait to be woken, for an event of the socket, or to try again."""
-
-    async def _turn(self) -> None:
-        """Let other tasks run now and then."""
-
-    def _changed(self) -> None:
-        """Note a change of the state, or of whether anything is kept."""
-
-    def _free(self, is_last: bool) -> None:
-        """Free what no call uses; at last, also what a loop may poll."""
-
-    # What the classes below know
-
-    def _has_kept(self) -> Any:
-        """Return whether there is something for receive."""
-
-    def _timed_out(self, text: str) -> Any:
-        """Return the error that tells what has not happened in time."""
-
-    def _check_open(self) -> None:
-        """Raise Disconnected if the client is closed."""
-
-    async def _wait(
-        self, event: int, end: End, text: str, answer: Answer | None = None
-    ) -> None:
-        """Wait until the call may go on, or it is time to try again.
-
-        It waits for an answer; or READ for a message, or WRITE for room.
-        Raises: TimedOut, which says *text*, at *end*; Disconnected.
-        """
-        left = left_of(end)
-        if left == 0:
-            raise self._timed_out(text)
-
-        waiter = self._waiter()
-        try:
-            with self._lock:
-                # First, or a signal handler that closes now would wake nobody
-                self._waiting[waiter] = event
-                self._check_open()
-                if answer:
-                    answer.waiter = waiter
-                elif event == READ:
-                    self._receivers.append(waiter)
-                has_come = event == READ and self._has_come(answer)
-            if not has_come:
-                await self._sleep(waiter, event, left)
-        finally:
-            with self._lock:
-                self._waiting.pop(waiter, None)
-                if waiter in self._receivers:
-                    self._receivers.remove(waiter)
-            self._release(waiter)
-
-    def _has_come(self, answer: Answer | None) -> bool:
-        """Return whether there is an answer, or else something kept."""
-        return bool(answer.outcome if answer else self._has_kept())
-
-    def _give(self, answer: Answer | None, outcome: Received | str) -> None:
-        """Give an answer to the call that waits for it, if one still does."""
-        if answer and not answer.outcome:
-            answer.outcome = outcome
-            is_asleep = answer.waiter in self._waiting
-            if is_asleep:
-                del self._waiting[answer.waiter]
-                self._wake(answer.waiter)
-
-    def _wake_receiver(self) -> None:
-        """Wake the call that waits longest for a message, with the lock."""
-        if self._receivers:
-            waiter = self._receivers.popleft()
-            self._waiting.pop(waiter, None)
-            self._wake(waiter)
-
-    def _wake_all(self) -> None:
-        for waiter in list(self._waiting):
-            self._wake(waiter)
 
 
 # ---- Packets, and what is known of the bus at the other end
@@ -771,29 +611,6 @@ class Bus:
         self.questions: dict[bytes, deque[Answer | None]] = defaultdict(deque)
         self.requests: dict[bytes, Answer] = {}  # by reply key
 
-    def answers(self) -> Iterator[Answer | None]:
-        """Return all that wait for an answer of this bus."""
-        yield from self.requests.values()
-        for asked in self.questions.values():
-            yield from asked
-
-
-class Lag:
-    """How long a client has not read all that had come."""
-
-    def __init__(self) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """Note that all is read, and nothing came until now."""
-        self.has_read = False  # a message, since then
-        self.read_all_at = time.monotonic()
-
-    def text(self) -> str:
-        """Return what the error says of it that tells of the end."""
-        seconds = time.monotonic() - self.read_all_at
-        return BEHIND.format(seconds) if self.has_read and seconds > 1 else ""
-
 
 class Buffer(bytearray):
     """The memory of a Python without mmap; its slices are bytes."""
@@ -802,13 +619,12 @@ class Buffer(bytearray):
         return bytes(memoryview(self)[part])
 
 
-class Packets(Waiting):
-    """Packets out and in, and what they say of the bus."""
+class Packets:
+    """Packets out and in, what they say of the bus, and who waits for it."""
 
     def __init__(
         self, packet_bytes_max: int, key_bytes_max: int, segments_max: int
     ) -> None:
-        super().__init__()
         self.packet_bytes_max = packet_bytes_max
         self.key_bytes_max = key_bytes_max
         self.segments_max = segments_max
@@ -816,26 +632,34 @@ class Packets(Waiting):
         self._head_of = functools.lru_cache(HEADS_MAX)(head_of)
 
         # The socket keeps its descriptor when it is connected to another bus
-        with a_descriptor_more():
-            kinds = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self.socket = socket.socket(*kinds)
+        self.socket = opened(socket.socket, *KIND)
         self.socket.settimeout(None)
         self._fd = self.socket.fileno()
         # [CLIENT-5] The largest packet fits
         buffer_bytes = max(packet_bytes_max, LARGE_BYTES)
-        self._buffer: Any
         try:
-            import mmap
+            import mmap  # whose memory takes none until it is used
 
-            self._buffer = mmap.mmap(-1, buffer_bytes)  # unused, it takes none
+            self._buffer: Any = mmap.mmap(-1, buffer_bytes)
         except ImportError:
             self._buffer = Buffer(buffer_bytes)
 
         self._bus = Bus()
         self._kept: deque[Received] = deque()  # until a call wants it
         self._kept_bytes = 0
-        self._lag = Lag()
+        self._read_all_at = time.monotonic()  # that had come
+        self._has_read = False  # a message, since then
         self._is_short = False  # the kernel, of memory for the last packet
+        self._waiting: dict[Any, int] = {}  # waiters, and for which event
+        self._receivers: deque[Any] = deque()  # those for messages, in line
+
+    # What each client does in its own way
+
+    def _wake(self, waiter: Any) -> None:
+        """Have the call of a waiter look again."""
+
+    def _changed(self) -> None:
+        """Note a change of the state, or of whether anything is kept."""
 
     # What a server would refuse is told before it is sent
 
@@ -862,21 +686,12 @@ class Packets(Waiting):
         return pattern
 
     def _subscription(self, text: Text) -> bytes:
-        """Return a pattern to subscribe to; warn of a doubtful one [SUB-1]."""
+        """Return a subscribe packet; warn of a doubtful pattern [SUB-1]."""
         pattern = self._pattern(text)
         if doubt := doubt_about(pattern):
             warning = DoubtfulPattern(f"{quoted(pattern)} {doubt}")
             warnings.warn(warning, stacklevel=3)
-        return pattern
-
-    def _publication(self, key: Text, payload: Payload) -> bytes:
-        """Return a publish packet [PUB-1]."""
-        return self._head_of(to_bytes(key)) + payload_bytes(payload)
-
-    def _answer(self, asked: Request, payload: Payload) -> bytes:
-        """Return the packet of an answer, whose key never comes again."""
-        head_past_the_cache = self._head_of.__wrapped__
-        return head_past_the_cache(asked.reply_key) + payload_bytes(payload)
+        return SUBSCRIBE + pattern
 
     # Out
 
@@ -908,9 +723,7 @@ class Packets(Waiting):
         if self.socket.getsockopt(*option) < buffer_bytes:
             raise PacketTooLarge(NO_BUFFER.format(packet_bytes)) from None
 
-    def _write_question(
-        self, key: bytes, packet: bytes, answer: Answer | None
-    ) -> None:
+    def _query(self, key: bytes, packet: bytes, answer: Answer | None) -> None:
         """Send a question to the bus, and note it."""
         self._write(packet)
         self._bus.questions[key].append(answer)
@@ -942,7 +755,7 @@ class Packets(Waiting):
             raise PacketTooLarge(LOST_PACKET.format(size, len(buffer)))
 
         if head[:4] == PUBLISH:
-            self._lag.has_read = True
+            self._has_read = True
             message = new_tuple(Message, (head[4:], payload))
             if not self._bus.reply_keys or not self._answer_request(message):
                 return message
@@ -974,7 +787,10 @@ class Packets(Waiting):
             with contextlib.suppress(PacketError):
                 bus.own_path = credentials_of(received).path
                 bus.has_told_path = True
-            self._give_notice()
+            if bus.notice:  # receive may have it now, and all after it
+                bus.notice = None
+                self._changed()
+                self._wake_all()
         self._give(answer, received)
         return answer is not None
 
@@ -986,18 +802,6 @@ class Packets(Waiting):
         has_told = self._kept[0] is not self._bus.notice
         return has_told or self._kept_bytes > KEPT_BYTES_MAX
 
-    def _take(self) -> Received | None:
-        """Return the first that is kept, if anything is, and remove it."""
-        with self._lock:
-            self._check_open()
-            if not self._has_kept():
-                return None
-            received = self._kept.popleft()
-            self._kept_bytes -= len(received.payload) + KEPT_OVERHEAD_BYTES
-            if not self._has_kept():
-                self._changed()
-            return received
-
     def _keep(self, received: Received) -> None:
         """Keep something for receive, and wake a call that waits for it."""
         self._kept.append(received)
@@ -1007,12 +811,10 @@ class Packets(Waiting):
         if self._kept_bytes > KEPT_BYTES_MAX:
             self._wake_all()
 
-    def _give_notice(self) -> None:
-        """Let receive have the notice of this bus, and all after it."""
-        if self._bus.notice:
-            self._bus.notice = None
-            self._changed()
-            self._wake_all()
+    def _step(self) -> None:
+        """Read a packet, for whomever it is."""
+        if received := self._read():
+            self._keep(received)
 
     def _take_leave(self, text: str) -> None:
         """Keep what a bus has left, and tell those who wait for its answers.
@@ -1022,9 +824,9 @@ class Packets(Waiting):
         with contextlib.suppress(OSError):
             while True:
                 with contextlib.suppress(PacketError, PacketTooLarge):
-                    if received := self._read():
-                        self._keep(received)
-        for answer in self._bus.answers():
+                    self._step()
+        bus = self._bus
+        for answer in chain(bus.requests.values(), *bus.questions.values()):
             self._give(answer, text)
 
         if self._kept and self._kept[-1] is self._bus.notice:
@@ -1032,8 +834,45 @@ class Packets(Waiting):
             self._kept_bytes -= KEPT_OVERHEAD_BYTES
         self._bus = Bus(Reconnected(b"", b""))
 
+    # Who waits
+
+    def _give(self, answer: Answer | None, outcome: Received | str) -> None:
+        """Give an answer to the call that waits for it, if one still does."""
+        if answer and not answer.outcome:
+            answer.outcome = outcome
+            is_asleep = answer.waiter in self._waiting
+            if is_asleep:
+                del self._waiting[answer.waiter]
+                self._wake(answer.waiter)
+
+    def _wake_receiver(self) -> None:
+        """Wake the call that waits longest for a message, with the lock."""
+        if self._receivers:
+            waiter = self._receivers.popleft()
+            self._waiting.pop(waiter, None)
+            self._wake(waiter)
+
+    def _wake_all(self) -> None:
+        for waiter in list(self._waiting):
+            self._wake(waiter)
+
 
 # ---- One bus after another, and the calls
+#
+# There is one way to wait.  A call enlists a waiter, looks whether what it
+# waits for has come, and then sleeps.  Whoever has something takes the waiter
+# that it is for off the list, and wakes it.  A call that is awake looks again.
+#
+# The lock is for all but a first try to publish.  Nothing sleeps with it, and
+# its owner may take it again.  So a signal handler may close at any moment,
+# also in the midst of what the lock protects: it sets a mark, which nothing
+# takes back, and wakes all that are enlisted; a call that enlists looks at the
+# mark afterwards.
+#
+# What a client owns ends in _close.  What a call still uses ends with that
+# call.  What a loop of the program polls, to be woken, ends in _end: when
+# `with` does, or at a second close.  Nothing is left to the finalizers of its
+# parts, which may come when a number is another's file already.
 #
 # NEW becomes UP by connecting.  With *reconnect*, UP becomes LOST when the bus
 # has gone; LOST becomes RESTORING when another lets the client in; and that UP
@@ -1059,6 +898,8 @@ UP = State.UP  # before Python 3.12, to look it up takes long
 class Connection(Packets):
     """What Client and AsyncClient share."""
 
+    _why_closed = CLOSED  # until the constructor is far enough
+
     def __init__(
         self,
         address: Address | None = None,
@@ -1083,16 +924,41 @@ class Connection(Packets):
             raise ValueError("a limit is a whole number from 1")
         super().__init__(packet_bytes_max, key_bytes_max, segments_max)
 
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
         self._state = State.NEW
         self._told: Counter[bytes] = Counter()  # packets, and how often
         self._next_try = 0.0  # to connect, by the monotonic clock
         self._is_switching = False  # the descriptor
+        self._prepare()
         self._why_closed = ""
         connections.add(self)
         self._begin(timeout)
 
+    # What each client does in its own way
+
+    def _prepare(self) -> None:
+        """Make what its way to wait needs."""
+
     def _begin(self, timeout: Timeout) -> None:
-        """Connect, or keep the timeout for connect."""
+        self._timeout = timeout  # for connect
+
+    def _waiter(self) -> Any:
+        """Return a waiter, which is hashable."""
+
+    def _release(self, waiter: Any) -> None:
+        """Take back a waiter, which nobody wakes any more."""
+
+    async def _sleep(self, waiter: Any, event: int, left: Timeout) -> None:
+        """Wait to be woken, for an event of the socket, or to try again."""
+
+    async def _turn(self) -> None:
+        """Let other tasks run now and then."""
+
+    def _free(self, is_last: bool) -> None:
+        """Free what no call uses; at last, also what a loop may poll."""
+
+    # The end of its object
 
     def _end(self) -> None:
         """Close, and free also what a loop of the program polls."""
@@ -1112,10 +978,6 @@ class Connection(Packets):
         """Whether the client is closed."""
         return bool(self._why_closed)
 
-    @property
-    def _has_bus(self) -> bool:
-        return self._state is UP and not self._why_closed
-
     def __repr__(self) -> str:
         kind = type(self).__name__
         state = "closed" if self._why_closed else self._state.value
@@ -1128,16 +990,6 @@ class Connection(Packets):
         if self._state is State.RESTORING:
             return RETRY_SECONDS
         return left_of(self._next_try)
-
-    def _pause(self, event: int) -> float | None:
-        """Return when to try again, or None if the socket tells."""
-        no_memory = self._is_short and event == WRITE
-        return RETRY_SECONDS if no_memory else self.retry_in()
-
-    def _timed_out(self, text: str) -> TimedOut:
-        has_none = self.reconnect and self.retry_in() is not None
-        reason = "there is no bus" if has_none else text
-        return TimedOut(f"{reason} at {self.address}")
 
     def _check_open(self) -> None:
         """Raise Disconnected unless there is a bus, or one is looked for."""
@@ -1190,11 +1042,14 @@ class Connection(Packets):
             raise error
         self._check_open()
         if error.errno not in GONE:
-            text = BROKEN.format(self.address, error.strerror)
+            text = f"the connection to {self.address} failed: {error.strerror}"
             raise Disconnected(text, errno=error.errno) from None
         if not self.reconnect:
             text = GOODBYE.format(self.address, self._pid)
-            raise Disconnected(text + self._lag.text()) from None
+            seconds = time.monotonic() - self._read_all_at
+            if self._has_read and seconds > 1:
+                text += BEHIND.format(seconds)
+            raise Disconnected(text) from None
         self._take_leave(ASK_AGAIN.format(self.address))
         self._become(State.LOST)
 
@@ -1228,7 +1083,7 @@ class Connection(Packets):
             self._write(bus.unsent[0])
             bus.unsent.popleft()
         if bus.notice:
-            self._write_question(WHOAMI, CONTROL + WHOAMI, Answer())
+            self._query(WHOAMI, CONTROL + WHOAMI, Answer())
         self._become(UP)
 
     def _open(self) -> None:
@@ -1268,11 +1123,11 @@ class Connection(Packets):
 
     # What every bus has to be told: subscriptions and modes
 
-    def _try_tell(self, kind: bytes, key: bytes, packet: bytes) -> bool:
+    def _try_tell(self, packet: bytes) -> bool:
         """Tell the bus, and remember it for the next one."""
         with self._lock:
             self._check_open()
-            if kind == SUBSCRIBE:
+            if packet.startswith(SUBSCRIBE):
                 self._check_pattern_count()
             write = functools.partial(self._write, packet)
             if not (self._state is UP and self._try(write)):
@@ -1280,28 +1135,27 @@ class Connection(Packets):
                     return False
                 self._bus.unsent.append(packet)  # which LOST begins anew
 
-            if kind == SUBSCRIBE:
+            if packet.startswith(SUBSCRIBE):
                 self._told[packet] += 1
-            elif kind == UNSUBSCRIBE:
-                self._told -= Counter([SUBSCRIBE + key])
+            elif packet.startswith(UNSUBSCRIBE):
+                pattern = packet[len(UNSUBSCRIBE) :]
+                self._told -= Counter([SUBSCRIBE + pattern])
             else:
-                self._told.pop(CONTROL + key, None)
-                self._told[CONTROL + key] = 1  # the last sent is the last
+                self._told.pop(packet, None)
+                self._told[packet] = 1  # the last sent is the last
         return True
 
     def _check_pattern_count(self) -> None:
         """Raise PacketError if the server would not take one more."""
         counts = self._told.items()
-        patterns = [n for packet, n in counts if packet[:4] == SUBSCRIBE]
+        patterns = [n for packet, n in counts if packet.startswith(SUBSCRIBE)]
         replies = 1 if self._bus.reply_keys else 0
         if sum(patterns) + replies >= PATTERNS_MAX:
             raise PacketError(f"over {PATTERNS_MAX} patterns")
 
     # What is for the bus that is there
 
-    def _write_request(
-        self, head: bytes, content: bytes, answer: Answer
-    ) -> None:
+    def _write_request(self, head: bytes, tail: bytes, answer: Answer) -> None:
         """Send a request to the bus, and note it, if its path is known."""
         bus = self._bus
         if not bus.has_told_path:
@@ -1312,7 +1166,7 @@ class Connection(Packets):
             self._write(SUBSCRIBE + keys)
             bus.reply_keys = keys
         reply_key = bus.reply_keys[:-1] + random_part()
-        self._write(head + reply_key + content)
+        self._write(head + reply_key + tail)
         bus.requests[reply_key] = answer
         answer.reply_key = reply_key
 
@@ -1327,19 +1181,58 @@ class Connection(Packets):
             pass  # try with more care; a BytesWarning is what python3 -bb has
         return False
 
-    def _step(self) -> None:
-        """Read a packet, for whomever it is."""
-        if received := self._read():
-            self._keep(received)
+    # How a call waits
+
+    async def _wait(
+        self, event: int, end: End, text: str, answer: Answer | None = None
+    ) -> None:
+        """Wait until the call may go on, or it is time to try again.
+
+        It waits for an answer; or READ for a message, or WRITE for room.
+        Raises: TimedOut, which says *text*, at *end*; Disconnected.
+        """
+        left = left_of(end)
+        if left == 0:
+            has_none = self.reconnect and self.retry_in() is not None
+            reason = "there is no bus" if has_none else text
+            raise TimedOut(f"{reason} at {self.address}")
+
+        waiter = self._waiter()
+        try:
+            with self._lock:
+                # First, or a signal handler that closes now would wake nobody
+                self._waiting[waiter] = event
+                self._check_open()
+                if answer:
+                    answer.waiter = waiter
+                elif event == READ:
+                    self._receivers.append(waiter)
+                has_come = event == READ and self._has_come(answer)
+                pause = self.retry_in()
+                if self._is_short and event == WRITE:
+                    pause = RETRY_SECONDS
+            if pause is not None:  # then the socket does not tell
+                event = RETRY
+                left = pause if left is None else min(left, pause)
+            if not has_come:
+                await self._sleep(waiter, event, left)
+        finally:
+            with self._lock:
+                self._waiting.pop(waiter, None)
+                if waiter in self._receivers:
+                    self._receivers.remove(waiter)
+            self._release(waiter)
+
+    def _has_come(self, answer: Answer | None) -> bool:
+        """Return whether there is an answer, or else something kept."""
+        return bool(answer.outcome if answer else self._has_kept())
 
     # Calls: coroutines that suspend in _sleep and _turn alone
 
     async def _connect(self, timeout: Timeout) -> None:
         """Connect for the first time; with *reconnect*, perhaps later."""
         end = end_of(timeout)
-        with self._lock:
-            self._state = State.LOST
-            self._check_open()
+        self._state = State.LOST
         try:
             while not self._try(self._check_open):
                 if self.reconnect:
@@ -1348,8 +1241,7 @@ class Connection(Packets):
                     return
                 await self._wait(READ, end, "too many clients connect at once")
         except BaseException:
-            with self._lock:
-                self._state = State.NEW
+            self._state = State.NEW
             raise
 
     async def _send(self, act: Callable[[], object], end: End) -> None:
@@ -1357,18 +1249,16 @@ class Connection(Packets):
         while not self._try(act):
             await self._wait(WRITE, end, NO_ROOM)
 
-    async def _tell(
-        self, kind: bytes, key: bytes, timeout: Timeout, packet: bytes = b""
-    ) -> None:
+    async def _tell(self, packet: bytes, timeout: Timeout) -> None:
         """Subscribe, unsubscribe or set a mode."""
         end = end_of(timeout)
-        while not self._try_tell(kind, key, packet or kind + key):
+        while not self._try_tell(packet):
             await self._wait(WRITE, end, NO_ROOM)
 
-    async def _post(self, packet: bytes, timeout: Timeout) -> None:
-        """Publish."""
-        write = functools.partial(self._write, packet)
-        await self._send(write, end_of(timeout))
+    async def _post(self, key: Text, payload: Payload, end: End) -> None:
+        """Publish a message [PUB-1]."""
+        packet = self._head_of(to_bytes(key)) + payload_bytes(payload)
+        await self._send(functools.partial(self._write, packet), end)
 
     async def _control(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
@@ -1377,12 +1267,30 @@ class Connection(Packets):
 
         Raises: TimedOut; PacketError if no server knows the key.
         """
-        name, packet = control_packet(key, payload)
+        content = payload_bytes(payload)
+        name = to_bytes(key)
+        if name not in CONTROL_KEYS:  # [CTL-2]
+            keys = b" ".join(CONTROL_KEYS).decode()
+            raise PacketError(f"{quoted(name)} is none of {keys}")
+
+        packet = CONTROL + name + (b"\0" + content if content else b"")
         if name in MODES:
-            await self._tell(CONTROL, name, timeout, packet)
+            await self._tell(packet, timeout)
         else:  # a question, whose answer is for receive
-            ask = functools.partial(self._write_question, name, packet, None)
+            ask = functools.partial(self._query, name, packet, None)
             await self._send(ask, end_of(timeout))
+
+    def _take(self) -> Received | None:
+        """Return the first that is kept, if anything is, and remove it."""
+        with self._lock:
+            self._check_open()
+            if not self._has_kept():
+                return None
+            received = self._kept.popleft()
+            self._kept_bytes -= len(received.payload) + KEPT_OVERHEAD_BYTES
+            if not self._has_kept():
+                self._changed()
+            return received
 
     async def _receive(self, timeout: Timeout) -> Received:
         """Return what comes next."""
@@ -1401,9 +1309,25 @@ class Connection(Packets):
         """Return the server's answer to a question."""
         answer = Answer()
         packet = CONTROL + key
-        ask = functools.partial(self._write_question, key, packet, answer)
+        ask = functools.partial(self._query, key, packet, answer)
         await self._send(ask, end)
         return await self._outcome(answer, end, "the server does not answer")
+
+    async def _stats(self, timeout: Timeout = STATS_SECONDS) -> dict[str, Any]:
+        """Return the counts of the server, by the names of [CTL-5].
+
+        Raises: as whoami; TimedOut also if this server has no counts;
+        SbusError if this Python has no module json.
+        """
+        try:
+            import json
+        except ImportError:
+            raise SbusError(NO_JSON) from None
+        answer = await self._ask(STATS, end_of(timeout))
+        try:
+            return dict(json.loads(answer.payload))
+        except (ValueError, TypeError, RecursionError):
+            raise malformed("malformed counts", answer.payload) from None
 
     async def _request(
         self, key: Text, payload: Payload = b"", timeout: Timeout = ASK_SECONDS
@@ -1419,8 +1343,8 @@ class Connection(Packets):
         end = end_of(timeout)
         answer = Answer()
         head = self._head_of(to_bytes(key))
-        content = b"\0" + payload_bytes(payload)
-        ask = functools.partial(self._write_request, head, content, answer)
+        tail = b"\0" + payload_bytes(payload)
+        ask = functools.partial(self._write_request, head, tail, answer)
         try:
             await self._send(ask, end)
             while not answer.reply_key:  # on a bus that has not told our path
@@ -1436,6 +1360,20 @@ class Connection(Packets):
         if reply.key != answer.reply_key:
             raise RequestFailed(printable(reply.payload or b"it failed"))
         return reply.payload
+
+    async def _reply(
+        self, asked: Request, payload: Payload = b"", timeout: Timeout = None
+    ) -> None:
+        """Answer a parsed request, unless no server takes its reply key.
+
+        Raises: as publish [PUB-1].
+        """
+        with contextlib.suppress(PacketError):
+            # Past the cache, as this key never comes again
+            head = self._head_of.__wrapped__(asked.reply_key)
+            packet = head + payload_bytes(payload)
+            write = functools.partial(self._write, packet)
+            await self._send(write, end_of(timeout))
 
     async def _outcome(self, answer: Answer, end: End, text: str) -> Received:
         """Return an answer; keep all else that comes before it."""
@@ -1462,7 +1400,8 @@ class Connection(Packets):
         try:
             await self._wait(READ, end, text, answer)
         finally:
-            self._lag.end()
+            self._has_read = False
+            self._read_all_at = time.monotonic()
 
 
 # A child process would read, from the same socket, what is for its parent
@@ -1480,9 +1419,6 @@ os.register_at_fork(after_in_child=close_after_fork)
 
 
 # ==== 6. The client ==========================================================
-
-Result = TypeVar("Result")
-RING = b"\1" * 8  # an eventfd takes eight bytes, and a pipe any number
 
 
 def run(call: Coroutine[Any, Any, Result]) -> Result:
@@ -1503,13 +1439,11 @@ class Bell:
 
     def __init__(self, wire_fd: int) -> None:
         """Make a bell for a socket.  Raises: SbusError."""
-        with a_descriptor_more():
-            if sys.version_info >= (3, 10):
-                flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
-                self.fd = self._ring_fd = os.eventfd(0, flags)
-            else:
-                flags = os.O_CLOEXEC | os.O_NONBLOCK
-                self.fd, self._ring_fd = os.pipe2(flags)
+        flags = os.O_CLOEXEC | os.O_NONBLOCK  # they are those of an eventfd
+        if sys.version_info >= (3, 10):
+            self.fd = self._ring_fd = opened(os.eventfd, 0, flags)
+        else:
+            self.fd, self._ring_fd = opened(os.pipe2, flags)
         self._is_rung = False
 
         # Three ways to wait for it: alone, or with an event of the socket
@@ -1527,8 +1461,9 @@ class Bell:
     def ring(self) -> None:
         if not self._is_rung:
             self._is_rung = True
+            # An eventfd takes eight bytes, and a pipe any number
             with contextlib.suppress(OSError):
-                os.write(self._ring_fd, RING)
+                os.write(self._ring_fd, b"\1" * 8)
 
     def silence(self) -> None:
         # A handler that rings in the midst of this is not heard; but the mark
@@ -1554,19 +1489,15 @@ class Beacon:
 
     def __init__(self, wire_fd: int) -> None:
         """Make a beacon for a socket.  Raises: SbusError."""
-        with a_descriptor_more():
-            self.epoll = select.epoll()
+        self.epoll = opened(select.epoll)
         self.bell = Bell(wire_fd)
         self.epoll.register(self.bell.fd, select.EPOLLIN)
         self._wire_fd = wire_fd
-        self._has_wire = False
 
     def watch(self, has_bus: bool) -> None:
         """Watch the socket while there is a bus."""
-        if has_bus == self._has_wire:
-            return
-        self._has_wire = has_bus
-        with contextlib.suppress(OSError, ValueError):  # it may just be closed
+        # It may be as it should be, or just be closed
+        with contextlib.suppress(OSError, ValueError):
             if has_bus:
                 self.epoll.register(self._wire_fd, select.EPOLLIN)
             else:
@@ -1654,14 +1585,14 @@ class Client(Connection):
 
         Raises: TimedOut if the server takes nothing.
         """
-        run(self._tell(SUBSCRIBE, self._subscription(pattern), timeout))
+        run(self._tell(self._subscription(pattern), timeout))
 
     def unsubscribe(self, pattern: Text, timeout: Timeout = None) -> None:
         """Take back one subscription to an identical pattern [UNSUB-1].
 
         Raises: TimedOut if the server takes nothing.
         """
-        run(self._tell(UNSUBSCRIBE, self._pattern(pattern), timeout))
+        run(self._tell(UNSUBSCRIBE + self._pattern(pattern), timeout))
 
     def publish(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
@@ -1671,7 +1602,7 @@ class Client(Connection):
         Raises: TimedOut if the server takes nothing, or there is no bus.
         """
         if not self._try_publish(key, payload):
-            run(self._post(self._publication(key, payload), timeout))
+            run(self._post(key, payload, end_of(timeout)))
 
     def control(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
@@ -1716,7 +1647,7 @@ class Client(Connection):
         Raises: as whoami; TimedOut also if this server has no counts;
         SbusError if this Python has no module json.
         """
-        return counts_in(run(self._ask(STATS, end_of(timeout))))
+        return run(self._stats(timeout))
 
     def request(
         self, key: Text, payload: Payload = b"", timeout: Timeout = ASK_SECONDS
@@ -1738,8 +1669,7 @@ class Client(Connection):
 
         Raises: as publish [PUB-1].
         """
-        with contextlib.suppress(PacketError):
-            run(self._post(self._answer(asked, payload), timeout))
+        run(self._reply(asked, payload, timeout))
 
     def fileno(self) -> int:
         """Return a descriptor that is readable if receive has something.
@@ -1764,7 +1694,7 @@ class Client(Connection):
         # Asked afterwards, as a handler may just have closed
         if self._has_kept() or self._why_closed:
             beacon.bell.ring()
-        beacon.watch(self._has_bus)
+        beacon.watch(self._state is UP and not self._why_closed)
 
     def _waiter(self) -> Bell:
         try:
@@ -1779,8 +1709,7 @@ class Client(Connection):
             self._free(is_last=False)
 
     def _free(self, is_last: bool) -> None:
-        is_child = os.getpid() != self._pid
-        if is_child:  # the threads that used them are not here
+        if os.getpid() != self._pid:  # the threads that used them are not here
             self._idle_bells.extend(self._waiting)
             self._waiting.clear()
         with contextlib.suppress(IndexError):  # when they are all popped
@@ -1794,11 +1723,7 @@ class Client(Connection):
         waiter.ring()
 
     async def _sleep(self, waiter: Bell, event: int, left: Timeout) -> None:
-        pause = self._pause(event)
-        if pause is None:
-            waiter.wait(event, left)
-        else:
-            waiter.wait(RETRY, pause if left is None else min(left, pause))
+        waiter.wait(event, left)
 
 
 # ==== 7. The client for asyncio ==============================================
@@ -1840,9 +1765,6 @@ class AsyncClient(Connection):
         self._watched: set[int] = set()  # events that the loop looks for
         self._calls = 0  # since other tasks had a turn
 
-    def _begin(self, timeout: Timeout) -> None:
-        self._timeout = timeout
-
     async def connect(self) -> AsyncClient:
         """Connect, and return this client.  Raises: as Client."""
         import asyncio  # which takes long, and others do without
@@ -1871,13 +1793,13 @@ class AsyncClient(Connection):
 
     async def subscribe(self, pattern: Text, timeout: Timeout = None) -> None:
         """As Client.subscribe [SUB-1] [SUB-2]."""
-        await self._tell(SUBSCRIBE, self._subscription(pattern), timeout)
+        await self._tell(self._subscription(pattern), timeout)
 
     async def unsubscribe(
         self, pattern: Text, timeout: Timeout = None
     ) -> None:
         """As Client.unsubscribe [UNSUB-1]."""
-        await self._tell(UNSUBSCRIBE, self._pattern(pattern), timeout)
+        await self._tell(UNSUBSCRIBE + self._pattern(pattern), timeout)
 
     async def publish(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
@@ -1887,7 +1809,7 @@ class AsyncClient(Connection):
         if self._calls >= CALLS_PER_TURN:
             await self._turn()
         if not self._try_publish(key, payload):
-            await self._post(self._publication(key, payload), timeout)
+            await self._post(key, payload, end_of(timeout))
 
     control = Connection._control
 
@@ -1910,18 +1832,9 @@ class AsyncClient(Connection):
         """As Client.sync [PKT-5] [CRED-3]."""
         await self.whoami(timeout)
 
-    async def stats(self, timeout: Timeout = STATS_SECONDS) -> dict[str, Any]:
-        """As Client.stats [CTL-5]."""
-        return counts_in(await self._ask(STATS, end_of(timeout)))
-
+    stats = Connection._stats
     request = Connection._request
-
-    async def reply(
-        self, asked: Request, payload: Payload = b"", timeout: Timeout = None
-    ) -> None:
-        """As Client.reply [PUB-1]."""
-        with contextlib.suppress(PacketError):
-            await self._post(self._answer(asked, payload), timeout)
+    reply = Connection._reply
 
     async def _turn(self) -> None:
         self._calls += 1
@@ -1950,7 +1863,14 @@ class AsyncClient(Connection):
                 self._loop.call_soon_threadsafe(super()._wake_all)
 
     async def _sleep(self, waiter: Any, event: int, left: Timeout) -> None:
-        self._watch(event)
+        if event != RETRY and event not in self._watched:
+            self._watched.add(event)
+            weak = weakref.ref(self)
+            if event == READ:
+                self._loop.add_reader(self._fd, on_event, weak, event)
+            else:
+                self._loop.add_writer(self._fd, on_event, weak, event)
+
         timer = None
         if left is not None:
             timer = self._loop.call_later(left, self._wake, waiter)
@@ -1962,21 +1882,6 @@ class AsyncClient(Connection):
 
     # ---- What the loop does for all tasks that wait
 
-    def _watch(self, event: int) -> None:
-        """Have the loop tell of an event, or of the time to try again."""
-        pause = self._pause(event)
-        if pause is not None:
-            event = RETRY
-        if event not in self._watched:
-            self._watched.add(event)
-            weak = weakref.ref(self)
-            if event == READ:
-                self._loop.add_reader(self._fd, on_event, weak, event)
-            elif event == WRITE:
-                self._loop.add_writer(self._fd, on_event, weak, event)
-            else:
-                self._loop.call_later(pause, on_event, weak, event)
-
     def _unwatch(self, *events: int) -> None:
         for event in self._watched.intersection(events):
             self._watched.remove(event)
@@ -1984,11 +1889,11 @@ class AsyncClient(Connection):
                 continue
             if event == READ:
                 self._loop.remove_reader(self._fd)
-            elif event == WRITE:
+            else:
                 self._loop.remove_writer(self._fd)
 
     def _changed(self) -> None:
-        if not self._has_bus:
+        if self._state is not UP or self._why_closed:
             self._unwatch(READ, WRITE)
 
     def _is_awaited(self) -> bool:
@@ -1999,11 +1904,11 @@ class AsyncClient(Connection):
         return may_keep and READ in self._waiting.values()
 
     def _on_event(self, event: int) -> None:
-        """Read for all, or wake those who wait for room or a bus."""
+        """Read for all, or wake those who wait for room."""
         if event != READ or not self._is_awaited():
             self._unwatch(event)
             for waiter, awaited in list(self._waiting.items()):
-                if awaited == event or event == RETRY:
+                if awaited == event:
                     self._wake(waiter)
             return
         try:
