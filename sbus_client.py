@@ -563,7 +563,7 @@ LOST_PACKET = "a packet of {} bytes was received and lost; the limit is {}"
 ANOTHERS = "{} is another's secret: this client is {}"
 NAMELESS = "no secrets and no requests: the server knows this client as {}"
 GOODBYE = """the server at {} closed the connection: it stopped, or refused \
-this client; its log says why, and counts or names pid {}"""
+this client; its log names pid {}, or counts it among others"""
 BEHIND = "; this client had not read all that came for {:.1f} s"
 NO_LOOP = "AsyncClient is for asyncio, and no loop of it runs here"
 OTHER_LOOP = """this client belongs to another event loop: make one in each"""
@@ -870,9 +870,9 @@ class Packets:
 # mark afterwards.
 #
 # What a client owns ends in _close.  What a call still uses ends with that
-# call.  What a loop of the program polls, to be woken, ends in _end: when
-# `with` does, or at a second close.  Nothing is left to the finalizers of its
-# parts, which may come when a number is another's file already.
+# call.  What a loop of the program polls, to be woken, ends in _end, which is
+# when `with` or the object does.  Nothing else is left to a finalizer, which
+# may come when a number is another's file already.
 #
 # NEW becomes UP by connecting.  With *reconnect*, UP becomes LOST when the bus
 # has gone; LOST becomes RESTORING when another lets the client in; and that UP
@@ -1368,6 +1368,9 @@ class Connection(Packets):
 
         Raises: as publish [PUB-1].
         """
+        if not isinstance(asked, Request):
+            kind = type(asked).__name__
+            raise TypeError(f"no Request but {kind}: see parse_request")
         with contextlib.suppress(PacketError):
             # Past the cache, as this key never comes again
             head = self._head_of.__wrapped__(asked.reply_key)
@@ -1574,10 +1577,9 @@ class Client(Connection):
 
         A call that waits in another thread raises Disconnected.  The
         descriptor of fileno, if that was called, stays readable, to wake a
-        loop that polls it, until the end of `with` or a second close.
+        loop that polls it, until `with` or the object ends.  So a program that
+        closes all descriptors by their numbers uses `with`.
         """
-        if self.closed:
-            self._end()
         self._close()
 
     def subscribe(self, pattern: Text, timeout: Timeout = None) -> None:

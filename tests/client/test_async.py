@@ -123,7 +123,7 @@ class TestTasks:
     @in_loop
     async def test_close_and_the_end(self) -> None:
         """Tasks that wait are told of either."""
-        for closes, what in (True, "^this client is"), (False, "its log says"):
+        for closes, what in (True, "^this client is"), (False, "its log name"):
             async with async_ends() as (client, server):
                 asking = await waiting(client.stats())
                 fill(client)

@@ -25,6 +25,7 @@ from real_bus import RealBus
 from sbus_client import (
     Client,
     Disconnected,
+    Message,
     PacketError,
     RequestFailed,
     SbusError,
@@ -145,6 +146,11 @@ class TestAdvice:
                 ends.client.subscribe("a*b")
         ends.client.subscribe("a")
         assert ends.server.receive() == b"SUB a"
+
+    def test_reply_to_a_message(self, ends: Ends) -> None:
+        """The error names the function that makes a request of it."""
+        with pytest.raises(TypeError, match="no Request.*: see parse_request"):
+            ends.client.reply(Message(b"k", b""), b"")  # type: ignore
 
     def test_timeouts(self, ends: Ends) -> None:
         """What is none is named by a TypeError."""
@@ -316,15 +322,6 @@ class TestErrorsOfTheKernel:
             with pytest.raises(Disconnected, match="not permitted") as caught:
                 call("k")
             assert caught.value.errno == errno.EPERM
-
-    @pytest.mark.parametrize(
-        "text", [b"", b"[1", b"1", b"[" * 99_999, b"\xff"]
-    )
-    def test_malformed_counts(self, ends: Ends, text: bytes) -> None:
-        """[CTL-5] The error shows what the server has sent."""
-        ends.server.send(b"CMSG stats\0" + text)
-        with pytest.raises(PacketError, match="sent malformed counts"):
-            ends.client.stats(SECONDS_MAX)
 
 
 def client_of(client: Any) -> Any:

@@ -130,6 +130,7 @@ class TestHandlers:
                     client.receive(0)
                 if not client.closed:
                     break
+                client.close()  # as who presses Ctrl-C twice
                 assert epoll.poll(0)
         assert moment > 100
 
