@@ -49,6 +49,7 @@ import re
 import select
 import socket
 import stat
+import struct
 import sys
 import threading
 import time
@@ -247,9 +248,9 @@ def quoted(text: bytes) -> str:
 
 NO_JSON = """this Python has no module json: install python3 (Debian), \
 python3-json (OpenWrt, Yocto)"""
-PATH = rb"(?:!/cred/[0-9]{1,10}/[0-9]{1,10}/[0-9]{1,10}/)+"
+PATH = re.compile(rb"(?:!/cred/[0-9]{1,10}/[0-9]{1,10}/[0-9]{1,10}/)+")
 FAILED = b"/failed"  # ends the key of an answer that tells of a failure
-OVERFLOW_ID = b"65534"  # the kernel's stand-in for an id of another namespace
+OVERFLOW_ID = 65_534  # the kernel's stand-in for an id of another namespace
 
 
 def matches(pattern: Text, key: Text) -> bool:
@@ -326,7 +327,7 @@ def owner_of(key: bytes) -> Credentials:
     Anybody may publish under such a key [CRED-10] [CRED-11].
     Raises: PacketError if the key is not private.
     """
-    path = re.match(PATH, key)
+    path = PATH.match(key)
     if not path or path.end() == len(key):
         raise PacketError(f"not a private key: {key[:80]!r}")
     gid, uid, pid = map(int, path[0].split(b"/")[-4:-1])
@@ -335,7 +336,7 @@ def owner_of(key: bytes) -> Credentials:
 
 def credentials_of(answer: Received) -> Credentials:
     """Return what whoami has answered.  Raises: PacketError [CRED-2]."""
-    if not re.fullmatch(PATH, answer.payload + b"/"):
+    if not PATH.fullmatch(answer.payload + b"/"):
         raise malformed("malformed credentials", answer.payload)
     return owner_of(answer.payload + b"/x")
 
@@ -356,6 +357,8 @@ def parse_request(message: Received) -> Request | None:
             if asked := parse_request(message):
                 bus.reply(asked, b"answer")
     """
+    if not isinstance(message, (Message, ControlMessage)):
+        raise TypeError("parse_request takes a Message")
     reply_key, _, payload = message.payload.partition(b"\0")
     with contextlib.suppress(PacketError):
         checked(reply_key + FAILED, KEY_BYTES_MAX, SEGMENTS_MAX)
@@ -384,8 +387,8 @@ End = Union[float, None]  # when a timeout is over, by the monotonic clock
 def end_of(timeout: Timeout) -> End:
     """Return when a timeout is over.  Raises: TypeError."""
     try:
-        return None if timeout is None else time.monotonic() + timeout
-    except TypeError:
+        return None if timeout is None else float(time.monotonic() + timeout)
+    except (TypeError, OverflowError):
         kind = type(timeout).__name__
         text = f"a timeout is a number of seconds or None, not {kind}"
         raise TypeError(text) from None
@@ -435,14 +438,19 @@ def checked_address(address: str) -> str:
     return address
 
 
+def peer_of(wire: socket.socket) -> tuple[int, ...]:
+    """Return the pid, uid and gid of the process at the other end."""
+    peer = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return struct.unpack("iII", peer)
+
+
 def check_server(wire: socket.socket, address: str) -> None:
     """Raise AddressError if a default address has led to another user.
 
     Since its directory was looked at, another may have taken its place.
     """
     uid = os.getuid()
-    peer = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    owner = int.from_bytes(peer[4:8], sys.byteorder)
+    owner = peer_of(wire)[1]
     defaults = [f"{path}/sbus.socket" for path in user_directories(uid)]
     if uid and owner not in (0, uid) and address in defaults:
         raise AddressError(NOT_YOURS.format(f"the server at {address}"))
@@ -631,10 +639,6 @@ class Packets:
         head_of = functools.partial(publish_head, key_bytes_max, segments_max)
         self._head_of = functools.lru_cache(HEADS_MAX)(head_of)
 
-        # The socket keeps its descriptor when it is connected to another bus
-        self.socket = opened(socket.socket, *KIND)
-        self.socket.settimeout(None)
-        self._fd = self.socket.fileno()
         # [CLIENT-5] The largest packet fits
         buffer_bytes = max(packet_bytes_max, LARGE_BYTES)
         try:
@@ -643,6 +647,10 @@ class Packets:
             self._buffer: Any = mmap.mmap(-1, buffer_bytes)
         except ImportError:
             self._buffer = Buffer(buffer_bytes)
+        # It keeps its descriptor when it is connected to another bus
+        self.socket = opened(socket.socket, *KIND)
+        self.socket.settimeout(None)
+        self._fd = self.socket.fileno()
 
         self._bus = Bus()
         self._kept: deque[Received] = deque()  # until a call wants it
@@ -681,9 +689,14 @@ class Packets:
             path = own_path.decode()
             if any(f and f != n for f, n in zip(fields.groups(), numbers)):
                 raise PacketError(ANOTHERS.format(quoted(pattern), path))
-            if numbers[2] == b"0" or OVERFLOW_ID in numbers[:2]:  # [CRED-8]
-                raise PacketError(NAMELESS.format(path))
+            if OVERFLOW_ID in map(int, numbers[:2]) or numbers[2] == b"0":
+                raise PacketError(NAMELESS.format(path))  # [CRED-8]
         return pattern
+
+    def _unsubscription(self, text: Text) -> bytes:
+        """Return an unsubscribe packet [UNSUB-1]."""
+        pattern = checked(text, self.key_bytes_max, self.segments_max)
+        return UNSUBSCRIBE + pattern
 
     def _subscription(self, text: Text) -> bytes:
         """Return a subscribe packet; warn of a doubtful pattern [SUB-1]."""
@@ -964,7 +977,8 @@ class Connection(Packets):
         """Close, and free also what a loop of the program polls."""
         with contextlib.suppress(AttributeError):  # if the constructor failed
             self._close()
-            self._free(is_last=True)
+            with self._lock:
+                self._free(is_last=True)
 
     __del__ = _end  # of a client that a program forgets to close
 
@@ -1009,8 +1023,11 @@ class Connection(Packets):
         """Close if that was not done; free first, and raise nothing."""
         if self._why_closed:
             return
+        if os.getpid() != self._pid:  # a handler closes before the fork's hook
+            self._close_after_fork()
+            return
         with self._lock:
-            self._why_closed = self._why_closed or CLOSED
+            self._why_closed = CLOSED
             self._changed()
             if not self._is_switching:  # else _open closes it
                 self._close_socket()
@@ -1038,9 +1055,9 @@ class Connection(Packets):
 
         Every error of the socket comes here; of a closed one it says so.
         """
+        self._check_open()
         if isinstance(error, SbusError):
             raise error
-        self._check_open()
         if error.errno not in GONE:
             text = f"the connection to {self.address} failed: {error.strerror}"
             raise Disconnected(text, errno=error.errno) from None
@@ -1089,6 +1106,8 @@ class Connection(Packets):
     def _open(self) -> None:
         """Connect the socket, if it is time, and list what to tell."""
         now = time.monotonic()
+        if self.socket.fileno() < 0:
+            raise Disconnected("the socket of this client was closed")
         if now < self._next_try:
             raise BlockingIOError
         share = 0.5 + os.urandom(1)[0] / 512  # all clients lose a bus at once
@@ -1101,25 +1120,42 @@ class Connection(Packets):
                 raise BlockingIOError from None
             raise
 
-        peer = fresh.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        # A pid of 0 is of a server in another process namespace
-        is_ours = any(peer[:4]) and not self.address.startswith(INHERITED)
-        bus = self._bus
-        if is_ours:
-            ids = (os.getegid(), os.geteuid(), self._pid)
-            bus.own_path = b"!/cred/%d/%d/%d" % ids
-        bus.unsent = deque(self._told.elements())
-        if bus.notice:
-            self._keep(bus.notice)
+        with fresh:
+            bus = self._bus
+            pid, *ids = peer_of(fresh)
+            # Nothing tells our numbers in a server's other process namespace,
+            # or user namespace
+            is_ours = pid and OVERFLOW_ID not in ids
+            if is_ours and not self.address.startswith(INHERITED):
+                numbers = (os.getegid(), os.geteuid(), self._pid)
+                bus.own_path = b"!/cred/%d/%d/%d" % numbers
+            self._check_told()
+            bus.unsent = deque(self._told.elements())
+            if bus.notice:
+                self._keep(bus.notice)
 
-        self._is_switching = True  # a handler must not free the number now
-        if not self._why_closed:
-            os.dup2(fresh.fileno(), self._fd, inheritable=False)
-        self._is_switching = False
-        fresh.close()
+            try:
+                self._is_switching = True  # no handler is to free the number
+                if not self._why_closed:
+                    os.dup2(fresh.fileno(), self._fd, inheritable=False)
+            finally:
+                self._is_switching = False
         self._state = State.RESTORING
         if self._why_closed:
             self._close_socket()
+
+    def _check_told(self) -> None:
+        """Forget a pattern that is another's secret for this bus.
+
+        Raises: PacketError for each, so that the program learns of it.
+        """
+        for packet in list(self._told):
+            if packet.startswith(SUBSCRIBE):
+                try:
+                    self._pattern(packet[len(SUBSCRIBE) :])
+                except PacketError:
+                    del self._told[packet]
+                    raise
 
     # What every bus has to be told: subscriptions and modes
 
@@ -1173,7 +1209,9 @@ class Connection(Packets):
     def _try_publish(self, key: Text, payload: Payload) -> bool:
         """Publish if all is as usual; without the lock, since it is quick."""
         try:
-            packet: bytes = self._head_of(key) + payload
+            if type(payload) is not bytes:
+                payload = payload_bytes(payload)
+            packet = self._head_of(key) + payload
             if len(packet) <= self.packet_bytes_max and self._state is UP:
                 self.socket.send(packet, SEND)
                 return True
@@ -1351,11 +1389,12 @@ class Connection(Packets):
                 credentials_of(await self._ask(WHOAMI, end))
                 await self._send(ask, end)
             name = quoted(to_bytes(key))
-            seconds = round(timeout or 0, 2)
+            seconds = round(float(timeout or 0), 2)
             text = f"nobody answered {name} within {seconds:g} s"
             reply = await self._outcome(answer, end, text)
         finally:
-            self._bus.requests.pop(answer.reply_key, None)
+            with self._lock:
+                self._bus.requests.pop(answer.reply_key, None)
 
         if reply.key != answer.reply_key:
             raise RequestFailed(printable(reply.payload or b"it failed"))
@@ -1369,8 +1408,7 @@ class Connection(Packets):
         Raises: as publish [PUB-1].
         """
         if not isinstance(asked, Request):
-            kind = type(asked).__name__
-            raise TypeError(f"no Request but {kind}: see parse_request")
+            raise TypeError("reply takes a Request: see parse_request")
         with contextlib.suppress(PacketError):
             # Past the cache, as this key never comes again
             head = self._head_of.__wrapped__(asked.reply_key)
@@ -1415,7 +1453,8 @@ connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 def close_after_fork() -> None:
     """Close the clients of the parent in a child process."""
     for client in connections:
-        client._close_after_fork()
+        if client._pid != os.getpid():  # an earlier hook may have made others
+            client._close_after_fork()
 
 
 os.register_at_fork(after_in_child=close_after_fork)
@@ -1444,36 +1483,44 @@ class Bell:
         """Make a bell for a socket.  Raises: SbusError."""
         flags = os.O_CLOEXEC | os.O_NONBLOCK  # they are those of an eventfd
         if sys.version_info >= (3, 10):
-            self.fd = self._ring_fd = opened(os.eventfd, 0, flags)
+            self.fds = [opened(os.eventfd, 0, flags)]
         else:
-            self.fd, self._ring_fd = opened(os.pipe2, flags)
+            self.fds = list(opened(os.pipe2, flags))
+        self.thread_id = 0  # whose call waits for it
         self._is_rung = False
 
         # Three ways to wait for it: alone, or with an event of the socket
         self._polls = {event: select.poll() for event in (RETRY, READ, WRITE)}
         for event, poll in self._polls.items():
-            poll.register(self.fd, select.POLLIN)
+            poll.register(self.fds[0], select.POLLIN)
             if event != RETRY:
                 poll.register(wire_fd, event)
 
     def close(self) -> None:
-        for fd in {self.fd, self._ring_fd}:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        with contextlib.suppress(IndexError):  # once, whoever else does so
+            while True:
+                os.close(self.fds.pop())
 
     def ring(self) -> None:
         if not self._is_rung:
             self._is_rung = True
             # An eventfd takes eight bytes, and a pipe any number
-            with contextlib.suppress(OSError):
-                os.write(self._ring_fd, b"\1" * 8)
+            with contextlib.suppress(OSError, IndexError):
+                os.write(self.fds[-1], b"\1" * 8)
+
+    def ring_for_ever(self) -> None:
+        """Become readable, but not for another process that has this bell."""
+        reader, writer = os.pipe()
+        os.close(writer)
+        os.dup2(reader, self.fds[0], inheritable=False)
+        os.close(reader)
 
     def silence(self) -> None:
         # A handler that rings in the midst of this is not heard; but the mark
         # goes last, so that the bell can be rung again
         if self._is_rung:
-            with contextlib.suppress(OSError):
-                os.read(self.fd, 64)
+            with contextlib.suppress(OSError, IndexError):
+                os.read(self.fds[0], 64)
             self._is_rung = False
 
     def wait(self, event: int, seconds: Timeout) -> None:
@@ -1494,7 +1541,7 @@ class Beacon:
         """Make a beacon for a socket.  Raises: SbusError."""
         self.epoll = opened(select.epoll)
         self.bell = Bell(wire_fd)
-        self.epoll.register(self.bell.fd, select.EPOLLIN)
+        self.epoll.register(self.bell.fds[0], select.EPOLLIN)
         self._wire_fd = wire_fd
 
     def watch(self, has_bus: bool) -> None:
@@ -1594,7 +1641,7 @@ class Client(Connection):
 
         Raises: TimedOut if the server takes nothing.
         """
-        run(self._tell(UNSUBSCRIBE + self._pattern(pattern), timeout))
+        run(self._tell(self._unsubscription(pattern), timeout))
 
     def publish(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
@@ -1700,9 +1747,11 @@ class Client(Connection):
 
     def _waiter(self) -> Bell:
         try:
-            return self._idle_bells.pop()
+            bell = self._idle_bells.pop()
         except IndexError:
-            return Bell(self._fd)
+            bell = Bell(self._fd)
+        bell.thread_id = threading.get_ident()
+        return bell
 
     def _release(self, waiter: Bell) -> None:
         waiter.silence()
@@ -1711,8 +1760,14 @@ class Client(Connection):
             self._free(is_last=False)
 
     def _free(self, is_last: bool) -> None:
-        if os.getpid() != self._pid:  # the threads that used them are not here
-            self._idle_bells.extend(self._waiting)
+        if os.getpid() != self._pid:
+            # A handler may have forked in the midst of a call, which goes on
+            # here with the numbers that it has.  Other threads are not here
+            for bell in self._waiting:
+                if bell.thread_id == threading.get_ident():
+                    bell.ring_for_ever()
+                else:
+                    bell.close()
             self._waiting.clear()
         with contextlib.suppress(IndexError):  # when they are all popped
             while True:
@@ -1801,7 +1856,7 @@ class AsyncClient(Connection):
         self, pattern: Text, timeout: Timeout = None
     ) -> None:
         """As Client.unsubscribe [UNSUB-1]."""
-        await self._tell(UNSUBSCRIBE + self._pattern(pattern), timeout)
+        await self._tell(self._unsubscription(pattern), timeout)
 
     async def publish(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
@@ -1866,13 +1921,7 @@ class AsyncClient(Connection):
 
     async def _sleep(self, waiter: Any, event: int, left: Timeout) -> None:
         if event != RETRY and event not in self._watched:
-            self._watched.add(event)
-            weak = weakref.ref(self)
-            if event == READ:
-                self._loop.add_reader(self._fd, on_event, weak, event)
-            else:
-                self._loop.add_writer(self._fd, on_event, weak, event)
-
+            self._watch(event)
         timer = None
         if left is not None:
             timer = self._loop.call_later(left, self._wake, waiter)
@@ -1883,6 +1932,18 @@ class AsyncClient(Connection):
                 timer.cancel()
 
     # ---- What the loop does for all tasks that wait
+
+    def _watch(self, event: int) -> None:
+        reader, writer = self._loop.add_reader, self._loop.add_writer
+        watch = reader if event == READ else writer
+        with self._lock:
+            try:
+                watch(self._fd, on_event, weakref.ref(self), event)
+                self._watched.add(event)
+            except OSError as error:
+                self._lose(error)
+            if self._why_closed:  # a handler has just closed
+                self._unwatch(event)
 
     def _unwatch(self, *events: int) -> None:
         for event in self._watched.intersection(events):

@@ -34,6 +34,7 @@ from sbus_client import (
     Client,
     Disconnected,
     Message,
+    PacketError,
     Reconnected,
     SbusError,
     TimedOut,
@@ -500,6 +501,34 @@ def test_quiet_until_the_notice(listener: Listener) -> None:
             server.send(ANSWER)
             assert select.select([client], [], [], SECONDS_MAX)[0]
             assert is_reconnected(client)
+
+
+def test_secret_of_another(directory: Path, kind: Kind) -> None:
+    """[CRED-4] A pattern that the next bus would refuse is dropped, with an
+    error; the rest is as before.
+    """
+    with kind(str(directory / "bus"), reconnect=True) as client:
+        client.subscribe("!/cred/1/2/3/x")
+        client.subscribe("k")
+        with RealBus(directory):
+            with pytest.raises(PacketError, match="another's secret"):
+                client.receive(SECONDS_MAX)
+            assert is_reconnected(client)
+            client.unsubscribe("!/cred/1/2/3/x")
+            client.publish("k")
+            assert client.receive(SECONDS_MAX) == (b"k", b"")
+
+
+def test_socket_that_the_program_closes(bus: RealBus) -> None:
+    """Its number may be another file's, which is left alone."""
+    with Client(bus.path, reconnect=True) as client:
+        number = client.socket.fileno()
+        client.socket.close()
+        assert os.open(os.devnull, os.O_RDONLY) == number
+        with pytest.raises(Disconnected, match="socket .* was closed"):
+            client.publish("k")
+        assert os.readlink(f"/proc/self/fd/{number}") == os.devnull
+        os.close(number)
 
 
 def test_answers_that_overtake_each_other() -> None:

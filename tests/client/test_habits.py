@@ -25,7 +25,6 @@ from real_bus import RealBus
 from sbus_client import (
     Client,
     Disconnected,
-    Message,
     PacketError,
     RequestFailed,
     SbusError,
@@ -147,10 +146,22 @@ class TestAdvice:
         ends.client.subscribe("a")
         assert ends.server.receive() == b"SUB a"
 
-    def test_reply_to_a_message(self, ends: Ends) -> None:
-        """The error names the function that makes a request of it."""
-        with pytest.raises(TypeError, match="no Request.*: see parse_request"):
-            ends.client.reply(Message(b"k", b""), b"")  # type: ignore
+    def test_what_is_no_request(self, ends: Ends) -> None:
+        """The error names the function that makes one of a message."""
+        call: Any
+        for call in ends.client.reply, parse_request:
+            with pytest.raises(TypeError, match="takes a .*: see|a Message$"):
+                call(None)
+
+    def test_payload_that_would_be_a_packet(self, ends: Ends) -> None:
+        """It has no say in what the packet is."""
+
+        class Packet:
+            def __radd__(self, _: bytes) -> bytes:
+                return b"CMSG order/stack"
+
+        with pytest.raises(TypeError, match="a payload is bytes, not Packet"):
+            ends.client.publish("k", Packet())  # type: ignore[arg-type]
 
     def test_timeouts(self, ends: Ends) -> None:
         """What is none is named by a TypeError."""
@@ -160,8 +171,9 @@ class TestAdvice:
             "control": ("echo/on",),
         }
         for name, given in calls.items():
-            with pytest.raises(TypeError, match="or None, not str$"):
-                getattr(ends.client, name)(*given, timeout="5")
+            for timeout in "5", 1j, 10**400:
+                with pytest.raises(TypeError, match="or None, not [a-z]+$"):
+                    getattr(ends.client, name)(*given, timeout=timeout)
 
     def test_patterns(self, ends: Ends) -> None:
         """[LIMIT-5] One too many is refused, and none is sent."""
