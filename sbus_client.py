@@ -124,7 +124,6 @@ PACKET_BYTES_MAX = 409_600
 KEY_BYTES_MAX = 4_096
 SEGMENTS_MAX = 64
 PATTERNS_MAX = 1_024
-HEADS_MAX = 1_024  # that a client remembers, of packets that it publishes
 WHOAMI = b"!/cred/whoami"
 STATS = b"stats"
 MODES = b"""blocking/soft/queue blocking/soft/discard blocking/soft/block
@@ -636,8 +635,9 @@ class Packets:
         self.packet_bytes_max = packet_bytes_max
         self.key_bytes_max = key_bytes_max
         self.segments_max = segments_max
+        # It remembers as many of the keys that it publishes
         head_of = functools.partial(publish_head, key_bytes_max, segments_max)
-        self._head_of = functools.lru_cache(HEADS_MAX)(head_of)
+        self._head_of = functools.lru_cache(1_024)(head_of)
 
         # [CLIENT-5] The largest packet fits
         buffer_bytes = max(packet_bytes_max, LARGE_BYTES)
@@ -693,11 +693,6 @@ class Packets:
                 raise PacketError(NAMELESS.format(path))  # [CRED-8]
         return pattern
 
-    def _unsubscription(self, text: Text) -> bytes:
-        """Return an unsubscribe packet [UNSUB-1]."""
-        pattern = checked(text, self.key_bytes_max, self.segments_max)
-        return UNSUBSCRIBE + pattern
-
     def _subscription(self, text: Text) -> bytes:
         """Return a subscribe packet; warn of a doubtful pattern [SUB-1]."""
         pattern = self._pattern(text)
@@ -726,15 +721,13 @@ class Packets:
                 raise BlockingIOError from None
             if error.errno != errno.EMSGSIZE:
                 raise
-            self._widen(size + SOCKET_OVERHEAD_BYTES, size)
+            # Have a send buffer in which the packet has room
+            room = size + SOCKET_OVERHEAD_BYTES
+            option = (socket.SOL_SOCKET, socket.SO_SNDBUF)
+            self.socket.setsockopt(*option, (room + 1) // 2)  # of two
+            if self.socket.getsockopt(*option) < room:
+                raise PacketTooLarge(NO_BUFFER.format(size)) from None
             self._write(packet)
-
-    def _widen(self, buffer_bytes: int, packet_bytes: int) -> None:
-        """Have a send buffer in which a packet has room."""
-        option = (socket.SOL_SOCKET, socket.SO_SNDBUF)
-        self.socket.setsockopt(*option, (buffer_bytes + 1) // 2)  # of two
-        if self.socket.getsockopt(*option) < buffer_bytes:
-            raise PacketTooLarge(NO_BUFFER.format(packet_bytes)) from None
 
     def _query(self, key: bytes, packet: bytes, answer: Answer | None) -> None:
         """Send a question to the bus, and note it."""
@@ -853,8 +846,7 @@ class Packets:
         """Give an answer to the call that waits for it, if one still does."""
         if answer and not answer.outcome:
             answer.outcome = outcome
-            is_asleep = answer.waiter in self._waiting
-            if is_asleep:
+            if answer.waiter in self._waiting:  # else its call is awake
                 del self._waiting[answer.waiter]
                 self._wake(answer.waiter)
 
@@ -1641,7 +1633,7 @@ class Client(Connection):
 
         Raises: TimedOut if the server takes nothing.
         """
-        run(self._tell(self._unsubscription(pattern), timeout))
+        run(self._tell(UNSUBSCRIBE + self._pattern(pattern), timeout))
 
     def publish(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
@@ -1856,7 +1848,7 @@ class AsyncClient(Connection):
         self, pattern: Text, timeout: Timeout = None
     ) -> None:
         """As Client.unsubscribe [UNSUB-1]."""
-        await self._tell(self._unsubscription(pattern), timeout)
+        await self._tell(UNSUBSCRIBE + self._pattern(pattern), timeout)
 
     async def publish(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None

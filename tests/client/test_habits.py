@@ -335,6 +335,13 @@ class TestErrorsOfTheKernel:
                 call("k")
             assert caught.value.errno == errno.EPERM
 
+    @pytest.mark.parametrize("text", [b"[1", b"1", b"[" * 99_999])
+    def test_malformed_counts(self, ends: Ends, text: bytes) -> None:
+        """[CTL-5] The error shows what the server has sent."""
+        ends.server.send(b"CMSG stats\0" + text)
+        with pytest.raises(PacketError, match="sent malformed counts"):
+            ends.client.stats(SECONDS_MAX)
+
 
 def client_of(client: Any) -> Any:
     """Return the AsyncClient of one whose calls wait, or a Client itself."""

@@ -8,6 +8,7 @@ import functools
 import gc
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -34,6 +35,7 @@ from sbus_client import (
     parse_request,
 )
 
+SIGNAL = signal.SIGUSR1
 CLOSED = "^this client is closed$"
 
 
@@ -455,6 +457,33 @@ class TestForks:
                 break
             assert os.waitpid(children[0], 0)[1] == 0
         assert moment > 300
+
+    def test_fork_while_a_call_waits(self) -> None:
+        """It ends in the child, though that has new files by then."""
+
+        def fork(*_: object) -> None:
+            children.append(os.fork())
+            if not children[0]:
+                signal.alarm(9)  # which kills it
+                pipes.extend(os.pipe() for _ in range(4))
+
+        def interrupt() -> None:
+            wait_for(lambda: sleeps(tid))
+            signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
+            wait_for(lambda: children)
+            assert os.waitpid(children[0], 0)[1] == 0
+            ends.server.send(publish(b"k"))
+
+        tid = threading.get_native_id()
+        children: list[int] = []
+        pipes: list[tuple[int, int]] = []
+        before = signal.signal(SIGNAL, fork)
+        with both_ends(Client) as ends, beside(interrupt):
+            try:
+                ends.client.receive(SECONDS_MAX)
+            except Disconnected:
+                os._exit(bool(children[0]))
+        signal.signal(SIGNAL, before)
 
     def test_other_hooks(self, bus: RealBus) -> None:
         """One that runs before ours may close the parent's client, and make
