@@ -9,6 +9,10 @@ One recorder of a host writes to a directory, and holds a lock there: a
 segment that it finds hidden is one that a dead recorder has left.  A helper,
 a thread, waits for the disk while the next segment grows, because a disk may
 take longer than a server waits for a reader.
+
+Others may be able to write in the directory.  So a recorder follows no link,
+uses only folders of its own user or root, and only files of its own that have
+no other name.  It reaches them from folders that it holds open.
 """
 
 from __future__ import annotations
@@ -18,46 +22,73 @@ import contextlib
 import fcntl
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import BinaryIO
+from functools import partial
+from typing import BinaryIO, NamedTuple
 
 from sbus_client import ControlMessage, Message, SbusError, end_of, left_of
 
 from . import shared
-from .json_lines import json_line
 from .shared import Options, amount
-from .stop import leave, run_until_signal
+from .stop import Job, leave, run_until_signal
 
 SEGMENT_MODE = 0o640  # messages may be nobody else's business
+LOCK_MODE = 0o600  # anybody who can read a file can lock it
+FOLDER = os.O_RDONLY | os.O_DIRECTORY
+DAY = re.compile(r"\d{4}-\d\d-\d\d")
+HIDDEN = re.compile(r"\..*-.*\.jsonl")
 LEFT = """another host left it hidden: if its recorder is gone, rename it \
 without the dot"""
 LEFT_SECONDS = 3_600  # after which nobody seems to write a hidden segment
 
 
-def keep(file: BinaryIO, hidden: Path) -> None:
-    """Close a segment, and give it its name once it is on disk."""
-    with file:
-        os.fsync(file.fileno())
-    hidden.rename(hidden.with_name(hidden.name[1:]))
-    for directory in hidden.parent, hidden.parents[1]:  # the names, too
-        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+@contextlib.contextmanager
+def errors_about(path: str) -> Iterator[None]:
+    """Name a file or folder in an error of the disk."""
+    try:
+        yield
+    except OSError as error:
+        raise SbusError(f"{path}: {error.strerror}") from None
 
 
-def recover(hidden: Path) -> None:
-    """Keep the whole lines of a segment that a dead recorder has left."""
-    size = hidden.read_bytes().rfind(b"\n") + 1
-    if not size:
-        return hidden.unlink()
-    os.truncate(hidden, size)
-    keep(hidden.open("rb"), hidden)
-    shared.note(f"recovered {hidden.name[1:]}")
+def open_ours(path: str, flags: int, folder: int | None = None) -> int:
+    """Open a file or folder of our user, or of root.
+
+    *folder* is what the path is in, if that is open.
+    Raises: SbusError, also for a link, or a file that has another name.
+    """
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # nor wait for who reads a FIFO
+    name = path if folder is None else os.path.basename(path)
+    with errors_about(path):
+        descriptor = os.open(name, flags, SEGMENT_MODE, dir_fd=folder)
+    status = os.fstat(descriptor)
+    is_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+    is_plain = is_file or stat.S_ISDIR(status.st_mode)
+    if is_plain and status.st_uid in (0, os.geteuid()):
+        return descriptor
+    os.close(descriptor)
+    raise SbusError(f"{path}: another user's, or no regular file of one name")
+
+
+class Segment(NamedTuple):
+    """Whole lines under a hidden name, and the folder of their day."""
+
+    file: BinaryIO
+    hidden: str
+    folder: int  # open
+    end: float | None
+
+    def keep(self, directory: int) -> None:
+        """Give it its name once it is on disk, and close both."""
+        name, folder = os.path.basename(self.hidden), self.folder
+        with errors_about(self.hidden), self.file:
+            os.fsync(self.file.fileno())
+            os.rename(name, name[1:], src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)  # the names, too
+            os.fsync(directory)
+            os.close(folder)
 
 
 class Recorder:
@@ -67,7 +98,9 @@ class Recorder:
     """
 
     def __init__(self, options: Options) -> None:
-        self.directory = Path(options.directory)
+        import json  # which a small Python lacks
+
+        self.directory = str(options.directory).rstrip("/") or "/"
         self.has_payload = not options.no_payload
         self.bytes_max = int(options.segment_mib * (1 << 20))
         self.seconds_max = options.segment_seconds
@@ -77,58 +110,71 @@ class Recorder:
         self.rec = f"{self._name}_{moment}_{os.urandom(4).hex()}"
         self.n = 0  # the number of the last message
         self.segments = 0
-        self._file: BinaryIO | None = None  # a segment of whole lines
-        self._helper = ThreadPoolExecutor(1)
-        self._keeping: Future[None] | None = None  # the segment before
-
-    @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        """Name the directory in an error of the disk."""
-        try:
-            yield
-        except OSError as error:
-            raise SbusError(f"{self.directory}: {error.strerror}") from None
+        self._to_json = json.JSONEncoder(separators=(",", ":")).encode
+        self._segment: Segment | None = None
+        self._keeping: Job | None = None  # the segment before
 
     def __enter__(self) -> Recorder:
         """Make the directory, and recover what is in it."""
-        with self._named_errors():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.directory / f".{self._name}.lock").open("w")
+        with errors_about(self.directory):
+            os.makedirs(self.directory, exist_ok=True)
+        self._folder = open_ours(self.directory, FOLDER)
+        path = f"{self.directory}/.{self._name}.lock"
+        self._lock = open_ours(path, os.O_RDWR | os.O_CREAT, self._folder)
+        with errors_about(path):
+            os.fchmod(self._lock, LOCK_MODE)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 problem = "another recorder of this host writes there"
                 raise SbusError(f"{self.directory}: {problem}") from None
-            for hidden in sorted(self.directory.glob(f"*/.{self._name}_*")):
-                recover(hidden)
-            self._name_what_others_left()
+        for day in sorted(filter(DAY.fullmatch, os.listdir(self._folder))):
+            self._recover(f"{self.directory}/{day}")
         return self
 
-    def _name_what_others_left(self) -> None:
-        """Name the old hidden segments of other hosts.
+    def _recover(self, day: str) -> None:
+        """Keep what a dead recorder left, and name what another host did.
 
-        Our own are recovered before.  Whether the recorders of others live is
-        not known here, as a lock may not reach other hosts.  A container has a
-        new host name at each start.
+        Whether the recorders of others live is not known here, as a lock may
+        not reach other hosts.  A container has a new host name at each start.
         """
-        for hidden in sorted(self.directory.glob("*/.*-*.jsonl")):
+        ours = re.compile(rf"\.{re.escape(self._name)}_\w+-\d+\.jsonl")
+        folder = open_ours(day, FOLDER, self._folder)
+        for name in sorted(filter(HIDDEN.fullmatch, os.listdir(folder))):
+            if ours.fullmatch(name):
+                self._keep_lines(f"{day}/{name}", folder)
+                continue
             with contextlib.suppress(FileNotFoundError):
-                age = time.time() - hidden.stat().st_mtime
+                age = time.time() - os.stat(name, dir_fd=folder).st_mtime
                 if age > LEFT_SECONDS:
-                    shared.note(f"{hidden}: {LEFT}")
+                    shared.note(f"{day}/{name}: {LEFT}")
+        os.close(folder)
+
+    def _keep_lines(self, hidden: str, folder: int) -> None:
+        """Keep the whole lines of a segment, or remove it if it has none."""
+        descriptor = open_ours(hidden, os.O_RDWR, folder)
+        with errors_about(hidden), os.fdopen(descriptor, "r+b") as file:
+            size = file.read().rfind(b"\n") + 1
+            if not size:
+                return os.unlink(os.path.basename(hidden), dir_fd=folder)
+            file.truncate(size)
+            Segment(file, hidden, os.dup(folder), None).keep(self._folder)
+        shared.note(f"recovered {os.path.basename(hidden)[1:]}")
 
     def __exit__(self, *_: object) -> None:
         """Keep the last segment."""
-        with self._lock, self._named_errors():
-            self._helper.shutdown()
-            if self._file:
-                keep(self._file, self._hidden)
+        try:
+            if self._segment:
+                self.end_segment()
             if self._keeping:
-                self._keeping.result()
+                self._keeping.wait()
+        finally:
+            os.close(self._lock)
+            os.close(self._folder)
 
     def seconds_left(self) -> float | None:
         """Return after how many seconds the segment is to end."""
-        return left_of(self._end) if self._file else None
+        return left_of(self._segment.end) if self._segment else None
 
     def add(self, message: Message) -> None:
         """Record a message."""
@@ -143,38 +189,43 @@ class Recorder:
         if self.has_payload:
             data = base64.b64encode(message.payload)
             line["data"] = data.decode("ascii")
-        with self._named_errors():
-            file, self._file = self._file or self._begin(), None
-            text = json_line(line)
+        text = self._to_json(line).encode("ascii") + b"\n"
+
+        segment = self._segment or self._begin()
+        self._segment = None  # what ends with a part of a line is not kept
+        with errors_about(segment.hidden):
             while text:  # if the disk has no room, a part is written first
-                text = text[file.write(text) :]
-            self._file = file
-            self.n += 1
-            if file.tell() >= self.bytes_max or left_of(self._end) == 0:
-                self.end_segment()
+                text = text[segment.file.write(text) :]
+        self._segment = segment
+        self.n += 1
+        is_large = segment.file.tell() >= self.bytes_max
+        if is_large or left_of(segment.end) == 0:
+            self.end_segment()
 
     def end_segment(self) -> None:
-        """Have the helper keep the segment, once it has kept the one before.
+        """Have a helper keep the segment, once the one before is kept.
 
         That one is waited for, so that no more than two wait for the disk.
         """
-        assert self._file
-        before = self._keeping
-        self._keeping = self._helper.submit(keep, self._file, self._hidden)
-        self._file = None
-        if before:
-            with self._named_errors():
-                before.result()
+        assert self._segment
+        keep = partial(self._segment.keep, self._folder)
+        self._segment = None
+        if self._keeping:
+            self._keeping.wait()
+        self._keeping = Job(keep)
 
-    def _begin(self) -> BinaryIO:
+    def _begin(self) -> Segment:
         """Create the next segment."""
         self.segments += 1
-        folder = self.directory / time.strftime("%Y-%m-%d", time.gmtime())
-        folder.mkdir(exist_ok=True)
-        self._hidden = folder / f".{self.rec}-{self.segments:06}.jsonl"
-        self._hidden.touch(SEGMENT_MODE, exist_ok=False)
-        self._end = end_of(self.seconds_max)
-        return self._hidden.open("wb", buffering=0)
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        day = f"{self.directory}/{today}"
+        with errors_about(day), contextlib.suppress(FileExistsError):
+            os.mkdir(today, dir_fd=self._folder)
+        folder = open_ours(day, FOLDER, self._folder)
+        hidden = f"{day}/.{self.rec}-{self.segments:06}.jsonl"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        file = os.fdopen(open_ours(hidden, flags, folder), "wb", buffering=0)
+        return Segment(file, hidden, folder, end_of(self.seconds_max))
 
 
 @shared.command(
@@ -198,14 +249,14 @@ def record(options: Options) -> None:
     disk.  The next start on the same host recovers what a crash has left.
     Only one recorder of a host can write to a DIR.  A slow recorder pauses
     publishers, for the server's --block-timeout at most
-    (blocking/soft/block).
+    (blocking/soft/block).  DIR is a folder of this user or root, and no link.
     """
 
     def work() -> None:
         with Recorder(options) as recorder:
             bus.control("blocking/soft/block")
             shared.subscribe(bus, options.pattern)
-            bus.sync(options.timeout)
+            bus.sync(left_of(options.end))
             while True:
                 try:
                     received = bus.receive(recorder.seconds_left())
@@ -216,5 +267,5 @@ def record(options: Options) -> None:
                     return
                 recorder.add(received)
 
-    with shared.open_bus(options, options.timeout) as bus:
+    with shared.open_bus(options) as bus:
         run_until_signal([work], lambda: leave(bus, options.pattern))

@@ -22,6 +22,7 @@ from packets import publish
 from processes import SBUSD, SECONDS_MAX, run
 from real_bus import RealBus, connect, needs_root
 from servers import Forked, is_served, mode_of, refusal
+from small_pythons import SMALL_PYTHONS
 
 WRONG = [  # beside those that the kit tries
     ["a\nb\x1b[m\x80"],
@@ -151,23 +152,6 @@ def have_small_buffers() -> None:
         give(wire, level, option, value)
 
     socket.socket.setsockopt = give_less  # type: ignore
-
-
-# What a small or an old Python lacks, of what a server might import or use
-SMALL_PYTHONS = {
-    "Debian python3-minimal": """
-        asyncio concurrent contextvars ctypes dataclasses decimal difflib html
-        json lzma mmap multiprocessing pprint queue resource secrets shlex
-        shutil socketserver statistics termios uuid xml""",
-    "OpenWrt python3-light": """
-        asyncio ctypes decimal email logging lzma multiprocessing pydoc
-        readline sqlite3 ssl unittest urllib uuid xml""",
-    "Yocto python3-core python3-io": """
-        asyncio concurrent contextvars ctypes decimal difflib html json logging
-        mmap multiprocessing numbers pickle pprint queue resource shlex
-        socketserver sqlite3 statistics unittest xml""",
-    "PyPy 7.3": "socket.SO_PASSCRED socket.SO_PEERCRED",
-}
 
 
 def lack(names: list[str]) -> None:
