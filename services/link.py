@@ -33,7 +33,6 @@ import functools
 import os
 import re
 import select
-import shlex
 import signal
 import socket
 import stat
@@ -59,8 +58,15 @@ ALIVE_SECONDS = PATIENCE_SECONDS / 3  # in which an end sends something
 PASS_SECONDS = 1.0  # in which a command passes on what a stream still has
 PAUSES = [1.0, 2.0, 4.0, 8.0, 15.0, 30.0]  # seconds before dialling again
 
-# An option with a command; shlex says what is no command
-COMMAND: Any = {"metavar": "CMD", "type": shlex.split}
+
+def command(text: str) -> list[str]:
+    """Return the words of a command line.  Raises: ValueError."""
+    import shlex  # which a small Python lacks
+
+    return shlex.split(text)
+
+
+COMMAND: Any = {"metavar": "CMD", "type": command}
 
 # ==== Frames =================================================================
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
-import tempfile
 from subprocess import Popen, TimeoutExpired
 
 import sbus_client
@@ -95,6 +93,8 @@ def insist(
 
 def do(bus: Client, name: str, job: bytes, words: list[str]) -> bytes:
     """Run a command with a job; return its lease if the job is done."""
+    import tempfile  # which a small Python lacks
+
     lease, seconds, key, payload = job.split(b"\0", 3)
     environment = {**os.environb, b"SBUS_KEY": key, b"SBUS_JOB": lease}
     # No pipe: if the worker is killed, the command has all of the job
@@ -134,6 +134,8 @@ def work(options: shared.Options) -> None:
     is done; with another one it is given again, later.  A signal has the
     worker end once the command has ended.  Options stand before the COMMAND.
     """
+    import shutil  # which a small Python lacks
+
     words = options.words[options.words[:1] == ["--"] :]
     if not shutil.which(words[0]):
         raise shared.UsageError(f"there is no command {words[0]!r}")
