@@ -897,7 +897,9 @@ class State(enum.Enum):
     RESTORING = "subscribing again"
 
 
-UP = State.UP  # before Python 3.12, to look it up takes long
+# Before Python 3.12, to look them up takes long
+NEW = State.NEW
+UP = State.UP
 
 
 class Connection(Packets):
@@ -931,7 +933,7 @@ class Connection(Packets):
 
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._state = State.NEW
+        self._state = NEW
         self._told: Counter[bytes] = Counter()  # packets, and how often
         self._next_try = 0.0  # to connect, by the monotonic clock
         self._is_switching = False  # the descriptor
@@ -991,7 +993,7 @@ class Connection(Packets):
 
     def retry_in(self) -> float | None:
         """Return the seconds to the next try, or None while there is a bus."""
-        if self._why_closed or self._state in (UP, State.NEW):
+        if self._why_closed or self._state in (UP, NEW):
             return None
         if self._state is State.RESTORING:
             return RETRY_SECONDS
@@ -1001,7 +1003,7 @@ class Connection(Packets):
         """Raise Disconnected unless there is a bus, or one is looked for."""
         if self._why_closed:
             raise Disconnected(self._why_closed) from None
-        if self._state is State.NEW:
+        if self._state is NEW:
             raise Disconnected(NOT_CONNECTED) from None
 
     def _become(self, state: State) -> None:
@@ -1271,7 +1273,7 @@ class Connection(Packets):
                     return
                 await self._wait(READ, end, "too many clients connect at once")
         except BaseException:
-            self._state = State.NEW
+            self._state = NEW
             raise
 
     async def _send(self, act: Callable[[], object], end: End) -> None:
@@ -1372,7 +1374,8 @@ class Connection(Packets):
         """
         end = end_of(timeout)
         answer = Answer()
-        head = self._head_of(to_bytes(key))
+        key = to_bytes(key)
+        head = self._head_of(key)
         tail = b"\0" + payload_bytes(payload)
         ask = functools.partial(self._write_request, head, tail, answer)
         try:
@@ -1380,13 +1383,13 @@ class Connection(Packets):
             while not answer.reply_key:  # on a bus that has not told our path
                 credentials_of(await self._ask(WHOAMI, end))
                 await self._send(ask, end)
-            name = quoted(to_bytes(key))
             seconds = round(float(timeout or 0), 2)
-            text = f"nobody answered {name} within {seconds:g} s"
+            text = f"nobody answered {quoted(key)} within {seconds:g} s"
             reply = await self._outcome(answer, end, text)
-        finally:
+        except BaseException:
             with self._lock:
                 self._bus.requests.pop(answer.reply_key, None)
+            raise
 
         if reply.key != answer.reply_key:
             raise RequestFailed(printable(reply.payload or b"it failed"))
@@ -1818,7 +1821,7 @@ class AsyncClient(Connection):
         """Connect, and return this client.  Raises: as Client."""
         import asyncio  # which takes long, and others do without
 
-        if self._why_closed or self._state is State.NEW:
+        if self._why_closed or self._state is NEW:
             try:
                 self._loop = asyncio.get_running_loop()
             except RuntimeError:
