@@ -22,20 +22,12 @@ ROOT = Path(__file__).resolve().parents[1]
 # The parts of the repository, and how many code lines each may have
 CODE = {
     "sbus.py": 1_330,
-    # It is to have 1,100, which would cost promises: nothing left, and no
-    # number touched that is another file's by then, after close and in a
-    # forked child 75; each error in this library's words 35; a default address
-    # that no other user can take 20; a kernel that is short of memory or
-    # descriptors 20; Pythons without json, mmap or asyncio 15; patterns that
-    # the next bus would refuse 15
+    # It is to have 1,100
     "sbus_client.py": 1_287,
     "tools/*.py": 1_300,
-    # It is to have 290, which would cost features: an end that says why it
-    # gives up, and what is lost, has some 25 lines; the server, run below the
-    # right prefix and ended even if its link was killed, 40; signals that cut
-    # off waits and nothing else 15; a slow stream at the end 10
+    # It is to have 290
     "services/link.py": 390,
-    # It is to have 340: the statements in SQL are 50
+    # They are to have 340
     "services/broker.py services/store.py services/work.py": 390,
     "spec/**/*.py": 4_300,  # 80 are for the stages, which are for students
     "spec/model.py": 475,

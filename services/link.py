@@ -113,7 +113,8 @@ class Stream:
         """Return so many of the bytes that come."""
         while len(self.kept) < size:
             if not self.poll.poll(1000 * PATIENCE_SECONDS):
-                raise SbusError("the other end says nothing for 15 s")
+                seconds = f"{PATIENCE_SECONDS:g} s"
+                raise SbusError(f"the other end says nothing for {seconds}")
             chunk = self.wire.recv(CHUNK_BYTES)
             if not chunk:
                 raise SbusError(ENDED)

@@ -174,9 +174,9 @@ def load(options: Options) -> None:
     options.seconds = options.seconds or (math.inf if options.count else 5)
     options.timeout = shared.ANSWER_SECONDS
     shared.open_bus(options).close()  # or say why there is none
-    for each in SIGNALS:
-        if signal.getsignal(each) != signal.SIG_IGN:
-            signal.signal(each, lambda n, _: sys.exit(128 + n))
+    for signum in SIGNALS:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, lambda n, _: sys.exit(128 + n))
     children: Children = {}
     try:
         subscribers = start(hear, options, options.subscribers, children)

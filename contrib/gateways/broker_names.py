@@ -4,12 +4,7 @@ A key may hold any byte but NUL, and a name of a broker may not.  So a segment
 that the broker cannot carry as it is becomes '%=' and its bytes in percent
 encoding; all others stay as they are.  Every key has one name, and each of
 these names leads back to its key.  All other names are no key's.
-
-    key             MQTT            NATS
-    room/1/temp     room/1/temp     room.1.temp
-    room//temp      room//temp      room.%=.temp
-    a.b/50 %        a.b/50 %        %=a%2Eb.%=50%20%25
-    $SYS/x          %=%24SYS/x      %=%24SYS.x
+The page book/beyond.md has examples.
 
 A broker keeps names that begin with '$' for itself.  No key has such a name,
 so nobody gets at them through a gateway.
@@ -69,8 +64,8 @@ class Names(NamedTuple):
     def filter(self, pattern: bytes) -> str:
         """Return what selects the names of at least the keys of a pattern.
 
-        A '*' behind other text becomes a whole segment, so who receives asks
-        first_match again.
+        A '*' behind other text becomes a whole segment.  So a gateway
+        asks first_match for each message that comes in.
         """
         segments = pattern.split(b"/")
         texts = [self.one if b"*" in x else self.segment(x) for x in segments]
@@ -85,8 +80,10 @@ NATS = Names(".", rf"(?!\$)[^.*>\s{REFUSED}]+", "*", ">")
 
 def first_match(patterns: Sequence[str], key: bytes) -> int | None:
     """Return the index of the first pattern that selects a key, or None."""
-    matching = (sbus_client.matches(pattern, key) for pattern in patterns)
-    return next((at for at, is_one in enumerate(matching) if is_one), None)
+    for index, pattern in enumerate(patterns):
+        if sbus_client.matches(pattern, key):
+            return index
+    return None
 
 
 def is_request(payload: bytes) -> bool:

@@ -140,10 +140,10 @@ def selections(keys: DataFrame, held: DataFrame) -> DataFrame:
     work = functools.partial(candidates_of, shapes)
     patterns = held.select("run", "pattern", "prefix").distinct()
     candidates = keys.mapInArrow(work, CANDIDATE)
-    found = candidates.join(patterns, ["run", "pattern"])
+    joined = candidates.join(patterns, ["run", "pattern"])
     is_upward = F.col("pattern") == sbus.SECRET.decode()
     is_below = F.col("key").startswith(F.concat("prefix", F.lit("/")))
-    return found.where(~(is_upward & is_below)).drop("prefix")
+    return joined.where(~(is_upward & is_below)).drop("prefix")
 
 
 def candidates_of(

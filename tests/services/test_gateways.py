@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -62,6 +63,15 @@ class TestNames:
             assert names.key(name) == key
             assert name and not name.startswith("$")
             assert not {"\0", "\n", "\x07", names.one, names.rest} & {*name}
+
+    def test_the_page(self) -> None:
+        """The names of its table are those of the code."""
+        page = (ROOT / "book/beyond.md").read_text("utf-8")
+        rows = re.findall(r"^\| `(.*)` \| `(.*)` \| `(.*)` \|$", page, re.M)
+        assert len(rows) == 4
+        for key, topic, subject in rows:
+            name = key.encode()
+            assert (MQTT.name(name), NATS.name(name)) == (topic, subject)
 
     @pytest.mark.parametrize("names", [MQTT, NATS])
     def test_names_that_are_no_keys(self, names: Names) -> None:
