@@ -635,19 +635,20 @@ class Packets:
         self.packet_bytes_max = packet_bytes_max
         self.key_bytes_max = key_bytes_max
         self.segments_max = segments_max
-        # It remembers as many of the keys that it publishes
+        # A client publishes few keys often: it makes their heads once
         head_of = functools.partial(publish_head, key_bytes_max, segments_max)
         self._head_of = functools.lru_cache(1_024)(head_of)
 
         # [CLIENT-5] The largest packet fits
         buffer_bytes = max(packet_bytes_max, LARGE_BYTES)
         try:
-            import mmap  # whose memory takes none until it is used
+            # The kernel gives its memory only where it is used
+            import mmap
 
             self._buffer: Any = mmap.mmap(-1, buffer_bytes)
         except ImportError:
             self._buffer = Buffer(buffer_bytes)
-        # It keeps its descriptor when it is connected to another bus
+        # The socket keeps its descriptor on the way to another bus
         self.socket = opened(socket.socket, *KIND)
         self.socket.settimeout(None)
         self._fd = self.socket.fileno()
@@ -724,7 +725,8 @@ class Packets:
             # Have a send buffer in which the packet has room
             room = size + SOCKET_OVERHEAD_BYTES
             option = (socket.SOL_SOCKET, socket.SO_SNDBUF)
-            self.socket.setsockopt(*option, (room + 1) // 2)  # of two
+            # The kernel doubles it
+            self.socket.setsockopt(*option, (room + 1) // 2)
             if self.socket.getsockopt(*option) < room:
                 raise PacketTooLarge(NO_BUFFER.format(size)) from None
             self._write(packet)
