@@ -611,12 +611,12 @@ class Answer:
 
 
 class Bus:
-    """What a client knows of one bus."""
+    """What a client knows of one bus, and has still to tell it."""
 
     def __init__(self) -> None:
-        self.unsent: deque[bytes] = deque()  # what it has still to be told
+        self.unsent: deque[bytes] = deque()
         self.own_path = b""  # once whoami has said it
-        self.reply_keys = b""  # with what they begin, once subscribed
+        self.reply_keys = b""  # how they begin, once it is subscribed to
         # By control key; None if control has asked
         self.questions: dict[bytes, deque[Answer | None]] = defaultdict(deque)
         self.requests: dict[bytes, Answer] = {}  # by reply key
@@ -855,9 +855,15 @@ class Packets:
 # may come when a number is another's file already.
 #
 # NEW becomes UP by connecting.  With *reconnect*, UP becomes LOST when the bus
-# has gone; LOST becomes RESTORING when another lets the client in; and that UP
-# once it is told all subscriptions and modes, or else LOST again.  No call
-# waits for a bus in itself: each that needs one takes what steps it can.
+# has gone.  LOST becomes RESTORING when another bus lets the client in.
+# RESTORING becomes UP once that bus is told all subscriptions and modes, or
+# LOST if it goes before.  No call has a loop of its own to find a bus: each
+# call that needs one takes the next step, and then waits like any other.
+#
+# The client does not judge what only a server knows, such as how many patterns
+# are too many, or who may have a secret.  A server that refuses a pattern
+# closes the connection, and its log says why.  With *reconnect* that happens
+# again after each pause, until the program unsubscribes.
 #
 # What every bus has to be told is remembered (_told), and needs no bus.  All
 # else is for the bus that is there.
@@ -914,7 +920,7 @@ class Connection(Packets):
         self._state = NEW
         self._told: Counter[bytes] = Counter()  # packets, and how often
         self._next_try = 0.0  # to connect, by the monotonic clock
-        self._was_without = False  # a bus, so that the next one is noticed
+        self._was_without = False  # a bus: the program is told of the next
         self._is_switching = False  # the descriptor
         self._why_closed = ""
         connections.add(self)
@@ -1363,10 +1369,7 @@ class Connection(Packets):
 
     async def _go_on(self, end: End, text: str, answer: Answer | None) -> None:
         """Take a step, or wait until one can be taken."""
-        # The answer to a question that was just sent can hardly be there yet:
-        # not to look saves one EAGAIN a question
-        is_too_early = answer and not answer.waiter and left_of(end) != 0
-        if not is_too_early and self._try(self._step):
+        if self._try(self._step):
             await self._turn()
             return
         if self._has_come(answer):  # when the bus was lost just now
@@ -1689,7 +1692,6 @@ class Client(Connection):
         if os.getpid() != self._pid:  # the calls are those of the parent
             for bell in self._waiting:
                 bell.close()
-            self._waiting.clear()
         with contextlib.suppress(IndexError):  # when they are all popped
             while True:
                 self._idle_bells.pop().close()

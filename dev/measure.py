@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = {
     "sbus.py": 1_330,
     # It is to have 1,100
-    "sbus_client.py": 1_225,
+    "sbus_client.py": 1_223,
     "tools/*.py": 1_300,
     # It is to have 290
     "services/link.py": 390,

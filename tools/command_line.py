@@ -32,8 +32,6 @@ FILES = {"reply": "request", "whoami": "stats", "clients": "stats"}
 FILES |= {"queue": "work", "jobs": "work", "help": "command_line"}
 SERVICES = ["link", "queue", "work", "jobs"]  # in the package services/
 ABOUT = __doc__ or sbus_client.docstring(__file__)
-PACKAGES = """this Python has no module {0}: install python3 (Debian), \
-python3-{0} (OpenWrt, Yocto)"""
 RULES = f"{os.path.dirname(__file__)}/rules.txt"  # a line for each
 
 
@@ -121,7 +119,7 @@ def run(interrupt: Any) -> int:
     except KeyboardInterrupt:
         return 130
     except ModuleNotFoundError as error:
-        shared.complain(PACKAGES.format(error.name))
+        shared.complain(sbus_client.NO_MODULE.format(error.name))
         return 1
     except (SbusError, OSError, RuntimeError) as error:  # or no more threads
         if not isinstance(error, BrokenPipeError):  # its reader had enough

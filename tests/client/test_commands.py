@@ -270,10 +270,8 @@ class TestSub:
                 pass
             server.wire.close()
             with listener.accept() as following:
-                while following.receive() != WHOAMI:  # of a bus that is new
+                while following.receive() != WHOAMI:
                     pass
-                following.send(ANSWER)
-                assert following.receive() == WHOAMI
                 process.kill()
 
     @pytest.mark.parametrize("prefix", ["", "!/cred/1/2/3/"])

@@ -625,7 +625,7 @@ def test_kernel_that_watches_no_more(
 
 def test_timeout_over_several_buses(directory: Path) -> None:
     """A request that each bus leaves alone is over in its own time."""
-    lost = []
+    lost: list[bytes] = []
 
     def serve() -> None:
         while not is_over.is_set():
