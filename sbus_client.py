@@ -96,7 +96,7 @@ class Disconnected(SbusError, ConnectionError):
 
 
 class PacketError(SbusError, ValueError):
-    """A server would refuse a key or pattern, or sent a malformed packet."""
+    """A key or pattern is malformed, or a packet that a server sent."""
 
 
 class PacketTooLarge(SbusError, ValueError):
@@ -671,7 +671,7 @@ class Packets:
     def _changed(self) -> None:
         """Note a change of the state, or of whether anything is kept."""
 
-    # What a server would refuse is told before it is sent
+    # A malformed key or pattern raises an error before anything is sent
 
     def _pattern(self, text: Text) -> bytes:
         """Return a pattern as bytes.  Raises: TypeError; PacketError.
@@ -1513,7 +1513,7 @@ class Client(Connection):
 
     Any call may raise Disconnected, and all but close and fileno do so once
     the client is closed; PacketTooLarge for a packet above the limit;
-    PacketError for a key or pattern that a server would refuse, or for a
+    PacketError for a key or pattern that is malformed or too long, or for a
     malformed packet, which is skipped; SbusError if the process has no
     descriptor to wait with; and TypeError.
     Raises: TimedOut; AddressError; Disconnected if there is no server.

@@ -38,9 +38,11 @@ python3-json (OpenWrt, Yocto)
 
 def small_python(directory: Path) -> dict[str, str]:
     """Return the environment of a Python that lacks what small ones lack."""
-    names = sorted(name for name in LACKING if "." not in name)
-    lines = [f"sys.modules.update(dict.fromkeys({names}))"]
-    (directory / "sitecustomize.py").write_text("import sys\n" + lines[0])
+    modules = sorted(name for name in LACKING if "." not in name)
+    lines = ["import socket, sys"]
+    lines += [f"del {name}" for name in sorted(LACKING) if "." in name]
+    lines += [f"sys.modules.update(dict.fromkeys({modules}))"]
+    (directory / "sitecustomize.py").write_text("\n".join(lines))
     return {**ENVIRONMENT, "PYTHONPATH": str(directory)}
 
 
