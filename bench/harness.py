@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import functools
 import math
 import os
 import shlex
+import shutil
 import signal
 import socket
 import statistics
@@ -27,8 +29,11 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, NoReturn
 
 TOP = Path(__file__).resolve().parents[1]
+SERVER = [sys.executable, str(TOP / "sbus.py")]
+TOOLS = [sys.executable, str(TOP / "tools")]
+START_SECONDS = 1.5  # in which a program is ready for the next one
 START_SECONDS_MAX = 10
-TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
+CPU_CLOCK = 2  # of a process: CPUCLOCK_SCHED of the kernel
 PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
 STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
@@ -156,17 +161,54 @@ def failure(what: str, status: int, errors: bytes) -> BenchError:
     return BenchError(f"{what} ended with status {status}{said}")
 
 
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process and of what it has started."""
+    seconds = time.clock_gettime(~pid << 3 | CPU_CLOCK)
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        seconds += sum(
+            cpu_seconds(int(child)) for child in file.read_text().split()
+        )
+    return seconds
+
+
+@functools.cache
+def is_installed(program: str) -> bool:
+    """Return whether a program is there; say once if it is not."""
+    folders = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
+    if shutil.which(program, path=folders):
+        return True
+    print(f"left out: install the package {program}", file=sys.stderr)
+    return False
+
+
+@contextlib.contextmanager
+def all_started(
+    commands: Sequence[Sequence[str]],
+) -> Iterator[tuple[str, list[int]]]:
+    """Run programs in turn, with {} for a new folder; give that and their ids.
+
+    Raises: BenchError if one has ended.
+    """
+    with contextlib.ExitStack() as running:
+        folder = tempfile.TemporaryDirectory(prefix="bench-")
+        where = running.enter_context(folder)
+        pids = []
+        for command in commands:
+            words = [word.replace("{}", where) for word in command]
+            program = started(words, stderr=subprocess.DEVNULL)
+            process = running.enter_context(program)
+            time.sleep(START_SECONDS)
+            if process.poll() is not None:
+                raise BenchError(f"{command[0]} has ended")
+            pids.append(process.pid)
+        yield where, pids
+
+
 class Server(NamedTuple):
     """A server that runs."""
 
     address: str
     pid: int
-
-    def cpu_seconds(self) -> float:
-        """Return the processor time that it has used."""
-        status = Path(f"/proc/{self.pid}/stat").read_text()
-        user, system = status.rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) * TICK_SECONDS
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from sbus_client import Client, SbusError
 from . import harness
 from .harness import TOP, BenchError, Sample, Server, Sides, server
 
-OWN = [sys.executable, str(TOP / "sbus.py"), "-a", "{address}"]
+OWN = [*harness.SERVER, "-a", "{address}"]
 RELAY = [sys.executable, str(TOP / "bench" / "relay.py"), "{address}"]
 TRACING = ["--trace", "{address}.trace"]
 LATE_SECONDS = 60  # after which what was published has come
@@ -118,8 +118,7 @@ CASES = {
 
 def load_command(bus: Server, options: Sequence[str]) -> list[str]:
     """Return the command of a load."""
-    tools = [sys.executable, str(TOP / "tools")]
-    return [*tools, "-a", bus.address, "load", "--json", *options]
+    return [*harness.TOOLS, "-a", bus.address, "load", "--json", *options]
 
 
 def run_load(bus: Server, options: Sequence[str], seconds: float) -> Any:
@@ -145,9 +144,9 @@ def measure(case: Case, command: Sequence[str], seconds: float) -> Sample:
         bus = running.enter_context(server(command))
         if case.added:
             running.enter_context(case.added(bus))
-        used = bus.cpu_seconds()
+        before = harness.cpu_seconds(bus.pid)
         found = run_load(bus, case.load.split(), seconds)
-        used = max(bus.cpu_seconds() - used, harness.TICK_SECONDS)
+        used = harness.cpu_seconds(bus.pid) - before
     if PACED in case.load:
         latency = found["latency_us"]
         return {f"{part} us": latency[part] for part in ("p50", "p99")}
