@@ -18,7 +18,7 @@ import shlex
 import socket
 import threading
 from functools import partial
-from typing import Any, Callable, NamedTuple
+from typing import Any, BinaryIO, Callable, NamedTuple
 
 from sbus_client import Client
 
@@ -63,55 +63,56 @@ def dial(port: int, greeting: bytes, answer: bytes) -> socket.socket:
     """Return a connection, once a broker has answered all of a greeting."""
     wire = socket.create_connection(("127.0.0.1", port), SILENCE_SECONDS)
     wire.sendall(greeting)
+    stream = wire.makefile("rb")
     text = b""
     while not text.endswith(answer):
-        text += receive(wire, 1)
+        text += receive(stream, 1)
     return wire
 
 
-def receive(wire: socket.socket, size: int) -> bytes:
+def receive(stream: BinaryIO, size: int) -> bytes:
     """Return so many bytes.  Raises: BenchError if there are no more."""
-    text = bytearray()
-    while len(text) < size:
-        part = wire.recv(size - len(text))
-        if not part:
-            raise BenchError("a broker has closed a connection")
-        text += part
-    return bytes(text)
+    text = stream.read(size)
+    if len(text) < size:
+        raise BenchError("a broker has closed a connection")
+    return text
+
+
+def stream_ends(
+    publisher: socket.socket, reader: socket.socket, packet: bytes, size: int
+) -> Ends:
+    """Return clients: a packet of one is received as so many bytes."""
+    publish = partial(publisher.sendall, packet)
+    stream = reader.makefile("rb")
+    return Ends(publisher, reader, publish, partial(receive, stream, size))
 
 
 def mosquitto_ends(where: str, payload: bytes) -> Ends:
-    """Return clients that speak MQTT 3.1.1; each has its topic as its name."""
-    connect = b"\x10\x0d\0\4MQTT\4\2\0\0\0\1"
-    subscribe = b"\x82\6\0\1\0\1%b\0"
-    publisher = dial(
-        24_222, connect + b"p" + subscribe % b"p", b"\x90\3\0\1\0"
-    )
-    reader = dial(24_221, connect + b"n" + subscribe % b"n", b"\x90\3\0\1\0")
+    """Return clients that speak MQTT 3.1.1."""
+    connect = b"\x10\x0d\0\4MQTT\4\2\0\0\0\1"  # and a name of one byte
+    subscribe = b"\x82\6\0\1\0\1n\0"
+    publisher = dial(24_222, connect + b"p", b"\x20\2\0\0")
+    reader = dial(24_221, connect + b"r" + subscribe, b"\x90\3\0\1\0")
 
     body = b"\0\1n" + payload
-    head = b"\x30"  # PUBLISH, and the length in digits of 7 bits
+    head = b"\x30"  # to publish; the length follows in digits of 7 bits
     left = len(body)
     while left > 127:
         head += bytes([left & 127 | 128])
         left >>= 7
     packet = head + bytes([left]) + body
-
-    publish = partial(publisher.sendall, packet)
-    return Ends(
-        publisher, reader, publish, partial(receive, reader, len(packet))
-    )
+    return stream_ends(publisher, reader, packet, len(packet))
 
 
 def nats_ends(where: str, payload: bytes) -> Ends:
     """Return clients that speak the protocol of NATS."""
-    greeting = b'CONNECT {"verbose":false}\r\nSUB %b 1\r\nPING\r\n'
-    publisher = dial(24_224, greeting % b"p", b"PONG\r\n")
-    reader = dial(24_223, greeting % b"n", b"PONG\r\n")
-    packet = b"PUB n %d\r\n%b\r\n" % (len(payload), payload)
-    size = len(b"MSG n 1 %d\r\n%b\r\n" % (len(payload), payload))
-    publish = partial(publisher.sendall, packet)
-    return Ends(publisher, reader, publish, partial(receive, reader, size))
+    connect = b'CONNECT {"verbose":false}\r\n'
+    publisher = dial(24_224, connect + b"PING\r\n", b"PONG\r\n")
+    reader = dial(24_223, connect + b"SUB n 1\r\nPING\r\n", b"PONG\r\n")
+
+    text = b"%d\r\n%b\r\n" % (len(payload), payload)
+    size = len(b"MSG n 1 " + text)
+    return stream_ends(publisher, reader, b"PUB n " + text, size)
 
 
 # ==== Ways from one to the other =============================================
