@@ -27,9 +27,9 @@ from functools import partial
 from typing import Callable
 
 from . import harness
-from .harness import TOP, BenchError, Sample, Sides, server
+from .harness import BenchError, Sample, Sides, server
 
-OWN = [sys.executable, str(TOP / "sbus.py"), "-go", "-a", "{address}"]
+OWN = [*harness.SERVER, "-go", "-a", "{address}"]
 ATTACKER, WITNESS, THIRD = 1001, 1002, 1010  # user ids
 MANY = range(100_000, 100_012)  # user ids of a person, as of /etc/subuid
 SHAPES = 256  # that a user tries to have; the limits may allow fewer
@@ -38,7 +38,6 @@ FIGURES = ("p50 ms", "p99 ms", "max ms")  # of round trips
 TIMES = (*FIGURES, *(f"third {figure}" for figure in FIGURES))
 READERS = 300
 WHERE = b"/sensors/kitchen/temperature/celsius"  # of the witness's keys
-NEW_KEYS = ("forms",)  # storms where the witness uses no key twice
 KEEP_READER = b"CMSG blocking/hard/discard"  # also when it is flooded
 Wires = list[socket.socket]
 
@@ -366,7 +365,8 @@ def round_trips(wires: Wires, storm: str, seconds: float) -> list[Sample]:
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for number, wire in enumerate(wires):
-            last = len(taken[number]) if storm in NEW_KEYS else 0
+            # In this storm, the witness uses no key twice
+            last = len(taken[number]) if storm == "forms" else 0
             packet = b"MSG %d%b/%d\0" % (number, WHERE, last)
             began = time.perf_counter()
             wire.send(packet)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import functools
 import math
 import os
 import shlex
@@ -25,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, NoReturn
 
@@ -47,6 +47,7 @@ class BenchError(Exception):
 
 def run(work: Callable[[], int]) -> NoReturn:
     """Exit with the status that work returns, or 130 after a signal."""
+    os.environ["PATH"] += os.pathsep + "/usr/sbin"  # of some peers
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in STOPPING:
         signal.signal(number, interrupt)
@@ -161,31 +162,29 @@ def failure(what: str, status: int, errors: bytes) -> BenchError:
     return BenchError(f"{what} ended with status {status}{said}")
 
 
+class Running(NamedTuple):
+    """Programs that run."""
+
+    address: str  # of a bus, or the folder where they all work
+    pids: list[int]
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time of them and of what they started."""
+        return sum(map(cpu_seconds, self.pids))
+
+
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process and of what it has started."""
+    """Return the processor time of a process and of what it started."""
     seconds = time.clock_gettime(~pid << 3 | CPU_CLOCK)
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        seconds += sum(
-            cpu_seconds(int(child)) for child in file.read_text().split()
-        )
+        children = map(int, file.read_text().split())
+        seconds += sum(map(cpu_seconds, children))
     return seconds
 
 
-@functools.cache
-def is_installed(program: str) -> bool:
-    """Return whether a program is there; say once if it is not."""
-    folders = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
-    if shutil.which(program, path=folders):
-        return True
-    print(f"left out: install the package {program}", file=sys.stderr)
-    return False
-
-
 @contextlib.contextmanager
-def all_started(
-    commands: Sequence[Sequence[str]],
-) -> Iterator[tuple[str, list[int]]]:
-    """Run programs in turn, with {} for a new folder; give that and their ids.
+def all_started(commands: Sequence[Sequence[str]]) -> Iterator[Running]:
+    """Run programs in turn, with {} for a new folder.
 
     Raises: BenchError if one has ended.
     """
@@ -199,20 +198,13 @@ def all_started(
             process = running.enter_context(program)
             time.sleep(START_SECONDS)
             if process.poll() is not None:
-                raise BenchError(f"{command[0]} has ended")
+                raise BenchError(f"{shlex.join(words)} has ended")
             pids.append(process.pid)
-        yield where, pids
-
-
-class Server(NamedTuple):
-    """A server that runs."""
-
-    address: str
-    pid: int
+        yield Running(where, pids)
 
 
 @contextlib.contextmanager
-def server(command: Sequence[str]) -> Iterator[Server]:
+def server(command: Sequence[str]) -> Iterator[Running]:
     """Run a server.  Raises: BenchError if it ends, or does not listen."""
     with tempfile.TemporaryDirectory(prefix="bench-") as where:
         os.chmod(where, 0o755)
@@ -221,7 +213,7 @@ def server(command: Sequence[str]) -> Iterator[Server]:
         with log.open("wb") as errors, started(words, stderr=errors) as own:
             try:
                 wait_until_it_listens(bus, own)
-                yield Server(bus, own.pid)
+                yield Running(bus, [own.pid])
             finally:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     status = own.wait(0.1)  # it may be about to end
@@ -243,6 +235,36 @@ def wait_until_it_listens(address: str, own: subprocess.Popen[bytes]) -> None:
 
 Sample = dict[str, float]  # what a round has measured of a side, by figure
 Sides = dict[str, Callable[[], Sample]]  # what is compared, the first with all
+
+
+class Peer(NamedTuple):
+    """Programs that do some work, and what speaks to them."""
+
+    commands: list[list[str]]
+    client: Callable[..., Any]
+
+
+def sides_of_peers(
+    peers: dict[str, Peer], measure: Callable[..., Sample], *case: Any
+) -> Sides:
+    """Return how to measure each peer that is installed."""
+    return {
+        side: partial(measure, peer, *case)
+        for side, peer in peers.items()
+        if is_installed(peer.commands[0][0])
+    }
+
+
+@cache
+def is_installed(program: str) -> bool:
+    """Return whether a program is there; say once if it is not.
+
+    Its package has the same name.
+    """
+    if shutil.which(program):
+        return True
+    print(f"left out: install {program}", file=sys.stderr, flush=True)
+    return False
 
 
 def print_table(

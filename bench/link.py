@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Callable, NamedTuple
 from sbus_client import Client
 
 from . import harness
-from .harness import SERVER, TOOLS, TOP, BenchError, Sample, Sides
+from .harness import SERVER, TOOLS, TOP, BenchError, Peer, Sample, Sides
 
 RELAY = shlex.join([SERVER[0], str(TOP / "tests" / "services" / "relay.py")])
 PEERS = TOP / "bench" / "peers"
@@ -115,18 +115,11 @@ def nats_ends(where: str, payload: bytes) -> Ends:
     return stream_ends(publisher, reader, b"PUB n " + text, size)
 
 
-# ==== Ways from one to the other =============================================
+# ==== What is compared =======================================================
 
 
-class Way(NamedTuple):
-    """The programs that join two brokers, and their clients."""
-
-    ends: Callable[[str, bytes], Ends]  # of a folder and a payload
-    commands: list[list[str]]
-
-
-def pair(program: str) -> list[list[str]]:
-    """Return the commands of a peer's two brokers."""
+def brokers(program: str) -> list[list[str]]:
+    """Return the commands of the upper and the lower machine."""
     files = [PEERS / f"{program}-{end}.conf" for end in ("upper", "lower")]
     return [[program, "-c", str(file)] for file in files]
 
@@ -136,20 +129,19 @@ LOWER = [*SERVER, "-a", "{}/l"]
 BRIDGE = [*TOOLS, "bridge", "{}/m", "{}/l"]
 LISTEN = [*TOOLS, "link", "--block", "-a", "{}/m", "--listen", "{}/up"]
 DIAL = [*TOOLS, "link", "--block", "-a", "{}/l", "--through", RELAY + " {}/up"]
+DIAL += ["--server", shlex.join(SERVER)]
 WAYS = {
-    "link": Way(
-        sbus_ends, [UPPER, LISTEN, [*DIAL, "--server", shlex.join(SERVER)]]
-    ),
-    "bridge": Way(sbus_ends, [UPPER, LOWER, BRIDGE]),
-    "mosquitto": Way(mosquitto_ends, pair("mosquitto")),
-    "NATS": Way(nats_ends, pair("nats-server")),
+    "link": Peer([UPPER, LISTEN, DIAL], sbus_ends),
+    "bridge": Peer([UPPER, LOWER, BRIDGE], sbus_ends),
+    "mosquitto": Peer(brokers("mosquitto"), mosquitto_ends),
+    "NATS": Peer(brokers("nats-server"), nats_ends),
 }
 
 
-def measure(way: Way, size: int, count: int) -> Sample:
+def measure(way: Peer, size: int, count: int) -> Sample:
     """Return what a message costs on its way up, in microseconds."""
-    with harness.all_started(way.commands) as (where, pids):
-        ends = way.ends(where, bytes(size))
+    with harness.all_started(way.commands) as running:
+        ends = way.client(running.address, bytes(size))
         with ends.publisher, ends.reader:
             is_joined = False
             while not is_joined:
@@ -157,9 +149,9 @@ def measure(way: Way, size: int, count: int) -> Sample:
                 is_joined = bool(select.select([ends.reader], [], [], 1)[0])
             ends.receive()
 
-            before = sum(map(harness.cpu_seconds, pids))
+            before = running.cpu_seconds()
             move(ends, count, 1 + UNREAD_BYTES // size)
-            used = sum(map(harness.cpu_seconds, pids)) - before
+            used = running.cpu_seconds() - before
     return {FIGURE: 1e6 * used / count}
 
 
@@ -182,11 +174,7 @@ def move(ends: Ends, count: int, unread_count: int) -> None:
 
 def sides_of(name: str) -> Sides:
     """Return what is compared in a case."""
-    return {
-        side: partial(measure, way, *CASES[name])
-        for side, way in WAYS.items()
-        if harness.is_installed(way.commands[0][0])
-    }
+    return harness.sides_of_peers(WAYS, measure, *CASES[name])
 
 
 def main() -> int:

@@ -20,20 +20,19 @@ import os
 import socket
 import time
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 from sbus_client import Client, random_part
 
 from . import harness
-from .harness import SERVER, TOOLS, BenchError, Sample, Sides
+from .harness import SERVER, TOOLS, BenchError, Peer, Sample, Sides
 
 PUBLISHERS = 4
 WORKERS = 8
 TOGETHER = 16  # jobs that a publisher sends before it waits
 ANSWER_SECONDS = 60
-LEASE_SECONDS = 30
 FIGURES = ("us to store", "us to take and finish", "us of both", "of servers")
+Kind = Callable[[str], Any]  # of clients: what makes one of an address
 CASES = {"small": (64, 6_400), "4k": (4_096, 3_200)}
 
 # ==== Clients of the brokers =================================================
@@ -80,7 +79,7 @@ class Beanstalkd(Stream):
     """Speaks to beanstalkd."""
 
     def store(self, payload: bytes) -> None:
-        head = b"put 0 0 %d %d\r\n" % (LEASE_SECONDS, len(payload))
+        head = b"put 0 0 30 %d\r\n" % len(payload)  # a lease of 30 s
         self.socket.sendall(head + payload + b"\r\n")
 
     def is_stored(self) -> bool:
@@ -133,36 +132,24 @@ def redis_command(*words: bytes) -> bytes:
 # ==== What is compared =======================================================
 
 
-class Queue(NamedTuple):
-    """A broker."""
-
-    client: Callable[[str], Any]  # of its address
-    commands: list[list[str]]
-
-
+BUS = [*SERVER, "-a", "{}/bus"]
+BROKER = [*TOOLS, "-a", "{}/bus", "queue", "jobs", "jobs/"]
+BROKER += ["--store", "{}/store"]
 BEANSTALKD = ["beanstalkd", "-l", "unix:{}/bus", "-b", "{}"]
 REDIS = ["redis-server", "--port", "0", "--unixsocket", "{}/bus"]
-REDIS += ["--dir", "{}", "--save", "", "--appendonly", "yes"]
-BROKER = [*TOOLS, "-a", "{}/bus", "queue", "jobs", "jobs/"]
+REDIS += ["--dir", "{}", "--save", "", "--appendonly", "yes", "--appendfsync"]
 QUEUES = {
-    "sbus queue, fsync a batch": Queue(
-        Sbus,
-        [[*SERVER, "-a", "{}/bus"], [*BROKER, "--store", "{}/store"]],
-    ),
-    "beanstalkd, fsync a write": Queue(Beanstalkd, [[*BEANSTALKD, "-f0"]]),
-    "beanstalkd, fsync in 50 ms": Queue(Beanstalkd, [[*BEANSTALKD, "-f50"]]),
-    "Redis, fsync a batch": Queue(
-        Redis, [[*REDIS, "--appendfsync", "always"]]
-    ),
-    "Redis, fsync in 1 s": Queue(
-        Redis, [[*REDIS, "--appendfsync", "everysec"]]
-    ),
+    "sbus queue, fsync a batch": Peer([BUS, BROKER], Sbus),
+    "beanstalkd, fsync a write": Peer([[*BEANSTALKD, "-f0"]], Beanstalkd),
+    "beanstalkd, fsync in 50 ms": Peer([[*BEANSTALKD, "-f50"]], Beanstalkd),
+    "Redis, fsync a batch": Peer([[*REDIS, "always"]], Redis),
+    "Redis, fsync in 1 s": Peer([[*REDIS, "everysec"]], Redis),
 }
 
 
-def store(queue: str, address: str, size: int, count: int) -> float:
+def store(kind: Kind, address: str, size: int, count: int) -> float:
     """Store jobs; return the seconds of the processor that this took."""
-    client = QUEUES[queue].client(address)
+    client = kind(address)
     start = time.process_time()
     for _ in range(count // TOGETHER):
         for _ in range(TOGETHER):
@@ -173,9 +160,9 @@ def store(queue: str, address: str, size: int, count: int) -> float:
     return time.process_time() - start
 
 
-def work(queue: str, address: str) -> tuple[int, float]:
-    """Do jobs until there are no more; return how many, and as `store`."""
-    client = QUEUES[queue].client(address)
+def work(kind: Kind, address: str) -> tuple[int, float]:
+    """Do all jobs; return how many, and the seconds of the processor."""
+    client = kind(address)
     start = time.process_time()
     done = 0
     while client.take():
@@ -183,24 +170,26 @@ def work(queue: str, address: str) -> tuple[int, float]:
     return done, time.process_time() - start
 
 
-def measure(queue: str, size: int, count: int) -> Sample:
+def measure(queue: Peer, size: int, count: int) -> Sample:
     """Return what a job costs, in microseconds.  Raises: BenchError."""
-    started = harness.all_started(QUEUES[queue].commands)
-    with started as (where, pids), ProcessPoolExecutor(WORKERS) as clients:
-        address = f"{where}/bus"
-        begun = sum(map(harness.cpu_seconds, pids))
-        share = (queue, address, size, count // PUBLISHERS)
-        stores = [clients.submit(store, *share) for _ in range(PUBLISHERS)]
+    started = harness.all_started(queue.commands)
+    with started as brokers, ProcessPoolExecutor(WORKERS) as clients:
+        whom = (queue.client, f"{brokers.address}/bus")
+        share = (size, count // PUBLISHERS)
+        begun = brokers.cpu_seconds()
+        stores = [
+            clients.submit(store, *whom, *share) for _ in range(PUBLISHERS)
+        ]
         stored_by_clients = sum(future.result() for future in stores)
 
-        stored = sum(map(harness.cpu_seconds, pids))
-        works = [clients.submit(work, queue, address) for _ in range(WORKERS)]
+        stored = brokers.cpu_seconds()
+        works = [clients.submit(work, *whom) for _ in range(WORKERS)]
         shares = [future.result() for future in works]
-        done = sum(map(harness.cpu_seconds, pids))
+        done = brokers.cpu_seconds()
 
-    counts, done_by_clients = map(sum, zip(*shares))
-    if counts != count:
-        raise BenchError(f"{queue}: {counts} of {count} jobs were done")
+    done_count, done_by_clients = map(sum, zip(*shares))
+    if done_count != count:
+        raise BenchError(f"{done_count} of {count} jobs were done")
     to_store = stored - begun + stored_by_clients
     to_do = done - stored + done_by_clients
     seconds = (to_store, to_do, to_store + to_do, done - begun)
@@ -209,21 +198,14 @@ def measure(queue: str, size: int, count: int) -> Sample:
 
 def sides_of(name: str) -> Sides:
     """Return what is compared in a case."""
-    return {
-        side: partial(measure, side, *CASES[name])
-        for side, queue in QUEUES.items()
-        if harness.is_installed(queue.commands[0][0])
-    }
+    return harness.sides_of_peers(QUEUES, measure, *CASES[name])
 
 
 def main() -> int:
     """Print the table; return 1 if a case failed."""
     parser = harness.OptionParser("bench.queue", __doc__, rounds=5)
-    jobs = {
-        name: f"{count:,} jobs of {size:,} bytes"
-        for name, (size, count) in CASES.items()
-    }
-    return harness.print_table(parser.parse(jobs), FIGURES, sides_of)
+    sizes = {name: f"{size:,} bytes" for name, (size, _) in CASES.items()}
+    return harness.print_table(parser.parse(sizes), FIGURES, sides_of)
 
 
 if __name__ == "__main__":
