@@ -59,6 +59,21 @@ class TestMeasuring:
         own, without = rows(speed("--only", "trace"))
         assert (own[2], without[2]) == ("sbus.py", "itself without")
 
+    @pytest.mark.parametrize(
+        "program, case", [("link", "large"), ("queue", "4k")]
+    )
+    def test_services_beside_what_is_installed(
+        self, program: str, case: str
+    ) -> None:
+        """Each peer that is missing is named once, and left out."""
+        result = bench(program, "--rounds", "1", "--only", case)
+        notes = result.errors.splitlines()
+        assert all(note.startswith("left out: install ") for note in notes)
+        assert len(notes) == len({*notes})
+        own, *peers = rows(result._replace(errors=""))
+        assert own[2].startswith(("link", "sbus queue"))
+        assert all(row[3].endswith(")") for row in peers)
+
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as others")
     @pytest.mark.parametrize("storm", ["mistakes", "slow-news"])
     def test_attack(self, storm: str) -> None:
