@@ -74,6 +74,11 @@ class TestMeasuring:
         assert own[2].startswith(("link", "sbus queue"))
         assert all(row[3].endswith(")") for row in peers)
 
+    def test_client_library(self) -> None:
+        """Each case is compared with a bare loop."""
+        table = rows(bench("client", "--rounds", "1"))
+        assert {row[2] for row in table} == {"library", "bare loop"}
+
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as others")
     @pytest.mark.parametrize("storm", ["mistakes", "slow-news"])
     def test_attack(self, storm: str) -> None:
