@@ -37,6 +37,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sqlite3
 from typing import Optional
 
@@ -197,7 +198,10 @@ class Broker:
         path = asked.reply_key.removeprefix(self.prefix)
         users = {int(uid) for _, uid, _ in sbus_client.FIELDS.findall(path)}
         if not users <= self.users:
-            raise ValueError("this user may not take jobs: see --user")
+            broker = (
+                f"the broker, process {os.getpid()} of user {os.geteuid()}"
+            )
+            raise ValueError(f"{broker}, gives this user no jobs: see --user")
         return self.inbox[:-1]
 
     def put(self, job: Message) -> bytes:
@@ -221,7 +225,9 @@ class Broker:
             raise ValueError(f"there is no order {verb!r}")
 
         number, _, tries = word.partition(".")
-        problem = sbus_client.printable(asked.payload[:1_000])
+        if not re.fullmatch("[0-9]*", number):
+            raise ValueError(f"{word!r} is no number of a job")
+        problem = sbus_client.printable(asked.payload[:1_000].strip())
         lease = {"number": number, "try": tries, "holder": holder_of(asked)}
         rows = self.jobs.run(store.ORDERS[verb], problem=problem, **lease)
         if asked in self.waiting:

@@ -134,6 +134,7 @@ class Store:
 
         While the disk refuses, it waits: the caller has no place for more.
         """
+        is_told = False
         while True:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -145,7 +146,10 @@ class Store:
                 self.is_late = False
                 return result
             except sqlite3.OperationalError as error:  # such as a full disk
-                shared.note(f"{self._options['store']}: {error}: trying again")
+                if not is_told:
+                    path = self._options["store"]
+                    shared.note(f"{path}: {error}: trying again")
+                is_told = True
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 self.is_late = True

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -132,6 +132,13 @@ class Worker:
         """Return how many jobs are in each state."""
         lines = map(json.loads, self.ask("counts").splitlines())
         return {line["state"]: line["jobs"] for line in lines}
+
+
+def can_write(end: IO[bytes]) -> bool:
+    """Return whether a pipe has a reader."""
+    with contextlib.suppress(BrokenPipeError):
+        return bool(os.write(end.fileno(), b"x"))
+    return False
 
 
 def can_trace() -> bool:
@@ -248,8 +255,77 @@ class TestJobs:
                 assert worker.take()[0] == "1.2"
                 process.send_signal(signal.SIGCONT)
                 assert process.stderr
-                assert "another has it" in process.stderr.readline()
+                assert "another worker has it" in process.stderr.readline()
             assert worker.ask("done/1.2") == b"0"
+
+    def test_a_drained_queue_has_no_job_left(
+        self, bus: RealBus, client: Client, directory: Path
+    ) -> None:
+        """A job that waits for another try is left; a failed one is not."""
+        with Broker(bus, "--tries", "2"):
+            client.request("jobs/x")
+            path = str(directory / "at the second try")
+            command = f"test -e '{path}' || ! touch '{path}'"
+            words = ("work", "q", "--drain", "--", "sh", "-c", command)
+            done = sbus(bus.path, *words)
+            assert done == (0, "", "sbus: job 1.1: status 1\n")
+
+            client.request("jobs/x")
+            words = ("work", "q", "--drain", "--", "false")
+            done = sbus(bus.path, *words)
+            assert done.status == 1
+            assert "jobs that have failed: 1; see" in done.errors
+
+    def test_a_worker_that_is_told_to_leave(
+        self, bus: RealBus, client: Client, directory: Path
+    ) -> None:
+        """It begins no job.  A second signal ends the command of the last."""
+        fifo = str(directory / "fifo")
+        os.mkfifo(fifo)
+        with Broker(bus, "--retry-seconds", "60"):
+            worker = Worker(client)
+            client.request("jobs/x")
+            with started(bus.path, "work", "q", "cat", fifo) as process:
+                with open(fifo, "wb") as end:
+                    process.terminate()
+                    client.request("jobs/y")
+                    process.terminate()
+                    wait_for(lambda: not can_write(end))
+                assert outcome(process).errors == "sbus: job 1.1: status -15\n"
+            assert worker.counts() == {"ready": 1, "waits": 1}
+
+            # This one has no job in hand when it is told
+            with started(bus.path, "work", "q", "echo") as process:
+                assert process.stdout
+                assert process.stdout.readline() == "\n"
+                process.terminate()
+                client.request("jobs/z")
+                assert outcome(process) == (0, "", "")
+            states = worker.counts()
+            assert sum(states.values()) == 2 and "held" not in states
+
+    def test_a_command_has_a_session_of_its_own(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """What a terminal sends to a group of processes is not for it."""
+        with Broker(bus):
+            client.request("jobs/x")
+            command = ("cut", "-d ", "-f1,6", "/proc/self/stat")
+            words = ("work", "q", "--drain", "--", *command)
+            process_id, session_id = sbus(bus.path, *words).output.split()
+            assert process_id == session_id
+
+    def test_operators_hear_of_jobs_that_are_not_there(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        with Broker(bus):
+            for order in ("retry/7", "forget/7", "done/7"):
+                done = sbus(bus.path, "jobs", "q", order)
+                text = f"sbus: {order}: there is no such job\n"
+                assert done == (1, "", text)
+            done = sbus(bus.path, "jobs", "q", "retry/x")
+            assert (done.status, done.output) == (1, "")
+            assert "'x' is no number of a job" in done.errors
 
     def test_no_order_ends_the_broker(
         self, bus: RealBus, client: Client
@@ -515,37 +591,27 @@ class TestBus:
 class TestPage:
     """The programs of book/queue.md, each as it stands there."""
 
-    @pytest.mark.parametrize("language", ["python", "sh"])
-    def test_worker(
-        self, bus: RealBus, directory: Path, language: str
-    ) -> None:
-        """Both are given the job that the page's publisher stores."""
+    def test_programs(self, bus: RealBus, directory: Path) -> None:
+        """A publisher, a worker, and a program without the client."""
         page = (ROOT / "book/queue.md").read_text("utf-8")
         page = page.replace("queue/mail", "queue/q").replace("mail/", "jobs/")
-        form = rf"^```{language}\n(.*?)^```"
-        worker = re.findall(form, page, re.M | re.S)[-1]
+        form = r"^```(?:python|sh)\n(.*?)^```"
+        publisher, worker, bare = re.findall(form, page, re.M | re.S)
         python = [sys.executable, "-u", "-c"]
-        publisher = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[0]
-        for name, text in (
-            ("sbus", shlex.join(COMMAND) + ' "$@"'),
-            ("send.sh", 'echo sends "$(cat)"'),
-        ):
-            (directory / name).write_text(f"#!/bin/sh\n{text}\n")
-            (directory / name).chmod(0o755)
         options: dict[str, Any] = {"cwd": directory, "text": True}
         options["env"] = {
             **ENVIRONMENT,
             "SBUS_ADDRESS": bus.path,
-            "PATH": f"{directory}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
         }
         with Broker(bus):
             words = [*python, publisher]
             output = subprocess.check_output(words, **options)
             assert output == "stored as b'1'\n"
-            words = {"python": python, "sh": ["sh", "-c"]}[language]
+            output = subprocess.check_output(["sh", "-c", bare], **options)
+            assert json.loads(output)["state"] == "ready"
             with subprocess.Popen(
-                [*words, worker], stdout=subprocess.PIPE, **options
+                [*python, worker], stdout=subprocess.PIPE, **options
             ) as process:
                 assert process.stdout
                 assert "to Bob" in process.stdout.readline()
@@ -553,6 +619,29 @@ class TestPage:
                     queue = Worker(client)
                     wait_for(lambda: not queue.counts())
                 bus.stop()  # which ends the worker
+
+    def test_a_script_that_moves(self, bus: RealBus, directory: Path) -> None:
+        """The two halves of the page's script do each file once."""
+        page = (ROOT / "book/queue.md").read_text("utf-8")
+        script = re.findall(r"^    for (?:.*\n)+?\n", page, re.M)[0]
+        script = "for" + re.sub("#.*", "", script.partition("for")[2])
+        for name, text in (
+            ("sbus", shlex.join(COMMAND) + ' "$@"'),
+            ("lame", 'echo "$1" >>done'),
+        ):
+            (directory / name).write_text(f"#!/bin/sh\n{text}\n")
+            (directory / name).chmod(0o755)
+        files = [directory / f"{name}.wav" for name in ("-x", "a b", "c")]
+        for file in files:
+            file.touch()
+        path = f"{directory}:{os.environ['PATH']}"
+        own = {**ENVIRONMENT, "SBUS_ADDRESS": bus.path, "PATH": path}
+        script = script.replace("audio/", "jobs/").replace("audio", "q")
+        with Broker(bus):
+            words = ["sh", "-c", script]
+            subprocess.run(words, check=True, cwd=directory, env=own)
+        done = (directory / "done").read_text().splitlines()
+        assert sorted(done) == sorted(map(str, files))
 
 
 class Storm:
