@@ -12,6 +12,7 @@ import os
 import signal
 from subprocess import Popen, TimeoutExpired
 
+import sbus_client
 from sbus_client import (
     ASK_SECONDS,
     Client,
@@ -161,25 +162,25 @@ class Worker:
 
         Raises: SbusError if all others have failed.
         """
-        import json  # which a small Python lacks
-
-        lines = self.insist(b"counts").splitlines()
-        counts = {row["state"]: row["jobs"] for row in map(json.loads, lines)}
-        failed_count = counts.pop("failed", 0)
-        if failed_count and not counts:
+        states = self.insist(b"counts").splitlines()
+        if len(states) == 1 and b'"failed"' in states[0]:
             remedy = f"see `sbus jobs {self.queue.name} show`"
-            raise SbusError(f"jobs that have failed: {failed_count}; {remedy}")
-        return not counts
+            raise SbusError(f"jobs have failed: {remedy}")
+        return not states
 
     def do(self, job: bytes) -> bytes:
         """Run the command with a job; return its lease if the job is done."""
-        lease, seconds, key, payload = job.split(b"\0", 3)
+        try:
+            lease, seconds, key, payload = job.split(b"\0", 3)
+            lease_seconds = float(seconds)
+        except ValueError:
+            raise sbus_client.malformed("a malformed job", job) from None
         if self.is_leaving:  # the signal came while this worker waited
             self.insist(b"back/" + lease, b"its worker ends")
             return b""
 
         self.process = self.start(key, lease, payload)
-        status = self.wait(self.process, lease, float(seconds))
+        status = self.wait(self.process, lease, lease_seconds)
         self.process = None
         if status == 0:
             return lease
@@ -211,7 +212,12 @@ class Worker:
             try:
                 return process.wait(pause)
             except TimeoutExpired:
-                if self.insist(b"more/" + lease) == b"0":
+                try:
+                    is_kept = self.insist(b"more/" + lease) != b"0"
+                except SbusError as error:  # the command goes on
+                    shared.note(error)
+                    continue
+                if not is_kept:
                     text = "it was forgotten, or another worker has it"
                     shared.note(f"job {lease.decode()}: {text}")
                     pause = None
@@ -261,6 +267,8 @@ def jobs(options: shared.Options) -> None:
     forget/N; pause or resume giving jobs; purge, to forget all that are ready;
     done/N to forget a job.
     """
+    import json  # which a small Python lacks
+
     order = os.fsencode(options.order or "counts")
     with shared.open_bus(options) as bus:
         queue = Queue(bus, options.name)
@@ -268,4 +276,9 @@ def jobs(options: shared.Options) -> None:
         answer = queue.ask(order, b"", options.timeout)
     if answer == b"0" and b"/" in order:
         raise SbusError(f"{options.order}: there is no such job")
-    shared.write(answer + b"\n" if answer else b"")
+    for line in answer.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            raise sbus_client.malformed("a malformed answer", line) from None
+        shared.write(json.dumps(row).encode() + b"\n")

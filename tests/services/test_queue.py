@@ -33,7 +33,13 @@ from processes import (
     started,
 )
 from real_bus import RealBus, needs_root, wait_for
-from sbus_client import PACKET_BYTES_MAX, Client, RequestFailed, SbusError
+from sbus_client import (
+    PACKET_BYTES_MAX,
+    Client,
+    RequestFailed,
+    SbusError,
+    parse_request,
+)
 from sizes import either
 from tools import command_line
 
@@ -216,15 +222,15 @@ class TestJobs:
     def test_a_job_that_no_answer_can_hold(
         self, bus: RealBus, client: Client
     ) -> None:
-        """It fails like any other that nobody does, and harms none."""
-        with Broker(bus, "--tries", "1", "--lease-seconds", "0.1"):
-            client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 11))
-            client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 211))
+        """It has failed at once, and a worker gets the next one."""
+        with Broker(bus):
+            client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 4_300))
+            client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 4_100))
             worker = Worker(client)
-            with pytest.raises(TimeoutError):
-                client.request(worker.inbox + b"/take/0", b"", 0.2)
-            assert worker.take()[0] == "2.1"
-            assert worker.counts()["failed"] == 1
+            assert worker.take()[0] == "1.1"
+            assert worker.counts() == {"held": 1, "failed": 1}
+            job = json.loads(worker.ask("show").splitlines()[0])
+            assert job["problem"] == "it is too large to be given"
 
     def test_a_late_worker_may_say_done(
         self, bus: RealBus, client: Client
@@ -274,7 +280,7 @@ class TestJobs:
             words = ("work", "q", "--drain", "--", "false")
             done = sbus(bus.path, *words)
             assert done.status == 1
-            assert "jobs that have failed: 1; see" in done.errors
+            assert "jobs have failed: see" in done.errors
 
     def test_a_worker_that_is_told_to_leave(
         self, bus: RealBus, client: Client, directory: Path
@@ -303,6 +309,45 @@ class TestJobs:
                 assert outcome(process) == (0, "", "")
             states = worker.counts()
             assert sum(states.values()) == 2 and "held" not in states
+
+    def test_a_command_goes_on_without_a_broker(
+        self, bus: RealBus, client: Client, directory: Path
+    ) -> None:
+        """Also if the worker is told to leave."""
+        fifo = str(directory / "fifo")
+        os.mkfifo(fifo)
+        with Broker(bus, "--lease-seconds", "0.3") as broker:
+            client.request("jobs/x")
+            with started(bus.path, "work", "q", "cat", fifo) as process:
+                with open(fifo, "wb") as end:
+                    broker.kill()
+                    process.terminate()
+                    assert process.stderr
+                    assert "does not answer" in process.stderr.readline()
+                    end.write(b"the end")
+                assert outcome(process).output == "the end"
+
+    def test_strangers_in_place_of_a_broker(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """Nothing they answer is obeyed, by a terminal or by a worker."""
+        words = [("jobs", "q"), ("work", "q", "cat"), ("jobs", "q")]
+        answers = (b'"\\u001b[2J"\n"\xc2\x9b"', b"x", b"\033[2J")
+        shown = ('"\\u001b[2J"\n"\\u009b"\n', "", "")
+        for command, answer, output in zip(words, answers, shown):
+            client.subscribe("queue/q")
+            with started(bus.path, *command) as process:
+                for _ in range(2):
+                    asked = parse_request(client.receive(SECONDS_MAX))
+                    assert asked
+                    is_first = asked.key == b"queue/q"
+                    inbox = client.whoami().path + b"/inbox"
+                    client.subscribe(inbox + b"/")
+                    client.reply(asked, inbox if is_first else answer)
+                done = outcome(process)
+            assert done.output == output
+            assert done.errors.count("malformed") == (not output)
+            assert done.errors.count("\n") == done.status == (not output)
 
     def test_a_command_has_a_session_of_its_own(
         self, bus: RealBus, client: Client
@@ -445,8 +490,15 @@ class TestStore:
         path.symlink_to(directory / "elsewhere")
         assert "symbolic links" in error_of()
         path.unlink()
-        path.write_text("a file of somebody")
+        path.write_bytes(b"")
         path.chmod(0o600)
+        with contextlib.closing(sqlite3.connect(path)) as database, database:
+            database.execute("CREATE TABLE queue (format, name)")
+        assert "no such table: jobs" in error_of()
+        with contextlib.closing(sqlite3.connect(path)) as database, database:
+            database.execute("CREATE TABLE jobs (number)")
+        assert "no queue, not format 1 of queue 'q'" in error_of()
+        path.write_text("a file of somebody")
         assert "not a database" in error_of()
         assert path.read_text() == "a file of somebody"
 
@@ -518,6 +570,19 @@ class TestBus:
         with Broker(bus, "--lease-seconds", "60"):
             assert Worker(client).counts() == {"held": 1}
 
+    def test_a_clock_that_is_set_back(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """Then a job waits for one lease longer, and not for a day."""
+        with Broker(bus) as broker:
+            client.request("jobs/x")
+            assert Worker(client).take()[0] == "1.1"
+            assert Worker(client).ask("back/1.1") == b"1"
+        with contextlib.closing(sqlite3.connect(broker.store)) as store, store:
+            store.execute("UPDATE jobs SET due = due + 86400")
+        with Broker(bus, "--lease-seconds", "0.1"):
+            assert Worker(client).take()[0] == "1.2"
+
     def test_no_broker(self, bus: RealBus, client: Client) -> None:
         """A plain message is lost, and a request says so."""
         client.publish("jobs/x", b"lost")
@@ -544,6 +609,19 @@ class TestBus:
             heard = peer.fence()
             assert len(heard) == 2  # a worker's question, and the job
             assert not any(worker.inbox in packet for packet in heard)
+
+    def test_workers_are_on_the_brokers_bus(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """A number of the broker's user may be another user's elsewhere."""
+        own = client.whoami().path
+        client.subscribe(own + b"/")
+        with Broker(bus):
+            Worker(client)
+            below = own + b"/!/cred/0/%d/1/x" % os.getuid()
+            client.publish("queue/q", below + b"\0")
+            key, _ = client.receive(SECONDS_MAX)
+            assert key == below + b"/failed"
 
     @needs_root
     def test_strangers_store_and_never_take(self, directory: Path) -> None:
