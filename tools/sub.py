@@ -1,4 +1,4 @@
-"""sub: print messages as lines, in colour, as JSON or unchanged."""
+"""sub: print messages as lines, as JSON or unchanged."""
 
 from __future__ import annotations
 
@@ -20,23 +20,15 @@ MISSED_SECONDS = 1.0  # in which a server is to say what was missed
 Form = Callable[[Message, "int | None"], bytes]
 
 
-def text_form(is_coloured: bool) -> Form:
-    """Return what prints lines: a time, a tab, the key, a tab, the payload."""
-    import datetime  # which takes long
+def as_text(message: Message, when: int | None) -> bytes:
+    """Return a line: a time, a tab, the key, a tab, the payload."""
+    fields = [printable(message.key), printable(message.payload)]
+    if when is not None:
+        import datetime  # which takes long
 
-    colours = ("\x1b[2m", "\x1b[36m", "\x1b[m") if is_coloured else ("",) * 3
-    time_colour, key_colour, no_colour = colours
-
-    def as_text(message: Message, when: int | None) -> bytes:
-        stamp = ""
-        if when is not None:  # as ISO 8601 has it
-            moment = datetime.datetime.fromtimestamp(when / 1e9).astimezone()
-            stamp = moment.isoformat(timespec="microseconds")
-            stamp = f"{time_colour}{stamp}{no_colour}\t"
-        key, payload = printable(message.key), printable(message.payload)
-        return f"{stamp}{key_colour}{key}{no_colour}\t{payload}\n".encode()
-
-    return as_text
+        moment = datetime.datetime.fromtimestamp(when / 1e9).astimezone()
+        fields.insert(0, moment.isoformat(timespec="microseconds"))
+    return "\t".join(fields).encode() + b"\n"
 
 
 def as_payload(message: Message, _: int | None) -> bytes:
@@ -112,8 +104,7 @@ def sub(options: shared.Options) -> None:
     if options.time and options.form in (as_payload, as_null_ended):
         raise shared.UsageError("--time does not go with --raw or --null")
     secrets = [text for text in options.pattern if text.startswith("!/cred/")]
-    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    form = options.form or text_form(sys.stdout.isatty() and not is_plain)
+    form = options.form or as_text
     with shared.open_bus(options, options.reconnect) as bus:
         if options.discard:
             bus.control("blocking/soft/discard")

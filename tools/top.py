@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
 
 from sbus_client import Message, end_of, printable
 
@@ -18,10 +15,7 @@ from .shared import Options
 
 TOP_KEYS_MAX = 10_000  # beyond, the quieter half is forgotten
 HEADING = f"{'MESSAGES/S':>10} {'BYTES/S':>11} {'MESSAGES':>9}  KEY"
-# Another screen, without a cursor and without breaks in long lines
-ENTER_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[?7l"
-LEAVE_SCREEN = "\x1b[?7h\x1b[?25h\x1b[?1049l"
-HOME, CLEAR_BELOW, CLEAR_LINE = "\x1b[H", "\x1b[J", "\x1b[K"
+CLEAR_SCREEN = "\x1b[H\x1b[J"
 
 
 class Top:
@@ -56,42 +50,30 @@ class Top:
     def table(self, seconds: float) -> list[str]:
         """Return the lines for an interval of so many seconds; end it."""
         keys = self.loudest()
-        names = [f"({len(keys):,} key{'s' * (len(keys) != 1)})"]
-        names += map(printable, keys)
-        lines = [HEADING]
-        for key, name in zip([None, *keys], names):
-            messages = self.messages[key] / seconds
-            rates = f"{messages:10,.1f} {self.bytes[key] / seconds:11,.0f}"
-            lines.append(f"{rates} {self.totals[key]:9,}  {name}")
+        lines = [HEADING, self.line(None, f"(keys: {len(keys):,})", seconds)]
+        lines += [self.line(key, printable(key), seconds) for key in keys]
         self.messages.clear()
         self.bytes.clear()
         return lines
 
-
-@contextlib.contextmanager
-def screen() -> Iterator[None]:
-    """Use the terminal's other screen for a while, and leave no trace.
-
-    Raises: SystemExit on SIGTERM.
-    """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        shared.write(ENTER_SCREEN.encode("ascii"))
-        yield
-    finally:
-        shared.write(LEAVE_SCREEN.encode("ascii"))
+    def line(self, key: bytes | None, name: str, seconds: float) -> str:
+        """Return the line of a key, or of everything."""
+        messages = self.messages[key] / seconds
+        rates = f"{messages:10,.1f} {self.bytes[key] / seconds:11,.0f}"
+        return f"{rates} {self.totals[key]:9,}  {name}"
 
 
-def draw(lines: Sequence[str]) -> None:
+def draw(lines: list[str]) -> None:
     """Draw a table on a terminal, or print it and an empty line behind it."""
-    text = "".join(f"{line}\n" for line in [*lines, ""])
     if sys.stdout.isatty():  # draw what fits over the one before
         size = os.get_terminal_size(sys.stdout.fileno())
         columns = size.columns or 80
-        rows = size.lines or 24
-        shown = [f"{line[:columns]}{CLEAR_LINE}" for line in lines[:rows]]
-        text = HOME + "\n".join(shown) + CLEAR_BELOW
-    shared.write(text.encode())
+        rows = (size.lines or 24) - 1  # the last one is for the cursor
+        lines = [line[:columns] for line in lines[:rows]]
+        shared.write(CLEAR_SCREEN.encode("ascii"), at_once=False)
+    else:
+        lines = [*lines, ""]
+    shared.write("".join(f"{line}\n" for line in lines).encode())
 
 
 @shared.command(
@@ -112,10 +94,9 @@ def top(options: Options) -> None:
     with shared.open_bus(options) as bus:
         bus.control("blocking/soft/discard")  # looking on holds nobody up
         shared.subscribe(bus, options.pattern)
-        with screen() if sys.stdout.isatty() else contextlib.nullcontext():
-            for _ in itertools.islice(itertools.count(), options.count):
-                start = time.monotonic()
-                end = end_of(options.interval)
-                for message in shared.messages(bus, None, end):
-                    table.add(message)
-                draw(table.table(time.monotonic() - start))
+        for _ in itertools.islice(itertools.count(), options.count):
+            start = time.monotonic()
+            end = end_of(options.interval)
+            for message in shared.messages(bus, None, end):
+                table.add(message)
+            draw(table.table(time.monotonic() - start))

@@ -21,7 +21,6 @@ import pytest
 
 from client_ends import beside
 from commands import (
-    Terminal,
     is_gone,
     publish_all,
     sbus,
@@ -351,28 +350,14 @@ class TestSub:
         assert first == {"key": "k", "payload_base64": payload}
         assert second == {"key": "é", "payload": "two"}
 
-    COLOURS = "\x1b[2m{}\x1b[m\t\x1b[36mk\x1b[m\tv\\x1b[31m\r\n"
-
-    @pytest.mark.parametrize(
-        "environment, line",
-        [
-            ({"NO_COLOR": ""}, COLOURS),
-            ({"NO_COLOR": "1"}, "{}\tk\tv\\x1b[31m\r\n"),
-            ({"TERM": "dumb"}, "{}\tk\tv\\x1b[31m\r\n"),
-        ],
-    )
-    def test_colour_on_a_terminal(
-        self, bus: RealBus, environment: dict[str, str], line: str
-    ) -> None:
-        """Ours is there, unless not wanted; a message's is escaped."""
-        arguments = ("sub", "--time", "--count=1", "-a", bus.path)
-        with Terminal(*arguments, env=environment) as terminal:
-            wait_for_patterns(bus, 1)
-            publish_all(bus.path, ("k", b"v\x1b[31m"))
-            assert terminal.end() == 0
-            form = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}[+-]\d\d:\d\d"
-            stamp = re.search(form, terminal.output)
-            assert stamp and terminal.output == line.format(stamp[0])
+    def test_time(self, listener: Listener) -> None:
+        """It is of the form of ISO 8601, and of this time zone."""
+        with served(listener, "sub", "--time", "-n1") as (process, server):
+            server.send(b"MSG k\0v\x1b[31m")
+            done = outcome(process)
+        form = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}[+-]\d\d:\d\d"
+        assert (done.status, done.errors) == (0, "")
+        assert re.fullmatch(rf"{form}\tk\tv\\x1b\[31m\n", done.output)
 
 
 class TestPub:
