@@ -8,59 +8,42 @@ import sys
 import time
 from collections import Counter
 
-from sbus_client import Message, end_of, printable
+from sbus_client import end_of, printable
 
 from . import shared
 from .shared import Options
 
-TOP_KEYS_MAX = 10_000  # beyond, the quieter half is forgotten
-HEADING = f"{'MESSAGES/S':>10} {'BYTES/S':>11} {'MESSAGES':>9}  KEY"
+KEYS_MAX = 10_000  # beyond, the quieter half is forgotten
+HEADING = f"{'MESSAGES/S':>10} {'BYTES/S':>11}  KEY"
 CLEAR_SCREEN = "\x1b[H\x1b[J"
 
 
-class Top:
-    """The traffic of all keys, and of everything, which has no key."""
+class Traffic:
+    """What comes in an interval: under all keys, and in all, as under None."""
 
-    def __init__(self, by_bytes: bool = False) -> None:
-        self.messages: Counter[bytes | None] = Counter()  # of this interval
-        self.bytes: Counter[bytes | None] = Counter()  # of this interval
-        self.totals: Counter[bytes | None] = Counter()  # messages, of all time
-        self.order = [self.messages, self.bytes, self.totals]
-        if by_bytes:
-            self.order = [self.bytes, self.messages, self.totals]
+    def __init__(self, by_bytes: bool) -> None:
+        self.messages: Counter[bytes | None] = Counter({None: 0})
+        self.bytes: Counter[bytes | None] = Counter({None: 0})
+        self.order = self.bytes if by_bytes else self.messages
 
-    def add(self, message: Message) -> None:
+    def add(self, key: bytes, size: int) -> None:
         """Count a message."""
-        for key in message.key, None:
-            self.messages[key] += 1
-            self.bytes[key] += len(message.payload)
-            self.totals[key] += 1
-        if len(self.totals) > TOP_KEYS_MAX:
-            for key in self.loudest()[TOP_KEYS_MAX // 2 :]:
-                for counter in self.order:
-                    del counter[key]
-
-    def loudest(self) -> list[bytes]:
-        """Return all keys, the loudest first."""
-        keys = [key for key in self.totals if key is not None]
-        keys.sort()
-        keys.sort(key=lambda key: [-counter[key] for counter in self.order])
-        return keys
+        for name in None, key:
+            self.messages[name] += 1
+            self.bytes[name] += size
+        if len(self.order) > KEYS_MAX:
+            for name, _ in self.order.most_common()[KEYS_MAX // 2 :]:
+                del self.messages[name], self.bytes[name]
 
     def table(self, seconds: float) -> list[str]:
-        """Return the lines for an interval of so many seconds; end it."""
-        keys = self.loudest()
-        lines = [HEADING, self.line(None, f"(keys: {len(keys):,})", seconds)]
-        lines += [self.line(key, printable(key), seconds) for key in keys]
-        self.messages.clear()
-        self.bytes.clear()
+        """Return the lines for so many seconds, the loudest key first."""
+        lines = [HEADING]
+        for key, _ in self.order.most_common():
+            name = "(all keys)" if key is None else printable(key)
+            messages = self.messages[key] / seconds
+            rate = self.bytes[key] / seconds
+            lines.append(f"{messages:10,.1f} {rate:11,.0f}  {name}")
         return lines
-
-    def line(self, key: bytes | None, name: str, seconds: float) -> str:
-        """Return the line of a key, or of everything."""
-        messages = self.messages[key] / seconds
-        rates = f"{messages:10,.1f} {self.bytes[key] / seconds:11,.0f}"
-        return f"{rates} {self.totals[key]:9,}  {name}"
 
 
 def draw(lines: list[str]) -> None:
@@ -87,16 +70,16 @@ def top(options: Options) -> None:
     """Show the keys with the most messages a second, loudest first.
 
     On a terminal it redraws one table, elsewhere it prints another each time.
-    MESSAGES counts from the start.  If messages come too fast, top misses
-    some rather than slow their publishers (blocking/soft/discard).
+    If messages come too fast, top misses some rather than slow their
+    publishers (blocking/soft/discard).
     """
-    table = Top(options.bytes)
     with shared.open_bus(options) as bus:
         bus.control("blocking/soft/discard")  # looking on holds nobody up
         shared.subscribe(bus, options.pattern)
         for _ in itertools.islice(itertools.count(), options.count):
+            traffic = Traffic(options.bytes)
             start = time.monotonic()
             end = end_of(options.interval)
             for message in shared.messages(bus, None, end):
-                table.add(message)
-            draw(table.table(time.monotonic() - start))
+                traffic.add(message.key, len(message.payload))
+            draw(traffic.table(time.monotonic() - start))
