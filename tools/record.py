@@ -24,29 +24,19 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import BinaryIO, NamedTuple
 
 from sbus_client import ControlMessage, Message, SbusError, end_of, left_of
 
 from . import shared
-from .shared import Options, amount
+from .shared import Options, amount, errors_about
 from .stop import Job, leave, run_until_signal
 
 SEGMENT_MODE = 0o640  # messages may be nobody else's business
 LOCK_MODE = 0o600  # anybody who can read a file can lock it
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
 DAY = re.compile(r"\d{4}-\d\d-\d\d")
-
-
-@contextlib.contextmanager
-def errors_about(path: str) -> Iterator[None]:
-    """Name a file or folder in an error of the disk."""
-    try:
-        yield
-    except OSError as error:
-        raise SbusError(f"{path}: {error.strerror}") from None
 
 
 def open_ours(path: str, flags: int, folder: int | None = None) -> int:

@@ -39,6 +39,15 @@ def note(text: object) -> None:
         complain(text)
 
 
+@contextlib.contextmanager
+def errors_about(name: str) -> Iterator[None]:
+    """Name a file or folder in an error of the system.  Raises: SbusError."""
+    try:
+        yield
+    except OSError as error:
+        raise SbusError(f"{name}: {error.strerror}") from None
+
+
 def write(text: bytes, at_once: bool = True) -> None:
     """Write to standard output.
 
@@ -338,12 +347,9 @@ def tell_ready(options: Options, bus: Client) -> None:
     """Once the server has handled all so far, say so to --ready-fd."""
     if options.ready_fd:
         bus.sync(left_of(options.end))
-        try:
-            with open(options.ready_fd, "wb", buffering=0) as ready:
-                ready.write(b"ready\n")
-        except OSError as error:
-            problem = f"cannot be written to: {error.strerror}"
-            raise SbusError(f"what --ready-fd names {problem}") from None
+        with errors_about(f"--ready-fd {options.ready_fd}"):
+            os.write(options.ready_fd, b"ready\n")
+            os.close(options.ready_fd)
         options.ready_fd = None
 
 

@@ -244,8 +244,8 @@ class TestSub:
         words = ("sub", f"--ready-fd={writer}")
         done = sbus(bus.path, *words, pass_fds=[writer])
         os.close(writer)
-        what = "sbus: what --ready-fd names cannot be written to: Broken pipe"
-        assert done == (1, "", f"{what}\n")
+        what = f"sbus: --ready-fd {writer}: Broken pipe\n"
+        assert done == (1, "", what)
 
     def test_time_runs_out_before_it_is_ready(self, directory: Path) -> None:
         """It ends, although there is no bus."""
