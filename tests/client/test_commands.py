@@ -438,8 +438,8 @@ class TestPub:
     def test_rate(self, bus: RealBus, peer: Peer) -> None:
         """A message waits for its time, the first one does not."""
         start = time.monotonic()
-        words = ("pub", "k", "v", "--repeat=11", "--rate=40")
-        assert sbus(bus.path, *words) == (0, "", "")
+        words = ("pub", "k", "--lines", "--rate=40")
+        assert sbus(bus.path, *words, input="v\n" * 11) == (0, "", "")
         assert time.monotonic() - start >= 10 / 40
         assert peer.fence() == [publish(b"k", b"v")] * 11
 
