@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator
 
-import sbus_client
 from sbus_client import PacketError, PacketTooLarge, SbusError, left_of
 
 from . import json_lines, shared

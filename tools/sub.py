@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 
-from sbus_client import FIELDS, SECRET, Client, Message, left_of, printable
+from sbus_client import Client, Message, printable
 
 from . import shared
 from .json_lines import ERRORS, as_json
@@ -47,18 +45,6 @@ def form(name: str, form: Form, help: str) -> shared.Argument:
     return shared.argument(name, help, **choice)
 
 
-def filled(pattern: bytes, path: bytes) -> bytes:
-    """Return a pattern; a secret one has a path's fields where it has none."""
-    start = path.rindex(SECRET)
-    fields = FIELDS.match(pattern, start)
-    if not fields:
-        return pattern
-    numbers = path[start + len(SECRET) :].split(b"/")
-    known = [field or n for field, n in zip(fields.groups(), numbers)]
-    before, rest = pattern[:start], pattern[fields.end() :]
-    return b"%b!/cred/%b/%b/%b/%b" % (before, *known, rest)
-
-
 def note_missed(bus: Client) -> None:
     """Say how many messages were discarded, if the server knows [CTL-5]."""
     with contextlib.suppress(OSError, *ERRORS):
@@ -79,7 +65,6 @@ def note_missed(bus: Client) -> None:
     shared.RECONNECT,
     shared.flag("--last", "print first what `sbus keep` has"),
     shared.KEEPER,
-    shared.flag("--show-address", "print what secret patterns stand for"),
     shared.READY_FD,
     shared.COUNT,
     shared.DURATION,
@@ -97,23 +82,15 @@ def sub(options: shared.Options) -> None:
     the exit status is 1 if the time runs out before the count is reached.
     --discard prints at the end how many messages were missed.  --reconnect
     misses what others publish meanwhile; --last prints the last values again
-    after it.  --show-address prints on standard error the private key that
-    each secret pattern stands for: '!/cred////inbox' with the numbers of
-    this process.  --ready-fd closes the descriptor after a line.
+    after it.  --ready-fd closes the descriptor after a line.
     """
     if options.time and options.form in (as_payload, as_null_ended):
         raise shared.UsageError("--time does not go with --raw or --null")
-    secrets = [text for text in options.pattern if text.startswith("!/cred/")]
     form = options.form or as_text
     with shared.open_bus(options, options.reconnect) as bus:
         if options.discard:
             bus.control("blocking/soft/discard")
         shared.subscribe(bus, options.pattern)
-        if options.show_address:
-            path = bus.whoami(left_of(options.end)).path
-            for text in secrets:
-                address = printable(filled(os.fsencode(text), path))
-                print(address, file=sys.stderr, flush=True)
         shared.tell_ready(options, bus)
         try:
             count, end = options.count, options.end

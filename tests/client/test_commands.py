@@ -256,9 +256,7 @@ class TestSub:
             done = sbus(path, *words, pass_fds=[fd])
         assert done == (1, "", f"sbus: there is no bus at {path}\n")
 
-    @pytest.mark.parametrize(
-        "words", ["sub --last", "sub --show-address", "keep"]
-    )
+    @pytest.mark.parametrize("words", ["sub --last", "keep"])
     def test_bus_lost_before_it_answers(
         self, listener: Listener, words: str
     ) -> None:
@@ -274,24 +272,6 @@ class TestSub:
                 following.send(ANSWER)
                 assert following.receive() == WHOAMI
                 process.kill()
-
-    @pytest.mark.parametrize("prefix", ["", "!/cred/1/2/3/"])
-    def test_address(self, directory: Path, prefix: str) -> None:
-        """[CRED-6] [CRED-9] A secret pattern is shown with the subscriber's
-        numbers, behind what the server puts before them.
-        """
-        options = ("--cred-prefix", prefix[:-1]) if prefix else ()
-        pattern = f"{prefix}!/cred//{os.getuid()}//a/*"
-        words = ("sub", "--show-address", "-n1", "-q", "k", pattern)
-        with (
-            RealBus(directory, *options) as bus,
-            started(bus.path, *words) as process,
-        ):
-            own = f"!/cred/{os.getgid()}/{os.getuid()}/{process.pid}/a"
-            assert process.stderr
-            assert process.stderr.readline() == f"{prefix}{own}/*\n"
-            publish_all(bus.path, (f"{prefix}{own}/b", b"v"))
-            assert outcome(process) == (0, f"{prefix}{own}/b\tv\n", "")
 
     def test_reconnecting(self, directory: Path) -> None:
         """It may begin before the server, and goes on with the next."""
@@ -527,9 +507,7 @@ class TestServer:
     """Servers that do not answer."""
 
     @pytest.mark.parametrize(
-        "words",
-        ["whoami", "stats", "clients", "pub k v"]
-        + ["sub --show-address", "request k"],
+        "words", ["whoami", "stats", "clients", "pub k v", "request k"]
     )
     def test_silence(self, listener: Listener, words: str) -> None:
         """One line says in time that the server does not answer."""
