@@ -279,8 +279,7 @@ def option_parsers(
         about = command.run.__doc__ or sbus_client.docstring(file, start)
         about = about.replace("\n    ", "\n").rstrip()
         layout["description"] = about
-        first = about.partition("\n")[0].rstrip(".")
-        first = first[:1].lower() + first[1:]
+        first = about.partition("\n")[0]
         inner = parsers.add_parser(name, help=first, **layout)
         inner.epilog = f"example:\n  sbus {command.example}"
         inner.set_defaults(run=command.run)
