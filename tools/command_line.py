@@ -25,7 +25,7 @@ from . import shared
 COMMANDS = [
     *("sub", "pub", "request", "reply", "whoami"),
     *("stats", "clients", "top", "record", "keep", "bridge", "link"),
-    *("queue", "work", "jobs", "load", "completion", "help"),
+    *("queue", "work", "jobs", "load", "help"),
 ]
 # Where a command is, if that is not its name
 FILES = {"reply": "request", "whoami": "stats", "clients": "stats"}
@@ -53,8 +53,7 @@ def command_of(words: Sequence[str]) -> str:
     """Return the first word that is no option, and no option's value."""
     before = ""
     for word in words:
-        # An equals sign is a word of its own to the completion of bash
-        if word[:1] not in "-=" and before not in ("-a", "--address", "="):
+        if not word.startswith("-") and before not in ("-a", "--address"):
             return word
         before = word
     return ""
