@@ -51,11 +51,9 @@ def all_commands(names: Sequence[str] = COMMANDS) -> dict[str, shared.Command]:
 
 def command_of(words: Sequence[str]) -> str:
     """Return the first word that is no option, and no option's value."""
-    before = ""
-    for word in words:
+    for before, word in zip(["", *words], words):
         if not word.startswith("-") and before not in ("-a", "--address"):
             return word
-        before = word
     return ""
 
 

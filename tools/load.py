@@ -165,20 +165,19 @@ def load(options: Options) -> None:
     options.secret = os.urandom(SECRET_BYTES)
     options.seconds = options.seconds or (math.inf if options.count else 5)
     options.timeout = shared.ANSWER_SECONDS
-    shared.open_bus(options).close()  # or say why there is none
     signal.signal(signal.SIGTERM, lambda n, _: sys.exit(128 + n))
     children: Children = {}
-    try:
-        subscribers = start(hear, options, options.subscribers, children)
-        for pipe in subscribers:
-            report_from(pipe)  # that it has subscribed
-        publishers = start(publish, options, options.publishers, children)
-        counts, starts, ends = zip(*map(report_from, publishers))
-        with shared.open_bus(options) as bus:
+    with shared.open_bus(options) as bus:  # or say why there is none
+        try:
+            subscribers = start(hear, options, options.subscribers, children)
+            for pipe in subscribers:
+                report_from(pipe)  # that it has subscribed
+            publishers = start(publish, options, options.publishers, children)
+            counts, starts, ends = zip(*map(report_from, publishers))
             bus.publish(options.key + b"/end", options.secret)
-        parts, times = zip(*map(report_from, subscribers))
-    finally:
-        end(children)
+            parts, times = zip(*map(report_from, subscribers))
+        finally:
+            end(children)
     latencies: Counter[int] = sum(map(Counter, parts), Counter())
     received, first, last = sum(latencies.values()), min(starts), max(times)
     seconds = max(ends) - first

@@ -51,7 +51,6 @@ class TestUsage:
             ("-V", r"unrec.*: -V \(did you mean --version\?\)"),
             ("--versoin", r"unrec.*: --versoin \(did you mean --version\?\)"),
             ("sub --jsn", r"unrec.*: --jsn \(did you mean --json\?\)"),
-            ("reply k --jobs 3 -- no-such-program", f"{NONE} 'no-such-pro.*"),
             ("reply -j0 k cat", "argument -j/--jobs: '0' is not a whole .*"),
             ("whoami -a /dev/fd/x", "descriptor x: not a number"),
             ("sub -n 0", "argument -n/--count: '0' is not a whole number .*"),

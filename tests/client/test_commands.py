@@ -451,6 +451,16 @@ class TestReply:
             for key, reason in zip(keys, reasons)
         ]
 
+    def test_no_command(self, bus: RealBus) -> None:
+        """Whoever asks learns that there is none of this name."""
+        with started(bus.path, "reply", "k", "no-such-program") as process:
+            wait_for_patterns(bus, 1)
+            done = sbus(bus.path, "request", "-t99", "k", "x")
+            what = "[Errno 2] No such file or directory: 'no-such-program'"
+            assert done == (1, "", f"sbus: {what}\n")
+            process.terminate()
+            assert outcome(process).errors == f"sbus: k fails: {what}\n"
+
     def test_ready(self, bus: RealBus) -> None:
         """It says when it is there for requests."""
         reader, writer = os.pipe()
