@@ -133,7 +133,7 @@ def unmarked(word: str) -> str:
 
 def argument(names: str, help: str, **options: Any) -> Argument:
     """Return an argument, or an option, with the names in a text."""
-    if not names.startswith("-"):
+    if not names.startswith("-") and "choices" not in options:
         options = {"metavar": names.upper(), "type": unmarked, **options}
     return lambda to: to.add_argument(*names.split(), help=help, **options)
 
@@ -232,7 +232,7 @@ class OptionParser(argparse.ArgumentParser):
 
         Behind `--`, and in a command that another one runs, they may not.
         """
-        if any(action.nargs == "A..." for action in self._actions):
+        if any(action.nargs in ("...", "A...") for action in self._actions):
             return self.parse_args(words)
         cut = words.index("--") if "--" in words else len(words)
         # Marked by a byte that no word can have, none of them is an option
