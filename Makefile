@@ -246,6 +246,9 @@ ROOT = $(DESTDIR)$(PLACE)
 BIN = $(ROOT)/bin
 LIB = $(ROOT)/lib/sbus
 MAN = $(ROOT)/share/man
+BASH = $(ROOT)/share/bash-completion/completions
+ZSH = $(ROOT)/share/zsh/site-functions
+FISH = $(ROOT)/share/fish/vendor_completions.d
 # A name of Python is looked up again at each start, a path is not
 IS_PATH = $(findstring /,$(firstword $(PYTHON)))
 NAMED = /usr/bin/env $(PYTHON)
@@ -276,12 +279,16 @@ install:
 	@umask 022 && $(MAKE) --no-print-directory installed
 
 installed:
-	install -d "$(BIN)" "$(LIB)/sbus_tools" "$(LIB)/sbus_services" "$(MAN)/man1" "$(MAN)/man7"
+	install -d "$(BIN)" "$(LIB)/sbus_tools" "$(LIB)/sbus_services" "$(MAN)/man1" "$(MAN)/man7" \
+	    "$(BASH)" "$(ZSH)" "$(FISH)"
 	install -m 644 contrib/man/*.1 "$(MAN)/man1"
 	install -m 644 contrib/man/*.7 "$(MAN)/man7"
 	install -m 644 sbus.py sbus_client.py "$(LIB)"
-	install -m 644 tools/*.py tools/rules.txt "$(LIB)/sbus_tools"
+	install -m 644 tools/*.py tools/rules.txt tools/completion.*sh "$(LIB)/sbus_tools"
 	install -m 644 services/*.py "$(LIB)/sbus_services"
+	$(RUN) tools completion bash >"$(BASH)/sbus"
+	$(RUN) tools completion zsh >"$(ZSH)/_sbus"
+	$(RUN) tools completion fish >"$(FISH)/sbus.fish"
 	PYTHONPYCACHEPREFIX= $(RUN) -m compileall -q \
 	    -d "$(PLACE)/lib/sbus" "$(LIB)"
 	printf '%s\n' "$$SBUSD_STARTER" >"$(BIN)/sbusd"
@@ -291,6 +298,7 @@ installed:
 uninstall:
 	rm -f "$(BIN)/sbusd" "$(BIN)/sbus"
 	rm -f "$(MAN)/man1/sbusd.1" "$(MAN)/man1/sbus.1" "$(MAN)/man7/sbus.7"
+	rm -f "$(BASH)/sbus" "$(ZSH)/_sbus" "$(FISH)/sbus.fish"
 	rm -rf "$(LIB)"
 
 clean:

@@ -25,7 +25,7 @@ from . import shared
 COMMANDS = [
     *("sub", "pub", "request", "reply", "whoami"),
     *("stats", "clients", "top", "record", "keep", "bridge", "link"),
-    *("queue", "work", "jobs", "load", "help"),
+    *("queue", "work", "jobs", "load", "completion", "help"),
 ]
 # Where a command is, if that is not its name
 FILES = {"reply": "request", "whoami": "stats", "clients": "stats"}
@@ -52,7 +52,8 @@ def all_commands(names: Sequence[str] = COMMANDS) -> dict[str, shared.Command]:
 def command_of(words: Sequence[str]) -> str:
     """Return the first word that is no option, and no option's value."""
     for before, word in zip(["", *words], words):
-        if not word.startswith("-") and before not in ("-a", "--address"):
+        # An equals sign is a word of its own to the completion of bash
+        if word[:1] not in "-=" and before not in ("-a", "--address", "="):
             return word
     return ""
 

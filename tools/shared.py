@@ -219,8 +219,7 @@ class OptionParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: -"):
-            long = [n for n in self._option_string_actions if n[:2] == "--"]
-            hint = suggestion(message.split()[2], long)
+            hint = suggestion(message.split()[2], self.long_options())
             message += hint or " (write -- before what begins with '-')"
         elif message.startswith("unrecognized arguments: "):
             message += " (quote an argument that holds blanks)"
@@ -238,6 +237,10 @@ class OptionParser(argparse.ArgumentParser):
         # Marked by a byte that no word can have, none of them is an option
         marked = [f"\0{word}" for word in words[cut + 1 :]]
         return self.parse_intermixed_args([*words[:cut], *marked])
+
+    def long_options(self) -> list[str]:
+        """Return the long names of all options."""
+        return [n for n in self._option_string_actions if n[:2] == "--"]
 
     def _print_message(self, message: str, file: Any = None) -> None:
         write(message.encode())

@@ -1,4 +1,4 @@
-"""Tests of what all commands share: options, errors, help."""
+"""Tests of what all commands share: options, errors, help, completion."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class TestUsage:
             ),
             ("pub k --json", "give a KEY, or --json, whose lines have keys"),
             ("reply k", f"{REQUIRED}: COMMAND"),
+            ("completion", "name a shell: bash, zsh or fish"),
             ("load --size=7", "--size must be at least 8"),
+            ("completion sh", "argument shell: invalid choice: 'sh' .*"),
         ],
     )
     def test_wrong_usage(self, arguments: str, error: str) -> None:
@@ -445,3 +447,74 @@ class TestManual:
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         assert "SEE ALSO" in re.sub(".\b", "", done.stdout)
+
+
+BASH = """{script}
+COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _sbus sbus
+printf '%s\n' "${{COMPREPLY[@]}}"
+"""
+ZSH = """_files() {{ }}; compadd() {{ shift; print -l -- $@ }}
+_sbus() {{
+{script}}}
+words=({words}); CURRENT=$#words; _sbus"""
+FISH = """{script}
+complete -C {words}"""
+SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+
+
+class TestCompletion:
+    """completion: what may come next."""
+
+    @pytest.mark.parametrize(
+        "words, offers",
+        [
+            (["-a", "sub", "clients", ""], {"--timeout", "--json"}),
+            (["--address", "=", "sub", "record", ""], {"--segment-mib"}),
+            (["-q", ""], {"record", "clients", "--version"}),
+            (["sub", "-a", ""], set()),
+            (["--address", "=", ""], set()),
+            (["bridge", "--a"], {"--pattern"}),
+            (["help", ""], {"pub", "help"}),
+        ],
+    )
+    def test_words(self, words: list[str], offers: set[str]) -> None:
+        """Commands, then the options of the command; nothing for a file."""
+        found = run("tools", "completion", "words", *words[:-1]).output.split()
+        assert offers <= {*found} and bool(offers) == bool(found)
+        assert "--address" not in found or "bridge" not in words
+
+    @pytest.mark.parametrize(
+        "words, offers",
+        [
+            (["sbus", "st"], {"stats"}),
+            (["sbus", "stats", "--js"], {"--json"}),
+            (["sbus", "-a", "sub", "record", "--seg"], {"--segment-mib"}),
+            (["sbus", "completion", "z"], {"zsh"}),
+        ],
+    )
+    @pytest.mark.parametrize("shell", SCRIPTS)
+    def test_shells(
+        self, directory: Path, shell: str, words: list[str], offers: set[str]
+    ) -> None:
+        """They ask the command, wherever it is, for what fits."""
+        if not shutil.which(shell):
+            pytest.skip(f"{shell} is not there")
+        starter = directory / "sbus"
+        command = shlex.join([sys.executable, str(ROOT / "tools")])
+        starter.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        starter.chmod(0o755)
+        script = run("tools", "completion", shell).output
+        text = shlex.join(words)
+        if shell == "fish":
+            text = shlex.quote(" ".join(words))
+        env = {"PATH": f"{directory}:{os.environ['PATH']}"}
+        for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+            env[name] = str(directory)  # where fish keeps a history
+        done = subprocess.run(
+            [shell, "-c", SCRIPTS[shell].format(script=script, words=text)],
+            env={**ENVIRONMENT, **env},
+            capture_output=True,
+            text=True,
+        )
+        assert done.stderr == ""
+        assert offers <= {*done.stdout.split()}
