@@ -62,7 +62,7 @@ def publish(options: Options, n: int, bus: Client, pipe: BinaryIO) -> None:
     send(pipe, (sent, start, time.monotonic()))
 
 
-def hear(options: Options, _: int, bus: Client, pipe: BinaryIO) -> None:
+def hear(options: Options, index: int, bus: Client, pipe: BinaryIO) -> None:
     """Subscribe, and say so; then send how many messages took how long."""
     latencies: Counter[int] = Counter()  # by microseconds
     start, now = time.monotonic(), 0.0

@@ -277,8 +277,7 @@ class TestJobs:
             assert done == (0, "", "sbus: job 1.1: status 1\n")
 
             client.request("jobs/x")
-            words = ("work", "q", "--drain", "--", "false")
-            done = sbus(bus.path, *words)
+            done = sbus(bus.path, "work", "q", "--drain", "--", "false")
             assert done.status == 1
             assert "jobs have failed: see" in done.errors
 
