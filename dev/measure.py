@@ -24,11 +24,12 @@ CODE = {
     "sbus.py": 1_330,
     # It is to have 1,100
     "sbus_client.py": 1_287,
-    "tools/*.py": 1_300,
+    # It is to have 1,300, which would cost the completion of shells
+    "tools/*.py": 1_331,
     # It is to have 290
-    "services/link.py": 390,
+    "services/link.py": 413,
     # They are to have 340
-    "services/broker.py services/store.py services/work.py": 390,
+    "services/broker.py services/store.py services/work.py": 486,
     "spec/**/*.py": 4_300,  # 80 are for the stages, which are for students
     "spec/model.py": 475,
     # It is to have 2,000, which would cost a feature: `status` has 81 lines,
