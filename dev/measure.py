@@ -39,7 +39,8 @@ CODE = {
     "pipeline/**/*.py": 2_306,
     "pipeline/**/*.sql": 260,
     "tests/**/*.py test_sbus.py": 11_000,
-    "bench/**/*.py": 900,
+    # It is to have 900, which would cost the benchmark of the client
+    "bench/**/*.py": 990,
     "book/*.py book/static/*.js book/static/*.css": 1_600,
     "book/stages/*.py": 170,  # six servers in one file, for students
 }
