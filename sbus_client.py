@@ -56,7 +56,7 @@ import time
 import warnings
 import weakref
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn, TypeVar, Union, cast
 
@@ -576,6 +576,7 @@ TOO_LARGE = "a packet of {} bytes is above the limit of {} bytes"
 NO_BUFFER = "{} bytes: above the largest send buffer (net.core.wmem_max)"
 NO_ROOM = "the server takes nothing (a slow reader, or it is stopped)"
 LOST_PACKET = "a packet of {} bytes was received and lost; the limit is {}"
+NEW_ADDRESS = "ask whoami, and subscribe to the new address"
 GOODBYE = """the server at {} closed the connection: it stopped, or refused \
 this client; its log names pid {}, or counts it among others"""
 NO_LOOP = "AsyncClient is for asyncio, and no loop of it runs here"
@@ -1043,8 +1044,26 @@ class Connection(Packets):
             text = GOODBYE.format(self.address, self._pid)
             raise Disconnected(text) from None
         self._was_without = True
+        own_path = self._bus.own_path
         self._take_leave(ASK_AGAIN.format(self.address))
         self._become(State.LOST)
+        self._forget_address(own_path)
+
+    def _forget_address(self, path: bytes) -> None:
+        """Forget what was subscribed to under our address below another bus.
+
+        The next bus may have another prefix, and would refuse that each time.
+        Raises: PacketError, so that the program asks for its new address.
+        """
+        if path.count(SECRET) < 2:
+            return
+        start = SUBSCRIBE + path + b"/"
+        former = [x for x in self._told if x.startswith(start)]
+        for packet in former:
+            del self._told[packet]
+        if former:
+            pattern = quoted(former[0][len(SUBSCRIBE) :])
+            raise PacketError(f"{pattern} is over with its bus: {NEW_ADDRESS}")
 
     def _try(self, act: Callable[[], object]) -> bool:
         """Do something with the bus, or take a step to find one.
@@ -1405,7 +1424,7 @@ def run(call: Coroutine[Any, Any, Result]) -> Result:
 
 
 class Bell:
-    """The waiter of a thread: a pipe that anybody may make readable.
+    """The waiter of a thread: a descriptor that anybody may make readable.
 
     To ring takes no lock, so a signal handler may do it, whatever the thread
     is about to do.
@@ -1413,8 +1432,12 @@ class Bell:
 
     def __init__(self, wire_fd: int) -> None:
         """Make a bell for a socket.  Raises: SbusError."""
+        flags = os.O_CLOEXEC | os.O_NONBLOCK  # they are those of an eventfd
         with needed("descriptor"):
-            self.fds = list(os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+            if hasattr(os, "eventfd"):
+                self.fds = [os.eventfd(0, flags)]
+            else:
+                self.fds = list(os.pipe2(flags))
         self._is_rung = False
 
         # Three ways to wait for it: alone, or with an event of the socket
@@ -1433,7 +1456,8 @@ class Bell:
         if not self._is_rung:
             self._is_rung = True
             with contextlib.suppress(OSError, IndexError):
-                os.write(self.fds[-1], b"!")
+                # An eventfd takes eight bytes, and a pipe any number
+                os.write(self.fds[-1], b"\1" * 8)
 
     def silence(self) -> None:
         # A handler that rings in the midst of this is not heard; but the mark
@@ -1711,6 +1735,13 @@ class Client(Connection):
 CALLS_PER_TURN = 64  # that need not wait, before other tasks have a turn
 
 
+class Done:
+    """What AsyncClient.close returns, for those who await it."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
+
+
 class AsyncClient(Connection):
     """A connection to a bus, for asyncio.
 
@@ -1761,9 +1792,10 @@ class AsyncClient(Connection):
         """Return an iterator over what receive returns, without an end."""
         return self
 
-    def close(self) -> None:
-        """As Client.close: at once, and without await."""
+    def close(self) -> Done:
+        """As Client.close, at once; await what it returns, or do not."""
         self._close()
+        return Done()
 
     async def subscribe(self, pattern: Text, timeout: Timeout = None) -> None:
         """As Client.subscribe [SUB-1] [SUB-2]."""

@@ -49,12 +49,10 @@ def all_commands(names: Sequence[str] = COMMANDS) -> dict[str, shared.Command]:
 
 def command_of(words: Sequence[str]) -> str:
     """Return the first word that is no option, and no option's value."""
-    before = ""
-    for word in words:
+    for before, word in zip(["", *words], words):
         # An equals sign is a word of its own to the completion of bash
         if word[:1] not in "-=" and before not in ("-a", "--address", "="):
             return word
-        before = word
     return ""
 
 

@@ -270,8 +270,8 @@ class TestClose:
 
 
 async def closed_again(client: AsyncClient) -> None:
-    """Close a client beside another loop."""
-    client.close()
+    """Close a client as those do who are used to await that."""
+    await client.close()
 
 
 class TestConnections:

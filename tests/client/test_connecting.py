@@ -36,6 +36,7 @@ from sbus_client import (
     Client,
     Disconnected,
     Message,
+    PacketError,
     Reconnected,
     SbusError,
     TimedOut,
@@ -507,6 +508,23 @@ def test_pattern_that_the_bus_refuses(
             with contextlib.suppress(Disconnected):  # of the bus before
                 client.sync(SECONDS_MAX)
             client.sync(SECONDS_MAX)
+
+
+def test_address_below_another_bus(directory: Path, kind: Kind) -> None:
+    """It dies with its bus, as the next one may have another prefix."""
+    path = str(directory / "bus")
+    with RealBus(directory, "--cred-prefix", "!/cred/1/2/3") as bus:
+        client = kind(path, reconnect=True)
+        client.subscribe("a")
+        client.subscribe(client.whoami(SECONDS_MAX).path + b"/inbox")
+        bus.stop()
+    with client, RealBus(directory, "--cred-prefix", "!/cred/1/2/4"):
+        with pytest.raises(PacketError, match="inbox' is over with its bus"):
+            client.receive(SECONDS_MAX)
+        assert is_reconnected(client)
+        client.subscribe(client.whoami(SECONDS_MAX).path + b"/inbox")
+        client.publish("a")
+        assert client.receive(SECONDS_MAX) == (b"a", b"")
 
 
 def test_socket_that_the_program_closes(bus: RealBus) -> None:

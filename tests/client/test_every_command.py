@@ -169,8 +169,8 @@ def test_help_of_an_optimized_python(words: str) -> None:
 @pytest.mark.parametrize(
     "words",
     ["tools whoami", "tools pub k v", "tools request k v", "tools stats"]
-    + ["tools sub --show-address", "sbus_client.py whoami"]
-    + ["sbus_client.py pub k v", "sbus_client.py request k v"],
+    + ["sbus_client.py whoami", "sbus_client.py pub k v"]
+    + ["sbus_client.py request k v"],
 )
 @pytest.mark.filterwarnings("default")
 def test_one_time_for_all(words: str, monkeypatch: pytest.MonkeyPatch) -> None:

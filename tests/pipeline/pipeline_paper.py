@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -199,12 +198,3 @@ def write_segments(directory: Path, count: int, lines: int = 100) -> None:
         first = (segment - 1) * lines + 1
         text = map(capture_line, range(first, first + lines))
         (directory / f"R-{segment:06}.jsonl").write_text("".join(text))
-
-
-if __name__ == "__main__":  # for a benchmark: a large trace or capture
-    what, count, where = sys.argv[1:]
-    if what == "trace":
-        with open(where, "w") as trace:
-            trace.writelines(PaperBus(2_000, 500, 200).run(int(count)))
-    else:
-        write_segments(Path(where), int(count) // 100_000, 100_000)
