@@ -156,8 +156,8 @@ def runs_of(
             place = part.block, part.part, len(rows), file
             may_go_on = is_running and index == len(in_chain)
             rows.append((*place, run, began, prefix, may_go_on, part.high))
-    columns = dict(zip(schema_of(RUNS).names, zip(*rows), strict=True))
-    return pa.table(columns, schema_of(RUNS))
+    names = schema_of(RUNS).names
+    return pa.table(dict(zip(names, zip(*rows), strict=True)), schema_of(RUNS))
 
 
 def chains(parts: dict[str, list[Row]]) -> list[list[str]]:
