@@ -97,6 +97,8 @@ class PaperBus:
             self.holders[key] += Counter()  # only what is above 0 stays
 
     def close(self, c: int) -> None:
+        for m in self.waiting[c]:
+            self.write("drop", f',"m":{m},"c":{c},"reason":"deaf"')
         self.write("close", f',"c":{c},"reason":"end of input"')
         while self.held[c]:
             self.forget(c)
@@ -148,6 +150,8 @@ class PaperBus:
                 self.open()
             yield from self.lines
             self.lines.clear()
+        for c in list(self.held):
+            self.close(c)
         self.write("stop", ABOUT)
         yield from self.lines
 
