@@ -32,10 +32,13 @@ from .server import Program
 from .wire import READ_BYTES_MAX, SEND_BUFFER_BYTES
 
 WITHOUT_TEXTS = {"receive": 0, "whoami": 0, "close": 0}
+OPTIONAL = {"request": 2, "reply": 1}
 COMMANDS = {"subscribe": 1, "unsubscribe": 1, "publish": 2, **WITHOUT_TEXTS}
+COMMANDS.update(OPTIONAL)
 ANSWERS = {"ok": 0, "message": 2, "control": 2, "credentials": 1, "closed": 0}
+ANSWERS.update(answer=1, unknown=0)
 LINE_BYTES_MAX = 1 << 22
-QUESTIONS = ("receive", "whoami")  # which are not answered by ok
+QUESTIONS = ("receive", "whoami", "request")  # which are not answered by ok
 CREDENTIALS = b"!/cred/1/2/3"  # of a client that asks unexpectedly
 START_SECONDS_MAX = 10.0
 IDLE_SECONDS = 0.3  # after which a client is taken to wait

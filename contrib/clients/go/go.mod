@@ -1,0 +1,3 @@
+module sbus
+
+go 1.19

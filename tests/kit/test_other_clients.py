@@ -1,0 +1,244 @@
+"""Tests of the clients in contrib/clients/: the kit's examples for clients,
+and a conversation of each with ours.
+
+A client whose toolchain is not installed is skipped; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from conformance.clients import (
+    Adapter,
+    ClientKit,
+    Line,
+    all_client_cases,
+)
+from conformance.server import Program
+from processes import ROOT, SECONDS_MAX
+from real_bus import RealBus, wait_for
+from sbus_client import Client, Message, parse_request
+
+CLIENTS = ROOT / "contrib/clients"
+CREDENTIALS = b"!/cred/"
+
+
+class Language(NamedTuple):
+    """What a client needs, how its adapter is built, and how it is run."""
+
+    packages: str  # of Debian 12
+    build: str  # in its folder; a toolchain is its first word
+    run: str
+    fails: frozenset[str] = frozenset()  # examples, as the page says
+
+
+LANGUAGES = {
+    "c": Language(
+        "gcc",
+        "cc -std=gnu11 -O2 -Wall -Wextra -Werror -o {out}/adapter adapter.c",
+        "{out}/adapter",
+    ),
+    "go": Language(
+        "golang-go", "go build -o {out}/adapter ./adapter", "{out}/adapter"
+    ),
+    "perl": Language("perl", "perl -wc adapter.pl", "perl {here}/adapter.pl"),
+}
+
+
+@pytest.fixture(scope="module", params=LANGUAGES)
+def language(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Language, str]]:
+    """Build a client; give it, and the command of its adapter."""
+    name: str = request.param
+    language, here = LANGUAGES[name], CLIENTS / name
+    out = tmp_path_factory.mktemp(name)
+    words = language.build.format(out=out, here=here).split()
+    if not shutil.which(words[0]):
+        pytest.skip(f"{name} needs {language.packages}")
+
+    caches = {"GOCACHE": out / "go", "CARGO_HOME": out / "cargo"}
+    environment = {**os.environ, **{key: str(caches[key]) for key in caches}}
+    done = subprocess.run(
+        words,
+        cwd=here,
+        env={**environment, "GOFLAGS": "-mod=mod", "GOPROXY": "off"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+    assert done.returncode == 0, done.stderr
+    yield language, f"{language.run.format(out=out, here=here)} {{address}}"
+
+
+class Other:
+    """A client in another language, which does as it is told."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+
+    def answer(self) -> Line:
+        """Return its next answer."""
+        line = self._adapter.answer(SECONDS_MAX)
+        assert line, "it does not answer in time"
+        return line
+
+    def ask(self, word: str, *texts: bytes) -> Line:
+        """Have it do something; return its answer."""
+        self._adapter.tell(Line(word, texts))
+        return self.answer()
+
+
+Pair = tuple[RealBus, Client, Other]
+
+
+@pytest.fixture
+def pair(language: tuple[Language, str], directory: Path) -> Iterator[Pair]:
+    """Give a bus, our client, and the other one on it."""
+    with contextlib.ExitStack() as cleanup:
+        limits = ("--max-backlog", "1000000")
+        bus = cleanup.enter_context(RealBus(directory, *limits))
+        client = cleanup.enter_context(Client(bus.path))
+        program = Program(language[1], SECONDS_MAX)
+        cleanup.enter_context(program)
+        yield bus, client, Other(Adapter(program, bus.path, os.environ))
+
+
+@pytest.fixture
+def pool() -> Iterator[Executor]:
+    """Give a thread in which the other client is asked."""
+    with ThreadPoolExecutor(1) as threads:
+        yield threads
+
+
+def message(key: bytes, payload: bytes) -> Line:
+    """Return the answer of a client that has received a message."""
+    return Line("message", (key, payload))
+
+
+# Keys and payloads of all bytes, of none, and the largest
+ANYTHING = [
+    (b"empty", b""),
+    (b"two", b"\0\0x\0"),
+    (b" \t\r\n\xc3\xa9\xff ", bytes(range(256))),
+    (bytes({*range(1, 256)} - {*b"!"}), b"MSG a\0b\n"),
+    (b"large", b"\0" * 409_585),
+    (b"", b"last"),
+]
+
+
+def test_the_kit(language: tuple[Language, str]) -> None:
+    """[ADDR-1] [CLIENT-1] [CLIENT-2] [CLIENT-3] [CLIENT-5] [CLIENT-6]
+    [CLIENT-8] [CRED-12] It does all that the examples ask for.
+    """
+    kit = ClientKit(language[1], SECONDS_MAX)
+    results = map(kit.judge, all_client_cases())
+    failed = {one.case: one for one in results if one.verdict == "failed"}
+    assert failed.keys() == language[0].fails, failed
+
+
+def test_messages(pair: Pair) -> None:
+    """[PUB-4] [PUB-6] [CLIENT-2] Whole, and in order, both ways."""
+    _, client, other = pair
+    assert other.ask("subscribe", b"to/") == Line("ok")
+    assert other.ask("whoami").texts[0].startswith(CREDENTIALS)
+    client.subscribe("from/")
+    client.sync()
+    numbered = [(b"n", b"%d" % number) for number in range(100)]
+    messages = [*ANYTHING, *numbered]
+    for key, payload in messages:
+        client.publish(b"to/" + key, payload)
+    for key, payload in messages:
+        assert other.ask("receive") == message(b"to/" + key, payload)
+
+    for key, payload in messages:
+        assert other.ask("publish", b"from/" + key, payload) == Line("ok")
+    for key, payload in messages:
+        received = client.receive(SECONDS_MAX)
+        assert received == (b"from/" + key, payload)
+
+
+def test_a_bus_that_is_full(pair: Pair, pool: Executor) -> None:
+    """[CLIENT-3] It waits for a reader, and loses nothing."""
+    bus, client, other = pair
+    client.subscribe("slow")
+    client.sync()
+    payloads = [b"%d " % number + bytes(390_000) for number in range(12)]
+    answers = [
+        pool.submit(other.ask, "publish", b"slow", payload)
+        for payload in payloads
+    ]
+    with bus.connect() as root:
+
+        def someone_is_paused() -> bool:
+            users = root.stats()["users"].values()
+            return any(user["paused"] for user in users)
+
+        wait_for(someone_is_paused)
+    received = [client.receive(SECONDS_MAX) for _ in payloads]
+    assert received == [Message(b"slow", payload) for payload in payloads]
+    assert {answer.result() for answer in answers} == {Line("ok")}
+
+
+def test_requests_to_ours(pair: Pair, pool: Executor) -> None:
+    """[CLIENT-8] Answered, failed, too late; what comes between is kept."""
+    _, client, other = pair
+    other.ask("subscribe", b"news")
+    client.subscribe("service")
+    client.sync()
+    answers = []
+    for number in range(4):
+        asked = pool.submit(other.ask, "request", b"service", b"\0?")
+        client.publish("news", b"%d" % number)
+        question = parse_request(client.receive(SECONDS_MAX))
+        assert question and question.payload == b"\0?"
+        is_failure = number == 1
+        client.reply(question.failed() if is_failure else question, b"!\0")
+        client.reply(question, b"too late")
+        answers.append(asked.result())
+    words = [answer.word for answer in answers]
+    assert words == ["answer", "error", "answer", "answer"], answers
+    assert answers[0] == Line("answer", (b"!\0",))
+    client.publish("news", b"4")
+    for number in range(5):
+        assert other.ask("receive") == message(b"news", b"%d" % number)
+
+
+def test_requests_of_ours(pair: Pair, pool: Executor) -> None:
+    """[CRED-12] It answers what is a request, and nothing else."""
+    _, client, other = pair
+    other.ask("subscribe", b"service")
+    other.ask("whoami")
+    for payload in (b"", b"\0\n\xff"):
+        answer = pool.submit(client.request, "service", payload, SECONDS_MAX)
+        asked = other.ask("receive").texts[1]
+        assert asked.partition(b"\0")[2] == payload
+        assert other.ask("reply", payload + b"!") == Line("ok")
+        assert answer.result() == payload + b"!"
+    client.publish("service", b"no request")
+    other.ask("receive")
+    assert other.ask("reply", b"x").word == "error"
+
+
+def test_the_end(pair: Pair) -> None:
+    """[CLIENT-6] The last words come, and then the end, again and again."""
+    bus, client, other = pair
+    other.ask("subscribe", b"k")
+    other.ask("whoami")
+    client.publish("k", b"last words")
+    client.sync()
+    assert bus.stop() == 0
+    assert other.ask("receive") == message(b"k", b"last words")
+    for word in ("receive", "receive", "whoami"):
+        assert other.ask(word) == Line("closed")
+    assert other.ask("publish", b"k", b"") == Line("closed")
+    assert other.ask("request", b"k", b"") == Line("closed")
