@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import secrets
 import select
 import socket
@@ -29,20 +30,28 @@ from .examples import (
 )
 from .kit import NO_TIME, Result
 from .server import Program
+from .trial import NotApplicable
 from .wire import READ_BYTES_MAX, SEND_BUFFER_BYTES
 
-WITHOUT_TEXTS = {"receive": 0, "whoami": 0, "close": 0}
-OPTIONAL = {"request": 2, "reply": 1}
-COMMANDS = {"subscribe": 1, "unsubscribe": 1, "publish": 2, **WITHOUT_TEXTS}
-COMMANDS.update(OPTIONAL)
+COMMANDS = {"receive": 0, "whoami": 0, "close": 0, "subscribe": 1, "reply": 1}
+COMMANDS |= {"unsubscribe": 1, "publish": 2, "request": 2}
 ANSWERS = {"ok": 0, "message": 2, "control": 2, "credentials": 1, "closed": 0}
-ANSWERS.update(answer=1, unknown=0)
+ANSWERS |= {"answer": 1, "unknown": 0}
 LINE_BYTES_MAX = 1 << 22
 QUESTIONS = ("receive", "whoami", "request")  # which are not answered by ok
 CREDENTIALS = b"!/cred/1/2/3"  # of a client that asks unexpectedly
+REPLY = CREDENTIALS + b"/reply%d"  # so examples name the keys for answers
+OWN = re.compile(rb"(SUB |MSG [^\0]*\0)(%b/[^\0]*)" % CREDENTIALS)
+UNSAID = (b"CMSG ", b"SUB %b/" % CREDENTIALS, b"UNSUB %b/" % CREDENTIALS)
 START_SECONDS_MAX = 10.0
 IDLE_SECONDS = 0.3  # after which a client is taken to wait
-PLACES = ("path", "longest-path", "abstract-name", "SBUS_ADDRESS", "default")
+PATHS = ("path", "longest-path", "abstract-name", "SBUS_ADDRESS")
+PRIVATE = ("private", "private-link", "private-open")
+# How to make the client another user, where its address depends on that
+OTHER = "unshare --user --map-user={uid} --map-group={uid} "
+USERS = {"root": "unshare -Urm sh -c 'mount --bind $XDG_RUNTIME_DIR /run &&"}
+USERS["root"] += """ XDG_RUNTIME_DIR=/ exec "$@"' sh """
+USERS |= dict.fromkeys(("default", *PRIVATE), OTHER)
 
 
 class Line(NamedTuple):
@@ -155,7 +164,7 @@ class ClientCase(NamedTuple):
 
     name: str
     rules: tuple[str, ...]
-    place: str  # where the server is, one of PLACES
+    place: str  # where the server is: one of PATHS, or of USERS
     steps: tuple[ClientStep, ...]
 
 
@@ -174,7 +183,7 @@ def client_case(block: Block) -> ClientCase:
     place = "path"
     if lines[0].startswith("server "):
         place = lines.pop(0).partition(" ")[2]
-    if place not in PLACES:
+    if place not in {*PATHS, *USERS}:
         raise ValueError(f"{block.name}: no server is at {place!r}")
     steps = tuple(map(parse_client_step, lines))
     return ClientCase(block.name, block.rules, place, steps)
@@ -204,7 +213,9 @@ def parse_words(source: str, known: dict[str, int]) -> Line:
     return Line(word, tuple(map(parse_bytes, texts)))
 
 
-def place_of(kind: str, directory: str) -> tuple[Any, str, dict[str, str]]:
+def place_of(
+    kind: str, directory: str, uid: int
+) -> tuple[Any, str, dict[str, str]]:
     """Return where a server is, its address or none, and the environment."""
     path = f"{directory}/bus"
     hidden = ("SBUS_ADDRESS", "XDG_RUNTIME_DIR")
@@ -215,9 +226,17 @@ def place_of(kind: str, directory: str) -> tuple[Any, str, dict[str, str]]:
         return name.ljust(108, b"\0"), address, told
     if kind == "SBUS_ADDRESS":
         return path, "", {**told, kind: path}
-    if kind == "default":
+    if kind in ("default", "root"):
         told["XDG_RUNTIME_DIR"] = directory
         return f"{directory}/sbus.socket", "", told
+    if kind in PRIVATE:
+        private = f"/tmp/sbus-{uid}"
+        made = f"{directory}/x" if kind == "private-link" else private
+        os.mkdir(made)
+        os.chmod(made, 0o711 if kind == "private-open" else 0o700)
+        if kind == "private-link":
+            os.symlink(made, private)
+        return f"{private}/sbus.socket", "", told
     path = path.ljust(107, "x") if kind == "longest-path" else path
     return path, path, told
 
@@ -233,6 +252,8 @@ class ClientTalk:
         self._listener = listener
         self._wire: socket.socket | None = None
         self._unanswered: list[str] = []  # commands
+        self._patterns: tuple[bytes, ...] = ()  # for its own answers
+        self._reply_keys: dict[bytes, bytes] = {}  # by what they are here
         self.said: list[str] = []
 
     def hold(self, steps: Sequence[ClientStep]) -> None:
@@ -242,7 +263,21 @@ class ClientTalk:
             self._take(step)
         self._confirm()
 
-    def finish(self) -> None:
+    def judge(self, case: ClientCase) -> None:
+        """Raise Failure if the client does not do what a case says."""
+        if not case.place.startswith("private-"):
+            self.hold(case.steps)
+            return self._finish()
+
+        # It is not to connect
+        self.said += [step.source for step in case.steps]
+        self._adapter.tell(case.steps[0].lines[0])
+        with contextlib.suppress(Failure):  # which says how it has ended
+            self._adapter.answer(START_SECONDS_MAX)
+        if select.select([self._listener], [], [], 0)[0]:
+            raise Failure("the client has connected")
+
+    def _finish(self) -> None:
         """Raise Failure if a packet came that no step says."""
         self.said.append("(the client sends no more)")
         wire = self._connection()
@@ -251,7 +286,7 @@ class ClientTalk:
         wire.setblocking(False)
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             while (got := wire.recv(READ_BYTES_MAX)) != END:
-                if not got.startswith(b"CMSG "):
+                if not got.startswith(UNSAID):
                     raise Failure(f"the client also sent {describe(got)}")
 
     def _take(self, step: ClientStep) -> None:
@@ -289,6 +324,8 @@ class ClientTalk:
         """Raise Failure unless an answer is one of those."""
         if answer is None:
             raise Failure(f"the client does not answer {command} in time")
+        if answer.word == "unknown" and command in ("request", "reply"):
+            raise NotApplicable(f"the client has no {command}")
         fits = Line("error") if answer.word == "error" else answer
         if fits not in choices:
             raise Failure(f"the client answered {command} with {answer}")
@@ -309,6 +346,8 @@ class ClientTalk:
     def _send(self, packet: bytes) -> None:
         """Send the client a packet, or close."""
         wire = self._connection()
+        for key, name in self._reply_keys.items():
+            packet = packet.replace(name, key)
         try:
             wire.send(packet) if packet != END else wire.close()
         except OSError as error:
@@ -316,18 +355,33 @@ class ClientTalk:
 
     def _expect(self, packet: bytes) -> None:
         """Compare what the client sends with what the example says."""
-        while plain(got := self._receive()) != plain(packet):
-            if not got.startswith(b"CMSG "):
+        while plain(got := self._own(self._receive())) != plain(packet):
+            if not got.startswith(UNSAID):
                 what = describe(got) if got else "the end: it has closed"
                 raise Failure(f"the client sent {what}")
             if plain(got) == WHOAMI:
                 self._send(WHOAMI + b"\0" + CREDENTIALS)
+
+    def _own(self, packet: bytes) -> bytes:
+        """Return a packet, with the key for an answer as an example has it."""
+        match = OWN.match(packet)
+        if match and packet.startswith(b"SUB "):
+            self._patterns += (match[2].rstrip(b"*"),)
+        elif match:
+            if not match[2].startswith(self._patterns):
+                raise Failure("the client has not subscribed to its answer")
+            name = REPLY % (len(self._reply_keys) + 1)
+            name = self._reply_keys.setdefault(match[2], name)
+            packet = packet.replace(match[2], name, 1)
+        return packet
 
     def _receive(self) -> bytes:
         """Return the next packet of the client, or END."""
         wire = self._connection()
         if not self._adapter.wait(self._kit.seconds_max, wire.fileno()):
             self._confirm(self._kit.idle_seconds)  # it may have told why
+            if self._unanswered and (answer := self._adapter.answer(0)):
+                self._compare(self._unanswered[0], answer, ())
             raise Failure("the client sent nothing in time")
         try:
             return wire.recv(READ_BYTES_MAX)
@@ -366,27 +420,33 @@ class ClientKit:
 
     def judge(self, case: ClientCase) -> Result:
         """Run one case."""
-        if case.place == "default" and os.geteuid() == 0:
-            why = "needs to be run by another user than root"
-            return Result(case.name, case.rules, "not applicable", why)
         if time.monotonic() > self.end:
             return Result(case.name, case.rules, "not run", NO_TIME)
-        with self._talk(case.place) as talk:
-            try:
-                talk.hold(case.steps)
-                talk.finish()
-            except Failure as wrong:
-                told = str(wrong), tuple(talk.said)
-                return Result(case.name, case.rules, "failed", *told)
+        try:
+            with self._talk(case.place) as talk:
+                try:
+                    talk.judge(case)
+                except Failure as wrong:
+                    told = str(wrong), tuple(talk.said)
+                    return Result(case.name, case.rules, "failed", *told)
+        except NotApplicable as why:
+            return Result(case.name, case.rules, "not applicable", str(why))
         return Result(case.name, case.rules, "passed")
 
     @contextlib.contextmanager
     def _talk(self, kind: str) -> Iterator[ClientTalk]:
         """Start a client; raise Failure if it cannot be run."""
         with contextlib.ExitStack() as cleanup:
-            program = Program(self._command, self.seconds_max)
+            uid = secrets.randbelow(1 << 30) + (1 << 30)  # nobody's
+            start = USERS.get(kind, "").format(uid=uid)
+            program = Program(start + self._command, self.seconds_max)
             cleanup.enter_context(program)
-            place = place_of(kind, program.directory)
+            place = place_of(kind, program.directory, uid)
+            if kind in PRIVATE:
+                cleanup.callback(os.system, f"rm -r /tmp/sbus-{uid}")
+            test = {"shell": True, "env": place[2], "capture_output": True}
+            if start and subprocess.run(f"{start}true", **test).returncode:
+                raise NotApplicable("needs unshare, and the right to it")
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             cleanup.enter_context(listener)
             listener.bind(place[0])

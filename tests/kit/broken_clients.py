@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import signal
 import socket
 import sys
 from typing import Any, Callable, NamedTuple
@@ -167,6 +168,103 @@ def does_not_raise_its_buffer(write, bus, packet):
     if len(packet) > room:
         raise PacketTooLarge(f"more than {room} bytes")
     write(bus, packet)
+
+
+@broken("whoami-after-the-end", "Client.whoami")
+def waits_for_an_answer_after_the_end(whoami, bus):
+    try:
+        return whoami(bus)
+    except sbus_client.Disconnected:
+        signal.pause()
+
+
+# ---- Where the bus is
+
+
+@broken("address-of-root", "default_address")
+def knows_no_place_of_root(default_address):
+    return default_address() if os.getuid() else "/run/user/0/sbus.socket"
+
+
+@broken("address-in-a-private-directory", "default_address")
+def knows_no_private_directory(default_address):
+    address = default_address()
+    if address.startswith("/tmp/"):
+        raise AddressError("give an address")
+    return address
+
+
+@broken("private-directory-that-is-a-link", "checked_address")
+def follows_a_link(checked_address, address):
+    is_link = os.path.islink(os.path.dirname(address))
+    return address if is_link else checked_address(address)
+
+
+@broken("private-directory-that-is-open-to-others", "checked_address")
+def uses_what_others_may_enter(checked_address, address):
+    directory = os.path.dirname(address)
+    is_link = os.path.islink(directory)
+    return checked_address(address) if is_link else address
+
+
+# ---- Requests and their answers
+
+
+@broken("request-and-answer", "Client.request")
+def drops_what_precedes_an_answer(request, bus, key, payload):
+    answer = request(bus, key, payload)
+    bus._kept.clear()
+    return answer
+
+
+@broken("request-and-answer", "Client._write")
+def does_not_subscribe_to_answers(write, bus, packet):
+    if not packet.startswith(b"SUB !/cred/"):
+        write(bus, packet)
+
+
+@broken("request-that-fails", "Client.request")
+def takes_a_failure_for_an_answer(request, bus, key, payload):
+    try:
+        return request(bus, key, payload)
+    except sbus_client.RequestFailed as failure:
+        return str(failure).encode()
+
+
+@broken("answers-that-come-too-late", "Client._answer_request")
+def receives_late_answers(answer_request, bus, message):
+    reply_key = message.key.replace(b"/failed", b"")
+    is_awaited = reply_key in bus._bus.requests
+    return answer_request(bus, message) and is_awaited
+
+
+@broken("answers-that-come-too-late", "Client._answer_request")
+def takes_any_answer_for_its_own(answer_request, bus, message):
+    if message.key.startswith(bus._bus.reply_keys):
+        newest = [message.key, *bus._bus.requests][-1]
+        message = message._replace(key=newest)
+    return answer_request(bus, message)
+
+
+@broken("request-after-the-end", "Client.request")
+def requests_after_the_end(request, bus, key, payload):
+    try:
+        return request(bus, key, payload)
+    except sbus_client.Disconnected:
+        signal.pause()
+
+
+@broken("reply-to-a-request", "Client.reply")
+def answers_up_to_nul(reply, bus, asked, payload):
+    reply(bus, asked, payload.partition(b"\0")[0])
+
+
+@broken("reply-to-a-request", "owner_of")
+def answers_under_any_key(owner_of, key):
+    try:
+        return owner_of(key)
+    except sbus_client.PacketError:
+        return sbus_client.Credentials(0, 0, 0, key)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from sbus_client import (  # noqa: E402
     ControlMessage,
     Disconnected,
     SbusError,
+    parse_request,
 )
 
 
@@ -46,15 +47,29 @@ class Waiting:
         self.close()
 
 
-def perform(bus: Client | Waiting, command: str, *texts: bytes) -> list[str]:
-    """Do what a command says; return the words of the answer."""
+def perform(
+    bus: Client | Waiting, last: list[Any], command: str, *texts: bytes
+) -> list[str]:
+    """Do what a command says; return the words of the answer.
+
+    *last* has what was received last, to which a reply is.
+    """
     if command == "receive":
         received = bus.receive()
+        last[:] = [received]
         is_control = isinstance(received, ControlMessage)
         kind = "control" if is_control else "message"
         return [kind, *map(to_hex, received)]
     if command == "whoami":
         return ["credentials", to_hex(bus.whoami().path)]
+    if command == "request":
+        return ["answer", to_hex(bus.request(*texts))]
+    if command == "reply":
+        asked = parse_request(last[0])
+        if asked is None:
+            return ["error", "that is no request"]
+        bus.reply(asked, *texts)
+        return ["ok"]
     getattr(bus, command)(*texts)
     return ["ok"]
 
@@ -71,11 +86,12 @@ def from_hex(word: str) -> bytes:
 
 def serve(address: str, commands: Iterable[str], kind: Any = Client) -> None:
     """Connect, and answer commands, each in a line."""
+    last: list[Any] = []
     with kind(address or None) as bus:
         for line in commands:
             command, *words = line.split()
             try:
-                answer = perform(bus, command, *map(from_hex, words))
+                answer = perform(bus, last, command, *map(from_hex, words))
             except Disconnected:
                 answer = ["closed"]
             except SbusError as error:

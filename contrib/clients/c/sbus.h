@@ -78,7 +78,7 @@ static inline const char *sbus_default_address(char *room) {
 
     /* A '/' at the end has lstat follow a link */
     snprintf(directory, sizeof directory, "%s/", runtime ? runtime : "");
-    if (*directory == '/' && sbus_is_in(room, directory, 0022))
+    if (runtime && *runtime == '/' && sbus_is_in(room, directory, 0022))
         return room;
     snprintf(directory, sizeof directory, "/run/user/%u/", getuid());
     if (sbus_is_in(room, directory, 0022))
