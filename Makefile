@@ -176,7 +176,7 @@ ADAPTER = .venv/bin/python tests/kit/client_adapter.py {address}
 CLIENTS = --client 'sbus_client.py=$(ADAPTER)' \
     --client 'asyncio=$(ADAPTER) async' \
     --client 'C=build/client_adapter {address}'
-build/client_adapter: tests/kit/client_adapter.c
+build/client_adapter: contrib/clients/c/adapter.c contrib/clients/c/sbus.h
 	@mkdir -p $(@D)
 	$(CC) -O2 -o $@ $<
 

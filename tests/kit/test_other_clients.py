@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -33,51 +34,92 @@ CREDENTIALS = b"!/cred/"
 
 
 class Language(NamedTuple):
-    """What a client needs, how its adapter is built, and how it is run."""
+    """What a client needs, how its adapter is built, and how it is run.
 
-    packages: str  # of Debian 12
-    build: str  # in its folder; a toolchain is its first word
+    {out} is where what is built goes.
+    """
+
+    packages: str
+    needs: str  # a command that fails where these are not installed
+    build: str  # in a copy of the client's folder
     run: str
     fails: frozenset[str] = frozenset()  # examples, as the page says
 
 
+REGISTRY = "/usr/share/cargo/registry"
 LANGUAGES = {
     "c": Language(
         "gcc",
+        "cc --version",
         "cc -std=gnu11 -O2 -Wall -Wextra -Werror -o {out}/adapter adapter.c",
         "{out}/adapter",
     ),
     "go": Language(
-        "golang-go", "go build -o {out}/adapter ./adapter", "{out}/adapter"
+        "golang-go",
+        "go version",
+        "go build -o {out}/adapter ./adapter",
+        "{out}/adapter",
     ),
-    "perl": Language("perl", "perl -wc adapter.pl", "perl {here}/adapter.pl"),
+    "rust": Language(
+        "cargo and librust-socket2-dev",
+        f"sh -c 'cargo --version && ls -d {REGISTRY}/socket2-*'",
+        "cargo build --offline --example adapter --target-dir {out}"
+        """ --config 'source.crates-io.replace-with="debian"'"""
+        f""" --config 'source.debian.directory="{REGISTRY}"'""",
+        "{out}/debug/examples/adapter",
+    ),
+    "javascript": Language(
+        "nodejs, and koffi by npm install -g",
+        """node -e 'require("koffi")'""",
+        "node --check sbus.js",
+        "env NODE_PATH={modules} node adapter.js",
+    ),
+    "perl": Language("perl", "perl -v", "perl -wc Sbus.pm", "perl adapter.pl"),
+    "shell": Language(
+        "socat",
+        "socat -V",
+        "sh -n sbus.sh",
+        "env TMPDIR={out} sh adapter.sh",
+        frozenset(["abstract-name"]),  # socat takes no NUL byte
+    ),
 }
+# Where npm installs for all, unless that is said
+MODULES = os.environ.get(
+    "NODE_PATH", "/usr/lib/node_modules:/usr/local/lib/node_modules"
+)
 
 
 @pytest.fixture(scope="module", params=LANGUAGES)
 def language(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Language, str]]:
-    """Build a client; give it, and the command of its adapter."""
+) -> tuple[Language, str]:
+    """Build a client; return it, and the command of its adapter."""
     name: str = request.param
-    language, here = LANGUAGES[name], CLIENTS / name
+    language = LANGUAGES[name]
     out = tmp_path_factory.mktemp(name)
-    words = language.build.format(out=out, here=here).split()
-    if not shutil.which(words[0]):
-        pytest.skip(f"{name} needs {language.packages}")
+    here = out / "source"
+    shutil.copytree(CLIENTS / name, here)
+    caches = {"GOCACHE": f"{out}/cache", "CARGO_HOME": f"{out}/cargo"}
+    environment = {**os.environ, **caches, "NODE_PATH": MODULES}
 
-    caches = {"GOCACHE": out / "go", "CARGO_HOME": out / "cargo"}
-    environment = {**os.environ, **{key: str(caches[key]) for key in caches}}
-    done = subprocess.run(
-        words,
-        cwd=here,
-        env={**environment, "GOFLAGS": "-mod=mod", "GOPROXY": "off"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_MAX,
-    )
-    assert done.returncode == 0, done.stderr
-    yield language, f"{language.run.format(out=out, here=here)} {{address}}"
+    def do(command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            shlex.split(command.format(out=out)),
+            cwd=here,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+        )
+
+    with contextlib.suppress(FileNotFoundError):
+        if do(language.needs).returncode == 0:
+            done = do(language.build)
+            assert done.returncode == 0, done.stderr
+            command = language.run.format(out=out, modules=MODULES)
+            command = command.replace(" adapter", f" {here}/adapter")
+            return language, f"{command} {{address}}"
+    pytest.skip(f"{name} needs {language.packages}")
 
 
 class Other:
