@@ -44,13 +44,17 @@ CODE = {
     "book/*.py book/static/*.js book/static/*.css": 1_600,
     "book/stages/*.py": 170,  # six servers in one file, for students
 }
+CLIENTS = "c/sbus.h go/sbus.go rust/src/lib.rs javascript/sbus.js perl/Sbus.pm"
+CLIENTS += " shell/sbus.sh"
+CODE.update({f"contrib/clients/{name}": 200 for name in CLIENTS.split()})
 # Pages, and how many lines each may have
 LINES = {
     "README.md": 150,
     "SECURITY.md": 90,
     "CONTRIBUTING.md": 90,
 }
-COMMENTS = ("--", "//", "/*", "*")  # how one begins where it is not Python's
+COMMENTS = ("--", "//", "/*", "* ", "*/")  # how one begins, but in Python
+HASH = (".pm", ".pl", ".sh")  # or by this sign in these files
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -101,7 +105,8 @@ def code_line_count(file: Path) -> int:
     if file.suffix == ".py":
         return len(code_lines(source))
     lines = filter(None, map(str.strip, source.splitlines()))
-    return sum(not line.startswith(COMMENTS) for line in lines)
+    comments = "#" if file.suffix in HASH else COMMENTS
+    return sum(not f"{line} ".startswith(comments) for line in lines)
 
 
 def figures_of_code() -> Iterator[Figure]:

@@ -122,14 +122,14 @@ static inline int sbus_connect(struct sbus *bus, const char *address) {
 /* ---- What is sent */
 
 /* Send a packet by one call, which waits while the bus is busy [CLIENT-3].
- * A key without payload has no NUL byte behind it. */
+ * A key without payload has no NUL byte behind it.  *start* is the key for an
+ * answer, or NULL. */
 static inline int sbus_send(struct sbus *bus, const char *kind,
-                            const char *key, const char *reply_key,
+                            const char *key, const char *start,
                             const void *payload, size_t size) {
-    size_t reply_key_size = reply_key ? strlen(reply_key) + 1 : 0;
     struct iovec parts[] = {{(char *)kind, strlen(kind)},
                             {(char *)key, strlen(key) + (payload != NULL)},
-                            {(char *)reply_key, reply_key_size},
+                            {(char *)start, start ? strlen(start) + 1 : 0},
                             {(void *)payload, size}};
     struct msghdr packet = {.msg_iov = parts, .msg_iovlen = 4};
 
