@@ -148,7 +148,7 @@ class TestPage:
         for rule, one, two in (
             (FIRST, "not run", ""),
             ("CRED-12", "", "1/1 passed"),
-            ("ADDR-1", "not run", "4/4 passed"),  # which is for both
+            ("ADDR-1", "not run", "8/8 passed"),  # which is for both
         ):
             cells = cell.findall(row(text, rule))
             assert cells == [one, two]
