@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import fcntl
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,30 +36,60 @@ from .stop import leave, run_until_signal
 SEGMENT_MODE = 0o640  # messages may be nobody else's business
 LEFT = """another host left it hidden: if its recorder is gone, rename it \
 without the dot"""
+BLOCK_BYTES = 1 << 20  # that are searched at once for the last line feed
+HIDDEN = re.compile(r"\..*-.*\.jsonl")
 LEFT_SECONDS = 3_600  # after which nobody seems to write a hidden segment
 
 
-def keep(file: BinaryIO, hidden: Path) -> None:
-    """Close a segment, and give it its name once it is on disk."""
-    with file:
-        os.fsync(file.fileno())
-    hidden.rename(hidden.with_name(hidden.name[1:]))
-    for directory in hidden.parent, hidden.parents[1]:  # the names, too
-        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+def open_own(name: str, flags: int, folder: int) -> int:
+    """Open a file of ours, or of root, that is no link and has none.
+
+    Others may write to the folder.  Raises: OSError.
+    """
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+    file = os.open(name, flags, SEGMENT_MODE, dir_fd=folder)
+    about = os.fstat(file)
+    is_ours = about.st_uid in (os.geteuid(), 0) and about.st_nlink == 1
+    if is_ours and stat.S_ISREG(about.st_mode):
+        return file
+    os.close(file)
+    raise OSError(errno.EPERM, f"{name} is no file of ours")
 
 
-def recover(hidden: Path) -> None:
+def open_folder(name: str, folder: int) -> int:
+    """Open a folder that is no link.  Raises: OSError."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    return os.open(name, flags, dir_fd=folder)
+
+
+def keep(file: BinaryIO, root: int, folder: int, hidden: str) -> None:
+    """Close a segment and its folder; name it once it is on disk."""
+    try:
+        with file:
+            os.fsync(file.fileno())
+        os.rename(hidden, hidden[1:], src_dir_fd=folder, dst_dir_fd=folder)
+        for directory in folder, root:  # the names, too
+            os.fsync(directory)
+    finally:
+        os.close(folder)
+
+
+def recover(hidden: str, root: int, folder: int) -> None:
     """Keep the whole lines of a segment that a dead recorder has left."""
-    size = hidden.read_bytes().rfind(b"\n") + 1
+    file = os.fdopen(open_own(hidden, os.O_RDWR, folder), "rb+", 0)
+    size = os.fstat(file.fileno()).st_size
+    end = 0
+    while size and not end:
+        start = max(0, size - BLOCK_BYTES)
+        block = os.pread(file.fileno(), size - start, start)
+        end = block.rfind(b"\n") + 1
+        size = start + end
     if not size:
-        return hidden.unlink()
-    os.truncate(hidden, size)
-    keep(hidden.open("rb"), hidden)
-    shared.note(f"recovered {hidden.name[1:]}")
+        file.close()
+        return os.unlink(hidden, dir_fd=folder)
+    os.truncate(file.fileno(), size)
+    keep(file, root, os.dup(folder), hidden)
+    shared.note(f"recovered {hidden[1:]}")
 
 
 class Recorder:
@@ -93,38 +125,59 @@ class Recorder:
         """Make the directory, and recover what is in it."""
         with self._named_errors():
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.directory / f".{self._name}.lock").open("w")
+            flags = os.O_RDONLY | os.O_DIRECTORY
+            self._root = os.open(self.directory, flags)
+            flags = os.O_RDWR | os.O_CREAT
+            self._lock = open_own(f".{self._name}.lock", flags, self._root)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 problem = "another recorder of this host writes there"
                 raise SbusError(f"{self.directory}: {problem}") from None
-            for hidden in sorted(self.directory.glob(f"*/.{self._name}_*")):
-                recover(hidden)
-            self._name_what_others_left()
+            for day in sorted(os.listdir(self._root)):
+                with contextlib.suppress(NotADirectoryError):
+                    folder = open_folder(day, self._root)
+                    self._recover_day(day, folder)
+                    os.close(folder)
         return self
 
-    def _name_what_others_left(self) -> None:
-        """Name the old hidden segments of other hosts.
+    def _recover_day(self, day: str, folder: int) -> None:
+        """Recover our hidden segments of a day; name old ones of others.
 
-        Our own are recovered before.  Whether the recorders of others live is
-        not known here, as a lock may not reach other hosts.  A container has a
-        new host name at each start.
+        Whether the recorders of other hosts live is not known here, as a lock
+        may not reach them.  A container has a new host name at each start.
         """
-        for hidden in sorted(self.directory.glob("*/.*-*.jsonl")):
+        for name in sorted(os.listdir(folder)):
             with contextlib.suppress(FileNotFoundError):
-                age = time.time() - hidden.stat().st_mtime
-                if age > LEFT_SECONDS:
-                    shared.note(f"{hidden}: {LEFT}")
+                if name.startswith(f".{self._name}_"):
+                    self._recover(name, folder)
+                elif HIDDEN.fullmatch(name):
+                    about = os.lstat(name, dir_fd=folder)
+                    if time.time() - about.st_mtime > LEFT_SECONDS:
+                        path = self.directory / day / name
+                        shared.note(f"{path}: {LEFT}")
+
+    def _recover(self, hidden: str, folder: int) -> None:
+        """Recover a segment, unless it is not ours."""
+        try:
+            recover(hidden, self._root, folder)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ELOOP, errno.ENXIO):
+                raise
+            shared.note(f"{self.directory}: {hidden} stays: it is not ours")
 
     def __exit__(self, *_: object) -> None:
         """Keep the last segment."""
-        with self._lock, self._named_errors():
-            self._helper.shutdown()
-            if self._file:
-                keep(self._file, self._hidden)
-            if self._keeping:
-                self._keeping.result()
+        try:
+            with self._named_errors():
+                self._helper.shutdown()
+                if self._file:
+                    keep(self._file, *self._place)
+                if self._keeping:
+                    self._keeping.result()
+        finally:
+            os.close(self._root)
+            os.close(self._lock)
 
     def seconds_left(self) -> float | None:
         """Return after how many seconds the segment is to end."""
@@ -160,7 +213,7 @@ class Recorder:
         """
         assert self._file
         before = self._keeping
-        self._keeping = self._helper.submit(keep, self._file, self._hidden)
+        self._keeping = self._helper.submit(keep, self._file, *self._place)
         self._file = None
         if before:
             with self._named_errors():
@@ -169,12 +222,16 @@ class Recorder:
     def _begin(self) -> BinaryIO:
         """Create the next segment."""
         self.segments += 1
-        folder = self.directory / time.strftime("%Y-%m-%d", time.gmtime())
-        folder.mkdir(exist_ok=True)
-        self._hidden = folder / f".{self.rec}-{self.segments:06}.jsonl"
-        self._hidden.touch(SEGMENT_MODE, exist_ok=False)
+        day = time.strftime("%Y-%m-%d", time.gmtime())
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(day, dir_fd=self._root)
+        folder = open_folder(day, self._root)
+        hidden = f".{self.rec}-{self.segments:06}.jsonl"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        file = open_own(hidden, flags, folder)
+        self._place = self._root, folder, hidden
         self._end = end_of(self.seconds_max)
-        return self._hidden.open("wb", buffering=0)
+        return os.fdopen(file, "wb", 0)
 
 
 @shared.command(

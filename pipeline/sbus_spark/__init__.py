@@ -7,10 +7,13 @@ captures.  Each step is a function, and a command.
     inputs      what needs no library: errors, and what arguments mean
     messages    columns, and which lines of a capture are messages
     matching    which keys patterns select
-    source      the format `sbus` for Spark's own programs
-    marks       which segments a table has
-    table       ingest, compact, expire, and those who read
-    repairs     lines that were mended, and tables of version 0.2
+    captures    the segments that recorders wrote
+    tables      a Delta table: its files and its commits
+    known       which segments need not be looked at again
+    upkeep      compact and expire
+    intake      ingest: captures to tables, each message once
+    reading     read_table, show and replay
+    source      for Spark's own programs
     states      what a table has, and what it lacks
     views       queries of files of SQL, by their names
     report      the traffic in a table, in numbers and as a page
@@ -33,11 +36,14 @@ MODULES = {
     "audits": ("audit", "summary"),
     "cli": ("main", "run"),
     "inputs": ("InputError", "PipelineError", "Selection"),
+    "intake": ("ingest",),
     "matching": ("selected",),
+    "reading": ("read_table", "replay"),
     "report": ("page", "summarize"),
     "sessions": ("JavaError", "find_java", "session"),
-    "source": ("register",),
-    "table": ("compact", "expire", "ingest", "read_table", "replay"),
+    "source": ("read_capture", "register"),
+    "tables": (),
+    "upkeep": ("compact", "expire"),
 }
 __all__ = [name for names in MODULES.values() for name in names]
 

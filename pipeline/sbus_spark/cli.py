@@ -29,7 +29,7 @@ from . import inputs
 from .inputs import PipelineError, Selection, key_text, printable
 
 if TYPE_CHECKING:
-    from .table import Batch
+    from .intake import Batch
 
 SHOWN_MAX = 1_000  # breaches; the function `audit` returns all
 # In what Spark says of an error: one of ours, or its innermost cause
@@ -57,7 +57,7 @@ REMEDIES = {
 def run_ingest(options: argparse.Namespace) -> int:
     """Add new segments of a capture to a table."""
     until = until_signal() if options.follow else None
-    from . import repairs, sessions, table
+    from . import intake
 
     remarks: list[str] = []
 
@@ -75,12 +75,18 @@ def run_ingest(options: argparse.Namespace) -> int:
                 flush=True,
             )
 
-    spark = functools.cache(functools.partial(sessions.session, size=0))
+    @functools.cache
+    def spark() -> Any:
+        """Return a session, once there is something to do."""
+        from . import sessions
+
+        return sessions.session(size=0)
+
     where = options.capture, options.table
-    if options.again:  # first, as ingest names what is left out then
-        again = repairs.ingest_again(*where)
+    if options.again:
+        again = intake.mend(options.table)
         print("{} messages mended, {} lines left quarantined".format(*again))
-    counts = table.ingest(spark, *where, until, options.clean, report)
+    counts = intake.ingest(spark, *where, until, options.clean, report)
     print("{} messages ingested, {} lines quarantined".format(*counts))
     if options.follow:
         return 0
@@ -96,15 +102,6 @@ def until_signal() -> threading.Event:
     return until
 
 
-def run_convert(options: argparse.Namespace) -> int:
-    """Convert a table of version 0.2."""
-    from . import repairs
-
-    count = repairs.convert(options.table)
-    print(f"the table is converted; it has {count:,} recorder runs")
-    return 0
-
-
 def run_status(options: argparse.Namespace) -> int:
     """Show what a table has, what it lacks, and what waits."""
     from . import states
@@ -117,16 +114,16 @@ def run_status(options: argparse.Namespace) -> int:
     is_old = states.age_of(state) > options.max_age
     if is_old:
         note(f"{options.table}: what is oldest is older than --max-age")
-    is_missing = any(state.get(name) for name in ("gaps", "torn", "grown"))
+    is_missing = any(state.get(name) for name in ("gaps", "torn"))
     return 1 if is_old or is_missing else 0
 
 
 def run_show(options: argparse.Namespace) -> int:
     """Show the messages of a table, in the order of their times."""
-    from . import table
+    from . import reading
 
     form = json_line if options.json else text_line
-    for row in table.rows_of(options.table, selection_of(options)):
+    for row in reading.rows_of(options.table, selection_of(options)):
         print(form(row))
     return 0
 
@@ -155,18 +152,18 @@ def json_line(row: dict[str, Any]) -> str:
 
 def run_compact(options: argparse.Namespace) -> int:
     """Merge the small files of each day."""
-    from . import table
+    from . import upkeep
 
-    counts = table.compact(options.table)
+    counts = upkeep.compact(options.table)
     print("{} files became {}; {} older ones are removed".format(*counts))
     return 0
 
 
 def run_expire(options: argparse.Namespace) -> int:
     """Drop the old days of a table."""
-    from . import table
+    from . import upkeep
 
-    messages, lines = table.expire(options.table, options.before)
+    messages, lines = upkeep.expire(options.table, options.before)
     print(
         f"the days before {options.before} are dropped: {messages} messages"
         f" and {lines} lines of the quarantine"
@@ -176,16 +173,16 @@ def run_expire(options: argparse.Namespace) -> int:
 
 def run_report(options: argparse.Namespace) -> int:
     """Write a report of the traffic in a table."""
-    from . import report, sessions, table
+    from . import reading, report, sessions, tables
 
     # An error comes before Spark starts
-    table.open_table(options.table)
+    tables.open_table(options.table)
     output = Path(options.output)
     if not options.json:
         output.open("a").close()
     spark = sessions.session()
     selection = selection_of(options)
-    messages = table.read_table(spark, options.table, selection)
+    messages = reading.read_table(spark, options.table, selection)
     numbers = report.summarize(messages)
     if options.json:
         print(json.dumps(numbers))
@@ -241,11 +238,11 @@ def describe(row: Any) -> str:
 
 def run_replay(options: argparse.Namespace) -> int:
     """Publish the messages of a table again."""
-    from . import table
+    from . import reading
 
     selection = selection_of(options)
     where = options.table, options.address
-    count = table.replay(*where, options.speed, selection)
+    count = reading.replay(*where, options.speed, selection)
     print(f"{count} messages published")
     return 0
 
@@ -301,8 +298,7 @@ def option_parser() -> OptionParser:
     ingest = command(run_ingest, example, capture=recorded, table=new)
     add(ingest, "--follow", "go on until interrupted")
     add(ingest, "--clean", "remove ingested segments")
-    about = "take in mended lines, and the rest of half copied segments"
-    add(ingest, "--again", about)
+    add(ingest, "--again", "take in lines mended in the quarantine, too")
     add(ingest, "--strict", "exit with status 1 if a line is quarantined")
 
     status = command(run_status, "table capture --max-age 1h", **made)
@@ -348,7 +344,6 @@ def option_parser() -> OptionParser:
     add(replay, "--speed", about, type=SPEED, default=math.inf)
     add_selection(replay)
 
-    command(run_convert, "table", table="a table of version 0.2")
     command(run_prepare, "")
     return parser
 
@@ -444,7 +439,10 @@ def run(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if options.verbose:
             traceback.print_exc()
-        note(explain(error))
+        reason, where = explain(error), getattr(options, "table", "")
+        is_named = isinstance(error, (PipelineError, SbusError))
+        is_named = is_named or where in reason
+        note(reason if is_named else f"{where}: {reason}")
         return 2
 
 

@@ -11,15 +11,16 @@ import contextlib
 import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 import sbus
 
 from .messages import bytes_of_key, schema_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 NOBODY = "0 0 0"  # whose ids do not matter
 HELD = "pattern string, shape string"  # that of the pattern, as JSON
@@ -35,6 +36,7 @@ def selected(messages: DataFrame, patterns: Sequence[str]) -> DataFrame:
     which are lines that are no messages.  A secret key is treated as any
     other.
     """
+    from pyspark.sql import functions as F
 
     @F.arrow_udf("boolean")  # type: ignore[attr-defined,untyped-decorator]
     def is_selected(keys: pa.Array) -> pa.Array:

@@ -42,6 +42,7 @@ ARROW = {
     "timestamp": pa.timestamp("us", "UTC"),
 }
 CHUNK_BYTES = 1 << 20  # of lines that are parsed at once
+LINE_BYTES_MAX = 16 << 20  # after which a line is cut, and no message
 COMPRESSED = (".gz", ".bz2", ".zst")  # which Arrow knows by their names
 
 
@@ -55,10 +56,11 @@ SCHEMA = schema_of(COLUMNS)
 READ = schema_of(f"{COLUMNS}, corrupt string")
 # A line of a capture is a JSON object with at least these members; data may
 # be missing
-LINE = schema_of(
+LINES = (
     "rec string, n long, t long, host string, key string, size long,"
     " data string"
 )
+LINE = schema_of(LINES)
 
 
 # ==== Lines of files =========================================================
@@ -70,7 +72,8 @@ def lines_of(
     """Yield texts of the lines that begin in some bytes of a file.
 
     Each has about CHUNK_BYTES.  The last line of a file may be torn: without
-    its line feed.  *end* does not matter for a compressed file.
+    its line feed.  A line of more than LINE_BYTES_MAX is cut.  *end* does not
+    matter for a compressed file.
     Raises: InputError for a compressed file that is cut or broken.
     """
     position = max(start - 1, 0)
@@ -86,13 +89,19 @@ def lines_of(
         while position < end:
             try:
                 text = stream.read(min(end - position, CHUNK_BYTES))
-                if not text.endswith(b"\n"):
-                    text += stream.readline()
+                position += len(text)
+                if text and not text.endswith(b"\n"):
+                    rest = stream.readline(LINE_BYTES_MAX)
+                    text += rest
+                    while rest[LINE_BYTES_MAX - 1 :] not in (b"", b"\n"):
+                        position += len(rest)
+                        rest = stream.readline(LINE_BYTES_MAX)
+                        text = text[:-1] + rest[-1:]
+                    position += len(rest)
             except OSError as error:
                 raise InputError(f"{path}: {error}") from None
             if not text:
                 return
-            position += len(text)
             yield text
 
 

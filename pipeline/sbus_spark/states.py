@@ -6,10 +6,12 @@ import math
 import time
 from typing import Any
 
-from .inputs import absolute, utc_text
-from .marks import COMPACTED, bounds_in, news, read_log
-from .source import Capture, Segments
-from .table import dataset_of, files_of, parts_of
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from .captures import Capture, Segment
+from .inputs import moment_of, utc_text
+from .known import Known
+from .tables import COMPACTED, files_of, parts_of, rows_in
 
 State = dict[str, Any]
 SILENT_DAYS_SHOWN = 7  # days with messages, the last one among them
@@ -31,78 +33,87 @@ def state(table: str, capture: str | None = None) -> State:
     | gaps | in words, which segments are missing |
     | waiting, waiting_bytes | segments of the capture to be ingested |
     | wait_seconds | for which the oldest of them waits |
-    | torn | segments that end within a line |
-    | grown | segments that were read while they were half copied |
+    | torn | segments that end within a line, or cannot be read |
     | hidden | by its path: seconds since an incomplete file was written |
 
-    Null stands for what there is not.  The last six are of a capture.
+    Null stands for what there is not.  The last five are of a capture.  No
+    time after now counts, as of a host whose clock is ahead.
     Raises: InputError as open_table.
     """
     now = time.time()
     (where, opened), *others = parts_of(table)
-    log = read_log(where, opened.version())
     files = files_of(opened)
-    bounds = bounds_in(log.marks)
-    runs = runs_of(table, files, bounds, now)
-    lags = [run["lag_seconds"] for run in runs.values()]
-    compacted = log.marks.get(COMPACTED)
+    known = Known(where, opened)
+    compacted = opened.transaction_version(COMPACTED)
     changed = opened.history(1)[0]["timestamp"] / 1_000
+    runs = runs_of(where, files, {*known.runs}, now)
+    for name, run in runs.items():
+        bounds = known.runs.get(name, [[1]])[0]
+        run["last"] = bounds[-1] - 1
+    lags = [run["lag_seconds"] for run in runs.values()]
     result: State = {
         "messages": opened.count(),
         "files": len(files),
-        "bytes": sum(file["size_bytes"] for file in files),
+        "bytes": pc.sum(files["size_bytes"]).as_py() or 0,
         "quarantined": sum(quarantine.count() for _, quarantine in others),
         "changed_seconds": round(now - changed, 1),
         "compacted_seconds": compacted and round(now - compacted / 1_000, 1),
         "lag_seconds": min(lags, default=None),
         "runs": runs,
     }
-
-    # The gaps are of all recorders; what waits may fill some
-    segments: Segments = dict.fromkeys(bounds, {})
     if capture:
-        source = Capture({"path": absolute(capture)})
-        listed, hidden = source.files()
-        arrivals = news(segments | listed, log, source.is_whole)
-        waits = [now - segment.written for segment in arrivals.new]
+        source = Capture(capture)
+        segments, hidden = source.files()
+        known.trust(segments)
+        new = [segment for segment in segments if not known.has(segment)]
+        torn = [segment for segment in new if not is_sound(source, segment)]
+        waiting = [segment for segment in new if segment not in torn]
+        waits = [now - segment.written for segment in waiting]
         result |= {
-            "waiting": len(arrivals.new),
-            "waiting_bytes": sum(segment.size for segment in arrivals.new),
+            "waiting": len(waiting),
+            "waiting_bytes": sum(segment.size for segment in waiting),
             "wait_seconds": round(max(waits), 1) if waits else None,
-            "torn": [segment.path for segment in arrivals.torn],
-            "grown": [segment.path for segment in arrivals.grown],
+            "torn": [segment.path for segment in torn],
             "hidden": {x: round(now - hidden[x], 1) for x in sorted(hidden)},
         }
-    else:
-        arrivals = news(segments, log)
-    return result | {"missing": len(arrivals.gaps), "gaps": arrivals.gaps}
+        known.add(waiting)  # they may fill gaps
+    gaps = known.gaps()
+    return result | {"missing": len(gaps), "gaps": gaps}
 
 
-def runs_of(
-    table: str, files: list[State], bounds: dict[str, list[int]], now: float
-) -> State:
+def is_sound(source: Capture, segment: Segment) -> bool:
+    """Return whether a segment can be read, and is whole."""
+    try:
+        return source.is_whole(segment)
+    except OSError:
+        return False
+
+
+def runs_of(where: str, files: Any, recorders: set[str], now: float) -> State:
     """Return what a state says of recorder runs.
 
     They are those of the last day, and of a host that was silent on it those
     of its own last day, if that is not long ago.
     """
     runs: State = {}
-    days = sorted({file["partition.day"] for file in files})
-    for day in days[: -1 - SILENT_DAYS_SHOWN : -1]:
+    today = moment_of(now).date()
+    days = files["partition.day"]
+    past = sorted(x for x in pc.unique(days).to_pylist() if x <= today)
+    for day in past[: -1 - SILENT_DAYS_SHOWN : -1]:
         seen = {host_of(name) for name in runs}
-        if seen.issuperset(map(host_of, bounds)):
+        if seen and seen.issuperset(map(host_of, recorders)):
             break
-        of_day = [file for file in files if file["partition.day"] == day]
-        rows = dataset_of(table, of_day).to_table(["recorder", "time"])
+        of_day = files.filter(pc.equal(days, day))
+        is_past = pc.field("time") <= moment_of(now)
+        rows = rows_in(where, of_day, ["recorder", "time"], is_past)
         last = rows.group_by("recorder").aggregate([("time", "max")])
         for row in last.to_pylist():
-            name, time = row["recorder"], row["time_max"].timestamp()
+            name, at = row["recorder"], row["time_max"].timestamp()
             if host_of(name) not in seen:
-                runs[name] = {
-                    "last": (bounds.get(name) or [1])[-1] - 1,
-                    "time": utc_text(time),
-                    "lag_seconds": round(now - time, 1),
-                }
+                about = {"time": utc_text(at), "lag_seconds": now - at}
+                runs[name] = {"last": 0, **about}
+    for run in runs.values():
+        run["lag_seconds"] = round(run["lag_seconds"], 1)
     return dict(sorted(runs.items()))
 
 
@@ -114,12 +125,16 @@ def host_of(recorder: str) -> str:
 def age_of(state: State) -> float:
     """Return the seconds of what is oldest.
 
-    That is the time since the last message, infinite without any; or since a
-    segment that waits, or a hidden file, was written.
+    That is the time since the last message of a host, infinite without any;
+    or since a segment that waits, or a hidden file, was written.
     """
-    lag = math.inf if state["lag_seconds"] is None else state["lag_seconds"]
+    lags: dict[str, float] = {}
+    for name, run in state["runs"].items():
+        host = host_of(name)
+        lags[host] = min(lags.get(host, math.inf), run["lag_seconds"])
     hidden = state.get("hidden", {}).values()
-    return float(max([lag, state.get("wait_seconds") or 0.0, *hidden]))
+    waits = [state.get("wait_seconds") or 0.0, *hidden]
+    return float(max([*(lags.values() or [math.inf]), *waits]))
 
 
 def metrics_of(state: State) -> list[str]:

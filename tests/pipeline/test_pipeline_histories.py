@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import gzip
 import json
 import os
 import random
@@ -27,11 +28,11 @@ from sizes import either
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from pipeline_bed import TIMEOUT
-from sbus_spark import PipelineError, marks, repairs, source, table
+from sbus_spark import PipelineError, intake, tables, upkeep
 from sbus_spark.inputs import BusyError
 
 pytest_plugins = "pipeline_session"
@@ -48,7 +49,6 @@ WEIGHTS = {
     "arrive_hidden": 1,
     "arrive_half": 2,
     "ingest": 4,
-    "ingest_again": 1,
     "ingest_killed": 4,
     "two_at_once": 3,
     "compact": 1,
@@ -78,15 +78,14 @@ class History:
         self.capture.mkdir()
         self.do = do
         self.kill_at = ""
-        self.began = time.time_ns() // 1_000_000
         # of each recorder, by number: its day and lines
         self.recorded: dict[str, list[tuple[Any, list[str]]]] = {}
         self.arrived: dict[Segment, int] = {}  # how many whole lines
         self.torn: set[Segment] = set()  # that end within a line
         self.taken: dict[Segment, int] = {}  # lines that were read
+        self.noted: dict[Segment, int] = {}  # bytes, as the table has noted
         self.expected: set[Row] = set()
         self.aside: set[str] = set()
-        self.forgotten: set[Segment] = set()  # half, and the log is cleaned
         self.expired = datetime.date.min  # days before it were dropped
         # what a version of the table has, while its files are there
         self.versions: dict[int, tuple[set[Row], dict[Segment, int], Any]] = {}
@@ -173,19 +172,6 @@ class History:
         self.run(self.do, self.random.random() < 0.4)
         self.took(here)
 
-    def ingest_again(self) -> None:
-        """Take in the rest of what was half copied, and is whole now."""
-        if self.table.exists():
-            here = self.here()
-            repairs.ingest_again(str(self.capture), str(self.table))
-            for segment, count in here.items():
-                before = self.taken.get(segment, count)
-                if before < count and segment not in self.lost():
-                    expected = {*self.expected}
-                    self.take(segment, count)
-                    if self.is_expired(segment):
-                        self.expected = expected
-
     def ingest_killed(self) -> None:
         """Ingest, and be killed anywhere."""
         here = self.here()
@@ -194,14 +180,14 @@ class History:
             self.run(self.do_killed, self.random.random() < 0.4)
         except Killed:
             if self.kill_at == "end":
-                self.took(here)
+                self.took(here, is_noted=False)
         else:
             self.took(here)
         self.kill_at = ""
 
     def two_at_once(self) -> None:
         """Ingest while another ingest has begun, and let both end."""
-        here = self.here()
+        here, noted = self.here(), dict(self.noted)
         is_first = self.random.random() < 0.5
 
         def do(work: Work, count: int) -> Sequence[Any]:
@@ -216,10 +202,8 @@ class History:
             self.run(do, self.random.random() < 0.4)
         except PipelineError as error:
             assert "another ingest, compact" in str(error)
-        except Exception as error:  # the second has removed a segment
-            assert "No such file" in str(error), error
-        else:
-            self.took(here)
+        else:  # it notes what it knows
+            self.took(here, noted)
 
     def second(self) -> None:
         """Be the other ingest: more may have arrived."""
@@ -232,28 +216,19 @@ class History:
         if self.table.exists():
             for path in self.table.rglob("*"):
                 os.utime(path, (0, 0))
-            table.compact(str(self.table))
+            upkeep.compact(str(self.table))
             self.versions.clear()
 
     def expire(self) -> None:
         """Let days expire; what comes later stays."""
         if self.table.exists():
             day = self.random.choice(DAYS)
-            table.expire(str(self.table), day)
+            upkeep.expire(str(self.table), day)
             for segment, count in self.taken.items():
                 of, lines = self.recorded[segment[0]][segment[1] - 1]
                 if of < day:
                     self.expected -= rows_in(lines[:count])
             self.expired = max(day, self.expired)
-
-    def is_expired(self, segment: Segment) -> bool:
-        """Return whether the day of a segment has expired."""
-        recorder, number = segment
-        return bool(self.recorded[recorder][number - 1][0] < self.expired)
-
-    def lost(self) -> set[Segment]:
-        """Return halves of which nobody takes in the rest."""
-        return {x for x in self.forgotten if self.is_expired(x)}
 
     def restore(self) -> None:
         """Let the table be again what it was."""
@@ -264,6 +239,7 @@ class History:
                 opened.restore(version)
                 rows, taken, self.expired = self.versions[version]
                 self.expected, self.taken = set(rows), dict(taken)
+                self.noted.clear()
                 for segment in {*self.arrived} - {*self.here()}:
                     if self.arrived[segment] > taken.get(segment, -1):
                         del self.arrived[segment]  # it has to come again
@@ -272,13 +248,13 @@ class History:
     def run(self, do: Any, is_cleaning: bool) -> None:
         """Ingest once."""
         where = str(self.capture), str(self.table)
-        batches: list[table.Batch] = []
+        batches: list[intake.Batch] = []
         for path in self.capture.glob("*/*"):
             os.utime(path, (0, 0))  # nobody seems to copy it
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(table, "do_tasks", lambda _, *task: do(*task))
+            patch.setattr(intake, "do_tasks", lambda _, *task: do(*task))
             session: Any = None
-            table.ingest(session, *where, None, is_cleaning, batches.append)
+            intake.ingest(session, *where, None, is_cleaning, batches.append)
         self.remarks = batches[0].remarks
 
     def do_killed(self, work: Work, count: int) -> Sequence[Any]:
@@ -293,16 +269,25 @@ class History:
         return files
 
     def here(self) -> dict[Segment, int]:
-        """Return the segments that an ingest finds, and how many lines."""
+        """Return the segments that there are, and how many bytes."""
         paths = [*self.capture.glob("*/[!.]*.jsonl")]
-        found = [(path.name[0], int(path.name[2:8])) for path in paths]
-        return {x: self.arrived[x] for x in found if x not in self.torn}
+        return {(x.name[0], int(x.name[2:8])): x.stat().st_size for x in paths}
 
-    def took(self, segments: dict[Segment, int]) -> None:
-        """Expect what was new."""
-        for segment, count in segments.items():
-            if segment not in self.taken:
-                self.take(segment, count)
+    def took(
+        self,
+        here: dict[Segment, int],
+        noted: dict[Segment, int] | None = None,
+        is_noted: bool = True,
+    ) -> None:
+        """Expect what was new, and what is noted then."""
+        noted = self.noted if noted is None else noted
+        new = [x for x in here if noted.get(x) != here[x]]
+        whole = [segment for segment in new if segment not in self.torn]
+        for segment in whole:
+            self.take(segment, self.arrived[segment])
+        if new and is_noted:
+            self.noted = {x: noted[x] for x in here if x in noted}
+            self.noted |= {segment: here[segment] for segment in whole}
 
     def take(self, segment: Segment, count: int) -> None:
         """Expect the first lines of a segment."""
@@ -326,60 +311,26 @@ class History:
         assert len(texts) == len({*texts}) and self.aside <= {*texts}
         gone = {x for x in self.arrived if not self.path(x).exists()}
         for segment in gone:
-            is_whole = self.taken[segment] >= self.arrived[segment]
-            assert is_whole or self.is_expired(segment)
-        log = self.check_marks(opened)
-        self.forgotten = {
-            segment
-            for segment, count in self.taken.items()
-            if count < len(self.lines(segment))
-            and self.path(segment).name not in log.sizes
-        }
+            assert self.taken[segment] >= self.arrived[segment]
         self.versions[opened.version()] = (
             set(self.expected),
             dict(self.taken),
             self.expired,
         )
 
-    def check_marks(self, opened: DeltaTable) -> marks.Log:
-        """The log says which segments the table has, and which it lacks."""
-        log = marks.read_log(str(self.table), opened.version())
-        for name, value in log.written.items():
-            assert opened.transaction_version(name) == value
-        all_bounds = marks.bounds_in(log.marks)
-        for recorder, segments in self.recorded.items():
-            bounds = all_bounds.get(recorder, [])
-            has = [
-                number
-                for number in range(len(segments) + 2)
-                if sum(bound <= number for bound in bounds) % 2
-            ]
-            assert {(recorder, number) for number in has} == {
-                segment for segment in self.taken if segment[0] == recorder
-            }
-            gaps = [
-                n for a, b in marks.gaps_of(bounds) for n in range(a, b + 1)
-            ]
-            assert gaps == [
-                n for n in range(1, max([0, *has])) if n not in has
-            ]
-            if gaps:
-                assert log.marks[f"{recorder}/since"] >= self.began
-        return log
-
     def go(self, patch: pytest.MonkeyPatch) -> None:
         """Take random steps, and let all arrive in the end."""
-        commit = table.commit
+        commit = tables.commit
 
         def commit_killed(where: str, *more: Any) -> None:
             is_table = not where.endswith("_quarantine")
             if self.kill_at == "between" and is_table:
                 raise Killed
             commit(where, *more)
-            if self.kill_at == "end" and is_table and len(more) > 3:
+            if self.kill_at == "end" and is_table:
                 raise Killed
 
-        patch.setattr(table, "commit", commit_killed)
+        patch.setattr(tables, "commit", commit_killed)
         self.record()
         names = [*WEIGHTS]
         for name in self.random.choices(names, [*WEIGHTS.values()], k=STEPS):
@@ -391,15 +342,11 @@ class History:
             count = self.taken.get(segment)
             if count != len(self.lines(segment)) or segment in self.arrived:
                 self.put(segment)
-        half = [x for x in self.taken if self.taken[x] < len(self.lines(x))]
         self.ingest()
         named = " ".join(self.remarks)
-        for segment in {*half} - self.forgotten:
-            assert f"{self.path(segment)}: it has grown" in named
-        self.ingest_again()
         self.check()
         assert "missing since" not in named and "complete" not in named
-        for segment in {*self.segments()} - self.lost():
+        for segment in self.segments():
             assert self.taken[segment] == len(self.lines(segment))
 
 
@@ -422,17 +369,17 @@ def test_a_restore_behind_a_checkpoint(
 ) -> None:
     """What went comes in again, whoever wrote the checkpoint."""
     capture, where = tmp_path / "capture", str(tmp_path / "table")
-    monkeypatch.setattr(table, "do_tasks", lambda _, *task: do_here(*task))
+    monkeypatch.setattr(intake, "do_tasks", lambda _, *task: do_here(*task))
     session: Any = None
     for count in (1, 2):
         write_segments(capture, count)
-        table.ingest(session, str(capture), where)
+        intake.ingest(session, str(capture), where)
     opened = DeltaTable(where)
     opened.restore(1)
     opened.create_checkpoint()
-    assert table.ingest(session, str(capture), where) == (100, 0)
+    assert intake.ingest(session, str(capture), where) == (100, 0)
     assert DeltaTable(where).count() == 200
-    assert table.ingest(session, str(capture), where) == (0, 0)
+    assert intake.ingest(session, str(capture), where) == (0, 0)
 
 
 def write_again(path: Path, *numbers: int) -> None:
@@ -442,51 +389,76 @@ def write_again(path: Path, *numbers: int) -> None:
     os.utime(path, (0, 0))
 
 
-@pytest.mark.parametrize(
-    "moment", ["it is new", "it was listed", "the log has forgotten it"]
-)
 def test_a_segment_that_grows_is_not_removed(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is named, and --again takes in the rest."""
+    """The rest comes in."""
     where = str(tmp_path / "capture"), str(tmp_path / "table")
     path = tmp_path / "capture" / "R-000001.jsonl"
-    remarks: list[str] = []
-    monkeypatch.setattr(table, "do_tasks", lambda _, *task: do_here(*task))
-    monkeypatch.setattr(marks, "SIZES_COMMITS", 0)
-
-    def clean() -> None:
-        session: Any = None
-        table.ingest(
-            session, *where, None, True, lambda x: remarks.extend(x.remarks)
-        )
-
+    monkeypatch.setattr(intake, "do_tasks", lambda _, *task: do_here(*task))
+    session: Any = None
+    clean = functools.partial(intake.ingest, session, *where, None, True)
     write_again(path, 1)
-    clean()
-    if moment == "it is new":
-        path.touch()
-    elif moment == "it was listed":
-        is_known = table.unfinished
-
-        def grow(*about: Any) -> list[source.Segment]:
-            segments = is_known(*about)
-            write_again(path, 1, 2)
-            return segments
-
-        monkeypatch.setattr(table, "unfinished", grow)
-    else:
-        table.compact(where[1])
-        write_again(path, 1, 2)
-    clean()
-    assert path.exists()
-    monkeypatch.undo()
+    assert clean() == (1, 0)
+    path.touch()
+    assert clean() == (0, 0) and path.exists()
     write_again(path, 1, 2)
-    assert repairs.ingest_again(*where) == (1, 0)
+    assert clean() == (1, 0) and path.exists()
     assert DeltaTable(where[1]).count() == 2
-    clean()
-    assert not path.exists()
-    is_forgotten = moment == "the log has forgotten it"
-    assert is_forgotten == any("--clean keeps it" in text for text in remarks)
+    assert clean() == (0, 0) and not path.exists()
+
+
+def test_copies_under_other_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message is there once, though different tasks read the copies."""
+    capture, where = tmp_path / "capture", str(tmp_path / "table")
+    monkeypatch.setattr(intake, "do_tasks", lambda _, *task: do_here(*task))
+    session: Any = None
+    for number in range(1, 9):
+        write_segments(capture, number)
+        text = (capture / f"R-{number:06}.jsonl").read_bytes()
+        (capture / f"Z{number}-{number:06}.jsonl").write_bytes(text)
+        (capture / f"A-{number:06}.jsonl.gz").write_bytes(gzip.compress(text))
+    assert intake.ingest(session, str(capture), where) == (800, 0)
+    assert DeltaTable(where).count() == 800
+    assert intake.ingest(session, str(capture), where) == (0, 0)
+
+
+@pytest.mark.parametrize("lost", ["notes", "log", "marks", "clone", "stats"])
+def test_what_is_lost_makes_nothing_come_twice(
+    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Notes, older commits, transaction ids; a table made of its rows."""
+    capture, where = tmp_path / "capture", tmp_path / "table"
+    monkeypatch.setattr(intake, "do_tasks", lambda _, *task: do_here(*task))
+    session: Any = None
+    write_segments(capture, 1)
+    assert intake.ingest(session, str(capture), str(where)) == (100, 0)
+    opened = DeltaTable(str(where))
+    if lost == "notes":
+        (where / "_ingested.json").unlink()
+    elif lost == "log":
+        opened.create_checkpoint()
+        min(where.glob("_delta_log/*.json")).unlink()
+    elif lost == "marks":
+        name = "delta.setTransactionRetentionDuration"
+        opened.alter.set_table_properties({name: "interval 1 seconds"})
+        time.sleep(2.5)
+        opened.create_checkpoint()
+    else:
+        where = tmp_path / "clone"
+        write_deltalake(
+            str(where),
+            opened.to_pyarrow_table(),
+            partition_by=["day"],
+            configuration={"delta.dataSkippingNumIndexedCols": "0"}
+            if lost == "stats"
+            else {},
+        )
+    write_segments(capture, 2)
+    assert intake.ingest(session, str(capture), str(where)) == (100, 0)
+    assert DeltaTable(str(where)).count() == 200
 
 
 def test_following_goes_on_when_days_expire_meanwhile(
@@ -499,12 +471,12 @@ def test_following_goes_on_when_days_expire_meanwhile(
 
     def expire(_: Any, *task: Any) -> Sequence[Any]:
         files = do_here(*task)
-        table.expire(where, datetime.date(2025, 11, 22))
+        upkeep.expire(where, datetime.date(2025, 11, 22))
         return files
 
-    monkeypatch.setattr(table, "do_tasks", expire)
+    monkeypatch.setattr(intake, "do_tasks", expire)
     session: Any = None
-    ingest = functools.partial(table.ingest, session, str(capture), where)
+    ingest = functools.partial(intake.ingest, session, str(capture), where)
     write_segments(capture, 1)
     assert ingest() == (100, 0)
     write_segments(capture, 2)
@@ -525,14 +497,14 @@ def test_a_restore_after_a_mend(
     write_segments(tmp_path / "capture", 1)
     text = capture_line(101).strip() + "}\n" + "no JSON\n"
     (tmp_path / "capture" / "R-000002.jsonl").write_text(text)
-    monkeypatch.setattr(table, "do_tasks", lambda _, *task: do_here(*task))
+    monkeypatch.setattr(intake, "do_tasks", lambda _, *task: do_here(*task))
     session: Any = None
-    for _ in range(2):
-        assert table.ingest(session, *where) == (100, 2)
+    for lines in (2, 1):  # the other one is there still
+        assert intake.ingest(session, *where) == (100, lines)
         aside = DeltaTable(f"{where[1]}/_quarantine")
         assert aside.count() == 2
         aside.update({"line": "replace(line, '}}', '}')"})
-        assert repairs.ingest_again(*where) == (1, 1)
+        assert intake.mend(where[1]) == (1, 1)
         opened = DeltaTable(where[1])
         assert opened.count() == 101
         opened.restore(0)
@@ -542,7 +514,7 @@ def test_histories_in_spark(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same."""
-    do = functools.partial(table.do_tasks, spark)
+    do = functools.partial(intake.do_tasks, spark)
     begin(tmp_path, monkeypatch, do, either(5, 1), 9)
 
 
