@@ -37,7 +37,8 @@ help:
 PIPELINE = spark-tests cluster-tests
 CLUSTER = tests/pipeline/test_pipeline_cluster.py
 TESTS = example-tests first-server-tests more-server-tests client-tests\
- broken-server-tests broken-process-tests kit-tests other-tests
+ service-tests broken-server-tests broken-process-tests kit-tests\
+ refine-tests other-tests
 # A module is compiled once, and not by each of a thousand processes
 COMPILED = -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/build/code
 define run_side_by_side
@@ -91,6 +92,9 @@ more-server-tests:
 client-tests:
 	@nice -n 5 $(PYTEST) tests/client
 
+service-tests:
+	@nice -n 5 $(PYTEST) tests/services
+
 # Those of broken servers take longer than all others of the kit
 BROKEN_SERVERS = tests/kit/test_broken_servers.py
 broken-server-tests:
@@ -101,6 +105,9 @@ broken-process-tests:
 
 kit-tests:
 	@nice -n 5 $(PYTEST) tests/kit --ignore $(BROKEN_SERVERS)
+
+refine-tests:
+	@nice -n 5 $(PYTEST) tests/refine
 
 other-tests:
 	@nice -n 5 $(PYTEST) -rs tests/test_*.py tests/book
@@ -231,8 +238,11 @@ PIP = .venv/bin/python -m pip install -q --disable-pip-version-check \
 	    echo "each start of Spark takes twice as long: there is no archive"
 	@touch $@
 
-# Names may have blanks, so they stand in quotes
-ROOT = $(DESTDIR)$(PREFIX)
+# Names may have blanks, so they stand in quotes.  A relative one is seen from
+# this folder, also by what is installed
+absolute = $(if $(filter /%,$(firstword $(1))),,$(CURDIR)/)$(1)
+PLACE = $(call absolute,$(PREFIX))
+ROOT = $(DESTDIR)$(PLACE)
 BIN = $(ROOT)/bin
 LIB = $(ROOT)/lib/sbus
 MAN = $(ROOT)/share/man
@@ -240,30 +250,49 @@ BASH = $(ROOT)/share/bash-completion/completions
 ZSH = $(ROOT)/share/zsh/site-functions
 FISH = $(ROOT)/share/fish/vendor_completions.d
 # A name of Python is looked up again at each start, a path is not
-INTERPRETER = $(strip $(if $(findstring /,$(PYTHON)),$(abspath $(PYTHON)),\
-    /usr/bin/env $(PYTHON)))
-STARTER = '\#!%s\nimport sys\n\nsys.path[0] =\
- "%s/lib/sbus"\nfrom %s import main\n\nsys.exit(main())\n'
+IS_PATH = $(findstring /,$(firstword $(PYTHON)))
+NAMED = /usr/bin/env $(PYTHON)
+INTERPRETER = $(if $(IS_PATH),$(call absolute,$(PYTHON)),$(NAMED))
+# With blanks it is a path that has some, or followed by options.  The first
+# line of a program has room for neither, so a shell runs it
+RUN = $(if $(word 2,$(PYTHON)),$(shell test -x "$(INTERPRETER)" &&\
+    echo '"$(INTERPRETER)"' || echo '$(INTERPRETER)'),$(INTERPRETER))
+define BY_SHELL
+#!/bin/sh
+'''exec' $(RUN) "$$0" "$$@"
+' '''
+endef
+define STARTER
+$(if $(word 2,$(PYTHON)),$(BY_SHELL),#!$(INTERPRETER))
+import sys
+
+sys.path[0] = r"$(PLACE)/lib/sbus"
+from $(1) import main
+
+sys.exit(main())
+endef
+installed: export SBUSD_STARTER = $(call STARTER,sbus)
+installed: export SBUS_STARTER = $(call STARTER,sbus_tools.__main__)
 
 # Everybody may use what is installed, whatever umask its installer has
 install:
 	@umask 022 && $(MAKE) --no-print-directory installed
 
 installed:
-	install -d "$(BIN)" "$(LIB)/sbus_tools" "$(MAN)/man1" "$(MAN)/man7" \
+	install -d "$(BIN)" "$(LIB)/sbus_tools" "$(LIB)/sbus_services" "$(MAN)/man1" "$(MAN)/man7" \
 	    "$(BASH)" "$(ZSH)" "$(FISH)"
 	install -m 644 contrib/man/*.1 "$(MAN)/man1"
 	install -m 644 contrib/man/*.7 "$(MAN)/man7"
 	install -m 644 sbus.py sbus_client.py "$(LIB)"
 	install -m 644 tools/*.py tools/rules.txt tools/completion.*sh "$(LIB)/sbus_tools"
-	$(PYTHON) tools completion bash >"$(BASH)/sbus"
-	$(PYTHON) tools completion zsh >"$(ZSH)/_sbus"
-	$(PYTHON) tools completion fish >"$(FISH)/sbus.fish"
-	PYTHONPYCACHEPREFIX= $(PYTHON) -m compileall -q \
-	    -d "$(PREFIX)/lib/sbus" "$(LIB)"
-	printf $(STARTER) "$(INTERPRETER)" "$(PREFIX)" sbus >"$(BIN)/sbusd"
-	printf $(STARTER) "$(INTERPRETER)" "$(PREFIX)" sbus_tools.__main__ \
-	    >"$(BIN)/sbus"
+	install -m 644 services/*.py "$(LIB)/sbus_services"
+	$(RUN) tools completion bash >"$(BASH)/sbus"
+	$(RUN) tools completion zsh >"$(ZSH)/_sbus"
+	$(RUN) tools completion fish >"$(FISH)/sbus.fish"
+	PYTHONPYCACHEPREFIX= $(RUN) -m compileall -q \
+	    -d "$(PLACE)/lib/sbus" "$(LIB)"
+	printf '%s\n' "$$SBUSD_STARTER" >"$(BIN)/sbusd"
+	printf '%s\n' "$$SBUS_STARTER" >"$(BIN)/sbus"
 	chmod 755 "$(BIN)/sbusd" "$(BIN)/sbus"
 
 uninstall:

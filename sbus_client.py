@@ -32,40 +32,41 @@ tools/, does more.
 
 from __future__ import annotations
 
-import signal
-
 if __name__ == "__main__":  # until options are parsed, Ctrl-C ends in silence
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    import _signal as signal  # type: ignore  # quick: signal loads others
+
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
 import contextlib
 import enum
 import errno
 import functools
-import json
-import mmap
 import os
-import random
 import re
 import select
 import socket
 import stat
+import struct
 import sys
 import threading
 import time
 import warnings
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, NoReturn, TypeVar, Union, cast
 
 __version__ = "0.3.0"
 # fmt: off
 __all__ = [
     "AddressError", "AsyncClient", "Client", "ControlMessage", "Credentials",
-    "Disconnected", "Message", "PacketError", "PacketTooLarge", "Reconnected",
-    "Request", "RequestFailed", "SbusError", "TimedOut", "default_address",
-    "matches", "owner_of", "parse_request",
+    "Disconnected", "DoubtfulPattern", "Message", "PacketError",
+    "PacketTooLarge", "Reconnected", "Request", "RequestFailed", "SbusError",
+    "TimedOut", "default_address", "matches", "owner_of", "parse_request",
 ]
 # fmt: on
 
@@ -84,6 +85,10 @@ class AddressError(SbusError, ValueError):
 class Disconnected(SbusError, ConnectionError):
     """There is no server (*errno* is that of connect(2)), or it has left."""
 
+    def __init__(self, *texts: str, errno: int | None = None) -> None:
+        super().__init__(*texts)
+        self.errno = errno
+
 
 class PacketError(SbusError, ValueError):
     """A server would refuse a key or pattern, or sent a malformed packet."""
@@ -101,6 +106,13 @@ class RequestFailed(SbusError):
     """The answer to a request is that it failed, with this text."""
 
 
+class DoubtfulPattern(SbusError, UserWarning):
+    """A warning: a pattern may select less than was meant.
+
+    Where Python makes an error of a warning, nothing was sent.
+    """
+
+
 def malformed(thing: str, text: bytes) -> PacketError:
     """Return the error that shows what a server has sent."""
     return PacketError(f"the server sent {thing}: {text[:80]!r}")
@@ -112,7 +124,6 @@ PACKET_BYTES_MAX = 409_600
 KEY_BYTES_MAX = 4_096
 SEGMENTS_MAX = 64
 PATTERNS_MAX = 1_024
-HEADS_MAX = 1_024  # that a client remembers, of packets that it publishes
 WHOAMI = b"!/cred/whoami"
 STATS = b"stats"
 MODES = b"""blocking/soft/queue blocking/soft/discard blocking/soft/block
@@ -120,6 +131,14 @@ blocking/soft/error blocking/hard/discard blocking/hard/block
 blocking/hard/error order/queue order/stack order/random
 echo/on echo/off""".split()
 CONTROL_KEYS = (*MODES, STATS, WHOAMI)
+# The first word of each kind of packet
+SUBSCRIBE, UNSUBSCRIBE = b"SUB ", b"UNSUB "
+PUBLISH, CONTROL = b"MSG ", b"CMSG "
+# A secret key begins with a run !/cred/G/U/P/.  Behind a bridge it has several
+# in a row, as in !/cred/1/2/3/!/cred/4/5/6/x
+SECRET = b"!/cred/"
+FIELDS = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/")  # a run
+RUNS = re.compile(rb"(?:^|(?<=/))" + FIELDS.pattern)  # each run of a key
 
 
 class Message(NamedTuple):
@@ -145,8 +164,6 @@ class Reconnected(ControlMessage):
     Its subscriptions and modes are in force.  It has missed what others
     published meanwhile; what it sent last may be lost.  The fields are empty.
     """
-
-    __slots__ = ()
 
 
 Received = Union[Message, ControlMessage]
@@ -177,27 +194,14 @@ def payload_bytes(payload: Payload) -> bytes:
     """Return a payload as bytes.  Raises: TypeError if it has none."""
     try:
         return bytes(memoryview(payload))
-    except TypeError:
+    except (TypeError, ValueError):  # the latter of a view that was released
         kind = type(payload).__name__
         raise TypeError(f"a payload is bytes, not {kind}: encode it") from None
 
 
-def control_packet(key: Text, payload: Payload) -> bytes:
-    """Return a control packet [CTL-1].
-
-    Raises: TypeError; PacketError if no server knows the key [CTL-2].
-    """
-    content = payload_bytes(payload)
-    key = to_bytes(key)
-    if key not in CONTROL_KEYS:
-        keys = b" ".join(CONTROL_KEYS).decode()
-        raise PacketError(f"{quoted(key)} is none of {keys}")
-    return b"CMSG " + key + (b"\0" + content if content else b"")
-
-
 def publish_head(key_bytes_max: int, segments_max: int, key: Text) -> bytes:
     """Return what a publish packet has before its payload [CLIENT-1]."""
-    return b"MSG " + checked(key, key_bytes_max, segments_max) + b"\0"
+    return PUBLISH + checked(key, key_bytes_max, segments_max) + b"\0"
 
 
 def checked(text: Text, key_bytes_max: int, segments_max: int) -> bytes:
@@ -209,7 +213,8 @@ def checked(text: Text, key_bytes_max: int, segments_max: int) -> bytes:
     elif (count := text.count(b"/") + 1) > segments_max:
         fault = f"{count} segments, over {segments_max}"
     elif b"!" in text:
-        rest = RUNS.sub(b"", text) if FIELDS.match(text) else text
+        is_secret = FIELDS.match(text)
+        rest = RUNS.sub(b"", text) if is_secret else text
         if b"!" in rest.split(b"/"):
             fault = "a segment '!', which is reserved for secrets"
     if fault:
@@ -240,11 +245,11 @@ def quoted(text: bytes) -> str:
 
 # ==== 3. Patterns, credentials and requests ==================================
 
-SECRET = b"!/cred/"
-FIELDS = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/")
-RUNS = re.compile(rb"(?:^|(?<=/))" + FIELDS.pattern)
+NO_JSON = """this Python has no module json: install python3 (Debian), \
+python3-json (OpenWrt, Yocto)"""
+PATH = re.compile(rb"(?:!/cred/[0-9]{1,10}/[0-9]{1,10}/[0-9]{1,10}/)+")
 FAILED = b"/failed"  # ends the key of an answer that tells of a failure
-OVERFLOW_ID = b"65534"  # the kernel's stand-in for an id of another namespace
+OVERFLOW_ID = 65_534  # the kernel's stand-in for an id of another namespace
 
 
 def matches(pattern: Text, key: Text) -> bool:
@@ -254,17 +259,23 @@ def matches(pattern: Text, key: Text) -> bool:
     secret key is for secret patterns alone [CRED-10], where an empty field
     is any number: the server has let only our own pass [CRED-6].
     """
-    key = to_bytes(key)
-    pattern = to_bytes(pattern)
-    if pattern.startswith(SECRET) != key.startswith(SECRET):
-        return False
+    return selection_of(pattern)(to_bytes(key)) is not None
 
+
+# The cache of `re` has 512, and a client may have twice as many patterns
+# Typed, as python3 -bb lets nobody compare str and bytes
+@functools.lru_cache(4 * PATTERNS_MAX, typed=True)
+def selection_of(pattern: Text) -> Callable[[bytes], Any]:
+    """Return what returns None for a key that a pattern does not select."""
+    pattern = to_bytes(pattern)
     form = re.escape(pattern).replace(rb"\*", rb"[^/]*(?=/|\Z)")  # [MATCH-2]
     if pattern[-1:] in (b"", b"/"):
         form += b".*"  # [MATCH-3] [MATCH-4]
     if pattern.startswith(SECRET):
         form = RUNS.sub(any_for_empty, form)
-    return bool(re.fullmatch(form, key, re.DOTALL))  # [MATCH-1]
+    else:
+        form = b"(?!" + SECRET + b")" + form
+    return re.compile(form, re.DOTALL).fullmatch  # [MATCH-1]
 
 
 def any_for_empty(run: re.Match[bytes]) -> bytes:
@@ -315,7 +326,7 @@ def owner_of(key: bytes) -> Credentials:
     Anybody may publish under such a key [CRED-10] [CRED-11].
     Raises: PacketError if the key is not private.
     """
-    path = re.match(rb"(?:!/cred/[0-9]{1,10}/[0-9]{1,10}/[0-9]{1,10}/)+", key)
+    path = PATH.match(key)
     if not path or path.end() == len(key):
         raise PacketError(f"not a private key: {key[:80]!r}")
     gid, uid, pid = map(int, path[0].split(b"/")[-4:-1])
@@ -324,11 +335,9 @@ def owner_of(key: bytes) -> Credentials:
 
 def credentials_of(answer: Received) -> Credentials:
     """Return what whoami has answered.  Raises: PacketError [CRED-2]."""
-    with contextlib.suppress(PacketError):
-        credentials = owner_of(answer.payload + b"/x")
-        if credentials.path == answer.payload:
-            return credentials
-    raise malformed("malformed credentials", answer.payload)
+    if not PATH.fullmatch(answer.payload + b"/"):
+        raise malformed("malformed credentials", answer.payload)
+    return owner_of(answer.payload + b"/x")
 
 
 def random_part() -> bytes:
@@ -347,6 +356,8 @@ def parse_request(message: Received) -> Request | None:
             if asked := parse_request(message):
                 bus.reply(asked, b"answer")
     """
+    if not isinstance(message, (Message, ControlMessage)):
+        raise TypeError("parse_request takes a Message")
     reply_key, _, payload = message.payload.partition(b"\0")
     with contextlib.suppress(PacketError):
         checked(reply_key + FAILED, KEY_BYTES_MAX, SEGMENTS_MAX)
@@ -357,18 +368,29 @@ def parse_request(message: Received) -> Request | None:
 
 # ==== 4. Addresses and time ==================================================
 
+NOT_YOURS = "{}: not yours alone; name another"
 ABSTRACT = "/dev/unix/abstract/"
 INHERITED = "/dev/fd/"
-ABSTRACT_BYTES = 108
 PATH_BYTES_MAX = 107
+KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+START = "start the server, or give its address"
+# What the kernel is short of for now: memory, or descriptors
+NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
+PASSING = (*NO_MEMORY, errno.EMFILE, errno.ENFILE)
+Result = TypeVar("Result")
 Address = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 Timeout = Union[float, None]  # in seconds, or for ever
 End = Union[float, None]  # when a timeout is over, by the monotonic clock
 
 
 def end_of(timeout: Timeout) -> End:
-    """Return when a timeout is over."""
-    return None if timeout is None else time.monotonic() + timeout
+    """Return when a timeout is over.  Raises: TypeError."""
+    try:
+        return None if timeout is None else float(time.monotonic() + timeout)
+    except (TypeError, OverflowError):
+        kind = type(timeout).__name__
+        text = f"a timeout is a number of seconds or None, not {kind}"
+        raise TypeError(text) from None
 
 
 def left_of(end: End) -> Timeout:
@@ -384,13 +406,20 @@ def default_address() -> str:
     uid = os.getuid()
     if uid == 0:
         return "/run/sbus.socket"
-    for directory in os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{uid}":
+    for directory in user_directories(uid)[:2]:
         with contextlib.suppress(OSError):
             status = os.stat(directory)
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == uid:
-                return os.path.join(directory, "sbus.socket")
+            is_safe = status.st_mode & ~0o7755 == stat.S_IFDIR
+            if is_safe and status.st_uid == uid and os.path.isabs(directory):
+                return f"{directory}/sbus.socket"
 
     return checked_address(f"/tmp/sbus-{uid}/sbus.socket")
+
+
+def user_directories(uid: int) -> tuple[str, str, str]:
+    """Return where the default socket of a user other than root may be."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return runtime, f"/run/user/{uid}", f"/tmp/sbus-{uid}"
 
 
 def checked_address(address: str) -> str:
@@ -399,11 +428,31 @@ def checked_address(address: str) -> str:
     Raises: AddressError.
     """
     uid, directory = os.getuid(), os.path.dirname(address)
-    if directory == f"/tmp/sbus-{uid}" and os.path.lexists(directory):
-        status = os.lstat(directory)
-        if status.st_uid != uid or status.st_mode & ~0o7700 != stat.S_IFDIR:
-            raise AddressError(f"{directory}: not yours alone; name another")
+    if directory == f"/tmp/sbus-{uid}":
+        with contextlib.suppress(FileNotFoundError):
+            status = os.lstat(directory)
+            is_private = status.st_mode & ~0o7700 == stat.S_IFDIR
+            if status.st_uid != uid or not is_private:
+                raise AddressError(NOT_YOURS.format(directory))
     return address
+
+
+def peer_of(wire: socket.socket) -> tuple[int, ...]:
+    """Return the pid, uid and gid of the process at the other end."""
+    peer = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return struct.unpack("iII", peer)
+
+
+def check_server(wire: socket.socket, address: str) -> None:
+    """Raise AddressError if a default address has led to another user.
+
+    Since its directory was looked at, another may have taken its place.
+    """
+    uid = os.getuid()
+    owner = peer_of(wire)[1]
+    defaults = [f"{path}/sbus.socket" for path in user_directories(uid)]
+    if uid and owner not in (0, uid) and address in defaults:
+        raise AddressError(NOT_YOURS.format(f"the server at {address}"))
 
 
 def socket_name(address: str) -> bytes:
@@ -411,7 +460,7 @@ def socket_name(address: str) -> bytes:
     if address.startswith(ABSTRACT):
         digits = address[len(ABSTRACT) :]
         if re.fullmatch("00([0-9a-fA-F]{2}){0,107}", digits):
-            return bytes.fromhex(digits).ljust(ABSTRACT_BYTES, b"\0")
+            return bytes.fromhex(digits).ljust(108, b"\0")
         form = "2 to 216 hexadecimal digits, an even number that begins with"
         raise AddressError(f"{address!r}: after {ABSTRACT} come {form} 00")
 
@@ -422,6 +471,14 @@ def socket_name(address: str) -> bytes:
     raise AddressError(f"{address!r}: {form}")
 
 
+def opened(make: Callable[..., Result], *arguments: Any) -> Result:
+    """Return what has a descriptor.  Raises: SbusError if none is free."""
+    try:
+        return make(*arguments)
+    except OSError as error:
+        raise SbusError(f"one descriptor too few: {error.strerror}") from None
+
+
 def open_socket(address: str) -> socket.socket:
     """Return a socket that is connected to a server.
 
@@ -430,16 +487,16 @@ def open_socket(address: str) -> socket.socket:
     if address.startswith(INHERITED):
         return inherited_socket(address[len(INHERITED) :])
 
-    # At each try, as another user may have made the directory meanwhile
-    name = socket_name(checked_address(address))
-    wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        wire.setblocking(False)
-        wire.connect(name)
-        wire.setblocking(True)
-        return wire
+        # At each try, as another user may have made the directory meanwhile
+        name = socket_name(checked_address(address))
+        with socket.socket(*KIND) as wire:
+            wire.setblocking(False)
+            wire.connect(name)
+            wire.setblocking(True)
+            check_server(wire, address)
+            return socket.socket(fileno=wire.detach())
     except OSError as error:
-        wire.close()
         raise no_bus(address, error) from None
 
 
@@ -450,7 +507,7 @@ def inherited_socket(number: str) -> socket.socket:
         if not number.isdecimal():
             raise ValueError("not a number")
         wire = socket.socket(fileno=int(number))
-        if (wire.family, wire.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+        if (wire.family, wire.type) != KIND:
             raise ValueError("not a Unix-domain SEQPACKET socket")
         wire.getpeername()
         return wire
@@ -463,30 +520,31 @@ def inherited_socket(number: str) -> socket.socket:
 
 def no_bus(address: str, failed: OSError) -> Disconnected:
     """Return the error that tells why connect(2) failed, and what to do."""
-    cause = {
-        errno.ENOENT: "nothing is there",
-        errno.ECONNREFUSED: "no server listens there",
-        errno.EPROTOTYPE: "another kind of socket is there",
+    text = {
+        errno.ENOENT: f"nothing is there; {START}",
+        errno.ECONNREFUSED: f"no server listens there; {START}",
+        errno.EPROTOTYPE: f"another kind of socket is there; {START}",
+        errno.EACCES: "its server does not let this user in: see its -g,"
+        " -o and -u",
     }.get(failed.errno or 0, str(failed.strerror))
-    text = f"{cause}; start the server, or give its address"
-    if failed.errno == errno.EACCES:
-        text = "its server does not let this user in: see its -g, -o and -u"
     with contextlib.suppress(OSError):
         if not stat.S_ISSOCK(os.stat(address).st_mode):
             text = "no socket is there; give the address of a server"
-    error = Disconnected(f"no bus at {address}: {text}")
-    error.errno = failed.errno
-    return error
+    return Disconnected(f"no bus at {address}: {text}", errno=failed.errno)
 
 
 # ==== 5. What both clients share: a connection that never waits ==============
 #
-# How Client and AsyncClient share their code: what may have to wait is a
-# coroutine of Connection, and suspends in _sleep and _turn alone.  AsyncClient
-# awaits it.  In Client these two never suspend, since _sleep itself waits; so
-# run() finishes a coroutine in one step, as if it were a function.  All else
-# never waits: a method whose name begins with _try returns False instead.
-# A call that waits has a waiter, and whoever has something for it wakes it.
+# Client and AsyncClient share their code as follows.  What may have to wait is
+# a coroutine, and suspends in _sleep and _turn alone.  AsyncClient awaits it.
+# In Client these two never suspend, since _sleep itself waits; so run()
+# finishes a coroutine in one step, as if it were a function.  All else never
+# waits: it raises BlockingIOError, or returns False if its name begins with
+# _try.
+#
+# Two classes stand on each other.  Packets has a socket, and knows one bus:
+# what it was asked, what it said, and which calls wait for that.  Connection
+# goes from one bus to the next, and has the calls and their way to wait.
 
 KEPT_BYTES_MAX = 1 << 26  # of messages that came before an answer
 KEPT_OVERHEAD_BYTES = 256  # what Python needs for each of them
@@ -495,45 +553,34 @@ STATS_SECONDS = 10.0  # in which the server is to answer
 # Between tries to connect, half of it at least: a try costs some 10 us where
 # nothing is there, but a server logs each client that it turns away
 RECONNECT_SECONDS = 0.5
-RESTORE_SECONDS = 0.01  # until there may be room for more subscriptions
+# Until there may be room for more subscriptions, or the kernel may have memory
+# again: short beside what a person notices, long beside the try
+RETRY_SECONDS = 0.01
 LARGE_BYTES = 1 << 16  # to copy more takes longer than some calls
 SOCKET_OVERHEAD_BYTES = 32  # of each packet, in a send buffer
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
+MAY_COME = (errno.ENOENT, errno.ECONNREFUSED, *PASSING)  # a bus, after these
 CLOSED = "this client is closed"
 NOT_CONNECTED = "not connected: use async with, or connect()"
 ASK_AGAIN = "the bus at {} was lost before it answered: ask again"
 TOO_LARGE = "a packet of {} bytes is above the limit of {} bytes"
 NO_BUFFER = "{} bytes: above the largest send buffer (net.core.wmem_max)"
+NO_ROOM = "the server takes nothing (a slow reader, or it is stopped)"
 LOST_PACKET = "a packet of {} bytes was received and lost; the limit is {}"
 ANOTHERS = "{} is another's secret: this client is {}"
 NAMELESS = "no secrets and no requests: the server knows this client as {}"
 GOODBYE = """the server at {} closed the connection: it stopped, or refused \
-this client; its log says why, and counts or names pid {}"""
+this client; its log names pid {}, or counts it among others"""
 BEHIND = "; this client had not read all that came for {:.1f} s"
+NO_LOOP = "AsyncClient is for asyncio, and no loop of it runs here"
 OTHER_LOOP = """this client belongs to another event loop: make one in each"""
 FORKED = "this client belongs to process {}, which forked: make one in each"
-READ, WRITE = select.POLLIN, select.POLLOUT
-# Plain numbers: to combine those of the module takes longer than send
+# What a call waits for: an event of the socket, or RETRY, that some time is
+# over, since there is no bus, or no memory
+READ, WRITE, RETRY = select.POLLIN, select.POLLOUT, 0
+# Plain numbers, as those of the module are enums, which take long to use
 SEND = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 TRUNC = int(socket.MSG_DONTWAIT | socket.MSG_TRUNC)
-
-
-class State(enum.Enum):
-    """What a connection has.
-
-    NEW becomes UP by connecting.  With *reconnect*, UP becomes LOST when the
-    bus has gone; LOST becomes RESTORING when another lets the client in; and
-    that UP once it is told all subscriptions and modes, or else LOST again.
-    """
-
-    NEW = "not connected yet"
-    UP = "connected"
-    LOST = "without a bus"
-    RESTORING = "subscribing again"
-    CLOSED = "closed"
-
-
-UP = State.UP  # before Python 3.12, to look it up takes long
 
 
 class Answer:
@@ -541,214 +588,89 @@ class Answer:
 
     outcome: Received | str = ""
     waiter: Any = None  # of the call that waits for it
+    reply_key = b""  # under which it comes, if it is of a request
 
 
-class Asked:
-    """What waits for an answer: questions to the server, and requests."""
+# ---- Packets, and what is known of the bus at the other end
+#
+# A Bus is all that a client knows of one bus, and ends with the connection to
+# it: another bus was asked nothing, and may know this client by other
+# credentials.  So whoever sends something that only this bus can answer looks
+# at the Bus, sends and notes what it sent in one hold of the lock.
+#
+# An answer of the server belongs to the first question of its key, since its
+# answers to different questions may overtake each other (order/stack).  What
+# nobody asked for is kept for receive.
 
-    def __init__(self) -> None:
-        # In their order, each with its control key; None if control has asked
-        self.questions: deque[tuple[bytes, Answer | None]] = deque()
+
+class Bus:
+    """What a client knows of one bus."""
+
+    def __init__(self, notice: Reconnected | None = None) -> None:
+        # It is kept before all that comes from this bus, and is not given to
+        # receive until the bus has answered that it has handled *unsent*
+        self.notice = notice
+        self.unsent: deque[bytes] = deque()  # what it has still to be told
+        self.own_path = b""  # what whoami would say, as far as is known
+        self.has_told_path = False  # whether whoami has said so
+        self.reply_keys = b""  # with what they begin, once subscribed
+        # By control key; None if control has asked
+        self.questions: dict[bytes, deque[Answer | None]] = defaultdict(deque)
         self.requests: dict[bytes, Answer] = {}  # by reply key
-        self.reply_keys = b""  # what all of those begin with
 
 
-class Connection:
-    """What Client and AsyncClient share."""
+class Buffer(bytearray):
+    """The memory of a Python without mmap; its slices are bytes."""
 
-    _why_closed = CLOSED  # if the constructor fails
+    def __getitem__(self, part: Any) -> Any:
+        return bytes(memoryview(self)[part])
+
+
+class Packets:
+    """Packets out and in, what they say of the bus, and who waits for it."""
 
     def __init__(
-        self,
-        address: Address | None = None,
-        *,
-        timeout: Timeout = None,
-        reconnect: bool = False,
-        packet_bytes_max: int = PACKET_BYTES_MAX,
-        key_bytes_max: int = KEY_BYTES_MAX,
-        segments_max: int = SEGMENTS_MAX,
+        self, packet_bytes_max: int, key_bytes_max: int, segments_max: int
     ) -> None:
-        if socket.socket.__module__ != "socket":
-            raise SbusError("replaced sockets, as gevent's, do not work")
-        if address is None:  # [ADDR-1]
-            address = os.environ.get("SBUS_ADDRESS") or default_address()
-        self.address = os.fsdecode(address)
-        self.reconnect = reconnect
-        if reconnect and self.address.startswith(INHERITED):
-            raise AddressError("a descriptor cannot reconnect")
-        if min(packet_bytes_max, key_bytes_max, segments_max) < 1:
-            raise ValueError("a limit is a whole number from 1")
         self.packet_bytes_max = packet_bytes_max
         self.key_bytes_max = key_bytes_max
         self.segments_max = segments_max
-
+        # A client publishes few keys often: it makes their heads once
         head_of = functools.partial(publish_head, key_bytes_max, segments_max)
-        self._head_of = functools.lru_cache(HEADS_MAX)(head_of)
-        self._make_socket()
+        self._head_of = functools.lru_cache(1_024)(head_of)
 
-        # The lock is for all but a first try to publish.  Its owner may take
-        # it again, as a signal handler that closes may interrupt the owner
-        self._lock = threading.RLock()
-        self._bus = State.NEW  # see _state
-        self._why_closed = ""
-        self._pid = os.getpid()
-        self._own_path = b""  # what whoami would say, as far as is known
+        # [CLIENT-5] The largest packet fits
+        buffer_bytes = max(packet_bytes_max, LARGE_BYTES)
+        try:
+            # The kernel gives its memory only where it is used
+            import mmap
 
-        self._kept: deque[Received] = deque()  # until a call wants it
-        self._kept_bytes = 0
-        self._asked = Asked()
-        self._waiting: dict[Any, Answer | int] = {}  # waiters, and for what
-        self._receivers: deque[Any] = deque()  # those for messages, in line
-
-        # What another bus has to be told, and the way to it
-        self._told: Counter[bytes] = Counter()  # packets, and how often
-        self._unsent: deque[bytes] = deque()  # while RESTORING
-        self._greeting: Answer | None = None  # of a bus that is found again
-        self._is_switching = False  # the descriptor
-        self._next_try = 0.0  # to connect, by the monotonic clock
-        self._read_all_at = time.monotonic()  # that had come
-        self._has_read = False  # a message, since then
-        connections.add(self)
-        self._begin(timeout)
-
-    def _make_socket(self) -> None:
-        """Make what packets are sent and received by."""
-        # The socket keeps its descriptor when it is connected to another bus
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._buffer: Any = mmap.mmap(-1, buffer_bytes)
+        except ImportError:
+            self._buffer = Buffer(buffer_bytes)
+        # The socket keeps its descriptor on the way to another bus
+        self.socket = opened(socket.socket, *KIND)
         self.socket.settimeout(None)
         self._fd = self.socket.fileno()
-        # [CLIENT-5] The largest packet fits; unused, it takes no memory
-        self._buffer = mmap.mmap(-1, max(self.packet_bytes_max, LARGE_BYTES))
 
-    # ---- What each client does in its own way
+        self._bus = Bus()
+        self._kept: deque[Received] = deque()  # until a call wants it
+        self._kept_bytes = 0
+        self._read_all_at = time.monotonic()  # that had come
+        self._has_read = False  # a message, since then
+        self._is_short = False  # the kernel, of memory for the last packet
+        self._waiting: dict[Any, int] = {}  # waiters, and for which event
+        self._receivers: deque[Any] = deque()  # those for messages, in line
 
-    def _begin(self, timeout: Timeout) -> None:
-        """Prepare to wait; connect, or keep the timeout for connect."""
-
-    def _waiter(self) -> Any:
-        """Return a waiter, which is hashable."""
-
-    def _release(self, waiter: Any) -> None:
-        """Take back a waiter, which nobody wakes any more."""
+    # What each client does in its own way
 
     def _wake(self, waiter: Any) -> None:
         """Have the call of a waiter look again."""
 
-    async def _sleep(self, waiter: Any, event: int, left: Timeout) -> None:
-        """Wait to be woken, for an event of the socket, or to try again."""
-
-    async def _turn(self) -> None:
-        """Let other tasks run now and then."""
-
     def _changed(self) -> None:
         """Note a change of the state, or of whether anything is kept."""
 
-    # ---- The state
-
-    @property
-    def _state(self) -> State:
-        # Closing is a mark of its own that nothing takes back, since a signal
-        # handler may close in the midst of any other change
-        return State.CLOSED if self._why_closed else self._bus
-
-    @property
-    def closed(self) -> bool:
-        """Whether the client is closed."""
-        return bool(self._why_closed)
-
-    def __repr__(self) -> str:
-        kind = type(self).__name__
-        return f"<{kind} at {self.address!r}: {self._state.value}>"
-
-    def retry_in(self) -> float | None:
-        """Return the seconds to the next try, or None while there is a bus."""
-        if self._bus is UP or self._state in (State.NEW, State.CLOSED):
-            return None
-        is_fresh = self._bus is State.RESTORING
-        return RESTORE_SECONDS if is_fresh else left_of(self._next_try)
-
-    def close(self) -> None:
-        """Leave the bus, which still delivers what was published [CONN-6].
-
-        A call that waits in another thread or task raises Disconnected.
-        """
-        with self._lock:
-            if not self._why_closed:
-                self._why_closed = CLOSED
-                self._changed()
-                self._wake_all()
-                if not self._is_switching:  # else _try_open closes it
-                    self._close_socket()
-
-    def _close_socket(self) -> None:
-        if self._pid == os.getpid():  # or our parent would lose it, too
-            with contextlib.suppress(OSError):
-                self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
-
-    def _check_open(self) -> None:
-        """Raise Disconnected unless there is a bus, or one is looked for."""
-        if self._why_closed:
-            raise Disconnected(self._why_closed) from None
-        if self._bus is State.NEW:
-            raise Disconnected(NOT_CONNECTED) from None
-
-    # ---- Waiting
-
-    async def _wait(
-        self, event: int, end: End, text: str, answer: Answer | None = None
-    ) -> None:
-        """Wait until the call may go on, or it is time to try to connect.
-
-        It waits for an answer; or READ for a message, or WRITE for room.
-        Raises: TimedOut, which says *text*, at *end*; Disconnected.
-        """
-        left = left_of(end)
-        if left == 0:
-            raise self._timed_out(text)
-        waiter = self._waiter()
-        try:
-            with self._lock:
-                # First, or a signal handler that closes now would wake nobody
-                self._waiting[waiter] = answer or event
-                self._check_open()
-                if answer:
-                    answer.waiter = waiter
-                elif event == READ:
-                    self._receivers.append(waiter)
-                may_receive = event == READ and self._kept
-            if not (answer.outcome if answer else may_receive):
-                await self._sleep(waiter, event, left)
-        finally:
-            with self._lock:
-                self._waiting.pop(waiter, None)
-                if waiter in self._receivers:
-                    self._receivers.remove(waiter)
-            self._release(waiter)
-
-    def _timed_out(self, text: str) -> TimedOut:
-        """Return the error that tells what has not happened in time."""
-        has_none = self.reconnect and self.retry_in() is not None
-        reason = "there is no bus" if has_none else text
-        return TimedOut(f"{reason} at {self.address}")
-
-    def _wake_receiver(self) -> None:
-        """Wake the call that waits longest for a message, with the lock."""
-        if self._receivers:
-            self._wake(self._receivers.popleft())
-
-    def _wake_all(self) -> None:
-        for waiter in list(self._waiting):
-            self._wake(waiter)
-
-    def _give(self, answer: Answer | None, outcome: Received | str) -> None:
-        """Give an answer to the call that waits for it, if one still does."""
-        if answer and not answer.outcome:
-            answer.outcome = outcome
-            if answer.waiter in self._waiting:  # else its call is awake
-                self._wake(answer.waiter)
-
-    # ---- Packets: what a server would refuse is told before it is sent
+    # What a server would refuse is told before it is sent
 
     def _pattern(self, text: Text) -> bytes:
         """Return a pattern as bytes, unless it is another's secret [CRED-4].
@@ -757,144 +679,64 @@ class Connection:
         count, unless the server is in another process namespace.
         """
         pattern = checked(text, self.key_bytes_max, self.segments_max)
-        start = max(0, self._own_path.rfind(SECRET))
-        numbers = self._own_path[start:].split(b"/")[2:]
+
+        # The server looks at the run that follows its own prefix: where we are
+        # !/cred/1/2/3/!/cred/4/5/6, at the second, which has our numbers
+        own_path = self._bus.own_path
+        start = max(0, own_path.rfind(SECRET))
+        numbers = own_path[start:].split(b"/")[2:]
         fields = FIELDS.match(pattern, start)
         if fields and numbers and pattern.rfind(SECRET) == start:
-            path = self._own_path.decode()
+            path = own_path.decode()
             if any(f and f != n for f, n in zip(fields.groups(), numbers)):
                 raise PacketError(ANOTHERS.format(quoted(pattern), path))
-            if numbers[2] == b"0" or OVERFLOW_ID in numbers[:2]:  # [CRED-8]
-                raise PacketError(NAMELESS.format(path))
+            if OVERFLOW_ID in map(int, numbers[:2]) or numbers[2] == b"0":
+                raise PacketError(NAMELESS.format(path))  # [CRED-8]
         return pattern
 
     def _subscription(self, text: Text) -> bytes:
-        """Return a subscribe packet [SUB-1]; warn of a doubtful pattern."""
+        """Return a subscribe packet; warn of a doubtful pattern [SUB-1]."""
         pattern = self._pattern(text)
         if doubt := doubt_about(pattern):
-            warnings.warn(f"{quoted(pattern)} {doubt}", stacklevel=3)
-        return b"SUB " + pattern
+            warning = DoubtfulPattern(f"{quoted(pattern)} {doubt}")
+            warnings.warn(warning, stacklevel=3)
+        return SUBSCRIBE + pattern
 
-    def _answer(self, asked: Request, payload: Payload) -> bytes:
-        """Return the packet of an answer, whose key never comes again."""
-        head = self._head_of.__wrapped__(asked.reply_key)
-        return head + payload_bytes(payload)
-
-    def _publication(self, key: Text, payload: Payload) -> bytes:
-        """Return a publish packet [PUB-1]."""
-        return self._head_of(to_bytes(key)) + payload_bytes(payload)
-
-    # ---- Sending
-
-    def _try_publish(self, key: Text, payload: Payload) -> bool:
-        """Publish if all is as usual; without the lock, since it is quick."""
-        try:
-            packet: bytes = self._head_of(key) + payload
-            if len(packet) <= self.packet_bytes_max and self._bus is UP:
-                self.socket.send(packet, SEND)
-                return True
-        except (OSError, TypeError, BufferError, BytesWarning):
-            pass  # try with more care; the last is what python3 -bb raises
-        return False
-
-    def _try_send(self, packet: bytes, answer: Answer | None) -> bool:
-        """Send a packet; what another bus has to know may wait for one."""
-        word, _, rest = packet.partition(b" ")
-        key = rest.partition(b"\0")[0]
-        is_mode = word == b"CMSG" and key in MODES
-        is_remembered = is_mode or word in (b"SUB", b"UNSUB")
-        with self._lock:
-            self._check_open()
-            if len(packet) > self.packet_bytes_max:
-                text = TOO_LARGE.format(len(packet), self.packet_bytes_max)
-                raise PacketTooLarge(text)
-            if word == b"SUB" and self._pattern_count() >= PATTERNS_MAX:
-                raise PacketError(f"over {PATTERNS_MAX} patterns")
-            if not self._try_write(packet, is_remembered):
-                return False
-            if word == b"SUB":
-                self._told[packet] += 1
-            elif word == b"UNSUB":
-                self._told -= Counter([b"SUB " + key])
-            elif is_mode:
-                self._told.pop(packet, None)
-                self._told[packet] = 1  # the last sent is the last
-            elif word == b"CMSG":
-                self._asked.questions.append((key, answer))
-        return True
-
-    def _pattern_count(self) -> int:
-        counts = self._told.items()
-        return sum(n for packet, n in counts if packet.startswith(b"SUB "))
-
-    def _try_write(self, packet: bytes, is_remembered: bool) -> bool:
-        """Give a packet to the kernel, or leave it to the next connection."""
-        while self._bus is UP or not is_remembered:
-            if self._bus is not UP and not self._try_connect():
-                return False
-            try:
-                self._write(packet)
-                return True
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                self._lose(error)
-        if self._bus is State.RESTORING:
-            self._unsent.append(packet)
-        return True
+    # Out
 
     def _write(self, packet: bytes) -> None:
-        """Send a packet, with a larger send buffer if need be [CLIENT-3]."""
-        option = (socket.SOL_SOCKET, socket.SO_SNDBUF)
+        """Send a packet [CLIENT-3].
+
+        Raises: PacketTooLarge; BlockingIOError if the kernel cannot take it
+        now; OSError if the bus has gone.
+        """
+        size = len(packet)
+        if size > self.packet_bytes_max:
+            raise PacketTooLarge(TOO_LARGE.format(size, self.packet_bytes_max))
+        self._is_short = False
         try:
             self.socket.send(packet, SEND)
         except OSError as error:
+            if error.errno in NO_MEMORY:
+                self._is_short = True
+                raise BlockingIOError from None
             if error.errno != errno.EMSGSIZE:
                 raise
-            size = len(packet) + SOCKET_OVERHEAD_BYTES
+            # Have a send buffer in which the packet has room
+            room = size + SOCKET_OVERHEAD_BYTES
+            option = (socket.SOL_SOCKET, socket.SO_SNDBUF)
             # The kernel doubles it
-            self.socket.setsockopt(*option, (size + 1) // 2)
-            if self.socket.getsockopt(*option) < size:
-                raise PacketTooLarge(NO_BUFFER.format(len(packet))) from None
+            self.socket.setsockopt(*option, (room + 1) // 2)
+            if self.socket.getsockopt(*option) < room:
+                raise PacketTooLarge(NO_BUFFER.format(size)) from None
             self._write(packet)
 
-    # ---- Receiving
+    def _query(self, key: bytes, packet: bytes, answer: Answer | None) -> None:
+        """Send a question to the bus, and note it."""
+        self._write(packet)
+        self._bus.questions[key].append(answer)
 
-    def _take(self) -> Received | None:
-        """Return the first that is kept, if anything is, and remove it."""
-        with self._lock:
-            self._check_open()
-            if not self._kept:
-                return None
-            received = self._kept.popleft()
-            self._kept_bytes -= len(received.payload) + KEPT_OVERHEAD_BYTES
-            if not self._kept:
-                self._changed()
-            return received
-
-    def _keep(self, received: Received) -> None:
-        """Keep something for receive, and wake a call that waits for it."""
-        self._kept.append(received)
-        self._kept_bytes += len(received.payload) + KEPT_OVERHEAD_BYTES
-        self._changed()
-        self._wake_receiver()
-        if self._kept_bytes > KEPT_BYTES_MAX:
-            self._wake_all()
-
-    def _try_step(self) -> bool:
-        """Read a packet, for whomever it is, or go on to find a bus."""
-        with self._lock:
-            if self._bus is not UP:
-                self._check_open()
-                return self._try_connect()
-            try:
-                if received := self._read():
-                    self._keep(received)
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                self._lose(error)
-            return True
+    # In
 
     def _read(self) -> Received | None:
         """Return the next packet, or None if it was an answer [CLIENT-6].
@@ -920,12 +762,12 @@ class Connection:
         else:
             raise PacketTooLarge(LOST_PACKET.format(size, len(buffer)))
 
-        if head[:4] == b"MSG ":
+        if head[:4] == PUBLISH:
             self._has_read = True
             message = new_tuple(Message, (head[4:], payload))
-            if not self._asked.reply_keys or not self._answer_request(message):
+            if not self._bus.reply_keys or not self._answer_request(message):
                 return message
-        elif head[:5] == b"CMSG ":
+        elif head[:5] == CONTROL:
             control = ControlMessage(head[5:], payload)
             if not self._answer_question(control):
                 return control
@@ -935,149 +777,554 @@ class Connection:
 
     def _answer_request(self, message: Message) -> bool:
         """Give a message to its request; return whether it is an answer."""
-        if not message.key.startswith(self._asked.reply_keys):
+        bus = self._bus
+        if not message.key.startswith(bus.reply_keys):
             return False
         reply_key = message.key.removesuffix(FAILED)
-        self._give(self._asked.requests.pop(reply_key, None), message)
+        self._give(bus.requests.pop(reply_key, None), message)
         return True
 
     def _answer_question(self, received: ControlMessage) -> bool:
         """Give a control message to its question; return if it is for one."""
-        key = received.key
-        if key not in [asked for asked, _ in self._asked.questions]:
+        bus = self._bus
+        questions = bus.questions.get(received.key)
+        if not questions:
             return False
-        while self._asked.questions[0][0] != key:  # a server may not know it
-            self._asked.questions.popleft()
-        _, answer = self._asked.questions.popleft()
-        if key == WHOAMI:
+        answer = questions.popleft()
+        if received.key == WHOAMI:
             with contextlib.suppress(PacketError):
-                self._own_path = credentials_of(received).path
-        if not answer:  # control has asked
-            return False
-        if answer is self._greeting:
-            self._keep(Reconnected(b"", b""))
+                bus.own_path = credentials_of(received).path
+                bus.has_told_path = True
+            if bus.notice:  # receive may have it now, and all after it
+                bus.notice = None
+                self._changed()
+                self._wake_all()
         self._give(answer, received)
-        return True
+        return answer is not None
 
-    # ---- Losing the bus, and finding another
+    # What is kept for receive
+
+    def _has_kept(self) -> bool:
+        if not self._kept:
+            return False
+        has_told = self._kept[0] is not self._bus.notice
+        return has_told or self._kept_bytes > KEPT_BYTES_MAX
+
+    def _keep(self, received: Received) -> None:
+        """Keep something for receive, and wake a call that waits for it."""
+        self._kept.append(received)
+        self._kept_bytes += len(received.payload) + KEPT_OVERHEAD_BYTES
+        self._changed()
+        self._wake_receiver()
+        if self._kept_bytes > KEPT_BYTES_MAX:
+            self._wake_all()
+
+    def _step(self) -> None:
+        """Read a packet, for whomever it is."""
+        if received := self._read():
+            self._keep(received)
+
+    def _take_leave(self, text: str) -> None:
+        """Keep what a bus has left, and tell those who wait for its answers.
+
+        Then nothing is known of a bus.
+        """
+        with contextlib.suppress(OSError):
+            while True:
+                with contextlib.suppress(PacketError, PacketTooLarge):
+                    self._step()
+        bus = self._bus
+        for answer in chain(bus.requests.values(), *bus.questions.values()):
+            self._give(answer, text)
+
+        if self._kept and self._kept[-1] is self._bus.notice:
+            self._kept.pop()  # it has not even said anything
+            self._kept_bytes -= KEPT_OVERHEAD_BYTES
+        self._bus = Bus(Reconnected(b"", b""))
+
+    # Who waits
+
+    def _give(self, answer: Answer | None, outcome: Received | str) -> None:
+        """Give an answer to the call that waits for it, if one still does."""
+        if answer and not answer.outcome:
+            answer.outcome = outcome
+            if answer.waiter in self._waiting:  # else its call is awake
+                del self._waiting[answer.waiter]
+                self._wake(answer.waiter)
+
+    def _wake_receiver(self) -> None:
+        """Wake the call that waits longest for a message, with the lock."""
+        if self._receivers:
+            waiter = self._receivers.popleft()
+            self._waiting.pop(waiter, None)
+            self._wake(waiter)
+
+    def _wake_all(self) -> None:
+        for waiter in list(self._waiting):
+            self._wake(waiter)
+
+
+# ---- One bus after another, and the calls
+#
+# There is one way to wait.  A call enlists a waiter, looks whether what it
+# waits for has come, and then sleeps.  Whoever has something takes the waiter
+# that it is for off the list, and wakes it.  A call that is awake looks again.
+#
+# The lock is for all but a first try to publish.  Nothing sleeps with it, and
+# its owner may take it again.  So a signal handler may close at any moment,
+# also in the midst of what the lock protects: it sets a mark, which nothing
+# takes back, and wakes all that are enlisted; a call that enlists looks at the
+# mark afterwards.
+#
+# What a client owns ends in _close.  What a call still uses ends with that
+# call.  What a loop of the program polls, to be woken, ends in _end, which is
+# when `with` or the object does.  Nothing else is left to a finalizer, which
+# may come when a number is another's file already.
+#
+# NEW becomes UP by connecting.  With *reconnect*, UP becomes LOST when the bus
+# has gone; LOST becomes RESTORING when another lets the client in; and that UP
+# once it is told all subscriptions and modes, or else LOST again.  No call
+# waits for a bus in itself: each that needs one takes what steps it can.
+#
+# What every bus has to be told is remembered (_told), and needs no bus.  All
+# else is for the bus that is there.
+
+
+class State(enum.Enum):
+    """What a connection has, unless it is closed."""
+
+    NEW = "not connected yet"
+    UP = "connected"
+    LOST = "without a bus"
+    RESTORING = "subscribing again"
+
+
+# Before Python 3.12, to look them up takes long
+NEW = State.NEW
+UP = State.UP
+
+
+class Connection(Packets):
+    """What Client and AsyncClient share."""
+
+    _why_closed = CLOSED  # until the constructor is far enough
+
+    def __init__(
+        self,
+        address: Address | None = None,
+        *,
+        timeout: Timeout = None,
+        reconnect: bool = False,
+        packet_bytes_max: int = PACKET_BYTES_MAX,
+        key_bytes_max: int = KEY_BYTES_MAX,
+        segments_max: int = SEGMENTS_MAX,
+    ) -> None:
+        # Others that replace sockets, as pytest-socket, leave them as they are
+        library = socket.socket.__module__.partition(".")[0]
+        if library in ("gevent", "eventlet"):
+            raise SbusError(f"replaced sockets, as {library}'s, do not work")
+        if address is None:  # [ADDR-1]
+            address = os.environ.get("SBUS_ADDRESS") or default_address()
+        self.address = os.fsdecode(address)
+        self.reconnect = reconnect
+        if reconnect and self.address.startswith(INHERITED):
+            raise AddressError("a descriptor cannot reconnect")
+        if min(packet_bytes_max, key_bytes_max, segments_max) < 1:
+            raise ValueError("a limit is a whole number from 1")
+        super().__init__(packet_bytes_max, key_bytes_max, segments_max)
+
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._state = NEW
+        self._told: Counter[bytes] = Counter()  # packets, and how often
+        self._next_try = 0.0  # to connect, by the monotonic clock
+        self._is_switching = False  # the descriptor
+        self._prepare()
+        self._why_closed = ""
+        connections.add(self)
+        self._begin(timeout)
+
+    # What each client does in its own way
+
+    def _prepare(self) -> None:
+        """Make what its way to wait needs."""
+
+    def _begin(self, timeout: Timeout) -> None:
+        self._timeout = timeout  # for connect
+
+    def _waiter(self) -> Any:
+        """Return a waiter, which is hashable."""
+
+    def _release(self, waiter: Any) -> None:
+        """Take back a waiter, which nobody wakes any more."""
+
+    async def _sleep(self, waiter: Any, event: int, left: Timeout) -> None:
+        """Wait to be woken, for an event of the socket, or to try again."""
+
+    async def _turn(self) -> None:
+        """Let other tasks run now and then."""
+
+    def _free(self, is_last: bool) -> None:
+        """Free what no call uses; at last, also what a loop may poll."""
+
+    # The end of its object
+
+    def _end(self) -> None:
+        """Close, and free also what a loop of the program polls."""
+        with contextlib.suppress(AttributeError):  # if the constructor failed
+            self._close()
+            with self._lock:
+                self._free(is_last=True)
+
+    __del__ = _end  # of a client that a program forgets to close
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client cannot be copied or pickled: make another")
+
+    # The state
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client is closed."""
+        return bool(self._why_closed)
+
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        state = "closed" if self._why_closed else self._state.value
+        return f"<{kind} at {self.address!r}: {state}>"
+
+    def retry_in(self) -> float | None:
+        """Return the seconds to the next try, or None while there is a bus."""
+        if self._why_closed or self._state in (UP, NEW):
+            return None
+        if self._state is State.RESTORING:
+            return RETRY_SECONDS
+        return left_of(self._next_try)
+
+    def _check_open(self) -> None:
+        """Raise Disconnected unless there is a bus, or one is looked for."""
+        if self._why_closed:
+            raise Disconnected(self._why_closed) from None
+        if self._state is NEW:
+            raise Disconnected(NOT_CONNECTED) from None
 
     def _become(self, state: State) -> None:
-        self._bus = state
+        self._state = state
         self._changed()
         self._wake_all()
+
+    # The end
+
+    def _close(self) -> None:
+        """Close if that was not done; free first, and raise nothing."""
+        if self._why_closed:
+            return
+        if os.getpid() != self._pid:  # a handler closes before the fork's hook
+            self._close_after_fork()
+            return
+        with self._lock:
+            self._why_closed = CLOSED
+            self._changed()
+            if not self._is_switching:  # else _open closes it
+                self._close_socket()
+            self._wake_all()
+            self._free(is_last=False)
+
+    def _close_socket(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self.socket.close()
+
+    def _close_after_fork(self) -> None:
+        """Leave all to the parent, of which this process is a child."""
+        self._lock = threading.RLock()  # a thread that is gone may own it
+        self._why_closed = self._why_closed or FORKED.format(self._pid)
+        with contextlib.suppress(OSError):
+            self.socket.close()
+        self._free(is_last=True)
+
+    # Losing the bus, and finding another
 
     def _lose(self, error: OSError) -> None:
         """Begin to have no bus, and keep what it has left; or raise.
 
         Every error of the socket comes here; of a closed one it says so.
         """
-        if error.errno not in GONE:
-            raise error
         self._check_open()
+        if isinstance(error, SbusError):
+            raise error
+        if error.errno not in GONE:
+            text = f"the connection to {self.address} failed: {error.strerror}"
+            raise Disconnected(text, errno=error.errno) from None
         if not self.reconnect:
             text = GOODBYE.format(self.address, self._pid)
-            behind = time.monotonic() - self._read_all_at
-            if self._has_read and behind > 1:
-                text += BEHIND.format(behind)
+            seconds = time.monotonic() - self._read_all_at
+            if self._has_read and seconds > 1:
+                text += BEHIND.format(seconds)
             raise Disconnected(text) from None
-
-        with contextlib.suppress(OSError):
-            while True:
-                with contextlib.suppress(PacketError, PacketTooLarge):
-                    if received := self._read():
-                        self._keep(received)
-        asked = [answer for _, answer in self._asked.questions]
-        for answer in (*asked, *self._asked.requests.values()):
-            self._give(answer, ASK_AGAIN.format(self.address))
-        # Another bus may know this client by other credentials
-        if self._asked.reply_keys:
-            del self._told[b"SUB " + self._asked.reply_keys]
-        self._asked = Asked()
-        self._greeting = Answer()
+        self._take_leave(ASK_AGAIN.format(self.address))
         self._become(State.LOST)
 
-    def _try_connect(self) -> bool:
-        """Take a step towards another bus; return whether it is there.
+    def _try(self, act: Callable[[], object]) -> bool:
+        """Do something with the bus, or take a step to find one.
 
-        Raises: Disconnected if none may come.
+        Return whether it was done.  Raises: Disconnected if no bus may come.
         """
         with self._lock:
-            if self._bus is State.LOST and not self._try_open():
-                return False
-            try:
-                while self._unsent:
-                    self._write(self._unsent[0])
-                    self._unsent.popleft()
-                if self._greeting:
-                    self._write(b"CMSG " + WHOAMI)
-                    self._asked.questions.append((WHOAMI, self._greeting))
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                self._lose(error)
-                return False
-            self._become(UP)
-            return True
+            self._check_open()
+            while True:
+                try:
+                    if self._state is not UP:
+                        self._find_bus()
+                    act()
+                    return True
+                except BlockingIOError:
+                    return False
+                except OSError as error:
+                    self._lose(error)
 
-    def _try_open(self) -> bool:
+    def _find_bus(self) -> None:
+        """Connect, and tell the bus all that it has to be told.
+
+        Raises: BlockingIOError if that cannot be finished yet; OSError.
+        """
+        if self._state is State.LOST:
+            self._open()
+        bus = self._bus
+        while bus.unsent:
+            self._write(bus.unsent[0])
+            bus.unsent.popleft()
+        if bus.notice:
+            self._query(WHOAMI, CONTROL + WHOAMI, Answer())
+        self._become(UP)
+
+    def _open(self) -> None:
         """Connect the socket, if it is time, and list what to tell."""
         now = time.monotonic()
+        if self.socket.fileno() < 0:
+            raise Disconnected("the socket of this client was closed")
         if now < self._next_try:
-            return False
-        self._next_try = now + RECONNECT_SECONDS * random.uniform(0.5, 1)
+            raise BlockingIOError
+        share = 0.5 + os.urandom(1)[0] / 512  # all clients lose a bus at once
+        self._next_try = now + RECONNECT_SECONDS * share
         try:
             fresh = open_socket(self.address)
         except Disconnected as error:
-            may_come = error.errno in (errno.ENOENT, errno.ECONNREFUSED)
-            if error.errno == errno.EAGAIN or (self.reconnect and may_come):
-                return False
+            may_come = self.reconnect and error.errno in MAY_COME
+            if may_come or error.errno == errno.EAGAIN:
+                raise BlockingIOError from None
             raise
 
-        peer = fresh.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        # A pid of 0 is of a server in another process namespace
-        is_ours = any(peer[:4]) and not self.address.startswith(INHERITED)
-        if is_ours and not self._own_path:
-            ids = (os.getegid(), os.geteuid(), self._pid)
-            self._own_path = b"!/cred/%d/%d/%d" % ids
-        self._unsent = deque(self._told.elements())
+        with fresh:
+            bus = self._bus
+            pid, *ids = peer_of(fresh)
+            # Nothing tells our numbers in a server's other process namespace,
+            # or user namespace
+            is_ours = pid and OVERFLOW_ID not in ids
+            if is_ours and not self.address.startswith(INHERITED):
+                numbers = (os.getegid(), os.geteuid(), self._pid)
+                bus.own_path = b"!/cred/%d/%d/%d" % numbers
+            self._check_told()
+            bus.unsent = deque(self._told.elements())
+            if bus.notice:
+                self._keep(bus.notice)
 
-        self._is_switching = True  # a handler must not free the number now
-        if not self._why_closed:
-            os.dup2(fresh.fileno(), self._fd, inheritable=False)
-        self._is_switching = False
-        fresh.close()
-        self._bus = State.RESTORING
+            try:
+                self._is_switching = True  # no handler is to free the number
+                if not self._why_closed:
+                    os.dup2(fresh.fileno(), self._fd, inheritable=False)
+            finally:
+                self._is_switching = False
+        self._state = State.RESTORING
         if self._why_closed:
             self._close_socket()
+
+    def _check_told(self) -> None:
+        """Forget a pattern that is another's secret for this bus.
+
+        Raises: PacketError for each, so that the program learns of it.
+        """
+        for packet in list(self._told):
+            if packet.startswith(SUBSCRIBE):
+                try:
+                    self._pattern(packet[len(SUBSCRIBE) :])
+                except PacketError:
+                    del self._told[packet]
+                    raise
+
+    # What every bus has to be told: subscriptions and modes
+
+    def _try_tell(self, packet: bytes) -> bool:
+        """Tell the bus, and remember it for the next one."""
+        with self._lock:
+            self._check_open()
+            if packet.startswith(SUBSCRIBE):
+                self._check_pattern_count()
+            write = functools.partial(self._write, packet)
+            if not (self._state is UP and self._try(write)):
+                if self._state is UP:
+                    return False
+                self._bus.unsent.append(packet)  # which LOST begins anew
+
+            if packet.startswith(SUBSCRIBE):
+                self._told[packet] += 1
+            elif packet.startswith(UNSUBSCRIBE):
+                pattern = packet[len(UNSUBSCRIBE) :]
+                self._told -= Counter([SUBSCRIBE + pattern])
+            else:
+                self._told.pop(packet, None)
+                self._told[packet] = 1  # the last sent is the last
         return True
 
-    # ---- Calls: coroutines that suspend in _sleep and _turn alone
+    def _check_pattern_count(self) -> None:
+        """Raise PacketError if the server would not take one more."""
+        counts = self._told.items()
+        patterns = [n for packet, n in counts if packet.startswith(SUBSCRIBE)]
+        replies = 1 if self._bus.reply_keys else 0
+        if sum(patterns) + replies >= PATTERNS_MAX:
+            raise PacketError(f"over {PATTERNS_MAX} patterns")
+
+    # What is for the bus that is there
+
+    def _write_request(self, head: bytes, tail: bytes, answer: Answer) -> None:
+        """Send a request to the bus, and note it, if its path is known."""
+        bus = self._bus
+        if not bus.has_told_path:
+            return
+        if not bus.reply_keys:
+            keys = self._pattern(bus.own_path + random_part() + b"/")
+            self._check_pattern_count()
+            self._write(SUBSCRIBE + keys)
+            bus.reply_keys = keys
+        reply_key = bus.reply_keys[:-1] + random_part()
+        self._write(head + reply_key + tail)
+        bus.requests[reply_key] = answer
+        answer.reply_key = reply_key
+
+    def _try_publish(self, key: Text, payload: Payload) -> bool:
+        """Publish if all is as usual; without the lock, since it is quick."""
+        try:
+            if type(payload) is not bytes:
+                payload = payload_bytes(payload)
+            packet = self._head_of(key) + payload
+            if len(packet) <= self.packet_bytes_max and self._state is UP:
+                self.socket.send(packet, SEND)
+                return True
+        except (OSError, TypeError, BufferError, BytesWarning, ValueError):
+            pass  # try with more care; a BytesWarning is what python3 -bb has
+        return False
+
+    # How a call waits
+
+    async def _wait(
+        self, event: int, end: End, text: str, answer: Answer | None = None
+    ) -> None:
+        """Wait until the call may go on, or it is time to try again.
+
+        It waits for an answer; or READ for a message, or WRITE for room.
+        Raises: TimedOut, which says *text*, at *end*; Disconnected.
+        """
+        left = left_of(end)
+        if left == 0:
+            has_none = self.reconnect and self.retry_in() is not None
+            reason = "there is no bus" if has_none else text
+            raise TimedOut(f"{reason} at {self.address}")
+
+        waiter = self._waiter()
+        try:
+            with self._lock:
+                # First, or a signal handler that closes now would wake nobody
+                self._waiting[waiter] = event
+                self._check_open()
+                if answer:
+                    answer.waiter = waiter
+                elif event == READ:
+                    self._receivers.append(waiter)
+                has_come = event == READ and self._has_come(answer)
+                pause = self.retry_in()
+                if self._is_short and event == WRITE:
+                    pause = RETRY_SECONDS
+            if pause is not None:  # then the socket does not tell
+                event = RETRY
+                left = pause if left is None else min(left, pause)
+            if not has_come:
+                await self._sleep(waiter, event, left)
+        finally:
+            with self._lock:
+                self._waiting.pop(waiter, None)
+                if waiter in self._receivers:
+                    self._receivers.remove(waiter)
+            self._release(waiter)
+
+    def _has_come(self, answer: Answer | None) -> bool:
+        """Return whether there is an answer, or else something kept."""
+        return bool(answer.outcome if answer else self._has_kept())
+
+    # Calls: coroutines that suspend in _sleep and _turn alone
 
     async def _connect(self, timeout: Timeout) -> None:
         """Connect for the first time; with *reconnect*, perhaps later."""
         end = end_of(timeout)
-        with self._lock:
-            self._bus = State.LOST
-            self._check_open()
+        self._state = State.LOST
         try:
-            while not self._try_connect():
+            while not self._try(self._check_open):
                 if self.reconnect:
-                    self._greeting = Answer()
+                    # A program that is told of its first bus had to wait
+                    self._bus = Bus(Reconnected(b"", b""))
                     return
                 await self._wait(READ, end, "too many clients connect at once")
         except BaseException:
-            with self._lock:
-                self._bus = State.NEW
+            self._state = NEW
             raise
 
-    async def _send(
-        self, packet: bytes, timeout: Timeout, answer: Answer | None = None
-    ) -> None:
-        """Send a packet once there is room, or a bus."""
+    async def _send(self, act: Callable[[], object], end: End) -> None:
+        """Do something once there is a bus, and room for it."""
+        while not self._try(act):
+            await self._wait(WRITE, end, NO_ROOM)
+
+    async def _tell(self, packet: bytes, timeout: Timeout) -> None:
+        """Subscribe, unsubscribe or set a mode."""
         end = end_of(timeout)
-        text = "the server takes nothing (a slow reader, or it is stopped)"
-        while not self._try_send(packet, answer):
-            await self._wait(WRITE, end, text)
+        while not self._try_tell(packet):
+            await self._wait(WRITE, end, NO_ROOM)
+
+    async def _post(self, key: Text, payload: Payload, end: End) -> None:
+        """Publish a message [PUB-1]."""
+        packet = self._head_of(to_bytes(key)) + payload_bytes(payload)
+        await self._send(functools.partial(self._write, packet), end)
+
+    async def _control(
+        self, key: Text, payload: Payload = b"", timeout: Timeout = None
+    ) -> None:
+        """Send a control message to the server [CTL-1].
+
+        Raises: TimedOut; PacketError if no server knows the key.
+        """
+        content = payload_bytes(payload)
+        name = to_bytes(key)
+        if name not in CONTROL_KEYS:  # [CTL-2]
+            keys = b" ".join(CONTROL_KEYS).decode()
+            raise PacketError(f"{quoted(name)} is none of {keys}")
+
+        packet = CONTROL + name + (b"\0" + content if content else b"")
+        if name in MODES:
+            await self._tell(packet, timeout)
+        else:  # a question, whose answer is for receive
+            ask = functools.partial(self._query, name, packet, None)
+            await self._send(ask, end_of(timeout))
+
+    def _take(self) -> Received | None:
+        """Return the first that is kept, if anything is, and remove it."""
+        with self._lock:
+            self._check_open()
+            if not self._has_kept():
+                return None
+            received = self._kept.popleft()
+            self._kept_bytes -= len(received.payload) + KEPT_OVERHEAD_BYTES
+            if not self._has_kept():
+                self._changed()
+            return received
 
     async def _receive(self, timeout: Timeout) -> Received:
         """Return what comes next."""
@@ -1092,41 +1339,79 @@ class Connection:
                     self._wake_receiver()
             raise
 
-    async def _ask(self, key: bytes, timeout: Timeout) -> Received:
+    async def _ask(self, key: bytes, end: End) -> Received:
         """Return the server's answer to a question."""
-        end, answer = end_of(timeout), Answer()
-        await self._send(b"CMSG " + key, timeout, answer)
+        answer = Answer()
+        packet = CONTROL + key
+        ask = functools.partial(self._query, key, packet, answer)
+        await self._send(ask, end)
         return await self._outcome(answer, end, "the server does not answer")
 
-    async def _request(
-        self, key: Text, payload: Payload, timeout: Timeout
-    ) -> bytes:
-        """Return the payload of the first answer to a request."""
-        end, answer = end_of(timeout), Answer()
-        content = b"\0" + payload_bytes(payload)
-        while not (keys := self._asked.reply_keys) or (
-            b"SUB " + keys not in self._told
-        ):
-            path = credentials_of(await self._ask(WHOAMI, timeout)).path
-            with self._lock:  # for another thread may ask first, too
-                keys = self._asked.reply_keys or path + random_part() + b"/"
-                self._asked.reply_keys = self._pattern(keys)
-            if b"SUB " + keys not in self._told:  # by another call, meanwhile
-                await self._send(b"SUB " + keys, left_of(end))
-        reply_key = keys[:-1] + random_part()
-        content = reply_key + content
-        self._asked.requests[reply_key] = answer
+    async def _stats(self, timeout: Timeout = STATS_SECONDS) -> dict[str, Any]:
+        """Return the counts of the server, by the names of [CTL-5].
+
+        Raises: as whoami; TimedOut also if this server has no counts;
+        SbusError if this Python has no module json.
+        """
         try:
-            if not self._try_publish(key, content):
-                await self._send(self._publication(key, content), left_of(end))
-            name = quoted(to_bytes(key))
-            text = f"nobody answered {name} within {timeout or 0:g} s"
+            import json
+        except ImportError:
+            raise SbusError(NO_JSON) from None
+        answer = await self._ask(STATS, end_of(timeout))
+        try:
+            return dict(json.loads(answer.payload))
+        except (ValueError, TypeError, RecursionError):
+            raise malformed("malformed counts", answer.payload) from None
+
+    async def _request(
+        self, key: Text, payload: Payload = b"", timeout: Timeout = ASK_SECONDS
+    ) -> bytes:
+        """Publish a request; return the payload of the first answer.
+
+        The request's payload is the key for the answer, NUL, and *payload*.
+        This client stays subscribed to the keys of its answers, and drops an
+        answer that comes too late [CRED-10].
+        Raises: as whoami; TimedOut also if nobody answers; RequestFailed if
+        the answer says so.
+        """
+        end = end_of(timeout)
+        answer = Answer()
+        key = to_bytes(key)
+        head = self._head_of(key)
+        tail = b"\0" + payload_bytes(payload)
+        ask = functools.partial(self._write_request, head, tail, answer)
+        try:
+            await self._send(ask, end)
+            while not answer.reply_key:  # on a bus that has not told our path
+                credentials_of(await self._ask(WHOAMI, end))
+                await self._send(ask, end)
+            seconds = round(float(timeout or 0), 2)
+            text = f"nobody answered {quoted(key)} within {seconds:g} s"
             reply = await self._outcome(answer, end, text)
-            if reply.key != reply_key:
-                raise RequestFailed(printable(reply.payload or b"it failed"))
-            return reply.payload
-        finally:
-            self._asked.requests.pop(reply_key, None)
+        except BaseException:
+            with self._lock:
+                self._bus.requests.pop(answer.reply_key, None)
+            raise
+
+        if reply.key != answer.reply_key:
+            raise RequestFailed(printable(reply.payload or b"it failed"))
+        return reply.payload
+
+    async def _reply(
+        self, asked: Request, payload: Payload = b"", timeout: Timeout = None
+    ) -> None:
+        """Answer a parsed request, unless no server takes its reply key.
+
+        Raises: as publish [PUB-1].
+        """
+        if not isinstance(asked, Request):
+            raise TypeError("reply takes a Request: see parse_request")
+        with contextlib.suppress(PacketError):
+            # Past the cache, as this key never comes again
+            head = self._head_of.__wrapped__(asked.reply_key)
+            packet = head + payload_bytes(payload)
+            write = functools.partial(self._write, packet)
+            await self._send(write, end_of(timeout))
 
     async def _outcome(self, answer: Answer, end: End, text: str) -> Received:
         """Return an answer; keep all else that comes before it."""
@@ -1142,14 +1427,19 @@ class Connection:
 
     async def _go_on(self, end: End, text: str, answer: Answer | None) -> None:
         """Take a step, or wait until one can be taken."""
-        # An answer to a question that was just sent can hardly be there yet
+        # The answer to a question that was just sent can hardly be there yet:
+        # not to look saves one EAGAIN a question
         is_too_early = answer and not answer.waiter and left_of(end) != 0
-        if not is_too_early and self._try_step():
+        if not is_too_early and self._try(self._step):
             await self._turn()
-        else:
-            self._read_all_at, self._has_read = time.monotonic(), False
+            return
+        if self._has_come(answer):  # when the bus was lost just now
+            return
+        try:
             await self._wait(READ, end, text, answer)
-            self._read_all_at = time.monotonic()  # nothing came until then
+        finally:
+            self._has_read = False
+            self._read_all_at = time.monotonic()
 
 
 # A child process would read, from the same socket, what is for its parent
@@ -1160,18 +1450,14 @@ connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 def close_after_fork() -> None:
     """Close the clients of the parent in a child process."""
     for client in connections:
-        client._lock = threading.RLock()  # a thread that is gone may own it
-        if not client._why_closed:
-            client._why_closed = FORKED.format(client._pid)
-            client.socket.close()
+        if client._pid != os.getpid():  # an earlier hook may have made others
+            client._close_after_fork()
 
 
 os.register_at_fork(after_in_child=close_after_fork)
 
 
 # ==== 6. The client ==========================================================
-
-Result = TypeVar("Result")
 
 
 def run(call: Coroutine[Any, Any, Result]) -> Result:
@@ -1190,32 +1476,47 @@ class Bell:
     is about to do.
     """
 
-    fds: tuple[int, ...] = ()  # none, if a signal ends the constructor
-
     def __init__(self, wire_fd: int) -> None:
-        self.fds = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        """Make a bell for a socket.  Raises: SbusError."""
+        flags = os.O_CLOEXEC | os.O_NONBLOCK  # they are those of an eventfd
+        if sys.version_info >= (3, 10):
+            self.fds = [opened(os.eventfd, 0, flags)]
+        else:
+            self.fds = list(opened(os.pipe2, flags))
+        self.thread_id = 0  # whose call waits for it
         self._is_rung = False
+
         # Three ways to wait for it: alone, or with an event of the socket
-        self._polls = {event: select.poll() for event in (0, READ, WRITE)}
+        self._polls = {event: select.poll() for event in (RETRY, READ, WRITE)}
         for event, poll in self._polls.items():
             poll.register(self.fds[0], select.POLLIN)
-            if event:
+            if event != RETRY:
                 poll.register(wire_fd, event)
 
-    def __del__(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
+    def close(self) -> None:
+        with contextlib.suppress(IndexError):  # once, whoever else does so
+            while True:
+                os.close(self.fds.pop())
 
     def ring(self) -> None:
         if not self._is_rung:
             self._is_rung = True
-            os.write(self.fds[1], b"\1")
+            # An eventfd takes eight bytes, and a pipe any number
+            with contextlib.suppress(OSError, IndexError):
+                os.write(self.fds[-1], b"\1" * 8)
+
+    def ring_for_ever(self) -> None:
+        """Become readable, but not for another process that has this bell."""
+        reader, writer = os.pipe()
+        os.close(writer)
+        os.dup2(reader, self.fds[0], inheritable=False)
+        os.close(reader)
 
     def silence(self) -> None:
         # A handler that rings in the midst of this is not heard; but the mark
         # goes last, so that the bell can be rung again
         if self._is_rung:
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(OSError, IndexError):
                 os.read(self.fds[0], 64)
             self._is_rung = False
 
@@ -1224,6 +1525,34 @@ class Bell:
         # poll(2) takes 24 days at most
         limit = None if seconds is None else 1000 * min(seconds, 1e6)
         self._polls[event].poll(limit)
+
+
+class Beacon:
+    """What fileno gives to a loop of the program.
+
+    It holds a bell, which is rung while receive has something that was kept,
+    and while there is a bus, the socket.
+    """
+
+    def __init__(self, wire_fd: int) -> None:
+        """Make a beacon for a socket.  Raises: SbusError."""
+        self.epoll = opened(select.epoll)
+        self.bell = Bell(wire_fd)
+        self.epoll.register(self.bell.fds[0], select.EPOLLIN)
+        self._wire_fd = wire_fd
+
+    def watch(self, has_bus: bool) -> None:
+        """Watch the socket while there is a bus."""
+        # It may be as it should be, or just be closed
+        with contextlib.suppress(OSError, ValueError):
+            if has_bus:
+                self.epoll.register(self._wire_fd, select.EPOLLIN)
+            else:
+                self.epoll.unregister(self._wire_fd)
+
+    def close(self) -> None:
+        self.epoll.close()
+        self.bell.close()
 
 
 class Client(Connection):
@@ -1242,8 +1571,9 @@ class Client(Connection):
 
     A client is a context manager and an iterator over what it receives.  It
     has fileno() for select, poll and epoll, and *socket* for all else.  Any
-    thread may do anything, and a signal handler may close.  Only the process
-    that made a client can use it, not one that fork(2) makes.
+    thread may do anything, and a signal handler may close.  A closed client
+    stays closed.  Only the process that made a client can use it, not one that
+    fork(2) makes.
 
         with select.epoll() as epoll:
             epoll.register(bus, select.EPOLLIN)
@@ -1255,19 +1585,22 @@ class Client(Connection):
     Any call may raise Disconnected, and all but close and fileno do so once
     the client is closed; PacketTooLarge for a packet above the limit;
     PacketError for a key or pattern that a server would refuse, or for a
-    malformed packet, which is skipped; and TypeError.
+    malformed packet, which is skipped; SbusError if the process has no
+    descriptor to wait with; and TypeError.
     Raises: TimedOut; AddressError; Disconnected if there is no server.
     """
 
     # A client has one bell, at which its calls wait, and one more for each
-    # further thread that waits at the same time
+    # further thread that waits at the same time.  A bell that a call uses is
+    # among those of _waiting, or about to be
+
+    def _prepare(self) -> None:
+        self._idle_bells: list[Bell] = []
+        self._beacon: Beacon | None = None
 
     def _begin(self, timeout: Timeout) -> None:
-        self._idle_bells = [Bell(self._fd)]
-        self._epoll: select.epoll | None = None  # for fileno
-        self._kept_bell: Bell | None = None  # in it, rung while any is kept
-        self._is_watched = False  # in it: the socket
         try:
+            self._release(Bell(self._fd))
             run(self._connect(timeout))
         except BaseException:
             self.close()
@@ -1277,32 +1610,54 @@ class Client(Connection):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._end()
 
     def __iter__(self) -> Iterator[Received]:
         """Return an iterator over all that receive returns."""
         return iter(self.receive, None)
 
+    def close(self) -> None:
+        """Leave the bus, which still delivers what was published [CONN-6].
+
+        A call that waits in another thread raises Disconnected.  The
+        descriptor of fileno, if that was called, stays readable, to wake a
+        loop that polls it, until `with` or the object ends.  So a program that
+        closes all descriptors by their numbers uses `with`.
+        """
+        self._close()
+
     def subscribe(self, pattern: Text, timeout: Timeout = None) -> None:
-        """Subscribe to a pattern; duplicates count [SUB-1] [SUB-2]."""
-        run(self._send(self._subscription(pattern), timeout))
+        """Subscribe to a pattern; duplicates count [SUB-1] [SUB-2].
+
+        Raises: TimedOut if the server takes nothing.
+        """
+        run(self._tell(self._subscription(pattern), timeout))
 
     def unsubscribe(self, pattern: Text, timeout: Timeout = None) -> None:
-        """Take back one subscription to an identical pattern [UNSUB-1]."""
-        run(self._send(b"UNSUB " + self._pattern(pattern), timeout))
+        """Take back one subscription to an identical pattern [UNSUB-1].
+
+        Raises: TimedOut if the server takes nothing.
+        """
+        run(self._tell(UNSUBSCRIBE + self._pattern(pattern), timeout))
 
     def publish(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
-        """Publish a message [PUB-1]."""
+        """Publish a message [PUB-1].
+
+        Raises: TimedOut if the server takes nothing, or there is no bus.
+        """
         if not self._try_publish(key, payload):
-            run(self._send(self._publication(key, payload), timeout))
+            run(self._post(key, payload, end_of(timeout)))
 
     def control(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
-        """Send a control message to the server [CTL-1]."""
-        run(self._send(control_packet(key, payload), timeout))
+        """Send a control message to the server [CTL-1].
+
+        Raises: TimedOut; PacketError if no server knows the key.
+        """
+        run(self._control(key, payload, timeout))
 
     def receive(self, timeout: Timeout = None) -> Received:
         """Return the next message or control message.
@@ -1323,7 +1678,7 @@ class Client(Connection):
         Raises: TimedOut; SbusError if that is too much; Disconnected, even
         with *reconnect*, if the bus is lost meanwhile: ask again.
         """
-        return credentials_of(run(self._ask(WHOAMI, timeout)))
+        return credentials_of(run(self._ask(WHOAMI, end_of(timeout))))
 
     def sync(self, timeout: Timeout = None) -> None:
         """Return once the server has handled all sent so far [PKT-5] [CRED-3].
@@ -1335,9 +1690,10 @@ class Client(Connection):
     def stats(self, timeout: Timeout = STATS_SECONDS) -> dict[str, Any]:
         """Return the counts of the server, by the names of [CTL-5].
 
-        Raises: as whoami; TimedOut also if this server has no counts.
+        Raises: as whoami; TimedOut also if this server has no counts;
+        SbusError if this Python has no module json.
         """
-        return dict(json.loads(run(self._ask(STATS, timeout)).payload))
+        return run(self._stats(timeout))
 
     def request(
         self, key: Text, payload: Payload = b"", timeout: Timeout = ASK_SECONDS
@@ -1347,16 +1703,19 @@ class Client(Connection):
         The request's payload is the key for the answer, NUL, and *payload*.
         This client stays subscribed to the keys of its answers, and drops an
         answer that comes too late [CRED-10].
-        Raises: as whoami; TimedOut also if nobody answers.
+        Raises: as whoami; TimedOut also if nobody answers; RequestFailed if
+        the answer says so.
         """
         return run(self._request(key, payload, timeout))
 
     def reply(
         self, asked: Request, payload: Payload = b"", timeout: Timeout = None
     ) -> None:
-        """Answer a parsed request, unless no server takes its reply key."""
-        with contextlib.suppress(PacketError):
-            run(self._send(self._answer(asked, payload), timeout))
+        """Answer a parsed request, unless no server takes its reply key.
+
+        Raises: as publish [PUB-1].
+        """
+        run(self._reply(asked, payload, timeout))
 
     def fileno(self) -> int:
         """Return a descriptor that is readable if receive has something.
@@ -1367,53 +1726,70 @@ class Client(Connection):
         with self._lock:
             if self._why_closed:
                 return -1
-            if not self._epoll:
-                self._kept_bell = Bell(self._fd)
-                self._epoll = select.epoll()
-                self._epoll.register(self._kept_bell.fds[0], select.EPOLLIN)
+            if not self._beacon:
+                self._beacon = Beacon(self._fd)
                 self._changed()
-            return self._epoll.fileno()
+            return self._beacon.epoll.fileno()
 
     def _changed(self) -> None:
-        if not (self._epoll and self._kept_bell):
+        beacon = self._beacon
+        if not beacon:
             return
-        if not self._kept:
-            self._kept_bell.silence()
-        if self._kept or self._why_closed:  # last: a handler may just close
-            self._kept_bell.ring()
-        has_bus = self._state is UP
-        if has_bus != self._is_watched:
-            self._is_watched = has_bus
-            with contextlib.suppress(OSError):  # a handler may close just now
-                if has_bus:
-                    self._epoll.register(self._fd, select.EPOLLIN)
-                else:
-                    self._epoll.unregister(self._fd)
+        if not self._has_kept():
+            beacon.bell.silence()
+        # Asked afterwards, as a handler may just have closed
+        if self._has_kept() or self._why_closed:
+            beacon.bell.ring()
+        beacon.watch(self._state is UP and not self._why_closed)
 
     def _waiter(self) -> Bell:
         try:
-            return self._idle_bells.pop()
+            bell = self._idle_bells.pop()
         except IndexError:
-            return Bell(self._fd)
+            bell = Bell(self._fd)
+        bell.thread_id = threading.get_ident()
+        return bell
 
     def _release(self, waiter: Bell) -> None:
         waiter.silence()
         self._idle_bells.append(waiter)
+        if self._why_closed:
+            self._free(is_last=False)
+
+    def _free(self, is_last: bool) -> None:
+        if os.getpid() != self._pid:
+            # A handler may have forked in the midst of a call, which goes on
+            # here with the numbers that it has.  Other threads are not here
+            for bell in self._waiting:
+                if bell.thread_id == threading.get_ident():
+                    bell.ring_for_ever()
+                else:
+                    bell.close()
+            self._waiting.clear()
+        with contextlib.suppress(IndexError):  # when they are all popped
+            while True:
+                self._idle_bells.pop().close()
+        if is_last and self._beacon:
+            beacon, self._beacon = self._beacon, None
+            beacon.close()
 
     def _wake(self, waiter: Bell) -> None:
         waiter.ring()
 
     async def _sleep(self, waiter: Bell, event: int, left: Timeout) -> None:
-        pause = self.retry_in()
-        if pause is None:
-            waiter.wait(event, left)
-        else:
-            waiter.wait(0, pause if left is None else min(left, pause))
+        waiter.wait(event, left)
 
 
 # ==== 7. The client for asyncio ==============================================
 
 CALLS_PER_TURN = 64  # that need not wait, before other tasks have a turn
+
+
+class Done:
+    """What AsyncClient.close returns, for those who await it."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
 
 
 class AsyncClient(Connection):
@@ -1426,9 +1802,9 @@ class AsyncClient(Connection):
                 print(message.key, message.payload)
 
     Its arguments are those of Client.  It connects in `async with` or by
-    connect().  Its calls are those of Client and raise the same errors, but
-    let other tasks run while they wait.  Several tasks of the loop in which
-    it connected may use it at once; each message goes to one of them.
+    connect(), once.  Its calls are those of Client and raise the same errors,
+    but let other tasks run while they wait.  Several tasks of the loop in
+    which it connected may use it at once; each message goes to one of them.
 
     A call may be cancelled: the next call receives what it would have
     received, and a packet is sent whole or not at all.
@@ -1438,8 +1814,7 @@ class AsyncClient(Connection):
     # the loop reads for all of them, from one reader.  The loop has but a weak
     # reference to a client, so that one which a program drops is closed
 
-    def _begin(self, timeout: Timeout) -> None:
-        self._timeout = timeout
+    def _prepare(self) -> None:
         self._loop: Any = None  # once it is connected
         self._watched: set[int] = set()  # events that the loop looks for
         self._calls = 0  # since other tasks had a turn
@@ -1448,33 +1823,37 @@ class AsyncClient(Connection):
         """Connect, and return this client.  Raises: as Client."""
         import asyncio  # which takes long, and others do without
 
-        if self._state in (State.NEW, State.CLOSED):
-            self._loop = asyncio.get_running_loop()
+        if self._why_closed or self._state is NEW:
+            try:
+                self._loop = asyncio.get_running_loop()
+            except RuntimeError:
+                raise SbusError(NO_LOOP) from None
             await self._connect(self._timeout)
         return self
 
     __aenter__ = connect
 
     async def __aexit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not self._why_closed:
-            self.close()
+        self._close()
 
     def __aiter__(self) -> AsyncClient:
         """Return an iterator over what receive returns, without an end."""
         return self
 
+    def close(self) -> Done:
+        """As Client.close, at once; await what it returns, or do not."""
+        self._close()
+        return Done()
+
     async def subscribe(self, pattern: Text, timeout: Timeout = None) -> None:
         """As Client.subscribe [SUB-1] [SUB-2]."""
-        await self._send(self._subscription(pattern), timeout)
+        await self._tell(self._subscription(pattern), timeout)
 
     async def unsubscribe(
         self, pattern: Text, timeout: Timeout = None
     ) -> None:
         """As Client.unsubscribe [UNSUB-1]."""
-        await self._send(b"UNSUB " + self._pattern(pattern), timeout)
+        await self._tell(UNSUBSCRIBE + self._pattern(pattern), timeout)
 
     async def publish(
         self, key: Text, payload: Payload = b"", timeout: Timeout = None
@@ -1484,13 +1863,9 @@ class AsyncClient(Connection):
         if self._calls >= CALLS_PER_TURN:
             await self._turn()
         if not self._try_publish(key, payload):
-            await self._send(self._publication(key, payload), timeout)
+            await self._post(key, payload, end_of(timeout))
 
-    async def control(
-        self, key: Text, payload: Payload = b"", timeout: Timeout = None
-    ) -> None:
-        """As Client.control [CTL-1]."""
-        await self._send(control_packet(key, payload), timeout)
+    control = Connection._control
 
     async def receive(self, timeout: Timeout = None) -> Received:
         """As Client.receive [CLIENT-6] [CLIENT-5]."""
@@ -1505,28 +1880,15 @@ class AsyncClient(Connection):
 
     async def whoami(self, timeout: Timeout = None) -> Credentials:
         """As Client.whoami; several tasks may ask at once [CRED-12]."""
-        return credentials_of(await self._ask(WHOAMI, timeout))
+        return credentials_of(await self._ask(WHOAMI, end_of(timeout)))
 
     async def sync(self, timeout: Timeout = None) -> None:
         """As Client.sync [PKT-5] [CRED-3]."""
         await self.whoami(timeout)
 
-    async def stats(self, timeout: Timeout = STATS_SECONDS) -> dict[str, Any]:
-        """As Client.stats [CTL-5]."""
-        return dict(json.loads((await self._ask(STATS, timeout)).payload))
-
-    async def request(
-        self, key: Text, payload: Payload = b"", timeout: Timeout = ASK_SECONDS
-    ) -> bytes:
-        """As Client.request; any number may wait for their answers at once."""
-        return await self._request(key, payload, timeout)
-
-    async def reply(
-        self, asked: Request, payload: Payload = b"", timeout: Timeout = None
-    ) -> None:
-        """As Client.reply [PUB-1]."""
-        with contextlib.suppress(PacketError):
-            await self._send(self._answer(asked, payload), timeout)
+    stats = Connection._stats
+    request = Connection._request
+    reply = Connection._reply
 
     async def _turn(self) -> None:
         self._calls += 1
@@ -1547,61 +1909,71 @@ class AsyncClient(Connection):
         if not waiter.done():
             waiter.set_result(None)
 
+    def _wake_all(self) -> None:
+        # In the loop's own time, which also wakes a loop that sleeps while a
+        # signal handler or another thread closes
+        if self._waiting:
+            with contextlib.suppress(RuntimeError):  # that has ended
+                self._loop.call_soon_threadsafe(super()._wake_all)
+
     async def _sleep(self, waiter: Any, event: int, left: Timeout) -> None:
-        self._watch(event)
-        late = 1e9 if left is None else left
-        timer = self._loop.call_later(late, self._wake, waiter)
+        if event != RETRY and event not in self._watched:
+            self._watch(event)
+        timer = None
+        if left is not None:
+            timer = self._loop.call_later(left, self._wake, waiter)
         try:
             await waiter
         finally:
-            timer.cancel()
+            if timer:
+                timer.cancel()
 
     # ---- What the loop does for all tasks that wait
 
     def _watch(self, event: int) -> None:
-        """Have the loop tell of an event, or without a bus when to try."""
-        pause = self.retry_in()
-        if pause is not None:
-            event = 0
-        if event not in self._watched:
-            self._watched.add(event)
-            weak = weakref.ref(self)
-            if event == READ:
-                self._loop.add_reader(self._fd, on_event, weak, event)
-            elif event == WRITE:
-                self._loop.add_writer(self._fd, on_event, weak, event)
-            else:
-                self._loop.call_later(pause, on_event, weak, event)
+        reader, writer = self._loop.add_reader, self._loop.add_writer
+        watch = reader if event == READ else writer
+        with self._lock:
+            try:
+                watch(self._fd, on_event, weakref.ref(self), event)
+                self._watched.add(event)
+            except OSError as error:
+                self._lose(error)
+            if self._why_closed:  # a handler has just closed
+                self._unwatch(event)
 
     def _unwatch(self, *events: int) -> None:
         for event in self._watched.intersection(events):
             self._watched.remove(event)
+            if self._loop.is_closed():
+                continue
             if event == READ:
                 self._loop.remove_reader(self._fd)
-            elif event == WRITE:
+            else:
                 self._loop.remove_writer(self._fd)
 
     def _changed(self) -> None:
-        if self._state is not UP:
+        if self._state is not UP or self._why_closed:
             self._unwatch(READ, WRITE)
 
     def _is_awaited(self) -> bool:
         """Return whether a task waits for a packet."""
-        asks = self._asked.requests or any(a for _, a in self._asked.questions)
+        if self._receivers:
+            return True
         may_keep = self._kept_bytes <= KEPT_BYTES_MAX
-        return bool(self._receivers or asks and may_keep)
+        return may_keep and READ in self._waiting.values()
 
     def _on_event(self, event: int) -> None:
-        """Read for all, or wake those who wait for room or a bus."""
+        """Read for all, or wake those who wait for room."""
         if event != READ or not self._is_awaited():
             self._unwatch(event)
             for waiter, awaited in list(self._waiting.items()):
-                if awaited == event or not event:
+                if awaited == event:
                     self._wake(waiter)
             return
         try:
             for _ in range(CALLS_PER_TURN):
-                if not (self._is_awaited() and self._try_step()):
+                if not (self._is_awaited() and self._try(self._step)):
                     break
         except (PacketError, PacketTooLarge) as error:
             waiter = next(iter(self._receivers or self._waiting), None)
@@ -1622,11 +1994,15 @@ def on_event(weak: Callable[[], AsyncClient | None], event: int) -> None:
 Options = argparse.Namespace
 
 
-def note(text: object) -> None:
-    """Print a remark on standard error, if anything can be printed there."""
+def note(text: object, program: str = "sbus_client.py") -> None:
+    """Print a remark on standard error, if anything can be printed there.
+
+    What a terminal would obey is escaped.
+    """
+    chars = (c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
     try:
         if sys.stderr:
-            print(f"sbus_client.py: {text}", file=sys.stderr, flush=True)
+            print(f"{program}: {''.join(chars)}", file=sys.stderr, flush=True)
     except OSError:
         discard_output(2)
 
@@ -1647,23 +2023,22 @@ def show(fields: Sequence[bytes], is_raw: bool = False) -> None:
     sys.stdout.flush()
 
 
-def key_and_payload(options: Options, default: str) -> tuple[bytes, bytes]:
+def key_and_payload(words: list[bytes], default: bytes) -> list[bytes]:
     """Return a key, and a payload or the standard input that it names."""
-    words = [os.fsencode(word) for word in options.words]
     if not 1 <= len(words) <= 2:
         refuse("give a KEY and at most one PAYLOAD, in quotes")
-    key, payload = (*words, os.fsencode(default))[:2]
-    return key, sys.stdin.buffer.read() if payload == b"-" else payload
+    key, payload = [*words, default][:2]
+    return [key, sys.stdin.buffer.read() if payload == b"-" else payload]
 
 
-def sub(bus: Client, options: Options) -> None:
+def sub(bus: Client, options: Options, *patterns: bytes) -> None:
     """Print each message as a line: its key, a tab, its payload."""
-    for pattern in options.words or [""]:
-        bus.subscribe(os.fsencode(pattern))
-    end, heard = end_of(options.timeout), 0
+    for pattern in patterns or [""]:
+        bus.subscribe(pattern)
+    heard = 0
     while heard != options.count:
         try:
-            received = bus.receive(left_of(end))
+            received = bus.receive(left_of(options.end))
         except TimeoutError:
             if options.count:
                 count = f"heard {heard} of {options.count}"
@@ -1674,30 +2049,31 @@ def sub(bus: Client, options: Options) -> None:
             show(received, options.raw)
 
 
-def pub(bus: Client, options: Options) -> None:
+def pub(bus: Client, options: Options, key: bytes, payload: bytes) -> None:
     """Publish, and wait until the server has handled it."""
-    key, payload = key_and_payload(options, "-")
-    bus.publish(key, payload, options.timeout)
-    bus.sync(options.timeout)
+    bus.publish(key, payload, left_of(options.end))
+    bus.sync(left_of(options.end))
 
 
-def request(bus: Client, options: Options) -> None:
+def request(bus: Client, options: Options, key: bytes, payload: bytes) -> None:
     """Publish a request, and print the payload of the first answer."""
-    key, payload = key_and_payload(options, "")
-    show([bus.request(key, payload, options.timeout)], options.raw)
+    show([bus.request(key, payload, left_of(options.end))], options.raw)
 
 
-def whoami(bus: Client, options: Options) -> None:
+def whoami(bus: Client, options: Options, *_: bytes) -> None:
     """Print the credentials by which the server knows this client."""
-    show([bus.whoami(options.timeout).path])
+    show([bus.whoami(left_of(options.end)).path])
 
 
-COMMANDS = {"sub": sub, "pub": pub, "request": request, "whoami": whoami}
+COMMANDS: Any = {"sub": sub, "pub": pub, "request": request, "whoami": whoami}
 SECONDS = {"pub": 60.0, "request": ASK_SECONDS, "whoami": 10.0}
+PAYLOADS = {"pub": b"-", "request": b""}  # if none is given
 
 
 def refuse(message: str) -> NoReturn:
     """End with the exit status 2 for a wrong command line."""
+    if message.startswith("unrecognized arguments: -"):
+        message += " (write -- before what begins with '-')"
     note(f"{message}; --help lists the options")
     sys.exit(2)
 
@@ -1712,10 +2088,22 @@ class Parser(argparse.ArgumentParser):
         sys.stdout.flush()
 
 
+def docstring(path: str, start: str = "") -> str:
+    """Return the docstring of a file, or of what begins with a text in it.
+
+    `python -OO` has left it out of what it runs.
+    """
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    return text[text.index(start) :].split('"""')[1]
+
+
 def parse(arguments: list[str]) -> Options:
     """Return what a command line asks for; options may stand anywhere."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = Parser(description=__doc__, formatter_class=layout)
+    # With a width of its own it needs no shutil, which a small Python lacks
+    form = functools.partial(argparse.RawDescriptionHelpFormatter, width=78)
+    about = __doc__ or docstring(__file__)
+    parser = Parser(description=about, formatter_class=form)
     add = parser.add_argument
     add("command", choices=COMMANDS, metavar="COMMAND", help="see above")
     add("words", nargs="*", metavar="WORD", help="of the command")
@@ -1739,8 +2127,15 @@ def main() -> int:
         options = parse(sys.argv[1:])
         if __name__ == "__main__":
             signal.signal(signal.SIGINT, handler)
+        words = list(map(os.fsencode, options.words))
+        if options.command in PAYLOADS:
+            words = key_and_payload(words, PAYLOADS[options.command])
+        # Also where warnings are to be errors, in programs
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda text, *_: note(text)
+        options.end = end_of(options.timeout)
         with Client(options.address, timeout=options.timeout) as bus:
-            COMMANDS[options.command](bus, options)
+            COMMANDS[options.command](bus, options, *words)
         return 0
     except KeyboardInterrupt:
         return 130

@@ -205,7 +205,7 @@ class TestPublish:
 
     def test_many_receivers(self, kernel: FakeKernel) -> None:
         """[PUB-1] Also more than the server remembers for a key."""
-        many = sbus.RECENT_RECEIVERS_MAX + 2
+        many = sbus.RECENT_BYTES_MAX // 8 + 2
         peers = [kernel.connect() for _ in range(many)]
         for peer in peers:
             peer.send(b"SUB k")
@@ -598,7 +598,7 @@ class TestLimits:
         [
             ({"max_patterns": 2}, "a b a -b c", "d"),
             ({"max_pattern_bytes": 4}, "12 34 -12 56", "7"),
-            ({"max_shapes": 3}, "a b a/b a*b a/ -a/b *", "c/d"),
+            ({"max_shapes": 5}, "a b a/b a*b a/ -a/b *", "c/d"),
         ],
     )
     def test_patterns_of_a_client(
@@ -618,7 +618,7 @@ class TestLimits:
         [
             {"max_user_patterns": 3},
             {"max_user_pattern_bytes": 3},
-            {"max_shapes": 3},
+            {"max_shapes": 4},
         ],
     )
     def test_patterns_of_a_user(self, limits: dict[str, int]) -> None:

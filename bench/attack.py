@@ -1,10 +1,11 @@
 """What one user's storms of packets do to other users of a bus.
 
     make attack                                       all of it
-    make attack ARGS='--only shapes,flood --seconds 1'
+    make attack ARGS='--only deep,flood --seconds 1'
     make attack ARGS="--beside 'CMD {address}'"       and another server
 
 Only root can start it, as processes of user 1001 storm a server of root's.
+Some storms have twelve users more, as one person may have many user ids.
 Meanwhile a client of user 1002, who also has 300 readers, and one of a third
 user, who has nothing else, publish to themselves in turn.  A row says how
 long their round trips took.  Compare figures of one run only.
@@ -20,6 +21,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -35,12 +37,16 @@ from .harness import TOP, BenchError, Sample, Sides, server
 
 OWN = [sys.executable, str(TOP / "sbus.py"), "-go", "-a", "{address}"]
 ATTACKER, WITNESS, THIRD = 1001, 1002, 1010  # user ids
+MANY = range(100_000, 100_012)  # user ids of a person, as of /etc/subuid
+SHAPES = 256  # that a user tries to have; the limits may allow fewer
 SILENCE_SECONDS = 20  # that the witness waits for a packet
 ONE_SHOTS = 10_000
 FIGURES = ("p50 ms", "p99 ms", "max ms")  # of round trips
 TIMES = (*FIGURES, *(f"third {figure}" for figure in FIGURES), "lost")
 SIZES = ("counted MiB", "above MiB", "after MiB")  # of memory
 READERS = 300
+WHERE = b"/sensors/kitchen/temperature/celsius"  # of the witness's keys
+NEW_KEYS = ("forms",)  # storms where the witness uses no key twice
 KEEP_READER = b"CMSG blocking/hard/discard"  # also when it is flooded
 Wires = list[socket.socket]
 
@@ -56,6 +62,16 @@ def dial(address: str, *packets: bytes) -> socket.socket:
     while packets and wire.recv(1 << 12)[:5] not in (b"CMSG ", b""):
         pass
     return wire
+
+
+def dial_as(uid: int, address: str, *packets: bytes) -> socket.socket:
+    """Return a new connection of a user, and go on as root."""
+    os.seteuid(0)
+    os.seteuid(uid)
+    try:
+        return dial(address, *packets)
+    finally:
+        os.seteuid(0)
 
 
 def over_and_over(address: str, *packets: bytes) -> None:
@@ -97,13 +113,18 @@ def read_nothing(wires: Wires) -> None:
         signal.pause()
 
 
+def exchange_in_turn(wires: Wires, packets: list[bytes], answers: int) -> None:
+    """Have each client exchange packets in turn, for ever."""
+    for wire in itertools.cycle(wires):
+        exchange(wire, packets, answers)
+
+
 def read_slowly(wires: Wires) -> None:
     """Read a packet of each client in turn, for ever.
 
     The kernel has room again for all of them at about the same time.
     """
-    for wire in itertools.cycle(wires):
-        exchange(wire, [], 1)
+    exchange_in_turn(wires, [], 1)
 
 
 def fork(work: Callable[[], object], uid: int = 0) -> int:
@@ -115,7 +136,7 @@ def fork(work: Callable[[], object], uid: int = 0) -> int:
                 os.setsid()  # so that it leads a process group
                 os.setgroups([])
                 os.setgid(uid)
-                os.setuid(uid)
+                os.setresuid(uid, uid, 0)  # a storm may have more users
             work()
         except Exception as error:
             print(f"attack: user {uid}: {error!r}", file=sys.stderr)
@@ -155,17 +176,50 @@ def storm_news(address: str) -> None:
 def storm_subscribe(address: str) -> None:
     """500 clients subscribe and unsubscribe one pattern."""
     wires = [dial(address, b"SUB x") for _ in range(500)]
-    while True:
-        for wire in wires:
-            exchange(wire, [b"SUB */", b"UNSUB */"] * 32, 0)
+    exchange_in_turn(wires, [b"SUB */", b"UNSUB */"] * 32, 0)
 
 
-def storm_shapes(address: str) -> None:
-    """New keys of 64 segments beside 256 shapes of 63 stars."""
-    heads = [b"x" * a + b"*/" + b"y" * b for a in range(16) for b in range(16)]
-    with dial(address, *[b"SUB " + head + b"*/" * 62 for head in heads]):
-        ends = b"/a" * 63 + b"\0"
-        over_and_over(address, *[b"MSG %d" % n + ends for n in range(10_000)])
+def cut(key: bytes) -> bytes:
+    """Return a pattern that fits a key: of each segment a beginning."""
+    parts = [s[: random.randrange(len(s) + 1)] for s in key.split(b"/")]
+    return b"*/".join(parts) + b"*"
+
+
+def with_shapes(address: str, key: bytes) -> Wires:
+    """Return clients of twelve users, with all shapes that these may have.
+
+    The first clients, one of each user, have a short pattern.  The others
+    have patterns that fit the beginning of a key.  These have two each, as a
+    client loses all of them if one is refused.
+    """
+    wires = [dial_as(uid, address, b"SUB */x") for uid in MANY]
+    for uid in [*MANY] * (SHAPES // 2):
+        pair = [b"SUB " + cut(key) + b"/x" for _ in range(2)]
+        with contextlib.suppress(OSError):  # one is refused
+            wires.append(dial_as(uid, address, *pair))
+    return wires
+
+
+def storm_forms(address: str) -> None:
+    """12 users have all shapes that fit new keys of the witness."""
+    read_nothing(with_shapes(address, b"0" + WHERE))
+
+
+def storm_forget(address: str) -> None:
+    """The same, and they unsubscribe and subscribe all the time."""
+    wires = with_shapes(address, b"0" + WHERE)
+    packets = [b"UNSUB */x", b"SUB */x"] * 32
+    exchange_in_turn(wires[: len(MANY)], packets, 0)
+
+
+def storm_deep(address: str) -> None:
+    """12 users publish new keys that fit their patterns of 63 stars."""
+    key = b"/".join([b"abc"] * 63)
+    wires = with_shapes(address, key)
+    numbers = itertools.count()
+    for wire in itertools.cycle(wires[: len(MANY)]):
+        packets = [b"MSG %b/%d\0" % (key, next(numbers)) for _ in range(64)]
+        exchange(wire, packets, 0)
 
 
 def storm_secrets(address: str) -> None:
@@ -188,9 +242,7 @@ def storm_orders(address: str) -> None:
     readers = [dial(address, *first) for _ in range(4)]
     dial(address, *[b"MSG o\0"] * 120_000)
     orders = [b"CMSG order/" + order for order in (b"random", b"stack")] * 2
-    while True:
-        for reader in readers:
-            exchange(reader, orders, len(orders))
+    exchange_in_turn(readers, orders, len(orders))
 
 
 def with_patterns(address: str) -> Wires:
@@ -213,9 +265,7 @@ def storm_closing(address: str) -> None:
 def storm_questions(address: str) -> None:
     """500 clients ask, and read a little less than the answers."""
     wires = [dial(address) for _ in range(500)]
-    while True:
-        for wire in wires:
-            exchange(wire, [b"CMSG !/cred/whoami", b"CMSG stats"] * 16, 31)
+    exchange_in_turn(wires, [b"CMSG !/cred/whoami", b"CMSG stats"] * 16, 31)
 
 
 def storm_crowd(address: str) -> None:
@@ -265,6 +315,15 @@ def storm_deaf(address: str) -> None:
 def storm_slow(address: str) -> None:
     """The same for 300 that read a packet now and then."""
     read_slowly(flooded(address, KEEP_READER))
+
+
+def storm_resume(address: str) -> None:
+    """250 slow readers pause and free 250 publishers of their user."""
+    first = (b"SUB p", b"CMSG blocking/soft/block")
+    readers = [dial(address, *first) for _ in range(250)]
+    publishers = [dial(address) for _ in range(250)]
+    fork(lambda: exchange_in_turn(readers, [], 3))
+    exchange_in_turn(publishers, [b"MSG p\0x"], 0)
 
 
 def storm_slow_news(address: str) -> None:
@@ -388,11 +447,7 @@ def witness(
     address: str, pattern: bytes, *modes: bytes, uid: int = WITNESS
 ) -> socket.socket:
     """Return a client of a user, which does not wait for ever."""
-    os.seteuid(uid)
-    try:
-        wire = dial(address, b"SUB " + pattern, *modes)
-    finally:
-        os.seteuid(0)
+    wire = dial_as(uid, address, b"SUB " + pattern, *modes)
     wire.settimeout(SILENCE_SECONDS)
     return wire
 
@@ -406,7 +461,7 @@ def readers_of_news(address: str, storm: str) -> Callable[[], object]:
     return partial(read_slowly if modes else read_all, news)
 
 
-def round_trips(wires: Wires, seconds: float) -> list[Sample]:
+def round_trips(wires: Wires, storm: str, seconds: float) -> list[Sample]:
     """Return how long own messages took to come back, in ms.
 
     The clients take turns, so that each sees as much of the storm.
@@ -415,8 +470,10 @@ def round_trips(wires: Wires, seconds: float) -> list[Sample]:
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for number, wire in enumerate(wires):
+            last = len(taken[number]) if storm in NEW_KEYS else 0
+            packet = b"MSG %d%b/%d\0" % (number, WHERE, last)
             began = time.perf_counter()
-            wire.send(b"MSG ping/%d\0" % number)
+            wire.send(packet)
             wire.recv(64)
             taken[number].append(1e3 * (time.perf_counter() - began))
     samples = []
@@ -440,14 +497,14 @@ def lost_one_shots(address: str) -> int:
 def measure(name: str, command: Sequence[str], seconds: float) -> Sample:
     """Return what the witness sees of a storm.  Raises: BenchError."""
     with server(command) as bus, contextlib.ExitStack() as running:
-        wire = witness(bus.address, b"ping/0")
-        other = witness(bus.address, b"ping/1", uid=THIRD)
+        wire = witness(bus.address, b"0" + WHERE + b"/")
+        other = witness(bus.address, b"1" + WHERE + b"/", uid=THIRD)
         readers = readers_of_news(bus.address, name)
         running.enter_context(at_work(WITNESS, readers))
         storm = partial(STORMS[name], bus.address)
         running.enter_context(at_work(ATTACKER, storm))
-        time.sleep(1)  # for what the storm prepares
-        sample, third = round_trips([wire, other], seconds)
+        time.sleep(2)  # for what the storm prepares
+        sample, third = round_trips([wire, other], name, seconds)
         sample.update((f"third {key}", ms) for key, ms in third.items())
         running.close()
         if name == "one-shots":

@@ -78,12 +78,13 @@ class Flood:
             return State(is_gone=True)
         reader, publisher = self.reader.client, self.publisher.client
         hold = reader.holds.get(publisher)
-        age = self.kernel.now - reader.progress[0]
+        timeout = self.kernel.bus.options.block_timeout
+        age = self.kernel.now + timeout - reader.progress.due
         return State(
             len(self.reader.wire.taken),
             len(reader.backlog.packets),
             len(self.publisher.wire.incoming),
-            publisher.is_paused,
+            bool(publisher.held_by),
             int(age) if hold else 0,
             hold.backlog_bytes if hold else -1,
             publisher.short_turns,

@@ -156,7 +156,7 @@ class WatchedBus(FakeBus):
         """Return what the server knows of a client."""
         patterns = (
             f"{examples.escape(pattern)} × {count}"
-            for pattern, (count, _) in client.patterns.items()
+            for pattern, count in client.patterns.items()
         )
         modes = [*map("/".join, client.modes.items())]
         holders = (self.names[holder.number] for holder in client.held_by)

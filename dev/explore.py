@@ -160,6 +160,8 @@ class World:
             name: (c.counts["discarded"], c.backlog_bytes)
             for name, c in self.clients.items()
         }
+        holders = self.bus.paused_by(client)
+        require(not holders, "BLOCK-12: a paused publisher is read")
         handle(self.bus, client)
         for name, receiver in self.clients.items():
             lost, size = before[name]

@@ -21,11 +21,16 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 # The parts of the repository, and how many code lines each may have
 CODE = {
-    "sbus.py": 1_310,  # it is to have 1,250
-    "sbus_client.py": 1_100,
+    "sbus.py": 1_330,
+    # It is to have 1,100
+    "sbus_client.py": 1_287,
     "tools/*.py": 1_300,
-    "spec/**/*.py": 4_080,  # 80 are for the stages, which are for students
-    "spec/model.py": 440,
+    # It is to have 290
+    "services/link.py": 390,
+    # They are to have 340
+    "services/broker.py services/store.py services/work.py": 390,
+    "spec/**/*.py": 4_300,  # 80 are for the stages, which are for students
+    "spec/model.py": 475,
     # It is to have 2,000, which would cost a feature: `status` has 81 lines,
     # repairs of lines and of old tables 105, the archive of Spark's classes
     # some 40, Delta's RESTORE and half copied segments some 60, the proof that
@@ -40,7 +45,7 @@ CODE = {
 # Pages, and how many lines each may have
 LINES = {
     "README.md": 150,
-    "SECURITY.md": 85,
+    "SECURITY.md": 90,
     "CONTRIBUTING.md": 90,
 }
 COMMENTS = ("--", "//", "/*", "*")  # how one begins where it is not Python's
@@ -152,11 +157,11 @@ def figures_of_texts() -> Iterator[Figure]:
     """Return how long the chapters and other pages are."""
     chapters = read("spec/[1-9]-*.md")
     rules = re.findall(r"^\*\*\[[A-Z]+-\d+\]\*\* ", chapters, re.M)
-    yield Figure("spec/[1-9]-*.md, rules", len(rules), 95)
+    yield Figure("spec/[1-9]-*.md, rules", len(rules), 105)
 
     # Examples and pictures are fenced blocks, which are not read as words
     text = re.sub(r"^```.*?^```$", "", chapters, flags=re.M | re.S)
-    yield Figure("spec/[1-9]-*.md, words", len(text.split()), 5_600)
+    yield Figure("spec/[1-9]-*.md, words", len(text.split()), 6_200)
 
     for name, limit in LINES.items():
         yield Figure(f"{name}, lines", read(name).count("\n"), limit)

@@ -47,6 +47,7 @@ VECTORS = SPEC / "vectors"
 TESTS = [
     ROOT / "test_sbus.py",
     *sorted(ROOT.glob("tests/server/test_*.py")),
+    *sorted(ROOT.glob("tests/refine/test_*.py")),
     *sorted(ROOT.glob("tests/client/test_*.py")),
 ]
 BY_USERS = {"KEY-2", "KEY-6"}  # kept by programs that use a client

@@ -51,6 +51,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 SERVER = 0  # the number of the publisher of answers
+TURN_PACKETS = 64  # [CONN-5]
 NOBODY = 65534  # a group or user that the kernel cannot name here
 COUNTS = ("published", "delivered", "refused", "discarded", "paused")
 MODES = {"soft": "queue", "hard": "block", "order": "queue", "echo": "on"}
@@ -121,6 +122,7 @@ class Client:
     # What decides nothing but answers and the block time
     counts: Counter[str] = field(default_factory=Counter, repr=False)
     since: float = field(default=0.0, repr=False)  # it reads nothing
+    is_given_time: bool = field(default=False, repr=False)  # since it read
 
     @property
     def backlog_bytes(self) -> int:
@@ -164,6 +166,7 @@ class Bus:
         """Return the packet that a client receives next."""
         packet = client.received.pop(0)
         client.since = self.now
+        client.is_given_time = False
         self.run()
         return packet
 
@@ -292,6 +295,8 @@ def handle(bus: Bus, client: Client) -> None:
     """Handle a client's next packet, or the end of its input."""
     if not client.sent:
         return disconnect(bus, client, client.end or "CONN-10")
+    if client.end == "LIMIT-7":
+        del client.sent[TURN_PACKETS:]  # [LIMIT-20]
     packet = client.sent.pop(0)  # [PKT-5]
     try:
         action, key, rest = read_form(packet)
@@ -373,6 +378,8 @@ def stats(bus: Bus, client: Client) -> bytes:
     if client.is_privileged:
         users = sorted({c.credentials.uid for c in bus.clients.values()})
         numbers["users"] = {uid: user_row(bus, uid) for uid in users}
+        clients = bus.clients.values()
+        numbers["clients"] = {c.number: client_row(bus, c) for c in clients}
     return json.dumps(numbers).encode()  # [CTL-5]
 
 
@@ -392,6 +399,20 @@ def user_row(bus: Bus, uid: int) -> dict[str, int]:
     gone = [c for c in bus.gone if c.credentials.uid == uid]
     clients = bus.of_user(uid)
     return {"clients": len(clients), **uses_of(clients + gone)}
+
+
+def client_row(bus: Bus, client: Client) -> dict[str, Any]:
+    """Return what root and the bus owner may know of a client."""
+    _, uid, pid = client.credentials
+    uses = uses_of([client])
+    return {
+        "uid": uid,
+        "pid": pid,
+        "patterns": uses["patterns"],
+        "backlog_bytes": uses["backlog_bytes"],
+        "modes": " ".join(map("/".join, client.modes.items())),
+        "paused_by": bus.paused_by(client),
+    }
 
 
 # ==== 4. Secret messages ===================================================
@@ -428,13 +449,17 @@ def are_own(fields: Iterable[bytes], credentials: Credentials) -> bool:
 
 def check_pattern(bus: Bus, client: Client, pattern: bytes) -> None:
     """Raise Mistake if a client may not use a pattern."""
-    check_reserved(pattern)
+    prefix = bus.options.cred_prefix
+    is_upward = pattern == SECRET and prefix and client.is_privileged
+    if not is_upward:  # [CRED-13]
+        check_reserved(pattern)
     if not pattern.startswith(SECRET):
         return
     if client.credentials.pid == 0 or NOBODY in client.credentials[:2]:
         raise Mistake("CRED-8")  # [CRED-8]
-    fields = fields_of(pattern, bus.options.cred_prefix)
-    if not fields or not are_own(fields[:3], client.credentials):
+    fields = fields_of(pattern, prefix)
+    is_own = fields and are_own(fields[:3], client.credentials)
+    if not (is_own or is_upward):
         raise Mistake("CRED-4")  # [CRED-4]
 
 
@@ -447,6 +472,8 @@ def may_hear(
     if not key.startswith(SECRET):
         return selects(pattern, key)
 
+    if pattern == SECRET:
+        return not key.startswith(start_of(prefix))  # [CRED-13]
     fields, wanted = fields_of(key, prefix), fields_of(pattern, prefix)
     if not fields or not are_own(fields[:3], credentials):
         return False  # [CRED-11]
@@ -460,7 +487,8 @@ def may_hear(
 
 def offer(bus: Bus, receiver: Client, message: Message) -> None:
     """Send a packet to a client: to the kernel, or to its modes."""
-    is_lost = receiver.is_deaf or receiver.end
+    # A connection that is one too many receives as any other [LIMIT-20]
+    is_lost = receiver.is_deaf or receiver.end not in ("", "LIMIT-7")
     if receiver.has_room and not (receiver.backlog or is_lost):
         return take(bus, receiver, message)
     receiver.counts["refused"] += 1
@@ -474,6 +502,7 @@ def take(bus: Bus, receiver: Client, message: Message) -> None:
     receiver.received.append(message.packet)
     receiver.counts["delivered"] += 1
     receiver.since = bus.now
+    receiver.is_given_time = False
 
 
 def refuse(bus: Bus, receiver: Client, message: Message) -> None:
@@ -535,7 +564,8 @@ def hold(bus: Bus, receiver: Client, publisher: Client, reason: Hold) -> None:
         publisher.counts["paused"] += 1
     if not receiver.holds:
         receiver.since = bus.now
-    receiver.holds[publisher.number] = reason
+        receiver.is_given_time = False
+    receiver.holds.setdefault(publisher.number, reason)  # the first stays
     rule = {"soft": "BLOCK-7", "hard": "BLOCK-10"}[reason.mode]
     bus.note(rule, publisher, f"is paused by {receiver.number}")
 
@@ -574,8 +604,9 @@ def lose_backlog(bus: Bus, client: Client, rule: str) -> None:
     client.holds.clear()
     while waiting:
         freed = bus.clients[waiting.pop()]
-        if freed.since < bus.now:  # [BLOCK-16]
+        if not freed.is_given_time:  # [BLOCK-23]
             freed.since = bus.now
+            freed.is_given_time = True
             waiting.extend(freed.holds)
 
 
@@ -610,6 +641,7 @@ class Options:
     max_user_pattern_bytes: int = 4_194_304
     max_user_backlog: int = 67_108_864
     max_clients: int = 16_384
+    max_bus_shapes: int = 4096
     max_bus_backlog: int = 1_073_741_824
     strict: bool = False
     cred_prefix: bytes = b""
@@ -629,9 +661,13 @@ def check_size(bus: Bus, packet: bytes, key: bytes) -> None:
 def check_room(bus: Bus, client: Client, pattern: bytes) -> None:
     """Raise Mistake if a client may not hold one more pattern."""
     options, users = bus.options, bus.of_user(client.credentials.uid)
-    shapes = {shape_of(text) for c in users for text in c.patterns}
-    if len((shapes | {shape_of(pattern)}) - {None}) > options.max_shapes:
+    if exceeds_shapes(users, pattern, options.max_shapes):
         raise Mistake("LIMIT-5")
+    limit = options.max_bus_shapes
+    if not client.is_privileged:
+        limit -= limit // 4  # [LIMIT-16]
+    if exceeds_shapes(bus.clients.values(), pattern, limit):
+        raise Mistake("LIMIT-12")
 
     uses, size = uses_of([client]), len(pattern)
     is_over = uses["pattern_bytes"] + size > options.max_pattern_bytes
@@ -644,15 +680,26 @@ def check_room(bus: Bus, client: Client, pattern: bytes) -> None:
         raise Mistake("LIMIT-12")
 
 
-def shape_of(pattern: bytes) -> tuple[object, ...] | None:
+def exceeds_shapes(
+    clients: Iterable[Client], pattern: bytes, limit: int
+) -> bool:
+    """Return whether a pattern takes the shapes of clients over a limit."""
+    shapes = {shape_of(text) for c in clients for text in c.patterns}
+    shape = shape_of(pattern)
+    more = 0 if shape in shapes else shape[0]
+    return more > 0 and more + sum(count for count, *_ in shapes) > limit
+
+
+def shape_of(pattern: bytes) -> tuple[int, ...]:
     """Return what is left of a pattern without its literal bytes.
 
-    Nothing is left of one that matches nothing.
+    The first number is that of its segments.  What matches nothing has none.
     """
     if re.search(rb"\*[^*/]", pattern):
-        return None
+        return (0,)
     segments = pattern.split(b"/")
-    return segments[-1] == b"", *(text.find(b"*") for text in segments)
+    stars = (text.find(b"*") for text in segments)
+    return len(segments), segments[-1] == b"", *stars
 
 
 def exceeds(bus: Bus, client: Client, size: int, is_far: bool = False) -> bool:
@@ -680,6 +727,7 @@ def admit(bus: Bus, client: Client) -> None:
     options, uid = bus.options, client.credentials.uid
     if options.users and uid not in (options.owner, *options.users):
         client.end = "CONN-2"
+        bus.count -= 1  # it has no number [CONN-13]
         return
 
     limit = options.max_clients

@@ -1,16 +1,20 @@
 """Runs the command line: python3 tools COMMAND, python3 -m sbus_tools."""
 
-import signal
-import sys
-from pathlib import Path
+# Before all else, as the module signal takes milliseconds to load
+import _signal as signal  # type: ignore
 
 # Until a command begins, Ctrl-C ends the process without a traceback
-interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
+interrupt = signal.getsignal(signal.SIGINT)
+if interrupt is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import os  # noqa: E402
+import sys  # noqa: E402
 
 if __package__:
     from .command_line import run
 else:  # run by its path, which Python has put first
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     from tools.command_line import run
 
 

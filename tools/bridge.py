@@ -15,7 +15,8 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from sbus_client import Client, Disconnected, Message, PacketError, SbusError
+import sbus_client
+from sbus_client import Client, Disconnected, Message, SbusError
 
 from . import shared
 from .shared import Options
@@ -24,11 +25,13 @@ from .stop import leave, run_until_signal
 PROBES = "sbus/bridge/"  # the pattern of all probes
 
 
-def forward(source: Client, target: Client, probe: str) -> Disconnected | None:
+def forward(
+    source: Client, target: Client, probe: str, ended: list[Disconnected]
+) -> None:
     """Forward from one bus to the other until a control message comes.
 
-    Returns an error if the target has ended: that may have left more to
-    forward from it.
+    If the target has ended, it may have left more to forward from it.  So its
+    error is added to *ended*.
     Raises: Disconnected if the source has; SbusError if there is a ring.
     """
     for received in source:
@@ -40,11 +43,12 @@ def forward(source: Client, target: Client, probe: str) -> Disconnected | None:
             raise SbusError(f"{target.address} and {source.address} {problem}")
         try:
             target.publish(key, payload)
-        except PacketError as error:  # above the limits of our client
+        except (
+            sbus_client.PacketError
+        ) as error:  # above the limits of our client
             shared.note(f"{target.address} does not get a message: {error}")
         except Disconnected as error:
-            return error
-    return None
+            return ended.append(error)
 
 
 @shared.command(
@@ -68,11 +72,11 @@ def bridge(options: Options) -> None:
     buses at once: all of them may end.
     """
     wait = shared.ANSWER_SECONDS
+    sides = [Options(address=a, timeout=wait) for a in options.addresses]
     patterns = [*(options.pattern or [""]), PROBES]
-    left_address, right_address = options.addresses
     with (
-        shared.open_bus(Options(address=left_address), wait) as left,
-        shared.open_bus(Options(address=right_address), wait) as right,
+        shared.open_bus(sides[0]) as left,
+        shared.open_bus(sides[1]) as right,
     ):
         for bus in left, right:
             bus.control("echo/off")
@@ -83,14 +87,15 @@ def bridge(options: Options) -> None:
         left.publish(probe)
         left.sync(wait)
 
-        def end() -> None:
+        def leave_both() -> None:
             for bus in left, right:
                 leave(bus, patterns)
 
         # On the left bus any user could send the probe again.  So no message
         # from there counts as the probe: no key is a NUL
-        lanes = [partial(forward, left, right, "\0")]
-        lanes.append(partial(forward, right, left, probe))
-        for error in run_until_signal(lanes, end):
-            if error:
-                raise error
+        ended: list[Disconnected] = []
+        lanes = [partial(forward, left, right, "\0", ended)]
+        lanes.append(partial(forward, right, left, probe, ended))
+        run_until_signal(lanes, leave_both)
+        for error in ended:
+            raise error

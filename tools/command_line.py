@@ -10,35 +10,41 @@ example:
 
 from __future__ import annotations
 
-import difflib
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from sbus_client import AddressError, PacketError, SbusError, discard_output
+import sbus_client
+from sbus_client import AddressError, PacketError, SbusError
 
 from . import shared
 
 COMMANDS = [
-    *("sub", "pub", "request", "reply", "whoami", "ping", "control"),
-    *("stats", "clients", "top", "record", "keep", "bridge", "load"),
-    *("completion", "help"),
+    *("sub", "pub", "request", "reply", "whoami"),
+    *("stats", "clients", "top", "record", "keep", "bridge", "link"),
+    *("queue", "work", "jobs", "load", "completion", "help"),
 ]
 # Where a command is, if that is not its name
-FILES = {"reply": "request", "whoami": "control", "ping": "control"}
-FILES |= {"clients": "stats", "help": "command_line"}
-RULES = Path(__file__).with_name("rules.txt")  # a line for each
+FILES = {"reply": "request", "whoami": "stats", "clients": "stats"}
+FILES |= {"queue": "work", "jobs": "work", "help": "command_line"}
+SERVICES = ["link", "queue", "work", "jobs"]  # in the package services/
+ABOUT = __doc__ or sbus_client.docstring(__file__)
+PACKAGES = """this Python has no module {0}: install python3 (Debian), \
+python3-{0} (OpenWrt, Yocto)"""
+RULES = f"{os.path.dirname(__file__)}/rules.txt"  # a line for each
 
 
 def all_commands(names: Sequence[str] = COMMANDS) -> dict[str, shared.Command]:
     """Return commands by their names."""
     commands = {}
     for name in names:
-        file = f".{FILES.get(name, name)}"
-        module = importlib.import_module(file, __package__)
+        package = __package__
+        if name in SERVICES:  # it is sbus_services beside sbus_tools
+            package = package.replace("tools", "services")
+        module = importlib.import_module(f"{package}.{FILES.get(name, name)}")
         commands[name] = getattr(module, name)
     return commands
 
@@ -61,13 +67,15 @@ def command_of(words: Sequence[str]) -> str:
 )
 def help(options: shared.Options) -> None:
     """Print what a command does, and its options; or a rule's sentence."""
-    parser, parsers = shared.option_parsers(all_commands(), __doc__)
+    parser, parsers = shared.option_parsers(all_commands(), ABOUT)
     if not options.topic or options.topic in parsers:
         parsers.get(options.topic, parser).print_help()
         return
-    for line in RULES.read_text("utf-8").splitlines(keepends=True):
-        if line.startswith(f"{options.topic.strip('[]').upper()} "):
-            return shared.write(line.encode())
+    name = options.topic.strip("[]").upper()
+    with open(RULES, "rb") as rules:
+        for line in rules:
+            if line.startswith(os.fsencode(f"{name} ")):
+                return shared.write(line)
     raise shared.UsageError(f"no command or rule is {options.topic!r}")
 
 
@@ -78,16 +86,15 @@ def parsed(words: list[str]) -> tuple[shared.OptionParser, shared.Options]:
     """
     name = command_of(words)
     known = [name] if name in COMMANDS else COMMANDS
-    parser, parsers = shared.option_parsers(all_commands(known), __doc__)
+    parser, parsers = shared.option_parsers(all_commands(known), ABOUT)
     if name in COMMANDS:
         words.remove(name)
         return parsers[name], parsers[name].parse(words)
-    if not name:
-        return parser, parser.parse_args(words)
-    begun = [command for command in COMMANDS if name.startswith(command)]
-    near = begun or difflib.get_close_matches(name.lower(), COMMANDS, 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    parser.error(f"there is no command {name!r}{hint}")
+    if name:
+        hint = shared.suggestion(name, COMMANDS)
+        parser.error(f"there is no command {name!r}{hint}")
+    parser.parse_args(words)
+    parser.error("the following arguments are required: COMMAND")
 
 
 def run(interrupt: Any) -> int:
@@ -97,6 +104,7 @@ def run(interrupt: Any) -> int:
     parsed without it, as argparse turns KeyboardInterrupt into another error.
     0 is success, 1 an error of the bus, 2 of usage, 130 an interruption.
     """
+    before = signal.getsignal(signal.SIGINT)
     try:
         if not sys.stdout:
             raise SbusError("standard output is closed")
@@ -106,12 +114,19 @@ def run(interrupt: Any) -> int:
         try:
             options.run(options)
         except (shared.UsageError, AddressError, PacketError) as error:
+            if str(error).startswith("the server sent"):  # and not the user
+                raise
             parser.error(str(error))
         return 0
     except KeyboardInterrupt:
         return 130
+    except ModuleNotFoundError as error:
+        shared.complain(PACKAGES.format(error.name))
+        return 1
     except (SbusError, OSError, RuntimeError) as error:  # or no more threads
         if not isinstance(error, BrokenPipeError):  # its reader had enough
-            shared.complain(f"{error}{shared.obstacle(error)}")
-        discard_output(1)
+            shared.complain(error)
+        sbus_client.discard_output(1)
         return 1
+    finally:
+        signal.signal(signal.SIGINT, before)  # until Python has ended

@@ -6,19 +6,18 @@ for that is a file beside this one.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from sbus_client import STATS, WHOAMI
+import os
 
 from . import shared
 
-KEYS = [STATS.decode(), WHOAMI.decode()]
 SHELLS = ["bash", "zsh", "fish"]
 
 
 @shared.command(
     "completion bash >~/.local/share/bash-completion/completions/sbus",
-    shared.argument("shell", "or `words`", choices=[*SHELLS, "words"]),
+    shared.argument(
+        "shell", "or `words`", choices=[*SHELLS, "words"], nargs="?"
+    ),
     shared.argument("words", "of a line", metavar="[WORD]", nargs="..."),
     has_address=False,
 )
@@ -27,10 +26,14 @@ def completion(options: shared.Options) -> None:
 
     With `words`, print what may come behind the WORDs of a line.
     """
+    if not options.shell:
+        raise shared.UsageError("name a shell: bash, zsh or fish")
     if options.shell == "words":
         words = [f"{word}\n" for word in following(options.words)]
         return shared.write("".join(words).encode("ascii"))
-    shared.write(Path(__file__).with_suffix(f".{options.shell}").read_bytes())
+    script = f"{os.path.splitext(__file__)[0]}.{options.shell}"
+    with open(script, "rb") as file:
+        shared.write(file.read())
 
 
 def following(words: list[str]) -> list[str]:
@@ -42,6 +45,6 @@ def following(words: list[str]) -> list[str]:
     name = command_of(words)
     known = all_commands([name] if name in COMMANDS else [])
     parser, parsers = shared.option_parsers(known)
-    more = {"help": COMMANDS, "completion": SHELLS, "control": KEYS}
+    more = {"help": COMMANDS, "completion": SHELLS}
     options = parsers.get(name, parser).long_options()
     return more.get(name, [] if name else COMMANDS) + options

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 
 from sbus_client import Message
@@ -13,6 +12,8 @@ ERRORS = (ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
 def json_line(fields: Mapping[str, object]) -> bytes:
     """Return a line of JSON, in ASCII."""
+    import json  # which a small Python lacks
+
     return json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n"
 
 
@@ -32,6 +33,8 @@ def parse_json(line: bytes) -> Message:
 
     Raises: one of ERRORS if it is none.
     """
+    import json
+
     fields = json.loads(line)
     if "rec" in fields:  # a recorder's: each byte is one code point
         key, data = fields["key"].encode("latin-1"), fields["data"]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 
 import sbus_client
@@ -98,7 +99,7 @@ def keep(options: shared.Options) -> None:
     message within 200 bytes of the limit of a packet is not printed later, as
     its key becomes longer.
     """
-    with shared.open_bus(options, None, options.reconnect) as bus:
+    with shared.open_bus(options, options.reconnect) as bus:
         bus.control("blocking/soft/block")
         shared.subscribe(bus, [options.keeper, *(options.pattern or [""])])
         inbox = bus.whoami().path + sbus_client.random_part()
@@ -141,14 +142,16 @@ def keep(options: shared.Options) -> None:
 class Latest:
     """Last values, and the messages that come while they are asked for."""
 
-    def __init__(self, bus: Client) -> None:
-        path = bus.whoami(shared.ANSWER_SECONDS).path
+    def __init__(self, bus: Client, end: float | None) -> None:
+        self.end = time.monotonic() + LAST_SECONDS
+        if end is not None:
+            self.end = min(end, self.end)
+        path = bus.whoami(sbus_client.left_of(self.end)).path
         self.bus = bus
         self.inbox = path + sbus_client.random_part()
         self.earlier: list[Message] = []  # on a bus that was lost since
         self.values: dict[bytes, bytes] = {}
         self.live: list[Message] = []
-        self.end = sbus_client.end_of(LAST_SECONDS)
         self.bytes_left = LAST_BYTES
 
     def ask(self, keeper: str, pattern: str) -> bool:
@@ -156,10 +159,10 @@ class Latest:
         reply_key = self.inbox + sbus_client.random_part()
         question = reply_key + b"\0" + os.fsencode(pattern)
         self.bus.publish(keeper, question)
-        end = sbus_client.end_of(TRY_SECONDS)
+        end = self.try_end()
         with contextlib.suppress(TimeoutError):
             while left := sbus_client.left_of(end):
-                if self.bytes_left < 0 or sbus_client.left_of(self.end) == 0:
+                if self.bytes_left < 0:
                     break
                 message = self.bus.receive(left)
                 self.bytes_left -= OVERHEAD_BYTES + sum(map(len, message))
@@ -168,13 +171,17 @@ class Latest:
                 if message.key.startswith(reply_key):
                     key = message.key[len(reply_key) + 1 :]
                     self.values[key] = message.payload
-                    end = sbus_client.end_of(TRY_SECONDS)
+                    end = self.try_end()
                 elif isinstance(message, sbus_client.Reconnected):
                     self.earlier += self.live
                     self.live = []
                 elif type(message) is Message and message.payload != question:
                     self.live.append(message)
         return False
+
+    def try_end(self) -> float:
+        """Return when a try ends in which the keeper now sends nothing."""
+        return min(time.monotonic() + TRY_SECONDS, self.end)
 
     def messages(self) -> list[Message]:
         """Return all: of a key that was heard meanwhile, not the value."""
@@ -184,14 +191,14 @@ class Latest:
         return [*self.earlier, *fresh, *self.live]
 
 
-def last_values(bus: Client, name: str, patterns: list[str]) -> list[Message]:
+def last_values(bus: Client, options: shared.Options) -> list[Message]:
     """Return what the keeper of a key has, and what else has come meanwhile.
 
     The client has subscribed to the patterns before.
     """
-    latest = Latest(bus)
+    latest, name = Latest(bus, options.end), options.keeper
     bus.subscribe(latest.inbox + b"/")
-    for pattern in patterns or [""]:
+    for pattern in options.pattern or [""]:
         if not any(latest.ask(name, pattern) for _ in range(TRIES)):
             problem = f"no `sbus keep` answers at {name} in time"
             shared.note(f"last values are missing: {problem}")

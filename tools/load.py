@@ -1,15 +1,15 @@
 """load: measure a bus with processes that publish and subscribe.
 
 A message begins with its time by the monotonic clock, which all share.  Each
-publisher ends with an empty one, so that a subscriber knows when it has all.
+publisher ends with a secret that it shares with the subscribers, so that they
+know when they have all: others can publish under the same keys.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
+import marshal
 import math
-import multiprocessing
 import os
 import signal
 import struct
@@ -17,15 +17,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, BinaryIO, NoReturn
 
 from sbus_client import Client, SbusError
 
 from . import shared
+from .json_lines import json_line
 from .shared import Options, amount, number
+from .stop import SIGNALS
 
 TIME = struct.Struct("d")
+SECRET_BYTES = 16
 PARTS = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 TABLE = """\
 sent      {sent:12,}  {sent_per_second:12,.0f} a second
@@ -33,11 +35,17 @@ received  {received:12,}  {received_per_second:12,.0f} a second
 lost      {lost:12,}
 latency   {latency}
 """
-FORK = multiprocessing.get_context("fork")
-Job = Callable[[Options, int, Client, Connection], None]
+Children = dict[BinaryIO, int]  # processes, by the pipes from them
+Job = Callable[[Options, int, Client, BinaryIO], None]
 
 
-def publish(options: Options, n: int, bus: Client, pipe: Connection) -> None:
+def send(pipe: BinaryIO, report: Any) -> None:
+    """Send a report as a line."""
+    pipe.write(marshal.dumps(report).hex().encode("ascii") + b"\n")
+    pipe.flush()
+
+
+def publish(options: Options, n: int, bus: Client, pipe: BinaryIO) -> None:
     """Publish; send how many messages, since when and until when."""
     key = b"%b/%d" % (options.key, n)
     count = options.count and len(range(n, options.count, options.publishers))
@@ -50,63 +58,86 @@ def publish(options: Options, n: int, bus: Client, pipe: Connection) -> None:
         else:
             bus.publish(key, TIME.pack(now).ljust(options.size, b"\0"))
             sent += 1
-    bus.publish(key)
+    bus.publish(key, options.secrets[n])
     bus.sync()
-    pipe.send((sent, start, time.monotonic()))
+    send(pipe, (sent, start, time.monotonic()))
 
 
-def hear(options: Options, _: int, bus: Client, pipe: Connection) -> None:
+def hear(options: Options, _: int, bus: Client, pipe: BinaryIO) -> None:
     """Subscribe, and say so; then send how many messages took how long."""
     latencies: Counter[int] = Counter()  # by microseconds
-    ended, now = 0, 0.0
+    start, now = time.monotonic(), 0.0
+    secrets = enumerate(options.secrets)
+    ends = {b"%b/%d" % (options.key, n): secret for n, secret in secrets}
     bus.subscribe(options.key + b"/")
     bus.sync(shared.ANSWER_SECONDS)
-    pipe.send(None)
-    while ended < options.publishers:
-        if payload := bus.receive().payload:
-            now = time.monotonic()
+    send(pipe, None)
+    while ends:
+        key, payload = bus.receive()
+        if key not in ends:
+            continue  # of somebody else
+        if payload == ends[key]:
+            del ends[key]
+        elif len(payload) == options.size:
+            heard = time.monotonic()
             (sent,) = TIME.unpack_from(payload)
-            latencies[int(1e6 * (now - sent))] += 1
-        else:
-            ended += 1
-    pipe.send((latencies, now))
+            if start <= sent <= heard:
+                latencies[int(1e6 * (heard - sent))] += 1
+                now = heard
+    send(pipe, (dict(latencies), now))
 
 
-def leave_signals() -> None:
-    """Leave signals to the first process, which then ends the others."""
+def work(job: Job, options: Options, n: int, writer: int) -> NoReturn:
+    """Do a job, or send its error, and end this process."""
+    # The first process gets the signals, and then ends the others
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def work(job: Job, options: Options, n: int, pipe: Connection) -> None:
-    """Do a job with a client of its own; send its error if it fails."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
-        with shared.open_bus(options, shared.ANSWER_SECONDS) as bus:
-            job(options, n, bus, pipe)
-    except (SbusError, OSError) as error:
-        pipe.send(error)
+        with os.fdopen(writer, "wb") as pipe:
+            try:
+                with shared.open_bus(options) as bus:
+                    job(options, n, bus, pipe)
+            except (SbusError, OSError) as error:
+                send(pipe, str(error))
+    finally:
+        os._exit(0)
 
 
-def start(job: Job, options: Options, count: int) -> list[Connection]:
-    """Start processes; return the pipes from them."""
-    pipes = []
+def start(
+    job: Job, options: Options, count: int, children: Children
+) -> list[BinaryIO]:
+    """Start processes, and add them to *children*; return their pipes."""
+    # A signal waits until all are listed that it has to end
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     for n in range(count):
-        pipe, far_end = multiprocessing.Pipe(duplex=False)
-        arguments = job, options, n, far_end
-        FORK.Process(target=work, args=arguments, daemon=True).start()
-        far_end.close()
-        pipes.append(pipe)
-    return pipes
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if not pid:
+            work(job, options, n, writer)
+        os.close(writer)
+        children[os.fdopen(reader, "rb")] = pid
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    return list(children)[-count:]
 
 
-def report_from(pipe: Connection) -> Any:
-    """Return what a process has sent.  Raises: the error that it has sent."""
-    try:
-        report = pipe.recv()
-    except EOFError:
-        raise SbusError("a process of the load was killed") from None
-    if isinstance(report, Exception):
-        raise report
+def end(children: Children) -> None:
+    """End all processes that were started, whatever signals come."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    for pipe, pid in children.items():
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        pipe.close()
+
+
+def report_from(pipe: BinaryIO) -> Any:
+    """Return what a process has sent.  Raises: SbusError if that is one."""
+    line = pipe.readline()
+    if not line.endswith(b"\n"):
+        raise SbusError("a process of the load was killed")
+    report = marshal.loads(bytes.fromhex(line.decode("ascii")))
+    if isinstance(report, str):
+        raise SbusError(report)
     return report
 
 
@@ -137,17 +168,26 @@ def load(options: Options) -> None:
     """
     if options.size < TIME.size:
         raise shared.UsageError("--size must be at least 8")
-    options.key = os.fsencode(f"{options.key}/{os.urandom(4).hex()}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    os.register_at_fork(after_in_child=leave_signals)  # before its first line
+    options.key = shared.given_key(f"{options.key}/{os.urandom(4).hex()}")
+    count = range(options.publishers)
+    options.secrets = [os.urandom(SECRET_BYTES) for _ in count]
     options.seconds = options.seconds or (math.inf if options.count else 5)
-    subscribers = start(hear, options, options.subscribers)
-    for pipe in subscribers:
-        report_from(pipe)  # that it has subscribed
-    publishers = start(publish, options, options.publishers)
-    counts, starts, ends = zip(*map(report_from, publishers))
-    parts, times = zip(*map(report_from, subscribers))
-    latencies: Counter[int] = sum(parts, Counter())
+    options.timeout = shared.ANSWER_SECONDS
+    shared.open_bus(options).close()  # or say why there is none
+    for signum in SIGNALS:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, lambda n, _: sys.exit(128 + n))
+    children: Children = {}
+    try:
+        subscribers = start(hear, options, options.subscribers, children)
+        for pipe in subscribers:
+            report_from(pipe)  # that it has subscribed
+        publishers = start(publish, options, options.publishers, children)
+        counts, starts, ends = zip(*map(report_from, publishers))
+        parts, times = zip(*map(report_from, subscribers))
+    finally:
+        end(children)
+    latencies: Counter[int] = sum(map(Counter, parts), Counter())
     received, first, last = sum(latencies.values()), min(starts), max(times)
     seconds = max(ends) - first
     figures = {
@@ -160,8 +200,7 @@ def load(options: Options) -> None:
     }
     latency = {p: percentile(latencies, part) for p, part in PARTS.items()}
     if options.json:
-        text = json.dumps({**figures, "latency_us": latency}) + "\n"
-    else:
-        shown = (f"{p} {(t or 0) / 1000:.3f} ms" for p, t in latency.items())
-        text = TABLE.format(latency=", ".join(shown), **figures)
+        return shared.write(json_line({**figures, "latency_us": latency}))
+    shown = (f"{p} {(t or 0) / 1000:.3f} ms" for p, t in latency.items())
+    text = TABLE.format(latency=", ".join(shown), **figures)
     shared.write(text.encode())

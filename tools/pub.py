@@ -7,7 +7,8 @@ import os
 import time
 from collections.abc import Iterator
 
-from sbus_client import Client, PacketError, PacketTooLarge, SbusError
+import sbus_client
+from sbus_client import PacketError, PacketTooLarge, SbusError, left_of
 
 from . import json_lines, shared
 
@@ -30,12 +31,12 @@ def input_parts(end: bytes, bytes_max: int) -> Iterator[bytes]:
         yield left
 
 
-def given_messages(options: shared.Options, bus: Client) -> Messages:
+def given_messages(options: shared.Options) -> Messages:
     """Return what the command line asks to publish.
 
-    Raises: OSError; one of json_lines.ERRORS.
+    Raises: OSError; UsageError; one of json_lines.ERRORS.
     """
-    bytes_max = bus.packet_bytes_max
+    bytes_max = shared.packet_bytes_max()
     if options.json:
         lines = input_parts(b"\n", JSON_BYTES_MAX * bytes_max)
         return map(json_lines.parse_json, lines)
@@ -43,7 +44,7 @@ def given_messages(options: shared.Options, bus: Client) -> Messages:
     if options.lines or options.null:
         end = b"\0" if options.null else b"\n"
         return zip(itertools.repeat(key), input_parts(end, bytes_max))
-    payload = shared.given_payload(options.payload, bus)
+    payload = shared.given_payload(options.payload)
     return itertools.repeat((key, payload), options.repeat or 1)
 
 
@@ -59,8 +60,8 @@ def paced(messages: Messages, rate: float) -> Messages:
 @shared.command(
     "pub sensors/1/temp 21.5",
     shared.key(nargs="?"),
-    shared.payload(),
-    shared.either(
+    shared.PAYLOAD,
+    (
         shared.flag("--lines", "publish each line of standard input"),
         shared.flag("--null", "publish each part that a NUL byte ends"),
         shared.flag("--json", "publish the lines of `sub --json` or `record`"),
@@ -84,13 +85,15 @@ def pub(options: shared.Options) -> None:
     if are_parts and options.repeat:
         raise shared.UsageError("--repeat needs a PAYLOAD")
     sent = 0
-    with shared.open_bus(options, options.timeout) as bus:
-        messages = given_messages(options, bus)
-        if options.rate:
-            messages = paced(messages, options.rate)
+    messages = given_messages(options)
+    if options.rate:
+        messages = paced(messages, options.rate)
+    with shared.open_bus(options) as bus:
         try:
             for key, payload in messages:
-                bus.publish(key, payload, options.timeout)
+                if are_parts or sent:  # which may come much later
+                    options.end = sbus_client.end_of(options.timeout)
+                bus.publish(key, payload, left_of(options.end))
                 sent += 1
         except (PacketError, PacketTooLarge) as error:
             if not are_parts:
@@ -99,4 +102,6 @@ def pub(options: shared.Options) -> None:
         except json_lines.ERRORS:
             form = "of standard input is not a message as sub --json writes it"
             raise SbusError(f"line {sent + 1} {form}") from None
-        bus.sync(options.timeout)
+        if are_parts:
+            options.end = sbus_client.end_of(options.timeout)
+        bus.sync(left_of(options.end))

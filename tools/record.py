@@ -9,87 +9,86 @@ One recorder of a host writes to a directory, and holds a lock there: a
 segment that it finds hidden is one that a dead recorder has left.  A helper,
 a thread, waits for the disk while the next segment grows, because a disk may
 take longer than a server waits for a reader.
+
+Others may be able to write in the directory.  So a recorder follows no link,
+uses only folders of its own user or root, and only files of its own that have
+no other name.  It reaches them from folders that it holds open.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import errno
 import fcntl
 import os
 import re
 import stat
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import BinaryIO
+from functools import partial
+from typing import BinaryIO, NamedTuple
 
 from sbus_client import ControlMessage, Message, SbusError, end_of, left_of
 
 from . import shared
-from .json_lines import json_line
 from .shared import Options, amount
-from .stop import leave, run_until_signal
+from .stop import Job, leave, run_until_signal
 
 SEGMENT_MODE = 0o640  # messages may be nobody else's business
+LOCK_MODE = 0o600  # anybody who can read a file can lock it
+FOLDER = os.O_RDONLY | os.O_DIRECTORY
+DAY = re.compile(r"\d{4}-\d\d-\d\d")
+HIDDEN = re.compile(r"\..*-.*\.jsonl")
 LEFT = """another host left it hidden: if its recorder is gone, rename it \
 without the dot"""
-BLOCK_BYTES = 1 << 20  # that are searched at once for the last line feed
-HIDDEN = re.compile(r"\..*-.*\.jsonl")
 LEFT_SECONDS = 3_600  # after which nobody seems to write a hidden segment
 
 
-def open_own(name: str, flags: int, folder: int) -> int:
-    """Open a file of ours, or of root, that is no link and has none.
-
-    Others may write to the folder.  Raises: OSError.
-    """
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK
-    file = os.open(name, flags, SEGMENT_MODE, dir_fd=folder)
-    about = os.fstat(file)
-    is_ours = about.st_uid in (os.geteuid(), 0) and about.st_nlink == 1
-    if is_ours and stat.S_ISREG(about.st_mode):
-        return file
-    os.close(file)
-    raise OSError(errno.EPERM, f"{name} is no file of ours")
-
-
-def open_folder(name: str, folder: int) -> int:
-    """Open a folder that is no link.  Raises: OSError."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-    return os.open(name, flags, dir_fd=folder)
-
-
-def keep(file: BinaryIO, root: int, folder: int, hidden: str) -> None:
-    """Close a segment and its folder; name it once it is on disk."""
+@contextlib.contextmanager
+def errors_about(path: str) -> Iterator[None]:
+    """Name a file or folder in an error of the disk."""
     try:
-        with file:
-            os.fsync(file.fileno())
-        os.rename(hidden, hidden[1:], src_dir_fd=folder, dst_dir_fd=folder)
-        for directory in folder, root:  # the names, too
+        yield
+    except OSError as error:
+        raise SbusError(f"{path}: {error.strerror}") from None
+
+
+def open_ours(path: str, flags: int, folder: int | None = None) -> int:
+    """Open a file or folder of our user, or of root.
+
+    *folder* is what the path is in, if that is open.
+    Raises: SbusError, also for a link, or a file that has another name.
+    """
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # nor wait for who reads a FIFO
+    name = path if folder is None else os.path.basename(path)
+    with errors_about(path):
+        descriptor = os.open(name, flags, SEGMENT_MODE, dir_fd=folder)
+    status = os.fstat(descriptor)
+    is_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+    is_plain = is_file or stat.S_ISDIR(status.st_mode)
+    if is_plain and status.st_uid in (0, os.geteuid()):
+        return descriptor
+    os.close(descriptor)
+    raise SbusError(f"{path}: another user's, or no regular file of one name")
+
+
+class Segment(NamedTuple):
+    """Whole lines under a hidden name, and the folder of their day."""
+
+    file: BinaryIO
+    hidden: str
+    folder: int  # open
+    end: float | None
+
+    def keep(self, directory: int) -> None:
+        """Give it its name once it is on disk, and close both."""
+        name, folder = os.path.basename(self.hidden), self.folder
+        with errors_about(self.hidden), self.file:
+            os.fsync(self.file.fileno())
+            os.rename(name, name[1:], src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)  # the names, too
             os.fsync(directory)
-    finally:
-        os.close(folder)
-
-
-def recover(hidden: str, root: int, folder: int) -> None:
-    """Keep the whole lines of a segment that a dead recorder has left."""
-    file = os.fdopen(open_own(hidden, os.O_RDWR, folder), "rb+", 0)
-    size = os.fstat(file.fileno()).st_size
-    end = 0
-    while size and not end:
-        start = max(0, size - BLOCK_BYTES)
-        block = os.pread(file.fileno(), size - start, start)
-        end = block.rfind(b"\n") + 1
-        size = start + end
-    if not size:
-        file.close()
-        return os.unlink(hidden, dir_fd=folder)
-    os.truncate(file.fileno(), size)
-    keep(file, root, os.dup(folder), hidden)
-    shared.note(f"recovered {hidden[1:]}")
+            os.close(folder)
 
 
 class Recorder:
@@ -99,7 +98,9 @@ class Recorder:
     """
 
     def __init__(self, options: Options) -> None:
-        self.directory = Path(options.directory)
+        import json  # which a small Python lacks
+
+        self.directory = str(options.directory).rstrip("/") or "/"
         self.has_payload = not options.no_payload
         self.bytes_max = int(options.segment_mib * (1 << 20))
         self.seconds_max = options.segment_seconds
@@ -109,79 +110,71 @@ class Recorder:
         self.rec = f"{self._name}_{moment}_{os.urandom(4).hex()}"
         self.n = 0  # the number of the last message
         self.segments = 0
-        self._file: BinaryIO | None = None  # a segment of whole lines
-        self._helper = ThreadPoolExecutor(1)
-        self._keeping: Future[None] | None = None  # the segment before
-
-    @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        """Name the directory in an error of the disk."""
-        try:
-            yield
-        except OSError as error:
-            raise SbusError(f"{self.directory}: {error.strerror}") from None
+        self._to_json = json.JSONEncoder(separators=(",", ":")).encode
+        self._segment: Segment | None = None
+        self._keeping: Job | None = None  # the segment before
 
     def __enter__(self) -> Recorder:
         """Make the directory, and recover what is in it."""
-        with self._named_errors():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDONLY | os.O_DIRECTORY
-            self._root = os.open(self.directory, flags)
-            flags = os.O_RDWR | os.O_CREAT
-            self._lock = open_own(f".{self._name}.lock", flags, self._root)
+        with errors_about(self.directory):
+            os.makedirs(self.directory, exist_ok=True)
+        self._folder = open_ours(self.directory, FOLDER)
+        path = f"{self.directory}/.{self._name}.lock"
+        self._lock = open_ours(path, os.O_RDWR | os.O_CREAT, self._folder)
+        with errors_about(path):
+            os.fchmod(self._lock, LOCK_MODE)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 problem = "another recorder of this host writes there"
                 raise SbusError(f"{self.directory}: {problem}") from None
-            for day in sorted(os.listdir(self._root)):
-                with contextlib.suppress(NotADirectoryError):
-                    folder = open_folder(day, self._root)
-                    self._recover_day(day, folder)
-                    os.close(folder)
+        for day in sorted(filter(DAY.fullmatch, os.listdir(self._folder))):
+            self._recover(f"{self.directory}/{day}")
         return self
 
-    def _recover_day(self, day: str, folder: int) -> None:
-        """Recover our hidden segments of a day; name old ones of others.
+    def _recover(self, day: str) -> None:
+        """Keep what a dead recorder left, and name what another host did.
 
-        Whether the recorders of other hosts live is not known here, as a lock
-        may not reach them.  A container has a new host name at each start.
+        Whether the recorders of others live is not known here, as a lock may
+        not reach other hosts.  A container has a new host name at each start.
         """
-        for name in sorted(os.listdir(folder)):
+        ours = re.compile(rf"\.{re.escape(self._name)}_\w+-\d+\.jsonl")
+        folder = open_ours(day, FOLDER, self._folder)
+        for name in sorted(filter(HIDDEN.fullmatch, os.listdir(folder))):
+            if ours.fullmatch(name):
+                self._keep_lines(f"{day}/{name}", folder)
+                continue
             with contextlib.suppress(FileNotFoundError):
-                if name.startswith(f".{self._name}_"):
-                    self._recover(name, folder)
-                elif HIDDEN.fullmatch(name):
-                    about = os.lstat(name, dir_fd=folder)
-                    if time.time() - about.st_mtime > LEFT_SECONDS:
-                        path = self.directory / day / name
-                        shared.note(f"{path}: {LEFT}")
+                age = time.time() - os.stat(name, dir_fd=folder).st_mtime
+                if age > LEFT_SECONDS:
+                    shared.note(f"{day}/{name}: {LEFT}")
+        os.close(folder)
 
-    def _recover(self, hidden: str, folder: int) -> None:
-        """Recover a segment, unless it is not ours."""
-        try:
-            recover(hidden, self._root, folder)
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ELOOP, errno.ENXIO):
-                raise
-            shared.note(f"{self.directory}: {hidden} stays: it is not ours")
+    def _keep_lines(self, hidden: str, folder: int) -> None:
+        """Keep the whole lines of a segment, or remove it if it has none."""
+        descriptor = open_ours(hidden, os.O_RDWR, folder)
+        with errors_about(hidden), os.fdopen(descriptor, "r+b") as file:
+            size = file.read().rfind(b"\n") + 1
+            if not size:
+                return os.unlink(os.path.basename(hidden), dir_fd=folder)
+            file.truncate(size)
+            Segment(file, hidden, os.dup(folder), None).keep(self._folder)
+        shared.note(f"recovered {os.path.basename(hidden)[1:]}")
 
     def __exit__(self, *_: object) -> None:
         """Keep the last segment."""
         try:
-            with self._named_errors():
-                self._helper.shutdown()
-                if self._file:
-                    keep(self._file, *self._place)
-                if self._keeping:
-                    self._keeping.result()
+            if self._segment:
+                self.end_segment()
+            if self._keeping:
+                self._keeping.wait()
         finally:
-            os.close(self._root)
             os.close(self._lock)
+            os.close(self._folder)
 
     def seconds_left(self) -> float | None:
         """Return after how many seconds the segment is to end."""
-        return left_of(self._end) if self._file else None
+        return left_of(self._segment.end) if self._segment else None
 
     def add(self, message: Message) -> None:
         """Record a message."""
@@ -196,42 +189,43 @@ class Recorder:
         if self.has_payload:
             data = base64.b64encode(message.payload)
             line["data"] = data.decode("ascii")
-        with self._named_errors():
-            file, self._file = self._file or self._begin(), None
-            text = json_line(line)
+        text = self._to_json(line).encode("ascii") + b"\n"
+
+        segment = self._segment or self._begin()
+        self._segment = None  # what ends with a part of a line is not kept
+        with errors_about(segment.hidden):
             while text:  # if the disk has no room, a part is written first
-                text = text[file.write(text) :]
-            self._file = file
-            self.n += 1
-            if file.tell() >= self.bytes_max or left_of(self._end) == 0:
-                self.end_segment()
+                text = text[segment.file.write(text) :]
+        self._segment = segment
+        self.n += 1
+        is_large = segment.file.tell() >= self.bytes_max
+        if is_large or left_of(segment.end) == 0:
+            self.end_segment()
 
     def end_segment(self) -> None:
-        """Have the helper keep the segment, once it has kept the one before.
+        """Have a helper keep the segment, once the one before is kept.
 
         That one is waited for, so that no more than two wait for the disk.
         """
-        assert self._file
-        before = self._keeping
-        self._keeping = self._helper.submit(keep, self._file, *self._place)
-        self._file = None
-        if before:
-            with self._named_errors():
-                before.result()
+        assert self._segment
+        keep = partial(self._segment.keep, self._folder)
+        self._segment = None
+        if self._keeping:
+            self._keeping.wait()
+        self._keeping = Job(keep)
 
-    def _begin(self) -> BinaryIO:
+    def _begin(self) -> Segment:
         """Create the next segment."""
         self.segments += 1
-        day = time.strftime("%Y-%m-%d", time.gmtime())
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(day, dir_fd=self._root)
-        folder = open_folder(day, self._root)
-        hidden = f".{self.rec}-{self.segments:06}.jsonl"
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        day = f"{self.directory}/{today}"
+        with errors_about(day), contextlib.suppress(FileExistsError):
+            os.mkdir(today, dir_fd=self._folder)
+        folder = open_ours(day, FOLDER, self._folder)
+        hidden = f"{day}/.{self.rec}-{self.segments:06}.jsonl"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        file = open_own(hidden, flags, folder)
-        self._place = self._root, folder, hidden
-        self._end = end_of(self.seconds_max)
-        return os.fdopen(file, "wb", 0)
+        file = os.fdopen(open_ours(hidden, flags, folder), "wb", buffering=0)
+        return Segment(file, hidden, folder, end_of(self.seconds_max))
 
 
 @shared.command(
@@ -255,14 +249,14 @@ def record(options: Options) -> None:
     disk.  The next start on the same host recovers what a crash has left.
     Only one recorder of a host can write to a DIR.  A slow recorder pauses
     publishers, for the server's --block-timeout at most
-    (blocking/soft/block).
+    (blocking/soft/block).  DIR is a folder of this user or root, and no link.
     """
 
     def work() -> None:
         with Recorder(options) as recorder:
             bus.control("blocking/soft/block")
             shared.subscribe(bus, options.pattern)
-            bus.sync(options.timeout)
+            bus.sync(left_of(options.end))
             while True:
                 try:
                     received = bus.receive(recorder.seconds_left())
@@ -273,5 +267,5 @@ def record(options: Options) -> None:
                     return
                 recorder.add(received)
 
-    with shared.open_bus(options, options.timeout) as bus:
+    with shared.open_bus(options) as bus:
         run_until_signal([work], lambda: leave(bus, options.pattern))

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from subprocess import PIPE, run
 
 import sbus_client
-from sbus_client import Client, PacketTooLarge, Request, printable
+from sbus_client import Client, PacketTooLarge, Request, left_of, printable
 
 from . import shared
+from .stop import Job
 
 
 @shared.command(
     "request services/time",
     shared.key(),
-    shared.payload(),
+    shared.PAYLOAD,
     shared.flag("--raw", "print the answer unchanged"),
     shared.timeout(sbus_client.ASK_SECONDS),
 )
@@ -27,9 +27,9 @@ def request(options: shared.Options) -> None:
     If that tells of a failure, its text is our error, and the exit status 1.
     """
     key = shared.given_key(options.key)
-    with shared.open_bus(options, options.timeout) as bus:
-        payload = shared.given_payload(options.payload or "", bus)
-        answer = bus.request(key, payload, options.timeout)
+    payload = shared.given_payload(options.payload or "")
+    with shared.open_bus(options) as bus:
+        answer = bus.request(key, payload, left_of(options.end))
     write = shared.write if options.raw else shared.write_line
     write(answer)
 
@@ -51,18 +51,29 @@ def reply(options: shared.Options) -> None:
     which is that output if it has any.  Options stand before the COMMAND.
     """
     words = options.words[options.words[:1] == ["--"] :]
-    if not shutil.which(words[0]):
+    if not is_program(words[0]):
         raise shared.UsageError(f"there is no command {words[0]!r}")
     slots = threading.Semaphore(options.jobs)
-    pool = ThreadPoolExecutor(options.jobs)
-    with shared.open_bus(options, None, options.reconnect) as bus, pool:
+    jobs: list[Job] = []
+    with shared.open_bus(options, options.reconnect) as bus:
         shared.subscribe(bus, [options.pattern])
         shared.tell_ready(options, bus)
-        for message in shared.messages(bus):
-            if asked := sbus_client.parse_request(message):
-                slots.acquire()
-                job = pool.submit(answer, bus, words, asked)
-                job.add_done_callback(lambda _: slots.release())
+        try:
+            for message in shared.messages(bus):
+                if asked := sbus_client.parse_request(message):
+                    slots.acquire()
+                    jobs = [job for job in jobs if job.is_alive()]
+                    jobs.append(Job(partial(answer, bus, words, asked), slots))
+        finally:
+            for job in jobs:  # which answer by this bus
+                job.join()
+
+
+def is_program(name: str) -> bool:
+    """Return whether a shell would find a program of this name."""
+    folders = [""] if "/" in name else os.get_exec_path()
+    paths = [os.path.join(folder, name) for folder in folders]
+    return any(os.path.isfile(p) and os.access(p, os.X_OK) for p in paths)
 
 
 def answer(bus: Client, words: list[str], asked: Request) -> None:

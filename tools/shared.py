@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import re
 import select
@@ -29,15 +30,7 @@ class UsageError(SbusError):
 remarks_are_wanted = True  # what --quiet changes
 
 
-def complain(text: object) -> None:
-    """Print a line to standard error, if anything can be printed there."""
-    if not sys.stderr:
-        return
-    line = re.sub("[\0-\x1f\x7f]", lambda c: rf"\x{ord(c[0]):02x}", str(text))
-    try:
-        print(f"sbus: {line}", file=sys.stderr, flush=True)
-    except OSError:
-        sbus_client.discard_output(2)
+complain = functools.partial(sbus_client.note, program="sbus")
 
 
 def note(text: object) -> None:
@@ -66,17 +59,18 @@ def write_line(*fields: bytes) -> None:
     write("\t".join(map(sbus_client.printable, fields)).encode() + b"\n")
 
 
-def given_payload(payload: str | None, bus: Client) -> bytes:
+def given_payload(payload: str | None) -> bytes:
     """Return the payload that an argument gives, or standard input.
 
-    Raises: SbusError if that is more than a packet may have.
+    Raises: SbusError if that is more than a packet may have; UsageError.
     """
     if payload not in (None, "-"):
         return os.fsencode(payload)
     if standard_input().isatty():
         note("the payload comes from the terminal; Ctrl-D ends it")
-    text: bytes = standard_input().buffer.read(bus.packet_bytes_max + 1)
-    check_size(text, bus.packet_bytes_max)
+    bytes_max = packet_bytes_max()
+    text: bytes = standard_input().buffer.read(bytes_max + 1)
+    check_size(text, bytes_max)
     return text
 
 
@@ -112,12 +106,12 @@ class Command(NamedTuple):
 
     run: Callable[[Options], None]  # its docstring is help
     example: str
-    arguments: Sequence[Argument]
+    arguments: Sequence[Any]  # see add_all
     has_address: bool  # one, by -a
 
 
 def command(
-    example: str, *arguments: Argument, has_address: bool = True
+    example: str, *arguments: Any, has_address: bool = True
 ) -> Callable[[Callable[[Options], None]], Command]:
     """Return a decorator that makes a command of a function."""
     return lambda run: Command(run, example, arguments, has_address)
@@ -135,15 +129,13 @@ def argument(names: str, help: str, **options: Any) -> Argument:
     return lambda to: to.add_argument(*names.split(), help=help, **options)
 
 
-def either(*arguments: Argument) -> Argument:
-    """Return arguments of which only one can be given."""
-    return lambda to: add_all(to.add_mutually_exclusive_group(), arguments)
-
-
-def add_all(parser: Any, arguments: Iterable[Argument]) -> None:
-    """Add arguments to a parser, or to a group of one."""
+def add_all(parser: Any, arguments: Iterable[Any]) -> None:
+    """Add arguments; of a tuple of them, only one can be given."""
     for add in arguments:
-        add(parser)
+        if isinstance(add, tuple):
+            add_all(parser.add_mutually_exclusive_group(), add)
+        else:
+            add(parser)
 
 
 def positive(kind: Parser, form: str) -> Parser:
@@ -196,11 +188,7 @@ def key(**options: Any) -> Argument:
     return argument("key", "the routing key, such as a/b", **options)
 
 
-def payload(help: str = "'-' is standard input") -> Argument:
-    """Return the argument for a payload."""
-    return argument("payload", help, nargs="?")
-
-
+PAYLOAD = argument("payload", "'-' is standard input", nargs="?")
 PATTERNS = argument("pattern", "in quotes; none: all but secrets", nargs="*")
 REPEATED = "as for sub; may be repeated"
 PATTERN_OPTION = argument("--pattern", REPEATED, action="append", default=[])
@@ -222,7 +210,8 @@ class OptionParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: -"):
-            message += " (write -- before what begins with '-')"
+            hint = suggestion(message.split()[2], self.long_options())
+            message += hint or " (write -- before what begins with '-')"
         elif message.startswith("unrecognized arguments: "):
             message += " (quote an argument that holds blanks)"
         complain(f"{message}; --help lists the options".replace("\0", ""))
@@ -248,21 +237,38 @@ class OptionParser(argparse.ArgumentParser):
         write(message.encode())
 
 
+def suggestion(word: str, names: Iterable[str]) -> str:
+    """Return a remark with the name that a word may stand for, or nothing."""
+    bare = word.lower().lstrip("-")
+    plain = {name.lstrip("-"): name for name in names}
+    near = [p for p in plain if p.startswith(bare) or bare.startswith(p)]
+    if not near:
+        with contextlib.suppress(ImportError):  # a small Python may lack it
+            import difflib
+
+            near = difflib.get_close_matches(bare, plain, 1)
+    return f" (did you mean {plain[near[0]]}?)" if near and bare else ""
+
+
 def option_parsers(
-    commands: Mapping[str, Command], about: str | None = ""
+    commands: Mapping[str, Command], about: str = ""
 ) -> tuple[OptionParser, dict[str, OptionParser]]:
     """Return the parser of the command line, and those of the commands."""
-    layout: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    # With a width of its own it needs no shutil, which a small Python lacks
+    raw = argparse.RawDescriptionHelpFormatter
+    layout: Any = {"formatter_class": functools.partial(raw, width=78)}
     parser = OptionParser("sbus", **layout)
     parser.description = "Use a message bus."
-    parser.epilog = (about or "").partition("\n\n")[2]
+    parser.epilog = about.partition("\n\n")[2]
     version = f"sbus {sbus_client.__version__}"
     parser.add_argument("--version", action="version", version=version)
     add_all(parser, [ADDRESS, QUIET])
     parsers = parser.add_subparsers(metavar="COMMAND", dest="command")
-    parsers.required = True
     for name, command in commands.items():
-        about = (command.run.__doc__ or "").replace("\n    ", "\n").rstrip()
+        file = str(sys.modules[command.run.__module__].__file__)
+        start = f"\ndef {name}("
+        about = command.run.__doc__ or sbus_client.docstring(file, start)
+        about = about.replace("\n    ", "\n").rstrip()
         layout["description"] = about
         first = about.partition("\n")[0].rstrip(".")
         first = first[:1].lower() + first[1:]
@@ -275,21 +281,6 @@ def option_parsers(
 
 
 # ==== The bus ================================================================
-
-
-def obstacle(error: Exception) -> str:
-    """Return what keeps this user from a bus, as far as can be seen."""
-    address = str(error)[len("no bus at ") :].partition(": ")[0]
-    directory = os.path.dirname(address)
-    if not (directory and getattr(error, "errno", None)):
-        return ""
-    with contextlib.suppress(LookupError, OSError):
-        runtime = os.environ["XDG_RUNTIME_DIR"]
-        if os.stat(runtime).st_uid != os.geteuid():
-            return f" (XDG_RUNTIME_DIR, {runtime}, is another user's)"
-    if not os.path.isdir(directory) and not address.startswith("/dev/"):
-        return f" (there is no directory {directory}, or this user sees none)"
-    return ""
 
 
 class LenientClient(Client):
@@ -306,29 +297,38 @@ class LenientClient(Client):
                 note(f"{error}; SBUS_MAX_PACKET raises it")
 
     def whoami(self, timeout: float | None = None) -> Any:
+        end = end_of(timeout)
         while True:
             try:
-                return super().whoami(timeout)
+                return super().whoami(left_of(end))
             except sbus_client.Disconnected as error:
                 if error.errno or self.closed or not self.reconnect:
                     raise
 
 
-def open_bus(
-    options: Options, timeout: float | None = None, reconnect: bool = False
-) -> Client:
-    """Return a client of the bus that -a or the environment names.
-
-    Raises: UsageError; as Client.
-    """
-    warnings.showwarning = lambda text, *_: note(text)
+def packet_bytes_max() -> int:
+    """Return the largest packet that a client takes.  Raises: UsageError."""
     default = str(sbus_client.PACKET_BYTES_MAX)
     number = os.environ.get("SBUS_MAX_PACKET") or default
     if not re.fullmatch("[1-9][0-9]{0,9}", number):
         raise UsageError(f"SBUS_MAX_PACKET is {number!r}, not a number")
-    limit = {"packet_bytes_max": int(number)}
+    return int(number)
+
+
+def open_bus(options: Options, reconnect: bool = False) -> Client:
+    """Return a client of the bus that -a or the environment names.
+
+    The time that --timeout gives begins, and is over at *options.end*.
+    Raises: UsageError; as Client.
+    """
+    seconds = getattr(options, "timeout", None)
+    options.end = end_of(seconds)
+    # Also where warnings are to be errors, in programs
+    warnings.simplefilter("always", UserWarning)
+    warnings.showwarning = lambda text, *_: note(text)
     address = getattr(options, "address", None)
-    bus = LenientClient(address, timeout=timeout, reconnect=reconnect, **limit)
+    limit = {"packet_bytes_max": packet_bytes_max()}
+    bus = LenientClient(address, timeout=seconds, reconnect=reconnect, **limit)
     if bus.retry_in() is not None:
         note(f"no bus at {bus.address} yet: waiting for one")
     return bus
@@ -337,7 +337,7 @@ def open_bus(
 def tell_ready(options: Options, bus: Client) -> None:
     """Once the server has handled all so far, say so to --ready-fd."""
     if options.ready_fd:
-        bus.sync(getattr(options, "timeout", None))
+        bus.sync(left_of(options.end))
         try:
             with open(options.ready_fd, "wb", buffering=0) as ready:
                 ready.write(b"ready\n")
@@ -356,10 +356,10 @@ def subscribe(bus: Client, patterns: Sequence[str]) -> None:
 def messages(
     bus: Client,
     count: int | None = None,
-    seconds: float | None = None,
+    end: float | None = None,
     before: Callable[[], Sequence[Message]] = tuple,
 ) -> Iterator[Message]:
-    """Yield messages: *count* of them, or for some *seconds*.
+    """Yield messages: *count* of them, or those that come before an end.
 
     Those that *before* returns come first on each bus.
 
@@ -367,7 +367,7 @@ def messages(
     new one are remarks.
     Raises: SbusError if the time runs out before the count is reached.
     """
-    end, heard = end_of(seconds), 0
+    heard = 0
     is_lost = bus.retry_in() is not None
     waiting = deque(() if is_lost else before())
     while heard != count:

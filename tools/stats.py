@@ -1,14 +1,15 @@
-"""stats and clients: what the server counts, and its clients."""
+"""whoami, stats and clients: what the server says of its clients."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sbus_client import SbusError
+from sbus_client import SbusError, left_of, printable
 
 from . import shared
+from .json_lines import ERRORS, json_line
 
 COUNTERS = ("published", "delivered", "refused", "discarded", "paused")
 COLUMNS = ("clients", "patterns", *COUNTERS, "backlog_bytes")
@@ -18,10 +19,20 @@ Rows = Mapping[str, Mapping[str, Any]]  # by the name of each
 HIDDEN = "only root and the bus owner may see"
 
 
-def counts(options: shared.Options) -> dict[str, Any]:
-    """Return what the server has counted [CTL-5]."""
-    with shared.open_bus(options, options.timeout) as bus:
-        return bus.stats(options.timeout)
+@contextlib.contextmanager
+def counts(options: shared.Options) -> Iterator[dict[str, Any]]:
+    """Give what the server has counted [CTL-5].
+
+    Raises: SbusError, also if what is done with it meets other things.
+    """
+    try:
+        with shared.open_bus(options) as bus:
+            answer = bus.stats(left_of(options.end))
+        yield answer
+    except SbusError:
+        raise
+    except ERRORS:
+        raise SbusError("the server's counts are malformed") from None
 
 
 def write_table(title: str, columns: Sequence[str], rows: Rows) -> None:
@@ -30,7 +41,7 @@ def write_table(title: str, columns: Sequence[str], rows: Rows) -> None:
     lines = [[title, *map(str.upper, names)]]
     for name, row in rows.items():
         cells = (shown(column, row.get(column, "")) for column in columns)
-        lines.append([name, *cells])
+        lines.append([shown("", name), *cells])
     first, *widths = (max(map(len, column)) for column in zip(*lines))
     for name, *texts in lines:
         ranged = (f" {text:>{width}}" for text, width in zip(texts, widths))
@@ -40,9 +51,10 @@ def write_table(title: str, columns: Sequence[str], rows: Rows) -> None:
 def shown(name: str, value: Any) -> str:
     """Return a value as it is printed."""
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        value = ", ".join(map(str, value))
     is_count = isinstance(value, int) and name not in IDS
-    return f"{value:,}" if is_count else str(value)
+    text = f"{value:,}" if is_count else str(value)
+    return printable(text.encode("utf-8", "backslashreplace"))
 
 
 def metrics(users: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
@@ -56,9 +68,20 @@ def metrics(users: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     yield "# EOF\n"
 
 
+@shared.command("whoami", shared.timeout())
+def whoami(options: shared.Options) -> None:
+    """Print the credentials by which the server knows this client.
+
+    They have the form !/cred/GID/UID/PID.  A key that begins with them and a
+    '/' is private.
+    """
+    with shared.open_bus(options) as bus:
+        shared.write_line(bus.whoami(left_of(options.end)).path)
+
+
 @shared.command(
     "stats --json",
-    shared.either(
+    (
         shared.flag("--json", "print the server's answer, a JSON object"),
         shared.flag("--openmetrics", "print counts of users for Prometheus"),
     ),
@@ -73,21 +96,25 @@ def stats(options: shared.Options) -> None:
     DISCARDED ones never reached a receiver.  PAUSED is how often a publisher
     had to wait, and BACKLOG the bytes that the server holds for receivers.
     """
-    answer = counts(options)
-    users = answer.get("users", {})
-    if options.json:
-        shared.write(json.dumps(answer).encode() + b"\n")
-    elif not options.openmetrics:
-        rows = {f"client {answer['client']}": {**answer, "clients": ""}}
-        rows.update((f"user {uid}", row) for uid, row in users.items())
-        write_table("", COLUMNS, rows)
-    elif users:
-        shared.write("".join(metrics(users)).encode())
-    else:
-        raise SbusError(f"no metrics: {HIDDEN} users")
+    with counts(options) as answer:
+        users = answer.get("users", {})
+        if options.json:
+            shared.write(json_line(answer))
+        elif not options.openmetrics:
+            rows = {f"client {answer['client']}": {**answer, "clients": ""}}
+            rows.update((f"user {uid}", row) for uid, row in users.items())
+            write_table("", COLUMNS, rows)
+        elif users:
+            shared.write("".join(metrics(users)).encode())
+        else:
+            raise SbusError(f"no metrics: {HIDDEN} users")
 
 
-@shared.command("clients", shared.timeout())
+@shared.command(
+    "clients",
+    shared.flag("--json", "print a JSON object with one for each client"),
+    shared.timeout(),
+)
 def clients(options: shared.Options) -> None:
     """Print a table of the clients of the bus, for root and the bus owner.
 
@@ -95,12 +122,15 @@ def clients(options: shared.Options) -> None:
     of its flood control, and PAUSED BY are the numbers of the slow clients
     for which the server does not read from this one.
     """
-    answer = counts(options)
-    if "clients" not in answer:
-        raise SbusError(f"no clients: {HIDDEN} them")
-    rows = answer["clients"]
-    write_table("CLIENT", CLIENT_COLUMNS, rows)
-    users = answer.get("users", {}).values()
-    total = sum(row.get("clients", 0) for row in users)
-    if len(rows) < total:
-        shared.note(f"{len(rows)} of {total:,} clients are shown")
+    with counts(options) as answer:
+        if "clients" not in answer:
+            raise SbusError(f"no clients: {HIDDEN} them")
+        rows = answer["clients"]
+        if options.json:
+            shared.write(json_line(rows))
+        else:
+            write_table("CLIENT", CLIENT_COLUMNS, rows)
+        users = answer.get("users", {}).values()
+        total = sum(row.get("clients", 0) for row in users)
+        if len(rows) < total:
+            shared.note(f"{len(rows)} of {total:,} clients are shown")

@@ -7,21 +7,45 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Any
 
 from sbus_client import WHOAMI, Client
 
-Job = Callable[[], Any]
+Work = Callable[[], object]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_until_signal(jobs: Sequence[Job], leave: Job) -> list[Any]:
-    """Run jobs in threads until one fails or all end; return their results.
+class Job(threading.Thread):
+    """A function in a thread of its own, which has begun."""
 
-    The first SIGINT or SIGTERM calls *leave*, which is to have the jobs end;
-    a second one acts as usual.
+    def __init__(
+        self, work: Work, ended: threading.Semaphore | None = None
+    ) -> None:
+        super().__init__(target=work)
+        self.error: BaseException | None = None
+        self.ended = ended or threading.Semaphore()  # released at the end
+        self.start()
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except BaseException as error:
+            self.error = error
+        self.ended.release()
+
+    def wait(self) -> None:
+        """Wait for the end.  Raises: the error of the function."""
+        self.join()
+        if self.error:
+            raise self.error
+
+
+def run_until_signal(works: Sequence[Work], leave: Work) -> None:
+    """Run functions in threads until one fails, or all end.
+
+    The first SIGINT or SIGTERM calls *leave*, which is to have them end; a
+    second one acts as usual.
     """
 
     def restore(*_: object) -> None:
@@ -35,14 +59,17 @@ def run_until_signal(jobs: Sequence[Job], leave: Job) -> list[Any]:
     former = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
         signal.signal(number, handle)
-    pool = ThreadPoolExecutor(len(jobs))
+    ended = threading.Semaphore(0)
     # Not in the threads: a signal there would not end the wait of this one
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    running = [pool.submit(job) for job in jobs]
+    jobs = [Job(work, ended) for work in works]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
-        done, _ = wait(running, return_when=FIRST_EXCEPTION)
-        return [job.result() for job in done]
+        for _ in jobs:
+            ended.acquire()
+            for job in jobs:
+                if job.error:
+                    raise job.error
     finally:
         restore()
 

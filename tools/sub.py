@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 
-from sbus_client import FIELDS, SECRET, Client, Message, SbusError, printable
+from sbus_client import FIELDS, SECRET, Client, Message, left_of, printable
 
 from . import shared
-from .json_lines import as_json
+from .json_lines import ERRORS, as_json
 from .keep import last_values
 
+MISSED_SECONDS = 1.0  # in which a server is to say what was missed
 # A form prints a message; *when*, if it is told, is in nanoseconds since 1970
 Form = Callable[[Message, "int | None"], bytes]
 
 
 def text_form(is_coloured: bool) -> Form:
     """Return what prints lines: a time, a tab, the key, a tab, the payload."""
+    import datetime  # which takes long
+
     colours = ("\x1b[2m", "\x1b[36m", "\x1b[m") if is_coloured else ("",) * 3
     time_colour, key_colour, no_colour = colours
 
@@ -67,15 +69,15 @@ def filled(pattern: bytes, path: bytes) -> bytes:
 
 def note_missed(bus: Client) -> None:
     """Say how many messages were discarded, if the server knows [CTL-5]."""
-    with contextlib.suppress(SbusError, TimeoutError, LookupError):
-        if missed := bus.stats()["discarded"]:
+    with contextlib.suppress(OSError, *ERRORS):
+        if missed := bus.stats(MISSED_SECONDS)["discarded"]:
             shared.note(f"missed {missed:,} messages")
 
 
 @shared.command(
     "sub 'sensors/*/temp'",
     shared.PATTERNS,
-    shared.either(
+    (
         form("--json", as_json, "print JSON objects, one a line"),
         form("--raw", as_payload, "print the payloads unchanged"),
         form("--null", as_null_ended, "print payloads, each with a NUL byte"),
@@ -112,21 +114,21 @@ def sub(options: shared.Options) -> None:
     secrets = [text for text in options.pattern if text.startswith("!/cred/")]
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     form = options.form or text_form(sys.stdout.isatty() and not is_plain)
-    with shared.open_bus(options, options.timeout, options.reconnect) as bus:
+    with shared.open_bus(options, options.reconnect) as bus:
         if options.discard:
             bus.control("blocking/soft/discard")
         shared.subscribe(bus, options.pattern)
         if options.show_address:
-            path = bus.whoami(options.timeout).path
+            path = bus.whoami(left_of(options.end)).path
             for text in secrets:
                 address = printable(filled(os.fsencode(text), path))
                 print(address, file=sys.stderr, flush=True)
         shared.tell_ready(options, bus)
         try:
-            last = partial(last_values, bus, options.keeper, options.pattern)
+            count, end = options.count, options.end
+            last = partial(last_values, bus, options)
             before = last if options.last else tuple
-            count, seconds = options.count, options.timeout
-            for message in shared.messages(bus, count, seconds, before):
+            for message in shared.messages(bus, count, end, before):
                 when = time.time_ns() if options.time else None
                 shared.write(form(message, when), at_once=False)
         finally:

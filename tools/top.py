@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
+import os
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from sbus_client import Message, printable
+from sbus_client import Message, end_of, printable
 
 from . import shared
 from .shared import Options
@@ -86,8 +86,8 @@ def draw(lines: Sequence[str]) -> None:
     """Draw a table on a terminal, or print it and an empty line behind it."""
     text = "".join(f"{line}\n" for line in [*lines, ""])
     if sys.stdout.isatty():  # draw what fits over the one before
-        size = shutil.get_terminal_size()
-        columns = size.columns or 80  # CPython 3.9 says 0 of one without size
+        size = os.get_terminal_size(sys.stdout.fileno())
+        columns = size.columns or 80
         rows = size.lines or 24
         shown = [f"{line[:columns]}{CLEAR_LINE}" for line in lines[:rows]]
         text = HOME + "\n".join(shown) + CLEAR_BELOW
@@ -115,6 +115,7 @@ def top(options: Options) -> None:
         with screen() if sys.stdout.isatty() else contextlib.nullcontext():
             for _ in itertools.islice(itertools.count(), options.count):
                 start = time.monotonic()
-                for message in shared.messages(bus, None, options.interval):
+                end = end_of(options.interval)
+                for message in shared.messages(bus, None, end):
                     table.add(message)
                 draw(table.table(time.monotonic() - start))

@@ -41,7 +41,7 @@ NOTIFY_SOCKET.
     "FILES": """
 The default socket is /run/sbus.socket for root.  For another user it is
 sbus.socket in the first of $XDG_RUNTIME_DIR and /run/user/UID that is a
-directory of that user, or else in /tmp/sbus-UID, which the server makes.
+directory of that user alone, or else in /tmp/sbus-UID, which the server makes.
 """,
 }
 CLIENT = """
@@ -91,6 +91,7 @@ def page(
     version = sbus.__version__
     lines = [
         f'.TH {name.upper()} 1 "" "sbus {version}" "Message bus"',
+        ".ad l",  # long words leave gaps in narrow lines otherwise
         f".SH NAME\n{name} \\- {roff(short)}",
         f".SH DESCRIPTION\n{roff(about)}",
         *body,
@@ -132,7 +133,7 @@ def client_page() -> str:
 def rules() -> str:
     """Return the sentence of each rule, which `sbus help RULE` prints."""
     chapters = sorted(ROOT.glob("spec/[1-9]-*.md"))
-    text = "".join(chapter.read_text("utf-8") for chapter in chapters)
+    text = "\n".join(chapter.read_text("utf-8") for chapter in chapters)
     sentences = re.findall(r"^\*\*\[(\S+)\]\*\* (.*?)\n\n", text, re.M | re.S)
     return "".join(
         f"{name} {' '.join(sentence.split())}\n"

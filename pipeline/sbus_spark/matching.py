@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -96,7 +97,7 @@ def stored(
     *ids* is "gid uid pid", and *prefix* that of the run.  It stores nothing
     that selects nothing, and nothing that the client may not use: if its ids
     are not known, these are all secrets.
-    Spec: [KEY-4], [CRED-4] to [CRED-9].
+    Spec: [KEY-4], [CRED-4] to [CRED-9], [CRED-13].
     """
     text = bytes_of_key(pattern)
     is_secret = pattern.startswith(sbus.SECRET.decode())
@@ -104,11 +105,22 @@ def stored(
         return []
     credentials = sbus.Credentials(*map(int, (ids or NOBODY).split()))
     start = f"{prefix}/".lstrip("/").encode()
+    # A trace does not say who the bus owner is.  It has what took effect, so
+    # a client with the upward pattern was one that may have it.
+    client: Any = SimpleNamespace(
+        credentials=credentials,
+        user=SimpleNamespace(is_privileged=True),
+        bus=SimpleNamespace(prefix=start),
+    )
     with contextlib.suppress(sbus.ProtocolError):
-        sbus.check_pattern(text, credentials, start)
+        sbus.check_pattern(text, client)
         shape, plain = sbus.parse_pattern(text)
-        if shape:
+        if text == sbus.SECRET:
+            # As it is, where selections sees which keys go up
+            places = [text]
+        else:
             places = sbus.places_of(plain, credentials, start)
+        if shape:
             return [
                 {"pattern": x.decode("latin-1"), "shape": json.dumps(shape)}
                 for x in places
@@ -120,15 +132,20 @@ def selections(keys: DataFrame, held: DataFrame) -> DataFrame:
     """Return which stored patterns select keys: (run, key, pattern).
 
     *keys* are (run, key), distinct, and *held* is what holds returns.
+    The upward pattern selects the secret keys without the prefix [CRED-13].
     """
     shapes = [
-        sbus.Shape(depth, is_open, tuple(map(tuple, stars)))
+        sbus.Shape(segments, is_open, tuple(map(tuple, stars)))
         for row in held.select("shape").distinct().collect()
-        for depth, is_open, stars in [json.loads(row.shape)]
+        for segments, is_open, stars in [json.loads(row.shape)]
     ]
     work = functools.partial(candidates_of, shapes)
-    patterns = held.select("run", "pattern").distinct()
-    return keys.mapInArrow(work, CANDIDATE).join(patterns, ["run", "pattern"])
+    patterns = held.select("run", "pattern", "prefix").distinct()
+    candidates = keys.mapInArrow(work, CANDIDATE)
+    joined = candidates.join(patterns, ["run", "pattern"])
+    is_upward = F.col("pattern") == sbus.SECRET.decode()
+    is_below = F.col("key").startswith(F.concat("prefix", F.lit("/")))
+    return joined.where(~(is_upward & is_below)).drop("prefix")
 
 
 def candidates_of(

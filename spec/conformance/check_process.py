@@ -275,6 +275,16 @@ def numbers_of_many_users(trial: Trial) -> None:
         require(is_all or most < 100_000, "it does not tell of all users")
 
 
+@check("CTL-5", "CONN-2")
+def refused_connection_has_no_number(trial: Trial) -> None:
+    trial.start("-u", "root", "-g", "-o")
+    before = numbers_for(trial.client()).get("client", 0)
+    trial.say("another user is kept out, and root asks again")
+    hear(trial.client(uid=trial.user), END)
+    after = numbers_for(trial.client()).get("client")
+    require(after == before + 1, f"after client {before} comes {after}")
+
+
 @check("CTL-5")
 def sigusr1_is_no_end(trial: Trial) -> None:
     trial.start()

@@ -20,6 +20,9 @@ TURN_PACKETS = 200  # of a client, more than a turn has
 ROUNDS = 300  # of clients that come and go
 GROWTH_BYTES_MAX = 4 << 20  # of a server that forgets them
 REST_SECONDS = 0.3
+UNREAD_BYTES_MAX = 416 << 10  # [LIMIT-21] before the kernel takes no more
+UNREAD_PACKET_BYTES = 60_000
+SOFT_DISCARD = b"CMSG blocking/soft/discard"
 HARD_BLOCK = b"CMSG blocking/hard/block"  # the mode at first
 SOFT_BLOCK = b"CMSG blocking/soft/block"
 
@@ -67,6 +70,23 @@ def turns_end(trial: Trial) -> None:
         require(
             count <= 2 * 64, f"{count} of one client came before another's"
         )
+
+
+@check("LIMIT-21", is_plain=True)
+def kernel_keeps_no_more_for_a_client(trial: Trial) -> None:
+    trial.start()
+    reader, publisher = trial.client("k"), trial.client()
+    tell(reader, SOFT_DISCARD)
+    most = UNREAD_BYTES_MAX // UNREAD_PACKET_BYTES + 1
+    trial.say(f"{2 * most} large packets come for a client that does not read")
+    packet = b"MSG k\0".ljust(UNREAD_PACKET_BYTES, b".")
+    tell(publisher, *[packet] * 2 * most)
+    reader.settle()
+    trial.say("it has read all that the kernel took, and one more comes")
+    tell(publisher, b"MSG k\0last")
+    taken = list(iter(reader.receive, b"MSG k\0last"))
+    require({*taken} == {packet}, f"received {len(taken)} packets")
+    require(len(taken) <= most, f"the kernel took {len(taken)} of them")
 
 
 @check("CONN-7", is_plain=True)

@@ -29,7 +29,7 @@ OPTIONS: list[dict[str, Any]] = [
     *[{"max-backlog": size} for size in (270, 405, 540, 1100)] * 2,
     {"max-user-backlog": 400},
     {"max-bus-backlog": 540},
-    {"max-patterns": 3, "max-shapes": 2},
+    {"max-patterns": 3, "max-shapes": 6, "max-bus-shapes": 12},
     {"max-user-patterns": 4, "max-user-clients": 2},
     {"max-pattern-bytes": 12, "max-user-pattern-bytes": 20},
     {"max-key": 14, "max-segments": 3, "strict": True},

@@ -97,11 +97,9 @@ class FakeConnection:
 class FakeBus:
     """A server on a fake kernel; see Bus."""
 
-    kernel_kind = FakeKernel
-
     def __init__(self, options: Sequence[str]) -> None:
         self.is_frozen = False
-        self.kernel = self.kernel_kind(*options)
+        self.kernel = FakeKernel(*options)
 
     def connect(
         self, credentials: Mapping[str, int] | None = None

@@ -186,10 +186,6 @@ class FakeSelector:
     def unregister(self, fileobj: Any) -> None:
         del self.keys[fileobj]
 
-    def modify(self, fileobj: Any, events: int, data: Any) -> None:
-        assert events and not fileobj.closed and fileobj in self.keys
-        self.keys[fileobj] = SelectorKey(fileobj, 0, events, data)
-
     def ready(self) -> list[tuple[SelectorKey, int]]:
         """Return what would be reported now."""
         assert not any(one.closed for one in self.keys), "closed and watched"
@@ -265,18 +261,24 @@ class FakePeer:
 class FakeKernel:
     """A server on fake sockets and a fake clock."""
 
+    wire_kind = FakeWire
+    listener_kind = FakeListener
     selector_kind = FakeSelector
 
     def __init__(self, *arguments: str, **options: Any) -> None:
         """Start a server with options, also by name as in max_backlog=1."""
         self.now = 0.0
         self.numbers = iter(range(10, 1 << 30))
-        self.listener = FakeListener()
+        self.listener = self.listener_kind()
         self.selector = self.selector_kind(self)
         self.bus = sbus.Bus(options_of(*arguments, **options), OWNER)
         self.server = sbus.Server(
-            self.bus, self.listener, self.selector, lambda: self.now
+            self.bus, self.listener, self.selector, self.clock
         )
+
+    def clock(self) -> float:
+        """Return the time, in seconds."""
+        return self.now
 
     def knock(
         self, uid: int = 1000, gid: int = 100, pid: int | None = None
@@ -285,7 +287,7 @@ class FakeKernel:
         number = next(self.numbers)
         pid = 4000 + number if pid is None else pid
         own = sbus.Credentials(gid, uid, pid)
-        peer = FakePeer(self, FakeWire(self, number, own))
+        peer = FakePeer(self, self.wire_kind(self, number, own))
         self.listener.waiting.append(peer.wire)
         return peer
 
@@ -358,8 +360,3 @@ def cost(packets: int = 1, payload_bytes: int = 1) -> int:
     """Return what packets with the key `k` count for in a backlog."""
     size = len(publish(b"k")) + payload_bytes + sbus.PACKET_OVERHEAD_BYTES
     return packets * size
-
-
-def choices(start: bytes) -> list[bytes]:
-    """Return the control packets that begin with a text."""
-    return [key for key in sbus.CHOICES if key.startswith(start)]

@@ -34,10 +34,13 @@ def is_reserved(text: bytes) -> bool:
 
 @functools.lru_cache(100_000)
 def may_use(
-    pattern: bytes, own: sbus.Credentials, prefix: bytes = b""
+    pattern: bytes,
+    own: sbus.Credentials,
+    prefix: bytes = b"",
+    is_privileged: bool = False,
 ) -> bool:
     """Return whether a client may subscribe to a pattern."""
-    client = model.Client(0, model.Credentials(*own), is_privileged=False)
+    client = model.Client(0, model.Credentials(*own), is_privileged)
     try:
         model.check_pattern(model.Bus(cred_prefix=prefix), client, pattern)
     except model.Mistake:

@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import inspect
 import socket
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
@@ -27,23 +30,23 @@ class Blocking:
     """An AsyncClient whose calls wait, as those of Client do."""
 
     def __init__(self, address: str | None = None, **options: Any) -> None:
-        self._client = AsyncClient(address, **options)
+        self.wrapped = AsyncClient(address, **options)
         self._loop = asyncio.new_event_loop()
         try:
-            self._loop.run_until_complete(self._client.connect())
+            self._loop.run_until_complete(self.wrapped.connect())
         except BaseException:
             self.__exit__()
             raise
 
     def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._client, name)
+        attribute = getattr(self.wrapped, name)
         if not inspect.iscoroutinefunction(attribute):
             return attribute
         run = self._loop.run_until_complete
         return lambda *given, **named: run(attribute(*given, **named))
 
     def __iter__(self) -> Iterator[Received]:
-        following = self._client.__aiter__()
+        following = self.wrapped.__aiter__()
         while True:
             yield self._loop.run_until_complete(following.__anext__())
 
@@ -51,7 +54,7 @@ class Blocking:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self.wrapped.close()
         self._loop.close()
 
 
@@ -117,3 +120,19 @@ def sleeps(tid: int) -> bool:
     """Return whether a thread of ours sleeps in the kernel."""
     stat = Path(f"/proc/self/task/{tid}/stat").read_text("utf-8")
     return stat.rpartition(")")[2].split()[0] == "S"
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Count the calls of functions of this thread."""
+    calls: Counter[str] = Counter()
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            calls[frame.f_code.co_name] += 1
+
+    sys.setprofile(profile)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)

@@ -87,9 +87,8 @@ def keeping(bus: RealBus, *words: str) -> Iterator[None]:
 def is_gone(done: Result, address: str) -> bool:
     """Return whether a command ended because the server disconnected it."""
     what = f"sbus: the server at {address} closed the connection: it stopped,"
-    what += " or refused this client; its log says why, and counts or names"
-    what += " pid "
-    form = re.escape(what) + "[0-9]+\n"
+    what += " or refused this client; its log names pid "
+    form = re.escape(what) + "[0-9]+, or counts it among others\n"
     return done.status == 1 and bool(re.fullmatch(form, done.errors))
 
 

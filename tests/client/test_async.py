@@ -6,21 +6,25 @@ import asyncio
 import contextlib
 import functools
 import os
+import signal
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from client_ends import fill
+from client_ends import beside, fill, sleeps
 from packets import ANSWER, WHOAMI
 from processes import SECONDS_MAX
-from real_bus import Listener, Peer, RealBus, seqpacket_pair
+from real_bus import Listener, Peer, RealBus, seqpacket_pair, wait_for
 from sbus_client import (
     AsyncClient,
     Client,
     Disconnected,
     Reconnected,
+    SbusError,
     parse_request,
 )
 
@@ -119,7 +123,7 @@ class TestTasks:
     @in_loop
     async def test_close_and_the_end(self) -> None:
         """Tasks that wait are told of either."""
-        for closes, what in (True, "^this client is"), (False, "its log says"):
+        for closes, what in (True, "^this client is"), (False, "its log name"):
             async with async_ends() as (client, server):
                 asking = await waiting(client.stats())
                 fill(client)
@@ -175,6 +179,93 @@ class TestTasks:
             answers = [b"to " + text for text in texts[:-1]]
             assert await asyncio.gather(*tasks) == answers
             assert await cancelled(receiving)
+
+
+class TestClose:
+    """close, wherever and whenever it is called."""
+
+    @pytest.mark.parametrize("closer", ["another thread", "signal handler"])
+    def test_beside_the_loop(self, closer: str) -> None:
+        """It wakes a loop that sleeps, whose tasks are told."""
+        tid = threading.get_native_id()
+
+        def close() -> None:
+            wait_for(lambda: sleeps(tid))
+            if closer == "signal handler":
+                main = threading.main_thread().ident or 0
+                signal.pthread_kill(main, signal.SIGUSR1)
+            else:
+                client.close()
+
+        async def receive() -> None:
+            await client.connect()
+            with beside(close):
+                await client.receive(SECONDS_MAX)
+
+        ours, theirs = seqpacket_pair()
+        client = AsyncClient(f"/dev/fd/{ours.detach()}")
+        before = signal.signal(signal.SIGUSR1, lambda *_: client.close())
+        with Peer(theirs) as server:
+            with pytest.raises(Disconnected, match="this client is closed"):
+                asyncio.run(receive())
+            assert server.is_disconnected()
+        signal.signal(signal.SIGUSR1, before)
+
+    @pytest.mark.parametrize("waits_for", ["a message", "room", "a bus"])
+    def test_after_the_loop(self, directory: Path, waits_for: str) -> None:
+        """It leaves the bus at once, though a task of that loop waited."""
+
+        async def wait() -> None:
+            await client.connect()
+            if waits_for == "room":
+                fill(client)
+            call = (
+                client.publish("k") if waits_for == "room" else client.sync()
+            )
+            tasks.append(await waiting(call))
+
+        ours, theirs = seqpacket_pair()
+        address = f"/dev/fd/{ours.detach()}"
+        tasks: list[Any] = []
+        client = AsyncClient(address)
+        if waits_for == "a bus":
+            client = AsyncClient(str(directory / "bus"), reconnect=True)
+            os.close(int(address.rpartition("/")[2]))
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(wait())
+        loop.close()
+        with Peer(theirs) as server:
+            client.close()
+            assert client.socket.fileno() == -1 and client.closed
+            server.wire.settimeout(SECONDS_MAX)
+            assert server.receive_all()[-1:] in ([], [WHOAMI], [b"MSG k\0"])
+        asyncio.run(closed_again(client))
+        tasks[0].get_coro().close()
+        loop.call_exception_handler = lambda _: None  # type: ignore
+
+    @in_loop
+    async def test_question_that_nobody_waits_for(self) -> None:
+        """The loop does not read on into memory for it."""
+        async with async_ends() as (client, server):
+            for call in client.stats, client.request:
+                given = ("k",) if call == client.request else ()
+                with pytest.raises(TimeoutError):
+                    await call(*given, timeout=0.001)  # type: ignore
+            server.send(b"MSG k\0first", b"MSG k\0second")
+            for _ in range(5):
+                await asyncio.sleep(0)
+            peek = socket.MSG_PEEK | socket.MSG_DONTWAIT
+            assert client.socket.recv(99, peek) == b"MSG k\0first"
+
+    def test_without_asyncio(self) -> None:
+        """In another library's loop, the error says so."""
+        with pytest.raises(SbusError, match="for asyncio, and no loop"):
+            AsyncClient("/dev/null").connect().send(None)
+
+
+async def closed_again(client: AsyncClient) -> None:
+    """Close a client as those do who are used to await that."""
+    await client.close()
 
 
 class TestConnections:

@@ -162,7 +162,7 @@ class TestBoth:
     @pytest.mark.parametrize(
         "answers, what",
         [
-            ([ANSWER], "nobody answered 'a' within 0.1 s"),
+            ([ANSWER], "nobody answered 'a' within X s"),
             ([], "the server does not answer"),
         ],
     )
@@ -177,7 +177,8 @@ class TestBoth:
             words = ("request", "a", "-t0.1", "-a", where)
             done = command(*words, pass_fds=[ours.fileno()])
         assert (done.status, done.output) == (1, "")
-        assert done.errors.partition(": ")[2] == f"{what} at {where}\n"
+        form = re.escape(f"{what} at {where}\n").replace("X", r"[0-9.]+")
+        assert re.fullmatch(form, done.errors.partition(": ")[2])
 
     def test_whoami(self, command: Command) -> None:
         """[CRED-2] The server's answer is printed."""
@@ -538,21 +539,11 @@ class TestReply:
 
 
 class TestServer:
-    """ping and control, and servers that do not answer."""
-
-    def test_ping(self, bus: RealBus) -> None:
-        """A line holds four times in milliseconds, in order."""
-        done = sbus(bus.path, "ping", "--count=50")
-        assert (done.status, done.errors) == (0, "")
-        names = ["minimum", "median", "p99", "maximum"]
-        times = ", ".join(rf"{name} ([0-9.]+) ms" for name in names)
-        form = f"{re.escape(bus.path)}: 50 round trips: {times}\n"
-        found = re.fullmatch(form, done.output)
-        assert found and sorted(found.groups(), key=float) == [*found.groups()]
+    """Servers that do not answer."""
 
     @pytest.mark.parametrize(
         "words",
-        ["ping", "whoami", "stats", "clients", "control stats", "pub k v"]
+        ["whoami", "stats", "clients", "pub k v"]
         + ["sub --show-address", "request k"],
     )
     def test_silence(self, listener: Listener, words: str) -> None:
@@ -560,20 +551,6 @@ class TestServer:
         done = sbus(listener.path, *words.split(), "--timeout=0.1")
         what = f"sbus: the server does not answer at {listener.path}\n"
         assert done == (1, "", what)
-
-    def test_control(self, listener: Listener) -> None:
-        """[CTL-1] What is printed is what the server answers."""
-        with served(listener, "control", "stats", "v") as (process, server):
-            packets = [server.receive(), server.receive()]
-            assert packets == [b"CMSG stats\0v", WHOAMI]
-            server.send(b"CMSG stats\0a\tb", ANSWER)
-            assert outcome(process) == (0, "stats\ta\\tb\n", "")
-
-    def test_keys_that_are_known(self, bus: RealBus) -> None:
-        """[CTL-2] It prints the answer."""
-        done = sbus(bus.path, "control", "!/cred/whoami")
-        assert (done.status, done.errors) == (0, "")
-        assert re.fullmatch(r"!/cred/whoami\t!/cred/[0-9/]+\n", done.output)
 
 
 class TestStats:
@@ -616,7 +593,9 @@ class TestStats:
             peer.send(b"CMSG blocking/soft/block", b"SUB k")
             peer.fence()
             done = sbus(bus.path, "clients")
+            told = json.loads(sbus(bus.path, "clients", "--json").output)
         assert (done.status, done.errors) == (0, "")
+        assert told["1"]["pid"] == os.getpid()
         heading, *rows = done.output.splitlines()
         names = "CLIENT UID PID PATTERNS BACKLOG MODES PAUSED BY"
         assert heading.split() == names.split()

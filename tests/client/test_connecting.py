@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import select
 import socket
 import threading
@@ -16,16 +17,27 @@ from typing import Any
 import pytest
 
 import sbus_client
-from client_ends import Kind, beside
-from packets import ANSWER, WHOAMI
+from client_ends import Kind, beside, both_ends
+from packets import ANSWER, WHOAMI, publish
 from processes import SECONDS_MAX
-from real_bus import Listener, Peer, RealBus, other_user, seqpacket, wait_for
+from real_bus import (
+    Listener,
+    Peer,
+    RealBus,
+    needs_root,
+    other_user,
+    seqpacket,
+    wait_for,
+)
 from sbus_client import (
     AddressError,
     Client,
     Disconnected,
     Message,
+    PacketError,
     Reconnected,
+    SbusError,
+    TimedOut,
     parse_request,
 )
 
@@ -48,6 +60,9 @@ class TestAddresses:
         if directory.stat().st_uid != user:
             os.chown(directory, user, -1)
         address = str(directory / "sbus.socket")
+        directory.chmod(0o777)  # where others can put a socket
+        assert sbus_client.default_address() != address
+        directory.chmod(0o755)
         with Listener(address, 8).wire, kind():
             monkeypatch.setenv("XDG_RUNTIME_DIR", "")
             monkeypatch.setenv("SBUS_ADDRESS", address)
@@ -410,6 +425,160 @@ class TestAnotherServer:
             assert client.whoami(SECONDS_MAX).pid == 4242
 
 
+class TestEachBusAnew:
+    """What a client knows of one bus is not used for the next."""
+
+    @pytest.fixture
+    def client(self, kind: Kind, listener: Listener) -> Iterator[Client]:
+        with kind(listener.path, reconnect=True) as client:
+            yield client
+
+    @pytest.mark.parametrize("packet_count", [1, 2, 3])
+    def test_bus_that_goes_amid_a_first_request(
+        self, client: Client, listener: Listener, packet_count: int
+    ) -> None:
+        """The next one knows this client by another path, and hears nothing of
+        the first; the request is answered, or is to be asked again.
+        """
+
+        def serve() -> list[bytes]:
+            with listener.accept() as server:
+                for _ in range(packet_count):
+                    if server.receive() == WHOAMI:
+                        server.send(WHOAMI + b"\0!/cred/7/7/7")
+            with listener.accept() as server:
+                heard = []
+                while not (packet := server.receive()).startswith(b"MSG"):
+                    heard.append(packet)
+                    if packet == WHOAMI:
+                        server.send(WHOAMI + b"\0!/cred/1/2/3")
+                reply_key = packet.split(b"\0")[1]
+                assert reply_key.startswith(b"!/cred/1/2/3/")
+                server.send(publish(reply_key, b"answer"))
+                return heard
+
+        with beside(serve) as served:
+            for _ in range(3):
+                with contextlib.suppress(Disconnected):
+                    answer = client.request("k", timeout=SECONDS_MAX)
+                    assert answer == b"answer"
+                    break
+        told = [packet for packet in served.result() if packet != WHOAMI]
+        assert len(told) == 1 and told[0].startswith(b"SUB !/cred/1/2/3/")
+
+    @pytest.mark.parametrize("answers", [True, False])
+    def test_notice_comes_first(
+        self, client: Client, listener: Listener, answers: bool
+    ) -> None:
+        """Messages of a new bus follow it, also if that is lost at once."""
+        with listener.accept() as server:
+            server.send(publish(b"k", b"old"))
+
+        def greet() -> None:
+            with listener.accept() as server:
+                assert server.receive() == WHOAMI
+                server.send(publish(b"k", b"new"), *[ANSWER] * answers)
+                assert not answers or server.receive() == publish(b"end")
+
+        with beside(greet):
+            assert client.receive(SECONDS_MAX) == (b"k", b"old")
+            assert is_reconnected(client)
+            assert client.receive(SECONDS_MAX) == (b"k", b"new")
+            client.publish("end") if answers else None
+
+
+def test_quiet_until_the_notice(listener: Listener) -> None:
+    """A loop that polls is not woken for what receive does not give yet."""
+    with Client(listener.path, reconnect=True) as client:
+        client.fileno()
+        with listener.accept() as server:
+            server.send(publish(b"k", b"old"), ANSWER)
+            client.sync(SECONDS_MAX)
+        client.publish("k")  # which meets the end, and finds another bus
+        with listener.accept() as server:
+            assert client.receive(0) == (b"k", b"old")
+            assert not select.select([client], [], [], 0)[0]
+            server.send(ANSWER)
+            assert select.select([client], [], [], SECONDS_MAX)[0]
+            assert is_reconnected(client)
+
+
+def test_secret_of_another(directory: Path, kind: Kind) -> None:
+    """[CRED-4] A pattern that the next bus would refuse is dropped, with an
+    error; the rest is as before.
+    """
+    with kind(str(directory / "bus"), reconnect=True) as client:
+        client.subscribe("!/cred/1/2/3/x")
+        client.subscribe("k")
+        with RealBus(directory):
+            with pytest.raises(PacketError, match="another's secret"):
+                client.receive(SECONDS_MAX)
+            assert is_reconnected(client)
+            client.publish("k")
+            assert client.receive(SECONDS_MAX) == (b"k", b"")
+
+
+def test_socket_that_the_program_closes(bus: RealBus) -> None:
+    """Its number may be another file's, which is left alone."""
+    with Client(bus.path, reconnect=True) as client:
+        number = client.socket.fileno()
+        client.socket.close()
+        assert os.open(os.devnull, os.O_RDONLY) == number
+        with pytest.raises(Disconnected, match="socket .* was closed"):
+            client.publish("k")
+        assert os.readlink(f"/proc/self/fd/{number}") == os.devnull
+        os.close(number)
+
+
+def test_answers_that_overtake_each_other() -> None:
+    """[CRED-12] Each belongs to the first question of its key."""
+    with (
+        both_ends(Client) as (client, server),
+        contextlib.ExitStack() as stack,
+    ):
+        for call in client.sync, client.stats, client.sync:
+            stack.enter_context(beside(call, SECONDS_MAX, asleep=True))
+        server.send(b"CMSG stats\0{}", ANSWER, ANSWER)
+
+
+@contextlib.contextmanager
+def no_descriptor() -> Iterator[None]:
+    """Have the process get no descriptor more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, limits[1]))
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for number in taken:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_no_descriptor_is_free(directory: Path) -> None:
+    """The client waits for one where it looks for its bus, and says so where
+    a call cannot do without.
+    """
+    with RealBus(directory) as bus:
+        client = Client(bus.path, reconnect=True)
+        client.sync(SECONDS_MAX)
+    with client, RealBus(directory) as bus:
+        with no_descriptor():
+            for timeout in (0.1, 0):
+                with pytest.raises(TimedOut, match="there is no bus"):
+                    client.receive(timeout)
+            with pytest.raises(SbusError, match="one descriptor too few"):
+                client.fileno()
+            with pytest.raises(SbusError, match="one descriptor too few"):
+                Client(bus.path)
+        assert is_reconnected(client)
+        client.fileno()
+
+
 def test_default_directory_that_another_has_made_since(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -426,3 +595,23 @@ def test_default_directory_that_another_has_made_since(
             Client(address)
     finally:
         os.rmdir(os.path.dirname(address))
+
+
+@needs_root
+@pytest.mark.parametrize("owner", [1, 2])
+def test_default_server_that_another_has_put_there(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, owner: int
+) -> None:
+    """[ADDR-1] The kernel says whose it is, however the path got there."""
+    monkeypatch.setattr(os, "getuid", lambda: 1)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    os.chown(directory, owner, -1)
+    with other_user(owner):
+        listener = Listener(str(directory / "sbus.socket"), 8)
+    os.chown(directory, 1, -1)
+    with listener.wire:
+        if owner == 1:
+            Client().close()
+            return
+        with pytest.raises(AddressError, match="not yours alone"):
+            Client(listener.path)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import errno
 import os
+import pickle
 import random
 import socket
 import types
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import sbus
 import sbus_client
-from client_ends import Ends, Kind, beside, both_ends
+from client_ends import Ends, Kind, beside, both_ends, counted
 from packets import ANSWER, WHOAMI, publish
 from processes import SECONDS_MAX
 from real_bus import RealBus
@@ -42,6 +48,14 @@ class TestObject:
         assert repr(client).endswith(": without a bus>")
         client.close()
 
+    @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+    def test_copies(self, bus: RealBus, way: Callable[[Client], Any]) -> None:
+        """There are none, whose end would be that of the client."""
+        with Client(bus.path) as client:
+            with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                way(client)
+            client.sync(SECONDS_MAX)
+
     def test_time_that_is_over(self, ends: Ends) -> None:
         """It is an SbusError, and a TimeoutError."""
         with pytest.raises(TimedOut) as caught:
@@ -57,14 +71,22 @@ class TestObject:
         with pytest.raises(ValueError, match="a whole number from 1"):
             kind("/nowhere", **limits)
 
+    @pytest.mark.parametrize(
+        "library",
+        ["gevent._socket3", "eventlet.greenio.base", "pytest_socket"],
+    )
     def test_replaced_sockets(
-        self, bus: RealBus, monkeypatch: pytest.MonkeyPatch
+        self, bus: RealBus, monkeypatch: pytest.MonkeyPatch, library: str
     ) -> None:
-        """One line says that those of another library do not work."""
-        other = type("socket", (socket.socket,), {"__module__": "gevent"})
+        """One line says which of other libraries do not work."""
+        other = type("socket", (socket.socket,), {"__module__": library})
         monkeypatch.setattr(socket, "socket", other)
-        with pytest.raises(SbusError, match="gevent's, do not work"):
-            Client(bus.path)
+        with contextlib.ExitStack() as stack:
+            if library != "pytest_socket":
+                refused = pytest.raises(SbusError, match="'s, do not work")
+                stack.enter_context(refused)
+            with Client(bus.path) as client:
+                client.sync(SECONDS_MAX)
 
 
 class TestAdvice:
@@ -115,6 +137,44 @@ class TestAdvice:
         assert all(remark in text for text in texts)
         assert ends.server.receive() == b"SUB " + pattern.encode()
 
+    def test_doubt_that_is_an_error(self, ends: Ends) -> None:
+        """Where Python makes one of each warning, it is of this library."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(SbusError, match="selects nothing"):
+                ends.client.subscribe("a*b")
+        ends.client.subscribe("a")
+        assert ends.server.receive() == b"SUB a"
+
+    def test_what_is_no_request(self, ends: Ends) -> None:
+        """The error names the function that makes one of a message."""
+        call: Any
+        for call in ends.client.reply, parse_request:
+            with pytest.raises(TypeError, match="takes a .*: see|a Message$"):
+                call(None)
+
+    def test_payload_that_would_be_a_packet(self, ends: Ends) -> None:
+        """It has no say in what the packet is."""
+
+        class Packet:
+            def __radd__(self, _: bytes) -> bytes:
+                return b"CMSG order/stack"
+
+        with pytest.raises(TypeError, match="a payload is bytes, not Packet"):
+            ends.client.publish("k", Packet())  # type: ignore[arg-type]
+
+    def test_timeouts(self, ends: Ends) -> None:
+        """What is none is named by a TypeError."""
+        calls: dict[str, tuple[object, ...]] = {
+            **dict.fromkeys(("receive", "sync", "stats", "whoami"), ()),
+            **dict.fromkeys(("subscribe", "unsubscribe", "request"), ("k",)),
+            "control": ("echo/on",),
+        }
+        for name, given in calls.items():
+            for timeout in "5", 1j, 10**400:
+                with pytest.raises(TypeError, match="or None, not [a-z]+$"):
+                    getattr(ends.client, name)(*given, timeout=timeout)
+
     def test_patterns(self, ends: Ends) -> None:
         """[LIMIT-5] One too many is refused, and none is sent."""
         for number in range(1_024):
@@ -146,6 +206,20 @@ def test_matches_as_the_server() -> None:
         )
         expected = sbus.pattern_matches(pattern, key)
         assert matches(pattern, key) == expected, (pattern, key)
+
+
+def test_matches_of_many_patterns() -> None:
+    """One of the most that a client may have costs as much as one of few."""
+
+    def effort(count: int) -> float:
+        patterns = [f"a/{number}/*/b" for number in range(count)]
+        for _ in range(2):
+            with counted() as calls:
+                for pattern in patterns:
+                    assert not matches(pattern, b"a/b")
+        return sum(calls.values()) / count
+
+    assert effort(1_024) < 1.5 * effort(10)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +284,68 @@ class TestFailures:
                 pytest.raises(RequestFailed, match="^no such lamp$"),
             ):
                 client.request("lamps", b"", SECONDS_MAX)
+
+
+class Short:
+    """A socket for which the kernel is short of something for a while."""
+
+    def __init__(self, wire: socket.socket, number: int, times: int) -> None:
+        self.wire = wire
+        self.number = number
+        self.times = times
+
+    def send(self, packet: bytes, flags: int) -> int:
+        self.times -= 1
+        if self.times >= 0:
+            raise OSError(self.number, os.strerror(self.number))
+        return self.wire.send(packet, flags)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wire, name)
+
+
+class TestErrorsOfTheKernel:
+    """They are waited for, or are told in one sentence of this library."""
+
+    @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+    def test_no_memory(
+        self, ends: Ends, number: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """[CLIENT-3] It passes: what a call sends is sent then."""
+        client, server = ends
+        wire = client.socket
+        for call in client.publish, client.subscribe, client.unsubscribe:
+            client_of(client).socket = Short(wire, number, 99)
+            with pytest.raises(TimedOut):
+                call("k", timeout=0)
+            client_of(client).socket = Short(wire, number, 4)
+            call("k", timeout=SECONDS_MAX)
+        client_of(client).socket = wire
+        assert [server.receive()[-3:] for _ in range(3)]
+        server.wire.settimeout(0.0)
+        with pytest.raises(BlockingIOError):
+            server.wire.recv(1)
+
+    def test_any_other(self, ends: Ends) -> None:
+        """It is of the connection, and has the kernel's number."""
+        short = Short(ends.client.socket, errno.EPERM, 1_000)
+        client_of(ends.client).socket = short
+        for call in ends.client.publish, ends.client.subscribe:
+            with pytest.raises(Disconnected, match="not permitted") as caught:
+                call("k")
+            assert caught.value.errno == errno.EPERM
+
+    @pytest.mark.parametrize("text", [b"[1", b"1", b"[" * 99_999])
+    def test_malformed_counts(self, ends: Ends, text: bytes) -> None:
+        """[CTL-5] The error shows what the server has sent."""
+        ends.server.send(b"CMSG stats\0" + text)
+        with pytest.raises(PacketError, match="sent malformed counts"):
+            ends.client.stats(SECONDS_MAX)
+
+
+def client_of(client: Any) -> Any:
+    """Return the AsyncClient of one whose calls wait, or a Client itself."""
+    return client if isinstance(client, Client) else client.wrapped
 
 
 class TestDisconnection:

@@ -42,7 +42,7 @@ class TestLoad:
         trace = (bus.log_path.parent / "trace").read_text()
         events = [json.loads(line) for line in trace.splitlines()]
         messages = [event for event in events if event["ev"] == "msg"]
-        assert {event["size"] for event in messages} == {100, 0}
+        assert {event["size"] for event in messages} == {100, 16}
         keys = {event["key"].rpartition("/")[0] for event in messages}
         assert len(keys) == 1 and re.fullmatch("a/\xff/[0-9a-f]+", keys.pop())
         assert len({event["c"] for event in messages}) == publishers
@@ -93,7 +93,8 @@ class TestLoad:
             bus.stop()
             done = outcome(command)  # at the end of what all have for errors
         assert (done.status, done.output) == (1, "")
-        what = "sbus: .* closed the connection: .*\n"
+        # On a busy machine a process may not have connected yet
+        what = "sbus: (.* closed the connection|no bus at .*): .*\n"
         assert re.fullmatch(what, done.errors)
 
     def test_process_that_fails(self, bus: RealBus) -> None:

@@ -30,7 +30,7 @@ from commands import (
 )
 from packets import ANSWER, WHOAMI, publish
 from processes import ENVIRONMENT, SECONDS_MAX, child_process, outcome, started
-from real_bus import Listener, RealBus, freeze, thaw, wait_for
+from real_bus import Listener, RealBus, freeze, needs_root, thaw, wait_for
 from sbus_client import Client, Message, SbusError
 from sizes import either
 from tools.record import Recorder
@@ -233,8 +233,9 @@ class TestRecord:
         with recorder(bus, capture, preexec_fn=limit) as process:
             publish_all(bus.path, *[("k", bytes(20_000))] * 3)
             publish_all(bus.path, ("k", bytes(70_000)))
-            what = f"sbus: {capture}: File too large\n"
-            assert outcome(process) == (1, "", what)
+            status, output, errors = outcome(process)
+        what = rf"sbus: {capture}/.*/\..*\.jsonl: File too large\n"
+        assert (status, output) == (1, "") and re.fullmatch(what, errors)
         assert not segments(capture)
         with recorder_at(capture):
             assert payloads_of(capture) == [bytes(20_000)] * 3
@@ -333,6 +334,59 @@ class TestRecovery:
             publish_all(bus.path, ("k", b"v"))
             stop(first)
         assert payloads_of(capture) == [b"v"]
+
+    HOSTILE = ["lock", "segment", "other name", "FIFO", "day", "directory"]
+
+    @pytest.mark.parametrize("place", HOSTILE)
+    def test_links_are_not_followed(
+        self, bus: RealBus, directory: Path, capture: Path, place: str
+    ) -> None:
+        """What another user may have put there is named, and stays."""
+        day = capture / "2026-01-01"
+        day.mkdir(parents=True)
+        host = os.uname().nodename
+        hidden = day / f".{self.NAME.format(host)}"
+        theirs = directory / "theirs"
+        theirs.mkdir()
+        file = theirs / hidden.name
+        file.write_bytes(self.ONE + b"no whole line")
+        links = {"lock": capture / f".{host}.lock", "segment": hidden}
+        if place == "FIFO":
+            os.mkfifo(hidden)
+        elif place == "other name":
+            os.link(file, hidden)
+        elif place in links:
+            links[place].symlink_to(file)
+        else:
+            day.rmdir()
+            (day if place == "day" else capture / "link").symlink_to(theirs)
+        named = {"day": day, "directory": capture / "link", **links}
+        where = str(capture / "link" if place == "directory" else capture)
+        done = sbus(bus.path, "record", where)
+        path = named.get(place, hidden)
+        assert (done.status, done.output) == (1, "")
+        assert done.errors.startswith(f"sbus: {path}: ")
+        assert done.errors.count("\n") == 1
+        assert file.read_bytes() == self.ONE + b"no whole line"
+        assert [*theirs.iterdir()] == [file]
+
+    @needs_root
+    @pytest.mark.parametrize("name", ["", "2026-01-01", ".lock"])
+    def test_what_another_user_made(
+        self, bus: RealBus, capture: Path, name: str
+    ) -> None:
+        """It is refused."""
+        name = name.replace(".lock", f".{os.uname().nodename}.lock")
+        path = capture / name
+        if name[:1] == ".":
+            capture.mkdir(parents=True)
+            path.touch()
+        else:
+            path.mkdir(parents=True)
+        os.chown(path, 1, -1)
+        done = sbus(bus.path, "record", str(capture))
+        what = "another user's, or no regular file of one name"
+        assert done == (1, "", f"sbus: {path}: {what}\n")
 
     KILLS = either(20, 6)
 

@@ -8,6 +8,8 @@ import functools
 import gc
 import os
 import select
+import signal
+import subprocess
 import sys
 import threading
 import warnings
@@ -19,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from client_ends import Ends, Kind, beside, both_ends, fill, sleeps
+from client_ends import Ends, Kind, beside, both_ends, counted, fill, sleeps
 from packets import ANSWER, WHOAMI, publish
-from processes import SECONDS_MAX
+from processes import ROOT, SECONDS_MAX
 from real_bus import Peer, RealBus, seqpacket_pair, wait_for
 from sbus_client import (
     AsyncClient,
@@ -33,6 +35,7 @@ from sbus_client import (
     parse_request,
 )
 
+SIGNAL = signal.SIGUSR1
 CLOSED = "^this client is closed$"
 
 
@@ -69,6 +72,23 @@ def interrupted(moment: int, handler: Callable[[], None]) -> Iterator[None]:
         sys.settrace(before)
 
 
+class Files:
+    """What a program opens, whose numbers may have been a client's."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def open(self) -> None:
+        for number in range(8):
+            self.numbers.append(os.memfd_create(str(number)))
+
+    def close(self) -> None:
+        """Check that nobody else has closed them, or written to them."""
+        while self.numbers:
+            assert not os.fstat(self.numbers[-1]).st_size
+            os.close(self.numbers.pop())
+
+
 WAITS: dict[str, Callable[[Client], object]] = {
     "receive": lambda client: client.receive(0.0001),
     "sync": lambda client: client.sync(0.0001),
@@ -88,8 +108,16 @@ class TestHandlers:
     ) -> None:
         """The call that it interrupts raises Disconnected, or is over.
 
-        It neither hangs nor leaves a descriptor open.
+        It neither hangs nor leaves a descriptor open, nor touches a file that
+        the handler opens.
         """
+
+        def handle() -> None:
+            client.close()
+            files.open()
+            client.close()
+
+        files = Files()
         before = len(os.listdir("/proc/self/fd"))
         moments = range(0, 100_000, 7)  # a wait is of hundreds of them
         for moment in moments:
@@ -104,16 +132,46 @@ class TestHandlers:
                 with (
                     contextlib.suppress(TimedOut),
                     pytest.raises(Disconnected, match=CLOSED),
-                    interrupted(moment, client.close),
+                    interrupted(moment, handle),
                 ):
                     WAITS[name](client)
                     client.receive(0)  # it was over, but perhaps is closed
                 if not client.closed:
                     break
+            files.close()
         assert moments.index(moment) > 20
         client = None  # type: ignore[assignment]
         gc.collect()  # errors hold what they passed through
         assert len(os.listdir("/proc/self/fd")) <= before
+
+    @pytest.mark.parametrize("call", ["receive", "sync"])
+    def test_close_beside_a_loop(self, call: str) -> None:
+        """A loop looks at no file that a handler opens."""
+
+        async def wait(moment: int) -> None:
+            with interrupted(moment, handle):
+                await getattr(client, call)(0.001)
+
+        def handle() -> None:
+            client.close()
+            files.open()
+
+        files = Files()
+        for moment in range(0, 100_000, 23):
+            ours, theirs = seqpacket_pair()
+            client = AsyncClient(f"/dev/fd/{ours.detach()}")
+            loop = asyncio.new_event_loop()
+            with theirs, contextlib.closing(loop):
+                loop.run_until_complete(client.connect())
+                with contextlib.suppress(TimedOut, Disconnected):
+                    loop.run_until_complete(wait(moment))
+                if not client.closed:
+                    client.close()
+                    break
+                for number in files.numbers:
+                    assert not loop.remove_reader(number)
+                files.close()
+        assert moment > 500
 
     def test_closed_fileno_is_readable(self) -> None:
         """So a program that polls it does not sleep for ever."""
@@ -130,6 +188,7 @@ class TestHandlers:
                     client.receive(0)
                 if not client.closed:
                     break
+                client.close()  # as who presses Ctrl-C twice
                 assert epoll.poll(0)
         assert moment > 100
 
@@ -258,6 +317,85 @@ class TestThreads:
                     stack.callback(client.close)
 
 
+def open_numbers() -> set[str]:
+    """Return the numbers of the descriptors that are open."""
+    numbers = os.listdir("/proc/self/fd")
+    return {
+        number for number in numbers if os.path.exists(f"/dev/fd/{number}")
+    }
+
+
+class TestNothingIsLeft:
+    """What a client owns ends with it, not with its object."""
+
+    def test_closed_client(self, bus: RealBus, kind: Kind) -> None:
+        """It has no descriptor, though the program still refers to it."""
+        before = open_numbers()
+        clients = []
+        for closes in (True, False):
+            with kind(bus.path) as client, contextlib.ExitStack() as stack:
+                clients.append(client)
+                client.sync(SECONDS_MAX)
+                if isinstance(client, Client):
+                    client.fileno()
+                    for _ in range(3 if closes else 0):
+                        told = pytest.raises(Disconnected, match=CLOSED)
+                        stack.enter_context(told)
+                        call = client.receive
+                        stack.enter_context(beside(call, asleep=True))
+                if closes:
+                    client.close()
+        assert open_numbers() == before
+        assert all(client.closed for client in clients)
+
+    @pytest.mark.parametrize("kind", [Client, AsyncClient])
+    def test_half_made_client(self, kind: type[Client]) -> None:
+        """To close it is no error, nor is to drop it."""
+        client = kind.__new__(kind)
+        for _ in range(2):
+            client.close()
+        assert client.closed
+
+    def test_buffer_that_is_too_large(self) -> None:
+        """A constructor that fails has no descriptor either."""
+        before = open_numbers()
+        with pytest.raises(OSError, match="memory"):
+            Client(packet_bytes_max=1 << 46)
+        assert open_numbers() == before
+
+    @pytest.mark.parametrize("closes", [True, False])
+    def test_child_process(self, bus: RealBus, closes: bool) -> None:
+        """A daemon that opens its own files, and then drops the client, does
+        not lose them.
+        """
+
+        def become_a_daemon() -> None:
+            assert open_numbers() <= before
+            files = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+            for _ in range(2):
+                clients[0].close()
+            clients.clear()
+            gc.collect()
+            assert all(map(os.fstat, files))
+
+        before = open_numbers()
+        clients = [Client(bus.path)]
+        clients[0].fileno()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(pytest.raises(Disconnected, match=CLOSED))
+            stack.enter_context(beside(clients[0].receive, asleep=True))
+            stack.callback(clients[0].close)
+            if closes:
+                clients[0].close()
+            child = os.fork()
+            if not child:
+                with contextlib.suppress(BaseException):
+                    become_a_daemon()
+                    os._exit(0)
+                os._exit(1)
+            assert os.waitpid(child, 0)[1] == 0
+
+
 class TestForks:
     """A child process has the parent's client, and may not use it."""
 
@@ -284,6 +422,91 @@ class TestForks:
                 )
             client.publish("k", b"of the parent")
             assert client.receive(SECONDS_MAX).payload == b"of the parent"
+
+    @pytest.mark.parametrize("name", ["receive", "sync", "request"])
+    def test_fork_at_any_moment(self, name: str) -> None:
+        """In the child, a call that a handler interrupts raises, and touches
+        no file that the handler opens.
+        """
+
+        def fork() -> None:
+            children.append(os.fork())
+            if not children[0]:
+                files.open()
+
+        files = Files()
+        for moment in range(0, 100_000, 7):
+            children: list[int] = []
+            try:
+                with both_ends(Client) as (client, _):
+                    with (
+                        contextlib.suppress(TimedOut),
+                        interrupted(moment, fork),
+                    ):
+                        WAITS[name](client)
+                    if children == [0]:
+                        client.receive(0)  # the call was over already
+            except Disconnected as error:
+                assert "which forked" in str(error) and children == [0]
+                files.close()
+                os._exit(0)
+            finally:
+                if children == [0]:
+                    os._exit(1)
+            if not children:
+                break
+            assert os.waitpid(children[0], 0)[1] == 0
+        assert moment > 300
+
+    def test_fork_while_a_call_waits(self) -> None:
+        """It ends in the child, though that has new files by then."""
+
+        def fork(*_: object) -> None:
+            children.append(os.fork())
+            if not children[0]:
+                signal.alarm(9)  # which kills it
+                pipes.extend(os.pipe() for _ in range(4))
+
+        def interrupt() -> None:
+            wait_for(lambda: sleeps(tid))
+            signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
+            wait_for(lambda: children)
+            assert os.waitpid(children[0], 0)[1] == 0
+            ends.server.send(publish(b"k"))
+
+        tid = threading.get_native_id()
+        children: list[int] = []
+        pipes: list[tuple[int, int]] = []
+        before = signal.signal(SIGNAL, fork)
+        with both_ends(Client) as ends, beside(interrupt):
+            try:
+                ends.client.receive(SECONDS_MAX)
+            except Disconnected:
+                os._exit(bool(children[0]))
+        signal.signal(SIGNAL, before)
+
+    def test_other_hooks(self, bus: RealBus) -> None:
+        """One that runs before ours may close the parent's client, and make
+        one for the child.
+        """
+        program = """
+import os, sys
+def hook():
+    global ours
+    parents.close()
+    ours = sbus_client.Client(sys.argv[1])
+os.register_at_fork(after_in_child=hook)
+import sbus_client
+parents = sbus_client.Client(sys.argv[1])
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    parents.sync(9)
+else:
+    ours.sync(9)
+"""
+        command = [sys.executable, "-c", program, bus.path]
+        subprocess.run(command, cwd=ROOT, check=True)
 
 
 class TestDropped:
@@ -326,22 +549,6 @@ class TestDropped:
                 assert len(set(asyncio.run(use_many()))) == 1
         finally:
             gc.enable()
-
-
-@contextlib.contextmanager
-def counted() -> Iterator[Counter[str]]:
-    """Count the calls of functions of this thread."""
-    calls: Counter[str] = Counter()
-
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
-            calls[frame.f_code.co_name] += 1
-
-    sys.setprofile(profile)
-    try:
-        yield calls
-    finally:
-        sys.setprofile(None)
 
 
 class TestEffort:

@@ -402,7 +402,8 @@ class TestKit:
         """A mistake is found, made short, and printed as an example."""
         path = directory / "server.py"
         source = SBUS.read_text("utf-8")
-        change = ("view[:size].tobytes()", "view[:size].tobytes()[:30]")
+        text = "is_large else fresh).tobytes()"
+        change = (text, text + "[:30]")
         path.write_text(Mistake("", (), (change,)).spoil(source), "utf-8")
         server = f"{sys.executable} {path} -f -a {{address}}"
         walk = ("--random", "60", "--seed", "3", "--keep")  # to the first

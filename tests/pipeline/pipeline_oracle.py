@@ -62,7 +62,9 @@ def hears(
     if own is None and one.startswith(b"!/cred/"):
         return False
     ids = own or sbus.Credentials(0, 0, 0)
-    return may_use(one, ids, prefix) and may_hear(one, name, ids, prefix)
+    # A client that has the upward pattern may have it [CRED-13]
+    is_held = may_use(one, ids, prefix, is_privileged=True)
+    return is_held and may_hear(one, name, ids, prefix)
 
 
 class Run:

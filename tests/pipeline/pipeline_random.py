@@ -65,7 +65,10 @@ class RandomBus:
             return self.chosen.choice(public).encode("latin-1")
         own = peer.wire.credentials._asdict()
         text = self.chosen.choice(secret).format(**own)
-        return f"{self.prefix}/{text}".strip("/").encode()
+        # Now and then one for a bus above [CRED-13]
+        is_upward = public is KEYS and self.chosen.random() < 0.3
+        prefix = "" if is_upward else self.prefix
+        return f"{prefix}/{text}".strip("/").encode()
 
     def open(self, peer: FakePeer | None = None) -> None:
         uid = self.chosen.choice([1000, 1000, 1001, 0])
@@ -82,6 +85,8 @@ class RandomBus:
             peer.send(publish(key, b"x" * self.chosen.choice([0, 90])))
 
     def subscribe(self, peer: FakePeer) -> None:
+        if self.prefix and peer.wire.credentials.uid == 0:
+            peer.send(b"SUB !/cred/")
         peer.send(b"SUB " + self.text(peer, PATTERNS, SECRETS))
 
     def unsubscribe(self, peer: FakePeer) -> None:

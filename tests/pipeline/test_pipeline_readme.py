@@ -29,7 +29,7 @@ UNITS = sorted((TOP / "contrib" / "systemd").glob("sbus-*.service"))
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
     """Return a folder with links to programs, and an empty capture."""
-    for name in "sbus.py", "sbus_client.py", "tools":
+    for name in "sbus.py", "sbus_client.py", "tools", "services":
         (tmp_path / name).symlink_to(TOP / name)
     programs = tmp_path / "bin"
     programs.mkdir()

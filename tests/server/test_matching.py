@@ -12,19 +12,13 @@ from collections import Counter
 import pytest
 
 import sbus
+from fake_kernel import FakeKernel
 from packets import publish
 from patterns import OWN, Listener, mutate, texts, wide_bus
 from sizes import PROOF, either
 from spec_model import selects
 
-TOKENS = (b"", b"", b"a", b"b", b"ab", b"*", b"a*", b"ab*", b"**", b"a*b")
-
 pytestmark = PROOF
-
-
-def random_text(chance: random.Random) -> bytes:
-    """Return a pattern or key with adversarial segments."""
-    return b"/".join(chance.choices(TOKENS, k=chance.randrange(1, 5)))
 
 
 def test_every_short_pair() -> None:
@@ -60,31 +54,42 @@ def test_long_pairs() -> None:
         assert len(listener.take()) == expected, (pattern, key)
 
 
-@pytest.mark.parametrize("seed", range(either(100, 10)))
-def test_table_that_changes(seed: int) -> None:
-    """[PUB-1] [PUB-2] [PUB-3] [SUB-2] [UNSUB-1] Each change counts at once.
+def test_cost_of_a_key_beside_many_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """[LIMIT-5] [LIMIT-16] It has a bound, whatever all users store."""
+    kernel = FakeKernel(max_pattern_bytes="unlimited")
+    for first in range(0, 15 * 256, 256):
+        peer = kernel.connect(uid=1_000 + first)
+        lengths = range(first, first + 256)
+        peer.send(*[b"SUB " + b"x" * length + b"*" for length in lengths])
+        assert peer.wire.closed == (first >= 3_072)
 
-    The same keys come again and again, so what is remembered of them is
-    tested as well.
-    """
-    chance = random.Random(seed)
-    bus = wide_bus()
-    listeners = [Listener(bus, OWN) for _ in range(5)]
-    held = {listener: Counter[bytes]() for listener in listeners}
-    patterns = [random_text(chance) for _ in range(40)]
-    keys = [random_text(chance) for _ in range(20)]
-    for _ in range(2_000):
-        change = chance.choice([-1, 1, 0, 0])
-        listener = chance.choice(listeners)
-        pattern, key = chance.choice(patterns), chance.choice(keys)
-        if change:
-            listener.send((b"SUB " if change > 0 else b"UNSUB ") + pattern)
-            held[listener][pattern] += change
-            held[listener] = +held[listener]
-        listener.send(publish(key))
-        for one, some in held.items():
-            is_owed = any(selects(pattern, key) for pattern in some)
-            assert one.take() == [publish(key)] * is_owed
+    look_ups = Counter[int]()
+    pattern_for = sbus.pattern_for
+
+    def look_up(segments: list[bytes], shape: sbus.Shape) -> bytes | None:
+        look_ups[len(segments)] += 1
+        return pattern_for(segments, shape)
+
+    monkeypatch.setattr(sbus, "pattern_for", look_up)
+    kernel.connect(uid=0).send(publish(b"new"))
+    assert look_ups[1] <= 4_096
+
+
+@pytest.mark.parametrize("pattern", [b"inbox/1", b"!/cred////1", b"a*b"])
+def test_changes_that_concern_one_key(
+    monkeypatch: pytest.MonkeyPatch, pattern: bytes
+) -> None:
+    """[LIMIT-5] They have no other key looked up again."""
+    listener = Listener(wide_bus(), OWN)
+    listener.send(b"SUB k")
+    listener.send(publish(b"k"))
+    monkeypatch.setattr(sbus, "pattern_for", lambda *_: None)
+    listener.send(b"SUB " + pattern)
+    listener.send(b"UNSUB " + pattern)
+    listener.send(publish(b"k"))
+    assert listener.take() == [publish(b"k")] * 2
 
 
 def test_cost_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,37 @@ def test_equal_shapes_are_one(kernel: FakeKernel) -> None:
     assert used_bytes() - before < 500 * 4_000
 
 
+def test_many_subscribers_of_a_pattern_leave(kernel: FakeKernel) -> None:
+    """[LIMIT-5] The room that they took is free again, while some stay."""
+    peers = [kernel.connect() for _ in range(400)]
+    patterns = [b"%d" % number for number in range(30)]
+    peers[0].send(*[b"SUB " + pattern for pattern in patterns])
+    before = used_bytes()
+    for word in (b"SUB ", b"UNSUB "):
+        for peer in peers[1:]:
+            peer.send(*[word + pattern for pattern in patterns])
+    assert used_bytes() - before < 30 * 10_000
+
+
+def test_other_shapes_come_and_go(kernel: FakeKernel) -> None:
+    """[LIMIT-5] What is known of equal shapes is shared none the less."""
+    ends = b"*/" * 62
+    peer = kernel.connect()
+    peer.send(b"SUB a/" + ends)
+    words = (b"SUB ", b"UNSUB ")
+    others = [
+        word + b"x" * length + b"*"
+        for length in range(1_100)
+        for word in words
+    ]
+    peer.send(*others)
+    before = used_bytes()
+    for number in range(1, 13):
+        peer.send(b"SUB %d/" % number + ends)
+        peer.send(*others)
+    assert used_bytes() - before < 12 * 1_500
+
+
 def test_mistakes_leave_nothing(kernel: FakeKernel) -> None:
     """[CONN-12] Not even for the garbage collector."""
     gc.collect()

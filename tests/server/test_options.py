@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import pwd
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from packets import publish
 from processes import SBUSD, SECONDS_MAX, run
 from real_bus import RealBus, connect, needs_root
 from servers import Forked, is_served, mode_of, refusal
+from small_pythons import SMALL_PYTHONS
 
 WRONG = [  # beside those that the kit tries
     ["a\nb\x1b[m\x80"],
@@ -151,6 +154,33 @@ def have_small_buffers() -> None:
     socket.socket.setsockopt = give_less  # type: ignore
 
 
+def lack(names: list[str]) -> None:
+    """Have a Python without modules or constants import the server anew."""
+    for name in names:
+        module, _, constant = name.rpartition(".")
+        if module:
+            delattr(sys.modules[module], constant)
+        else:
+            sys.modules[name] = None  # type: ignore
+    importlib.reload(sbus)
+
+
+def converse(path: str) -> None:
+    """Have clients ask, receive, and make a mistake."""
+    with connect(path) as reader, connect(path) as publisher:
+        reader.send(b"SUB k", b"SUB !/cred////secret")
+        large = publish(b"k", bytes(300_000))
+        secret = publish(reader.path + b"/secret")
+        room = (socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(large))
+        publisher.wire.setsockopt(*room)
+        publisher.send(large, secret)
+        assert [reader.receive(), reader.receive()] == [large, secret]
+        assert reader.stats()["published"] == 0
+        publisher.send(b"")
+        assert publisher.is_disconnected()
+        assert reader.fence() == []
+
+
 class TestPoorSystems:
     def test_small_buffers(
         self, directory: Path, capfd: pytest.CaptureFixture[str]
@@ -184,6 +214,47 @@ class TestPoorSystems:
             says_why = f" {room} bytes" in errors and "wmem_max" in errors
             assert says_why == (size > room)
 
+    @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+    def test_memory_that_lacks_for_a_moment(
+        self, directory: Path, number: int
+    ) -> None:
+        """[RUN-1] A packet that the kernel cannot take now ends no start."""
+
+        def refuse(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        def prepare() -> None:
+            socket.socket.send = refuse  # type: ignore
+
+        with Forked(prepare, "-a", f"{directory}/bus") as server:
+            server.wait()
+            with connect(f"{directory}/bus"):
+                pass
+
+    @pytest.mark.parametrize(
+        "module, name", [(signal, "pthread_sigmask"), (os, "umask")]
+    )
+    def test_calls_that_are_refused(
+        self,
+        directory: Path,
+        capfd: pytest.CaptureFixture[str],
+        module: Any,
+        name: str,
+    ) -> None:
+        """[RUN-1] From the first call on, there is one line."""
+
+        def refuse(*_: object) -> None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+        def prepare() -> None:
+            setattr(module, name, refuse)
+
+        with Forked(prepare, "-a", f"{directory}/bus") as server:
+            server.wait()
+            assert server.end() == 1
+        errors = capfd.readouterr().err
+        assert errors.startswith("sbusd: ") and errors.count("\n") == 1
+
     def test_no_sockets(
         self, directory: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
@@ -194,7 +265,7 @@ class TestPoorSystems:
             raise OSError(number, os.strerror(number))
 
         def prepare() -> None:
-            socket.socketpair = refuse  # type: ignore
+            socket.socket = refuse  # type: ignore
 
         with Forked(prepare, "-a", f"{directory}/bus") as server:
             assert server.wait() == b""
@@ -219,6 +290,33 @@ class TestPoorSystems:
             server.wait()
             assert is_served(directory / "bus")
         assert "[LIMIT-7] only 48 clients: " in capfd.readouterr().err
+
+    @pytest.mark.parametrize("system", SMALL_PYTHONS)
+    def test_small_python(self, system: str, directory: Path) -> None:
+        """[RUN-1] All is served that needs none of the missing modules."""
+        names = SMALL_PYTHONS[system].split()
+        path = f"{directory}/bus"
+        with Forked(lambda: lack(names), "-a", path) as server:
+            server.wait()
+            converse(path)
+            assert server.end() == 0
+        assert os.listdir(directory) == []
+
+    @pytest.mark.parametrize("system", SMALL_PYTHONS)
+    def test_log_of_small_python(
+        self, system: str, directory: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """[RUN-1] Without json, a line says that -v or --trace needs it."""
+        names = SMALL_PYTHONS[system].split()
+        path = f"{directory}/bus"
+        for option in ("-v", f"--trace={directory}/trace"):
+            with Forked(lambda: lack(names), "-a", path, option) as server:
+                server.wait()
+                assert server.end() == ("json" in names)
+            errors = capfd.readouterr().err
+            if "json" in names:
+                assert "json" in errors and errors.count("\n") == 1
+                assert os.listdir(directory) == []
 
 
 class TestWhoGetsIn:

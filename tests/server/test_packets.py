@@ -8,30 +8,31 @@ import pytest
 
 import sbus
 from fake_kernel import FakeKernel
-from packets import WHOAMI, publish
+from packets import publish
 from patterns import OWN, TOKENS, Listener, mutate, wide_bus
 from sizes import PROOF, either
 from spec_model import MODES, is_reserved, may_use, read_form
 
 
-@pytest.mark.parametrize("packet", [b"MSG k", b"MSG k\n", b"MSG k/\0"])
-def test_packet_after_a_recent_one(kernel: FakeKernel, packet: bytes) -> None:
-    """[PKT-2] [PKT-3] A key that is remembered excuses nothing."""
-    peer = kernel.connect()
-    peer.send(b"SUB k", publish(b"k"), packet, WHOAMI)
-    assert peer.wire.closed == (packet[-1:] != b"\0")
-    assert peer.wire.taken[0] == publish(b"k")
-
-
-def test_old_bytes_of_the_buffer() -> None:
+@pytest.mark.parametrize("size", [18_000, 22_000])
+def test_old_bytes_of_the_buffer(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     """[PUB-4] [LIMIT-4] They are no part of a shorter packet."""
+    monkeypatch.setattr(sbus, "BYTES_PER_TURN", 20_000)
     kernel = FakeKernel(max_key=40_000)
     peer, other = kernel.connect(), kernel.connect()
     peer.send(b"SUB k/", publish(b"k/" + b"x" * 30_000, b"secret"))
-    other.send(b"SUB k/" + b"x" * 18_000)
-    other.send(publish(b"k/" + b"x" * 18_000, b"y"))
-    assert [len(packet) for packet in peer.read()] == [30_013, 18_008]
-    assert [len(packet) for packet in other.read()] == [18_008]
+    assert len(peer.read()) == 1
+
+    # A packet of either side of the limit, without a NUL byte
+    key = b"k/" + b"x" * size
+    other.send(b"SUB " + key, b"CMSG " + key, publish(key, b"y"))
+    assert peer.read() == other.read() == [publish(key, b"y")]
+    other.send(b"UNSUB " + key, b"CMSG stats")
+    assert b'"pattern_bytes": 0' in other.read()[0]
+    other.send(b"MSG " + key)
+    assert other.wire.closed and peer.read() == []
 
 
 # Inputs that have crashed a server, this one or the original; once in this
@@ -167,9 +168,10 @@ def test_long_keys_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         return pattern_for(segments, shape)
 
     monkeypatch.setattr(sbus, "pattern_for", look_up)
-    for size, found in ((10, 1), (510, 1), (511, 3), (300_000, 3)):
+    most = sbus.RECENT_BYTES_MAX - 8  # for a pointer to the receiver
+    for size, found in ((10, 1), (most, 1), (most + 1, 3), (300_000, 3)):
         keys.clear()
-        packet = publish(b"k/" + b"x" * size)
+        packet = publish(b"k/".ljust(size, b"x"))
         peer.send(packet, packet, packet)
         assert peer.read_all() == [packet] * 3
         assert len(keys) == found

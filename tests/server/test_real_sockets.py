@@ -59,6 +59,19 @@ def test_sizes(bus: RealBus, reader: Peer, size: int) -> None:
         assert reader.fence() == []
 
 
+def test_what_the_kernel_keeps(bus: RealBus, reader: Peer) -> None:
+    """[LIMIT-21] [LIMIT-1] No more than 416 KiB, and one packet."""
+    size = 1 << 15  # for which the kernel charges little more
+    with bus.connect() as sender:
+        reader.send(b"CMSG blocking/soft/discard")
+        reader.fence()
+        for number in range(40):
+            sender.send(publish(b"k", b"%d" % number).ljust(size))
+        sender.fence()
+        taken = reader.fence()
+    assert (350 << 10) < sum(map(len, taken)) <= (416 << 10) + size
+
+
 def test_killed_publishers(bus: RealBus, reader: Peer) -> None:
     """[CONN-6] What the kernel took before a kill -9 is delivered."""
     before = descriptors(bus)

@@ -212,29 +212,30 @@ class TestFiles:
     def test_mode_of_files_that_were_there(
         self, directory: Path, mode: int
     ) -> None:
-        """[TRACE-1] Others can neither read nor write the trace."""
+        """[TRACE-1] [ADDR-10] Others can neither read nor lock them."""
         for name in ("pid", "trace"):
             (directory / name).touch()
             (directory / name).chmod(mode)
         with daemon(directory, "--trace", "trace"):
             assert mode_of(directory / "trace") == 0o600
-            assert mode_of(directory / "pid") == mode
+            assert mode_of(directory / "pid") == 0o600
 
     @needs_root
+    @pytest.mark.parametrize("option", ["--trace", "-p"])
     def test_mode_that_cannot_be_changed(
-        self, directory: Path, capfd: pytest.CaptureFixture[str]
+        self, directory: Path, capfd: pytest.CaptureFixture[str], option: str
     ) -> None:
-        """[TRACE-1] [RUN-1] The line names the file, which stays as it is."""
+        """[TRACE-1] [ADDR-10] The line names the mode; the file stays."""
         directory.chmod(0o777)
         file = directory / "file"
         file.touch()
         file.chmod(0o666)  # root's, which is another than the server's user
-        arguments = ("-a", f"{directory}/bus", "--trace", str(file))
+        arguments = ("-a", f"{directory}/bus", option, str(file))
         with Forked(drop_privileges, *arguments) as server:
             assert server.wait() == b""
             assert server.end() == 1
         errors = capfd.readouterr().err
-        assert errors.startswith(f"sbusd: {file}: ")
+        assert errors.startswith(f"sbusd: {file}: mode 0666 ")
         assert errors.count("\n") == 1
         assert os.listdir(directory) == ["file"]
         assert mode_of(file) == 0o666 and file.read_text() == ""

@@ -1,0 +1,15 @@
+"""Services: programs over the bus, for what the protocol leaves to others.
+
+Each file is a command of `sbus`, as those of tools/ are, and imports nothing
+but the standard library, sbus_client.py, and what the commands share.
+Installed, this package is `sbus_services`, beside `sbus_tools`.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or __name__ == "services":
+    from tools import shared
+else:
+    from sbus_tools import shared
+
+__all__ = ["shared"]

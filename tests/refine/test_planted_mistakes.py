@@ -1,0 +1,84 @@
+"""Tests that random worlds show the mistakes that are planted for the kit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import broken_servers
+import refine
+from broken_servers import read_mistakes
+from sizes import PROOF, either
+
+NUMBER = "it shows with more clients than a small world has"
+TIME = "it shows when clients wait in a chain, or read now and then"
+TURN = "the model has no turns"
+KERNEL = "the kernel here takes what it is told to take"
+TEXT = "it is a number of the command line"
+LOG = "the log may have more lines, or leave some out"
+SIZE = "it shows above a mebibyte"
+END = "it ends the process, and the search with it"
+PAGE = Path(broken_servers.__file__).with_suffix(".txt").read_text("utf-8")
+CHAPTERS_2_TO_8, _, CHAPTER_9 = PAGE.partition("# ---- 9.")
+NOT_FOUND = {
+    "first-256-subscribers-hear": NUMBER,
+    "numbers-are-of-a-hundred-users": NUMBER,
+    "numbers-are-not-bounded": NUMBER,
+    "some-of-twelve-publishers-are-not-held": NUMBER,
+    "reading-what-the-kernel-kept-is-nothing": TIME,
+    "rings-lose-all-but-one": TIME,
+    "reading-renews-all": TIME,
+    "time-begins-with-each-hold": TIME,
+    "turns-have-no-end": TURN,
+    "a-turn-has-no-end": TURN,
+    "send-buffers-stay-small": KERNEL,
+    "send-buffers-are-twice-as-large": KERNEL,
+    "limit-has-32-bits": TEXT,
+    "numbers-of-users-have-16-bits": TEXT,
+    "nothing-says-how-many-were-left-out": LOG,
+    "every-discard-is-logged": LOG,
+    "every-publisher-adds-to-a-backlog": SIZE,
+    "mistake-stops-the-server": END,
+}
+SMALL_WORLD = {  # all of whose states show it
+    "two-that-wait-go-both": "ring",
+    "first-packet-of-a-backlog-has-no-limit": "modes-queue-discard",
+    "shapes-are-counted-for-each-client": "shapes",
+}
+
+pytestmark = PROOF
+
+
+def mistakes_of_chapters() -> list[str]:
+    """Return the names of the mistakes that a world can show."""
+    names = [name for name in read_mistakes() if name not in NOT_FOUND]
+    return [name for name in names if f"\n{name}: " in CHAPTERS_2_TO_8]
+
+
+def test_what_is_not_found_exists() -> None:
+    """A mistake that is gone needs no reason."""
+    assert {*NOT_FOUND} <= {*read_mistakes()}
+
+
+# Each takes seconds
+@pytest.mark.parametrize("name", either(mistakes_of_chapters(), []))
+def test_a_mistake_is_found(name: str, directory: Path) -> None:
+    """It shows as a conversation."""
+    source = broken_servers.SBUS.read_text("utf-8")
+    try:
+        broken = read_mistakes()[name].spoil(source)
+    except ValueError as error:  # as test_each_can_be_made says
+        pytest.skip(str(error))
+    (directory / "sbus.py").write_text(broken, "utf-8")
+    places = [str(directory), *sys.path]
+    done = subprocess.run(
+        [sys.executable, refine.__file__, SMALL_WORLD.get(name, "7")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and "```conversation" in done.stdout, done

@@ -1,0 +1,668 @@
+"""Tests of queue, work and jobs: the promises of book/queue.md, row by row."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import random
+import re
+import resource
+import shlex
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import publish_all, sbus, subscribed
+from processes import (
+    ENVIRONMENT,
+    ROOT,
+    SECONDS_MAX,
+    child_process,
+    outcome,
+    started,
+)
+from real_bus import RealBus, needs_root, wait_for
+from sbus_client import PACKET_BYTES_MAX, Client, RequestFailed, SbusError
+from sizes import either
+from tools import command_line
+
+COMMAND = [sys.executable, str(ROOT / "tools")]
+# The mistake that a storm has to find: what comes is answered, and then stored
+LATE_COMMIT = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from services import store
+def commit(self, work):
+    if self._db.in_transaction:
+        self._db.execute("COMMIT")
+    self._db.execute("BEGIN IMMEDIATE")
+    return work()
+store.Store.commit = commit
+from tools.__main__ import main
+main()
+"""
+
+
+class Broker:
+    """A broker of the queue `q` beside the test, once it is ready."""
+
+    def __init__(
+        self,
+        bus: RealBus,
+        *words: str,
+        command: list[str] = COMMAND,
+        **popen_options: Any,
+    ) -> None:
+        self.store = str(Path(bus.path).with_name("store"))
+        read, write = os.pipe()
+        words = ("--store", self.store, "--ready-fd", str(write), *words)
+        self.process: Any = subprocess.Popen(
+            [*command, "-a", bus.path, "queue", "q", "jobs/", *words],
+            pass_fds=[write],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+            **popen_options,
+        )
+        os.close(write)
+        with open(read, "rb") as ready:
+            assert ready.readline() == b"ready\n"
+
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
+
+    def kill(self) -> str:
+        """End it as a crash does; return what it has printed."""
+        self.process.kill()
+        return str(self.process.communicate()[1])
+
+    def stop(self) -> None:
+        """Let it do nothing until it is continued."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+
+
+def one_has_ended(*processes: subprocess.Popen[str]) -> bool:
+    """Return whether one of some processes has."""
+    return any(process.poll() is not None for process in processes)
+
+
+class Worker:
+    """Asks a broker, as any program can."""
+
+    def __init__(self, bus: Client) -> None:
+        self.bus = bus
+        self.inbox = b""
+        while not self.inbox:  # the broker may still look for this bus
+            with contextlib.suppress(TimeoutError):
+                self.inbox = bus.request("queue/q", timeout=1)
+
+    def ask(self, order: str, payload: bytes = b"") -> bytes:
+        """Return an answer."""
+        key = self.inbox + b"/" + order.encode("latin-1")
+        return self.bus.request(key, payload, SECONDS_MAX)
+
+    def take(self, done: bytes = b"") -> tuple[str, bytes]:
+        """Return a job's lease and payload."""
+        lease, _, _, payload = self.ask("take/60", done).split(b"\0", 3)
+        return lease.decode(), payload
+
+    def begin_to_wait(self) -> None:
+        """Ask for a job, and return once the broker knows that."""
+        key = self.bus.whoami().path + b"/nobody"
+        self.bus.publish(self.inbox + b"/take/99", key + b"\0")
+        self.ask("counts")
+
+    def counts(self) -> dict[str, int]:
+        """Return how many jobs are in each state."""
+        lines = map(json.loads, self.ask("counts").splitlines())
+        return {line["state"]: line["jobs"] for line in lines}
+
+
+def can_trace() -> bool:
+    """Return whether strace is here, and may see what a process calls."""
+    command = ["strace", "-o", os.devnull, "true"]
+    return bool(shutil.which("strace")) and not subprocess.call(command)
+
+
+@pytest.fixture
+def client(bus: RealBus) -> Iterator[Client]:
+    with Client(bus.path) as client:
+        yield client
+
+
+class TestJobs:
+    def test_a_message_is_a_job(self, bus: RealBus, client: Client) -> None:
+        """A request is answered with its number; jobs are given in order."""
+        with Broker(bus):
+            assert client.request("jobs/a", b"one") == b"1"
+            client.publish("jobs/b", b"two")
+            client.publish("other", b"three")
+            command = "printf '%s %s ' $SBUS_JOB $SBUS_KEY; cat; echo"
+            words = ("work", "q", "--drain", "--", "sh", "-c", command)
+            done = sbus(bus.path, *words)
+            assert done == (0, "1.1 jobs/a one\n2.1 jobs/b two\n", "")
+            assert sbus(bus.path, "jobs", "q") == (0, "", "")
+
+    def test_each_job_has_one_worker(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """Those who wait stand in line, and a job goes to one of them."""
+        with Broker(bus):
+            for number in range(either(2_000, 60)):
+                client.publish("jobs/x", b"%d " % number)
+            words = ("work", "q", "--drain", "--", "cat")
+            with started(bus.path, *words) as one:
+                two = sbus(bus.path, *words)
+                output = outcome(one).output + two.output
+            numbers = sorted(map(int, output.split()))
+            assert numbers == list(range(either(2_000, 60)))
+
+    def test_what_comes_back_goes_first(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """Jobs are given in the order of their numbers."""
+        with Broker(bus, "--retry-seconds", "1e-6"):
+            for text in (b"1", b"2", b"3"):
+                client.publish("jobs/x", text)
+            worker = Worker(client)
+            assert worker.take() == ("1.1", b"1")
+            assert worker.ask("back/1.1") == b"1"
+            assert worker.take() == ("1.2", b"1")
+            assert worker.take(b"1.2") == ("2.1", b"2")
+
+    def test_a_poison_job_fails_at_last(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """It is given --tries times, listed with its reason, and retried."""
+        with Broker(bus, "--tries", "3", "--retry-seconds", "0.01"):
+            client.request("jobs/x", b"poison\xff")
+            client.request("jobs/x", b"fine")
+            worker = Worker(client)
+            with started(bus.path, "work", "q", "grep", "fine") as process:
+                wait_for(lambda: worker.counts() == {"failed": 1})
+                process.terminate()
+                done = outcome(process)
+            lines = [f"sbus: job 1.{n}: status 1" for n in (1, 2, 3)]
+            assert done == (0, "fine\n", "\n".join([*lines, ""]))
+            job = json.loads(sbus(bus.path, "jobs", "q", "show").output)
+            assert (job["tries"], job["problem"]) == (3, "status 1")
+            assert job["payload"] == r"poison\xff"
+            assert sbus(bus.path, "jobs", "q", "retry/1").output == "1\n"
+            assert worker.take()[0] == "1.1"
+
+    def test_a_job_that_no_answer_can_hold(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """It fails like any other that nobody does, and harms none."""
+        with Broker(bus, "--tries", "1", "--lease-seconds", "0.1"):
+            client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 11))
+            client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 211))
+            worker = Worker(client)
+            with pytest.raises(TimeoutError):
+                client.request(worker.inbox + b"/take/0", b"", 0.2)
+            assert worker.take()[0] == "2.1"
+            assert worker.counts()["failed"] == 1
+
+    def test_a_late_worker_may_say_done(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """Another has the job; done is done, and only this job."""
+        with Broker(bus, "--lease-seconds", "0.2"):
+            client.request("jobs/x", b"slow")
+            worker = Worker(client)
+            assert [worker.take()[0], worker.take()[0]] == ["1.1", "1.2"]
+            assert worker.ask("more/1.1") == worker.ask("back/1.1") == b"0"
+            assert worker.ask("done/1.1") == b"1"
+            assert worker.ask("done/1.2") == b"0"
+            assert client.request("jobs/x") == b"2"  # no number comes again
+
+    def test_a_worker_keeps_its_lease(
+        self, bus: RealBus, client: Client, directory: Path
+    ) -> None:
+        """It has it while it lives.  While it is stopped, another gets it."""
+        fifo = str(directory / "fifo")
+        os.mkfifo(fifo)
+        with Broker(bus, "--lease-seconds", "1"):
+            client.request("jobs/x")
+            worker = Worker(client)
+            words = ("work", "q", "--drain", "--", "cat", fifo)
+            with started(bus.path, *words) as process, open(fifo, "wb"):
+                assert worker.ask("take/2.5") == b""  # in which one lease ends
+                process.send_signal(signal.SIGSTOP)
+                assert worker.take()[0] == "1.2"
+                process.send_signal(signal.SIGCONT)
+                assert process.stderr
+                assert "another has it" in process.stderr.readline()
+            assert worker.ask("done/1.2") == b"0"
+
+    def test_no_order_ends_the_broker(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """Wrong orders are answered, and operators' ones may be repeated."""
+        orders = "x,take/x,take/nan,take/-1,done,done/,more/,back/1,back/1.x"
+        orders += ",show/x,done/a.b.c,more/1e9.1,/,counts/\xff,retry,forget"
+        with Broker(bus):
+            worker = Worker(client)
+            for order in orders.split(","):
+                with contextlib.suppress(RequestFailed):
+                    worker.ask(order)
+                client.publish(worker.inbox + b"/" + order.encode("latin-1"))
+            for payload in (b"", b"\0", b"!/cred/0/0/1/x\0"):
+                client.publish("queue/q", payload)
+            assert worker.ask("pause") == worker.ask("pause") == b"1"
+            client.publish("jobs/x", b"1")
+            assert worker.ask("take/0") == b""
+            assert worker.counts() == {"paused": 1}
+            assert worker.ask("resume") == worker.ask("purge") == b"1"
+            assert worker.counts() == {}
+
+
+class TestStore:
+    def test_a_full_disk_loses_nothing(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """Nothing is answered until there is room; then all is stored."""
+        size = resource.RLIMIT_FSIZE
+        with Broker(bus) as broker, Client(bus.path) as other:
+            pid = broker.process.pid
+            _, hard = resource.prlimit(pid, size)
+            resource.prlimit(pid, size, (4_096, hard))
+            other.publish("jobs/x", bytes(100_000))
+            asked = threading.Thread(target=client.request, args=["jobs/x"])
+            assert broker.process.stderr
+            assert "trying again" in broker.process.stderr.readline()
+            asked.start()
+            resource.prlimit(pid, size, (hard, hard))
+            asked.join()
+            assert Worker(client).counts() == {"ready": 2}
+
+    @pytest.mark.skipif(not can_trace(), reason="no strace, or no permission")
+    def test_an_answer_waits_for_the_disk(
+        self, bus: RealBus, client: Client, directory: Path
+    ) -> None:
+        """So what was answered survives a crash of the machine."""
+        calls = directory / "calls"
+        strace = [
+            "strace",
+            "-D",
+            "-o",
+            str(calls),
+            "-e",
+            "fdatasync,fsync,sendto",
+        ]
+        with Broker(bus, command=[*strace, *COMMAND]):
+            for _ in range(20):
+                client.request("jobs/x")
+            worker = Worker(client)
+            worker.ask(f"done/{worker.take()[0]}")
+        order = re.sub(r"^([fs]).*\n", r"\1", calls.read_text(), flags=re.M)
+        assert "fs" * 20 + "s" + "fsfs" in order  # the inbox is not stored
+
+    def test_a_store_or_a_queue_has_one_broker(
+        self, bus: RealBus, directory: Path
+    ) -> None:
+        """The second one ends, whichever of the two they share."""
+        with Broker(bus) as broker:
+            words = ("queue", "p", "--store", broker.store)
+            error = f"sbus: {broker.store}: database is locked\n"
+            assert sbus(bus.path, *words) == (1, "", error)
+            words = ("queue", "q", "--store", str(directory / "other"))
+            error = f"sbus: process {broker.process.pid} serves queue/q "
+            assert sbus(bus.path, *words) == (1, "", f"{error}already\n")
+
+    def test_two_brokers_start_at_once(
+        self, bus: RealBus, directory: Path
+    ) -> None:
+        """Never both, and never none of them serves."""
+        for number in range(either(12, 2)):
+            stores = [str(directory / f"{number}{end}") for end in "ab"]
+            words = [("queue", "q", "--store", store) for store in stores]
+            with (
+                started(bus.path, *words[0]) as one,
+                started(bus.path, *words[1]) as two,
+            ):
+                wait_for(functools.partial(one_has_ended, one, two))
+                with Client(bus.path) as client:
+                    Worker(client)
+                one.kill()
+                two.kill()
+
+    def test_what_is_no_store_stays_as_it_is(
+        self, bus: RealBus, directory: Path
+    ) -> None:
+        """One line says why it is not used."""
+        path = directory / "store"
+        with Broker(bus):
+            pass
+
+        def error_of(name: str = "q") -> str:
+            done = sbus(bus.path, "queue", name, "--store", str(path))
+            assert done.status == 1 and done.errors.count("\n") == 1
+            return done.errors
+
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert "format 1 of queue 'q', not format 1 of queue 'p'" in error_of(
+            "p"
+        )
+        with contextlib.closing(sqlite3.connect(path)) as database, database:
+            database.execute("UPDATE queue SET format = 2")
+        assert "format 2 of queue 'q', not format 1 of" in error_of()
+        path.chmod(0o644)
+        assert "mode 600" in error_of()
+        path.unlink()
+        path.symlink_to(directory / "elsewhere")
+        assert "symbolic links" in error_of()
+        path.unlink()
+        path.write_text("a file of somebody")
+        path.chmod(0o600)
+        assert "not a database" in error_of()
+        assert path.read_text() == "a file of somebody"
+
+
+class TestBus:
+    def test_publishers_wait_for_the_disk(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """Of the same user: they are paused, and nothing is lost."""
+        with Broker(bus) as broker:
+            broker.stop()
+
+            def publish() -> None:
+                with Client(bus.path) as publisher:
+                    for _ in range(200):
+                        publisher.publish("jobs/x", bytes(10_000))
+
+            flood = threading.Thread(target=publish)
+            flood.start()
+
+            def is_paused() -> bool:
+                clients = client.stats(SECONDS_MAX)["clients"].values()
+                return any(row["paused_by"] for row in clients)
+
+            wait_for(is_paused)
+            broker.process.send_signal(signal.SIGCONT)
+            flood.join()
+            assert Worker(client).counts() == {"ready": 200}
+
+    @pytest.mark.parametrize("words", [[], ["--reconnect"]])
+    def test_the_last_messages_of_a_bus(
+        self, directory: Path, words: list[str]
+    ) -> None:
+        """They are stored, though their bus has gone.  So have its workers."""
+        with RealBus(directory) as bus, Broker(bus, *words) as broker:
+            with Client(bus.path) as client:
+                Worker(client).begin_to_wait()
+                broker.stop()
+                publish_all(bus.path, *[("jobs/x", b"")] * 5)
+                bus.stop()
+            broker.process.send_signal(signal.SIGCONT)
+            if not words:
+                assert "closed the connection" in broker.process.stderr.read()
+            with (
+                RealBus(directory) as bus,
+                Client(bus.path) as client,
+                broker if words else Broker(bus),
+            ):
+                assert Worker(client).counts() == {"ready": 5}
+
+    def test_workers_of_a_lost_bus(self, directory: Path) -> None:
+        """They are given no job that is stored later."""
+        with RealBus(directory) as bus, Broker(bus, "--reconnect") as broker:
+            with Client(bus.path) as client:
+                Worker(client).begin_to_wait()
+            bus.stop()
+            with RealBus(directory) as bus, Client(bus.path) as client, broker:
+                worker = Worker(client)
+                assert client.request("jobs/x") == b"1"
+                assert worker.counts() == {"ready": 1}
+
+    def test_leases_begin_anew(self, bus: RealBus, client: Client) -> None:
+        """As nobody could ask for more of one while no broker ran."""
+        with Broker(bus, "--lease-seconds", "0.5"):
+            client.request("jobs/x")
+            assert Worker(client).take()[0] == "1.1"
+        with pytest.raises(TimeoutError):
+            client.request("jobs/x", b"", 1)  # longer than the lease
+        with Broker(bus, "--lease-seconds", "60"):
+            assert Worker(client).counts() == {"held": 1}
+
+    def test_no_broker(self, bus: RealBus, client: Client) -> None:
+        """A plain message is lost, and a request says so."""
+        client.publish("jobs/x", b"lost")
+        with pytest.raises(TimeoutError):
+            client.request("jobs/x", b"asked again", 0.1)
+        with started(bus.path, "work", "q", "cat") as process:
+            assert process.stderr
+            assert "trying again" in process.stderr.readline()
+            process.terminate()
+            assert outcome(process).status == 1
+        done = sbus(bus.path, "jobs", "q", "-t", "0.1")
+        assert "nobody answered 'queue/q'" in done.errors
+        with Broker(bus):
+            assert client.request("jobs/x", b"asked again") == b"1"
+
+    def test_strangers_hear_no_inbox(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """Its key stands in no message that others can select."""
+        with subscribed(bus) as peer, Broker(bus):
+            worker = Worker(client)
+            client.request("jobs/x")
+            worker.take()
+            heard = peer.fence()
+            assert len(heard) == 2  # a worker's question, and the job
+            assert not any(worker.inbox in packet for packet in heard)
+
+    @needs_root
+    def test_strangers_store_and_never_take(self, directory: Path) -> None:
+        """Neither in their own name, nor in a name that is below theirs."""
+        with (
+            RealBus(directory, "-o") as bus,
+            Broker(bus),
+            bus.connect(1234, 1234) as peer,
+        ):
+            own = peer.path
+            peer.send(b"SUB " + own + b"/")
+            for key in (own + b"/x", own + b"/!/cred/0/0/1/x"):
+                peer.send(b"MSG queue/q\0" + key + b"\0")
+                assert peer.receive().startswith(b"MSG " + key + b"/failed\0")
+            peer.send(b"MSG jobs/x\0" + own + b"/x\0")
+            assert peer.receive().endswith(b"\0001")
+
+    @needs_root
+    def test_the_bus_owner_runs_it(self, directory: Path) -> None:
+        """Others' floods disconnect a broker of any other user [BLOCK-13]."""
+        os.chmod(directory, 0o777)
+        words = ["queue", "q", "jobs/", "--store", str(directory / "store")]
+
+        def serve(address: str) -> None:
+            os.setgid(1234)
+            os.setuid(1234)
+            sys.argv = ["sbus", "-a", address, *words]
+            command_line.run(signal.SIG_DFL)
+
+        with (
+            RealBus(directory, "-o") as bus,
+            child_process(lambda: serve(bus.path)) as pid,
+            Client(bus.path) as client,
+            bus.connect(4321, 4321) as peer,
+        ):
+            with contextlib.suppress(TimeoutError):
+                client.request("jobs/x")
+            client.request("jobs/x", b"", SECONDS_MAX)
+            os.kill(pid, signal.SIGSTOP)
+            for _ in range(200):
+                peer.send(b"MSG jobs/x\0" + bytes(100_000))
+            bus.wait_for_log("BLOCK-13")
+
+
+class TestPage:
+    """The programs of book/queue.md, each as it stands there."""
+
+    @pytest.mark.parametrize("language", ["python", "sh"])
+    def test_worker(
+        self, bus: RealBus, directory: Path, language: str
+    ) -> None:
+        """Both are given the job that the page's publisher stores."""
+        page = (ROOT / "book/queue.md").read_text("utf-8")
+        page = page.replace("queue/mail", "queue/q").replace("mail/", "jobs/")
+        form = rf"^```{language}\n(.*?)^```"
+        worker = re.findall(form, page, re.M | re.S)[-1]
+        python = [sys.executable, "-u", "-c"]
+        publisher = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[0]
+        for name, text in (
+            ("sbus", shlex.join(COMMAND) + ' "$@"'),
+            ("send.sh", 'echo sends "$(cat)"'),
+        ):
+            (directory / name).write_text(f"#!/bin/sh\n{text}\n")
+            (directory / name).chmod(0o755)
+        options: dict[str, Any] = {"cwd": directory, "text": True}
+        options["env"] = {
+            **ENVIRONMENT,
+            "SBUS_ADDRESS": bus.path,
+            "PATH": f"{directory}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+        }
+        with Broker(bus):
+            words = [*python, publisher]
+            output = subprocess.check_output(words, **options)
+            assert output == "stored as b'1'\n"
+            words = {"python": python, "sh": ["sh", "-c"]}[language]
+            with subprocess.Popen(
+                [*words, worker], stdout=subprocess.PIPE, **options
+            ) as process:
+                assert process.stdout
+                assert "to Bob" in process.stdout.readline()
+                with Client(bus.path) as client:
+                    queue = Worker(client)
+                    wait_for(lambda: not queue.counts())
+                bus.stop()  # which ends the worker
+
+
+class Storm:
+    """A bus, a broker and two workers that are killed at random moments."""
+
+    def __init__(self, directory: Path, seed: int, command: list[str]) -> None:
+        self.directory = directory
+        self.command = command
+        self.random = random.Random(seed)
+        self.stack = contextlib.ExitStack()
+        self.done = directory / "done"
+        self.started = 0  # workers
+        self.killed: set[int] = set()  # workers, in the order of their start
+        self.numbers: set[int] = set()  # of jobs whose storing was answered
+        self.bus = self.start_bus()
+        self.broker = self.start_broker()
+        self.workers = [self.start_worker() for _ in range(2)]
+
+    def start_bus(self) -> RealBus:
+        (self.directory / "bus").unlink(missing_ok=True)
+        return self.stack.enter_context(RealBus(self.directory))
+
+    def start_broker(self) -> Broker:
+        words = ("--reconnect", "--lease-seconds", either("20", "5"))
+        return self.stack.enter_context(
+            Broker(self.bus, *words, command=self.command)
+        )
+
+    def start_worker(self) -> Any:
+        script = f'echo "$SBUS_JOB $WORKER" >> {self.done}'
+        words = ("work", "q", "--reconnect", "--", "sh", "-c", script)
+        self.started += 1
+        environment = {**ENVIRONMENT, "WORKER": str(self.started)}
+        options = {"stderr": subprocess.DEVNULL, "env": environment}
+        worker = started(self.bus.path, *words, **options)
+        return self.started, self.stack.enter_context(worker)
+
+    def store(self, client: Client) -> None:
+        """Ask for a job to be stored, until that is answered."""
+        while True:
+            with contextlib.suppress(SbusError):
+                self.numbers.add(int(client.request("jobs/x", b"", 1)))
+                return
+
+    def kill(self, victim: str) -> None:
+        """Kill a process, and start it anew."""
+        if victim == "bus":
+            self.bus.stop(signal.SIGKILL)
+            self.bus = self.start_bus()
+        elif victim == "broker":
+            self.broker.kill()
+            self.broker = self.start_broker()
+        else:
+            number, worker = self.workers.pop(0)
+            worker.kill()
+            self.killed.add(number)
+            self.workers.append(self.start_worker())
+
+    def run(self, kills: int, jobs: int, victims: str) -> None:
+        """Store jobs, and kill after an answer, or with a job on its way."""
+        with self.stack, Client(self.bus.path, reconnect=True) as client:
+            for _ in range(kills):
+                for _ in range(self.random.randrange(2 * jobs // kills)):
+                    self.store(client)
+                if self.random.random() < 0.5:
+                    client.publish("jobs/x")
+                self.kill(self.random.choice(victims.split()))
+            for _, worker in self.workers:
+                worker.send_signal(signal.SIGCONT)
+            while not self.is_empty(client):
+                time.sleep(0.1)  # pytest ends this if nobody works
+            for _, worker in self.workers:
+                worker.kill()
+            self.broker.kill()
+
+    def is_empty(self, client: Client) -> bool:
+        """Return whether no job is left."""
+        with contextlib.suppress(SbusError):
+            return not Worker(client).counts()
+        return False
+
+    def check(self) -> None:
+        """No job is lost; twice is done what a killed worker had begun."""
+        workers: dict[int, list[int]] = {}
+        for line in self.done.read_text().splitlines():
+            lease, worker = line.split()
+            job = int(lease.partition(".")[0])
+            workers.setdefault(job, []).append(int(worker))
+        lost = self.numbers - {*workers}
+        assert not lost, f"{len(lost)} of {len(self.numbers)} jobs are lost"
+        for earlier in workers.values():
+            assert self.killed.issuperset(earlier[:-1])
+
+
+class TestStorm:
+    @pytest.mark.timeout(either(3_600, 120))
+    @pytest.mark.parametrize("seed", range(either(4, 1)))
+    def test_nothing_is_lost(self, directory: Path, seed: int) -> None:
+        """Whatever is killed: each job is done, and twice only where its
+        worker was killed between doing it and saying so.
+        """
+        storm = Storm(directory, seed, COMMAND)
+        storm.run(either(50, 8), either(3_750, 80), "bus broker worker")
+        storm.check()
+
+    def test_an_early_answer_is_found(self, directory: Path) -> None:
+        """A broker that answers before it commits loses jobs in a storm."""
+        storm = Storm(directory, 1, [sys.executable, "-c", LATE_COMMIT])
+        for _, worker in storm.workers:
+            worker.send_signal(signal.SIGSTOP)  # else they do what is lost
+        storm.run(6, 30, "broker")
+        with pytest.raises(AssertionError, match="are lost"):
+            storm.check()
