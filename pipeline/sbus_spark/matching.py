@@ -134,6 +134,8 @@ def selections(keys: DataFrame, held: DataFrame) -> DataFrame:
     *keys* are (run, key), distinct, and *held* is what holds returns.
     The upward pattern selects the secret keys without the prefix [CRED-13].
     """
+    from pyspark.sql import functions as F
+
     shapes = [
         sbus.Shape(segments, is_open, tuple(map(tuple, stars)))
         for row in held.select("shape").distinct().collect()
