@@ -8,9 +8,11 @@ captures.  Each step is a function, and a command.
     messages    columns, and which lines of a capture are messages
     matching    which keys patterns select
     captures    the segments that recorders wrote
-    tables      a Delta table: its files and its commits
+    files       the Parquet files of a table, and their rows
+    tables      a Delta table, and the commits that change it
     known       which segments need not be looked at again
     upkeep      compact and expire
+    tasks       what executors do for an ingest
     intake      ingest: captures to tables, each message once
     reading     read_table, show and replay
     source      for Spark's own programs
@@ -20,6 +22,9 @@ captures.  Each step is a function, and a command.
     events      the lines of traces as a DataFrame
     audits      the deliveries that were expected, beside the actual ones
     sessions    Java, and the Spark session of the command line
+    console     what is said beside the output
+    commands    what the command line can do
+    options     what a command line may say
     cli         the command line
 
 A module imports only those above it, and of the repository beside this
@@ -35,7 +40,7 @@ from typing import Any
 MODULES = {
     "audits": ("audit", "summary"),
     "cli": ("main", "run"),
-    "inputs": ("InputError", "PipelineError", "Selection"),
+    "inputs": ("BusyError", "InputError", "PipelineError", "Selection"),
     "intake": ("ingest",),
     "matching": ("selected",),
     "reading": ("read_table", "replay"),

@@ -7,8 +7,6 @@ that, the name begins with a dot.  A segment may be compressed since.
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,7 +22,10 @@ SEGMENT = re.compile(
     r"(?:/[^._/][^/]*)*?/([^._/][^/]*)-(\d{6,})\.jsonl(?:\.gz|\.bz2|\.zst)?"
 )
 HIDDEN = re.compile(r"\..*-\d{6,}\.jsonl")
-TASK_BYTES_MAX = 64 << 20  # of segments, unless a segment is larger
+# What a task reads takes it about half a second, so that to start it pays.
+# How many tasks can run at once, only Spark knows
+TASK_BYTES = 16 << 20
+SEGMENT_BYTES_MIN = 64 << 10  # to open a segment takes as long as to read this
 
 
 class Segment(NamedTuple):
@@ -74,25 +75,31 @@ class Capture:
         return sorted(segments), hidden
 
     def groups(self, segments: Sequence[Segment]) -> list[list[Segment]]:
-        """Return segments in groups of about the same size, one a core."""
-        starts = [*itertools.accumulate((x.size for x in segments), initial=0)]
-        cores = os.cpu_count() or 1
-        limit = min(TASK_BYTES_MAX, starts[-1] // cores + 1)
-        groups: dict[int, list[Segment]] = {}
-        for segment, start in zip(segments, starts):
-            middle = start + segment.size // 2
-            groups.setdefault(middle // limit, []).append(segment)
-        return list(groups.values())
+        """Return segments in groups of about TASK_BYTES, in their order."""
+        groups: list[list[Segment]] = []
+        free = 0
+        for segment in segments:
+            if free <= 0:
+                groups.append([])
+                free = TASK_BYTES
+            groups[-1].append(segment)
+            free -= max(segment.size, SEGMENT_BYTES_MIN)
+        return groups
 
-    def is_whole(self, segment: Segment) -> bool:
-        """Return whether a segment ends with a whole line, as all do.
+    def fault_of(self, segment: Segment) -> str:
+        """Return why a segment cannot be read yet; "" if it can.
 
-        A compressed one that is cut cannot be read.  Raises: OSError.
+        A compressed one that is cut is found when it is read.
+        Raises: OSError.
         """
-        if segment.size == 0 or segment.path.endswith(COMPRESSED):
-            return segment.size > 0
+        if segment.size == 0:
+            return "it is empty, so it waits"
+        if segment.path.endswith(COMPRESSED):
+            return ""
         with self._files.open_input_file(segment.path) as file:
-            return bool(file.read_at(1, segment.size - 1) == b"\n")
+            if file.read_at(1, segment.size - 1) == b"\n":
+                return ""
+        return "its last line is not complete, so it waits"
 
     def remove(self, segment: Segment) -> None:
         """Remove a segment, unless it has changed since it was listed."""
@@ -106,9 +113,8 @@ class Capture:
 
         Raises: OSError; InputError if it is cut or broken, or not whole.
         """
-        if not self.is_whole(segment):
-            reason = "its last line is not complete, so it waits"
-            raise InputError(reason)
+        if fault := self.fault_of(segment):
+            raise InputError(fault)
         parts = [READ.empty_table()]
         for text in lines_of(self._files, segment.path, 0, segment.size):
             parts.append(read_lines(text.removesuffix(b"\n") + b"\n"))

@@ -1,54 +1,34 @@
 """Intake: captures to tables, each message once.
 
-A message is known by its recorder and its number.  A task reads segments, and
-leaves out what the table has: Delta's log says which files have messages of
-those times, recorders and numbers, which are few.  So it does no harm to look
-at a segment twice, and what need not be looked at is only noted (`known`).
-
-The driver adds all files in one commit.  Of two ingests that began with the
-same snapshot Delta refuses the second, so that none adds what the other has.
+A message is known by its recorder and its number.  The driver lists segments,
+and lets `tasks` read those that are not `known`, and leave out what the table
+has.  So it does no harm to look at a segment twice.  Then it adds all files in
+one commit.  Of two ingests that began with the same snapshot Delta refuses the
+second, so that none adds what the other has.  Tasks begin later, so they look
+at this snapshot or a later one.
 """
 
 from __future__ import annotations
 
-import datetime
 import functools
-import os
 import threading
 import time
-import types
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
-from deltalake import write_deltalake
+from deltalake import DeltaTable
 
-from . import inputs, tables
+from . import tables
 from .captures import Capture, Segment
-from .inputs import BusyError, InputError, absolute
+from .inputs import BusyError, absolute, utc_text
 from .known import Known
-from .messages import read_lines, schema_of
+from .tasks import OUTCOME, Batches, do_task
 
 Session = Any  # of Spark, or a function that starts one
-ORDER = [(name, "ascending") for name in ("host", "recorder", "n")]
-NUMBERED = ["recorder", "n"]  # which message it is
-# Of these a file has the least and the greatest value in Delta's log
-COUNTED = ("host", "recorder", "n", "time", "key", "size")
-# What a task did.  A row is a file, of the table or of lines for the
-# quarantine; or a segment that was read, and which numbers it has of a
-# recorder; or one that was not, and why
-OUTCOME = """
-task long, path string, is_aside boolean, day string, rows long, bytes long,
-stats string, segment string, recorder string, first long, last long,
-fault string
-"""
 FOLLOW_SECONDS = 5.0
 REST_SECONDS = 300.0  # after which nobody seems to copy a segment
 LEFT_SECONDS = 3_600.0  # after which nobody seems to write a hidden segment
-Batches = Iterator[pa.RecordBatch]
 
 
 class Batch(NamedTuple):
@@ -62,17 +42,13 @@ class Batch(NamedTuple):
     remarks: list[str]  # what is missing, or not whole
 
 
-def ignore(_: Batch) -> None:
-    """Do nothing."""
-
-
 def ingest(
     spark: Session,
     capture: str,
     table: str,
     until: threading.Event | None = None,
     is_cleaning: bool = False,
-    report: Callable[[Batch], object] = ignore,
+    report: Callable[[Batch], object] = id,  # which ignores it
 ) -> tuple[int, int]:
     """Add what a capture has and a table lacks, each line once.
 
@@ -104,6 +80,9 @@ def ingest(
             return messages, quarantined
 
 
+# ==== Rounds =================================================================
+
+
 def ingest_once(
     spark: Session, source: Capture, where: str, is_cleaning: bool
 ) -> tuple[Batch, bool]:
@@ -112,48 +91,33 @@ def ingest_once(
     Raises: as ingest.
     """
     began = time.time()
-    opened, bad_opened = (
-        tables.open_table(where),
-        tables.open_delta(tables.aside(where)),
-    )
+    opened = tables.open_table(where)
+    quarantine = tables.open_delta(tables.aside(where))
     segments, hidden = source.files()
     known = Known(where, opened)
-    known.trust(segments)
     new = [segment for segment in segments if not known.has(segment)]
+    shrunk = [segment for segment in new if known.has_longer(segment)]
     if is_cleaning:
-        for segment in segments:
-            is_at_rest = segment.written < began - REST_SECONDS
-            if is_at_rest and known.has(segment):
-                source.remove(segment)
+        clean(source, known, segments, began - REST_SECONDS)
 
-    outcomes: list[Any] = []
+    outcomes: Sequence[Any] = []
     if new:
         groups = source.groups(new)
-        versions = opened.version(), bad_opened.version()
-        work = functools.partial(do_task, source, where, versions, groups)
-        outcomes = [*do_tasks(spark, work, len(groups))]
+        work = functools.partial(do_task, source, where, groups)
+        outcomes = do_tasks(spark, work, len(groups))
     late = late_tasks(outcomes)
     outcomes = [x for x in outcomes if x.task not in late]
-    files = [x for x in outcomes if x.path and not x.is_aside]
-    bad_files = [x for x in outcomes if x.path and x.is_aside]
-    if bad_files:  # first: if it is killed then, the next one finds them
-        tables.commit(
-            tables.aside(where), bad_opened, bad_files, tables.INGEST
-        )
-    if files:
-        tables.commit(where, opened, files, tables.INGEST)
+    counts = add_files(where, opened, quarantine, outcomes)
 
     faults = {x.segment: x.fault for x in outcomes if x.fault}
-    done = {x.segment for x in outcomes if x.segment and not x.fault}
-    shrunk = [segment for segment in new if known.has_longer(segment)]
-    known.add([segment for segment in new if segment.path in done])
+    read = {x.segment for x in outcomes if x.segment and not x.fault}
+    known.add([segment for segment in new if segment.path in read])
     known.forget(source.folder, segments)
     if new:
         known.write()
     batch = Batch(
-        sum(file.rows for file in files),
-        sum(file.rows for file in bad_files),
-        len(done),
+        *counts,
+        len(read),
         time.time() - began,
         began - min((x.written for x in new), default=began),
         remarks_on(known, faults, shrunk, hidden, began),
@@ -161,40 +125,76 @@ def ingest_once(
     return batch, not late
 
 
+def clean(
+    source: Capture,
+    known: Known,
+    segments: Sequence[Segment],
+    rested_since: float,
+) -> None:
+    """Remove segments that are known, and that nobody seems to copy."""
+    for segment in segments:
+        if known.has(segment) and segment.written < rested_since:
+            source.remove(segment)
+
+
 def do_tasks(
     spark: Session, work: Callable[[Batches], Batches], count: int
 ) -> Sequence[Any]:
     """Do tasks by their numbers; return the rows of OUTCOME they yield."""
     session = spark() if callable(spark) else spark
-    tasks = session.range(0, count, 1, count)
-    return tasks.mapInArrow(work, OUTCOME).collect()
+    numbers = session.range(0, count, 1, count)
+    rows: Sequence[Any] = numbers.mapInArrow(work, OUTCOME).collect()
+    return rows
 
 
 def late_tasks(outcomes: Sequence[Any]) -> set[int]:
     """Return the tasks that may have messages which others have as well.
 
     As of a copy under another name.  What they wrote is left out, and their
-    segments are looked at in another round.
+    segments are looked at in another round.  The first task never is late.
     """
     ranges: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for x in outcomes:
         if x.recorder is not None:
             ranges[x.recorder].append((x.first, x.last, x.task))
     late: set[int] = set()
-    for numbers in ranges.values():
+    for of_recorder in ranges.values():
+        tasks = {task for _, _, task in of_recorder}
         end = 0
-        tasks = {task for _, _, task in numbers}
-        for first, last, _ in sorted(numbers):
+        for first, last, _ in sorted(of_recorder):
             if first <= end:
                 late |= tasks - {min(tasks)}
             end = max(end, last)
     return late
 
 
+def add_files(
+    where: str,
+    opened: DeltaTable,
+    quarantine: DeltaTable,
+    outcomes: Iterable[Any],
+) -> tuple[int, int]:
+    """Commit the files that tasks wrote; return how many messages and lines.
+
+    Those of the quarantine are first: after a kill between the commits, the
+    next ingest reads the segments again, and finds that it has their lines.
+    Raises: as commit.
+    """
+    written = [x for x in outcomes if x.path]
+    of_lines = [x for x in written if x.is_aside]
+    of_messages = [x for x in written if not x.is_aside]
+    if of_lines:
+        aside = tables.aside(where)
+        tables.commit(aside, quarantine, of_lines, tables.INGEST)
+    if of_messages:
+        tables.commit(where, opened, of_messages, tables.INGEST)
+    return sum(x.rows for x in of_messages), sum(x.rows for x in of_lines)
+
+
 def remarks_on(
     known: Known,
     faults: dict[str, str],
-    shrunk: list[Segment],
+    shrunk: Iterable[Segment],
     hidden: dict[str, float],
     now: float,
 ) -> list[str]:
@@ -212,157 +212,6 @@ def remarks_on(
     )
     for path, written in sorted(hidden.items()):
         if now - written > LEFT_SECONDS:
-            when = inputs.utc_text(written)
+            when = utc_text(written)
             remarks.append(f"{path}: left hidden since {when}: {remedy}")
     return remarks
-
-
-# ==== Tasks ==================================================================
-
-
-def do_task(
-    source: Capture,
-    where: str,
-    versions: tuple[int, int],
-    groups: list[list[Segment]],
-    batches: Batches,
-) -> Batches:
-    """Write what some segments have and a table lacks; yield OUTCOMEs."""
-    os.umask(0o077)  # what was recorded may be private
-    for number in (n for batch in batches for n in batch[0].to_pylist()):
-        for outcome in outcomes_of(source, where, versions, groups[number]):
-            row = {"task": number, **outcome}
-            yield pa.RecordBatch.from_pylist([row], schema_of(OUTCOME))
-
-
-def outcomes_of(
-    source: Capture,
-    where: str,
-    versions: tuple[int, int],
-    segments: list[Segment],
-) -> Iterator[dict[str, Any]]:
-    """Write what some segments have and a table lacks; yield what was done.
-
-    A segment that cannot be read stops no other.
-    """
-    parts = []
-    for segment in segments:
-        about = {"segment": segment.path}
-        try:
-            rows = source.read(segment)
-        except FileNotFoundError:
-            continue  # another ingest has removed it
-        except (InputError, OSError) as error:
-            reason = str(error).removeprefix(f"{segment.path}: ")
-            yield {**about, "fault": reason}
-            continue
-        is_bad = rows["corrupt"].is_valid()
-        parts.append(rows.filter(pc.invert(is_bad)).drop("corrupt"))
-        runs = parts[-1].group_by("recorder", use_threads=False)
-        ends = runs.aggregate([("n", "min"), ("n", "max")])
-        ends = ends.rename_columns(["recorder", "first", "last"])
-        for numbers in ends.to_pylist() or [{}]:
-            yield {**about, **numbers}
-        lines = rows["corrupt"].drop_null()
-        yield from write_lines(where, versions[1], segment, lines)
-    if parts:
-        rows = lacking(where, versions[0], pa.concat_tables(parts))
-        yield from write_messages(where, rows)
-
-
-def lacking(where: str, version: int, rows: pa.Table) -> pa.Table:
-    """Return the messages that a table lacked at a version, each once.
-
-    A message has its time wherever it is copied, so that only files of these
-    times are looked at.
-    """
-    if not len(rows):
-        return rows
-    files = tables.files_of(tables.open_table(where, version))
-    for name in ("time", "recorder", "n"):
-        files = tables.with_one_of(files, name, rows[name])
-    n = pc.field("n")
-    ends = pc.min_max(rows["n"])
-    is_near = pc.field("recorder").isin(pc.unique(rows["recorder"]))
-    is_near &= (n >= ends["min"]) & (n <= ends["max"])
-    present = tables.rows_in(where, files, NUMBERED, is_near)
-    both = pa.concat_tables([present, rows.select(NUMBERED)])
-    both = both.append_column("at", pa.array(np.arange(len(both))))
-    groups = both.group_by(NUMBERED, use_threads=False)
-    first = groups.aggregate([("at", "min")])
-    places = first["at_min"].to_numpy() - len(present)
-    return rows.take(pa.array(places[places >= 0]))
-
-
-def write_messages(where: str, rows: pa.Table) -> Iterator[dict[str, Any]]:
-    """Write messages to a file for each of their days."""
-    days = rows["time"].cast(pa.date32())
-    for day in pc.unique(days).to_pylist():
-        of_day = rows.filter(pc.equal(days, day)).sort_by(ORDER)
-        yield {
-            "is_aside": False,
-            **tables.write_file(where, day, of_day, COUNTED),
-        }
-
-
-def write_lines(
-    where: str, version: int, segment: Segment, lines: Any
-) -> Iterator[dict[str, Any]]:
-    """Write lines that are no messages, and that the quarantine lacks."""
-    if not len(lines):
-        return
-    where, name = tables.aside(where), os.path.basename(segment.path)
-    files = tables.files_of(tables.open_delta(where, version))
-    files = tables.with_one_of(files, "segment", pa.array([name]))
-    is_same = pc.field("segment") == name
-    present = tables.rows_in(where, files, ["line"], is_same)["line"]
-    new = lines.filter(pc.invert(pc.is_in(lines, present)))
-    if len(new):
-        today = datetime.datetime.now(inputs.UTC).date()
-        rows = pa.table({"segment": [name] * len(new), "line": new})
-        file = tables.write_file(where, today, rows, ["segment"])
-        yield {"is_aside": True, **file}
-
-
-def as_rows(batches: Iterable[pa.RecordBatch]) -> list[Any]:
-    """Return rows of OUTCOME as Spark does."""
-    rows = [row for batch in batches for row in batch.to_pylist()]
-    return [types.SimpleNamespace(**row) for row in rows]
-
-
-# ==== Mended lines ===========================================================
-
-
-def mend(table: str) -> tuple[int, int]:
-    """Add the lines of the quarantine that are messages now.
-
-    Return how many messages were added, and how many lines are left.
-    Raises: PipelineError, as ingest.
-    """
-    where = absolute(table)
-    tables.make_table(where)
-    opened, quarantine = (
-        tables.open_table(where),
-        tables.open_delta(tables.aside(where)),
-    )
-    lines = quarantine.to_pyarrow_table()
-
-    # A reason stands before the line, which begins with a brace.  A line feed
-    # is no part of a line
-    texts = [
-        line[line.find("{") :].strip().replace("\n", "\\n")
-        for line in lines["line"].to_pylist()
-    ]
-    mended = read_lines("".join(f"{text}\n" for text in texts).encode())
-    is_bad = mended["corrupt"].is_valid()
-    sound = mended.filter(pc.invert(is_bad)).drop("corrupt")
-    rows = lacking(where, opened.version(), sound)
-
-    # A kill between the two commits lets both be done again, to no effect
-    files = [types.SimpleNamespace(**x) for x in write_messages(where, rows)]
-    if files:
-        tables.commit(where, opened, files, tables.INGEST)
-    if len(sound):
-        left = lines.filter(is_bad)
-        write_deltalake(quarantine, left, mode="overwrite")
-    return len(rows), len(lines) - len(sound)

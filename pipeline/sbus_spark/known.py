@@ -2,15 +2,34 @@
 
 The rows of a table are the truth.  To look at each segment in each round would
 take long, so an ingest notes the size of each segment whose lines are
-committed, in TABLE/_ingested.json.  A segment of another size is looked at
-again, and adds what the table lacks.  So these notes may be lost without harm.
+committed, in TABLE/_ingested.json.
 
-They hold for a version of the table, and for later ones as long as rows were
-only added, or dropped on purpose.  After a RESTORE, or if the log no longer
-tells what happened, all is looked at again.
+**What a note says**, and why it may be believed.  It says: each line that the
+segment at this path had, when it was of this size, is in the table, or was
+dropped from it on purpose.  `--clean` removes a segment on the strength of its
+note alone.  Three things make a note true:
 
-They also say which segments each recorder run had, since `--clean` removes
-them: number 1 is the first, and a gap is named.
+1. It is written after the commit that added the lines, and the file names the
+   latest commit by its version and its time.  An older log, as of a backup,
+   and another table's log do not have this commit: then no note holds.
+2. Each commit since then adds rows, or drops them on purpose.  After a
+   RESTORE, an overwrite, a commit of an unknown kind or of none, or if the log
+   no longer has all of them, no note holds.
+3. A segment of another size is another one.
+
+A note that does not hold, and a file that is missing or garbled, cost a look
+at the segments.  They change no row, but for one case: rows that a DELETE
+dropped come again from segments that are still there.  A row that was erased
+(`reading`) does not, as it is there itself.
+
+Two things fool a note.  A segment in which somebody wrote other lines of the
+same length is not looked at.  A RESTORE that is made while a round is under
+way comes too late for `--clean` to see.
+
+**Runs.**  The file also says which segments each recorder run had, since
+`--clean` removes them: number 1 is the first, and a gap is named.  This holds
+whatever the table was restored to.  If the file is lost, the runs are those
+in the latest rows, and no gap is before the first segment that comes then.
 """
 
 from __future__ import annotations
@@ -19,72 +38,74 @@ import json
 import os
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import NamedTuple
 
-import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from deltalake import DeltaTable
-from pyarrow import fs
 
 from .captures import Segment
+from .files import files_at, files_of, rows_in
 from .inputs import utc_text
-from .tables import (
-    files_of,
-    is_kept,
-    open_delta,
-    stamp_of,
-    with_one_of,
-)
+from .tables import NOTES, is_kept, open_delta, stamp_of
 
 FORGOTTEN_SECONDS = 30 * 86_400  # after which a run that rests is forgotten
+RECENT_DAYS = 7  # days with messages, in which a host is not forgotten
 SHOWN_MAX = 5  # gaps of a recorder
 
 
-class Known:
-    """Notes about captures that hold for a table as it was opened.
+class Run(NamedTuple):
+    """The segments of a recorder run.
 
-    *sizes* has that of each segment by its path; *runs* for each recorder run
-    its bounds, when the first of its gaps was found, and when it last had a
-    new segment.  Bounds are a number at which segments begin, the one at which
-    they cease, the one at which they begin again, and so on.
+    *bounds* are a number at which segments begin, the one at which they cease,
+    the one at which they begin again, and so on.
+    """
+
+    bounds: list[int]
+    gap_since: float = 0.0  # when the first of its gaps was found
+    noted: float = 0.0  # when it last had a new segment
+
+
+class Known:
+    """What is known of captures and a table, as that was opened.
+
+    *sizes* has that of each segment by its path, if the notes hold, and *runs*
+    each recorder run by its name.
     """
 
     def __init__(self, where: str, opened: DeltaTable) -> None:
-        files, folder = fs.FileSystem.from_uri(where)
-        self._files, self._path = files, f"{folder}/_ingested.json"
-        self._where, self._opened = where, opened
+        self._where = where
         self._commit = opened.version(), stamp_of(opened)
         self.sizes: dict[str, int] = {}
-        self.runs: dict[str, list[Any]] = {}
-        self.is_lost = True
-        self._read()
-
-    def _read(self) -> None:
-        """Read what the file says, and of the sizes only if they hold."""
+        self.runs: dict[str, Run] = {}
         try:
-            with self._files.open_input_stream(self._path) as file:
+            with files_at(where).open_input_stream(NOTES) as file:
                 notes = json.loads(file.read())
-            self.runs = notes["runs"]
-            self.is_lost = False
-            if is_kept(self._opened, *notes["commit"]):
-                self.sizes = notes["sizes"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return
+            self.runs = {x: Run(*run) for x, run in notes["runs"].items()}
+            version, stamp = notes["commit"]
+            if stamp and is_kept(opened, version, stamp):
+                self.sizes = dict(notes["sizes"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            names = latest_recorders(where, opened)
+            self.runs = {name: Run([], 0.0, time.time()) for name in names}
 
     def write(self) -> None:
         """Write what is known to the file, at once.
 
-        It holds for the table as it is now: an older log, as of a backup, may
-        lack what was added meanwhile.
+        The table must still have what it had when it was opened.
         """
         opened = open_delta(self._where)
         if not is_kept(opened, *self._commit):
             return
         self._commit = opened.version(), stamp_of(opened)
-        notes = {"commit": self._commit, "sizes": self.sizes}
-        hidden = f"{self._path}.{os.getpid()}.new"
-        with self._files.open_output_stream(hidden) as file:
-            file.write(json.dumps(notes | {"runs": self.runs}).encode())
-        self._files.move(hidden, self._path)
+        notes = {
+            "commit": self._commit,
+            "sizes": self.sizes,
+            "runs": self.runs,
+        }
+        files, hidden = files_at(self._where), f"{NOTES}.{os.getpid()}.new"
+        with files.open_output_stream(hidden) as file:
+            file.write(json.dumps(notes).encode())
+        files.move(hidden, NOTES)
 
     def has(self, segment: Segment) -> bool:
         """Return whether a segment is as long as when it was read."""
@@ -94,51 +115,47 @@ class Known:
         """Return whether a segment is shorter than when it was read."""
         return self.sizes.get(segment.path, 0) > segment.size
 
-    def trust(self, segments: Sequence[Segment]) -> None:
-        """Let no gap be before the first segments, if notes are lost.
-
-        It is so for runs of which the table may have messages: `--clean` may
-        have removed what was before.
-        """
-        firsts: dict[str, int] = {}
-        for segment in segments if self.is_lost else ():
-            firsts.setdefault(segment.recorder, segment.number)
-        files = files_of(self._opened)
-        for name, first in firsts.items():
-            may_have = with_one_of(files, "recorder", pa.array([name]))
-            if first > 1 and len(may_have):
-                self.runs[name] = [[1, first], 0.0, time.time()]
-
     def add(self, segments: Sequence[Segment]) -> None:
         """Note that the lines of segments are committed."""
+        now = time.time()
         for segment in segments:
             self.sizes[segment.path] = segment.size
-            bounds, since, _ = self.runs.get(segment.recorder, ([], 0.0, 0.0))
-            has_gap = bool(gaps_of(bounds))
+            run = self.runs.get(segment.recorder)
+            bounds = run.bounds if run else []
+            if run and not bounds and segment.number > 1:
+                bounds = [1, segment.number]  # those before were noted once
             bounds = with_number(bounds, segment.number)
-            if gaps_of(bounds) and not has_gap:
-                since = time.time()
-            self.runs[segment.recorder] = [bounds, since, time.time()]
+            gap_since = run.gap_since if run and gaps_of(run.bounds) else now
+            self.runs[segment.recorder] = Run(bounds, gap_since, now)
 
     def forget(self, folder: str, segments: Sequence[Segment]) -> None:
         """Leave out what a capture no longer has, and runs that rest."""
-        here = {segment.path for segment in segments}
-        for path in [x for x in self.sizes if x.startswith(f"{folder}/")]:
-            if path not in here:
+        paths = {segment.path for segment in segments}
+        for path in [*self.sizes]:
+            if path.startswith(f"{folder}/") and path not in paths:
                 del self.sizes[path]
         limit = time.time() - FORGOTTEN_SECONDS
         listed = {segment.recorder for segment in segments}
-        for name in {x for x in self.runs if self.runs[x][2] < limit}:
-            if name not in listed:
+        for name, run in [*self.runs.items()]:
+            if run.noted < limit and name not in listed:
                 del self.runs[name]
 
     def gaps(self) -> list[str]:
         """Return in words which segments are missing before others."""
         return [
-            describe(name, bounds, since)
-            for name, (bounds, since, _) in sorted(self.runs.items())
-            if gaps_of(bounds)
+            describe(name, run)
+            for name, run in sorted(self.runs.items())
+            if gaps_of(run.bounds)
         ]
+
+
+def latest_recorders(where: str, opened: DeltaTable) -> list[str]:
+    """Return the recorders with messages on the latest days of a table."""
+    files = files_of(opened)
+    days = pc.unique(files["partition.day"]).sort("descending")[:RECENT_DAYS]
+    latest = files.filter(pc.is_in(files["partition.day"], days))
+    names = rows_in(where, latest, ["recorder"])["recorder"]
+    return [str(name) for name in pc.unique(names).to_pylist()]
 
 
 def with_number(bounds: list[int], number: int) -> list[int]:
@@ -155,11 +172,11 @@ def gaps_of(bounds: Iterable[int]) -> list[tuple[int, int]]:
     return [(first, end - 1) for first, end in zip(edges[::2], edges[1::2])]
 
 
-def describe(recorder: str, bounds: Iterable[int], since: float) -> str:
-    """Return in words which segments are missing."""
-    gaps = gaps_of(bounds)
+def describe(name: str, run: Run) -> str:
+    """Return in words which segments of a run are missing."""
+    gaps = gaps_of(run.bounds)
     shown = [f"{a} to {b}" if a < b else f"{a}" for a, b in gaps[:SHOWN_MAX]]
     if len(gaps) > SHOWN_MAX:
         shown.append(f"{len(gaps) - SHOWN_MAX} more gaps")
-    when = utc_text(since)
-    return f"{recorder}: missing since {when}: segment {', '.join(shown)}"
+    since = utc_text(run.gap_since)
+    return f"{name}: missing since {since}: segment {', '.join(shown)}"

@@ -42,7 +42,8 @@ ARROW = {
     "timestamp": pa.timestamp("us", "UTC"),
 }
 CHUNK_BYTES = 1 << 20  # of lines that are parsed at once
-LINE_BYTES_MAX = 16 << 20  # after which a line is cut, and no message
+LINE_BYTES_MAX = 16 << 20  # for which memory has room; a longer one is cut
+CUT = b"... (cut)\n"  # ends no message
 COMPRESSED = (".gz", ".bz2", ".zst")  # which Arrow knows by their names
 
 
@@ -72,8 +73,7 @@ def lines_of(
     """Yield texts of the lines that begin in some bytes of a file.
 
     Each has about CHUNK_BYTES.  The last line of a file may be torn: without
-    its line feed.  A line of more than LINE_BYTES_MAX is cut.  *end* does not
-    matter for a compressed file.
+    its line feed.  *end* does not matter for a compressed file.
     Raises: InputError for a compressed file that is cut or broken.
     """
     position = max(start - 1, 0)
@@ -84,25 +84,36 @@ def lines_of(
         file = files.open_input_file(path)
         file.seek(position)
     with io.BufferedReader(file) as stream:
-        if start:  # the line that begins before belongs to other bytes
-            position += len(stream.readline())
-        while position < end:
-            try:
+        try:
+            if start:  # the line that begins before belongs to other bytes
+                position += rest_of_line(stream)[1]
+            while position < end:
                 text = stream.read(min(end - position, CHUNK_BYTES))
+                if not text:
+                    return
                 position += len(text)
-                if text and not text.endswith(b"\n"):
-                    rest = stream.readline(LINE_BYTES_MAX)
+                if not text.endswith(b"\n"):
+                    rest, length = rest_of_line(stream)
                     text += rest
-                    while rest[LINE_BYTES_MAX - 1 :] not in (b"", b"\n"):
-                        position += len(rest)
-                        rest = stream.readline(LINE_BYTES_MAX)
-                        text = text[:-1] + rest[-1:]
-                    position += len(rest)
-            except OSError as error:
-                raise InputError(f"{path}: {error}") from None
-            if not text:
-                return
-            yield text
+                    position += length
+                yield text
+        except OSError as error:
+            raise InputError(f"{path}: {error}") from None
+
+
+def rest_of_line(stream: io.BufferedReader) -> tuple[bytes, int]:
+    """Return the rest of a line, and how many bytes of a file that is.
+
+    Of one that is longer than LINE_BYTES_MAX, CUT stands for it.
+    """
+    rest = stream.readline(LINE_BYTES_MAX)
+    length = len(rest)
+    while len(rest) == LINE_BYTES_MAX and not rest.endswith(b"\n"):
+        rest = stream.readline(LINE_BYTES_MAX)
+        length += len(rest)
+    if length > LINE_BYTES_MAX:
+        rest = CUT
+    return rest, length
 
 
 def parse_lines(text: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -7,6 +7,7 @@ so that it does not come again.  No reader is shown it.
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 import time
 from collections.abc import Iterator
@@ -19,16 +20,22 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from sbus_client import Client, SbusError
 
 from . import inputs
+from .files import files_of, rows_in
 from .inputs import InputError, Selection, absolute
 from .matching import are_selected, selected
 from .messages import SCHEMA
-from .tables import TABLE, files_of, open_table, rows_in
+from .tables import TABLE, open_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ALL = Selection()
 ORDER = [(name, "ascending") for name in ("host", "recorder", "n")]
+# What says whether a message is wanted, and which of its recorder it is
+ABOUT = ["host", "time", "key", "recorder", "n"]
+
+
+# ==== With Spark =============================================================
 
 
 def read_table(
@@ -39,6 +46,18 @@ def read_table(
     A change of the table disturbs its readers only READERS_HOURS later.
     Raises: InputError if there is no table.
     """
+    return messages_of(read_rows(spark, table, selection), selection)
+
+
+def messages_of(rows: DataFrame, selection: Selection) -> DataFrame:
+    """Return the rows that are messages with selected keys."""
+    return selected(rows.where("key is not null"), selection.patterns)
+
+
+def read_rows(
+    spark: SparkSession, table: str, selection: Selection
+) -> DataFrame:
+    """Return the rows of some time and hosts, those without a key as well."""
     from pyspark.sql import functions as F
 
     where = absolute(table)
@@ -48,15 +67,17 @@ def read_table(
     # What looks like a pattern in their paths is none
     options = {"basePath": where, "__globPaths__": "false"}
     reader = spark.read.schema(TABLE).options(**options)
-    messages = reader.parquet(*[f"{where}/{path}" for path in paths])
-    messages = messages.where(F.col("key").isNotNull())
+    rows = reader.parquet(*[f"{where}/{path}" for path in paths])
     if selection.since > inputs.FIRST:
-        messages = messages.where(F.col("time") >= selection.since)
+        rows = rows.where(F.col("time") >= selection.since)
     if selection.until < inputs.LAST:
-        messages = messages.where(F.col("time") < selection.until)
+        rows = rows.where(F.col("time") < selection.until)
     if selection.hosts:
-        messages = messages.where(F.col("host").isin(*selection.hosts))
-    return selected(messages, selection.patterns)
+        rows = rows.where(F.col("host").isin(*selection.hosts))
+    return rows
+
+
+# ==== Without Spark ==========================================================
 
 
 def rows_of(
@@ -65,25 +86,50 @@ def rows_of(
     """Yield the messages of a table in the order of their times.
 
     Those of one time come by host, recorder and number, and those of one
-    recorder and day always by number, though its clock went back.  It does not
-    need Spark, and has the messages of a day in memory.  Raises: as
-    open_table.
+    recorder always by number, though its clock went back.  It has the
+    messages of a day in memory, and does not need Spark.
+    Raises: as open_table.
     """
-    at = pc.field("time")
-    is_read = pc.field("key").is_valid() & (at < pa.scalar(selection.until))
-    is_read &= at >= pa.scalar(selection.since)
-    if selection.hosts:
-        is_read &= pc.field("host").isin(selection.hosts)
+    where = absolute(table)
     files = selected_files(table, selection)
-    days = files["partition.day"]
-    for day in sorted(pc.unique(days).to_pylist()):
-        of_day = files.filter(pc.equal(days, day))
-        rows = rows_in(absolute(table), of_day, SCHEMA.names, is_read)
-        rows = in_order(rows)
+    days = pc.unique(files["partition.day"]).sort().to_pylist()
+    is_wanted = functools.partial(are_wanted, selection)
+    early = SCHEMA.empty_table()  # messages whose predecessors come later
+    for day, next_day in zip(days, [*days[1:], None]):
+        of_day, of_next = files_on(files, day), files_on(files, next_day)
+        rows = rows_in(where, of_day, SCHEMA.names, is_wanted)
+        rows = pa.concat_tables([early, rows])
+        coming = rows_in(where, of_next, ABOUT, is_wanted)
+        is_early = are_early(rows, coming)
+        early = rows.filter(is_early)
+        rows = in_order(rows.filter(pc.invert(is_early)))
         if selection.patterns:
             rows = rows.filter(are_selected(selection.patterns, rows["key"]))
         for batch in rows.to_batches(1_000):
             yield from batch.to_pylist()
+
+
+def are_wanted(selection: Selection, rows: pa.Table) -> pa.Array:
+    """Return which rows are messages of a time and a host."""
+    time = rows["time"]
+    is_late = pc.greater_equal(time, pa.scalar(selection.since))
+    is_early = pc.less(time, pa.scalar(selection.until))
+    is_wanted = pc.and_(rows["key"].is_valid(), pc.and_(is_late, is_early))
+    if selection.hosts:
+        hosts = pa.array(selection.hosts)
+        is_wanted = pc.and_(is_wanted, pc.is_in(rows["host"], hosts))
+    return is_wanted
+
+
+def are_early(rows: pa.Table, coming: pa.Table) -> pa.Array:
+    """Return which rows come after others of their recorder that are coming.
+
+    So they do if its clock went back over midnight.
+    """
+    firsts = coming.group_by("recorder").aggregate([("n", "min")])
+    at = pc.index_in(rows["recorder"], firsts["recorder"])
+    first = firsts["n_min"].take(at)
+    return pc.fill_null(pc.greater(rows["n"], first), False)
 
 
 def in_order(rows: pa.Table) -> pa.Table:
@@ -95,6 +141,12 @@ def in_order(rows: pa.Table) -> pa.Table:
     for part in np.split(times, changes):
         np.maximum.accumulate(part, out=part)
     return rows.take(pa.array(np.argsort(times, kind="stable")))
+
+
+def files_on(files: pa.Table, day: datetime.date | None) -> pa.Table:
+    """Return the files of a day."""
+    is_on = pc.equal(files["partition.day"], pa.scalar(day, pa.date32()))
+    return files.filter(is_on)
 
 
 def selected_files(table: str, selection: Selection) -> pa.Table:
@@ -110,9 +162,8 @@ def selected_files(table: str, selection: Selection) -> pa.Table:
     )
     if "min.time" in files.column_names:
         cut = datetime.timedelta(milliseconds=1)
-        ends = files["min.time"], files["max.time"]
-        is_late = pc.greater_equal(ends[0], pa.scalar(last))
-        is_early = pc.less(ends[1], pa.scalar(first - cut))
+        is_late = pc.greater_equal(files["min.time"], pa.scalar(last))
+        is_early = pc.less(files["max.time"], pa.scalar(first - cut))
         is_out = pc.fill_null(pc.or_(is_late, is_early), False)
         is_in = pc.and_(is_in, pc.invert(is_out))
     return files.filter(is_in)

@@ -43,11 +43,13 @@ Row = dict[str, Any]
 # ==== Numbers ================================================================
 
 
-def summarize(messages: DataFrame) -> Row:
+def summarize(messages: DataFrame, numbered: DataFrame | None = None) -> Row:
     """Return what a page shows of messages, as values for JSON.
 
     It reads the columns host, recorder, n, time, key and size.  Times are in
     microseconds since 1970 (UTC), sizes and `bytes` in bytes of payload.
+    *numbered* are the rows whose numbers show what was lost, those of other
+    keys as well; without them the messages are.
 
     | name | value |
     |---|---|
@@ -65,16 +67,19 @@ def summarize(messages: DataFrame) -> Row:
     after the first of each of its recorders: those before it may have expired.
     Raises: InputError if there are no messages.
     """
-    views = Views(messages.sparkSession, "report.sql", messages=messages)
+    numbered = messages if numbered is None else numbered
+    given = {"messages": messages, "numbered": numbered}
+    views = Views(messages.sparkSession, "report.sql", **given)
     views.compute("totals")
     totals = views.rows("totals")[0]
     if not totals["messages"]:
         raise InputError(EMPTY)
 
     bar = bar_length(totals["first"], totals["last"])
-    lists = "keys", "hosts", "sizes", "times"
     width = BARS[bar] * SECOND
-    views.compute("groups", *lists, "counts", limit=SHOWN_MAX, width=width)
+    lists = "keys", "hosts", "sizes", "times"
+    views.compute("groups", "lost", limit=SHOWN_MAX, width=width)
+    views.compute(*lists, "counts", limit=SHOWN_MAX)
     return {
         "totals": totals,
         **{name: views.rows(name) for name in lists},

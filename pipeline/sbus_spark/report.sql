@@ -10,19 +10,26 @@ select count(*) as messages, sum(size) as bytes,
     unix_micros(max(time)) as last
 from {messages}
 
--- Messages and bytes by key, by recorder, by size and by time; *kind* says so.
--- They are added up in one pass; *lost* numbers a recorder did not write.
+-- Messages and bytes by key, by host, by size and by time; *kind* says so.
+-- They are added up in one pass.
 -- view: groups, kept
 with message as (
-    select key, host, recorder, n, size,
+    select key, host, size,
         if(size = 0, 0L, shiftleft(1L, length(bin(size)) - 1)) as low,
         unix_micros(time) div :width * :width as time
     from {messages})
 select key, host, low, time, count(*) as messages, sum(size) as bytes,
-    max(n) - min(n) + 1 - count(*) as lost,
     case 0 when grouping(key) then 'key' when grouping(host) then 'host'
         when grouping(low) then 'size' else 'time' end as kind
-from message group by grouping sets (key, (host, recorder), low, time)
+from message group by grouping sets (key, host, low, time)
+
+-- The numbers that the recorders of a host did not write, or that were lost.
+-- A row is a host.
+-- view: lost
+with run as (
+    select host, max(n) - min(n) + 1 - count(*) as lost
+    from {numbered} group by host, recorder)
+select host, sum(lost) as lost from run group by host
 
 -- The busiest keys.
 -- A row is a key.
@@ -33,15 +40,15 @@ order by messages desc, key limit :limit
 -- The hosts that lost most, then the busiest.
 -- A row is a host.
 -- view: hosts
-select host, sum(messages) as messages, sum(bytes) as bytes, sum(lost) as lost
-from {groups} where kind = 'host' group by host
-order by lost desc, messages desc, host limit :limit
+select host, messages, bytes, lost from {groups} join {lost} using (host)
+where kind = 'host' order by lost desc, messages desc, host limit :limit
 
 -- How many keys and hosts there are, and what all hosts lost, in one row.
 -- The two views above show only some of them.
 -- view: counts
 select count_if(kind = 'key') as keys_total,
-    count(distinct host) as hosts_total, sum(if(kind = 'host', lost, 0)) as lost
+    count_if(kind = 'host') as hosts_total,
+    (select sum(lost) from {lost}) as lost
 from {groups}
 
 -- Messages by size, in steps from *low* to below twice that.

@@ -6,15 +6,16 @@ import math
 import time
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from .captures import Capture, Segment
+from .files import count_rows, files_of, rows_in
 from .inputs import moment_of, utc_text
-from .known import Known
-from .tables import COMPACTED, files_of, parts_of, rows_in
+from .known import RECENT_DAYS, Known
+from .tables import COMPACTED, parts_of, stamp_of
 
 State = dict[str, Any]
-SILENT_DAYS_SHOWN = 7  # days with messages, the last one among them
 
 
 def state(table: str, capture: str | None = None) -> State:
@@ -25,101 +26,118 @@ def state(table: str, capture: str | None = None) -> State:
     | messages, files, bytes, quarantined | how many |
     | changed_seconds, | since the last commit, |
     | compacted_seconds, | since the last compaction, |
-    | lag_seconds | and since the last message |
+    | lag_seconds | and since the last message; |
+    | silent_seconds | the same of the host that is silent for longest |
     | runs | of each recorder run with messages on the last day, and of a |
-    | | host that was silent then on its last day, within seven: the `last` |
-    | | segment, the `time` of its last message, its `lag_seconds` |
-    | missing | how many runs have gaps |
-    | gaps | in words, which segments are missing |
+    | | host that was silent then on its last day, within RECENT_DAYS: the |
+    | | `last` segment, the `time` of its last message, its `lag_seconds` |
     | waiting, waiting_bytes | segments of the capture to be ingested |
     | wait_seconds | for which the oldest of them waits |
     | torn | segments that end within a line, or cannot be read |
     | hidden | by its path: seconds since an incomplete file was written |
+    | missing | how many runs have gaps |
+    | gaps | in words, which segments are missing |
 
-    Null stands for what there is not.  The last five are of a capture.  No
-    time after now counts, as of a host whose clock is ahead.
+    Null stands for what there is not.  Those from `waiting` to `hidden` are of
+    a capture.  No time after now counts, as of a host whose clock is ahead.
     Raises: InputError as open_table.
     """
     now = time.time()
     (where, opened), *others = parts_of(table)
-    files = files_of(opened)
     known = Known(where, opened)
+    files = files_of(opened)
+    runs = runs_of(where, files, known, now)
+    lags = lags_of(runs)
     compacted = opened.transaction_version(COMPACTED)
-    changed = opened.history(1)[0]["timestamp"] / 1_000
-    runs = runs_of(where, files, {*known.runs}, now)
-    for name, run in runs.items():
-        bounds = known.runs.get(name, [[1]])[0]
-        run["last"] = bounds[-1] - 1
-    lags = [run["lag_seconds"] for run in runs.values()]
+    changed = stamp_of(opened)
     result: State = {
-        "messages": opened.count(),
+        "messages": count_rows(where, files),
         "files": len(files),
         "bytes": pc.sum(files["size_bytes"]).as_py() or 0,
-        "quarantined": sum(quarantine.count() for _, quarantine in others),
-        "changed_seconds": round(now - changed, 1),
+        "quarantined": sum(count_rows(x, files_of(y)) for x, y in others),
+        "changed_seconds": changed and round(now - changed / 1_000, 1),
         "compacted_seconds": compacted and round(now - compacted / 1_000, 1),
         "lag_seconds": min(lags, default=None),
+        "silent_seconds": max(lags, default=None),
         "runs": runs,
     }
     if capture:
-        source = Capture(capture)
-        segments, hidden = source.files()
-        known.trust(segments)
-        new = [segment for segment in segments if not known.has(segment)]
-        torn = [segment for segment in new if not is_sound(source, segment)]
-        waiting = [segment for segment in new if segment not in torn]
-        waits = [now - segment.written for segment in waiting]
-        result |= {
-            "waiting": len(waiting),
-            "waiting_bytes": sum(segment.size for segment in waiting),
-            "wait_seconds": round(max(waits), 1) if waits else None,
-            "torn": [segment.path for segment in torn],
-            "hidden": {x: round(now - hidden[x], 1) for x in sorted(hidden)},
-        }
-        known.add(waiting)  # they may fill gaps
+        result |= waiting_in(Capture(capture), known, now)
     gaps = known.gaps()
     return result | {"missing": len(gaps), "gaps": gaps}
+
+
+def waiting_in(source: Capture, known: Known, now: float) -> State:
+    """Return what a state says of a capture, and let what waits be known.
+
+    It may fill gaps.
+    """
+    segments, hidden = source.files()
+    new = [segment for segment in segments if not known.has(segment)]
+    torn = [segment for segment in new if not is_sound(source, segment)]
+    waiting = [segment for segment in new if segment not in torn]
+    known.add(waiting)
+    waits = [now - segment.written for segment in waiting]
+    return {
+        "waiting": len(waiting),
+        "waiting_bytes": sum(segment.size for segment in waiting),
+        "wait_seconds": round(max(waits), 1) if waits else None,
+        "torn": [segment.path for segment in torn],
+        "hidden": {x: round(now - hidden[x], 1) for x in sorted(hidden)},
+    }
 
 
 def is_sound(source: Capture, segment: Segment) -> bool:
     """Return whether a segment can be read, and is whole."""
     try:
-        return source.is_whole(segment)
+        return not source.fault_of(segment)
     except OSError:
         return False
 
 
-def runs_of(where: str, files: Any, recorders: set[str], now: float) -> State:
+def runs_of(where: str, files: pa.Table, known: Known, now: float) -> State:
     """Return what a state says of recorder runs.
 
     They are those of the last day, and of a host that was silent on it those
     of its own last day, if that is not long ago.
     """
+    present = moment_of(now)
+    hosts = {host_of(name) for name in known.runs}
+    days = pc.unique(files["partition.day"]).sort("descending").to_pylist()
+    past = [day for day in days if day <= present.date()]
     runs: State = {}
-    today = moment_of(now).date()
-    days = files["partition.day"]
-    past = sorted(x for x in pc.unique(days).to_pylist() if x <= today)
-    for day in past[: -1 - SILENT_DAYS_SHOWN : -1]:
+    for day in past[:RECENT_DAYS]:
         seen = {host_of(name) for name in runs}
-        if seen and seen.issuperset(map(host_of, recorders)):
+        if seen and seen >= hosts:
             break
-        of_day = files.filter(pc.equal(days, day))
-        is_past = pc.field("time") <= moment_of(now)
-        rows = rows_in(where, of_day, ["recorder", "time"], is_past)
+        of_day = files.filter(pc.equal(files["partition.day"], day))
+        rows = rows_in(where, of_day, ["recorder", "time"])
+        rows = rows.filter(pc.less_equal(rows["time"], pa.scalar(present)))
         last = rows.group_by("recorder").aggregate([("time", "max")])
         for row in last.to_pylist():
             name, at = row["recorder"], row["time_max"].timestamp()
+            bounds = known.runs[name].bounds if name in known.runs else []
             if host_of(name) not in seen:
-                about = {"time": utc_text(at), "lag_seconds": now - at}
-                runs[name] = {"last": 0, **about}
-    for run in runs.values():
-        run["lag_seconds"] = round(run["lag_seconds"], 1)
+                runs[name] = {
+                    "last": bounds[-1] - 1 if bounds else 0,
+                    "time": utc_text(at),
+                    "lag_seconds": round(now - at, 1),
+                }
     return dict(sorted(runs.items()))
 
 
 def host_of(recorder: str) -> str:
     """Return the host of a recorder run, which is HOST_TIME_RANDOM."""
-    return recorder.partition("_")[0]
+    return recorder.rsplit("_", 2)[0]
+
+
+def lags_of(runs: State) -> list[float]:
+    """Return the seconds since the last message of each host."""
+    lags: dict[str, float] = {}
+    for name, run in runs.items():
+        host, lag = host_of(name), run["lag_seconds"]
+        lags[host] = min(lags.get(host, lag), lag)
+    return [*lags.values()]
 
 
 def age_of(state: State) -> float:
@@ -128,25 +146,23 @@ def age_of(state: State) -> float:
     That is the time since the last message of a host, infinite without any;
     or since a segment that waits, or a hidden file, was written.
     """
-    lags: dict[str, float] = {}
-    for name, run in state["runs"].items():
-        host = host_of(name)
-        lags[host] = min(lags.get(host, math.inf), run["lag_seconds"])
-    hidden = state.get("hidden", {}).values()
-    waits = [state.get("wait_seconds") or 0.0, *hidden]
-    return float(max([*(lags.values() or [math.inf]), *waits]))
+    silent = state["silent_seconds"]
+    ages = [math.inf if silent is None else silent]
+    ages += state.get("hidden", {}).values()
+    ages.append(state.get("wait_seconds") or 0.0)
+    return float(max(ages))
 
 
 def metrics_of(state: State) -> list[str]:
     """Return the numbers of a state in the format OpenMetrics.
 
-    Of a list it is how long it is.  The lag of an empty table is infinite.
+    Of a list it is how long it is.  The lags of an empty table are infinite.
     """
     lines = []
     for name, value in state.items():
         if isinstance(value, (list, dict)):
             value = len(value)
-        elif name == "lag_seconds" and value is None:
+        elif value is None and name in ("lag_seconds", "silent_seconds"):
             value = "+Inf"
         if value is not None:
             metric = f"sbus_table_{name}"

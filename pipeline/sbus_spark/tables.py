@@ -1,4 +1,4 @@
-"""Tables: what ingest makes, how it changes, and its upkeep.  Without Spark.
+"""Tables: what ingest makes, and the commits that change it.  Without Spark.
 
 A table is a Delta table in folders of days: the columns of `messages`, and
 `day`.  Another one, `_quarantine`, has the lines that were no messages, in
@@ -7,105 +7,129 @@ folders of the days on which they were found.
 
 from __future__ import annotations
 
-import datetime
-import json
 import re
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.dataset as ds  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
 
-from .inputs import UTC, BusyError, InputError, absolute
+from .files import files_at
+from .inputs import BusyError, InputError, absolute
 from .messages import COLUMNS, schema_of
 
 TABLE = f"{COLUMNS}, day date"
 QUARANTINE = "segment string, line string, day date"
-TEXT_MAX = 32  # characters of a least or greatest value
-LAST_LETTER = "\U0010ffff"
-# Delta's log has milliseconds of times, cut
-MILLISECOND = 1_000  # microseconds
 READERS_HOURS = 24  # for which a reader may use a snapshot
 RETENTION = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
 # Of two commits that began with one snapshot and set this, Delta refuses the
 # second, so that none adds what the other has added
+NOTES = "_ingested.json"  # what is `known`, which may be lost
 INGEST = "ingest"
 COMPACTED = "compacted"  # its value says when, in milliseconds
-# After these a table has all that it had, but for what was dropped on purpose
-KEEPING = re.compile(
-    "OPTIMIZE|VACUUM.*|DELETE|UPDATE|SET TBLPROPERTIES|ADD COLUMNS?|WRITE"
-)
+CONFLICT = "Failed to commit transaction"  # so begins what Delta says of one
+# After commits of these kinds a table has all that it had, but for what was
+# dropped on purpose.  So it has after a WRITE that appends
+KEEPING = {
+    *("OPTIMIZE", "VACUUM START", "VACUUM END", "CLUSTER BY"),
+    *("DELETE", "MERGE", "TRUNCATE", "UPDATE"),
+    *("ADD COLUMN", "ADD COLUMNS", "CHANGE COLUMN", "UPDATE TABLE METADATA"),
+    *("SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "ADD FEATURE"),
+    *("ADD CONSTRAINT", "DROP CONSTRAINT", "UPGRADE PROTOCOL"),
+}
 
 
 # ==== Tables =================================================================
 
 
-def open_table(table: str, version: int | None = None) -> DeltaTable:
-    """Return a table as it is now, or was at a version.
+def open_table(table: str) -> DeltaTable:
+    """Return a table as it is now.
 
     Raises: InputError if there is none, or one that ingest did not make.
     """
     where = absolute(table)
-    files, folder = fs.FileSystem.from_uri(where)
-    is_file = files.get_file_info(folder).type == fs.FileType.File
+    system, folder = fs.FileSystem.from_uri(where)
+    is_file = system.get_file_info(folder).type == fs.FileType.File
     if is_file or not DeltaTable.is_deltatable(where):
         raise InputError(f"{table}: there is no table; `ingest` makes one")
-    opened = open_delta(where, version)
-    if opened.protocol().min_reader_version > 1:
-        reason = "it has features that this cannot read, as deletion vectors"
-        raise InputError(f"{table}: {reason} or mapped columns")
+    opened = open_delta(where)
+
     kinds = {field.name: field.type for field in opened.schema().fields}
-    is_ours = opened.metadata().partition_columns == ["day"]
+    foreign = f"{table}: it is no table that `ingest` made"
     for field in Schema.from_arrow(schema_of(TABLE)).fields:
-        is_ours = is_ours and kinds.pop(field.name, None) == field.type
-    if not is_ours:
-        raise InputError(f"{table}: it is no table that `ingest` made")
-    for field in opened.schema().fields:
-        if field.name in kinds and not field.nullable:
-            raise InputError(f"{table}: column {field.name} may not be null")
+        if kinds.pop(field.name, None) != field.type:
+            reason = "is missing, or of another type"
+            raise InputError(f"{foreign}: column {field.name} {reason}")
+    if opened.metadata().partition_columns != ["day"]:
+        raise InputError(f"{foreign}: it is not in folders of days")
     return opened
 
 
-def open_delta(where: str, version: int | None = None) -> DeltaTable:
-    """Return a table of Delta.  Raises: InputError if its log is broken."""
+def open_delta(where: str) -> DeltaTable:
+    """Return a table of Delta as it is now.
+
+    Raises: InputError if its log is broken, or it has features that only a
+    later reader knows: without them, rows that were deleted would be shown.
+    """
     try:
-        return DeltaTable(where, version)
+        opened = DeltaTable(where)
     except (DeltaError, ValueError, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{where}: its log is broken: {reason}") from None
+    protocol = opened.protocol()
+    if protocol.min_reader_version > 1:
+        names = ", ".join(protocol.reader_features or ["columnMapping"])
+        reason = f"it has features that this cannot read: {names}"
+        raise InputError(f"{where}: {reason}")
+    return opened
 
 
 def make_table(table: str) -> None:
-    """Make a table, unless there is one.
+    """Make a table, unless there is one that rows can be added to.
 
-    Raises: InputError if something else is there.
+    Raises: InputError if there is something else.
     """
     if "://" not in table and re.search("%[0-9A-Fa-f]{2}", table):
         raise InputError(f"{table}: Delta reads % in a path as an escape")
-    files, folder = fs.FileSystem.from_uri(table)
-    if files.get_file_info(folder).type == fs.FileType.File:
+    system, folder = fs.FileSystem.from_uri(table)
+    if system.get_file_info(folder).type == fs.FileType.File:
         raise InputError(f"{table}: it is a file; name a new folder")
-    listing = files.get_file_info(fs.FileSelector(folder, True))
-    names = {file.base_name for file in listing}
     if DeltaTable.is_deltatable(table):
-        open_table(table)
-    elif names - {"_delta_log", "_quarantine"}:
-        reason = "something other than a table is there; name a new folder"
-        raise InputError(f"{table}: {reason}")
+        check_rules(table, open_table(table))
+    else:
+        listing = system.get_file_info(fs.FileSelector(folder, True))
+        names = {file.base_name for file in listing}
+        if names - {"_delta_log", "_quarantine"}:
+            reason = "something other than a table is there; name a new folder"
+            raise InputError(f"{table}: {reason}")
     for where, columns in (aside(table), QUARANTINE), (table, TABLE):
         schema = Schema.from_arrow(schema_of(columns))
         DeltaTable.create(
             where, schema, "ignore", "day", configuration=RETENTION
         )
+
+
+def check_rules(table: str, opened: DeltaTable) -> None:
+    """Check that another tool gave a table no rules for new rows.
+
+    Raises: InputError, as `ingest` could not keep them.
+    """
+    ours = schema_of(TABLE).names
+    rules = [
+        field.name
+        for field in opened.schema().fields
+        if any(name.startswith("delta.") for name in field.metadata)
+        or not (field.nullable or field.name in ours)
+    ]
+    for name in opened.metadata().configuration:
+        if name.startswith("delta.constraints."):
+            rules.append(name)
+    if rules:
+        reason = "it has rules for new rows, which `ingest` cannot keep"
+        raise InputError(f"{table}: {reason}: {', '.join(rules)}")
 
 
 def aside(table: str) -> str:
@@ -132,128 +156,66 @@ def commit(
     """Add files to a table as it was opened, all at once, under a name.
 
     Raises: BusyError if another commit of that name was made since then, or
-    the table has changed so that the files may be there already.
+    the table has changed so that it may lack what it had, or a file is gone;
+    InputError if Delta cannot write the table.
     """
+    busy = BusyError(
+        f"another ingest, compact or expire is at work on {where}; run this"
+        " one again"
+    )
+    # What another tool may have done while the files were written
+    infos = files_at(where).get_file_info([x.path for x in files])
+    if any(info.type == fs.FileType.NotFound for info in infos):
+        raise busy
+    if not is_kept(open_delta(where), opened.version()):
+        raise busy
+
     now = time.time_ns() // 1_000_000
     actions: list[AddAction | RemoveAction] = [
         AddAction(x.path, x.bytes, {"day": x.day}, now, True, x.stats)
         for x in files
     ]
     properties = CommitProperties(app_transactions=[Transaction(name, now)])
-    system, folder = fs.FileSystem.from_uri(where)
-    infos = system.get_file_info([f"{folder}/{x.path}" for x in files])
-    now_there = open_delta(where)
     try:
-        # What another tool may have done while the files were written
-        if any(info.type == fs.FileType.NotFound for info in infos):
-            raise CommitFailedError("a file was removed")
-        if not is_kept(now_there, opened.version()):
-            raise CommitFailedError("the table was restored")
         opened.create_write_transaction(
             actions, "append", opened.schema(), commit_properties=properties
         )
     except CommitFailedError as error:
-        raise BusyError(
-            f"another ingest, compact or expire is at work on {where}; run"
-            " this one again"
-        ) from error
+        if str(error).startswith(CONFLICT):
+            raise busy from error
+        raise InputError(f"{where}: Delta cannot write it: {error}") from None
 
 
 def stamp_of(opened: DeltaTable) -> int | None:
     """Return when the latest commit was made; None if it does not say so."""
-    return next((x["timestamp"] for x in opened.history(1)), None)
+    commits = opened.history(1)
+    return commits[0].get("timestamp") if commits else None
 
 
-def is_kept(opened: DeltaTable, version: int, stamp: Any = None) -> bool:
+def is_kept(
+    opened: DeltaTable, version: int, stamp: int | None = None
+) -> bool:
     """Return whether a table has what it had at a version.
 
     What was dropped on purpose counts as if it was there.  With a *stamp*,
-    the version must have that.  If the log does not tell, it is not kept.
+    the commit of the version must have been made then.  If the log does not
+    tell, it is not kept.
     """
     count = opened.version() - version
+    if count == 0 and stamp is None:
+        return True
+    # The last commit is first; one that says nothing of itself is not listed
     commits = opened.history(count + 1) if count >= 0 else []
-    if count < 0 or len(commits) <= count:
-        return count == 0 and stamp is None
-    is_kept = stamp in (None, commits.pop()["timestamp"])
-    for commit in commits:
-        mode = commit.get("operationParameters", {}).get("mode", "Append")
-        is_kept &= bool(KEEPING.fullmatch(commit.get("operation", "")))
-        is_kept &= mode == "Append"
-    return is_kept
+    if len(commits) != count + 1:
+        return False
+    of_version = commits.pop()
+    return stamp in (None, of_version.get("timestamp")) and all(
+        map(is_keeping, commits)
+    )
 
 
-# ==== Files ==================================================================
-
-
-def write_file(
-    where: str, day: datetime.date, rows: pa.Table, counted: Sequence[str]
-) -> dict[str, Any]:
-    """Write rows of a day to a file of a new name; return what a commit needs.
-
-    With the least and greatest values of some columns, readers skip files.
-    """
-    files, folder = fs.FileSystem.from_uri(where)
-    files.create_dir(f"{folder}/day={day}")
-    path = f"day={day}/{uuid.uuid4()}.parquet"
-    whole = f"{folder}/{path}"
-    pq.write_table(rows, whole, filesystem=files, compression="zstd")
-    ends = {name: pc.min_max(rows[name]).as_py() for name in counted}
-    stats = {
-        "numRecords": len(rows),
-        "minValues": {x: bound(ends[x]["min"], "") for x in counted},
-        "maxValues": {x: bound(ends[x]["max"], LAST_LETTER) for x in counted},
-        "nullCount": {x: rows[x].null_count for x in rows.column_names},
-    }
-    size = files.get_file_info(whole).size
-    about = {"path": path, "day": str(day), "stats": json.dumps(stats)}
-    return {**about, "rows": len(rows), "bytes": size}
-
-
-def bound(value: Any, after: str) -> Any:
-    """Return a least or greatest value as Delta has it.
-
-    *after* follows a text that is cut.
-    """
-    if isinstance(value, str) and len(value) > TEXT_MAX:
-        return value[:TEXT_MAX] + after
-    if isinstance(value, datetime.datetime):
-        text = value.astimezone(UTC).isoformat(timespec="milliseconds")
-        return text.replace("+00:00", "Z")
-    return value
-
-
-def files_of(opened: DeltaTable) -> pa.Table:
-    """Return what the log says of the files of a table, a row for each."""
-    return pa.table(opened.get_add_actions(flatten=True))
-
-
-def with_one_of(files: pa.Table, name: str, values: Any) -> pa.Table:
-    """Return the files that may have one of some values in a column."""
-    if f"min.{name}" not in files.column_names or not len(values):
-        return files
-    is_known = files[f"min.{name}"].is_valid()
-    known = files.filter(is_known)
-    low, high = known[f"min.{name}"], known[f"max.{name}"]
-    if name == "time":
-        values, low, high = (x.cast(pa.int64()) for x in (values, low, high))
-        high = pc.add(high, MILLISECOND)
-    if not isinstance(values, pa.ChunkedArray):
-        values = pa.chunked_array([values])
-    points = np.unique(values.to_numpy())
-    # The first value that is not below the least: is it above the greatest?
-    places = np.searchsorted(points, low.to_numpy())
-    near = points[np.minimum(places, len(points) - 1)]
-    is_in = (places < len(points)) & (near <= high.to_numpy())
-    unknown = files.filter(pc.invert(is_known))
-    return pa.concat_tables([unknown, known.filter(pa.array(is_in))])
-
-
-def rows_in(
-    where: str, files: pa.Table, columns: Sequence[str], wanted: Any = None
-) -> pa.Table:
-    """Return columns of the wanted rows in some files of a table."""
-    system, folder = fs.FileSystem.from_uri(where)
-    paths = [f"{folder}/{path}" for path in files["path"].to_pylist()]
-    schema = schema_of(f"{COLUMNS}, segment string, line string")
-    rows = ds.dataset(paths, schema, "parquet", system)
-    return rows.to_table(columns, wanted)
+def is_keeping(commit: dict[str, Any]) -> bool:
+    """Return whether a commit kept all rows, or dropped some on purpose."""
+    operation = commit.get("operation")
+    mode = commit.get("operationParameters", {}).get("mode")
+    return operation in KEEPING or (operation, mode) == ("WRITE", "Append")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime
 
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from pyarrow import fs
 
-from . import tables
+from .files import count_rows, files_at, files_of
+from .inputs import absolute
 from .known import Known
+from .tables import COMPACTED, READERS_HOURS, commit, open_delta, parts_of
 
 
 def expire(table: str, before: datetime.date) -> tuple[int, int]:
@@ -18,13 +19,13 @@ def expire(table: str, before: datetime.date) -> tuple[int, int]:
     Raises: as open_table.
     """
     counts = []
-    for where, opened in tables.parts_of(table):
-        files = tables.files_of(opened)
+    for where, opened in parts_of(table):
+        files = files_of(opened)
         old = files.filter(pc.less(files["partition.day"], before))
-        counts.append(pc.sum(old["num_records"]).as_py() or 0)
+        counts.append(count_rows(where, old))
         if len(old):
             opened.delete(f"day < '{before}'")
-        clear(where)
+    clear(table)
     return counts[0], sum(counts[1:])
 
 
@@ -34,34 +35,35 @@ def compact(table: str) -> tuple[int, int, int]:
     Return how many files there were, how many there are, and how many older
     ones were removed.  Raises: as open_table.
     """
-    before = after = removed = 0
-    for where, opened in tables.parts_of(table):
-        before += len(tables.files_of(opened))
+    before = after = 0
+    for where, opened in parts_of(table):
+        before += len(files_of(opened))
         opened.optimize.compact()
         opened.update_incremental()
-        after += len(tables.files_of(opened))
-        tables.commit(where, opened, [], tables.COMPACTED)
-        removed += clear(where)
-    return before, after, removed
+        after += len(files_of(opened))
+        commit(where, opened, [], COMPACTED)
+    return before, after, clear(table)
 
 
-def clear(where: str) -> int:
+def clear(table: str) -> int:
     """Remove files of days that no snapshot of the last READERS_HOURS names.
 
     The log of older commits goes as well: a checkpoint has what they did.
     Return how many files went.
     """
-    opened = tables.open_delta(where)
-    known = Known(where, opened)
-    if known.sizes:  # they hold from now on, as the log is cleaned up
-        known.write()
-    files, folder = fs.FileSystem.from_uri(where)
-    hours = tables.READERS_HOURS
-    removable = opened.vacuum(hours, True, False, full=True)
-    # What is not in a folder of a day is not the table's
-    paths = [path for path in removable if path.startswith("day=")]
-    for path in paths:
-        files.delete_file(f"{folder}/{path}")
-    opened.create_checkpoint()
-    opened.cleanup_metadata()
-    return len(paths)
+    where = absolute(table)
+    Known(
+        where, open_delta(where)
+    ).write()  # while the log tells that it holds
+    count = 0
+    for where, opened in parts_of(table):
+        files = files_at(where)
+        removable = opened.vacuum(READERS_HOURS, True, False, full=True)
+        for path in removable:
+            # What is not in a folder of a day is not the table's
+            if path.startswith("day="):
+                files.delete_file(path)
+                count += 1
+        opened.create_checkpoint()
+        opened.cleanup_metadata()
+    return count

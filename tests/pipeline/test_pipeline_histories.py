@@ -489,27 +489,6 @@ def test_following_goes_on_when_days_expire_meanwhile(
     assert counts == (100, 0)
 
 
-def test_a_restore_after_a_mend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The line is in the quarantine again, and can be mended again."""
-    where = str(tmp_path / "capture"), str(tmp_path / "table")
-    write_segments(tmp_path / "capture", 1)
-    text = capture_line(101).strip() + "}\n" + "no JSON\n"
-    (tmp_path / "capture" / "R-000002.jsonl").write_text(text)
-    monkeypatch.setattr(intake, "do_tasks", lambda _, *task: do_here(*task))
-    session: Any = None
-    for lines in (2, 1):  # the other one is there still
-        assert intake.ingest(session, *where) == (100, lines)
-        aside = DeltaTable(f"{where[1]}/_quarantine")
-        assert aside.count() == 2
-        aside.update({"line": "replace(line, '}}', '}')"})
-        assert intake.mend(where[1]) == (1, 1)
-        opened = DeltaTable(where[1])
-        assert opened.count() == 101
-        opened.restore(0)
-
-
 def test_histories_in_spark(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
