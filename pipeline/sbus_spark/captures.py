@@ -37,6 +37,11 @@ class Segment(NamedTuple):
     size: int  # bytes
     written: float  # seconds since 1970
 
+    @property
+    def name(self) -> str:
+        """Which segment it is, wherever it is copied or compressed."""
+        return f"{self.recorder}-{self.number:06}.jsonl"
+
 
 class Capture:
     """The segments in a folder."""
@@ -75,15 +80,20 @@ class Capture:
         return sorted(segments), hidden
 
     def groups(self, segments: Sequence[Segment]) -> list[list[Segment]]:
-        """Return segments in groups of about TASK_BYTES, in their order."""
+        """Return segments, which are sorted, in groups of about TASK_BYTES.
+
+        Copies of one are in one group.
+        """
         groups: list[list[Segment]] = []
         free = 0
+        name = ""
         for segment in segments:
-            if free <= 0:
+            if free <= 0 and segment.name != name:
                 groups.append([])
                 free = TASK_BYTES
             groups[-1].append(segment)
             free -= max(segment.size, SEGMENT_BYTES_MIN)
+            name = segment.name
         return groups
 
     def fault_of(self, segment: Segment) -> str:

@@ -15,6 +15,9 @@ from typing import NoReturn
 from .console import explain, note
 from .options import option_parser
 
+# In these, PyArrow is not to import pandas, which takes as long as all else
+WITHOUT_SPARK = {"compact", "expire", "replay", "show", "status"}
+
 
 def run(arguments: Sequence[str] | None) -> int:
     """Do what the command line asks for; return the exit status.
@@ -44,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o077)  # what was recorded may be private
     logging.disable()  # what goes wrong is raised as well
     warnings.simplefilter("ignore")
+    words = sys.argv[1:] if arguments is None else arguments
+    if WITHOUT_SPARK.intersection(words[:1]):
+        sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
     signal.signal(signal.SIGTERM, end)
     try:
         return run(arguments)

@@ -84,7 +84,8 @@ def files_of(opened: DeltaTable) -> pa.Table:
 
     Raises: InputError if they are not in its folder.
     """
-    files = pa.table(opened.get_add_actions(flatten=True))
+    actions = opened.get_add_actions(flatten=True)
+    files = pa.RecordBatchReader.from_stream(actions).read_all()
     if pc.any(pc.match_substring_regex(files["path"], "^/|://")).as_py():
         reason = "its files are another table's, as those of a shallow clone"
         raise InputError(f"{opened.table_uri}: {reason}")
@@ -130,7 +131,9 @@ def rows_in(
         with pq.ParquetFile(path, filesystem=system) as file:
             for batch in file.iter_batches(columns=columns):
                 # Another tool may have written other types of text and time
-                rows = pa.table(batch).select(columns).cast(schema)
+                rows = (
+                    pa.Table.from_batches([batch]).select(columns).cast(schema)
+                )
                 parts.append(
                     rows.filter(is_wanted(rows)) if is_wanted else rows
                 )
@@ -146,3 +149,17 @@ def count_rows(where: str, files: pa.Table) -> int:
         for path in uncounted.to_pylist()
     ]
     return sum(counts) + (pc.sum(files["num_records"]).as_py() or 0)
+
+
+def ends_of(rows: pa.Table, name: str, choose: np.ufunc) -> dict[str, int]:
+    """Return the least or greatest value of a column for each recorder.
+
+    *choose* is np.minimum or np.maximum.
+    """
+    recorders = rows["recorder"].combine_chunks().dictionary_encode()
+    values = rows[name].cast(pa.int64()).to_numpy()
+    limits = np.iinfo(np.int64)
+    first = limits.max if choose is np.minimum else limits.min
+    ends = np.full(len(recorders.dictionary), first)
+    choose.at(ends, recorders.indices.to_numpy(), values)
+    return dict(zip(recorders.dictionary.to_pylist(), ends.tolist()))

@@ -20,7 +20,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from sbus_client import Client, SbusError
 
 from . import inputs
-from .files import files_of, rows_in
+from .files import ends_of, files_of, rows_in
 from .inputs import InputError, Selection, absolute
 from .matching import are_selected, selected
 from .messages import SCHEMA
@@ -126,9 +126,9 @@ def are_early(rows: pa.Table, coming: pa.Table) -> pa.Array:
 
     So they do if its clock went back over midnight.
     """
-    firsts = coming.group_by("recorder").aggregate([("n", "min")])
-    at = pc.index_in(rows["recorder"], firsts["recorder"])
-    first = firsts["n_min"].take(at)
+    firsts = ends_of(coming, "n", np.minimum)
+    at = pc.index_in(rows["recorder"], pa.array(firsts, pa.string()))
+    first = pa.array(firsts.values(), pa.int64()).take(at)
     return pc.fill_null(pc.greater(rows["n"], first), False)
 
 

@@ -6,16 +6,18 @@ import math
 import time
 from typing import Any
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from .captures import Capture, Segment
-from .files import count_rows, files_of, rows_in
+from .files import count_rows, ends_of, files_of, rows_in
 from .inputs import moment_of, utc_text
 from .known import RECENT_DAYS, Known
 from .tables import COMPACTED, parts_of, stamp_of
 
 State = dict[str, Any]
+MICROSECONDS = 1_000_000  # in a second
 
 
 def state(table: str, capture: str | None = None) -> State:
@@ -113,9 +115,8 @@ def runs_of(where: str, files: pa.Table, known: Known, now: float) -> State:
         of_day = files.filter(pc.equal(files["partition.day"], day))
         rows = rows_in(where, of_day, ["recorder", "time"])
         rows = rows.filter(pc.less_equal(rows["time"], pa.scalar(present)))
-        last = rows.group_by("recorder").aggregate([("time", "max")])
-        for row in last.to_pylist():
-            name, at = row["recorder"], row["time_max"].timestamp()
+        for name, last in ends_of(rows, "time", np.maximum).items():
+            at = last / MICROSECONDS
             bounds = known.runs[name].bounds if name in known.runs else []
             if host_of(name) not in seen:
                 runs[name] = {

@@ -201,13 +201,13 @@ def is_kept(
     the commit of the version must have been made then.  If the log does not
     tell, it is not kept.
     """
-    count = opened.version() - version
-    if count == 0 and stamp is None:
-        return True
-    # The last commit is first; one that says nothing of itself is not listed
-    commits = opened.history(count + 1) if count >= 0 else []
-    if len(commits) != count + 1:
+    later = opened.version() - version
+    if later < 0:
         return False
+    # The last commit is first; one that says nothing of itself is not listed
+    commits = opened.history(later + 1)
+    if len(commits) != later + 1:
+        return later == 0 and stamp is None
     of_version = commits.pop()
     return stamp in (None, of_version.get("timestamp")) and all(
         map(is_keeping, commits)

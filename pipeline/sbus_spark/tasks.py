@@ -60,6 +60,7 @@ def add_segments(
     A segment that cannot be read stops no other.
     """
     parts = []
+    bad: dict[str, pa.ChunkedArray] = {}  # lines by their segments
     for segment in segments:
         try:
             rows = source.read(segment)
@@ -70,16 +71,22 @@ def add_segments(
             yield {"segment": segment.path, "fault": reason}
             continue
 
-        is_message = rows["corrupt"].is_null()
-        messages = rows.filter(is_message).drop("corrupt")
+        messages = rows.filter(rows["corrupt"].is_null()).drop("corrupt")
         parts.append(messages)
         for numbers in ranges_of(messages) or [{}]:
             yield {"segment": segment.path, **numbers}
         lines = rows["corrupt"].drop_null()
-        yield from write_lines(where, segment, lines)
+        if segment.name in bad:  # another copy of it
+            lines = lines.filter(pc.invert(pc.is_in(lines, bad[segment.name])))
+            lines = pa.chunked_array(
+                [*bad[segment.name].chunks, *lines.chunks]
+            )
+        bad[segment.name] = lines
     if parts:
-        rows = lacking(where, pa.concat_tables(parts))
-        yield from write_messages(where, rows)
+        yield from write_messages(
+            where, lacking(where, pa.concat_tables(parts))
+        )
+        yield from write_lines(where, bad)
 
 
 def ranges_of(messages: pa.Table) -> list[dict[str, Any]]:
@@ -123,19 +130,30 @@ def write_messages(where: str, rows: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def write_lines(
-    where: str, segment: Segment, lines: pa.ChunkedArray
+    where: str, bad: dict[str, pa.ChunkedArray]
 ) -> Iterator[dict[str, Any]]:
-    """Write lines that are no messages, and that the quarantine lacks."""
-    if not len(lines):
+    """Write the lines of segments that the quarantine lacks."""
+    names = [name for name, lines in bad.items() for _ in lines]
+    if not names:
         return
-    aside, name = tables.aside(where), os.path.basename(segment.path)
+    aside = tables.aside(where)
+    rows = pa.table(
+        {
+            "segment": names,
+            "line": pa.concat_arrays(
+                [x for y in bad.values() for x in y.chunks]
+            ),
+        }
+    )
     near = files.files_of(tables.open_delta(aside))
-    near = files.with_one_of(near, "segment", pa.array([name]))
-    rows = files.rows_in(aside, near, ["segment", "line"])
-    present = rows.filter(pc.equal(rows["segment"], name))["line"]
-    new = lines.filter(pc.invert(pc.is_in(lines, present)))
+    near = files.with_one_of(near, "segment", rows["segment"])
+    present = files.rows_in(aside, near, rows.column_names)
+    both = [
+        pc.binary_join_element_wise(x["segment"], x["line"], "/")
+        for x in (rows, present)
+    ]
+    new = rows.filter(pc.invert(pc.is_in(*both)))
     if len(new):
         today = datetime.datetime.now(UTC).date()
-        rows = pa.table({"segment": [name] * len(new), "line": new})
-        file = files.write_file(aside, today, rows, ["segment"])
+        file = files.write_file(aside, today, new, ["segment"])
         yield {"is_aside": True, **file}
