@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+import types
 import warnings
 from collections.abc import Sequence
 from typing import NoReturn
@@ -15,7 +16,6 @@ from typing import NoReturn
 from .console import explain, note
 from .options import option_parser
 
-# In these, PyArrow is not to import pandas, which takes as long as all else
 WITHOUT_SPARK = {"compact", "expire", "replay", "show", "status"}
 
 
@@ -42,6 +42,16 @@ def end(*_: object) -> NoReturn:
     raise SystemExit(143)
 
 
+def do_without_pandas() -> None:
+    """Keep PyArrow from importing pandas, which takes as long as all else.
+
+    It does without one that is too old.
+    """
+    pandas = types.ModuleType("pandas")
+    vars(pandas)["__version__"] = "0"
+    sys.modules.setdefault("pandas", pandas)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status, 130 if interrupted."""
     os.umask(0o077)  # what was recorded may be private
@@ -49,8 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     words = sys.argv[1:] if arguments is None else arguments
     if WITHOUT_SPARK.intersection(words[:1]):
-        sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
-    signal.signal(signal.SIGTERM, end)
+        do_without_pandas()
     try:
         return run(arguments)
     except KeyboardInterrupt:

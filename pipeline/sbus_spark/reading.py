@@ -158,7 +158,8 @@ def selected_files(table: str, selection: Selection) -> pa.Table:
     days = files["partition.day"]
     first, last = selection.since, selection.until
     is_in = pc.and_(
-        pc.greater_equal(days, first.date()), pc.less_equal(days, last.date())
+        pc.greater_equal(days, pa.scalar(first.date())),
+        pc.less_equal(days, pa.scalar(last.date())),
     )
     if "min.time" in files.column_names:
         cut = datetime.timedelta(milliseconds=1)

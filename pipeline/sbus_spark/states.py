@@ -112,7 +112,7 @@ def runs_of(where: str, files: pa.Table, known: Known, now: float) -> State:
         seen = {host_of(name) for name in runs}
         if seen and seen >= hosts:
             break
-        of_day = files.filter(pc.equal(files["partition.day"], day))
+        of_day = files.filter(pc.equal(files["partition.day"], pa.scalar(day)))
         rows = rows_in(where, of_day, ["recorder", "time"])
         rows = rows.filter(pc.less_equal(rows["time"], pa.scalar(present)))
         for name, last in ends_of(rows, "time", np.maximum).items():

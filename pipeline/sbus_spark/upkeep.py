@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from .files import count_rows, files_at, files_of
@@ -21,7 +22,7 @@ def expire(table: str, before: datetime.date) -> tuple[int, int]:
     counts = []
     for where, opened in parts_of(table):
         files = files_of(opened)
-        old = files.filter(pc.less(files["partition.day"], before))
+        old = files.filter(pc.less(files["partition.day"], pa.scalar(before)))
         counts.append(count_rows(where, old))
         if len(old):
             opened.delete(f"day < '{before}'")

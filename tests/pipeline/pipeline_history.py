@@ -330,6 +330,7 @@ class History:
             self.versions.clear()
             self.required &= {*self.rows()}
         self.noted.clear()
+        self.may_come_back()  # in a second round
 
     def ingest_or_give_up(self, between: Any) -> None:
         """Ingest; a change of the table may make it give up."""
