@@ -44,7 +44,6 @@ SPEED = read_as(inputs.positive, "0.5 or 10 (above 0)")
 # What has more than one use
 TABLE: Any = {"help": "a table that ingest makes", "type": inputs.absolute}
 CAPTURE: Any = {"help": "what `sbus record` writes", "type": inputs.absolute}
-FLAG: Any = {"action": "store_true"}
 MANY: Any = {"action": "append", "default": []}
 
 
@@ -77,92 +76,87 @@ def option_parser() -> OptionParser:
         subparser.description = about
         subparser.set_defaults(run=run)
         add_options(subparser)
-        subparser.add_argument(
-            "--verbose", help="show all of an error", **FLAG
-        )
+        add(subparser, "--verbose", help="show all of an error")
     return parser
 
 
+def add(parser: Any, *names: str, **about: Any) -> None:
+    """Add an argument to a parser; one with only a help has no value."""
+    if about.keys() == {"help"}:
+        about["action"] = "store_true"
+    parser.add_argument(*names, **about)
+
+
 def add_table(parser: Any) -> None:
-    parser.add_argument("table", **TABLE)
+    add(parser, "table", **TABLE)
 
 
 def add_ingest(parser: Any) -> None:
-    parser.add_argument("capture", **CAPTURE)
-    parser.add_argument("table", **TABLE)
-    parser.add_argument("--follow", help="go on until interrupted", **FLAG)
-    parser.add_argument("--clean", help="remove ingested segments", **FLAG)
-    parser.add_argument(
-        "--strict", help="status 1 if a line is quarantined", **FLAG
-    )
+    add(parser, "capture", **CAPTURE)
+    add(parser, "table", **TABLE)
+    add(parser, "--follow", help="go on until interrupted")
+    add(parser, "--clean", help="remove ingested segments")
+    add(parser, "--strict", help="status 1 if a line is quarantined")
 
 
 def add_status(parser: Any) -> None:
-    parser.add_argument("table", **TABLE)
-    parser.add_argument("capture", nargs="?", **CAPTURE)
+    add(parser, "table", **TABLE)
+    add(parser, "capture", nargs="?", **CAPTURE)
     about = (
         "status 1 if the last message of a host, a segment that waits, or a"
         " hidden file is older: 90, 15m, 1h, 2d"
     )
-    parser.add_argument("--max-age", help=about, type=AGE, default=math.inf)
-    parser.add_argument("--json", help="print one line", **FLAG)
-    parser.add_argument("--openmetrics", help="print metrics", **FLAG)
+    add(parser, "--max-age", help=about, type=AGE, default=math.inf)
+    add(parser, "--json", help="print one line")
+    add(parser, "--openmetrics", help="print metrics")
 
 
 def add_show(parser: Any) -> None:
-    parser.add_argument("table", **TABLE)
-    parser.add_argument("--json", help="print lines as in a capture", **FLAG)
+    add(parser, "table", **TABLE)
+    add(parser, "--json", help="print lines as in a capture")
     add_selection(parser)
 
 
 def add_expire(parser: Any) -> None:
-    parser.add_argument("table", **TABLE)
+    add(parser, "table", **TABLE)
     group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument("--before", help="the first day to keep", type=DAY)
+    add(group, "--before", help="the first day to keep", type=DAY)
     about = "how long to keep a day, 1d at least: 30d"
-    group.add_argument(
-        "--keep", help=about, type=DAYS, dest="before", metavar="KEEP"
-    )
+    add(group, "--keep", help=about, type=DAYS, dest="before", metavar="KEEP")
 
 
 def add_report(parser: Any) -> None:
-    parser.add_argument("table", **TABLE)
+    add(parser, "table", **TABLE)
     about = "the page to write (report.html)"
-    parser.add_argument("-o", "--output", help=about, default="report.html")
-    parser.add_argument("--json", help="print JSON, write no page", **FLAG)
+    add(parser, "-o", "--output", help=about, default="report.html")
+    add(parser, "--json", help="print JSON, write no page")
     add_selection(parser)
 
 
 def add_audit(parser: Any) -> None:
     about = "a file of sbus.py --trace, or a folder of them"
-    parser.add_argument("trace", help=about, nargs="+", type=inputs.absolute)
-    parser.add_argument("--json", help="print JSON", **FLAG)
+    add(parser, "trace", help=about, nargs="+", type=inputs.absolute)
+    add(parser, "--json", help="print JSON")
     about = "the bus still runs, so a missing stop is no breach"
-    parser.add_argument("--running", help=about, **FLAG)
+    add(parser, "--running", help=about)
     add_selection(parser, has_host=False)
 
 
 def add_replay(parser: Any) -> None:
-    parser.add_argument("table", **TABLE)
-    parser.add_argument("-a", "--address", help="the bus", required=True)
+    add(parser, "table", **TABLE)
+    add(parser, "-a", "--address", help="the bus", required=True)
     about = "so many times as fast as recorded (as fast as possible)"
-    parser.add_argument("--speed", help=about, type=SPEED, default=math.inf)
+    add(parser, "--speed", help=about, type=SPEED, default=math.inf)
     add_selection(parser)
 
 
 def add_selection(parser: Any, has_host: bool = True) -> None:
     """Add the options that say which messages are wanted."""
-    parser.add_argument(
-        "--pattern", help="only keys it selects; repeatable", **MANY
-    )
+    add(parser, "--pattern", help="only keys it selects; repeatable", **MANY)
     if has_host:
-        parser.add_argument(
-            "--host", help="only this host; repeatable", **MANY
-        )
+        add(parser, "--host", help="only this host; repeatable", **MANY)
     about = "only from then on, UTC: 2026-11-22, 2026-11-22T09:00"
-    parser.add_argument(
-        "--since", help=about, type=MOMENT, default=inputs.FIRST
-    )
-    parser.add_argument(
-        "--until", help="only before", type=MOMENT, default=inputs.LAST
+    add(parser, "--since", help=about, type=MOMENT, default=inputs.FIRST)
+    add(
+        parser, "--until", help="only before", type=MOMENT, default=inputs.LAST
     )

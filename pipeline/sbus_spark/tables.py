@@ -117,16 +117,11 @@ def check_rules(table: str, opened: DeltaTable) -> None:
 
     Raises: InputError, as `ingest` could not keep them.
     """
-    ours = schema_of(TABLE).names
-    rules = [
-        field.name
-        for field in opened.schema().fields
-        if any(name.startswith("delta.") for name in field.metadata)
-        or not (field.nullable or field.name in ours)
-    ]
-    for name in opened.metadata().configuration:
-        if name.startswith("delta.constraints."):
-            rules.append(name)
+    names = schema_of(TABLE).names
+    others = [x for x in opened.schema().fields if x.name not in names]
+    rules = [x.name for x in others if x.metadata or not x.nullable]
+    properties = opened.metadata().configuration
+    rules += [x for x in properties if x.startswith("delta.constraints.")]
     if rules:
         reason = "it has rules for new rows, which `ingest` cannot keep"
         raise InputError(f"{table}: {reason}: {', '.join(rules)}")

@@ -60,7 +60,7 @@ def add_segments(
     A segment that cannot be read stops no other.
     """
     parts = []
-    bad: dict[str, pa.ChunkedArray] = {}  # lines by their segments
+    bad: dict[str, list[str]] = {}  # lines by their segments
     for segment in segments:
         try:
             rows = source.read(segment)
@@ -75,17 +75,12 @@ def add_segments(
         parts.append(messages)
         for numbers in ranges_of(messages) or [{}]:
             yield {"segment": segment.path, **numbers}
-        lines = rows["corrupt"].drop_null()
-        if segment.name in bad:  # another copy of it
-            lines = lines.filter(pc.invert(pc.is_in(lines, bad[segment.name])))
-            lines = pa.chunked_array(
-                [*bad[segment.name].chunks, *lines.chunks]
-            )
-        bad[segment.name] = lines
+        lines = rows["corrupt"].drop_null().to_pylist()
+        in_a_copy = {*bad.setdefault(segment.name, [])}
+        bad[segment.name] += [x for x in lines if x not in in_a_copy]
     if parts:
-        yield from write_messages(
-            where, lacking(where, pa.concat_tables(parts))
-        )
+        rows = lacking(where, pa.concat_tables(parts))
+        yield from write_messages(where, rows)
         yield from write_lines(where, bad)
 
 
@@ -130,30 +125,21 @@ def write_messages(where: str, rows: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def write_lines(
-    where: str, bad: dict[str, pa.ChunkedArray]
+    where: str, bad: dict[str, list[str]]
 ) -> Iterator[dict[str, Any]]:
     """Write the lines of segments that the quarantine lacks."""
-    names = [name for name, lines in bad.items() for _ in lines]
-    if not names:
+    pairs = [(name, line) for name, lines in bad.items() for line in lines]
+    if not pairs:
         return
     aside = tables.aside(where)
-    rows = pa.table(
-        {
-            "segment": names,
-            "line": pa.concat_arrays(
-                [x for y in bad.values() for x in y.chunks]
-            ),
-        }
-    )
     near = files.files_of(tables.open_delta(aside))
-    near = files.with_one_of(near, "segment", rows["segment"])
-    present = files.rows_in(aside, near, rows.column_names)
-    both = [
-        pc.binary_join_element_wise(x["segment"], x["line"], "/")
-        for x in (rows, present)
-    ]
-    new = rows.filter(pc.invert(pc.is_in(*both)))
-    if len(new):
+    near = files.with_one_of(near, "segment", pa.chunked_array([[*bad]]))
+    rows = files.rows_in(aside, near, ["segment", "line"]).to_pydict()
+    present = {*zip(rows["segment"], rows["line"])}
+    new = [pair for pair in pairs if pair not in present]
+    if new:
         today = datetime.datetime.now(UTC).date()
-        file = files.write_file(aside, today, new, ["segment"])
+        names, lines = zip(*new)
+        rows = pa.table({"segment": names, "line": lines})
+        file = files.write_file(aside, today, rows, ["segment"])
         yield {"is_aside": True, **file}
