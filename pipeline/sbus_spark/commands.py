@@ -154,8 +154,7 @@ def run_report(options: argparse.Namespace) -> int:
 
     selection = selection_of(options)
     rows = reading.read_rows(sessions.session(), options.table, selection)
-    messages = reading.messages_of(rows, selection)
-    numbers = report.summarize(messages, rows)
+    numbers = report.summarize(rows, selection.patterns)
     if options.json:
         print(json.dumps(numbers))
         return 0

@@ -21,7 +21,7 @@ import sbus
 from .messages import bytes_of_key, schema_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 NOBODY = "0 0 0"  # whose ids do not matter
 HELD = "pattern string, shape string"  # that of the pattern, as JSON
@@ -39,13 +39,21 @@ def selected(messages: DataFrame, patterns: Sequence[str]) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    @F.arrow_udf("boolean")  # type: ignore[attr-defined,untyped-decorator]
-    def is_selected(keys: pa.Array) -> pa.Array:
-        return are_selected(patterns, keys)
-
     if not patterns:
         return messages
-    return messages.where(F.col("key").isNull() | is_selected("key"))
+    return messages.where(F.col("key").isNull() | is_selected(patterns))
+
+
+def is_selected(patterns: Sequence[str]) -> Column:
+    """Return whether one of some patterns selects the column `key`."""
+    from pyspark.sql import functions as F
+
+    @F.arrow_udf("boolean")  # type: ignore[attr-defined,untyped-decorator]
+    def are_keys_selected(keys: pa.Array) -> pa.Array:
+        return are_selected(patterns, keys)
+
+    column: Column = are_keys_selected("key")
+    return column
 
 
 def are_selected(patterns: Sequence[str], keys: Any) -> Any:

@@ -46,18 +46,14 @@ def read_table(
     A change of the table disturbs its readers only READERS_HOURS later.
     Raises: InputError if there is no table.
     """
-    return messages_of(read_rows(spark, table, selection), selection)
-
-
-def messages_of(rows: DataFrame, selection: Selection) -> DataFrame:
-    """Return the rows that are messages with selected keys."""
-    return selected(rows.where("key is not null"), selection.patterns)
+    rows = read_rows(spark, table, selection).where("key is not null")
+    return selected(rows, selection.patterns)
 
 
 def read_rows(
     spark: SparkSession, table: str, selection: Selection
 ) -> DataFrame:
-    """Return the rows of some time and hosts, those without a key as well."""
+    """Return the rows of a time and hosts, of all keys and without one."""
     from pyspark.sql import functions as F
 
     where = absolute(table)

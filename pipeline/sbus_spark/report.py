@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from .inputs import UTC, InputError, key_text, printable
+from .matching import is_selected
 from .views import Views
 
 SHOWN_MAX = 100  # keys and hosts
@@ -38,18 +40,24 @@ EMPTY = (
     "there are no messages: --since, --until, --pattern and --host select"
     " none, or the table has none"
 )
+LISTS = {
+    "keys": ("key", "messages", "bytes"),
+    "hosts": ("host", "messages", "bytes", "lost"),
+    "sizes": ("low", "messages", "bytes"),
+    "times": ("time", "messages", "bytes"),
+}
 Row = dict[str, Any]
 
 # ==== Numbers ================================================================
 
 
-def summarize(messages: DataFrame, numbered: DataFrame | None = None) -> Row:
+def summarize(rows: DataFrame, patterns: Sequence[str] = ()) -> Row:
     """Return what a page shows of messages, as values for JSON.
 
-    It reads the columns host, recorder, n, time, key and size.  Times are in
-    microseconds since 1970 (UTC), sizes and `bytes` in bytes of payload.
-    *numbered* are the rows whose numbers show what was lost, those of other
-    keys as well; without them the messages are.
+    It reads the columns host, recorder, n, time, key and size.  Rows without a
+    key, and of keys that none of the *patterns* selects, are no messages: they
+    are only not lost.  Times are in microseconds since 1970 (UTC), sizes and
+    `bytes` in bytes of payload.
 
     | name | value |
     |---|---|
@@ -67,9 +75,11 @@ def summarize(messages: DataFrame, numbered: DataFrame | None = None) -> Row:
     after the first of each of its recorders: those before it may have expired.
     Raises: InputError if there are no messages.
     """
-    numbered = messages if numbered is None else numbered
-    given = {"messages": messages, "numbered": numbered}
-    views = Views(messages.sparkSession, "report.sql", **given)
+    is_message = F.col("key").isNotNull()
+    if patterns:
+        is_message &= is_selected(patterns)
+    rows = rows.withColumn("is_message", is_message)
+    views = Views(rows.sparkSession, "report.sql", rows=rows)
     views.compute("totals")
     totals = views.rows("totals")[0]
     if not totals["messages"]:
@@ -77,12 +87,21 @@ def summarize(messages: DataFrame, numbered: DataFrame | None = None) -> Row:
 
     bar = bar_length(totals["first"], totals["last"])
     width = BARS[bar] * SECOND
-    lists = "keys", "hosts", "sizes", "times"
-    views.compute("groups", "lost", limit=SHOWN_MAX, width=width)
-    views.compute(*lists, "counts", limit=SHOWN_MAX)
+    views.compute("groups", "lists", "counts", limit=SHOWN_MAX, width=width)
+    listed = views.rows("lists")
+    lists = {
+        name: [
+            {column: row[column] for column in columns}
+            for row in listed
+            if row["list"] == name
+        ]
+        for name, columns in LISTS.items()
+    }
+    lists["sizes"].sort(key=lambda row: row["low"])
+    lists["times"].sort(key=lambda row: row["time"])
     return {
         "totals": totals,
-        **{name: views.rows(name) for name in lists},
+        **lists,
         **views.rows("counts")[0],
         "bar": bar,
         "seconds": BARS[bar],

@@ -1,5 +1,6 @@
--- What a report asks of the messages of a table; `report` runs these in their
--- order.  {name} is a view above, or the messages; :name is a value.
+-- What a report asks of the rows of a table; `report` runs these in their
+-- order.  {name} is a view above, or the rows; :name is a value.  To start a
+-- query takes longer than to run it, so there are few.
 
 -- The sums of all messages, in one row.
 -- Times are in microseconds since 1970, sizes in bytes.
@@ -8,55 +9,45 @@ select count(*) as messages, sum(size) as bytes,
     percentile_approx(size, 0.5) as p50, percentile_approx(size, 0.99) as p99,
     max(size) as largest, unix_micros(min(time)) as first,
     unix_micros(max(time)) as last
-from {messages}
+from {rows} where is_message
 
--- Messages and bytes by key, by host, by size and by time; *kind* says so.
--- They are added up in one pass.
+-- Messages and bytes by key, by recorder, by size and by time; *kind* says so.
+-- They are added up in one pass; *lost* numbers a recorder did not write.
 -- view: groups, kept
 with message as (
-    select key, host, size,
+    select key, host, recorder, n, is_message, if(is_message, size, 0) as size,
         if(size = 0, 0L, shiftleft(1L, length(bin(size)) - 1)) as low,
         unix_micros(time) div :width * :width as time
-    from {messages})
-select key, host, low, time, count(*) as messages, sum(size) as bytes,
+    from {rows})
+select key, host, low, time, count_if(is_message) as messages,
+    sum(size) as bytes, max(n) - min(n) + 1 - count(*) as lost,
     case 0 when grouping(key) then 'key' when grouping(host) then 'host'
         when grouping(low) then 'size' else 'time' end as kind
-from message group by grouping sets (key, host, low, time)
+from message group by grouping sets (key, (host, recorder), low, time)
+having messages > 0 or kind = 'host'
 
--- The numbers that the recorders of a host did not write, or that were lost.
--- A row is a host.
--- view: lost
-with run as (
-    select host, max(n) - min(n) + 1 - count(*) as lost
-    from {numbered} group by host, recorder)
-select host, sum(lost) as lost from run group by host
-
--- The busiest keys.
--- A row is a key.
--- view: keys
-select key, messages, bytes from {groups} where kind = 'key'
-order by messages desc, key limit :limit
-
--- The hosts that lost most, then the busiest.
--- A row is a host.
--- view: hosts
-select host, messages, bytes, lost from {groups} join {lost} using (host)
-where kind = 'host' order by lost desc, messages desc, host limit :limit
+-- The busiest keys; the hosts that lost most, then the busiest; messages by
+-- size, in steps from *low* to below twice that, and by time, in steps of the
+-- width from *time* on.  *list* says what a row is of.
+-- view: lists
+with host as (
+    select host, sum(messages) as messages, sum(bytes) as bytes,
+        sum(lost) as lost
+    from {groups} where kind = 'host' group by host having messages > 0)
+(select 'keys' as list, key, host, low, time, messages, bytes, lost
+    from {groups} where kind = 'key'
+    order by messages desc, key limit :limit)
+union all
+(select 'hosts', null, host, null, null, messages, bytes, lost
+    from host order by lost desc, messages desc, host limit :limit)
+union all
+select kind || 's', key, host, low, time, messages, bytes, lost
+from {groups} where kind in ('size', 'time')
 
 -- How many keys and hosts there are, and what all hosts lost, in one row.
--- The two views above show only some of them.
+-- The lists show only some of them.
 -- view: counts
 select count_if(kind = 'key') as keys_total,
-    count_if(kind = 'host') as hosts_total,
-    (select sum(lost) from {lost}) as lost
+    count(distinct if(messages > 0, host, null)) as hosts_total,
+    sum(if(kind = 'host', lost, 0)) as lost
 from {groups}
-
--- Messages by size, in steps from *low* to below twice that.
--- A row is a step that has messages.
--- view: sizes
-select low, messages, bytes from {groups} where kind = 'size' order by low
-
--- Messages by time, in steps of the width from *time* on.
--- A row is a step that has messages.
--- view: times
-select time, messages, bytes from {groups} where kind = 'time' order by time
