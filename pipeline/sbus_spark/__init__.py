@@ -40,6 +40,7 @@ from typing import Any
 MODULES = {
     "audits": ("audit", "summary"),
     "cli": ("main", "run"),
+    "commands": (),
     "inputs": ("BusyError", "InputError", "PipelineError", "Selection"),
     "intake": ("ingest",),
     "matching": ("selected",),

@@ -266,7 +266,7 @@ class TestErrors:
 
         thread = threading.Thread(target=follow)
         with monkeypatch.context() as patch:
-            patch.setattr(sbus_spark.cli, "until_signal", lambda: over)
+            patch.setattr(sbus_spark.commands, "until_signal", lambda: over)
             thread.start()
             thread.join()
         assert statuses == [0]
