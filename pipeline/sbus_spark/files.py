@@ -163,3 +163,23 @@ def ends_of(rows: pa.Table, name: str, choose: np.ufunc) -> dict[str, int]:
     ends = np.full(len(recorders.dictionary), first)
     choose.at(ends, recorders.indices.to_numpy(), values)
     return dict(zip(recorders.dictionary.to_pylist(), ends.tolist()))
+
+
+def last_times(
+    where: str, files: pa.Table, until: datetime.datetime
+) -> dict[str, int]:
+    """Return when each recorder wrote its last message, in microseconds.
+
+    Later ones than *until* do not count.  It has a file in memory at a time.
+    """
+    latest: dict[str, int] = {}
+    for at in range(len(files)):
+        rows = rows_in(
+            where,
+            files.slice(at, 1),
+            ["recorder", "time"],
+            lambda x: pc.less_equal(x["time"], pa.scalar(until)),
+        )
+        for name, time in ends_of(rows, "time", np.maximum).items():
+            latest[name] = max(time, latest.get(name, time))
+    return latest

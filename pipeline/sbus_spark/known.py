@@ -44,8 +44,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from deltalake import DeltaTable
 
 from .captures import Segment
-from .files import files_at, files_of, rows_in
-from .inputs import utc_text
+from .files import files_at, files_of, last_times
+from .inputs import LAST, utc_text
 from .tables import NOTES, is_kept, open_delta, stamp_of
 
 FORGOTTEN_SECONDS = 30 * 86_400  # after which a run that rests is forgotten
@@ -154,8 +154,7 @@ def latest_recorders(where: str, opened: DeltaTable) -> list[str]:
     files = files_of(opened)
     days = pc.unique(files["partition.day"]).sort("descending")[:RECENT_DAYS]
     latest = files.filter(pc.is_in(files["partition.day"], days))
-    names = rows_in(where, latest, ["recorder"])["recorder"]
-    return [str(name) for name in pc.unique(names).to_pylist()]
+    return [*last_times(where, latest, LAST)]
 
 
 def with_number(bounds: list[int], number: int) -> list[int]:

@@ -6,12 +6,11 @@ import math
 import time
 from typing import Any
 
-import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from .captures import Capture, Segment
-from .files import count_rows, ends_of, files_of, rows_in
+from .files import count_rows, files_of, last_times
 from .inputs import moment_of, utc_text
 from .known import RECENT_DAYS, Known
 from .tables import COMPACTED, parts_of, stamp_of
@@ -113,9 +112,7 @@ def runs_of(where: str, files: pa.Table, known: Known, now: float) -> State:
         if seen and seen >= hosts:
             break
         of_day = files.filter(pc.equal(files["partition.day"], pa.scalar(day)))
-        rows = rows_in(where, of_day, ["recorder", "time"])
-        rows = rows.filter(pc.less_equal(rows["time"], pa.scalar(present)))
-        for name, last in ends_of(rows, "time", np.maximum).items():
+        for name, last in last_times(where, of_day, present).items():
             at = last / MICROSECONDS
             bounds = known.runs[name].bounds if name in known.runs else []
             if host_of(name) not in seen:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import json
 import os
 import random
@@ -145,23 +144,6 @@ class TestIngest:
         assert numbers(spark, table) == list(range(1, 201))
         aside = DeltaTable(f"{table}/_quarantine")
         assert aside.to_pyarrow_table().num_rows == aside.count() == 2
-
-    def test_a_commit_that_comes_second_adds_nothing(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """It says so; a compaction is no hindrance."""
-        capture, table = tmp_path / "capture", tmp_path / "table"
-        write_segments(capture, 1)
-        args = (spark, str(capture), str(table))
-        (tmp_path / "none").mkdir()
-        sbus_spark.ingest(spark, str(tmp_path / "none"), str(table))
-        first, second, third = (DeltaTable(str(table)) for _ in range(3))
-        commit = functools.partial(COMMIT, str(table))
-        commit(first, [], "ingest")
-        with pytest.raises(sbus_spark.PipelineError, match="another ingest"):
-            commit(second, [], "ingest")
-        commit(third, [], "compacted")
-        assert sbus_spark.ingest(*args) == (100, 0)
 
     def test_segments_in_any_order(
         self, spark: SparkSession, tmp_path: Path
