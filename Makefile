@@ -8,7 +8,6 @@
 # make demo      show the pipeline: bus, traffic, recording, audit, report
 # make build/sbus_spark.zip   the code that spark-submit sends to a cluster
 # make bench     measure how fast the server is, in some minutes
-# make bench-pipeline   measure the pipeline, beside DuckDB
 # make attack    measure what one user's storms do to another (root only)
 # make measure   say how long the parts are, beside what they may be
 # make trace     write which code, examples and tests each rule has
@@ -133,10 +132,6 @@ measure:
 
 bench:
 	$(PYTHON) -m bench.speed $(ARGS)
-
-bench-pipeline: .venv/spark
-	$(PIP) -e '.[bench]'
-	.venv/bin/python -m bench.pipeline $(ARGS)
 
 attack:
 	$(PYTHON) -m bench.attack $(ARGS)
@@ -308,6 +303,6 @@ clean:
 
 .PHONY: help test check pytest-is-there lint pythons coverage soak demo
 .PHONY: $(PIPELINE) $(TESTS)
-.PHONY: measure bench bench-pipeline attack manual requirements vectors trace
+.PHONY: measure bench attack manual requirements vectors trace
 .PHONY: book book-results book-test conformance
 .PHONY: install installed uninstall clean

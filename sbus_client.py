@@ -60,6 +60,11 @@ from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn, TypeVar, Union, cast
 
+try:
+    from mmap import mmap
+except ImportError:  # a small Python
+    mmap = None  # type: ignore[assignment, misc]
+
 __version__ = "0.3.0"
 # fmt: off
 __all__ = [
@@ -91,7 +96,7 @@ class Disconnected(SbusError, ConnectionError):
 
 
 class PacketError(SbusError, ValueError):
-    """A server would refuse a key or pattern, or sent a malformed packet."""
+    """A key or pattern is malformed, or a packet that a server sent."""
 
 
 class PacketTooLarge(SbusError, ValueError):
@@ -123,7 +128,6 @@ def malformed(thing: str, text: bytes) -> PacketError:
 PACKET_BYTES_MAX = 409_600
 KEY_BYTES_MAX = 4_096
 SEGMENTS_MAX = 64
-PATTERNS_MAX = 1_024
 WHOAMI = b"!/cred/whoami"
 STATS = b"stats"
 MODES = b"""blocking/soft/queue blocking/soft/discard blocking/soft/block
@@ -161,8 +165,9 @@ class ControlMessage(NamedTuple):
 class Reconnected(ControlMessage):
     """A notice of the client itself: it was without a bus, and is back.
 
-    Its subscriptions and modes are in force.  It has missed what others
-    published meanwhile; what it sent last may be lost.  The fields are empty.
+    The new bus is told all subscriptions and modes before anything else.  The
+    client has missed what others published meanwhile, and what it sent last
+    may be lost.  The fields are empty.
     """
 
 
@@ -245,11 +250,8 @@ def quoted(text: bytes) -> str:
 
 # ==== 3. Patterns, credentials and requests ==================================
 
-NO_JSON = """this Python has no module json: install python3 (Debian), \
-python3-json (OpenWrt, Yocto)"""
 PATH = re.compile(rb"(?:!/cred/[0-9]{1,10}/[0-9]{1,10}/[0-9]{1,10}/)+")
 FAILED = b"/failed"  # ends the key of an answer that tells of a failure
-OVERFLOW_ID = 65_534  # the kernel's stand-in for an id of another namespace
 
 
 def matches(pattern: Text, key: Text) -> bool:
@@ -264,7 +266,7 @@ def matches(pattern: Text, key: Text) -> bool:
 
 # The cache of `re` has 512, and a client may have twice as many patterns
 # Typed, as python3 -bb lets nobody compare str and bytes
-@functools.lru_cache(4 * PATTERNS_MAX, typed=True)
+@functools.lru_cache(4_096, typed=True)
 def selection_of(pattern: Text) -> Callable[[bytes], Any]:
     """Return what returns None for a key that a pattern does not select."""
     pattern = to_bytes(pattern)
@@ -368,11 +370,14 @@ def parse_request(message: Received) -> Request | None:
 
 # ==== 4. Addresses and time ==================================================
 
+NO_MODULE = """this Python has no module {0}: install python3 (Debian), \
+python3-{0} (OpenWrt, Yocto)"""
 NOT_YOURS = "{}: not yours alone; name another"
 ABSTRACT = "/dev/unix/abstract/"
 INHERITED = "/dev/fd/"
 PATH_BYTES_MAX = 107
 KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+SO_PEERCRED = getattr(socket, "SO_PEERCRED", 17)  # PyPy has no name for it
 START = "start the server, or give its address"
 # What the kernel is short of for now: memory, or descriptors
 NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
@@ -437,19 +442,14 @@ def checked_address(address: str) -> str:
     return address
 
 
-def peer_of(wire: socket.socket) -> tuple[int, ...]:
-    """Return the pid, uid and gid of the process at the other end."""
-    peer = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return struct.unpack("iII", peer)
-
-
 def check_server(wire: socket.socket, address: str) -> None:
     """Raise AddressError if a default address has led to another user.
 
     Since its directory was looked at, another may have taken its place.
     """
     uid = os.getuid()
-    owner = peer_of(wire)[1]
+    credentials = wire.getsockopt(socket.SOL_SOCKET, SO_PEERCRED, 12)
+    _, owner, _ = struct.unpack("iII", credentials)
     defaults = [f"{path}/sbus.socket" for path in user_directories(uid)]
     if uid and owner not in (0, uid) and address in defaults:
         raise AddressError(NOT_YOURS.format(f"the server at {address}"))
@@ -464,19 +464,30 @@ def socket_name(address: str) -> bytes:
         form = "2 to 216 hexadecimal digits, an even number that begins with"
         raise AddressError(f"{address!r}: after {ABSTRACT} come {form} 00")
 
-    name = os.fsencode(address)
+    try:
+        name = os.fsencode(address)
+    except UnicodeEncodeError:
+        raise AddressError(f"{address!r} is not UTF-8") from None
     if 1 <= len(name) <= PATH_BYTES_MAX and b"\0" not in name:
         return name
     form = f"a path has 1 to {PATH_BYTES_MAX} bytes, none NUL"
     raise AddressError(f"{address!r}: {form}")
 
 
-def opened(make: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what has a descriptor.  Raises: SbusError if none is free."""
+@contextlib.contextmanager
+def needed(thing: str) -> Iterator[None]:
+    """Say in one sentence that a process or its Python has no such thing.
+
+    It may be a descriptor, or a module, for whose file one is needed as well.
+    Raises: SbusError.
+    """
     try:
-        return make(*arguments)
+        yield
+    except ImportError:
+        raise SbusError(NO_MODULE.format(thing)) from None
     except OSError as error:
-        raise SbusError(f"one descriptor too few: {error.strerror}") from None
+        text = f"this process can get no {thing}: {error.strerror}"
+        raise SbusError(text) from None
 
 
 def open_socket(address: str) -> socket.socket:
@@ -527,9 +538,6 @@ def no_bus(address: str, failed: OSError) -> Disconnected:
         errno.EACCES: "its server does not let this user in: see its -g,"
         " -o and -u",
     }.get(failed.errno or 0, str(failed.strerror))
-    with contextlib.suppress(OSError):
-        if not stat.S_ISSOCK(os.stat(address).st_mode):
-            text = "no socket is there; give the address of a server"
     return Disconnected(f"no bus at {address}: {text}", errno=failed.errno)
 
 
@@ -546,6 +554,7 @@ def no_bus(address: str, failed: OSError) -> Disconnected:
 # what it was asked, what it said, and which calls wait for that.  Connection
 # goes from one bus to the next, and has the calls and their way to wait.
 
+LIMIT_MAX = 1 << 30  # the kernel takes no larger packet
 KEPT_BYTES_MAX = 1 << 26  # of messages that came before an answer
 KEPT_OVERHEAD_BYTES = 256  # what Python needs for each of them
 ASK_SECONDS = 5.0  # in which somebody is to answer a request
@@ -567,11 +576,9 @@ TOO_LARGE = "a packet of {} bytes is above the limit of {} bytes"
 NO_BUFFER = "{} bytes: above the largest send buffer (net.core.wmem_max)"
 NO_ROOM = "the server takes nothing (a slow reader, or it is stopped)"
 LOST_PACKET = "a packet of {} bytes was received and lost; the limit is {}"
-ANOTHERS = "{} is another's secret: this client is {}"
-NAMELESS = "no secrets and no requests: the server knows this client as {}"
+NEW_ADDRESS = "ask whoami, and subscribe to the new address"
 GOODBYE = """the server at {} closed the connection: it stopped, or refused \
 this client; its log names pid {}, or counts it among others"""
-BEHIND = "; this client had not read all that came for {:.1f} s"
 NO_LOOP = "AsyncClient is for asyncio, and no loop of it runs here"
 OTHER_LOOP = """this client belongs to another event loop: make one in each"""
 FORKED = "this client belongs to process {}, which forked: make one in each"
@@ -579,7 +586,8 @@ FORKED = "this client belongs to process {}, which forked: make one in each"
 # over, since there is no bus, or no memory
 READ, WRITE, RETRY = select.POLLIN, select.POLLOUT, 0
 # Plain numbers, as those of the module are enums, which take long to use
-SEND = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+MSG_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0x4000)  # PyPy has no name
+SEND = int(socket.MSG_DONTWAIT | MSG_NOSIGNAL)
 TRUNC = int(socket.MSG_DONTWAIT | socket.MSG_TRUNC)
 
 
@@ -604,16 +612,12 @@ class Answer:
 
 
 class Bus:
-    """What a client knows of one bus."""
+    """What a client knows of one bus, and has still to tell it."""
 
-    def __init__(self, notice: Reconnected | None = None) -> None:
-        # It is kept before all that comes from this bus, and is not given to
-        # receive until the bus has answered that it has handled *unsent*
-        self.notice = notice
-        self.unsent: deque[bytes] = deque()  # what it has still to be told
-        self.own_path = b""  # what whoami would say, as far as is known
-        self.has_told_path = False  # whether whoami has said so
-        self.reply_keys = b""  # with what they begin, once subscribed
+    def __init__(self) -> None:
+        self.unsent: deque[bytes] = deque()
+        self.own_path = b""  # once whoami has said it
+        self.reply_keys = b""  # how they begin, once it is subscribed to
         # By control key; None if control has asked
         self.questions: dict[bytes, deque[Answer | None]] = defaultdict(deque)
         self.requests: dict[bytes, Answer] = {}  # by reply key
@@ -641,23 +645,21 @@ class Packets:
 
         # [CLIENT-5] The largest packet fits
         buffer_bytes = max(packet_bytes_max, LARGE_BYTES)
-        try:
-            # The kernel gives its memory only where it is used
-            import mmap
-
-            self._buffer: Any = mmap.mmap(-1, buffer_bytes)
-        except ImportError:
-            self._buffer = Buffer(buffer_bytes)
+        with needed("memory"):
+            # The kernel gives the memory of an mmap only where it is used
+            if mmap is None:
+                self._buffer: Any = Buffer(buffer_bytes)
+            else:
+                self._buffer = mmap(-1, buffer_bytes)
         # The socket keeps its descriptor on the way to another bus
-        self.socket = opened(socket.socket, *KIND)
+        with needed("descriptor"):
+            self.socket = socket.socket(*KIND)
         self.socket.settimeout(None)
         self._fd = self.socket.fileno()
 
         self._bus = Bus()
         self._kept: deque[Received] = deque()  # until a call wants it
         self._kept_bytes = 0
-        self._read_all_at = time.monotonic()  # that had come
-        self._has_read = False  # a message, since then
         self._is_short = False  # the kernel, of memory for the last packet
         self._waiting: dict[Any, int] = {}  # waiters, and for which event
         self._receivers: deque[Any] = deque()  # those for messages, in line
@@ -670,29 +672,14 @@ class Packets:
     def _changed(self) -> None:
         """Note a change of the state, or of whether anything is kept."""
 
-    # What a server would refuse is told before it is sent
+    # A malformed key or pattern raises an error before anything is sent
 
     def _pattern(self, text: Text) -> bytes:
-        """Return a pattern as bytes, unless it is another's secret [CRED-4].
+        """Return a pattern as bytes.  Raises: TypeError; PacketError.
 
-        Until whoami has told our credentials, this process's own numbers
-        count, unless the server is in another process namespace.
+        Whether this client may have its secrets, only the server knows.
         """
-        pattern = checked(text, self.key_bytes_max, self.segments_max)
-
-        # The server looks at the run that follows its own prefix: where we are
-        # !/cred/1/2/3/!/cred/4/5/6, at the second, which has our numbers
-        own_path = self._bus.own_path
-        start = max(0, own_path.rfind(SECRET))
-        numbers = own_path[start:].split(b"/")[2:]
-        fields = FIELDS.match(pattern, start)
-        if fields and numbers and pattern.rfind(SECRET) == start:
-            path = own_path.decode()
-            if any(f and f != n for f, n in zip(fields.groups(), numbers)):
-                raise PacketError(ANOTHERS.format(quoted(pattern), path))
-            if OVERFLOW_ID in map(int, numbers[:2]) or numbers[2] == b"0":
-                raise PacketError(NAMELESS.format(path))  # [CRED-8]
-        return pattern
+        return checked(text, self.key_bytes_max, self.segments_max)
 
     def _subscription(self, text: Text) -> bytes:
         """Return a subscribe packet; warn of a doubtful pattern [SUB-1]."""
@@ -763,7 +750,6 @@ class Packets:
             raise PacketTooLarge(LOST_PACKET.format(size, len(buffer)))
 
         if head[:4] == PUBLISH:
-            self._has_read = True
             message = new_tuple(Message, (head[4:], payload))
             if not self._bus.reply_keys or not self._answer_request(message):
                 return message
@@ -794,21 +780,10 @@ class Packets:
         if received.key == WHOAMI:
             with contextlib.suppress(PacketError):
                 bus.own_path = credentials_of(received).path
-                bus.has_told_path = True
-            if bus.notice:  # receive may have it now, and all after it
-                bus.notice = None
-                self._changed()
-                self._wake_all()
         self._give(answer, received)
         return answer is not None
 
     # What is kept for receive
-
-    def _has_kept(self) -> bool:
-        if not self._kept:
-            return False
-        has_told = self._kept[0] is not self._bus.notice
-        return has_told or self._kept_bytes > KEPT_BYTES_MAX
 
     def _keep(self, received: Received) -> None:
         """Keep something for receive, and wake a call that waits for it."""
@@ -816,8 +791,11 @@ class Packets:
         self._kept_bytes += len(received.payload) + KEPT_OVERHEAD_BYTES
         self._changed()
         self._wake_receiver()
-        if self._kept_bytes > KEPT_BYTES_MAX:
-            self._wake_all()
+
+    def _keep_notice(self) -> None:
+        """Keep a notice, unless the last that is kept is one already."""
+        if not (self._kept and isinstance(self._kept[-1], Reconnected)):
+            self._keep(Reconnected(b"", b""))
 
     def _step(self) -> None:
         """Read a packet, for whomever it is."""
@@ -836,11 +814,7 @@ class Packets:
         bus = self._bus
         for answer in chain(bus.requests.values(), *bus.questions.values()):
             self._give(answer, text)
-
-        if self._kept and self._kept[-1] is self._bus.notice:
-            self._kept.pop()  # it has not even said anything
-            self._kept_bytes -= KEPT_OVERHEAD_BYTES
-        self._bus = Bus(Reconnected(b"", b""))
+        self._bus = Bus()
 
     # Who waits
 
@@ -882,9 +856,15 @@ class Packets:
 # may come when a number is another's file already.
 #
 # NEW becomes UP by connecting.  With *reconnect*, UP becomes LOST when the bus
-# has gone; LOST becomes RESTORING when another lets the client in; and that UP
-# once it is told all subscriptions and modes, or else LOST again.  No call
-# waits for a bus in itself: each that needs one takes what steps it can.
+# has gone.  LOST becomes RESTORING when another bus lets the client in.
+# RESTORING becomes UP once that bus is told all subscriptions and modes, or
+# LOST if it goes before.  No call has a loop of its own to find a bus: each
+# call that needs one takes the next step, and then waits like any other.
+#
+# The client does not judge what only a server knows, such as how many patterns
+# are too many, or who may have a secret.  A server that refuses a pattern
+# closes the connection, and its log says why.  With *reconnect* that happens
+# again after each pause, until the program unsubscribes.
 #
 # What every bus has to be told is remembered (_told), and needs no bus.  All
 # else is for the bus that is there.
@@ -929,8 +909,11 @@ class Connection(Packets):
         self.reconnect = reconnect
         if reconnect and self.address.startswith(INHERITED):
             raise AddressError("a descriptor cannot reconnect")
-        if min(packet_bytes_max, key_bytes_max, segments_max) < 1:
-            raise ValueError("a limit is a whole number from 1")
+        for limit in (packet_bytes_max, key_bytes_max, segments_max):
+            if not isinstance(limit, int) or not 1 <= limit <= LIMIT_MAX:
+                text = f"a limit is a whole number from 1 to {LIMIT_MAX}"
+                raise ValueError(text)
+        self._prepare()
         super().__init__(packet_bytes_max, key_bytes_max, segments_max)
 
         self._lock = threading.RLock()
@@ -938,8 +921,8 @@ class Connection(Packets):
         self._state = NEW
         self._told: Counter[bytes] = Counter()  # packets, and how often
         self._next_try = 0.0  # to connect, by the monotonic clock
+        self._was_without = False  # a bus: the program is told of the next
         self._is_switching = False  # the descriptor
-        self._prepare()
         self._why_closed = ""
         connections.add(self)
         self._begin(timeout)
@@ -1059,12 +1042,28 @@ class Connection(Packets):
             raise Disconnected(text, errno=error.errno) from None
         if not self.reconnect:
             text = GOODBYE.format(self.address, self._pid)
-            seconds = time.monotonic() - self._read_all_at
-            if self._has_read and seconds > 1:
-                text += BEHIND.format(seconds)
             raise Disconnected(text) from None
+        self._was_without = True
+        own_path = self._bus.own_path
         self._take_leave(ASK_AGAIN.format(self.address))
         self._become(State.LOST)
+        self._forget_address(own_path)
+
+    def _forget_address(self, path: bytes) -> None:
+        """Forget what was subscribed to under our address below another bus.
+
+        The next bus may have another prefix, and would refuse that each time.
+        Raises: PacketError, so that the program asks for its new address.
+        """
+        if path.count(SECRET) < 2:
+            return
+        start = SUBSCRIBE + path + b"/"
+        former = [x for x in self._told if x.startswith(start)]
+        for packet in former:
+            del self._told[packet]
+        if former:
+            pattern = quoted(former[0][len(SUBSCRIBE) :])
+            raise PacketError(f"{pattern} is over with its bus: {NEW_ADDRESS}")
 
     def _try(self, act: Callable[[], object]) -> bool:
         """Do something with the bus, or take a step to find one.
@@ -1095,8 +1094,6 @@ class Connection(Packets):
         while bus.unsent:
             self._write(bus.unsent[0])
             bus.unsent.popleft()
-        if bus.notice:
-            self._query(WHOAMI, CONTROL + WHOAMI, Answer())
         self._become(UP)
 
     def _open(self) -> None:
@@ -1117,19 +1114,7 @@ class Connection(Packets):
             raise
 
         with fresh:
-            bus = self._bus
-            pid, *ids = peer_of(fresh)
-            # Nothing tells our numbers in a server's other process namespace,
-            # or user namespace
-            is_ours = pid and OVERFLOW_ID not in ids
-            if is_ours and not self.address.startswith(INHERITED):
-                numbers = (os.getegid(), os.geteuid(), self._pid)
-                bus.own_path = b"!/cred/%d/%d/%d" % numbers
-            self._check_told()
-            bus.unsent = deque(self._told.elements())
-            if bus.notice:
-                self._keep(bus.notice)
-
+            self._bus.unsent = deque(self._told.elements())
             try:
                 self._is_switching = True  # no handler is to free the number
                 if not self._why_closed:
@@ -1137,21 +1122,10 @@ class Connection(Packets):
             finally:
                 self._is_switching = False
         self._state = State.RESTORING
+        if self._was_without:
+            self._keep_notice()
         if self._why_closed:
             self._close_socket()
-
-    def _check_told(self) -> None:
-        """Forget a pattern that is another's secret for this bus.
-
-        Raises: PacketError for each, so that the program learns of it.
-        """
-        for packet in list(self._told):
-            if packet.startswith(SUBSCRIBE):
-                try:
-                    self._pattern(packet[len(SUBSCRIBE) :])
-                except PacketError:
-                    del self._told[packet]
-                    raise
 
     # What every bus has to be told: subscriptions and modes
 
@@ -1159,8 +1133,6 @@ class Connection(Packets):
         """Tell the bus, and remember it for the next one."""
         with self._lock:
             self._check_open()
-            if packet.startswith(SUBSCRIBE):
-                self._check_pattern_count()
             write = functools.partial(self._write, packet)
             if not (self._state is UP and self._try(write)):
                 if self._state is UP:
@@ -1177,24 +1149,15 @@ class Connection(Packets):
                 self._told[packet] = 1  # the last sent is the last
         return True
 
-    def _check_pattern_count(self) -> None:
-        """Raise PacketError if the server would not take one more."""
-        counts = self._told.items()
-        patterns = [n for packet, n in counts if packet.startswith(SUBSCRIBE)]
-        replies = 1 if self._bus.reply_keys else 0
-        if sum(patterns) + replies >= PATTERNS_MAX:
-            raise PacketError(f"over {PATTERNS_MAX} patterns")
-
     # What is for the bus that is there
 
     def _write_request(self, head: bytes, tail: bytes, answer: Answer) -> None:
         """Send a request to the bus, and note it, if its path is known."""
         bus = self._bus
-        if not bus.has_told_path:
+        if not bus.own_path:
             return
         if not bus.reply_keys:
             keys = self._pattern(bus.own_path + random_part() + b"/")
-            self._check_pattern_count()
             self._write(SUBSCRIBE + keys)
             bus.reply_keys = keys
         reply_key = bus.reply_keys[:-1] + random_part()
@@ -1259,7 +1222,7 @@ class Connection(Packets):
 
     def _has_come(self, answer: Answer | None) -> bool:
         """Return whether there is an answer, or else something kept."""
-        return bool(answer.outcome if answer else self._has_kept())
+        return bool(answer.outcome if answer else self._kept)
 
     # Calls: coroutines that suspend in _sleep and _turn alone
 
@@ -1270,8 +1233,7 @@ class Connection(Packets):
         try:
             while not self._try(self._check_open):
                 if self.reconnect:
-                    # A program that is told of its first bus had to wait
-                    self._bus = Bus(Reconnected(b"", b""))
+                    self._was_without = True
                     return
                 await self._wait(READ, end, "too many clients connect at once")
         except BaseException:
@@ -1318,11 +1280,11 @@ class Connection(Packets):
         """Return the first that is kept, if anything is, and remove it."""
         with self._lock:
             self._check_open()
-            if not self._has_kept():
+            if not self._kept:
                 return None
             received = self._kept.popleft()
             self._kept_bytes -= len(received.payload) + KEPT_OVERHEAD_BYTES
-            if not self._has_kept():
+            if not self._kept:
                 self._changed()
             return received
 
@@ -1353,10 +1315,9 @@ class Connection(Packets):
         Raises: as whoami; TimedOut also if this server has no counts;
         SbusError if this Python has no module json.
         """
-        try:
+        with needed("json"):
             import json
-        except ImportError:
-            raise SbusError(NO_JSON) from None
+
         answer = await self._ask(STATS, end_of(timeout))
         try:
             return dict(json.loads(answer.payload))
@@ -1427,19 +1388,12 @@ class Connection(Packets):
 
     async def _go_on(self, end: End, text: str, answer: Answer | None) -> None:
         """Take a step, or wait until one can be taken."""
-        # The answer to a question that was just sent can hardly be there yet:
-        # not to look saves one EAGAIN a question
-        is_too_early = answer and not answer.waiter and left_of(end) != 0
-        if not is_too_early and self._try(self._step):
+        if self._try(self._step):
             await self._turn()
             return
         if self._has_come(answer):  # when the bus was lost just now
             return
-        try:
-            await self._wait(READ, end, text, answer)
-        finally:
-            self._has_read = False
-            self._read_all_at = time.monotonic()
+        await self._wait(READ, end, text, answer)
 
 
 # A child process would read, from the same socket, what is for its parent
@@ -1479,11 +1433,11 @@ class Bell:
     def __init__(self, wire_fd: int) -> None:
         """Make a bell for a socket.  Raises: SbusError."""
         flags = os.O_CLOEXEC | os.O_NONBLOCK  # they are those of an eventfd
-        if sys.version_info >= (3, 10):
-            self.fds = [opened(os.eventfd, 0, flags)]
-        else:
-            self.fds = list(opened(os.pipe2, flags))
-        self.thread_id = 0  # whose call waits for it
+        with needed("descriptor"):
+            if hasattr(os, "eventfd"):
+                self.fds = [os.eventfd(0, flags)]
+            else:
+                self.fds = list(os.pipe2(flags))
         self._is_rung = False
 
         # Three ways to wait for it: alone, or with an event of the socket
@@ -1501,16 +1455,9 @@ class Bell:
     def ring(self) -> None:
         if not self._is_rung:
             self._is_rung = True
-            # An eventfd takes eight bytes, and a pipe any number
             with contextlib.suppress(OSError, IndexError):
+                # An eventfd takes eight bytes, and a pipe any number
                 os.write(self.fds[-1], b"\1" * 8)
-
-    def ring_for_ever(self) -> None:
-        """Become readable, but not for another process that has this bell."""
-        reader, writer = os.pipe()
-        os.close(writer)
-        os.dup2(reader, self.fds[0], inheritable=False)
-        os.close(reader)
 
     def silence(self) -> None:
         # A handler that rings in the midst of this is not heard; but the mark
@@ -1536,23 +1483,29 @@ class Beacon:
 
     def __init__(self, wire_fd: int) -> None:
         """Make a beacon for a socket.  Raises: SbusError."""
-        self.epoll = opened(select.epoll)
-        self.bell = Bell(wire_fd)
-        self.epoll.register(self.bell.fds[0], select.EPOLLIN)
         self._wire_fd = wire_fd
+        self.bell = Bell(wire_fd)
+        with needed("descriptor"), contextlib.ExitStack() as parts:
+            parts.callback(self.bell.close)
+            self._epoll = parts.enter_context(select.epoll())
+            self.fd = self._epoll.fileno()
+            self._add(self.bell.fds[0])
+            self._add(wire_fd)
+            self.close = parts.pop_all().close
+
+    def _add(self, fd: int) -> None:
+        # A child that a handler forks just here may have added it before us
+        with contextlib.suppress(FileExistsError):
+            self._epoll.register(fd, select.EPOLLIN)
 
     def watch(self, has_bus: bool) -> None:
         """Watch the socket while there is a bus."""
         # It may be as it should be, or just be closed
         with contextlib.suppress(OSError, ValueError):
             if has_bus:
-                self.epoll.register(self._wire_fd, select.EPOLLIN)
+                self._add(self._wire_fd)
             else:
-                self.epoll.unregister(self._wire_fd)
-
-    def close(self) -> None:
-        self.epoll.close()
-        self.bell.close()
+                self._epoll.unregister(self._wire_fd)
 
 
 class Client(Connection):
@@ -1584,7 +1537,7 @@ class Client(Connection):
 
     Any call may raise Disconnected, and all but close and fileno do so once
     the client is closed; PacketTooLarge for a packet above the limit;
-    PacketError for a key or pattern that a server would refuse, or for a
+    PacketError for a key or pattern that is malformed or too long, or for a
     malformed packet, which is skipped; SbusError if the process has no
     descriptor to wait with; and TypeError.
     Raises: TimedOut; AddressError; Disconnected if there is no server.
@@ -1724,31 +1677,34 @@ class Client(Connection):
         there is no bus it is quiet: see retry_in.
         """
         with self._lock:
-            if self._why_closed:
-                return -1
-            if not self._beacon:
-                self._beacon = Beacon(self._fd)
+            if not (self._beacon or self._why_closed):
+                try:
+                    self._beacon = Beacon(self._fd)
+                except SbusError:
+                    self._check_open()  # a handler may have closed the socket
+                    raise
                 self._changed()
-            return self._beacon.epoll.fileno()
+                if self._why_closed:  # by a handler, perhaps in a child
+                    self._free(is_last=True)
+            beacon = self._beacon
+            return beacon.fd if beacon and not self._why_closed else -1
 
     def _changed(self) -> None:
         beacon = self._beacon
-        if not beacon:
+        if not beacon or os.getpid() != self._pid:
             return
-        if not self._has_kept():
+        if not self._kept:
             beacon.bell.silence()
         # Asked afterwards, as a handler may just have closed
-        if self._has_kept() or self._why_closed:
+        if self._kept or self._why_closed:
             beacon.bell.ring()
         beacon.watch(self._state is UP and not self._why_closed)
 
     def _waiter(self) -> Bell:
         try:
-            bell = self._idle_bells.pop()
+            return self._idle_bells.pop()
         except IndexError:
-            bell = Bell(self._fd)
-        bell.thread_id = threading.get_ident()
-        return bell
+            return Bell(self._fd)
 
     def _release(self, waiter: Bell) -> None:
         waiter.silence()
@@ -1757,15 +1713,9 @@ class Client(Connection):
             self._free(is_last=False)
 
     def _free(self, is_last: bool) -> None:
-        if os.getpid() != self._pid:
-            # A handler may have forked in the midst of a call, which goes on
-            # here with the numbers that it has.  Other threads are not here
+        if os.getpid() != self._pid:  # the calls are those of the parent
             for bell in self._waiting:
-                if bell.thread_id == threading.get_ident():
-                    bell.ring_for_ever()
-                else:
-                    bell.close()
-            self._waiting.clear()
+                bell.close()
         with contextlib.suppress(IndexError):  # when they are all popped
             while True:
                 self._idle_bells.pop().close()
@@ -1815,17 +1765,19 @@ class AsyncClient(Connection):
     # reference to a client, so that one which a program drops is closed
 
     def _prepare(self) -> None:
+        with needed("asyncio"):
+            import asyncio  # which takes long, and others do without
+
+        self._asyncio: Any = asyncio
         self._loop: Any = None  # once it is connected
         self._watched: set[int] = set()  # events that the loop looks for
         self._calls = 0  # since other tasks had a turn
 
     async def connect(self) -> AsyncClient:
         """Connect, and return this client.  Raises: as Client."""
-        import asyncio  # which takes long, and others do without
-
         if self._why_closed or self._state is NEW:
             try:
-                self._loop = asyncio.get_running_loop()
+                self._loop = self._asyncio.get_running_loop()
             except RuntimeError:
                 raise SbusError(NO_LOOP) from None
             await self._connect(self._timeout)
@@ -1893,15 +1845,11 @@ class AsyncClient(Connection):
     async def _turn(self) -> None:
         self._calls += 1
         if self._calls >= CALLS_PER_TURN:
-            import asyncio
-
             self._calls = 0
-            await asyncio.sleep(0)
+            await self._asyncio.sleep(0)
 
     def _waiter(self) -> Any:
-        import asyncio
-
-        if asyncio.get_running_loop() is not self._loop:
+        if self._asyncio.get_running_loop() is not self._loop:
             raise SbusError(OTHER_LOOP)
         return self._loop.create_future()
 

@@ -2,8 +2,9 @@
 
 speed      make bench: the server, beside a relay or another server
 relay      the least that a bus in Python can do
-client     python3 -m bench.client: sbus_client.py, beside bare loops
+link       python3 -m bench.link: beside a bridge, mosquitto and NATS
+queue      python3 -m bench.queue: beside beanstalkd and Redis
 attack     make attack: what one user's storms do to another user
-pipeline   make bench-pipeline: beside DuckDB and an older version
 harness    what they share
+peers      what only the peers need: configurations, and loads in C
 """

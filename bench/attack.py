@@ -1,6 +1,6 @@
 """What one user's storms of packets do to other users of a bus.
 
-    make attack                                       all of it
+    make attack                                       all storms
     make attack ARGS='--only deep,flood --seconds 1'
     make attack ARGS="--beside 'CMD {address}'"       and another server
 
@@ -9,17 +9,12 @@ Some storms have twelve users more, as one person may have many user ids.
 Meanwhile a client of user 1002, who also has 300 readers, and one of a third
 user, who has nothing else, publish to themselves in turn.  A row says how
 long their round trips took.  Compare figures of one run only.
-
-Other cases are of memory.  Such a row says how many MiB the limits counted at
-most, how much more the server took at its peak than at its start and than was
-counted, and how much more than at its start when nothing was counted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import random
 import select
@@ -29,24 +24,20 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
 from . import harness
-from .harness import TOP, BenchError, Sample, Sides, server
+from .harness import BenchError, Sample, Sides, server
 
-OWN = [sys.executable, str(TOP / "sbus.py"), "-go", "-a", "{address}"]
+OWN = [*harness.SERVER, "-go", "-a", "{address}"]
 ATTACKER, WITNESS, THIRD = 1001, 1002, 1010  # user ids
 MANY = range(100_000, 100_012)  # user ids of a person, as of /etc/subuid
 SHAPES = 256  # that a user tries to have; the limits may allow fewer
 SILENCE_SECONDS = 20  # that the witness waits for a packet
-ONE_SHOTS = 10_000
 FIGURES = ("p50 ms", "p99 ms", "max ms")  # of round trips
-TIMES = (*FIGURES, *(f"third {figure}" for figure in FIGURES), "lost")
-SIZES = ("counted MiB", "above MiB", "after MiB")  # of memory
+TIMES = (*FIGURES, *(f"third {figure}" for figure in FIGURES))
 READERS = 300
 WHERE = b"/sensors/kitchen/temperature/celsius"  # of the witness's keys
-NEW_KEYS = ("forms",)  # storms where the witness uses no key twice
 KEEP_READER = b"CMSG blocking/hard/discard"  # also when it is flooded
 Wires = list[socket.socket]
 
@@ -336,108 +327,12 @@ def storm_wide(address: str) -> None:
     over_and_over(address, b"MSG news\0x")
 
 
-def storm_one_shots(address: str, count: int = sys.maxsize) -> None:
+def storm_one_shots(address: str) -> None:
     """Connections that publish a message and close, beside 300 readers."""
     wires = [dial(address, b"SUB 1") for _ in range(READERS)]
     fork(lambda: read_all(wires))
-    for _ in range(count):
+    while True:
         dial(address).send(b"MSG 1\0")
-    signal.pause()
-
-
-# ==== Memory =================================================================
-#
-# A case looks where much is counted, and returns the clients that stay when
-# nothing is counted any more.
-
-
-def stalled(address: str) -> Wires:
-    """Return four clients with 16 MiB of small packets as backlog each."""
-    keys = [b"%d" % number for number in range(4)]
-    wires = [dial(address, b"SUB " + key, KEEP_READER) for key in keys]
-    for key in keys:
-        dial(address, *[b"MSG " + key + b"\0"] * 126_000)
-    return wires
-
-
-def memory_backlog(address: str, look: Callable[[], None]) -> Wires:
-    """64 MiB of small packets wait, and are read in all orders."""
-    wires = stalled(address)
-    look()
-    orders = itertools.cycle((b"random", b"stack", b"queue"))
-    for number, wire in enumerate(wires):
-        wire.send(b"UNSUB %d" % number)
-        for packets in range(125_000):  # some are left, for the last order
-            if packets % 5_000 == 0:
-                wire.send(b"CMSG order/" + next(orders))
-            wire.recv(64)
-    return wires
-
-
-def memory_tables(address: str, look: Callable[[], None]) -> Wires:
-    """The same for 32 clients, four at a time, who stay."""
-    return sum([memory_backlog(address, look) for _ in range(8)], [])
-
-
-def memory_traced(address: str, look: Callable[[], None]) -> Wires:
-    """The same for four clients, with --trace."""
-    return memory_backlog(address, look)
-
-
-def memory_lost(address: str, look: Callable[[], None]) -> Wires:
-    """64 MiB of small packets wait, and are lost, with --trace."""
-    wires = stalled(address)
-    look()
-    return wires[:0]
-
-
-def memory_keys(address: str, look: Callable[[], None]) -> Wires:
-    """5,000 keys of 199,000 bytes are used, where that is allowed."""
-    for number in range(5_000):
-        dial(address, b"MSG %d" % number + b"x" * 199_000 + b"\0")
-    look()
-    return []
-
-
-def memory_patterns(address: str, look: Callable[[], None]) -> Wires:
-    """16 clients have 1,024 secret patterns of 256 bytes each."""
-    wires = with_patterns(address)
-    look()
-    return wires[:0]
-
-
-# ---- Measuring
-
-TRACE = ["--trace", "{address}.trace"]
-MORE = {"keys": ["--max-key", "200000"], "traced": TRACE, "lost": TRACE}
-
-
-def counted(wire: socket.socket) -> float:
-    """Return what limits count of all clients, in MiB."""
-    wire.send(b"CMSG stats")
-    users = json.loads(wire.recv(1 << 20).partition(b"\0")[2])["users"]
-    uses = (u["backlog_bytes"] + u["pattern_bytes"] for u in users.values())
-    return float(sum(uses)) / (1 << 20)
-
-
-def resident(pid: int, line: str) -> float:
-    """Return what a process takes by a line of its status, in MiB."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    return int(text.partition(line + ":")[2].split()[0]) / (1 << 10)
-
-
-def measure_memory(name: str, command: Sequence[str]) -> Sample:
-    """Return what a server takes at its peak, and when nothing is counted."""
-    with server([*command, *MORE.get(name, ())]) as bus:
-        wire, counts = dial(bus.address), []
-        before = resident(bus.pid, "VmRSS")
-        stay = MEMORY[name](bus.address, lambda: counts.append(counted(wire)))
-        while counted(wire):
-            for client in stay:
-                exchange(client, [], 1_000)
-        above = resident(bus.pid, "VmHWM") - before - max(counts)
-        after = resident(bus.pid, "VmRSS") - before
-    return dict(zip(SIZES, (max(counts), above, after)))
 
 
 # ==== The witness ============================================================
@@ -470,7 +365,8 @@ def round_trips(wires: Wires, storm: str, seconds: float) -> list[Sample]:
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for number, wire in enumerate(wires):
-            last = len(taken[number]) if storm in NEW_KEYS else 0
+            # In this storm, the witness uses no key twice
+            last = len(taken[number]) if storm == "forms" else 0
             packet = b"MSG %d%b/%d\0" % (number, WHERE, last)
             began = time.perf_counter()
             wire.send(packet)
@@ -481,17 +377,6 @@ def round_trips(wires: Wires, storm: str, seconds: float) -> list[Sample]:
         ranks = ((len(times) - 1) * part // 100 for part in (50, 99, 100))
         samples.append(dict(zip(FIGURES, (times[rank] for rank in ranks))))
     return samples
-
-
-def lost_one_shots(address: str) -> int:
-    """Return how many messages of ONE_SHOTS publishers are lost."""
-    reader, lost = witness(address, b"1"), ONE_SHOTS
-    storm = partial(storm_one_shots, address, ONE_SHOTS)
-    # The reader has waited for long enough when it raises an error
-    with at_work(ATTACKER, storm), contextlib.suppress(OSError):
-        while lost and reader.recv(64):
-            lost -= 1
-    return lost
 
 
 def measure(name: str, command: Sequence[str], seconds: float) -> Sample:
@@ -506,32 +391,22 @@ def measure(name: str, command: Sequence[str], seconds: float) -> Sample:
         time.sleep(2)  # for what the storm prepares
         sample, third = round_trips([wire, other], name, seconds)
         sample.update((f"third {key}", ms) for key, ms in third.items())
-        running.close()
-        if name == "one-shots":
-            sample["lost"] = lost_one_shots(bus.address)
         return sample
 
 
 # ==== The program ============================================================
 
 
-def cases(kind: str) -> dict[str, Callable[..., Any]]:
-    """Return the functions of a kind by the rest of their names."""
-    return {
-        name.partition("_")[2].replace("_", "-"): value
-        for name, value in globals().items()
-        if name.startswith(f"{kind}_")
-    }
-
-
-STORMS, MEMORY = cases("storm"), cases("memory")
+STORMS: dict[str, Callable[[str], None]] = {
+    name.partition("_")[2].replace("_", "-"): value
+    for name, value in list(globals().items())
+    if name.startswith("storm_")
+}
 
 
 def sides_of(beside: list[str] | None, seconds: float, name: str) -> Sides:
     """Return what is compared in a case."""
-    figures = partial(measure_memory, name)
-    if name in STORMS:
-        figures = partial(measure, name, seconds=seconds)
+    figures = partial(measure, name, seconds=seconds)
     sides: Sides = {"sbus.py": partial(figures, OWN)}
     if beside:
         sides["other"] = partial(figures, beside)
@@ -542,12 +417,12 @@ def main() -> int:
     """Print the table; return 1 if a case failed."""
     parser = harness.OptionParser("bench.attack", __doc__, rounds=1)
     parser.add_server_options(seconds=4.0)
-    works = {**STORMS, **MEMORY}
-    options = parser.parse({n: str(work.__doc__) for n, work in works.items()})
+    abouts = {name: str(storm.__doc__) for name, storm in STORMS.items()}
+    options = parser.parse(abouts)
     if os.getuid():
         parser.error("only root can act as several users")
     sides = partial(sides_of, options.beside, options.seconds)
-    return harness.print_table(options, (*TIMES, *SIZES), sides)
+    return harness.print_table(options, TIMES, sides)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import ctypes
 import math
 import os
 import shlex
+import shutil
 import signal
 import socket
 import statistics
@@ -23,12 +24,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, NoReturn
 
 TOP = Path(__file__).resolve().parents[1]
+SERVER = [sys.executable, str(TOP / "sbus.py")]
+TOOLS = [sys.executable, str(TOP / "tools")]
+START_SECONDS = 1.5  # in which a program is ready for the next one
 START_SECONDS_MAX = 10
-TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
+CPU_CLOCK = 2  # of a process: CPUCLOCK_SCHED of the kernel
 PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
 STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
@@ -42,6 +47,7 @@ class BenchError(Exception):
 
 def run(work: Callable[[], int]) -> NoReturn:
     """Exit with the status that work returns, or 130 after a signal."""
+    os.environ["PATH"] += os.pathsep + "/usr/sbin"  # of some peers
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in STOPPING:
         signal.signal(number, interrupt)
@@ -156,21 +162,49 @@ def failure(what: str, status: int, errors: bytes) -> BenchError:
     return BenchError(f"{what} ended with status {status}{said}")
 
 
-class Server(NamedTuple):
-    """A server that runs."""
+class Running(NamedTuple):
+    """Programs that run."""
 
-    address: str
-    pid: int
+    address: str  # of a bus, or the folder where they all work
+    pids: list[int]
 
     def cpu_seconds(self) -> float:
-        """Return the processor time that it has used."""
-        status = Path(f"/proc/{self.pid}/stat").read_text()
-        user, system = status.rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) * TICK_SECONDS
+        """Return the processor time of them and of what they started."""
+        return sum(map(cpu_seconds, self.pids))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process and of what it started."""
+    seconds = time.clock_gettime(~pid << 3 | CPU_CLOCK)
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        children = map(int, file.read_text().split())
+        seconds += sum(map(cpu_seconds, children))
+    return seconds
 
 
 @contextlib.contextmanager
-def server(command: Sequence[str]) -> Iterator[Server]:
+def all_started(commands: Sequence[Sequence[str]]) -> Iterator[Running]:
+    """Run programs in turn, with {} for a new folder.
+
+    Raises: BenchError if one has ended.
+    """
+    with contextlib.ExitStack() as running:
+        folder = tempfile.TemporaryDirectory(prefix="bench-")
+        where = running.enter_context(folder)
+        pids = []
+        for command in commands:
+            words = [word.replace("{}", where) for word in command]
+            program = started(words, stderr=subprocess.DEVNULL)
+            process = running.enter_context(program)
+            time.sleep(START_SECONDS)
+            if process.poll() is not None:
+                raise BenchError(f"{shlex.join(words)} has ended")
+            pids.append(process.pid)
+        yield Running(where, pids)
+
+
+@contextlib.contextmanager
+def server(command: Sequence[str]) -> Iterator[Running]:
     """Run a server.  Raises: BenchError if it ends, or does not listen."""
     with tempfile.TemporaryDirectory(prefix="bench-") as where:
         os.chmod(where, 0o755)
@@ -179,7 +213,7 @@ def server(command: Sequence[str]) -> Iterator[Server]:
         with log.open("wb") as errors, started(words, stderr=errors) as own:
             try:
                 wait_until_it_listens(bus, own)
-                yield Server(bus, own.pid)
+                yield Running(bus, [own.pid])
             finally:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     status = own.wait(0.1)  # it may be about to end
@@ -201,6 +235,36 @@ def wait_until_it_listens(address: str, own: subprocess.Popen[bytes]) -> None:
 
 Sample = dict[str, float]  # what a round has measured of a side, by figure
 Sides = dict[str, Callable[[], Sample]]  # what is compared, the first with all
+
+
+class Peer(NamedTuple):
+    """Programs that do some work, and what speaks to them."""
+
+    commands: list[list[str]]
+    client: Callable[..., Any]
+
+
+def sides_of_peers(
+    peers: dict[str, Peer], measure: Callable[..., Sample], *case: Any
+) -> Sides:
+    """Return how to measure each peer that is installed."""
+    return {
+        side: partial(measure, peer, *case)
+        for side, peer in peers.items()
+        if is_installed(peer.commands[0][0])
+    }
+
+
+@cache
+def is_installed(program: str) -> bool:
+    """Return whether a program is there; say once if it is not.
+
+    Its package has the same name.
+    """
+    if shutil.which(program):
+        return True
+    print(f"left out: install {program}", file=sys.stderr, flush=True)
+    return False
 
 
 def print_table(

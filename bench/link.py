@@ -1,107 +1,184 @@
-"""What `sbus link` costs, beside `sbus bridge`: processor time.
+"""What `sbus link` costs, beside `sbus bridge` and other brokers' bridges.
 
     python3 -m bench.link
     python3 -m bench.link --only small --rounds 9
 
-Both join two buses of this machine, the link by a relay that copies its
-stream.  What counts is all that stands between a publisher and a reader: both
-servers, what joins them, and the relay, but not these clients.
+Each way joins a lower machine's broker to an upper machine's one, both here:
+the link by a relay that copies its stream, mosquitto by its bridge, NATS by a
+leaf node.  What counts is the processor time of all that stands between a
+publisher below and a reader above: both brokers, what joins them, and the
+relay, but not these clients.  Mosquitto and NATS are left out where they are
+not installed.
 """
 
 from __future__ import annotations
 
-import contextlib
+import select
 import shlex
-import sys
-import tempfile
+import socket
 import threading
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
+from typing import Any, BinaryIO, Callable, NamedTuple
 
 from sbus_client import Client
 
 from . import harness
-from .harness import Sample, Sides
+from .harness import SERVER, TOOLS, TOP, BenchError, Peer, Sample, Sides
 
-TOP = Path(__file__).resolve().parents[1]
-SBUS = f"{shlex.quote(sys.executable)} {TOP}/tools"
-SBUSD = f"{shlex.quote(sys.executable)} {TOP}/sbus.py"
-RELAY = f"{shlex.quote(sys.executable)} {TOP}/tests/services/relay.py"
+RELAY = shlex.join([SERVER[0], str(TOP / "tests" / "services" / "relay.py")])
+PEERS = TOP / "bench" / "peers"
+UNREAD_BYTES = 4 << 20  # that may be on the way: no broker drops messages
+SILENCE_SECONDS = 60
 FIGURE = "microseconds a message"
 CASES = {
     "small": (100, 50_000),
     "4k": (4_096, 20_000),
     "large": (400_000, 500),
 }
+
+# ==== Clients of the brokers =================================================
+
+
+class Ends(NamedTuple):
+    """A publisher below and a reader above."""
+
+    publisher: Any  # a Client or a socket, as the reader
+    reader: Any
+    publish: Callable[[], object]  # one message
+    receive: Callable[[], object]
+
+
+def sbus_ends(where: str, payload: bytes) -> Ends:
+    """Return clients of two buses, whose readers lose nothing."""
+    upper = Client(f"{where}/m")
+    lower = Client(f"{where}/l", reconnect=True)
+    upper.subscribe("n")
+    upper.control("blocking/soft/block")
+    return Ends(
+        lower, upper, partial(lower.publish, "n", payload), upper.receive
+    )
+
+
+def dial(port: int, greeting: bytes, answer: bytes) -> socket.socket:
+    """Return a connection, once a broker has answered all of a greeting."""
+    wire = socket.create_connection(("127.0.0.1", port), SILENCE_SECONDS)
+    wire.sendall(greeting)
+    stream = wire.makefile("rb")
+    text = b""
+    while not text.endswith(answer):
+        text += receive(stream, 1)
+    return wire
+
+
+def receive(stream: BinaryIO, size: int) -> bytes:
+    """Return so many bytes.  Raises: BenchError if there are no more."""
+    text = stream.read(size)
+    if len(text) < size:
+        raise BenchError("a broker has closed a connection")
+    return text
+
+
+def stream_ends(
+    publisher: socket.socket, reader: socket.socket, packet: bytes, size: int
+) -> Ends:
+    """Return clients: a packet of one is received as so many bytes."""
+    publish = partial(publisher.sendall, packet)
+    stream = reader.makefile("rb")
+    return Ends(publisher, reader, publish, partial(receive, stream, size))
+
+
+def mosquitto_ends(where: str, payload: bytes) -> Ends:
+    """Return clients that speak MQTT 3.1.1."""
+    connect = b"\x10\x0d\0\4MQTT\4\2\0\0\0\1"  # and a name of one byte
+    subscribe = b"\x82\6\0\1\0\1n\0"
+    publisher = dial(24_222, connect + b"p", b"\x20\2\0\0")
+    reader = dial(24_221, connect + b"r" + subscribe, b"\x90\3\0\1\0")
+
+    body = b"\0\1n" + payload
+    head = b"\x30"  # to publish; the length follows in digits of 7 bits
+    left = len(body)
+    while left > 127:
+        head += bytes([left & 127 | 128])
+        left >>= 7
+    packet = head + bytes([left]) + body
+    return stream_ends(publisher, reader, packet, len(packet))
+
+
+def nats_ends(where: str, payload: bytes) -> Ends:
+    """Return clients that speak the protocol of NATS."""
+    connect = b'CONNECT {"verbose":false}\r\n'
+    publisher = dial(24_224, connect + b"PING\r\n", b"PONG\r\n")
+    reader = dial(24_223, connect + b"SUB n 1\r\nPING\r\n", b"PONG\r\n")
+
+    text = b"%d\r\n%b\r\n" % (len(payload), payload)
+    size = len(b"MSG n 1 " + text)
+    return stream_ends(publisher, reader, b"PUB n " + text, size)
+
+
+# ==== What is compared =======================================================
+
+
+def brokers(program: str) -> list[list[str]]:
+    """Return the commands of the upper and the lower machine."""
+    files = [PEERS / f"{program}-{end}.conf" for end in ("upper", "lower")]
+    return [[program, "-c", str(file)] for file in files]
+
+
+UPPER = [*SERVER, "-a", "{}/m"]
+LOWER = [*SERVER, "-a", "{}/l"]
+BRIDGE = [*TOOLS, "bridge", "{}/m", "{}/l"]
+LISTEN = [*TOOLS, "link", "--block", "-a", "{}/m", "--listen", "{}/up"]
+DIAL = [*TOOLS, "link", "--block", "-a", "{}/l", "--through", RELAY + " {}/up"]
+DIAL += ["--server", shlex.join(SERVER)]
 WAYS = {
-    "link": [
-        f"{SBUS} link -a {{}}/m --listen {{}}/up --block",
-        f"{SBUS} link -a {{}}/l --through '{RELAY} {{}}/up' --block "
-        f"--server '{SBUSD}'",
-    ],
-    "bridge": [f"{SBUSD} -a {{}}/l", f"{SBUS} bridge {{}}/m {{}}/l"],
+    "link": Peer([UPPER, LISTEN, DIAL], sbus_ends),
+    "bridge": Peer([UPPER, LOWER, BRIDGE], sbus_ends),
+    "mosquitto": Peer(brokers("mosquitto"), mosquitto_ends),
+    "NATS": Peer(brokers("nats-server"), nats_ends),
 }
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process and what it has started."""
-    seconds = harness.Server("", pid).cpu_seconds()
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        for child in (thread / "children").read_text().split():
-            seconds += cpu_seconds(int(child))
-    return seconds
+def measure(way: Peer, size: int, count: int) -> Sample:
+    """Return what a message costs on its way up, in microseconds."""
+    with harness.all_started(way.commands) as running:
+        ends = way.client(running.address, bytes(size))
+        with ends.publisher, ends.reader:
+            is_joined = False
+            while not is_joined:
+                ends.publish()
+                is_joined = bool(select.select([ends.reader], [], [], 1)[0])
+            ends.receive()
+
+            before = running.cpu_seconds()
+            move(ends, count, 1 + UNREAD_BYTES // size)
+            used = running.cpu_seconds() - before
+    return {FIGURE: 1e6 * used / count}
 
 
-@contextlib.contextmanager
-def joined(way: str) -> Iterator[tuple[Client, Client, list[int]]]:
-    """Join two buses; give a client of each, and all processes."""
-    with contextlib.ExitStack() as stack:
-        where = stack.enter_context(tempfile.TemporaryDirectory())
-        pids = []
-        for command in [f"{SBUSD} -a {{}}/m", *WAYS[way]]:
-            words = shlex.split(command.replace("{}", where))
-            process = harness.started(words, stderr=-3)
-            pids.append(stack.enter_context(process).pid)
-            with contextlib.suppress(TimeoutError):  # it has begun
-                Client(f"{where}/m", reconnect=True).receive(1)
-        upper = stack.enter_context(Client(f"{where}/m"))
-        lower = stack.enter_context(Client(f"{where}/l", reconnect=True))
-        upper.subscribe("n")
-        upper.control("blocking/soft/block")
-        has_come = False
-        while not has_come:
-            with contextlib.suppress(TimeoutError):
-                lower.publish("n")
-                has_come = bool(upper.receive(1))
-        yield upper, lower, pids
-
-
-def measure(way: str, size: int, count: int) -> Sample:
-    """Return what a message costs on its way up."""
+def move(ends: Ends, count: int, unread_count: int) -> None:
+    """Publish and receive messages, of which so many may be on the way."""
+    room = threading.Semaphore(unread_count)
 
     def publish() -> None:
         for _ in range(count):
-            lower.publish("n", bytes(size))
+            room.acquire()
+            ends.publish()
 
-    with joined(way) as (upper, lower, pids):
-        before = sum(map(cpu_seconds, pids))
-        publisher = threading.Thread(target=publish)
-        publisher.start()
-        for _ in range(count):
-            upper.receive()
-        publisher.join()
-        used = sum(map(cpu_seconds, pids)) - before
-    return {FIGURE: 1e6 * used / count}
+    publisher = threading.Thread(target=publish, daemon=True)
+    publisher.start()
+    for _ in range(count):
+        ends.receive()
+        room.release()
+    publisher.join()
 
 
 def sides_of(name: str) -> Sides:
     """Return what is compared in a case."""
-    return {way: partial(measure, way, *CASES[name]) for way in WAYS}
+    return harness.sides_of_peers(WAYS, measure, *CASES[name])
 
 
 def main() -> int:
-    """Print the table."""
+    """Print the table; return 1 if a case failed."""
     parser = harness.OptionParser("bench.link", __doc__, rounds=5)
     sizes = {name: f"{size:,} bytes" for name, (size, _) in CASES.items()}
     return harness.print_table(parser.parse(sizes), [FIGURE], sides_of)

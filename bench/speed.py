@@ -31,9 +31,9 @@ from typing import Any, Callable, NamedTuple
 from sbus_client import Client, SbusError
 
 from . import harness
-from .harness import TOP, BenchError, Sample, Server, Sides, server
+from .harness import TOP, BenchError, Running, Sample, Sides, server
 
-OWN = [sys.executable, str(TOP / "sbus.py"), "-a", "{address}"]
+OWN = [*harness.SERVER, "-a", "{address}"]
 RELAY = [sys.executable, str(TOP / "bench" / "relay.py"), "{address}"]
 TRACING = ["--trace", "{address}.trace"]
 LATE_SECONDS = 60  # after which what was published has come
@@ -43,7 +43,7 @@ PATTERNS_PER_CLIENT = 1_000
 
 
 @contextlib.contextmanager
-def patterns(count: int, bus: Server) -> Iterator[None]:
+def patterns(count: int, bus: Running) -> Iterator[None]:
     """Other clients hold patterns."""
     with contextlib.ExitStack() as clients:
         for _ in range(count // PATTERNS_PER_CLIENT):
@@ -56,7 +56,7 @@ def patterns(count: int, bus: Server) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def churn(pace: int, bus: Server) -> Iterator[None]:
+def churn(pace: int, bus: Running) -> Iterator[None]:
     """Another client subscribes and unsubscribes, so often a second."""
     over, start = threading.Event(), time.monotonic()
 
@@ -77,15 +77,6 @@ def churn(pace: int, bus: Server) -> Iterator[None]:
         thread.join()
 
 
-@contextlib.contextmanager
-def flood(publishers: int, bus: Server) -> Iterator[None]:
-    """Publishers send another reader as much as it takes."""
-    endless = ["--publishers", str(publishers), "--seconds", "1e9"]
-    with harness.started(load_command(bus, endless)):
-        time.sleep(1)  # until it has started
-        yield
-
-
 # ==== Cases ==================================================================
 
 
@@ -94,7 +85,7 @@ class Case(NamedTuple):
 
     about: str
     load: str = ""  # options of `sbus load`
-    added: Callable[[Server], AbstractContextManager[None]] | None = None
+    added: Callable[[Running], AbstractContextManager[None]] | None = None
     options: Sequence[str] = ()  # of sbus.py
 
 
@@ -108,7 +99,6 @@ CASES = {
     "fan-64": Case("pipe-64 with 64 subscribers", "--subscribers 64"),
     "mesh": Case("4 publishers, 4 subscribers to all of them", MESH),
     "latency": Case("pipe-64 at 500 messages a second", PACED),
-    "flooded": Case("latency beside a flood", PACED, partial(flood, 3)),
     "table-10k": Case("beside 10,000 patterns", "", partial(patterns, 10_000)),
     "table-100k": Case("beside 100,000", "", partial(patterns, 100_000)),
     "churn": Case("1,000 SUB and UNSUB a second", "", partial(churn, 1_000)),
@@ -116,16 +106,11 @@ CASES = {
 }
 
 
-def load_command(bus: Server, options: Sequence[str]) -> list[str]:
-    """Return the command of a load."""
-    tools = [sys.executable, str(TOP / "tools")]
-    return [*tools, "-a", bus.address, "load", "--json", *options]
-
-
-def run_load(bus: Server, options: Sequence[str], seconds: float) -> Any:
+def run_load(bus: Running, options: Sequence[str], seconds: float) -> Any:
     """Return what a load has found.  Raises: BenchError."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = load_command(bus, [*options, "--seconds", str(seconds)])
+    command = [*harness.TOOLS, "-a", bus.address, "load", "--json"]
+    command += [*options, "--seconds", str(seconds)]
     with harness.started(command, **pipes) as load:
         try:
             output, errors = load.communicate(None, seconds + LATE_SECONDS)
@@ -145,9 +130,9 @@ def measure(case: Case, command: Sequence[str], seconds: float) -> Sample:
         bus = running.enter_context(server(command))
         if case.added:
             running.enter_context(case.added(bus))
-        used = bus.cpu_seconds()
+        before = bus.cpu_seconds()
         found = run_load(bus, case.load.split(), seconds)
-        used = max(bus.cpu_seconds() - used, harness.TICK_SECONDS)
+        used = bus.cpu_seconds() - before
     if PACED in case.load:
         latency = found["latency_us"]
         return {f"{part} us": latency[part] for part in ("p50", "p99")}

@@ -23,12 +23,13 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = {
     "sbus.py": 1_330,
     # It is to have 1,100
-    "sbus_client.py": 1_287,
-    "tools/*.py": 1_300,
+    "sbus_client.py": 1_244,
+    # It is to have 1,300, which would cost the completion of shells
+    "tools/*.py": 1_331,
     # It is to have 290
-    "services/link.py": 390,
+    "services/link.py": 413,
     # They are to have 340
-    "services/broker.py services/store.py services/work.py": 390,
+    "services/broker.py services/store.py services/work.py": 486,
     "spec/**/*.py": 4_300,  # 80 are for the stages, which are for students
     "spec/model.py": 475,
     # It is to have 2,000, which would cost a feature: `status` has 81 lines,
@@ -38,7 +39,8 @@ CODE = {
     "pipeline/**/*.py": 2_306,
     "pipeline/**/*.sql": 260,
     "tests/**/*.py test_sbus.py": 11_000,
-    "bench/**/*.py": 900,
+    # It is to have 900, which would cost the benchmark of the client
+    "bench/**/*.py": 990,
     "book/*.py book/static/*.js book/static/*.css": 1_600,
     "book/stages/*.py": 170,  # six servers in one file, for students
 }

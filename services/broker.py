@@ -37,6 +37,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sqlite3
 from typing import Optional
 
@@ -46,7 +47,8 @@ from sbus_client import Client, Message, Received, Request, SbusError, left_of
 from . import shared, store
 
 PAUSE_SECONDS = 0.5  # in which an earlier broker is to answer
-TAKE_SECONDS_MAX = 1e6
+TAKE_SECONDS_MAX = 60  # for which a worker that is gone may get jobs
+ANSWER_BYTES_MAX = sbus_client.KEY_BYTES_MAX + 100  # but for the job in it
 BATCH_MESSAGES = 256  # more would save little, and need more memory
 Answer = tuple[Request, Optional[bytes]]  # None: the worker is to wait
 
@@ -65,6 +67,8 @@ class Broker:
         self.bus = bus
         self.jobs = jobs
         self.lease_seconds = options.lease_seconds
+        # A job has to fit into an answer
+        self.job_bytes_max = bus.packet_bytes_max - ANSWER_BYTES_MAX
         uid = os.geteuid()
         self.users = {uid, *options.user}
         self.key = b"queue/" + os.fsencode(options.name)
@@ -192,17 +196,24 @@ class Broker:
     def admit(self, asked: Request) -> bytes:
         """Return the inbox for a user who may have it.  Raises: ValueError.
 
-        All users whose processes are on the way to the worker can read it.
+        On another bus its number may be another user's.
         """
-        path = asked.reply_key.removeprefix(self.prefix)
-        users = {int(uid) for _, uid, _ in sbus_client.FIELDS.findall(path)}
-        if not users <= self.users:
-            raise ValueError("this user may not take jobs: see --user")
+        worker = sbus_client.owner_of(asked.reply_key)
+        bus = worker.path[: worker.path.rindex(sbus_client.SECRET)]
+        if bus != self.prefix or worker.uid not in self.users:
+            broker = (
+                f"the broker, process {os.getpid()} of user {os.geteuid()}"
+            )
+            raise ValueError(f"{broker}, gives this user no jobs: see --user")
         return self.inbox[:-1]
 
     def put(self, job: Message) -> bytes:
         """Store a job; return its number."""
-        row = self.jobs.run(store.PUT, **job._asdict())
+        due, problem = 0.0, ""
+        if len(job.key) + len(job.payload) > self.job_bytes_max:
+            due, problem = float("inf"), "it is too large to be given"
+        about = {"due": due, "problem": problem, **job._asdict()}
+        row = self.jobs.run(store.PUT, **about)
         return b"%d" % (row.lastrowid or 0)
 
     def obey(self, asked: Request) -> bytes | None:
@@ -214,14 +225,16 @@ class Broker:
         verb, _, word = order.partition("/")
         if verb == "take":
             if not 0 <= (seconds := float(word)) <= TAKE_SECONDS_MAX:
-                raise ValueError(f"{word} is not from 0 to 1e6 seconds")
+                raise ValueError(f"{word} is not from 0 to 60 seconds")
             self.waiting[asked] = self.jobs.now() + seconds
             verb, word = "done", asked.payload.decode("latin-1")
         if verb not in store.ORDERS:
             raise ValueError(f"there is no order {verb!r}")
 
         number, _, tries = word.partition(".")
-        problem = sbus_client.printable(asked.payload[:1_000])
+        if not re.fullmatch("[0-9]*", number):
+            raise ValueError(f"{word!r} is no number of a job")
+        problem = sbus_client.printable(asked.payload[:1_000].strip())
         lease = {"number": number, "try": tries, "holder": holder_of(asked)}
         rows = self.jobs.run(store.ORDERS[verb], problem=problem, **lease)
         if asked in self.waiting:

@@ -48,13 +48,14 @@ from sbus_client import SECRET, Client, Message, PacketError, SbusError
 
 from . import shared
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROBES = b"sbus/bridge/"  # as `sbus bridge` has them: each bus carries these
 NOBODY = b"!/cred/0/0/0"  # the prefix before any link: no process is 0
 PARENT = "SBUS_LINK"  # in a server's environment: the link's process
 
 PATIENCE_SECONDS = 15.0  # after which a silent end counts as dead
 ALIVE_SECONDS = PATIENCE_SECONDS / 3  # in which an end sends something
+START_SECONDS = 0.5  # after which a server that starts is looked at again
 PASS_SECONDS = 1.0  # in which a command passes on what a stream still has
 PAUSES = [1.0, 2.0, 4.0, 8.0, 15.0, 30.0]  # seconds before dialling again
 
@@ -89,14 +90,25 @@ class Stream:
 
     def __init__(self, wire: socket.socket) -> None:
         self.wire = wire
+        timeval = struct.pack("ll", int(PATIENCE_SECONDS), 0)
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
         self.poll = select.poll()
         self.poll.register(wire, select.POLLIN)
         self.kept = bytearray()  # received, and not yet taken
         self.frame_bytes_max = GREETING_BYTES_MAX
 
     def send(self, content: bytes) -> None:
-        """Send a frame, however long that takes."""
-        self.wire.sendall(LENGTH.pack(len(content)) + content)
+        """Send a frame, as long as the other end takes some of it.
+
+        Raises: SbusError if it takes nothing; OSError.
+        """
+        try:
+            self.wire.sendall(LENGTH.pack(len(content)) + content)
+        except BlockingIOError:
+            seconds = f"{PATIENCE_SECONDS:g} s"
+            raise SbusError(
+                f"the other end takes nothing for {seconds}"
+            ) from None
 
     def receive(self) -> bytes:
         """Return the next frame.
@@ -114,7 +126,9 @@ class Stream:
         while len(self.kept) < size:
             if not self.poll.poll(1000 * PATIENCE_SECONDS):
                 seconds = f"{PATIENCE_SECONDS:g} s"
-                raise SbusError(f"the other end says nothing for {seconds}")
+                reason = "it hangs, or serves another lower end"
+                text = f"the other end says nothing for {seconds}: {reason}"
+                raise SbusError(text)
             chunk = self.wire.recv(CHUNK_BYTES)
             if not chunk:
                 raise SbusError(ENDED)
@@ -288,7 +302,8 @@ class End:
     def run(self) -> None:
         """Serve streams until a signal comes."""
         for number in SIGNALS:
-            signal.signal(number, self.obey)
+            if signal.getsignal(number) != signal.SIG_IGN:  # by nohup
+                signal.signal(number, self.obey)
         wires = self.listen() if self.is_upper else self.dial()
         with contextlib.closing(wires):
             for wire in wires:
@@ -298,10 +313,13 @@ class End:
                 except PacketError:  # no bus takes a pattern that was given
                     raise
                 except (SbusError, OSError) as error:
-                    shared.complain(error)
                     stream.give_up(error)
+                    if self.is_over:  # what had to pass before has not
+                        raise
+                    shared.complain(error)
                 if self.is_over:
                     return
+                shared.note("the other end has left")
 
     def serve(self, stream: Stream) -> None:
         """Carry between a stream and the bus until one of them ends."""
@@ -426,7 +444,8 @@ class End:
                     with wire:
                         yield wire
             finally:
-                os.unlink(path)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
 
     def dial(self) -> Generator[socket.socket, None, None]:
         """Yield what is at a command's standard streams; run it again."""
@@ -436,8 +455,10 @@ class End:
             ours, theirs = socket.socketpair()
             with ours:
                 with theirs:
-                    ends: Any = {"stdin": theirs, "stdout": theirs}
-                    child = subprocess.Popen(self.options.through, **ends)
+                    # In a session of its own, as Ctrl-C is for the link alone
+                    own: Any = {"stdin": theirs, "stdout": theirs}
+                    own["start_new_session"] = True
+                    child = subprocess.Popen(self.options.through, **own)
                 try:
                     yield ours
                 finally:
@@ -501,11 +522,16 @@ class Server:
         own["env"] = {**os.environ, PARENT: str(os.getpid())}
         self.process = subprocess.Popen(words, **own)
         self.prefix = prefix
-        with (
-            contextlib.suppress(TimeoutError),  # it has said why
-            shared.open_bus(self.options, reconnect=True) as bus,
-        ):
-            bus.whoami(shared.ANSWER_SECONDS)
+        address = getattr(self.options, "address", None)
+        end = sbus_client.end_of(shared.ANSWER_SECONDS)
+        with Client(address, reconnect=True) as bus:
+            while self.process.poll() is None and sbus_client.left_of(end):
+                with contextlib.suppress(TimeoutError):
+                    bus.whoami(START_SECONDS)
+                    return
+        status = self.process.poll()
+        text = f"the lower bus does not answer; its server's status: {status}"
+        shared.complain(text)
 
     def stop_orphan(self) -> None:
         """End the server of a link that was killed, as nobody else would."""

@@ -32,7 +32,7 @@ SCHEMA = """BEGIN;
 CREATE TABLE jobs (number INTEGER PRIMARY KEY AUTOINCREMENT,
     stored REAL, due REAL, tries INTEGER DEFAULT 0, holder TEXT DEFAULT '',
     problem TEXT DEFAULT '', key BLOB, payload BLOB);
-CREATE INDEX jobs_due ON jobs (due);
+CREATE INDEX jobs_due ON jobs (due DESC, number);
 CREATE TABLE queue (format INTEGER, name TEXT, paused INTEGER);
 INSERT INTO queue VALUES (%d, CAST(X'%s' AS TEXT), 0);
 COMMIT"""
@@ -53,7 +53,8 @@ ORDERS = {
     "counts": f"""SELECT {STATE}, count(*) AS jobs,
         round(:now - min(stored), 3) AS age_seconds
         FROM jobs, queue GROUP BY state""",
-    "show": f"""SELECT number AS job, {STATE}, tries, holder, problem,
+    "show": f"""SELECT number AS job, {STATE}, tries, holder,
+        substr(problem, 1, 200) AS problem,
         round(:now - stored, 3) AS age_seconds, substr(key, 1, 80) AS key,
         length(payload) AS bytes, substr(payload, 1, 80) AS payload
         FROM jobs, queue WHERE number >= 0 + :number
@@ -66,8 +67,8 @@ ORDERS = {
 }
 
 # What the broker does by itself
-PUT = """INSERT INTO jobs (stored, due, key, payload)
-    VALUES (:now, 0, :key, :payload)"""
+PUT = """INSERT INTO jobs (stored, due, problem, key, payload)
+    VALUES (:now, :due, :problem, :key, :payload)"""
 READY = """SELECT number, tries + 1, key, payload FROM jobs, queue
     WHERE due = 0 AND NOT paused ORDER BY number LIMIT :count"""
 HOLD = """UPDATE jobs SET due = :now + :lease_seconds, tries = :try,
@@ -77,7 +78,9 @@ SWEEP = """UPDATE jobs SET holder = '',
     problem = CASE holder WHEN '' THEN problem ELSE 'its lease ended' END,
     due = CASE WHEN tries < :tries THEN 0 ELSE 9e999 END
     WHERE due > 0 AND due <= :now"""
-RENEW = f"UPDATE jobs SET due = :now + :lease_seconds WHERE {HELD}"
+# Also of what waits, as a clock that was set back would let it wait for long
+RENEW = """UPDATE jobs SET due = :now + :lease_seconds
+    WHERE due > 0 AND due < 9e999"""
 NEXT_DUE = "SELECT ifnull(min(due), 9e999) FROM jobs WHERE due > 0"
 
 
@@ -113,9 +116,11 @@ class Store:
         if not self._db.execute("SELECT * FROM sqlite_master").fetchone():
             self._db.executescript(SCHEMA % (FORMAT, name.encode().hex()))
         found = self._db.execute("SELECT format, name FROM queue").fetchone()
-        if tuple(found) != (FORMAT, name):
+        self._db.execute("SELECT * FROM jobs LIMIT 1")  # raises if it is none
+        if tuple(found or ()) != (FORMAT, name):
             form = "format {} of queue {!r}".format
-            text = f"{form(*found)}, not {form(FORMAT, name)}"
+            kind = form(*found) if found else "no queue"
+            text = f"{kind}, not {form(FORMAT, name)}"
             raise SbusError(f"{path}: {text}")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")  # wait for the disk
@@ -134,6 +139,7 @@ class Store:
 
         While the disk refuses, it waits: the caller has no place for more.
         """
+        is_told = False
         while True:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -145,7 +151,10 @@ class Store:
                 self.is_late = False
                 return result
             except sqlite3.OperationalError as error:  # such as a full disk
-                shared.note(f"{self._options['store']}: {error}: trying again")
+                if not is_told:
+                    path = self._options["store"]
+                    shared.note(f"{path}: {error}: trying again")
+                is_told = True
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 self.is_late = True

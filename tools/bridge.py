@@ -15,8 +15,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-import sbus_client
-from sbus_client import Client, Disconnected, Message, SbusError
+from sbus_client import Client, Disconnected, Message, PacketError, SbusError
 
 from . import shared
 from .shared import Options
@@ -25,14 +24,12 @@ from .stop import leave, run_until_signal
 PROBES = "sbus/bridge/"  # the pattern of all probes
 
 
-def forward(
-    source: Client, target: Client, probe: str, ended: list[Disconnected]
-) -> None:
+def forward(source: Client, target: Client, probe: str) -> None:
     """Forward from one bus to the other until a control message comes.
 
-    If the target has ended, it may have left more to forward from it.  So its
-    error is added to *ended*.
-    Raises: Disconnected if the source has; SbusError if there is a ring.
+    If the target has ended, it may have left more to forward from it.  So the
+    other direction reads on there to the end, and raises the error.
+    Raises: Disconnected if the source has ended; SbusError if there is a ring.
     """
     for received in source:
         if not isinstance(received, Message):
@@ -43,12 +40,10 @@ def forward(
             raise SbusError(f"{target.address} and {source.address} {problem}")
         try:
             target.publish(key, payload)
-        except (
-            sbus_client.PacketError
-        ) as error:  # above the limits of our client
+        except PacketError as error:  # above the limits of our client
             shared.note(f"{target.address} does not get a message: {error}")
-        except Disconnected as error:
-            return ended.append(error)
+        except Disconnected:
+            return
 
 
 @shared.command(
@@ -93,9 +88,8 @@ def bridge(options: Options) -> None:
 
         # On the left bus any user could send the probe again.  So no message
         # from there counts as the probe: no key is a NUL
-        ended: list[Disconnected] = []
-        lanes = [partial(forward, left, right, "\0", ended)]
-        lanes.append(partial(forward, right, left, probe, ended))
+        lanes = [
+            partial(forward, left, right, "\0"),
+            partial(forward, right, left, probe),
+        ]
         run_until_signal(lanes, leave_both)
-        for error in ended:
-            raise error

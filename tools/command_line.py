@@ -32,8 +32,6 @@ FILES = {"reply": "request", "whoami": "stats", "clients": "stats"}
 FILES |= {"queue": "work", "jobs": "work", "help": "command_line"}
 SERVICES = ["link", "queue", "work", "jobs"]  # in the package services/
 ABOUT = __doc__ or sbus_client.docstring(__file__)
-PACKAGES = """this Python has no module {0}: install python3 (Debian), \
-python3-{0} (OpenWrt, Yocto)"""
 RULES = f"{os.path.dirname(__file__)}/rules.txt"  # a line for each
 
 
@@ -51,12 +49,10 @@ def all_commands(names: Sequence[str] = COMMANDS) -> dict[str, shared.Command]:
 
 def command_of(words: Sequence[str]) -> str:
     """Return the first word that is no option, and no option's value."""
-    before = ""
-    for word in words:
+    for before, word in zip(["", *words], words):
         # An equals sign is a word of its own to the completion of bash
         if word[:1] not in "-=" and before not in ("-a", "--address", "="):
             return word
-        before = word
     return ""
 
 
@@ -121,7 +117,7 @@ def run(interrupt: Any) -> int:
     except KeyboardInterrupt:
         return 130
     except ModuleNotFoundError as error:
-        shared.complain(PACKAGES.format(error.name))
+        shared.complain(sbus_client.NO_MODULE.format(error.name))
         return 1
     except (SbusError, OSError, RuntimeError) as error:  # or no more threads
         if not isinstance(error, BrokenPipeError):  # its reader had enough

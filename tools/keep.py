@@ -161,9 +161,7 @@ class Latest:
         self.bus.publish(keeper, question)
         end = self.try_end()
         with contextlib.suppress(TimeoutError):
-            while left := sbus_client.left_of(end):
-                if self.bytes_left < 0:
-                    break
+            while self.bytes_left >= 0 and (left := sbus_client.left_of(end)):
                 message = self.bus.receive(left)
                 self.bytes_left -= OVERHEAD_BYTES + sum(map(len, message))
                 if message.key == reply_key:

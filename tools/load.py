@@ -1,8 +1,8 @@
 """load: measure a bus with processes that publish and subscribe.
 
-A message begins with its time by the monotonic clock, which all share.  Each
-publisher ends with a secret that it shares with the subscribers, so that they
-know when they have all: others can publish under the same keys.
+A message begins with its time by the monotonic clock, which all share.  Once
+the server has handled all, a secret tells subscribers that they have all:
+others can publish under the same keys.
 """
 
 from __future__ import annotations
@@ -58,30 +58,24 @@ def publish(options: Options, n: int, bus: Client, pipe: BinaryIO) -> None:
         else:
             bus.publish(key, TIME.pack(now).ljust(options.size, b"\0"))
             sent += 1
-    bus.publish(key, options.secrets[n])
     bus.sync()
     send(pipe, (sent, start, time.monotonic()))
 
 
-def hear(options: Options, _: int, bus: Client, pipe: BinaryIO) -> None:
+def hear(options: Options, index: int, bus: Client, pipe: BinaryIO) -> None:
     """Subscribe, and say so; then send how many messages took how long."""
     latencies: Counter[int] = Counter()  # by microseconds
     start, now = time.monotonic(), 0.0
-    secrets = enumerate(options.secrets)
-    ends = {b"%b/%d" % (options.key, n): secret for n, secret in secrets}
     bus.subscribe(options.key + b"/")
     bus.sync(shared.ANSWER_SECONDS)
     send(pipe, None)
-    while ends:
-        key, payload = bus.receive()
-        if key not in ends:
-            continue  # of somebody else
-        if payload == ends[key]:
-            del ends[key]
-        elif len(payload) == options.size:
+    for _, payload in bus:
+        if payload == options.secret:
+            break
+        if len(payload) == options.size:
             heard = time.monotonic()
             (sent,) = TIME.unpack_from(payload)
-            if start <= sent <= heard:
+            if start <= sent <= heard:  # or it is of somebody else
                 latencies[int(1e6 * (heard - sent))] += 1
                 now = heard
     send(pipe, (dict(latencies), now))
@@ -89,10 +83,9 @@ def hear(options: Options, _: int, bus: Client, pipe: BinaryIO) -> None:
 
 def work(job: Job, options: Options, n: int, writer: int) -> NoReturn:
     """Do a job, or send its error, and end this process."""
-    # The first process gets the signals, and then ends the others
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The first process gets a terminal's signal, and then ends the others
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])
     try:
         with os.fdopen(writer, "wb") as pipe:
             try:
@@ -169,24 +162,22 @@ def load(options: Options) -> None:
     if options.size < TIME.size:
         raise shared.UsageError("--size must be at least 8")
     options.key = shared.given_key(f"{options.key}/{os.urandom(4).hex()}")
-    count = range(options.publishers)
-    options.secrets = [os.urandom(SECRET_BYTES) for _ in count]
+    options.secret = os.urandom(SECRET_BYTES)
     options.seconds = options.seconds or (math.inf if options.count else 5)
     options.timeout = shared.ANSWER_SECONDS
-    shared.open_bus(options).close()  # or say why there is none
-    for signum in SIGNALS:
-        if signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, lambda n, _: sys.exit(128 + n))
+    signal.signal(signal.SIGTERM, lambda n, _: sys.exit(128 + n))
     children: Children = {}
-    try:
-        subscribers = start(hear, options, options.subscribers, children)
-        for pipe in subscribers:
-            report_from(pipe)  # that it has subscribed
-        publishers = start(publish, options, options.publishers, children)
-        counts, starts, ends = zip(*map(report_from, publishers))
-        parts, times = zip(*map(report_from, subscribers))
-    finally:
-        end(children)
+    with shared.open_bus(options) as bus:  # or say why there is none
+        try:
+            subscribers = start(hear, options, options.subscribers, children)
+            for pipe in subscribers:
+                report_from(pipe)  # that it has subscribed
+            publishers = start(publish, options, options.publishers, children)
+            counts, starts, ends = zip(*map(report_from, publishers))
+            bus.publish(options.key + b"/end", options.secret)
+            parts, times = zip(*map(report_from, subscribers))
+        finally:
+            end(children)
     latencies: Counter[int] = sum(map(Counter, parts), Counter())
     received, first, last = sum(latencies.values()), min(starts), max(times)
     seconds = max(ends) - first

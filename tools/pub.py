@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Iterator
 
-import sbus_client
 from sbus_client import PacketError, PacketTooLarge, SbusError, left_of
 
 from . import json_lines, shared
@@ -43,9 +41,9 @@ def given_messages(options: shared.Options) -> Messages:
     key = shared.given_key(options.key)
     if options.lines or options.null:
         end = b"\0" if options.null else b"\n"
-        return zip(itertools.repeat(key), input_parts(end, bytes_max))
+        return ((key, part) for part in input_parts(end, bytes_max))
     payload = shared.given_payload(options.payload)
-    return itertools.repeat((key, payload), options.repeat or 1)
+    return iter([(key, payload)])
 
 
 def paced(messages: Messages, rate: float) -> Messages:
@@ -66,7 +64,6 @@ def paced(messages: Messages, rate: float) -> Messages:
         shared.flag("--null", "publish each part that a NUL byte ends"),
         shared.flag("--json", "publish the lines of `sub --json` or `record`"),
     ),
-    shared.number("--repeat", "publish the PAYLOAD N times"),
     shared.amount("--rate", "R", "publish at most R messages a second"),
     shared.timeout(60, "for the bus to take a message"),
 )
@@ -82,18 +79,19 @@ def pub(options: shared.Options) -> None:
     are_parts = options.json or options.lines or options.null
     if are_parts and options.payload is not None:
         raise shared.UsageError("give a PAYLOAD, or its parts on input")
-    if are_parts and options.repeat:
-        raise shared.UsageError("--repeat needs a PAYLOAD")
     sent = 0
     messages = given_messages(options)
     if options.rate:
         messages = paced(messages, options.rate)
+
+    def seconds_left() -> float | None:
+        """Return how long to wait: a part may come much later."""
+        return options.timeout if are_parts else left_of(options.end)
+
     with shared.open_bus(options) as bus:
         try:
             for key, payload in messages:
-                if are_parts or sent:  # which may come much later
-                    options.end = sbus_client.end_of(options.timeout)
-                bus.publish(key, payload, left_of(options.end))
+                bus.publish(key, payload, seconds_left())
                 sent += 1
         except (PacketError, PacketTooLarge) as error:
             if not are_parts:
@@ -102,6 +100,4 @@ def pub(options: shared.Options) -> None:
         except json_lines.ERRORS:
             form = "of standard input is not a message as sub --json writes it"
             raise SbusError(f"line {sent + 1} {form}") from None
-        if are_parts:
-            options.end = sbus_client.end_of(options.timeout)
-        bus.sync(left_of(options.end))
+        bus.sync(seconds_left())

@@ -24,33 +24,19 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import BinaryIO, NamedTuple
 
 from sbus_client import ControlMessage, Message, SbusError, end_of, left_of
 
 from . import shared
-from .shared import Options, amount
+from .shared import Options, amount, errors_about
 from .stop import Job, leave, run_until_signal
 
 SEGMENT_MODE = 0o640  # messages may be nobody else's business
 LOCK_MODE = 0o600  # anybody who can read a file can lock it
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
 DAY = re.compile(r"\d{4}-\d\d-\d\d")
-HIDDEN = re.compile(r"\..*-.*\.jsonl")
-LEFT = """another host left it hidden: if its recorder is gone, rename it \
-without the dot"""
-LEFT_SECONDS = 3_600  # after which nobody seems to write a hidden segment
-
-
-@contextlib.contextmanager
-def errors_about(path: str) -> Iterator[None]:
-    """Name a file or folder in an error of the disk."""
-    try:
-        yield
-    except OSError as error:
-        raise SbusError(f"{path}: {error.strerror}") from None
 
 
 def open_ours(path: str, flags: int, folder: int | None = None) -> int:
@@ -101,9 +87,7 @@ class Recorder:
         import json  # which a small Python lacks
 
         self.directory = str(options.directory).rstrip("/") or "/"
-        self.has_payload = not options.no_payload
-        self.bytes_max = int(options.segment_mib * (1 << 20))
-        self.seconds_max = options.segment_seconds
+        self.options = options
         self.host = os.uname().nodename
         self._name = re.sub("[^0-9A-Za-z.-]", "-", self.host).lstrip(".")
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -133,21 +117,15 @@ class Recorder:
         return self
 
     def _recover(self, day: str) -> None:
-        """Keep what a dead recorder left, and name what another host did.
+        """Keep what a dead recorder of this host left in a day's folder.
 
         Whether the recorders of others live is not known here, as a lock may
-        not reach other hosts.  A container has a new host name at each start.
+        not reach other hosts.
         """
-        ours = re.compile(rf"\.{re.escape(self._name)}_\w+-\d+\.jsonl")
+        hidden = re.compile(rf"\.{re.escape(self._name)}_\w+-\d+\.jsonl")
         folder = open_ours(day, FOLDER, self._folder)
-        for name in sorted(filter(HIDDEN.fullmatch, os.listdir(folder))):
-            if ours.fullmatch(name):
-                self._keep_lines(f"{day}/{name}", folder)
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                age = time.time() - os.stat(name, dir_fd=folder).st_mtime
-                if age > LEFT_SECONDS:
-                    shared.note(f"{day}/{name}: {LEFT}")
+        for name in sorted(filter(hidden.fullmatch, os.listdir(folder))):
+            self._keep_lines(f"{day}/{name}", folder)
         os.close(folder)
 
     def _keep_lines(self, hidden: str, folder: int) -> None:
@@ -186,7 +164,7 @@ class Recorder:
             "key": message.key.decode("latin-1"),
             "size": len(message.payload),
         }
-        if self.has_payload:
+        if not self.options.no_payload:
             data = base64.b64encode(message.payload)
             line["data"] = data.decode("ascii")
         text = self._to_json(line).encode("ascii") + b"\n"
@@ -198,8 +176,8 @@ class Recorder:
                 text = text[segment.file.write(text) :]
         self._segment = segment
         self.n += 1
-        is_large = segment.file.tell() >= self.bytes_max
-        if is_large or left_of(segment.end) == 0:
+        mib = segment.file.tell() / (1 << 20)
+        if mib >= self.options.segment_mib or left_of(segment.end) == 0:
             self.end_segment()
 
     def end_segment(self) -> None:
@@ -225,7 +203,8 @@ class Recorder:
         hidden = f"{day}/.{self.rec}-{self.segments:06}.jsonl"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         file = os.fdopen(open_ours(hidden, flags, folder), "wb", buffering=0)
-        return Segment(file, hidden, folder, end_of(self.seconds_max))
+        end = end_of(self.options.segment_seconds)
+        return Segment(file, hidden, folder, end)
 
 
 @shared.command(

@@ -51,8 +51,6 @@ def reply(options: shared.Options) -> None:
     which is that output if it has any.  Options stand before the COMMAND.
     """
     words = options.words[options.words[:1] == ["--"] :]
-    if not is_program(words[0]):
-        raise shared.UsageError(f"there is no command {words[0]!r}")
     slots = threading.Semaphore(options.jobs)
     jobs: list[Job] = []
     with shared.open_bus(options, options.reconnect) as bus:
@@ -67,13 +65,6 @@ def reply(options: shared.Options) -> None:
         finally:
             for job in jobs:  # which answer by this bus
                 job.join()
-
-
-def is_program(name: str) -> bool:
-    """Return whether a shell would find a program of this name."""
-    folders = [""] if "/" in name else os.get_exec_path()
-    paths = [os.path.join(folder, name) for folder in folders]
-    return any(os.path.isfile(p) and os.access(p, os.X_OK) for p in paths)
 
 
 def answer(bus: Client, words: list[str], asked: Request) -> None:

@@ -39,6 +39,15 @@ def note(text: object) -> None:
         complain(text)
 
 
+@contextlib.contextmanager
+def errors_about(name: str) -> Iterator[None]:
+    """Name a file or folder in an error of the system.  Raises: SbusError."""
+    try:
+        yield
+    except OSError as error:
+        raise SbusError(f"{name}: {error.strerror}") from None
+
+
 def write(text: bytes, at_once: bool = True) -> None:
     """Write to standard output.
 
@@ -270,8 +279,7 @@ def option_parsers(
         about = command.run.__doc__ or sbus_client.docstring(file, start)
         about = about.replace("\n    ", "\n").rstrip()
         layout["description"] = about
-        first = about.partition("\n")[0].rstrip(".")
-        first = first[:1].lower() + first[1:]
+        first = about.partition("\n")[0]
         inner = parsers.add_parser(name, help=first, **layout)
         inner.epilog = f"example:\n  sbus {command.example}"
         inner.set_defaults(run=command.run)
@@ -338,12 +346,9 @@ def tell_ready(options: Options, bus: Client) -> None:
     """Once the server has handled all so far, say so to --ready-fd."""
     if options.ready_fd:
         bus.sync(left_of(options.end))
-        try:
-            with open(options.ready_fd, "wb", buffering=0) as ready:
-                ready.write(b"ready\n")
-        except OSError as error:
-            problem = f"cannot be written to: {error.strerror}"
-            raise SbusError(f"what --ready-fd names {problem}") from None
+        with errors_about(f"--ready-fd {options.ready_fd}"):
+            os.write(options.ready_fd, b"ready\n")
+            os.close(options.ready_fd)
         options.ready_fd = None
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Sequence
+from threading import Semaphore, Thread
 
 from sbus_client import WHOAMI, Client
 
@@ -16,15 +16,13 @@ Work = Callable[[], object]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Job(threading.Thread):
+class Job(Thread):
     """A function in a thread of its own, which has begun."""
 
-    def __init__(
-        self, work: Work, ended: threading.Semaphore | None = None
-    ) -> None:
+    def __init__(self, work: Work, ended: Semaphore | None = None) -> None:
         super().__init__(target=work)
         self.error: BaseException | None = None
-        self.ended = ended or threading.Semaphore()  # released at the end
+        self.ended = ended or Semaphore()  # released at the end
         self.start()
 
     def run(self) -> None:
@@ -59,7 +57,7 @@ def run_until_signal(works: Sequence[Work], leave: Work) -> None:
     former = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
         signal.signal(number, handle)
-    ended = threading.Semaphore(0)
+    ended = Semaphore(0)
     # Not in the threads: a signal there would not end the wait of this one
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     jobs = [Job(work, ended) for work in works]

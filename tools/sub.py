@@ -1,15 +1,13 @@
-"""sub: print messages as lines, in colour, as JSON or unchanged."""
+"""sub: print messages as lines, as JSON or unchanged."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 
-from sbus_client import FIELDS, SECRET, Client, Message, left_of, printable
+from sbus_client import Client, Message, printable
 
 from . import shared
 from .json_lines import ERRORS, as_json
@@ -20,23 +18,15 @@ MISSED_SECONDS = 1.0  # in which a server is to say what was missed
 Form = Callable[[Message, "int | None"], bytes]
 
 
-def text_form(is_coloured: bool) -> Form:
-    """Return what prints lines: a time, a tab, the key, a tab, the payload."""
-    import datetime  # which takes long
+def as_text(message: Message, when: int | None) -> bytes:
+    """Return a line: a time, a tab, the key, a tab, the payload."""
+    fields = [printable(message.key), printable(message.payload)]
+    if when is not None:
+        import datetime  # which takes long
 
-    colours = ("\x1b[2m", "\x1b[36m", "\x1b[m") if is_coloured else ("",) * 3
-    time_colour, key_colour, no_colour = colours
-
-    def as_text(message: Message, when: int | None) -> bytes:
-        stamp = ""
-        if when is not None:  # as ISO 8601 has it
-            moment = datetime.datetime.fromtimestamp(when / 1e9).astimezone()
-            stamp = moment.isoformat(timespec="microseconds")
-            stamp = f"{time_colour}{stamp}{no_colour}\t"
-        key, payload = printable(message.key), printable(message.payload)
-        return f"{stamp}{key_colour}{key}{no_colour}\t{payload}\n".encode()
-
-    return as_text
+        moment = datetime.datetime.fromtimestamp(when / 1e9).astimezone()
+        fields.insert(0, moment.isoformat(timespec="microseconds"))
+    return "\t".join(fields).encode() + b"\n"
 
 
 def as_payload(message: Message, _: int | None) -> bytes:
@@ -53,18 +43,6 @@ def form(name: str, form: Form, help: str) -> shared.Argument:
     """Return an option that chooses how messages are printed."""
     choice = {"action": "store_const", "const": form, "dest": "form"}
     return shared.argument(name, help, **choice)
-
-
-def filled(pattern: bytes, path: bytes) -> bytes:
-    """Return a pattern; a secret one has a path's fields where it has none."""
-    start = path.rindex(SECRET)
-    fields = FIELDS.match(pattern, start)
-    if not fields:
-        return pattern
-    numbers = path[start + len(SECRET) :].split(b"/")
-    known = [field or n for field, n in zip(fields.groups(), numbers)]
-    before, rest = pattern[:start], pattern[fields.end() :]
-    return b"%b!/cred/%b/%b/%b/%b" % (before, *known, rest)
 
 
 def note_missed(bus: Client) -> None:
@@ -87,7 +65,6 @@ def note_missed(bus: Client) -> None:
     shared.RECONNECT,
     shared.flag("--last", "print first what `sbus keep` has"),
     shared.KEEPER,
-    shared.flag("--show-address", "print what secret patterns stand for"),
     shared.READY_FD,
     shared.COUNT,
     shared.DURATION,
@@ -105,24 +82,15 @@ def sub(options: shared.Options) -> None:
     the exit status is 1 if the time runs out before the count is reached.
     --discard prints at the end how many messages were missed.  --reconnect
     misses what others publish meanwhile; --last prints the last values again
-    after it.  --show-address prints on standard error the private key that
-    each secret pattern stands for: '!/cred////inbox' with the numbers of
-    this process.  --ready-fd closes the descriptor after a line.
+    after it.  --ready-fd closes the descriptor after a line.
     """
     if options.time and options.form in (as_payload, as_null_ended):
         raise shared.UsageError("--time does not go with --raw or --null")
-    secrets = [text for text in options.pattern if text.startswith("!/cred/")]
-    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    form = options.form or text_form(sys.stdout.isatty() and not is_plain)
+    form = options.form or as_text
     with shared.open_bus(options, options.reconnect) as bus:
         if options.discard:
             bus.control("blocking/soft/discard")
         shared.subscribe(bus, options.pattern)
-        if options.show_address:
-            path = bus.whoami(left_of(options.end)).path
-            for text in secrets:
-                address = printable(filled(os.fsencode(text), path))
-                print(address, file=sys.stderr, flush=True)
         shared.tell_ready(options, bus)
         try:
             count, end = options.count, options.end

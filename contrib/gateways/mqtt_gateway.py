@@ -8,8 +8,9 @@ Messages have QoS 1, so the broker may have some twice.  What is lost:
                      10,000 messages while the broker is away (counted); what
                      still waits here when the gateway is killed
     from the broker  nothing, once it has run: the broker keeps what comes for
-                     a day, if its own queue holds that (max_queued_messages)
-                     and it stores its sessions (persistence true)
+                     a day, if its own queue holds that (max_queued_messages).
+                     A broker that is killed loses what it had not written to
+                     its disk (persistence, autosave_interval)
     neither way      requests, secrets, and what does not fit (counted)
 
 Messages keep their order as long as a connection lasts.  A slow broker slows

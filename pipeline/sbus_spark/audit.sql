@@ -27,10 +27,12 @@ from wish where ev in ('sub', 'unsub', 'ctl') and topic is not null
 window later as (partition by run, c, is_mode, topic order by at)
 
 -- When a client was opened and closed, and what was sent to it.
--- *latest* is the highest message that was sent in the usual order.
+-- *latest* is the highest message that was sent in the usual order, and
+-- *heard* where the last one of all was sent.
 -- view: lives, kept
 with ranked as (
-    select s.*, at - row + last as end, if(free.c is null, high, null) as top,
+    select s.*, at - row + last as end, at - row + s.heard as sent,
+        if(free.c is null, high, null) as top,
         max(if(free.c is null, high, null)) over (partition by s.run, s.c
             order by at rows between unbounded preceding and 1 preceding)
             as before
@@ -41,7 +43,7 @@ with ranked as (
 client as (
     select run, file, c, any_value(mark) as mark, min(at) as first,
         max(end) as last, min_by(n, at) as n, min_by(t, at) as t,
-        max(top) as latest,
+        max(top) as latest, max(sent) as heard,
         bool_or(top is not null and (falls > 0 or low <= before)) as is_mixed
     from ranked group by run, file, c),
 life as (
@@ -168,7 +170,7 @@ select run, file, m, count_if(ev = 'msg') as times,
 from {seen} where is_suspect group by run, file, m
 
 -- For each suspect and client: what was expected, and what was done.
--- The rules for missing and other breaches read this alone.
+-- *too_late* says by when it was to be done, or null if nobody can know.
 -- view: deliveries, kept
 with expected as (
     select p.run, p.m, e.c, true as is_expected
@@ -185,21 +187,26 @@ actual as (
     from {seen} where is_suspect and ev <> 'msg' group by run, m, c)
 select run, p.file, m, c, publisher, p.key, times, is_expected is not null
     as is_expected, coalesce(sends, 0) as sends, coalesce(drops, 0) as drops,
-    coalesce(last_n, p.n) as n, coalesce(last_t, p.t) as t, latest, opened,
-    closed
+    coalesce(last_n, p.n) as n, coalesce(last_t, p.t) as t, opened, case
+    when m < latest then 'but a later message was'
+    when closed is not null then 'before its client closed'
+    when stop is not null then 'before the run stopped' end as too_late
 from expected full outer join actual using (run, m, c)
 join {published} p using (run, m) left join {lives} using (run, c)
+left join (select run, min(stop) as stop from {runs} group by run) using (run)
 
 -- A run begins with a start and ends with its stop, without gaps.
 -- A row is a run, or a part whose first number does not follow.
 -- view: odd_runs
 with part as (
     select *, lag(last) over life as before, lead(n) over life as after,
-        first(high, true) over (partition by run order by place
-            rows between unbounded preceding and unbounded following) as stop
+        first(stop, true) over whole as first_stop,
+        bool_or(may_go_on) over whole as is_running
     from {facts} join {runs} using (block, part)
     where ev = 'part' and n is not null
-    window life as (partition by run order by place))
+    window life as (partition by run order by place), whole as (
+        partition by run order by place
+        rows between unbounded preceding and unbounded following))
 select 'bad-trace' as breach, bad.file, bad.n, bad.detail
 from (
     select explode(array(
@@ -208,9 +215,9 @@ from (
         if(before is null and run < 0, struct(own_file as file, n as n,
             'it begins neither with start nor where exactly one other file '
             || 'ends' as detail), null),
-        if(after is null and stop is null and not may_go_on,
+        if(after is null and first_stop is null and not is_running,
             struct(file, last as n, 'the run has no stop' as detail), null),
-        if(after is null and stop <> last, struct(file, stop as n,
+        if(after is null and first_stop <> last, struct(file, first_stop as n,
             'it goes on after its stop' as detail), null))) as bad
     from part)
 where bad is not null
@@ -225,15 +232,18 @@ select 'bad-trace' as breach, own_file as file, n, t, if(ev = 'jump', null, m)
     else 'the payload of a secret message' end as detail
 from {events} where ev in ('line', 'jump', 'payload')
 
--- A client is opened once, closed at most once, and does all else between.
+-- A client is opened once, closed once before a stop, and acts between.
 -- It gives up only what it holds.
 -- view: odd_clients
 select 'bad-trace' as breach, file, n, t, c, null as key,
-    'a client has events before its one open, or after its one close'
+    if(opens = 1 and first >= opened and closes = 0,
+        'a client is not closed before the stop',
+        'a client has events before its one open, or after its one close')
     as detail
 from {lives}
 where opens is null or opens <> 1 or first < opened or closes > 1
-    or last > closed
+    or last > closed or closes = 0 and run in (
+        select run from {runs} where stop is not null)
 union all
 select 'bad-trace', file, n, t, c, text,
     'a client unsubscribes from what it does not hold'
@@ -249,7 +259,7 @@ from {events} d left join {lives} l on d.run = l.run and d.c = l.c
 left anti join {spans} asked on d.run = asked.run and d.c = asked.c
     and is_mode and asked.text = 'blocking/' || d.text
     and asked.text like '%/discard' and since < at and at < until
-where ev = 'drop' and (d.text <> 'deaf' or m < latest)
+where ev = 'drop' and (d.text <> 'deaf' or m < latest or at < l.heard)
 
 -- A message is published once.
 -- It is neither sent nor dropped before.
@@ -259,36 +269,35 @@ select 'bad-trace' as breach, file, n, t, m, if(times = 1,
     'published ' || times || ' times') as detail
 from {published} where times <> 1 or reached < at
 
--- What is expected is sent or dropped once; what is not, never.
+-- What is expected is sent or dropped once [TRACE-7]; what is not, never.
 -- Without its open, nobody knows which secrets are a client's.
 -- view: bad_deliveries
 select bad.col1 as breach, file, n, t, m, publisher, c, key, bad.col2 as detail
 from (
     select *, explode(array(
-        if(is_expected and sends + drops = 0 and m < latest, struct('missing',
-            'expected, and neither sent nor dropped, but a later one was'),
-            null),
+        if(is_expected and sends + drops = 0 and too_late is not null,
+            struct('missing',
+            'expected, and neither sent nor dropped ' || too_late), null),
         if(not is_expected and sends > 0
             and (opened is not null or key not like '!/cred/%'), struct(
             if(key like '!/cred/%', 'secret-leak', 'unowed'),
             'sent to a client at which it was not expected'), null),
         if(sends > 1, struct('duplicate', 'sent more than once'), null),
         if(drops > 0 and (not is_expected or sends + drops > 1),
-            struct('bad-drop', 'dropped, and not expected or sent as well'),
-            null))) as bad
+            struct('bad-drop',
+            'dropped, and not expected, or sent or dropped as well'), null)
+        )) as bad
     from {deliveries} where times = 1)
 where bad is not null
 
--- What was expected, and not yet sent when its client or the trace ended.
+-- What was expected, and not yet sent when the trace ended without a stop.
 -- This is no breach: nobody can know.
 -- view: undecided
 select 'undecided' as breach, file, min(n) as n, min(t) as t, min(m) as m, c,
-    if(closed is null, 'the trace ended before they were sent',
-        'the client closed before they were sent') as detail,
-    count(*) as messages
+    'the trace ended before they were sent' as detail, count(*) as messages
 from {deliveries}
-where is_expected and sends + drops = 0 and coalesce(m >= latest, true)
-group by run, file, c, closed
+where is_expected and sends + drops = 0 and too_late is null
+group by run, file, c
 
 -- Messages of one publisher are sent in the order of their numbers.
 -- A client may ask for another order; that is no breach.

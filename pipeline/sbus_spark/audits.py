@@ -22,12 +22,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import sbus
 
 from . import events, inputs, matching
+from .messages import schema_of
 from .views import Views
 
 # What a control message sets, by its key
@@ -37,10 +39,11 @@ MODES = [
     for part in (key, key.rpartition(b"/")[0])
 ]
 # A part of a block is at a *place* among all parts.  It stands in *own_file*,
-# and its run began in *file*.  A *run* that did not begin is below 0.
+# and its run began in *file*.  A *run* that did not begin is below 0.  The
+# *stop* is the first one in the part.  A run *may_go_on* if its last part may.
 RUNS = """
 block long, part long, place long, own_file string, run long, file string,
-prefix string, may_go_on boolean
+prefix string, may_go_on boolean, stop long
 """
 ROWS = """
 breach string, file string, n long, t long, m long, publisher long, c long,
@@ -71,8 +74,8 @@ def audit(
     | detail | string | what is wrong |
     | messages | long | how many messages the row stands for |
 
-    A row `undecided` is no breach: it counts messages that were expected at a
-    client, and of which nobody can know.
+    A row `undecided` is no breach: it counts messages that wait for a client
+    where a trace ends without a stop.
     Raises: InputError if there is no such file, or it is no trace; OSError.
     """
     blocks = [x for y in dict.fromkeys(paths) for x in events.blocks_of(y)]
@@ -80,11 +83,13 @@ def audit(
     tasks = events.tasks_for(blocks)
     numbers = spark.range(0, len(blocks), 1, tasks)
     facts = events.facts(numbers, blocks, seed).localCheckpoint()
-    runs = spark.createDataFrame(runs_of(facts, blocks, is_running), RUNS)
-    views = Views(spark, "audit.sql", facts=facts, runs=runs)
+    # As Arrow: from Python's rows Spark makes them anew, in Python, in each
+    # query.  Kept: Spark cannot tell the columns of an inline table apart
+    # where it comes twice in a query.
+    runs = spark.createDataFrame(runs_of(facts, blocks, is_running))
+    views = Views(spark, "audit.sql", facts=facts, runs=runs.localCheckpoint())
 
-    modes = F.create_map(*map(F.lit, MODES))
-    views.compute(*HISTORIES, modes=modes)
+    views.compute(*HISTORIES, modes=F.create_map(*map(F.lit, MODES)))
     views["held"] = matching.holds(views["subscriptions"]).localCheckpoint()
     views["selections"] = matching.selections(views["keys"], views["held"])
     views.compute(*EXPECTATIONS, seed=seed)
@@ -97,7 +102,7 @@ def audit(
     if not views["mixed"].isEmpty():
         breaches.append("out_of_order")
     views.compute(*breaches)
-    rows = spark.createDataFrame([], ROWS)
+    rows = spark.createDataFrame(schema_of(ROWS).empty_table())
     for name in breaches:
         rows = rows.unionByName(views[name], allowMissingColumns=True)
     return rows.fillna(1, "messages").localCheckpoint()
@@ -128,7 +133,7 @@ def summary(rows: DataFrame) -> dict[str, int]:
 
 def runs_of(
     facts: DataFrame, blocks: Sequence[events.Block], is_running: bool
-) -> list[tuple[Any, ...]]:
+) -> pa.Table:
     """Return the RUNS in traces: a row for each part, in their order."""
     parts: dict[str, list[Row]] = defaultdict(list)
     columns = "block", "part", "n", "last", "text", "high"
@@ -142,19 +147,17 @@ def runs_of(
         began = chain[0]
         prefix = None  # until there is a start
         in_chain = [(file, part) for file in chain for part in parts[file]]
-        starts = [
-            x for x, (_, part) in enumerate(in_chain) if part.text is not None
-        ]
-        for index, (file, part) in enumerate(in_chain):
+        for index, (file, part) in enumerate(in_chain, 1):
             if part.text is not None:
                 number += 1
                 began = file
                 prefix = part.text
             run = -number if prefix is None else number
             place = part.block, part.part, len(rows), file
-            may_go_on = is_running and index >= max(starts, default=0)
-            rows.append((*place, run, began, prefix, may_go_on))
-    return rows
+            may_go_on = is_running and index == len(in_chain)
+            rows.append((*place, run, began, prefix, may_go_on, part.high))
+    names = schema_of(RUNS).names
+    return pa.table(dict(zip(names, zip(*rows), strict=True)), schema_of(RUNS))
 
 
 def chains(parts: dict[str, list[Row]]) -> list[list[str]]:

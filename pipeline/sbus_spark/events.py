@@ -54,12 +54,14 @@ SEND, MSG, DROP, CTL, START, STOP = 0, 1, 2, 5, 8, 9  # places in FIELDS
 #             if it begins with a start, the prefix of that (*text*)
 #   reached   of a message: its first send or drop, the sum of *mark*
 #   client    of a client: its first event and the row of the *last* one, the
-#             *low*est and *high*est message that it was sent, and how often
-#             one was not higher than that before (*falls*)
+#             *low*est and *high*est message that it was sent, how often one
+#             was not higher than that before (*falls*), and the row of the
+#             last of them (*heard*)
 # A client that changes its order has one more such row from then on.
 FACTS = """
 ev string, text string, block long, part long, row long, n long, t long,
-c long, m long, last long, low long, high long, falls long, mark long
+c long, m long, last long, low long, high long, falls long, heard long,
+mark long
 """
 FACT = schema_of(FACTS)
 
@@ -228,17 +230,18 @@ def clients_of(events: pa.Table) -> pa.Table:
     stretch = np.cumsum(is_new)
     sends = np.flatnonzero(code == SEND)
     m = pc.if_else(code == SEND, events["m"], None)
+    heard = pc.if_else(code == SEND, events["row"], None)
     sent = m.drop_null().to_numpy()
     falls = np.zeros(len(events), int)
     is_same = np.diff(stretch[sends]) == 0
     falls[sends[1:]] = (np.diff(sent) <= 0) & is_same
     events = events.select(["part", "c", "n", "t", "row", "mark"])
     return grouped(
-        with_columns(events, stretch=stretch, m=m, falls=falls),
+        with_columns(events, stretch=stretch, m=m, falls=falls, heard=heard),
         "stretch",
         "part first part, c first c, mark first mark, n first n, t first t,"
         " row first row, row last last, m min low, m max high,"
-        " falls sum falls",
+        " falls sum falls, heard max heard",
     ).drop_columns("stretch")
 
 

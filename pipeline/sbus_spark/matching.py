@@ -123,11 +123,10 @@ def stored(
     with contextlib.suppress(sbus.ProtocolError):
         sbus.check_pattern(text, client)
         shape, plain = sbus.parse_pattern(text)
+        places = sbus.places_of(plain, credentials, start)
         if text == sbus.SECRET:
             # As it is, where selections sees which keys go up
             places = [text]
-        else:
-            places = sbus.places_of(plain, credentials, start)
         if shape:
             return [
                 {"pattern": x.decode("latin-1"), "shape": json.dumps(shape)}

@@ -10,6 +10,7 @@ import resource
 import signal
 import stat
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from .check_daemon import daemon, end_daemon, number_in
@@ -283,6 +284,60 @@ def log_and_trace_of_discards(trial: Trial) -> None:
     ]
     found = [told(event) for event in events if event.get("ev") == "drop"]
     require(found == wanted, f"it tells {found}, not {wanted}")
+
+
+@check("TRACE-7", fills=True)
+def trace_of_clients_that_leave(trial: Trial) -> None:
+    path = trial.server.new_path()
+    options = ("--max-backlog", "1000", "--block-timeout", "0.2")
+    trial.start(*options, "--trace", path)
+    leaver, half, wrong = (trial.stall()[0] for _ in range(3))
+    for mode in (b"soft/error", b"soft/block", b"hard/error", b"hard/discard"):
+        _, publisher = trial.stall(modes=(b"blocking/" + mode,))
+    messages = [b"MSG k\0%d" % number for number in range(3)]
+    trial.say("readers are disconnected in soft mode error, or for their time")
+    tell(publisher, *messages)
+    trial.say("others leave, by a close, a half-close, and a mistake")
+    leaver.close()
+    half.shut()
+    wrong.send(b"HELLO")
+    tell(publisher, *messages)
+    trial.say("one is disconnected in hard mode error, and one stays")
+    tell(publisher, b"MSG k\0".ljust(1000))
+    trial.stop()
+    require_ends(read_trace(path))
+
+
+def require_ends(events: list[Event]) -> None:
+    """Raise Failure unless each message for k is sent or dropped once.
+
+    That has to be before the close of its reader, and so before the stop.
+    """
+    to_stop = [*before(events, ev="stop")]
+    opened = [one.get("c") for one in to_stop if one.get("ev") == "open"]
+    closed = [one.get("c") for one in to_stop if one.get("ev") == "close"]
+    require({*opened} == {*closed}, f"it opens {opened}, and closes {closed}")
+    for reader in [one["c"] for one in to_stop if one.get("pattern") == "k"]:
+        about = [*before(to_stop, ev="close", c=reader)]
+        routed = [one.get("m") for one in about if one.get("key") == "k"]
+        ends = [
+            one.get("m")
+            for one in about
+            if one.get("ev") in ("send", "drop") and one.get("c") == reader
+        ]
+        for number in routed:
+            count = ends.count(number)
+            which = f"message {number} for client {reader}"
+            require(count == 1, f"{which} has {count} sends and drops")
+
+
+def before(events: list[Event], **members: Any) -> Iterator[Event]:
+    """Return the events before the first one that has some members."""
+
+    def is_other(event: Event) -> bool:
+        return not members.items() <= event.items()
+
+    return itertools.takewhile(is_other, events)
 
 
 @check("RUN-16")

@@ -15,5 +15,6 @@ SMALL_PYTHONS = {
         asyncio concurrent contextvars ctypes decimal difflib html json logging
         mmap multiprocessing numbers pickle pprint queue resource shlex
         socketserver sqlite3 statistics unittest xml""",
-    "PyPy 7.3": "socket.SO_PASSCRED socket.SO_PEERCRED",
+    "PyPy 7.3": """
+        socket.MSG_NOSIGNAL socket.SO_PASSCRED socket.SO_PEERCRED""",
 }

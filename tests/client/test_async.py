@@ -8,6 +8,7 @@ import functools
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -257,10 +258,15 @@ class TestClose:
             peek = socket.MSG_PEEK | socket.MSG_DONTWAIT
             assert client.socket.recv(99, peek) == b"MSG k\0first"
 
-    def test_without_asyncio(self) -> None:
-        """In another library's loop, the error says so."""
+    def test_without_asyncio(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In another library's loop, or a Python without it, the error says
+        so.
+        """
         with pytest.raises(SbusError, match="for asyncio, and no loop"):
             AsyncClient("/dev/null").connect().send(None)
+        monkeypatch.setitem(sys.modules, "asyncio", None)
+        with pytest.raises(SbusError, match="python3-asyncio"):
+            AsyncClient("/dev/null")
 
 
 async def closed_again(client: AsyncClient) -> None:

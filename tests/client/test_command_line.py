@@ -51,11 +51,10 @@ class TestUsage:
             ("-V", r"unrec.*: -V \(did you mean --version\?\)"),
             ("--versoin", r"unrec.*: --versoin \(did you mean --version\?\)"),
             ("sub --jsn", r"unrec.*: --jsn \(did you mean --json\?\)"),
-            ("reply k --jobs 3 -- no-such-program", f"{NONE} 'no-such-pro.*"),
             ("reply -j0 k cat", "argument -j/--jobs: '0' is not a whole .*"),
             ("whoami -a /dev/fd/x", "descriptor x: not a number"),
             ("sub -n 0", "argument -n/--count: '0' is not a whole number .*"),
-            ("pub k --repeat=1.5", ".*: '1.5' is not a whole number .*"),
+            ("sub --count=1.5", ".*: '1.5' is not a whole number .*"),
             ("pub k --rate=0", f".*: '0' {AMOUNT}"),
             ("top --interval=nan", f".*: 'nan' {AMOUNT}"),
             ("sub -t x", f"argument -t/--timeout: 'x' {AMOUNT}"),
@@ -66,7 +65,6 @@ class TestUsage:
                 "pub k v --lines",
                 "give a PAYLOAD, or its parts on input",
             ),
-            ("pub k --lines --repeat=2", "--repeat needs a PAYLOAD"),
             ("pub k --json", "give a KEY, or --json, whose lines have keys"),
             ("reply k", f"{REQUIRED}: COMMAND"),
             ("completion", "name a shell: bash, zsh or fish"),
@@ -176,7 +174,6 @@ class TestArguments:
             ("pub -t9 -- -k -v", [b"MSG -k\0-v"]),
             ("reply -j2 k/ -j 3 cat -j 4", [b"SUB k/"]),
             ("reply k/ -q -- cat", [b"SUB k/"]),
-            ("pub k v --repeat 2", [b"MSG k\0v", b"MSG k\0v"]),
         ],
     )
     def test_options_between(

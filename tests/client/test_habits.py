@@ -9,7 +9,6 @@ import os
 import pickle
 import random
 import socket
-import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +17,7 @@ import pytest
 
 import sbus
 import sbus_client
-from client_ends import Ends, Kind, beside, both_ends, counted
-from packets import ANSWER, WHOAMI, publish
+from client_ends import Ends, Kind, beside, counted
 from processes import SECONDS_MAX
 from real_bus import RealBus
 from sbus_client import (
@@ -64,9 +62,13 @@ class TestObject:
         assert isinstance(caught.value, TimeoutError)
 
     @pytest.mark.parametrize(
-        "limits", [{"packet_bytes_max": -1}, {"segments_max": 0}]
+        "limits",
+        [
+            *[{"packet_bytes_max": size} for size in (-1, 1 << 62, 9.5, "9")],
+            *[{"segments_max": 0}, {"key_bytes_max": None}],
+        ],
     )
-    def test_limits(self, kind: Kind, limits: dict[str, int]) -> None:
+    def test_limits(self, kind: Kind, limits: dict[str, Any]) -> None:
         """One that nothing can keep is refused."""
         with pytest.raises(ValueError, match="a whole number from 1"):
             kind("/nowhere", **limits)
@@ -176,23 +178,10 @@ class TestAdvice:
                     getattr(ends.client, name)(*given, timeout=timeout)
 
     def test_patterns(self, ends: Ends) -> None:
-        """[LIMIT-5] One too many is refused, and none is sent."""
-        for number in range(1_024):
+        """[LIMIT-5] How many are too many, only the server says."""
+        for number in range(1_100):
             ends.client.subscribe(f"{number}")
             assert ends.server.receive() == b"SUB %d" % number
-        with pytest.raises(PacketError, match="over 1024 patterns"):
-            ends.client.subscribe("more")
-        ends.client.unsubscribe("0")
-        ends.client.subscribe("instead")
-        assert ends.server.receive() == b"UNSUB 0"
-        assert ends.server.receive() == b"SUB instead"
-
-    @pytest.mark.parametrize("path", [b"1/2/0", b"65534/2/3", b"1/65534/3"])
-    def test_no_secrets(self, ends: Ends, path: bytes) -> None:
-        """[CRED-8] A client that the server cannot name learns why."""
-        ends.server.send(WHOAMI + b"\0!/cred/" + path)
-        with pytest.raises(PacketError, match="no requests: the server kn"):
-            ends.client.request("k", b"", SECONDS_MAX)
 
 
 def test_matches_as_the_server() -> None:
@@ -346,27 +335,3 @@ class TestErrorsOfTheKernel:
 def client_of(client: Any) -> Any:
     """Return the AsyncClient of one whose calls wait, or a Client itself."""
     return client if isinstance(client, Client) else client.wrapped
-
-
-class TestDisconnection:
-    def test_what_the_client_knows(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A client that was behind says for how long; another does not."""
-        now = 1_000.0
-        clock = types.SimpleNamespace(monotonic=lambda: now)
-        monkeypatch.setattr(sbus_client, "time", clock)
-        for seconds in 5.1, 0.0:
-            with both_ends(Client) as (client, server):
-                client.subscribe("k")
-                with pytest.raises(TimedOut):
-                    client.receive(0)
-                now += seconds
-                server.send(publish(b"k", b"v"), ANSWER)
-                server.wire.close()
-                client.receive(0)
-                client.receive(0)
-                with pytest.raises(Disconnected) as caught:
-                    client.receive(0)
-            text = "; this client had not read all that came for 5.1 s"
-            assert str(caught.value).endswith(text) == bool(seconds)

@@ -121,18 +121,6 @@ class TestRecord:
         (line,) = lines_of(capture)
         assert line["size"] == 6 and "data" not in line
 
-    def test_what_another_host_left(self, bus: RealBus, capture: Path) -> None:
-        """It is named, and not touched: its recorder may live."""
-        left = capture / "2025-11-21" / ".pod-1_R-000007.jsonl"
-        left.parent.mkdir(parents=True)
-        left.write_text("{}\n")
-        os.utime(left, (0, 0))
-        with recorder(bus, capture) as process:
-            process.terminate()
-            status, _, errors = outcome(process)
-        assert status == 0 and f"{left}: another host left it" in errors
-        assert left.read_text() == "{}\n"
-
     def test_modes_and_patterns(
         self, listener: Listener, capture: Path
     ) -> None:

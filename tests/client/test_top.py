@@ -12,9 +12,8 @@ import pytest
 from commands import Terminal, publish_all, served, wait_for_patterns
 from packets import publish
 from processes import outcome
-from real_bus import Listener, RealBus
-from sbus_client import Message
-from tools.top import Top
+from real_bus import Listener, RealBus, wait_for
+from tools.top import KEYS_MAX, Traffic
 
 
 class TestTop:
@@ -22,22 +21,30 @@ class TestTop:
 
     @pytest.mark.parametrize("by_bytes", [False, True])
     def test_order(self, by_bytes: bool) -> None:
-        """The loudest key is first, and everything before it; rates are those
-        of the interval, the last column is the total.
-        """
-        table = Top(by_bytes)
-        for key, size, n in (b"many", 8, 30), (b"a\t", 0, 2), (b"b", 999, 1):
+        """The loudest key is first, and everything before it."""
+        traffic = Traffic(by_bytes)
+        for key, size, n in (b"a\t", 0, 2), (b"many", 8, 30), (b"b", 999, 1):
             for _ in range(n):
-                table.add(Message(key, bytes(size)))
-        lines = table.table(0.5)
+                traffic.add(key, size)
+        lines = traffic.table(0.5)
         assert lines[0][:40].endswith("KEY")  # on a small terminal
         head, total, *rows = [line.split() for line in lines]
-        assert head == ["MESSAGES/S", "BYTES/S", "MESSAGES", "KEY"]
-        assert total == ["66.0", "2,478", "33", "(3", "keys)"]
-        many, tab = ["60.0", "480", "30", "many"], ["4.0", "0", "2", "a\\t"]
-        large = ["2.0", "1,998", "1", "b"]
+        assert head == ["MESSAGES/S", "BYTES/S", "KEY"]
+        assert total == ["66.0", "2,478", "(all", "keys)"]
+        many, tab = ["60.0", "480", "many"], ["4.0", "0", "a\\t"]
+        large = ["2.0", "1,998", "b"]
         assert rows == ([large, many, tab] if by_bytes else [many, tab, large])
-        assert table.table(1)[1].split() == ["0.0", "0", "33", "(3", "keys)"]
+
+    def test_many_keys(self) -> None:
+        """Those with few messages are forgotten, and count in all."""
+        traffic = Traffic(by_bytes=False)
+        for n in range(KEYS_MAX):
+            traffic.add(b"%d" % n, 1)
+            traffic.add(b"loud", 1)
+        _, total, loud, *rest = traffic.table(1)
+        assert total.split() == ["20,000.0", "20,000", "(all", "keys)"]
+        assert loud.split()[::2] == ["10,000.0", "loud"]
+        assert len(rest) < KEYS_MAX
 
     def test_tables_in_a_pipe(self, listener: Listener) -> None:
         """[BLOCK-5] An empty line ends each; it holds nobody up."""
@@ -49,47 +56,51 @@ class TestTop:
             done = outcome(process)
         assert (done.status, done.errors) == (0, "")
         *tables, rest = done.output.split("\n\n")
-        first, second = (table.splitlines()[2].split() for table in tables)
-        assert 0 < float(first[0]) <= 2.5 and first[2:] == ["1", "k"]
-        assert second == ["0.0", "0", "1", "k"] and rest == ""
-
-    ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
-    LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+        first, second = (table.splitlines()[-1].split() for table in tables)
+        assert 0 < float(first[0]) <= 2.5 and first[2:] == ["k"]
+        assert second == ["0.0", "0", "(all", "keys)"] and rest == ""
 
     def frames(self, output: str) -> list[list[str]]:
-        """Return what each frame shows, a string a row."""
-        assert output.startswith(f"{self.ENTER}\x1b[H")
-        drawn = output[len(self.ENTER) :].split("\x1b[?7h")[0]
-        whole = re.findall(r"\x1b\[H(.*?)\x1b\[K\x1b\[J", drawn, re.DOTALL)
-        return [frame.split("\x1b[K\r\n") for frame in whole]
+        """Return what each frame shows, a string a row, and what is below."""
+        first, *frames = output.split("\x1b[H\x1b[J")
+        assert first == ""
+        return [frame.split("\r\n") for frame in frames]
 
-    @pytest.mark.parametrize(
-        "end, status", [("Ctrl-C", 130), ("SIGTERM", 143), ("no bus", 1)]
-    )
-    def test_terminal(self, bus: RealBus, end: str, status: int) -> None:
-        """Frames fit the terminal; in the end it is as it was, and shows the
-        error, if there is one.
+    def publish_until(
+        self, bus: RealBus, terminal: Terminal, rows: str
+    ) -> None:
+        """Publish under forty keys until a frame has rows of a form."""
+        form = rf"\x1b\[H\x1b\[J{rows}\x1b"
+        messages = [(f"{n}/" + "x" * 60, b"v") for n in range(40)]
+
+        def is_shown() -> bool:
+            publish_all(bus.path, *messages)
+            return terminal.read() and bool(re.search(form, terminal.output))
+
+        wait_for_patterns(bus, 1)
+        wait_for(is_shown)
+
+    @pytest.mark.parametrize("end", ["Ctrl-C", "no bus"])
+    def test_terminal(self, bus: RealBus, end: str) -> None:
+        """Frames fit the terminal, which is in the end as it was; below the
+        last one is the error, if there is one.
         """
         with Terminal("-a", bus.path, "top", "--interval=0.1") as terminal:
-            wait_for_patterns(bus, 1)
-            messages = [(f"{n}/" + "x" * 60, b"v") for n in range(10)]
-            publish_all(bus.path, *messages)
-            terminal.wait_for(r"(?s)10 keys.*\x1b\[J")
+            self.publish_until(bus, terminal, r"(.*\r\n){7}")
             if end == "Ctrl-C":
                 terminal.press(b"\x03")
             else:
-                process = bus.process if end == "no bus" else terminal.process
-                process.terminate()
-            assert terminal.end() == status
+                bus.stop()
+            assert terminal.end() == (130 if end == "Ctrl-C" else 1)
             assert termios.tcgetattr(terminal.slave) == terminal.before
-        output = terminal.output.replace("^C", "")
-        _, leave, error = output.partition(self.LEAVE)
-        what = "sbus: the server at .* closed the connection: .*\r\n"
-        assert leave and re.fullmatch(what if status == 1 else "", error)
-        frame = self.frames(output)[-1]
-        assert len(frame) == 8
+        frames = self.frames(terminal.output)
+        what = r"sbus: the server at .* closed the connection: .*\r\n"
+        form = rf".*\r\n{what}" if end == "no bus" else r".*\r\n\^C"
+        assert re.search(rf"{form}$", terminal.output)
+        *frame, rest = max(frames[:-1], key=len)
+        assert rest == "" and len(frame) == 7
         assert {len(row) for row in frame[2:]} == {60}
-        assert len({row.split()[-1] for row in frame[2:]}) == 6  # of ten keys
+        assert len({row.split()[-1] for row in frame[2:]}) == 5
         rates = [float(row.split()[0]) for row in frame[2:]]
         assert rates == sorted(rates, reverse=True)
 
@@ -97,12 +108,8 @@ class TestTop:
         """The next frame fits; a terminal that has none is 80 by 24."""
         arguments = ("-a", bus.path, "top", "--interval=0.1")
         with Terminal(*arguments, columns=0, rows=0) as terminal:
-            wait_for_patterns(bus, 1)
-            publish_all(bus.path, *[(f"{n}", b"v") for n in range(40)])
-            terminal.wait_for(r"(?s)40 keys.*\x1b\[J")
-            assert len(self.frames(terminal.output)[-1]) == 24
-            size = struct.pack("HHHH", 3, 30, 0, 0)
+            self.publish_until(bus, terminal, r"(.*\r\n){23}")
+            size = struct.pack("HHHH", 3, 20, 0, 0)
             fcntl.ioctl(terminal.slave, termios.TIOCSWINSZ, size)
             terminal.output = ""
-            row = r".{30}\x1b\[K"
-            terminal.wait_for(rf"\x1b\[H({row}\r\n){{2}}{row}\x1b\[J")
+            self.publish_until(bus, terminal, r"(.{20}\r\n){2}")

@@ -86,6 +86,7 @@ class Run:
         self.reached: dict[int, list[Found]] = defaultdict(list)
         self.latest: dict[int, int] = {}  # highest one sent in order/queue
         self.deaf: list[Found] = []
+        self.heard: dict[int, int] = {}  # where the last one was sent
 
     def take(self, event: Event) -> Iterator[Found]:
         """Take an event of a client; yield what is wrong with it already."""
@@ -100,6 +101,7 @@ class Run:
             m, order = event["m"], self.modes[c].get("order", "queue")
             self.reached[m].append((self.place, n, c, ev, order == "queue"))
         if ev == "send":
+            self.heard[c] = self.place
             if order == "queue":
                 self.latest[c] = max(m, self.latest.get(c, m))
         elif ev == "msg":
@@ -112,7 +114,7 @@ class Run:
             side, _, mode = event["reason"].partition("/")
             asked = self.modes[c].get(f"blocking/{side}")
             if event["reason"] == "deaf":
-                self.deaf.append((n, m, c))
+                self.deaf.append((self.place, n, m, c))
             elif mode != "discard" or mode != asked:
                 yield "bad-drop", n, m, None, c, None, 1
         elif ev == "ctl":
@@ -146,26 +148,31 @@ class Run:
             if hears(pattern, key, self.own.get(c), self.prefix)
         }
 
-    def end(self) -> Iterator[Found]:
+    def end(self, is_stopped: bool) -> Iterator[Found]:
         """Yield what is wrong with the run as a whole."""
-        for n, m, c in self.deaf:
-            if m < self.latest.get(c, m):
+        for place, n, m, c in self.deaf:
+            hears_later = place < self.heard.get(c, place)
+            if hears_later or m < self.latest.get(c, m):
                 yield "bad-drop", n, m, None, c, None, 1
         for c, life in self.lives.items():
-            if not re.fullmatch("oe?c?", life):
+            if not re.fullmatch("oe?c" if is_stopped else "oe?c?", life):
                 yield "bad-trace", self.first[c], None, None, c, None, 1
         lost: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for m in {**self.published, **self.reached}:
-            yield from self.judge(m, self.published[m], self.reached[m], lost)
+            about = self.published[m], self.reached[m]
+            yield from self.judge(m, *about, lost, is_stopped)
         for c, some in lost.items():
             n, m = map(min, zip(*some))
             yield "undecided", n, m, None, c, None, len(some)
         yield from self.late()
 
     def judge(
-        self, m: int, published: Any, reached: Any, lost: Any
+        self, m: int, published: Any, reached: Any, lost: Any, is_stopped: bool
     ) -> Iterator[Found]:
-        """Yield what is wrong with a message; put who may wait into lost."""
+        """Yield what is wrong with a message; put who may wait into lost.
+
+        Nobody waits that has a close, or for whom the run has stopped.
+        """
         place, n, publisher, key, due = (published or [(0, 0, 0, "", ())])[0]
         if len(published) != 1 or reached and reached[0][0] < place:
             at = n if published else reached[0][1]
@@ -176,7 +183,8 @@ class Run:
             own = [one for one in reached if one[2] == c]
             sends = sum(one[3] == "send" for one in own)
             about = (own[-1][1] if own else n, m, publisher, c, key, 1)
-            if not own and m < self.latest.get(c, m):
+            is_over = is_stopped or c in self.closed
+            if not own and (is_over or m < self.latest.get(c, m)):
                 yield "missing", *about
             elif not own:
                 lost[c].append((n, m))
@@ -290,7 +298,7 @@ def ended(
     """Yield what is wrong with a run as a whole."""
     if stop not in (None, before):
         yield "bad-trace", began, stop, None, None, None, None, 1
-    for breach, *about in run.end() if run else ():
+    for breach, *about in run.end(stop is not None) if run else ():
         yield breach, began, *about
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -98,6 +97,8 @@ class PaperBus:
             self.holders[key] += Counter()  # only what is above 0 stays
 
     def close(self, c: int) -> None:
+        for m in self.waiting[c]:
+            self.write("drop", f',"m":{m},"c":{c},"reason":"deaf"')
         self.write("close", f',"c":{c},"reason":"end of input"')
         while self.held[c]:
             self.forget(c)
@@ -149,6 +150,8 @@ class PaperBus:
                 self.open()
             yield from self.lines
             self.lines.clear()
+        for c in list(self.held):
+            self.close(c)
         self.write("stop", ABOUT)
         yield from self.lines
 
@@ -199,12 +202,3 @@ def write_segments(directory: Path, count: int, lines: int = 100) -> None:
         first = (segment - 1) * lines + 1
         text = map(capture_line, range(first, first + lines))
         (directory / f"R-{segment:06}.jsonl").write_text("".join(text))
-
-
-if __name__ == "__main__":  # for a benchmark: a large trace or capture
-    what, count, where = sys.argv[1:]
-    if what == "trace":
-        with open(where, "w") as trace:
-            trace.writelines(PaperBus(2_000, 500, 200).run(int(count)))
-    else:
-        write_segments(Path(where), int(count) // 100_000, 100_000)

@@ -98,6 +98,52 @@ def hear_again(events: list[Event]) -> None:
     drop(events, "deaf")
 
 
+def last_sends(events: Sequence[Event]) -> list[int]:
+    """Return where the victim is sent its last two messages."""
+    return find(events, ev="send", c=victim(events))[-2:]
+
+
+def lose_last(events: list[Event]) -> None:
+    """Lose the last message of a client, which hears no more."""
+    del events[last_sends(events)[-1]]
+
+
+def lose_before_deaf(events: list[Event]) -> None:
+    """Lose a message that came before one that is dropped."""
+    at, last = last_sends(events)
+    events[last] = {**events[last], "ev": "drop", "reason": "deaf"}
+    del events[at]
+
+
+def drop_twice(events: list[Event]) -> None:
+    at = last_sends(events)[-1]
+    events[at] = {**events[at], "ev": "drop", "reason": "deaf"}
+    events.insert(at, dict(events[at]))
+
+
+def drop_after_close(events: list[Event]) -> None:
+    sent = events.pop(last_sends(events)[-1])
+    event = {**sent, "ev": "drop", "reason": "deaf"}
+    at = find(events, ev="close", c=event["c"])[0]
+    events.insert(at + 1, event)
+
+
+def drop_unknown(events: list[Event]) -> None:
+    drop(events, "lost")
+
+
+def hear_older(events: list[Event]) -> None:
+    """Send a client that is deaf a message older than what was dropped."""
+    at, last = last_sends(events)
+    events[last] = {**events[last], "ev": "drop", "reason": "deaf"}
+    events.insert(last, events.pop(at))
+
+
+def leave_open(events: list[Event]) -> None:
+    """Have no close before the stop."""
+    del events[find(events, ev="close", c=victim(events))[0]]
+
+
 def send_unpublished(events: list[Event]) -> None:
     at = sends(events)[3]
     events.insert(at + 1, {**events[at], "m": 0})
@@ -171,21 +217,13 @@ def act_before_open(events: list[Event]) -> None:
     events.insert(after, events.pop(at))
 
 
-def closing(events: list[Event]) -> int:
-    """Return where a client is closed; at the end, if none was."""
-    if not find(events, ev="close"):
-        event = {"t": 1, "ev": "close", "c": victim(events)}
-        events.insert(len(events) - 1, event)
-    return find(events, ev="close")[0]
-
-
 def close_again(events: list[Event]) -> None:
-    at = closing(events)
+    at = find(events, ev="close")[0]
     events.insert(at + 1, dict(events[at]))
 
 
 def act_after_close(events: list[Event]) -> None:
-    at = closing(events)
+    at = find(events, ev="close")[0]
     events.insert(at + 1, {**events[at], "ev": "sub", "pattern": "q"})
 
 
@@ -205,6 +243,8 @@ def start_again(events: list[Event]) -> None:
 
 PLANTED: dict[Callable[[list[Event]], None], str] = {
     lose: "missing",
+    lose_last: "missing",
+    lose_before_deaf: "missing",
     misdeliver: "unowed",
     mix_up: "missing unowed",
     leak: "secret-leak",
@@ -214,13 +254,18 @@ PLANTED: dict[Callable[[list[Event]], None], str] = {
     drop_unasked: "bad-drop",
     drop_sent: "bad-drop",
     drop_unowed: "bad-drop",
+    drop_twice: "bad-drop",
+    drop_unknown: "bad-drop",
     hear_again: "bad-drop",
+    hear_older: "bad-drop",
     send_unpublished: "bad-trace",
     send_too_early: "bad-trace",
     publish_again: "bad-trace",
     open_again: "bad-trace",
     act_before_open: "bad-trace",
     close_again: "bad-trace",
+    leave_open: "bad-trace",
+    drop_after_close: "bad-trace",
     act_after_close: "bad-trace",
     unsubscribe_unheld: "bad-trace",
     stop_early: "bad-trace",

@@ -55,7 +55,7 @@ class RandomBus:
         for peer in self.peers:
             peer.wire.room = None
         self.kernel.server.run()
-        self.trace.close()
+        self.trace.close(self.kernel.bus.clients)
 
     def text(
         self, peer: FakePeer, public: tuple[str, ...], secret: tuple[str, ...]

@@ -39,6 +39,12 @@ def beginning() -> list[Event]:
     return [*events, {"t": 1, "ev": "sub", "c": 1, "pattern": ""}]
 
 
+def ending() -> list[Event]:
+    """Return the end of that run."""
+    closes = [{"t": 1, "ev": "close", "c": c} for c in (1, 2)]
+    return [*closes, {"t": 1, "ev": "stop", **ABOUT}]
+
+
 def paper_trace() -> list[Event]:
     """Return a small trace of a bus on paper."""
     return list(map(json.loads, PaperBus(500, 50, 20).run(4_000)))
@@ -82,13 +88,14 @@ class TestAudit:
                 expected[name] = breach.split()
         lines = (traces / "paper").read_text().splitlines(keepends=True)
         for name, text in {
-            "gap": [*lines[:-2], lines[-1]],
             "torn": [*lines[:300], '{"n":30\n', *lines[300:]],
             "killed": lines[:-1],
             "headless": lines[1:],
         }.items():
             (traces / name).write_text("".join(text))
             expected[name] = ["bad-trace"]
+        (traces / "gap").write_text("".join([*lines[:-2], lines[-1]]))
+        expected["gap"] = ["bad-trace", "bad-trace"]  # a number, and a close
         (traces / "twice").write_text("".join(lines + lines))
         found = breaches_in(spark, traces)
         assert breaches_by_file(found) == expected
@@ -98,7 +105,8 @@ class TestAudit:
     ) -> None:
         """A bus that still runs has not stopped, nor ended its last line."""
         text = "".join(PaperBus(500, 50, 20).run(2_000)).encode()
-        unfinished = text[: text.rindex(b"{")] + b'{"n":20'
+        end = text.index(b"\n", text.rindex(b'"ev":"msg"'))
+        unfinished = text[:end] + b'\n{"n":20'
         for name, content in {
             "a.gz": gzip.compress(text),
             "b.zst": pyarrow.compress(text, "zstd", asbytes=True),
@@ -110,7 +118,7 @@ class TestAudit:
         (found,) = breaches_in(spark, tmp_path)
         assert found.breach == "bad-trace" and "no stop" in found.detail
         running = sbus_spark.audit(spark, [str(tmp_path)], is_running=True)
-        assert set(sbus_spark.summary(running)) <= {"undecided"}
+        assert set(sbus_spark.summary(running)) == {"undecided"}
 
     def test_a_trace_in_several_files(
         self, spark: SparkSession, tmp_path: Path
@@ -142,24 +150,58 @@ class TestAudit:
                 events.append({"t": 1, "ev": "msg", "c": 2, **more})
             for one in (m, m - 1):
                 events.append({"t": 1, "ev": "send", "m": one, "c": 1})
-        write_trace(tmp_path / "t", [*events, {"t": 1, "ev": "stop", **ABOUT}])
+        write_trace(tmp_path / "t", [*events, *ending()])
         found = breaches_in(spark, tmp_path / "t")
         assert sorted((row.breach, row.m) for row in found) == [
             ("out-of-order", 1),
             ("out-of-order", 5),
         ]
 
-    def test_what_was_never_sent_is_undecided(
+    def test_what_was_never_sent_is_missing(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """A client that got none of its messages was not served."""
+        """[TRACE-7] But while its client is there, a later event may tell."""
         events = beginning()
         for m in range(1, 1_001):
             more = {"m": m, "key": "k", "size": 0}
             events.append({"t": 1, "ev": "msg", "c": 2, **more})
-        write_trace(tmp_path / "t", [*events, {"t": 1, "ev": "stop", **ABOUT}])
-        found = sbus_spark.audit(spark, [str(tmp_path / "t")])
-        assert sbus_spark.summary(found) == {"undecided": 1_000}
+        close, other, stop = ending()
+        for name, last in {
+            "left": [close, other, stop],
+            "left, killed": [close, other],
+            "there": [other, stop],
+            "there, killed": [other],
+            "later": [{"t": 1, "ev": "send", "m": 1_000, "c": 1}],
+        }.items():
+            write_trace(tmp_path / name, [*events, *last])
+        for is_running in (False, True):
+            rows = sbus_spark.audit(spark, [str(tmp_path)], is_running)
+            found: dict[str, dict[str, int]] = {}
+            for row in rows.collect():
+                counts = found.setdefault(Path(row.file).name, {})
+                counts.setdefault(row.breach, 0)
+                counts[row.breach] += row.messages
+            no_stop = {} if is_running else {"bad-trace": 1}
+            assert found == {
+                "left": {"missing": 1_000},
+                "left, killed": {"missing": 1_000, **no_stop},
+                "there": {"missing": 1_000, "bad-trace": 1},
+                "there, killed": {"undecided": 1_000, **no_stop},
+                "later": {"missing": 999, **no_stop},
+            }
+
+    def test_the_stop_is_in_another_file(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """[TRACE-7] And so is the close: what was never sent is missing."""
+        more = {"m": 1, "key": "k", "size": 0}
+        message = {"t": 1, "ev": "msg", "c": 2, **more}
+        write_trace(tmp_path / "t", [*beginning(), message, *ending()])
+        lines = (tmp_path / "t").read_text().splitlines(keepends=True)
+        (tmp_path / "t").write_text("".join(lines[:5]))
+        (tmp_path / "u").write_text("".join(lines[5:]))
+        (found,) = breaches_in(spark, tmp_path)
+        assert (found.breach, found.m, found.c) == ("missing", 1, 1)
 
     def test_payload_of_a_secret(
         self, spark: SparkSession, tmp_path: Path

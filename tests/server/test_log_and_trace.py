@@ -145,7 +145,7 @@ class TestHungLog:
 
 class TestTrace:
     def test_every_message_has_one_end(self, directory: Path) -> None:
-        """[TRACE-1] [CONN-10] [RUN-12] Sent, or dropped for a reason."""
+        """[TRACE-7] [CONN-10] [RUN-12] Sent, or dropped for a reason."""
         path = directory / "trace"
         with (
             RealBus(
@@ -168,6 +168,7 @@ class TestTrace:
             assert bus.stop() == 0
             heard = reader.receive_all()
         numbers, sends, drops = [], [], []
+        opened, closed = set(), set()
         for event in map(json.loads, path.read_text().splitlines()):
             if event["ev"] == "msg":
                 numbers.append(event["m"])
@@ -175,7 +176,14 @@ class TestTrace:
                 sends.append((event["c"], event["m"]))
             elif event["ev"] == "drop":
                 drops.append((event["c"], event["m"], event["reason"]))
+            elif event["ev"] == "open":
+                opened.add(event["c"])
+            elif event["ev"] == "close":
+                closed.add(event["c"])
+            if event["ev"] in ("send", "drop"):
+                assert event["c"] not in closed
 
+        assert (event["ev"], closed) == ("stop", opened)
         assert numbers == [*range(1, 6_001)]
         mine = [number for client, number in sends if client == 1]
         assert heard == [(packets * 2)[number - 1] for number in mine]

@@ -100,7 +100,7 @@ def test_the_trace_of_a_lost_backlog_is_not_held(tmp_path: Path) -> None:
     reader.close()
     peak = tracemalloc.get_traced_memory()[1]
     assert reader.wire.closed and peak - before < MIB
-    journal.close()
+    journal.close(kernel.bus.clients)
     lines = (tmp_path / "trace").read_bytes().splitlines()
     assert sum(b'"reason":"deaf"' in line for line in lines) == COUNT
 

@@ -307,9 +307,13 @@ class TestSignals:
 
 class TestEnd:
     def test_memory_runs_out(self, directory: Path) -> None:
-        """[RUN-1] [ADDR-10] One line and exit status 1; nothing is left."""
+        """[RUN-1] [ADDR-10] One line and exit status 1; nothing is left.
+
+        [TRACE-7] What waited is lost, so its trace has no stop.
+        """
         limits = ("max-backlog", "max-user-backlog", "max-bus-backlog")
         options = [f"--{limit}=unlimited" for limit in limits]
+        options.append(f"--trace={directory}/trace")
         with (
             RealBus(directory, *options) as bus,
             bus.clients(2) as (reader, sender),
@@ -323,6 +327,8 @@ class TestEnd:
                 while True:
                     sender.send(publish(b"k", bytes(200_000)))
             assert bus.process.wait(SECONDS_MAX) == 1
-        assert os.listdir(directory) == ["log"]
+        assert sorted(os.listdir(directory)) == ["log", "trace"]
         start, line = bus.log().splitlines()
         assert "memory" in line
+        trace = (directory / "trace").read_text()
+        assert '"ev":"msg"' in trace and '"ev":"stop"' not in trace

@@ -289,3 +289,20 @@ class TestGateways:
             heard: set[bytes] = set()
             while heard != sent:
                 heard.add(take(up, 1)[0].payload)
+
+    def test_a_bus_that_is_slower(
+        self, buses: list[RealBus], tmp_path: Path
+    ) -> None:
+        """NATS drops what does not wait in the gateway, which counts that."""
+        far = buses[1]
+        with (
+            Broker("nats", tmp_path) as broker,
+            reading(far, "up/") as up,
+            Gateway(far, broker, "--in", "up/") as gateway,
+            socket.create_connection(("127.0.0.1", int(broker.port))) as wire,
+        ):
+            up.control("blocking/soft/block")
+            up.sync()
+            wire.sendall(b"CONNECT {}\r\n" + b"PUB up.x 0\r\n\r\n" * 80_000)
+            wait_for(lambda: "reported: nats: slow consumer" in gateway.said())
+            assert len(take(up, 65_536)) == 65_536

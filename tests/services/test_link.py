@@ -326,8 +326,13 @@ class TestEnds:
         assert pair.says("m.trace", '"end"')
         assert not pair.says("m.trace", f'"{old.decode()}/x"')
 
-    @pytest.mark.parametrize("name", ["up", "l.link"])
-    def test_signal_loses_nothing(self, site: Site, name: str) -> None:
+    @pytest.mark.parametrize(
+        ("name", "number"),
+        [("up", signal.SIGHUP), ("l.link", signal.SIGTERM)],
+    )
+    def test_signal_loses_nothing(
+        self, site: Site, name: str, number: int
+    ) -> None:
         """What was published before arrives, however slow the stream is."""
         site.bus("m")
         site.upper("m", "up")
@@ -345,7 +350,7 @@ class TestEnds:
                 below.publish("up", bytes(200))
             above.sync(SECONDS_MAX)
             below.sync(SECONDS_MAX)
-            site.processes[name].terminate()
+            site.processes[name].send_signal(number)
             assert len(heard(below, downs)) == downs
             assert len(heard(above, ups)) == ups
         assert site.processes[name].wait(SECONDS_MAX) == 0
@@ -355,6 +360,20 @@ class TestEnds:
             f".*{site.at('l')}"
         )  # nor its server, nor its stream
         assert not os.path.exists(site.at("l"))
+
+    def test_signals_for_a_group(self, pair: Site) -> None:
+        """What a terminal sends to a group does not reach the stream."""
+        (relay,) = pair.pids(f"{RELAY} {pair.at('up')} ")
+        assert os.getsid(relay) == relay
+
+    def test_a_server_that_does_not_start(self, site: Site) -> None:
+        """Its status is told at once, and a signal ends the link."""
+        site.bus("m")
+        site.upper("m", "up")
+        site.lower_by("l", f"{RELAY} {site.at('up')}", "false", "")
+        site.wait_for_log("l.link", "its server's status: 1")
+        site.processes["l.link"].terminate()
+        assert site.processes["l.link"].wait(SECONDS_MAX) == 0
 
     @SOAK
     def test_kills(self, pair: Site) -> None:
@@ -562,6 +581,23 @@ class TestLiars:
                 assert liar.receive() == b"MSG %b\0" % key
         assert not site.says("m.trace", "/y")
         assert not site.says("m.trace", '"bad"')
+
+    @SOAK
+    def test_an_end_that_reads_nothing(self, site: Site) -> None:
+        """It keeps no end for longer than its patience."""
+        site.bus("m")
+        site.upper("m", "up")
+        liar = self.below(site)
+        site.linked("up")
+        with site.client("m") as bus:
+            for _ in range(100):
+                bus.publish("x", bytes(100_000))
+        site.processes["up"].terminate()
+        while site.processes["up"].poll() is None:
+            with contextlib.suppress(OSError):
+                liar.send(b"")
+        assert site.processes["up"].wait() == 1
+        assert site.says("up.log", "the other end takes nothing for 15 s")
 
     def test_upper_end(self, site: Site, above: socket.socket) -> None:
         """It hears what --up selects, and secrets for other buses; and

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -33,7 +33,13 @@ from processes import (
     started,
 )
 from real_bus import RealBus, needs_root, wait_for
-from sbus_client import PACKET_BYTES_MAX, Client, RequestFailed, SbusError
+from sbus_client import (
+    PACKET_BYTES_MAX,
+    Client,
+    RequestFailed,
+    SbusError,
+    parse_request,
+)
 from sizes import either
 from tools import command_line
 
@@ -134,6 +140,13 @@ class Worker:
         return {line["state"]: line["jobs"] for line in lines}
 
 
+def can_write(end: IO[bytes]) -> bool:
+    """Return whether a pipe has a reader."""
+    with contextlib.suppress(BrokenPipeError):
+        return bool(os.write(end.fileno(), b"x"))
+    return False
+
+
 def can_trace() -> bool:
     """Return whether strace is here, and may see what a process calls."""
     command = ["strace", "-o", os.devnull, "true"]
@@ -209,15 +222,15 @@ class TestJobs:
     def test_a_job_that_no_answer_can_hold(
         self, bus: RealBus, client: Client
     ) -> None:
-        """It fails like any other that nobody does, and harms none."""
-        with Broker(bus, "--tries", "1", "--lease-seconds", "0.1"):
-            client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 11))
-            client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 211))
+        """It has failed at once, and a worker gets the next one."""
+        with Broker(bus):
+            client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 4_300))
+            client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 4_100))
             worker = Worker(client)
-            with pytest.raises(TimeoutError):
-                client.request(worker.inbox + b"/take/0", b"", 0.2)
-            assert worker.take()[0] == "2.1"
-            assert worker.counts()["failed"] == 1
+            assert worker.take()[0] == "1.1"
+            assert worker.counts() == {"held": 1, "failed": 1}
+            job = json.loads(worker.ask("show").splitlines()[0])
+            assert job["problem"] == "it is too large to be given"
 
     def test_a_late_worker_may_say_done(
         self, bus: RealBus, client: Client
@@ -248,8 +261,115 @@ class TestJobs:
                 assert worker.take()[0] == "1.2"
                 process.send_signal(signal.SIGCONT)
                 assert process.stderr
-                assert "another has it" in process.stderr.readline()
+                assert "another worker has it" in process.stderr.readline()
             assert worker.ask("done/1.2") == b"0"
+
+    def test_a_drained_queue_has_no_job_left(
+        self, bus: RealBus, client: Client, directory: Path
+    ) -> None:
+        """A job that waits for another try is left; a failed one is not."""
+        with Broker(bus, "--tries", "2"):
+            client.request("jobs/x")
+            path = str(directory / "at the second try")
+            command = f"test -e '{path}' || ! touch '{path}'"
+            words = ("work", "q", "--drain", "--", "sh", "-c", command)
+            done = sbus(bus.path, *words)
+            assert done == (0, "", "sbus: job 1.1: status 1\n")
+
+            client.request("jobs/x")
+            done = sbus(bus.path, "work", "q", "--drain", "--", "false")
+            assert done.status == 1
+            assert "jobs have failed: see" in done.errors
+
+    def test_a_worker_that_is_told_to_leave(
+        self, bus: RealBus, client: Client, directory: Path
+    ) -> None:
+        """It begins no job.  A second signal ends the command of the last."""
+        fifo = str(directory / "fifo")
+        os.mkfifo(fifo)
+        with Broker(bus, "--retry-seconds", "60"):
+            worker = Worker(client)
+            client.request("jobs/x")
+            with started(bus.path, "work", "q", "cat", fifo) as process:
+                with open(fifo, "wb") as end:
+                    process.terminate()
+                    client.request("jobs/y")
+                    process.terminate()
+                    wait_for(lambda: not can_write(end))
+                assert outcome(process).errors == "sbus: job 1.1: status -15\n"
+            assert worker.counts() == {"ready": 1, "waits": 1}
+
+            # This one has no job in hand when it is told
+            with started(bus.path, "work", "q", "echo") as process:
+                assert process.stdout
+                assert process.stdout.readline() == "\n"
+                process.terminate()
+                client.request("jobs/z")
+                assert outcome(process) == (0, "", "")
+            states = worker.counts()
+            assert sum(states.values()) == 2 and "held" not in states
+
+    def test_a_command_goes_on_without_a_broker(
+        self, bus: RealBus, client: Client, directory: Path
+    ) -> None:
+        """Also if the worker is told to leave."""
+        fifo = str(directory / "fifo")
+        os.mkfifo(fifo)
+        with Broker(bus, "--lease-seconds", "0.3") as broker:
+            client.request("jobs/x")
+            with started(bus.path, "work", "q", "cat", fifo) as process:
+                with open(fifo, "wb") as end:
+                    broker.kill()
+                    process.terminate()
+                    assert process.stderr
+                    assert "does not answer" in process.stderr.readline()
+                    end.write(b"the end")
+                assert outcome(process).output == "the end"
+
+    def test_strangers_in_place_of_a_broker(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """Nothing they answer is obeyed, by a terminal or by a worker."""
+        words = [("jobs", "q"), ("work", "q", "cat"), ("jobs", "q")]
+        answers = (b'"\\u001b[2J"\n"\xc2\x9b"', b"x", b"\033[2J")
+        shown = ('"\\u001b[2J"\n"\\u009b"\n', "", "")
+        for command, answer, output in zip(words, answers, shown):
+            client.subscribe("queue/q")
+            with started(bus.path, *command) as process:
+                for _ in range(2):
+                    asked = parse_request(client.receive(SECONDS_MAX))
+                    assert asked
+                    is_first = asked.key == b"queue/q"
+                    inbox = client.whoami().path + b"/inbox"
+                    client.subscribe(inbox + b"/")
+                    client.reply(asked, inbox if is_first else answer)
+                done = outcome(process)
+            assert done.output == output
+            assert done.errors.count("malformed") == (not output)
+            assert done.errors.count("\n") == done.status == (not output)
+
+    def test_a_command_has_a_session_of_its_own(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """What a terminal sends to a group of processes is not for it."""
+        with Broker(bus):
+            client.request("jobs/x")
+            command = ("cut", "-d ", "-f1,6", "/proc/self/stat")
+            words = ("work", "q", "--drain", "--", *command)
+            process_id, session_id = sbus(bus.path, *words).output.split()
+            assert process_id == session_id
+
+    def test_operators_hear_of_jobs_that_are_not_there(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        with Broker(bus):
+            for order in ("retry/7", "forget/7", "done/7"):
+                done = sbus(bus.path, "jobs", "q", order)
+                text = f"sbus: {order}: there is no such job\n"
+                assert done == (1, "", text)
+            done = sbus(bus.path, "jobs", "q", "retry/x")
+            assert (done.status, done.output) == (1, "")
+            assert "'x' is no number of a job" in done.errors
 
     def test_no_order_ends_the_broker(
         self, bus: RealBus, client: Client
@@ -369,8 +489,15 @@ class TestStore:
         path.symlink_to(directory / "elsewhere")
         assert "symbolic links" in error_of()
         path.unlink()
-        path.write_text("a file of somebody")
+        path.write_bytes(b"")
         path.chmod(0o600)
+        with contextlib.closing(sqlite3.connect(path)) as database, database:
+            database.execute("CREATE TABLE queue (format, name)")
+        assert "no such table: jobs" in error_of()
+        with contextlib.closing(sqlite3.connect(path)) as database, database:
+            database.execute("CREATE TABLE jobs (number)")
+        assert "no queue, not format 1 of queue 'q'" in error_of()
+        path.write_text("a file of somebody")
         assert "not a database" in error_of()
         assert path.read_text() == "a file of somebody"
 
@@ -442,6 +569,19 @@ class TestBus:
         with Broker(bus, "--lease-seconds", "60"):
             assert Worker(client).counts() == {"held": 1}
 
+    def test_a_clock_that_is_set_back(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """Then a job waits for one lease longer, and not for a day."""
+        with Broker(bus) as broker:
+            client.request("jobs/x")
+            assert Worker(client).take()[0] == "1.1"
+            assert Worker(client).ask("back/1.1") == b"1"
+        with contextlib.closing(sqlite3.connect(broker.store)) as store, store:
+            store.execute("UPDATE jobs SET due = due + 86400")
+        with Broker(bus, "--lease-seconds", "0.1"):
+            assert Worker(client).take()[0] == "1.2"
+
     def test_no_broker(self, bus: RealBus, client: Client) -> None:
         """A plain message is lost, and a request says so."""
         client.publish("jobs/x", b"lost")
@@ -468,6 +608,19 @@ class TestBus:
             heard = peer.fence()
             assert len(heard) == 2  # a worker's question, and the job
             assert not any(worker.inbox in packet for packet in heard)
+
+    def test_workers_are_on_the_brokers_bus(
+        self, bus: RealBus, client: Client
+    ) -> None:
+        """A number of the broker's user may be another user's elsewhere."""
+        own = client.whoami().path
+        client.subscribe(own + b"/")
+        with Broker(bus):
+            Worker(client)
+            below = own + b"/!/cred/0/%d/1/x" % os.getuid()
+            client.publish("queue/q", below + b"\0")
+            key, _ = client.receive(SECONDS_MAX)
+            assert key == below + b"/failed"
 
     @needs_root
     def test_strangers_store_and_never_take(self, directory: Path) -> None:
@@ -515,37 +668,27 @@ class TestBus:
 class TestPage:
     """The programs of book/queue.md, each as it stands there."""
 
-    @pytest.mark.parametrize("language", ["python", "sh"])
-    def test_worker(
-        self, bus: RealBus, directory: Path, language: str
-    ) -> None:
-        """Both are given the job that the page's publisher stores."""
+    def test_programs(self, bus: RealBus, directory: Path) -> None:
+        """A publisher, a worker, and a program without the client."""
         page = (ROOT / "book/queue.md").read_text("utf-8")
         page = page.replace("queue/mail", "queue/q").replace("mail/", "jobs/")
-        form = rf"^```{language}\n(.*?)^```"
-        worker = re.findall(form, page, re.M | re.S)[-1]
+        form = r"^```(?:python|sh)\n(.*?)^```"
+        publisher, worker, bare = re.findall(form, page, re.M | re.S)
         python = [sys.executable, "-u", "-c"]
-        publisher = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[0]
-        for name, text in (
-            ("sbus", shlex.join(COMMAND) + ' "$@"'),
-            ("send.sh", 'echo sends "$(cat)"'),
-        ):
-            (directory / name).write_text(f"#!/bin/sh\n{text}\n")
-            (directory / name).chmod(0o755)
         options: dict[str, Any] = {"cwd": directory, "text": True}
         options["env"] = {
             **ENVIRONMENT,
             "SBUS_ADDRESS": bus.path,
-            "PATH": f"{directory}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
         }
         with Broker(bus):
             words = [*python, publisher]
             output = subprocess.check_output(words, **options)
             assert output == "stored as b'1'\n"
-            words = {"python": python, "sh": ["sh", "-c"]}[language]
+            output = subprocess.check_output(["sh", "-c", bare], **options)
+            assert json.loads(output)["state"] == "ready"
             with subprocess.Popen(
-                [*words, worker], stdout=subprocess.PIPE, **options
+                [*python, worker], stdout=subprocess.PIPE, **options
             ) as process:
                 assert process.stdout
                 assert "to Bob" in process.stdout.readline()
@@ -553,6 +696,29 @@ class TestPage:
                     queue = Worker(client)
                     wait_for(lambda: not queue.counts())
                 bus.stop()  # which ends the worker
+
+    def test_a_script_that_moves(self, bus: RealBus, directory: Path) -> None:
+        """The two halves of the page's script do each file once."""
+        page = (ROOT / "book/queue.md").read_text("utf-8")
+        script = re.findall(r"^    for (?:.*\n)+?\n", page, re.M)[0]
+        script = "for" + re.sub("#.*", "", script.partition("for")[2])
+        for name, text in (
+            ("sbus", shlex.join(COMMAND) + ' "$@"'),
+            ("lame", 'echo "$1" >>done'),
+        ):
+            (directory / name).write_text(f"#!/bin/sh\n{text}\n")
+            (directory / name).chmod(0o755)
+        files = [directory / f"{name}.wav" for name in ("-x", "a b", "c")]
+        for file in files:
+            file.touch()
+        path = f"{directory}:{os.environ['PATH']}"
+        own = {**ENVIRONMENT, "SBUS_ADDRESS": bus.path, "PATH": path}
+        script = script.replace("audio/", "jobs/").replace("audio", "q")
+        with Broker(bus):
+            words = ["sh", "-c", script]
+            subprocess.run(words, check=True, cwd=directory, env=own)
+        done = (directory / "done").read_text().splitlines()
+        assert sorted(done) == sorted(map(str, files))
 
 
 class Storm:
@@ -566,7 +732,7 @@ class Storm:
         self.done = directory / "done"
         self.started = 0  # workers
         self.killed: set[int] = set()  # workers, in the order of their start
-        self.numbers: set[int] = set()  # of jobs whose storing was answered
+        self.numbers: list[int] = []  # of jobs whose storing was answered
         self.bus = self.start_bus()
         self.broker = self.start_broker()
         self.workers = [self.start_worker() for _ in range(2)]
@@ -594,7 +760,7 @@ class Storm:
         """Ask for a job to be stored, until that is answered."""
         while True:
             with contextlib.suppress(SbusError):
-                self.numbers.add(int(client.request("jobs/x", b"", 1)))
+                self.numbers.append(int(client.request("jobs/x", b"", 1)))
                 return
 
     def kill(self, victim: str) -> None:
@@ -641,8 +807,9 @@ class Storm:
             lease, worker = line.split()
             job = int(lease.partition(".")[0])
             workers.setdefault(job, []).append(int(worker))
-        lost = self.numbers - {*workers}
-        assert not lost, f"{len(lost)} of {len(self.numbers)} jobs are lost"
+        # The number of a job that is lost may be given to the next one
+        lost = len(self.numbers) - len({*self.numbers} & {*workers})
+        assert not lost, f"{lost} of {len(self.numbers)} jobs are lost"
         for earlier in workers.values():
             assert self.killed.issuperset(earlier[:-1])
 
