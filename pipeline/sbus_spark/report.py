@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import html
 import importlib.resources
+import json
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -40,12 +41,7 @@ EMPTY = (
     "there are no messages: --since, --until, --pattern and --host select"
     " none, or the table has none"
 )
-LISTS = {
-    "keys": ("key", "messages", "bytes"),
-    "hosts": ("host", "messages", "bytes", "lost"),
-    "sizes": ("low", "messages", "bytes"),
-    "times": ("time", "messages", "bytes"),
-}
+LISTS = "keys", "hosts", "sizes", "times"
 Row = dict[str, Any]
 
 # ==== Numbers ================================================================
@@ -87,18 +83,13 @@ def summarize(rows: DataFrame, patterns: Sequence[str] = ()) -> Row:
 
     bar = bar_length(totals["first"], totals["last"])
     width = BARS[bar] * SECOND
-    views.compute("groups", "lists", "counts", limit=SHOWN_MAX, width=width)
-    listed = views.rows("lists")
-    lists = {
-        name: [
-            {column: row[column] for column in columns}
-            for row in listed
-            if row["list"] == name
-        ]
-        for name, columns in LISTS.items()
-    }
-    lists["sizes"].sort(key=lambda row: row["low"])
-    lists["times"].sort(key=lambda row: row["time"])
+    views.compute("groups", "hosts", limit=SHOWN_MAX, width=width)
+    views.compute("lists", "counts", limit=SHOWN_MAX)
+    lists: dict[str, list[Row]] = {name: [] for name in LISTS}
+    for row in views.rows("lists"):
+        lists[row["list"]].append(json.loads(row["row"]))
+    lists["sizes"].sort(key=lambda row: int(row["low"]))
+    lists["times"].sort(key=lambda row: int(row["time"]))
     return {
         "totals": totals,
         **lists,

@@ -8,8 +8,7 @@
 select count(*) as messages, sum(size) as bytes,
     percentile_approx(size, 0.5) as p50, percentile_approx(size, 0.99) as p99,
     max(size) as largest, unix_micros(min(time)) as first,
-    unix_micros(max(time)) as last
-from {rows} where is_message
+    unix_micros(max(time)) as last from {rows} where is_message
 
 -- Messages and bytes by key, by recorder, by size and by time; *kind* says so.
 -- They are added up in one pass; *lost* numbers a recorder did not write.
@@ -26,28 +25,26 @@ select key, host, low, time, count_if(is_message) as messages,
 from message group by grouping sets (key, (host, recorder), low, time)
 having messages > 0 or kind = 'host'
 
+-- The hosts that have messages.
+-- A row is a host.
+-- view: hosts
+select host, sum(messages) as messages, sum(bytes) as bytes, sum(lost) as lost
+from {groups} where kind = 'host' group by host having messages > 0
+
 -- The busiest keys; the hosts that lost most, then the busiest; messages by
 -- size, in steps from *low* to below twice that, and by time, in steps of the
--- width from *time* on.  *list* says what a row is of.
+-- width from *time* on.  *list* says what a row is of, which is JSON.
 -- view: lists
-with host as (
-    select host, sum(messages) as messages, sum(bytes) as bytes,
-        sum(lost) as lost
-    from {groups} where kind = 'host' group by host having messages > 0)
-(select 'keys' as list, key, host, low, time, messages, bytes, lost
-    from {groups} where kind = 'key'
-    order by messages desc, key limit :limit)
-union all
-(select 'hosts', null, host, null, null, messages, bytes, lost
-    from host order by lost desc, messages desc, host limit :limit)
-union all
-select kind || 's', key, host, low, time, messages, bytes, lost
-from {groups} where kind in ('size', 'time')
+(select 'keys' as list, to_json(struct(key, messages, bytes)) as row
+from {groups} where kind = 'key' order by messages desc, key limit :limit)
+union all (select 'hosts', to_json(struct(host, messages, bytes, lost))
+from {hosts} order by lost desc, messages desc, host limit :limit)
+union all (select kind || 's', to_json(struct(low, time, messages, bytes))
+from {groups} where kind in ('size', 'time'))
 
 -- How many keys and hosts there are, and what all hosts lost, in one row.
 -- The lists show only some of them.
 -- view: counts
 select count_if(kind = 'key') as keys_total,
     count(distinct if(messages > 0, host, null)) as hosts_total,
-    sum(if(kind = 'host', lost, 0)) as lost
-from {groups}
+    sum(if(kind = 'host', lost, 0)) as lost from {groups}
