@@ -303,6 +303,7 @@ class TestJobs:
             with started(bus.path, "work", "q", "echo") as process:
                 assert process.stdout
                 assert process.stdout.readline() == "\n"
+                wait_for(lambda: "held" not in worker.counts())
                 process.terminate()
                 client.request("jobs/z")
                 assert outcome(process) == (0, "", "")
@@ -324,7 +325,9 @@ class TestJobs:
                     assert process.stderr
                     assert "does not answer" in process.stderr.readline()
                     end.write(b"the end")
-                assert outcome(process).output == "the end"
+                done = outcome(process)
+                assert done.output == "the end"
+                assert "does not answer" in done.errors
 
     def test_strangers_in_place_of_a_broker(
         self, bus: RealBus, client: Client
