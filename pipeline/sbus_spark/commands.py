@@ -81,11 +81,12 @@ def run_status(options: argparse.Namespace) -> int:
         print(*states.metrics_of(state), sep="\n")
     else:
         print(json.dumps(state, indent=None if options.json else 2))
-    is_old = states.age_of(state) > options.max_age
-    if is_old:
-        note(f"{options.table}: what is oldest is older than --max-age")
+    ages = states.ages_of(state)
+    old = [text for text in ages if ages[text] > options.max_age]
+    for text in old:
+        note(f"{options.table}: {text} for {ages[text]:,.0f} s")
     is_missing = any(state.get(name) for name in ("gaps", "torn"))
-    return 1 if is_old or is_missing else 0
+    return 1 if old or is_missing else 0
 
 
 def run_show(options: argparse.Namespace) -> int:

@@ -48,7 +48,7 @@ def state(table: str, capture: str | None = None) -> State:
     known = Known(where, opened)
     files = files_of(opened)
     runs = runs_of(where, files, known, now)
-    lags = lags_of(runs)
+    lags = lags_of(runs).values()
     compacted = opened.transaction_version(COMPACTED)
     changed = stamp_of(opened)
     result: State = {
@@ -129,26 +129,28 @@ def host_of(recorder: str) -> str:
     return recorder.rsplit("_", 2)[0]
 
 
-def lags_of(runs: State) -> list[float]:
+def lags_of(runs: State) -> dict[str, float]:
     """Return the seconds since the last message of each host."""
     lags: dict[str, float] = {}
     for name, run in runs.items():
         host, lag = host_of(name), run["lag_seconds"]
         lags[host] = min(lags.get(host, lag), lag)
-    return [*lags.values()]
+    return lags
 
 
-def age_of(state: State) -> float:
-    """Return the seconds of what is oldest.
+def ages_of(state: State) -> dict[str, float]:
+    """Return the seconds of what may be too old, by what to say of it.
 
     That is the time since the last message of a host, infinite without any;
     or since a segment that waits, or a hidden file, was written.
     """
-    silent = state["silent_seconds"]
-    ages = [math.inf if silent is None else silent]
-    ages += state.get("hidden", {}).values()
-    ages.append(state.get("wait_seconds") or 0.0)
-    return float(max(ages))
+    ages = lags_of(state["runs"]) or {"any host": math.inf}
+    ages = {f"no message of {host} came": ages[host] for host in ages}
+    for path, seconds in state.get("hidden", {}).items():
+        ages[f"{path} stays hidden, and was not written"] = seconds
+    if seconds := state.get("wait_seconds"):
+        ages["a segment waits"] = seconds
+    return ages
 
 
 def metrics_of(state: State) -> list[str]:

@@ -28,6 +28,8 @@ RETENTION = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
 # Of two commits that began with one snapshot and set this, Delta refuses the
 # second, so that none adds what the other has added
 NOTES = "_ingested.json"  # what is `known`, which may be lost
+LOST_LOG = """its log (_delta_log) is gone: copy that back, or move the rest \
+away and ingest the capture again"""
 INGEST = "ingest"
 COMPACTED = "compacted"  # its value says when, in milliseconds
 CONFLICT = "Failed to commit transaction"  # so begins what Delta says of one
@@ -45,6 +47,12 @@ KEEPING = {
 # ==== Tables =================================================================
 
 
+def names_in(system: fs.FileSystem, folder: str) -> set[str]:
+    """Return the names of what is in a folder, none if it is not there."""
+    listing = system.get_file_info(fs.FileSelector(folder, True))
+    return {file.base_name for file in listing}
+
+
 def open_table(table: str) -> DeltaTable:
     """Return a table as it is now.
 
@@ -54,6 +62,8 @@ def open_table(table: str) -> DeltaTable:
     system, folder = fs.FileSystem.from_uri(where)
     is_file = system.get_file_info(folder).type == fs.FileType.File
     if is_file or not DeltaTable.is_deltatable(where):
+        if not is_file and NOTES in names_in(system, folder):
+            raise InputError(f"{table}: {LOST_LOG}")
         raise InputError(f"{table}: there is no table; `ingest` makes one")
     opened = open_delta(where)
 
@@ -100,8 +110,9 @@ def make_table(table: str) -> None:
     if DeltaTable.is_deltatable(table):
         check_rules(table, open_table(table))
     else:
-        listing = system.get_file_info(fs.FileSelector(folder, True))
-        names = {file.base_name for file in listing}
+        names = names_in(system, folder)
+        if NOTES in names:
+            raise InputError(f"{table}: {LOST_LOG}")
         if names - {"_delta_log", "_quarantine"}:
             reason = "something other than a table is there; name a new folder"
             raise InputError(f"{table}: {reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -63,8 +64,10 @@ def clear(table: str) -> int:
         for path in removable:
             # What is not in a folder of a day is not the table's
             if path.startswith("day="):
-                files.delete_file(path)
-                count += 1
+                # The log names for a week also what has gone before
+                with contextlib.suppress(FileNotFoundError):
+                    files.delete_file(path)
+                    count += 1
         opened.create_checkpoint()
         opened.cleanup_metadata()
     return count

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from pipeline_bed import TOP, command_line
 from pipeline_without_spark import do_here
-from sbus_spark import intake
+from sbus_spark import intake, upkeep
 
 HOUR = 3_600_000_000_000  # nanoseconds
 NOON = 1_763_726_400_000_000_000  # 2025-11-21T12:00:00Z
@@ -310,11 +311,38 @@ class TestHosts:
         if is_lost:
             (table / "_ingested.json").unlink()
         command = "status", table, "--max-age"
-        assert command_line(*command, "20h")[0] == 1
+        status, _, errors = command_line(*command, "20h")
+        assert status == 1
+        assert "no message of a_2 came for 108,00" in errors
         status, output, _ = command_line(*command, "40h", "--json")
         state = json.loads(output)
         assert status == 0 and len(state["runs"]) == 2  # one is ahead
         assert state["lag_seconds"] < 3_600 < state["silent_seconds"]
+
+
+def test_upkeep_of_each_night(
+    where: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log goes on to name what the night before has removed."""
+    monkeypatch.setattr(upkeep, "READERS_HOURS", 0)
+    for number in range(1, 4):
+        line = capture_line(number, t=NOON + number)
+        write(where[0] / f"R-00000{number}.jsonl", line)
+        assert command_line("ingest", *where)[0] == 0
+        removed = command_line("compact", where[1])
+        assert removed[0] == 0, removed[2]
+    assert "2 older ones are removed" in removed[1]
+    assert command_line("expire", where[1], "--keep", "1d")[0] == 0
+    assert not [*where[1].glob("day=*/*")]
+
+
+def test_a_log_that_is_lost(where: tuple[Path, Path]) -> None:
+    """What would make a table, and what reads one, say the same."""
+    ten_messages(where)
+    shutil.rmtree(where[1] / "_delta_log")
+    for words in ("ingest", *where), ("status", where[1]):
+        status, _, errors = command_line(*words)
+        assert status == 2 and "its log (_delta_log) is gone" in errors
 
 
 def test_what_needs_no_spark_imports_none(where: tuple[Path, Path]) -> None:
