@@ -27,6 +27,8 @@ REMEDIES = {
     "Permission denied": "run this as a user who may",
     "codec can't encode": "set PYTHONUTF8=1, or use --json",
     "Failed to open local file": "if the file has gone, run this again",
+    "Parquet magic|deserialize thrift|not a parquet": "a file of the table is"
+    " damaged: the README says how to repair it",
 }
 
 

@@ -151,7 +151,8 @@ def late_tasks(outcomes: Sequence[Any]) -> set[int]:
     """Return the tasks that may have messages which others have as well.
 
     As of a copy under another name.  What they wrote is left out, and their
-    segments are looked at in another round.  The first task never is late.
+    segments are looked at in another round.  Of a recorder whose ranges
+    overlap its first task stays, so each round adds something.
     """
     ranges: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for x in outcomes:

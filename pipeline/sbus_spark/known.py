@@ -65,6 +65,11 @@ class Run(NamedTuple):
     noted: float = 0.0  # when it last had a new segment
 
 
+def run_of(bounds: list[int], gap_since: float, noted: float) -> Run:
+    """Return a run as a file has it.  Raises: TypeError; ValueError."""
+    return Run([int(x) for x in bounds], float(gap_since), float(noted))
+
+
 class Known:
     """What is known of captures and a table, as that was opened.
 
@@ -80,10 +85,11 @@ class Known:
         try:
             with files_at(where).open_input_stream(NOTES) as file:
                 notes = json.loads(file.read())
-            self.runs = {x: Run(*run) for x, run in notes["runs"].items()}
+            self.runs = {x: run_of(*run) for x, run in notes["runs"].items()}
             version, stamp = notes["commit"]
             if stamp and is_kept(opened, version, stamp):
-                self.sizes = dict(notes["sizes"])
+                sizes = notes["sizes"].items()
+                self.sizes = {path: int(size) for path, size in sizes}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             names = latest_recorders(where, opened)
             self.runs = {name: Run([], 0.0, time.time()) for name in names}

@@ -25,11 +25,11 @@ TABLE = f"{COLUMNS}, day date"
 QUARANTINE = "segment string, line string, day date"
 READERS_HOURS = 24  # for which a reader may use a snapshot
 RETENTION = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
-# Of two commits that began with one snapshot and set this, Delta refuses the
-# second, so that none adds what the other has added
 NOTES = "_ingested.json"  # what is `known`, which may be lost
 LOST_LOG = """its log (_delta_log) is gone: copy that back, or move the rest \
 away and ingest the capture again"""
+# Of two commits that began with one snapshot and set this, Delta refuses the
+# second, so that none adds what the other has added
 INGEST = "ingest"
 COMPACTED = "compacted"  # its value says when, in milliseconds
 CONFLICT = "Failed to commit transaction"  # so begins what Delta says of one
@@ -118,9 +118,13 @@ def make_table(table: str) -> None:
             raise InputError(f"{table}: {reason}")
     for where, columns in (aside(table), QUARANTINE), (table, TABLE):
         schema = Schema.from_arrow(schema_of(columns))
-        DeltaTable.create(
-            where, schema, "ignore", "day", configuration=RETENTION
-        )
+        try:
+            DeltaTable.create(
+                where, schema, "ignore", "day", configuration=RETENTION
+            )
+        except CommitFailedError:
+            if not DeltaTable.is_deltatable(where):  # made by another ingest
+                raise
 
 
 def check_rules(table: str, opened: DeltaTable) -> None:

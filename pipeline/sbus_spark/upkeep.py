@@ -62,8 +62,9 @@ def clear(table: str) -> int:
         files = files_at(where)
         removable = opened.vacuum(READERS_HOURS, True, False, full=True)
         for path in removable:
-            # What is not in a folder of a day is not the table's
-            if path.startswith("day="):
+            # What is elsewhere is not the table's.  The second folder is of a
+            # table whose changes another tool wanted to see
+            if path.startswith(("day=", "_change_data/")):
                 # The log names for a week also what has gone before
                 with contextlib.suppress(FileNotFoundError):
                     files.delete_file(path)

@@ -182,6 +182,13 @@ def make_notes_of_another_kind(bed: Bed) -> None:
     (bed.table / tables.NOTES).write_text(json.dumps(notes))
 
 
+def make_runs_of_another_kind(bed: Bed) -> None:
+    path = bed.table / tables.NOTES
+    notes = json.loads(path.read_text())
+    notes["runs"] = {"R": [[1, 5], None, None], "S": ["x", "y", "z"]}
+    path.write_text(json.dumps(notes))
+
+
 def use_an_older_log(bed: Bed) -> None:
     """As of a backup, beside notes that are newer."""
     bed.log()[-1].unlink()
@@ -200,7 +207,11 @@ def go_on_with_an_older_log(bed: Bed) -> None:
     [
         *(restore, overwrite, lose_a_file, clone, restore_and_hide_it),
         *(restore_and_clean_the_log, lose_notes, garble_notes),
-        *(make_notes_of_another_kind, use_an_older_log),
+        *(
+            make_notes_of_another_kind,
+            make_runs_of_another_kind,
+            use_an_older_log,
+        ),
         go_on_with_an_older_log,
     ],
 )

@@ -336,6 +336,20 @@ def test_upkeep_of_each_night(
     assert not [*where[1].glob("day=*/*")]
 
 
+def test_changes_that_another_tool_wants_to_see(
+    where: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was erased is not kept among them."""
+    monkeypatch.setattr(upkeep, "READERS_HOURS", 0)
+    opened = ten_messages(where)
+    feed = {"delta.enableChangeDataFeed": "true"}
+    opened.alter.set_table_properties(feed)
+    opened.update({"key": "null"}, predicate="n = 5")
+    assert [*where[1].glob("_change_data/**/*.parquet")]
+    assert command_line("compact", where[1])[0] == 0
+    assert not [*where[1].glob("_change_data/**/*.parquet")]
+
+
 def test_a_log_that_is_lost(where: tuple[Path, Path]) -> None:
     """What would make a table, and what reads one, say the same."""
     ten_messages(where)
