@@ -72,7 +72,7 @@ FOUND: dict[str, tuple[int, int, list[str]]] = {  # orders, end states, facts
     "another-user": (2, 2, ["A is disconnected [BLOCK-8]"]),
     "over-the-limit": (54, 12, ["A loses 1 message [BLOCK-9]"]),
     "a-line-comes-again": (2, 2, ["A loses 1 message [BLOCK-5]"]),
-    "ends-for-two-reasons": (5, 5, ["A is disconnected [LIMIT-23]"]),
+    "ends-for-two-reasons": (5, 5, ["A is disconnected [LIMIT-12]"]),
     "due-at-once": (
         1,
         1,
