@@ -692,7 +692,7 @@ class Packets:
     # Out
 
     def _write(self, packet: bytes) -> None:
-        """Send a packet [CLIENT-3].
+        """Send a packet [CLIENT-3] [CLIENT-11].
 
         Raises: PacketTooLarge; BlockingIOError if the kernel cannot take it
         now; OSError if the bus has gone.

@@ -32,11 +32,10 @@ CODE = {
     "services/broker.py services/store.py services/work.py": 486,
     "spec/**/*.py": 4_300,  # 80 are for the stages, which are for students
     "spec/model.py": 475,
-    # It is to have 2,000, which would cost a feature: `status` has 81 lines,
-    # repairs of lines and of old tables 105, the archive of Spark's classes
-    # some 40, Delta's RESTORE and half copied segments some 60, the proof that
-    # `--clean` removes nothing unread and what has expired some 60
-    "pipeline/**/*.py": 2_306,
+    # It is to have 2,100, which would cost features: the archive of Spark's
+    # classes has 45 lines, metrics and what is told of errors 30, what refuses
+    # or outlives other tools' tables some 60, the order of a recorder 25
+    "pipeline/**/*.py": 2_368,
     "pipeline/**/*.sql": 260,
     "tests/**/*.py test_sbus.py": 11_000,
     # It is to have 900, which would cost the benchmark of the client

@@ -46,7 +46,7 @@ import json
 import pickle
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -84,8 +84,8 @@ class Message(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """The bytes that it counts for in a backlog (chapter 7)."""
-        return len(self.packet) + 128
+        """The bytes that it counts for in a backlog."""
+        return len(self.packet) + 128  # [LIMIT-22]
 
 
 class Hold(NamedTuple):
@@ -133,6 +133,9 @@ class Client:
     def has_room(self) -> bool:
         """Whether the kernel takes a packet for it."""
         return self.room is None or len(self.received) < self.room
+
+
+Clients = Collection[Client]
 
 
 class Bus:
@@ -295,7 +298,7 @@ def handle(bus: Bus, client: Client) -> None:
     """Handle a client's next packet, or the end of its input."""
     if not client.sent:
         return disconnect(bus, client, client.end or "CONN-10")
-    if client.end == "LIMIT-7":
+    if client.end == "LIMIT-7":  # its turn may be shorter, but not empty
         del client.sent[TURN_PACKETS:]  # [LIMIT-20]
     packet = client.sent.pop(0)  # [PKT-5]
     try:
@@ -383,7 +386,7 @@ def stats(bus: Bus, client: Client) -> bytes:
     return json.dumps(numbers).encode()  # [CTL-5]
 
 
-def uses_of(clients: list[Client]) -> dict[str, int]:
+def uses_of(clients: Clients) -> dict[str, int]:
     """Return what clients have had, and use; identical patterns are one."""
     patterns = [text for c in clients for text in c.patterns]
     return {
@@ -403,13 +406,11 @@ def user_row(bus: Bus, uid: int) -> dict[str, int]:
 
 def client_row(bus: Bus, client: Client) -> dict[str, Any]:
     """Return what root and the bus owner may know of a client."""
-    _, uid, pid = client.credentials
-    uses = uses_of([client])
     return {
-        "uid": uid,
-        "pid": pid,
-        "patterns": uses["patterns"],
-        "backlog_bytes": uses["backlog_bytes"],
+        "uid": client.credentials.uid,
+        "pid": client.credentials.pid,
+        "patterns": len(client.patterns),
+        "backlog_bytes": client.backlog_bytes,
         "modes": " ".join(map("/".join, client.modes.items())),
         "paused_by": bus.paused_by(client),
     }
@@ -493,7 +494,7 @@ def offer(bus: Bus, receiver: Client, message: Message) -> None:
         return take(bus, receiver, message)
     receiver.counts["refused"] += 1
     if is_lost:
-        return discard(bus, receiver, 1, "CONN-6")
+        return discard(bus, receiver, 1, "CONN-22")  # [CONN-22]
     refuse(bus, receiver, message)
 
 
@@ -532,10 +533,10 @@ def refuse(bus: Bus, receiver: Client, message: Message) -> None:
     if is_over and not can_pause:
         return expel(bus, receiver, "BLOCK-13")  # [BLOCK-13]
     if is_over and exceeds(bus, receiver, 0, is_far=True):
-        return expel(bus, receiver, "LIMIT-12")
+        return expel(bus, receiver, "LIMIT-23")  # [LIMIT-23]
 
     # Whether its publisher waits with it
-    before = min(receiver.backlog_bytes, bus.options.max_backlog)
+    before = min(receiver.backlog_bytes, bus.options.max_backlog)  # [BLOCK-24]
     receiver.backlog.append(message)  # [BLOCK-4]
     if soft == "block" and can_pause:
         hold(bus, receiver, publisher, Hold("soft", 0))  # [BLOCK-7]
@@ -565,7 +566,7 @@ def hold(bus: Bus, receiver: Client, publisher: Client, reason: Hold) -> None:
     if not receiver.holds:
         receiver.since = bus.now
         receiver.is_given_time = False
-    receiver.holds.setdefault(publisher.number, reason)  # the first stays
+    receiver.holds.setdefault(publisher.number, reason)  # [BLOCK-24]
     rule = {"soft": "BLOCK-7", "hard": "BLOCK-10"}[reason.mode]
     bus.note(rule, publisher, f"is paused by {receiver.number}")
 
@@ -598,7 +599,7 @@ def next_index(client: Client) -> int:
 
 def lose_backlog(bus: Bus, client: Client, rule: str) -> None:
     """Discard all that waits for a client, and free whom it holds."""
-    discard(bus, client, len(client.backlog), rule)
+    discard(bus, client, len(client.backlog), rule)  # [CONN-22]
     client.backlog.clear()
     waiting = [*client.holds]
     client.holds.clear()
@@ -662,10 +663,8 @@ def check_room(bus: Bus, client: Client, pattern: bytes) -> None:
     """Raise Mistake if a client may not hold one more pattern."""
     options, users = bus.options, bus.of_user(client.credentials.uid)
     if exceeds_shapes(users, pattern, options.max_shapes):
-        raise Mistake("LIMIT-5")
-    limit = options.max_bus_shapes
-    if not client.is_privileged:
-        limit -= limit // 4  # [LIMIT-16]
+        raise Mistake("LIMIT-5")  # [LIMIT-24]
+    limit = limit_of_bus(client, options.max_bus_shapes)
     if exceeds_shapes(bus.clients.values(), pattern, limit):
         raise Mistake("LIMIT-12")
 
@@ -680,9 +679,12 @@ def check_room(bus: Bus, client: Client, pattern: bytes) -> None:
         raise Mistake("LIMIT-12")
 
 
-def exceeds_shapes(
-    clients: Iterable[Client], pattern: bytes, limit: int
-) -> bool:
+def limit_of_bus(client: Client, limit: int) -> int:
+    """Return what a limit of the bus is for a client."""
+    return limit if client.is_privileged else limit - limit // 4  # [LIMIT-16]
+
+
+def exceeds_shapes(clients: Clients, pattern: bytes, limit: int) -> bool:
     """Return whether a pattern takes the shapes of clients over a limit."""
     shapes = {shape_of(text) for c in clients for text in c.patterns}
     shape = shape_of(pattern)
@@ -704,13 +706,12 @@ def shape_of(pattern: bytes) -> tuple[int, ...]:
 
 def exceeds(bus: Bus, client: Client, size: int, is_far: bool = False) -> bool:
     """Return whether so many bytes more take a backlog over a limit."""
-    bus_limit = bus.options.max_bus_backlog
-    backlogs = [([client], bus.options.max_backlog)]
+    everybody = [*bus.clients.values()]
+    bus_limit = limit_of_bus(client, bus.options.max_bus_backlog)
+    backlogs = [([client], bus.options.max_backlog), (everybody, bus_limit)]
     if not client.is_privileged:
         users = bus.of_user(client.credentials.uid)
         backlogs.append((users, bus.options.max_user_backlog))  # [LIMIT-12]
-        bus_limit -= bus_limit // 4  # [LIMIT-16]
-    backlogs.append((list(bus.clients.values()), bus_limit))
 
     for clients, limit in backlogs:
         more = limit // 8 + (1 << 20) if is_far else 0
@@ -730,10 +731,8 @@ def admit(bus: Bus, client: Client) -> None:
         bus.count -= 1  # it has no number [CONN-13]
         return
 
-    limit = options.max_clients
+    limit = limit_of_bus(client, options.max_clients)
     is_crowded = len(bus.of_user(uid)) >= options.max_user_clients
-    if not client.is_privileged:
-        limit -= limit // 4  # [LIMIT-16]
     if (is_crowded and not client.is_privileged) or len(bus.clients) >= limit:
         client.has_ended = True
         client.end = "LIMIT-7"  # but it is heard [LIMIT-20]
@@ -744,7 +743,7 @@ def deafen(bus: Bus, client: Client) -> None:
     """Have a client receive no more."""
     client.is_deaf = True
     client.received.clear()
-    lose_backlog(bus, client, "CONN-6")
+    lose_backlog(bus, client, "CONN-22")
 
 
 def expel(bus: Bus, client: Client, rule: str) -> None:

@@ -7,16 +7,24 @@ captures.  Each step is a function, and a command.
     inputs      what needs no library: errors, and what arguments mean
     messages    columns, and which lines of a capture are messages
     matching    which keys patterns select
-    source      the format `sbus` for Spark's own programs
-    marks       which segments a table has
-    table       ingest, compact, expire, and those who read
-    repairs     lines that were mended, and tables of version 0.2
+    captures    the segments that recorders wrote
+    files       the Parquet files of a table, and their rows
+    tables      a Delta table, and the commits that change it
+    known       which segments need not be looked at again
+    upkeep      compact and expire
+    tasks       what executors do for an ingest
+    intake      ingest: captures to tables, each message once
+    reading     read_table, show and replay
+    source      for Spark's own programs
     states      what a table has, and what it lacks
     views       queries of files of SQL, by their names
     report      the traffic in a table, in numbers and as a page
     events      the lines of traces as a DataFrame
     audits      the deliveries that were expected, beside the actual ones
     sessions    Java, and the Spark session of the command line
+    console     what is said beside the output
+    commands    what the command line can do
+    options     what a command line may say
     cli         the command line
 
 A module imports only those above it, and of the repository beside this
@@ -32,12 +40,16 @@ from typing import Any
 MODULES = {
     "audits": ("audit", "summary"),
     "cli": ("main", "run"),
-    "inputs": ("InputError", "PipelineError", "Selection"),
+    "commands": (),
+    "inputs": ("BusyError", "InputError", "PipelineError", "Selection"),
+    "intake": ("ingest",),
     "matching": ("selected",),
+    "reading": ("read_table", "replay"),
     "report": ("page", "summarize"),
     "sessions": ("JavaError", "find_java", "session"),
-    "source": ("register",),
-    "table": ("compact", "expire", "ingest", "read_table", "replay"),
+    "source": ("read_capture", "register"),
+    "tables": (),
+    "upkeep": ("compact", "expire"),
 }
 __all__ = [name for names in MODULES.values() for name in names]
 

@@ -1,5 +1,6 @@
 -- What an audit asks of a trace; `audits` runs these in their order.
 -- {name} is a view above, or one of matching; :name is a value.
+-- shiftleft(1L, 62) is after all events, and -1 before them.
 
 -- Each event has a place in its run, *at*, whatever its number.
 -- Of a run that did not begin, only lines count.
@@ -10,7 +11,8 @@ from {facts} facts join {runs} runs using (block, part)
 where run > 0 or ev in ('line', 'jump', 'payload')
 
 -- What clients subscribe to or ask for, as intervals from event to event.
--- A mode lasts until another one with the same topic, a pattern until it goes.
+-- A mode lasts until another one with the same topic, a pattern until it goes:
+-- *times* is how often a client holds it, below 0 if it gave up what it had not.
 -- view: spans, kept
 with wish as (
     select *, min(if(ev = 'open', at, null)) over life as opened,

@@ -83,6 +83,11 @@ def moment(text: str) -> datetime.datetime:
     return min(max(FIRST, time), LAST)
 
 
+def moment_of(seconds: float) -> datetime.datetime:
+    """Return a time, in seconds since 1970."""
+    return datetime.datetime.fromtimestamp(seconds, UTC)
+
+
 def nanoseconds(time: datetime.datetime) -> int:
     """Return a time as nanoseconds since 1970."""
     since = time - datetime.datetime(1970, 1, 1, tzinfo=UTC)

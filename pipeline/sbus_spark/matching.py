@@ -12,15 +12,16 @@ import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 import sbus
 
 from .messages import bytes_of_key, schema_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 NOBODY = "0 0 0"  # whose ids do not matter
 HELD = "pattern string, shape string"  # that of the pattern, as JSON
@@ -36,14 +37,23 @@ def selected(messages: DataFrame, patterns: Sequence[str]) -> DataFrame:
     which are lines that are no messages.  A secret key is treated as any
     other.
     """
-
-    @F.arrow_udf("boolean")  # type: ignore[attr-defined,untyped-decorator]
-    def is_selected(keys: pa.Array) -> pa.Array:
-        return are_selected(patterns, keys)
+    from pyspark.sql import functions as F
 
     if not patterns:
         return messages
-    return messages.where(F.col("key").isNull() | is_selected("key"))
+    return messages.where(F.col("key").isNull() | is_selected(patterns))
+
+
+def is_selected(patterns: Sequence[str]) -> Column:
+    """Return whether one of some patterns selects the column `key`."""
+    from pyspark.sql import functions as F
+
+    @F.arrow_udf("boolean")  # type: ignore[attr-defined,untyped-decorator]
+    def are_keys_selected(keys: pa.Array) -> pa.Array:
+        return are_selected(patterns, keys)
+
+    column: Column = are_keys_selected("key")
+    return column
 
 
 def are_selected(patterns: Sequence[str], keys: Any) -> Any:
@@ -131,6 +141,8 @@ def selections(keys: DataFrame, held: DataFrame) -> DataFrame:
     *keys* are (run, key), distinct, and *held* is what holds returns.
     The upward pattern selects the secret keys without the prefix [CRED-13].
     """
+    from pyspark.sql import functions as F
+
     shapes = [
         sbus.Shape(segments, is_open, tuple(map(tuple, stars)))
         for row in held.select("shape").distinct().collect()

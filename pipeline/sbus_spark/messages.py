@@ -42,6 +42,8 @@ ARROW = {
     "timestamp": pa.timestamp("us", "UTC"),
 }
 CHUNK_BYTES = 1 << 20  # of lines that are parsed at once
+LINE_BYTES_MAX = 16 << 20  # for which memory has room; a longer one is cut
+CUT = b"... (cut)\n"  # ends no message
 COMPRESSED = (".gz", ".bz2", ".zst")  # which Arrow knows by their names
 
 
@@ -55,10 +57,11 @@ SCHEMA = schema_of(COLUMNS)
 READ = schema_of(f"{COLUMNS}, corrupt string")
 # A line of a capture is a JSON object with at least these members; data may
 # be missing
-LINE = schema_of(
+LINES = (
     "rec string, n long, t long, host string, key string, size long,"
     " data string"
 )
+LINE = schema_of(LINES)
 
 
 # ==== Lines of files =========================================================
@@ -81,19 +84,36 @@ def lines_of(
         file = files.open_input_file(path)
         file.seek(position)
     with io.BufferedReader(file) as stream:
-        if start:  # the line that begins before belongs to other bytes
-            position += len(stream.readline())
-        while position < end:
-            try:
+        try:
+            if start:  # the line that begins before belongs to other bytes
+                position += rest_of_line(stream)[1]
+            while position < end:
                 text = stream.read(min(end - position, CHUNK_BYTES))
+                if not text:
+                    return
+                position += len(text)
                 if not text.endswith(b"\n"):
-                    text += stream.readline()
-            except OSError as error:
-                raise InputError(f"{path}: {error}") from None
-            if not text:
-                return
-            position += len(text)
-            yield text
+                    rest, length = rest_of_line(stream)
+                    text += rest
+                    position += length
+                yield text
+        except OSError as error:
+            raise InputError(f"{path}: {error}") from None
+
+
+def rest_of_line(stream: io.BufferedReader) -> tuple[bytes, int]:
+    """Return the rest of a line, and how many bytes of a file that is.
+
+    Of one that is longer than LINE_BYTES_MAX, CUT stands for it.
+    """
+    rest = stream.readline(LINE_BYTES_MAX)
+    length = len(rest)
+    while len(rest) == LINE_BYTES_MAX and not rest.endswith(b"\n"):
+        rest = stream.readline(LINE_BYTES_MAX)
+        length += len(rest)
+    if length > LINE_BYTES_MAX:
+        rest = CUT
+    return rest, length
 
 
 def parse_lines(text: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import datetime
 import html
 import importlib.resources
+import json
 import string
 from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from .inputs import UTC, InputError, key_text, printable
+from .matching import is_selected
 from .views import Views
 
 SHOWN_MAX = 100  # keys and hosts
@@ -38,16 +41,19 @@ EMPTY = (
     "there are no messages: --since, --until, --pattern and --host select"
     " none, or the table has none"
 )
+LISTS = "keys", "hosts", "sizes", "times"
 Row = dict[str, Any]
 
 # ==== Numbers ================================================================
 
 
-def summarize(messages: DataFrame) -> Row:
+def summarize(rows: DataFrame, patterns: Sequence[str] = ()) -> Row:
     """Return what a page shows of messages, as values for JSON.
 
-    It reads the columns host, recorder, n, time, key and size.  Times are in
-    microseconds since 1970 (UTC), sizes and `bytes` in bytes of payload.
+    It reads the columns host, recorder, n, time, key and size.  Rows without a
+    key, and of keys that none of the *patterns* selects, are no messages: they
+    are only not lost.  Times are in microseconds since 1970 (UTC), sizes and
+    `bytes` in bytes of payload.
 
     | name | value |
     |---|---|
@@ -65,19 +71,28 @@ def summarize(messages: DataFrame) -> Row:
     after the first of each of its recorders: those before it may have expired.
     Raises: InputError if there are no messages.
     """
-    views = Views(messages.sparkSession, "report.sql", messages=messages)
+    is_message = F.col("key").isNotNull()
+    if patterns:
+        is_message &= is_selected(patterns)
+    rows = rows.withColumn("is_message", is_message)
+    views = Views(rows.sparkSession, "report.sql", rows=rows)
     views.compute("totals")
     totals = views.rows("totals")[0]
     if not totals["messages"]:
         raise InputError(EMPTY)
 
     bar = bar_length(totals["first"], totals["last"])
-    lists = "keys", "hosts", "sizes", "times"
     width = BARS[bar] * SECOND
-    views.compute("groups", *lists, "counts", limit=SHOWN_MAX, width=width)
+    views.compute("groups", "hosts", limit=SHOWN_MAX, width=width)
+    views.compute("lists", "counts", limit=SHOWN_MAX)
+    lists: dict[str, list[Row]] = {name: [] for name in LISTS}
+    for row in views.rows("lists"):
+        lists[row["list"]].append(json.loads(row["row"]))
+    lists["sizes"].sort(key=lambda row: int(row["low"]))
+    lists["times"].sort(key=lambda row: int(row["time"]))
     return {
         "totals": totals,
-        **{name: views.rows(name) for name in lists},
+        **lists,
         **views.rows("counts")[0],
         "bar": bar,
         "seconds": BARS[bar],

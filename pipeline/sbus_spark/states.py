@@ -6,13 +6,17 @@ import math
 import time
 from typing import Any
 
-from .inputs import absolute, utc_text
-from .marks import COMPACTED, bounds_in, news, read_log
-from .source import Capture, Segments
-from .table import dataset_of, files_of, parts_of
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from .captures import Capture, Segment
+from .files import count_rows, files_of, last_times
+from .inputs import moment_of, utc_text
+from .known import RECENT_DAYS, Known
+from .tables import COMPACTED, parts_of, stamp_of
 
 State = dict[str, Any]
-SILENT_DAYS_SHOWN = 7  # days with messages, the last one among them
+MICROSECONDS = 1_000_000  # in a second
 
 
 def state(table: str, capture: str | None = None) -> State:
@@ -23,115 +27,142 @@ def state(table: str, capture: str | None = None) -> State:
     | messages, files, bytes, quarantined | how many |
     | changed_seconds, | since the last commit, |
     | compacted_seconds, | since the last compaction, |
-    | lag_seconds | and since the last message |
+    | lag_seconds | and since the last message; |
+    | silent_seconds | the same of the host that is silent for longest |
     | runs | of each recorder run with messages on the last day, and of a |
-    | | host that was silent then on its last day, within seven: the `last` |
-    | | segment, the `time` of its last message, its `lag_seconds` |
-    | missing | how many runs have gaps |
-    | gaps | in words, which segments are missing |
+    | | host that was silent then on its last day, within RECENT_DAYS: the |
+    | | `last` segment, the `time` of its last message, its `lag_seconds` |
     | waiting, waiting_bytes | segments of the capture to be ingested |
     | wait_seconds | for which the oldest of them waits |
-    | torn | segments that end within a line |
-    | grown | segments that were read while they were half copied |
+    | torn | segments that end within a line, or cannot be read |
     | hidden | by its path: seconds since an incomplete file was written |
+    | missing | how many runs have gaps |
+    | gaps | in words, which segments are missing |
 
-    Null stands for what there is not.  The last six are of a capture.
+    Null stands for what there is not.  Those from `waiting` to `hidden` are of
+    a capture.  No time after now counts, as of a host whose clock is ahead.
     Raises: InputError as open_table.
     """
     now = time.time()
     (where, opened), *others = parts_of(table)
-    log = read_log(where, opened.version())
+    known = Known(where, opened)
     files = files_of(opened)
-    bounds = bounds_in(log.marks)
-    runs = runs_of(table, files, bounds, now)
-    lags = [run["lag_seconds"] for run in runs.values()]
-    compacted = log.marks.get(COMPACTED)
-    changed = opened.history(1)[0]["timestamp"] / 1_000
+    runs = runs_of(where, files, known, now)
+    lags = lags_of(runs).values()
+    compacted = opened.transaction_version(COMPACTED)
+    changed = stamp_of(opened)
     result: State = {
-        "messages": opened.count(),
+        "messages": count_rows(where, files),
         "files": len(files),
-        "bytes": sum(file["size_bytes"] for file in files),
-        "quarantined": sum(quarantine.count() for _, quarantine in others),
-        "changed_seconds": round(now - changed, 1),
+        "bytes": pc.sum(files["size_bytes"]).as_py() or 0,
+        "quarantined": sum(count_rows(x, files_of(y)) for x, y in others),
+        "changed_seconds": changed and round(now - changed / 1_000, 1),
         "compacted_seconds": compacted and round(now - compacted / 1_000, 1),
         "lag_seconds": min(lags, default=None),
+        "silent_seconds": max(lags, default=None),
         "runs": runs,
     }
-
-    # The gaps are of all recorders; what waits may fill some
-    segments: Segments = dict.fromkeys(bounds, {})
     if capture:
-        source = Capture({"path": absolute(capture)})
-        listed, hidden = source.files()
-        arrivals = news(segments | listed, log, source.is_whole)
-        waits = [now - segment.written for segment in arrivals.new]
-        result |= {
-            "waiting": len(arrivals.new),
-            "waiting_bytes": sum(segment.size for segment in arrivals.new),
-            "wait_seconds": round(max(waits), 1) if waits else None,
-            "torn": [segment.path for segment in arrivals.torn],
-            "grown": [segment.path for segment in arrivals.grown],
-            "hidden": {x: round(now - hidden[x], 1) for x in sorted(hidden)},
-        }
-    else:
-        arrivals = news(segments, log)
-    return result | {"missing": len(arrivals.gaps), "gaps": arrivals.gaps}
+        result |= waiting_in(Capture(capture), known, now)
+    gaps = known.gaps()
+    return result | {"missing": len(gaps), "gaps": gaps}
 
 
-def runs_of(
-    table: str, files: list[State], bounds: dict[str, list[int]], now: float
-) -> State:
+def waiting_in(source: Capture, known: Known, now: float) -> State:
+    """Return what a state says of a capture, and let what waits be known.
+
+    It may fill gaps.
+    """
+    segments, hidden = source.files()
+    new = [segment for segment in segments if not known.has(segment)]
+    torn = [segment for segment in new if not is_sound(source, segment)]
+    waiting = [segment for segment in new if segment not in torn]
+    known.add(waiting)
+    waits = [now - segment.written for segment in waiting]
+    return {
+        "waiting": len(waiting),
+        "waiting_bytes": sum(segment.size for segment in waiting),
+        "wait_seconds": round(max(waits), 1) if waits else None,
+        "torn": [segment.path for segment in torn],
+        "hidden": {x: round(now - hidden[x], 1) for x in sorted(hidden)},
+    }
+
+
+def is_sound(source: Capture, segment: Segment) -> bool:
+    """Return whether a segment can be read, and is whole."""
+    try:
+        return not source.fault_of(segment)
+    except OSError:
+        return False
+
+
+def runs_of(where: str, files: pa.Table, known: Known, now: float) -> State:
     """Return what a state says of recorder runs.
 
     They are those of the last day, and of a host that was silent on it those
     of its own last day, if that is not long ago.
     """
+    present = moment_of(now)
+    hosts = {host_of(name) for name in known.runs}
+    days = pc.unique(files["partition.day"]).sort("descending").to_pylist()
+    past = [day for day in days if day <= present.date()]
     runs: State = {}
-    days = sorted({file["partition.day"] for file in files})
-    for day in days[: -1 - SILENT_DAYS_SHOWN : -1]:
+    for day in past[:RECENT_DAYS]:
         seen = {host_of(name) for name in runs}
-        if seen.issuperset(map(host_of, bounds)):
+        if seen and seen >= hosts:
             break
-        of_day = [file for file in files if file["partition.day"] == day]
-        rows = dataset_of(table, of_day).to_table(["recorder", "time"])
-        last = rows.group_by("recorder").aggregate([("time", "max")])
-        for row in last.to_pylist():
-            name, time = row["recorder"], row["time_max"].timestamp()
+        of_day = files.filter(pc.equal(files["partition.day"], pa.scalar(day)))
+        for name, last in last_times(where, of_day, present).items():
+            at = last / MICROSECONDS
+            bounds = known.runs[name].bounds if name in known.runs else []
             if host_of(name) not in seen:
                 runs[name] = {
-                    "last": (bounds.get(name) or [1])[-1] - 1,
-                    "time": utc_text(time),
-                    "lag_seconds": round(now - time, 1),
+                    "last": bounds[-1] - 1 if bounds else 0,
+                    "time": utc_text(at),
+                    "lag_seconds": round(now - at, 1),
                 }
     return dict(sorted(runs.items()))
 
 
 def host_of(recorder: str) -> str:
     """Return the host of a recorder run, which is HOST_TIME_RANDOM."""
-    return recorder.partition("_")[0]
+    return recorder.rsplit("_", 2)[0]
 
 
-def age_of(state: State) -> float:
-    """Return the seconds of what is oldest.
+def lags_of(runs: State) -> dict[str, float]:
+    """Return the seconds since the last message of each host."""
+    lags: dict[str, float] = {}
+    for name, run in runs.items():
+        host, lag = host_of(name), run["lag_seconds"]
+        lags[host] = min(lags.get(host, lag), lag)
+    return lags
 
-    That is the time since the last message, infinite without any; or since a
-    segment that waits, or a hidden file, was written.
+
+def ages_of(state: State) -> dict[str, float]:
+    """Return the seconds of what may be too old, by what to say of it.
+
+    That is the time since the last message of a host, infinite without any;
+    or since a segment that waits, or a hidden file, was written.
     """
-    lag = math.inf if state["lag_seconds"] is None else state["lag_seconds"]
-    hidden = state.get("hidden", {}).values()
-    return float(max([lag, state.get("wait_seconds") or 0.0, *hidden]))
+    ages = lags_of(state["runs"]) or {"any host": math.inf}
+    ages = {f"no message of {host} came": ages[host] for host in ages}
+    for path, seconds in state.get("hidden", {}).items():
+        ages[f"{path} stays hidden, and was not written"] = seconds
+    if seconds := state.get("wait_seconds"):
+        ages["a segment waits"] = seconds
+    return ages
 
 
 def metrics_of(state: State) -> list[str]:
     """Return the numbers of a state in the format OpenMetrics.
 
-    Of a list it is how long it is.  The lag of an empty table is infinite.
+    Of a list it is how long it is.  The lags of an empty table are infinite.
     """
     lines = []
     for name, value in state.items():
         if isinstance(value, (list, dict)):
             value = len(value)
-        elif name == "lag_seconds" and value is None:
+        elif value is None and name in ("lag_seconds", "silent_seconds"):
             value = "+Inf"
         if value is not None:
             metric = f"sbus_table_{name}"

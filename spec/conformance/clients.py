@@ -444,7 +444,11 @@ class ClientKit:
             place = place_of(kind, program.directory, uid)
             if kind in PRIVATE:
                 cleanup.callback(os.system, f"rm -r /tmp/sbus-{uid}")
-            test = {"shell": True, "env": place[2], "capture_output": True}
+            test: Any = {
+                "shell": True,
+                "env": place[2],
+                "capture_output": True,
+            }
             if start and subprocess.run(f"{start}true", **test).returncode:
                 raise NotApplicable("needs unshare, and the right to it")
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -117,7 +117,7 @@ class TestSending:
         assert ends.server.receive() == b"CMSG echo/on"
 
     def test_largest_packet(self, ends: Ends) -> None:
-        """[LIMIT-1] [CLIENT-3] [CLIENT-5] It passes, but not a byte more."""
+        """[CLIENT-3] [CLIENT-5] [CLIENT-11] It passes, but not a byte more."""
         payload = os.urandom(PACKET_BYTES_MAX - HEAD_BYTES)
         what = "packet of 409601 bytes is above the limit of 409600 bytes"
         with pytest.raises(PacketTooLarge, match=what):

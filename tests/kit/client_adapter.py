@@ -63,12 +63,14 @@ def perform(
     if command == "whoami":
         return ["credentials", to_hex(bus.whoami().path)]
     if command == "request":
-        return ["answer", to_hex(bus.request(*texts))]
+        key, question = texts
+        return ["answer", to_hex(bus.request(key, question))]
     if command == "reply":
         asked = parse_request(last[0])
         if asked is None:
             return ["error", "that is no request"]
-        bus.reply(asked, *texts)
+        (answer,) = texts
+        bus.reply(asked, answer)
         return ["ok"]
     getattr(bus, command)(*texts)
     return ["ok"]

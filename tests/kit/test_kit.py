@@ -231,7 +231,7 @@ class TestKit:
         done = run_kit("--server", naive(), *only)
         assert done.status == 0
         assert re.search(
-            "^not judged: .* TRACE 1, 4; UNSUB 2$", done.output, re.M
+            "^not judged: .* TRACE 1, 4, 7; UNSUB 2$", done.output, re.M
         )
         assert "\njudged in part: UNSUB 1\n" in done.output
         done = run_kit("--list", *only)

@@ -78,14 +78,18 @@ def test_connection_above_a_limit() -> None:
 
 
 def test_connection_that_is_refused() -> None:
-    """[CONN-2] [CONN-13] It has no number."""
+    """[CONN-2] [CTL-5] It has no number, and no packet of it is handled."""
     bus = model.Bus(users=(7,))
-    assert bus.connect(uid=5).end == "CONN-2"
-    assert bus.connect(uid=7).number == 1
+    stranger = bus.connect(uid=5)
+    reader = bus.connect(uid=7)
+    bus.send(reader, b"SUB k")
+    bus.send(stranger, b"MSG k\0")
+    assert stranger.end == "CONN-2" and reader.number == 1
+    assert not reader.received
 
 
 def test_several_packets_of_a_turn() -> None:
-    """[BLOCK-10] What waited before the first that pauses counts."""
+    """[BLOCK-24] What waited before the first that pauses counts."""
     bus = model.Bus(max_backlog=400, reads_ahead=False)
     reader, sender = bus.connect(), bus.connect()
     bus.send(reader, b"SUB k")

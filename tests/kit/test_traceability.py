@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -15,11 +16,12 @@ import sbus
 import traceability
 from conformance.examples import Block, Case, MatchCase, PacketCase
 from conformance.kit import level_of, origin_of
-from conformance.rules import SPEC
+from conformance.rules import RULE, SPEC, chapters
 from fake_bus import CASES, RULES, cases_of, each_block, run_on_fake_kernel
 from processes import ROOT
 from traceability import BY_USERS
 
+ID = r"[A-Z]+-\d+"
 NOT_LIVE = {"CONN-1"}  # cited where sockets are made, and there are none
 KINDS: dict[str, Any] = {
     "object": dict,
@@ -52,6 +54,57 @@ class TestTraceability:
         choices = (SPEC / "choices.md").read_text("utf-8")
         for rule in RULES.values():
             assert rule.level != "MAY" or f"[{rule.id}]" in choices
+
+    def test_no_rule_goes_in_silence(self) -> None:
+        """Each id below the next of its family is a rule, or has a line.
+
+        In choices.md, which says what became of it; no id is used again.
+        """
+        choices = (SPEC / "choices.md").read_text("utf-8")
+        opening, *rows = choices.partition("no more\n")[2].split("\n| ")
+        first_cells = " ".join(row.partition("|")[0] for row in rows)
+        gone = re.findall(ID, first_cells)
+        given = [
+            f"{family}-{number}"
+            for family, end in re.findall(r"\b([A-Z]+)-(\d+)", opening)
+            for number in range(1, int(end))
+        ]
+        assert sorted([*RULES, *gone]) == sorted(given)
+
+    @pytest.mark.parametrize("file", sorted(SPEC.glob("examples/*.md")))
+    def test_an_example_stands_under_its_rule(self, file: Path) -> None:
+        """It is the first that the example cites, and there is one."""
+        text = file.read_text("utf-8")
+        for section in re.split(rf"(?m)^## (?={ID}$)", text)[1:]:
+            rule = section.partition("\n")[0]
+            shown = re.findall(rf"^```[a-z]+ \S+ \[({ID})\]", section, re.M)
+            assert rule in RULES and {*shown} == {rule}, section
+
+    def test_only_rules_bind(self) -> None:
+        """No other sentence of a chapter has one of their words."""
+        for chapter in chapters():
+            text = RULE.sub("", chapter.read_text("utf-8"))
+            assert not re.search(r"\b(MUST|SHOULD|MAY)\b", text), chapter
+
+    def test_terms_have_their_place(self) -> None:
+        """Chapter 1 says where each term of the others is defined."""
+        first, *others = chapters()
+        listed = re.compile(r"\[([a-z ,]+)\]\(([2-9][^#)]+)")
+        defined = re.compile(r"\*\*([a-z][a-z ]*)\*\*")
+        terms = [
+            (file, term)
+            for names, file in listed.findall(first.read_text("utf-8"))
+            for term in names.split(", ")
+        ]
+        found = [
+            (chapter.name, term.rstrip("s"))
+            for chapter in others
+            for term in defined.findall(chapter.read_text("utf-8"))
+        ]
+        for name, term in found:
+            is_plural = (name, term + "s") in terms
+            assert is_plural or (name, term) in terms, term
+        assert len(found) == len(terms)
 
     def test_every_rule_has_its_evidence(self) -> None:
         """A line keeps it, and an example or a check shows it."""

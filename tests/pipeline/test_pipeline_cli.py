@@ -214,7 +214,6 @@ class TestErrors:
             "compact @foreign": "no table that `ingest` made",
             "show @foreign": "no table that `ingest` made",
             "status @foreign": "no table that `ingest` made",
-            "convert @table": "it has no _checkpoint",
             "expire @foreign --before 2030-01-01": "no table that",
             "replay @foreign -a @absent": "no table that `ingest` made",
             "report @foreign": "no table that `ingest` made",
@@ -237,17 +236,17 @@ class TestErrors:
         assert len([*(tmp_path / "full").iterdir()]) == 1
 
     def test_a_table_that_is_damaged(self, tmp_path: Path) -> None:
-        """The file is named; without its quarantine a table is sound."""
+        """It is named; without its quarantine a table is sound."""
         table = tmp_path / "table"
-        sbus_spark.table.make_table(str(table))
+        sbus_spark.tables.make_table(str(table))
         shutil.rmtree(table / "_quarantine")
         for command in "compact", "status":
             assert command_line(command, table)[0] == 0
         commit = max(table.glob("_delta_log/*.json"))
-        commit.write_text("")
+        commit.write_text("{")
         status, output, errors = command_line("status", table)
         assert (status, output) == (2, "")
-        assert f"{commit}: it is no commit" in errors
+        assert f"{table}: " in errors
 
     def test_in_a_thread(
         self,
@@ -267,7 +266,7 @@ class TestErrors:
 
         thread = threading.Thread(target=follow)
         with monkeypatch.context() as patch:
-            patch.setattr(sbus_spark.cli, "until_signal", lambda: over)
+            patch.setattr(sbus_spark.commands, "until_signal", lambda: over)
             thread.start()
             thread.join()
         assert statuses == [0]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import time
@@ -20,18 +18,11 @@ from pipeline_paper import capture_line, write_segments
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
-import pyarrow as pa
-from deltalake import (
-    CommitProperties,
-    DeltaTable,
-    Transaction,
-    write_deltalake,
-)
+from deltalake import DeltaTable
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families,
 )
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import InputPartition
 
 import sbus_spark
 from pipeline_bed import (
@@ -56,7 +47,7 @@ def only_aside(where: str, *more: Any) -> None:
     COMMIT(where, *more)
 
 
-COMMIT = sbus_spark.table.commit
+COMMIT = sbus_spark.tables.commit
 
 
 class TestRepairs:
@@ -65,7 +56,7 @@ class TestRepairs:
     def test_half_copied_segments_and_mended_lines(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """They are named, and --again takes them in, once."""
+        """Ingest takes in both, once; a mended line is one of a segment."""
         capture, table = tmp_path / "capture", tmp_path / "table"
         write_segments(capture, 2)
         half, torn = (capture / f"R-00000{n}.jsonl" for n in (1, 2))
@@ -81,69 +72,13 @@ class TestRepairs:
         assert f"{torn}: its last line is not complete" in errors
         half.write_text(texts[0])
         torn.write_text(texts[1])
-        status, _, errors = command_line("ingest", capture, table, "--clean")
-        assert status == 1 and f"{half}: it has grown" in errors
+        done = 0, "160 messages ingested, 0 lines quarantined\n", ""
+        assert command_line("ingest", capture, table, "--clean") == done
         assert half.exists() and torn.exists()
-        aside = DeltaTable(f"{table}/_quarantine")
-        line = capture_line(900)  # with a line feed, as an editor leaves
-        aside.update(new_values={"line": line})
-        again = "ingest", capture, table, "--again"
-        mended = "61 messages mended, 0 lines left quarantined\n"
-        output = "0 messages ingested, 0 lines quarantined\n"
-        assert command_line(*again) == (0, mended + output, "")
-        mended = "0 messages mended, 0 lines left quarantined\n"
-        assert command_line(*again) == (0, mended + output, "")
+        (capture / "mended-000001.jsonl").write_text(capture_line(900))
+        done = 0, "1 messages ingested, 0 lines quarantined\n", ""
+        assert command_line("ingest", capture, table) == done
         assert numbers(spark, table) == [*range(1, 201), 900]
-
-    def test_a_table_of_version_0_2(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """It is refused until it is converted; nothing comes in twice.
-
-        Its batch 1 is in the table, and Spark has not yet noted that.
-        """
-        capture, table = tmp_path / "capture", tmp_path / "table"
-        write_segments(capture, 3)
-        sbus_spark.ingest(spark, str(capture), str(table))
-        shutil.rmtree(table)
-        write_old_table(table, capture)
-        status, _, errors = command_line("ingest", capture, table)
-        assert status == 2 and "sbus-spark convert" in errors
-        done = 0, "the table is converted; it has 2 recorder runs\n", ""
-        assert command_line("convert", table) == done
-        assert command_line("convert", table)[0] == 2
-        assert sbus_spark.ingest(spark, str(capture), str(table)) == (100, 0)
-        assert numbers(spark, table) == list(range(1, 301))
-        aside = DeltaTable(f"{table}/_quarantine").to_pyarrow_table()
-        assert aside["line"].to_pylist() == ["no JSON"]
-        assert command_line("compact", table)[0] == 0
-
-
-def write_old_table(table: Path, capture: Path) -> None:
-    """Write a table as version 0.2 did, of the first two segments."""
-    source = sbus_spark.source.Capture({"path": str(capture)})
-    pieces = source.segments()["R"]
-    for batch, number in enumerate((1, 2)):
-        read = source.read(InputPartition([pieces[number]]))
-        rows = pa.Table.from_batches(read)
-        days = rows["time"].cast(pa.date32())
-        transaction = [Transaction("query", batch)]
-        write_deltalake(
-            str(table),
-            rows.append_column("day", days),
-            partition_by=["day"],
-            mode="append",
-            commit_properties=CommitProperties(app_transactions=transaction),
-        )
-    write_deltalake(f"{table}/_quarantine", pa.table({"line": ["no JSON"]}))
-    checkpoint = table / "_checkpoint"
-    for folder in "offsets", "commits":
-        (checkpoint / folder).mkdir(parents=True)
-    (checkpoint / "metadata").write_text('{"id":"query"}')
-    for batch, after in enumerate((2, 3, 4)):
-        offset = json.dumps({"R": [1, after, 0], "S": [2, 4, 0]})
-        (checkpoint / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{offset}")
-    (checkpoint / "commits" / "0").write_text("v1\n{}")
 
 
 class TestIngest:
@@ -191,12 +126,12 @@ class TestIngest:
         (capture / "bad-000001.jsonl").write_text("no JSON\n")
         args = (spark, str(capture), str(table))
         with monkeypatch.context() as patch:
-            patch.setattr(sbus_spark.table, "commit", only_aside)
+            patch.setattr(sbus_spark.tables, "commit", only_aside)
             with pytest.raises(KeyboardInterrupt):
                 sbus_spark.ingest(*args)
         assert numbers(spark, table) == []
         (capture / "bad-000002.jsonl").write_text("no JSON either\n")
-        assert sbus_spark.ingest(*args) == (100, 2)
+        assert sbus_spark.ingest(*args) == (100, 1)
         log = min(table.glob("_delta_log/*.json"))
         left = table / "day=2025-11-21" / "left.parquet"  # by a kill
         left.touch()
@@ -210,27 +145,6 @@ class TestIngest:
         aside = DeltaTable(f"{table}/_quarantine")
         assert aside.to_pyarrow_table().num_rows == aside.count() == 2
 
-    def test_a_commit_that_comes_second_adds_nothing(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """It says so; one of other recorders is no hindrance."""
-        capture, table = tmp_path / "capture", tmp_path / "table"
-        write_segments(capture, 1)
-        args = (spark, str(capture), str(table))
-        (tmp_path / "none").mkdir()
-        sbus_spark.ingest(spark, str(tmp_path / "none"), str(table))
-        first, second, third = (DeltaTable(str(table)) for _ in range(3))
-        source = sbus_spark.source.Capture({"path": str(capture)})
-        log = sbus_spark.marks.Log(0, {}, {}, {})
-        found = sbus_spark.marks.news(source.segments(), log)
-        assert len(found.new) == 1 and found.marks == {"R": 1}
-        commit = functools.partial(COMMIT, str(table))
-        commit(first, [], found.marks)
-        with pytest.raises(sbus_spark.PipelineError, match="another ingest"):
-            commit(second, [], found.marks)
-        commit(third, [], {"S": 1})
-        assert sbus_spark.ingest(*args) == (0, 0)
-
     def test_segments_in_any_order(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
@@ -240,7 +154,7 @@ class TestIngest:
         named: list[str] = []
         where = str(capture), str(table)
 
-        def report(batch: sbus_spark.table.Batch) -> None:
+        def report(batch: sbus_spark.intake.Batch) -> None:
             named.extend(batch.remarks)
 
         args = (spark, *where, None, True, report)

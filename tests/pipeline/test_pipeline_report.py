@@ -103,6 +103,21 @@ def test_numbers_that_are_missing_are_lost(numbers: dict[str, Any]) -> None:
     assert numbers["lost"] == sum(lost.values()) >= 100
 
 
+def test_rows_that_are_no_messages_are_not_lost(spark: SparkSession) -> None:
+    """Those that were erased, and those of other keys."""
+    rows: list[dict[str, Any]] = random_rows()
+    some = [row for row in rows if row["key"] == EVIL]
+    for row in some[::3]:
+        row["key"] = None
+    chosen = [row for row in rows if row["key"] == EVIL]
+    numbers = sbus_spark.summarize(table(spark, rows), [EVIL])
+    assert numbers["totals"]["messages"] == len(chosen) < len(some)
+    assert [row["key"] for row in numbers["keys"]] == [EVIL]
+    times = sum(row["messages"] for row in numbers["times"])
+    assert times == len(chosen) and numbers["keys_total"] == 1
+    assert numbers["lost"] == sbus_spark.summarize(table(spark, rows))["lost"]
+
+
 def test_a_page_runs_and_fetches_nothing(numbers: dict[str, Any]) -> None:
     """What a key does not print is seen; the highest bar fills its chart."""
     text = json.dumps(numbers)

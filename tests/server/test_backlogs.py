@@ -15,7 +15,7 @@ from packets import publications, publish
 )
 @pytest.mark.parametrize("uid", [0, 1000])
 def test_far_above_a_limit(limit: str, uid: int) -> None:
-    """[LIMIT-12] An eighth and a mebibyte; what is above ends it."""
+    """[LIMIT-23] An eighth and a mebibyte; what is above ends it."""
     kernel = FakeKernel(**{limit: 80_000})
     reader = kernel.subscriber(room=0, uid=uid)
     used = 0

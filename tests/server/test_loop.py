@@ -188,6 +188,15 @@ class TestLeaving:
             assert reader.read() == [*publications(50)] * 50
             assert not any(peer.wire.closed for peer in peers)
 
+    def test_user_who_may_not_connect(self) -> None:
+        """[CONN-2] [CONN-6] No packet of such a connection is handled."""
+        kernel = FakeKernel("-u", "7")
+        reader = kernel.subscriber(uid=7)
+        newcomer = kernel.knock(uid=8)
+        newcomer.post(publish(b"k"))
+        kernel.run()
+        assert newcomer.wire.closed and not reader.read()
+
 
 @pytest.mark.parametrize("room", [None, 2])
 def test_stop(kernel: FakeKernel, room: int | None) -> None:

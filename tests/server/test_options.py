@@ -33,6 +33,7 @@ WRONG = [  # beside those that the kit tries
     ["-u", "\udcff"],
     ["--cred-prefix", ""],
     ["--cred-prefix", "!/cred/1/2/3/!/cred/1/2/x"],
+    ["--cred-prefix", "!/cred/01/2/3"],
     ["--max-packet", "1.5"],
     ["--block-timeout", "0.0"],
 ]
