@@ -402,7 +402,7 @@ class TestInstall:
         self, directory: Path, command: list[str]
     ) -> None:
         """The command of the pipeline says in one line what is missing."""
-        missing = "import sys\nsys.modules['pyspark'] = None\n"
+        missing = "import sys\nsys.modules['pyarrow'] = None\n"
         (directory / "sitecustomize.py").write_text(missing)
         starter = directory / "sbus-spark"
         starter.write_text("from sbus_spark.cli import main\nexit(main())")
