@@ -172,7 +172,7 @@ class TestHandlers:
                 for number in files.numbers:
                     assert not loop.remove_reader(number)
                 files.close()
-        assert moment > 500
+        assert moment > 200  # or it has hardly begun to wait
 
     def test_closed_fileno_is_readable(self) -> None:
         """So a program that polls it does not sleep for ever."""
