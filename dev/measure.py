@@ -25,11 +25,11 @@ CODE = {
     # It is to have 1,100
     "sbus_client.py": 1_244,
     # It is to have 1,300, which would cost the completion of shells
-    "tools/*.py": 1_331,
+    "tools/*.py": 1_329,
     # It is to have 290
-    "services/link.py": 413,
+    "services/link.py": 415,
     # They are to have 340
-    "services/broker.py services/store.py services/work.py": 486,
+    "services/broker.py services/store.py services/work.py": 488,
     "spec/**/*.py": 4_300,  # 80 are for the stages, which are for students
     "spec/model.py": 475,
     # It is to have 2,100, which would cost features: the archive of Spark's

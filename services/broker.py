@@ -4,8 +4,8 @@ A message under a pattern of the queue is a job.  If it is a request, its
 answer is the job's number, and says that the job is on disk.
 
 A worker asks under `queue/NAME` for the inbox of the broker, a private key
-that nobody can guess.  The answer reaches only a user who may take jobs, so
-the inbox is the permission: no order has to prove it again.  Orders are
+that nobody can guess.  The answer reaches only processes that may take jobs,
+so the inbox is the permission: no order has to prove it again.  Orders are
 requests under the inbox:
 
     INBOX/take/SECONDS  wait so long for a job.  The answer is a lease, its
@@ -16,8 +16,8 @@ requests under the inbox:
     INBOX/more/LEASE    begin the time of the lease anew
     INBOX/back/LEASE    give the job again, later; the payload says why
 
-and what operators order: counts, show, failed, retry, forget, purge, pause
-and resume.  The table in store.py has them all.
+Operators order counts, show, retry, forget, purge, pause and resume.  The
+table in store.py has all orders.
 
 The broker reads all that has come, handles it in one transaction, and then
 answers:
@@ -194,9 +194,10 @@ class Broker:
             return asked.failed(), str(error).encode()
 
     def admit(self, asked: Request) -> bytes:
-        """Return the inbox for a user who may have it.  Raises: ValueError.
+        """Return the inbox, if the user of a worker may have it.
 
-        On another bus its number may be another user's.
+        The worker must be on our bus: on another one, the same number may be
+        another user's.  Raises: ValueError.
         """
         worker = sbus_client.owner_of(asked.reply_key)
         bus = worker.path[: worker.path.rindex(sbus_client.SECRET)]
@@ -225,7 +226,9 @@ class Broker:
         verb, _, word = order.partition("/")
         if verb == "take":
             if not 0 <= (seconds := float(word)) <= TAKE_SECONDS_MAX:
-                raise ValueError(f"{word} is not from 0 to 60 seconds")
+                raise ValueError(
+                    f"{word} is above {TAKE_SECONDS_MAX} s, or below 0"
+                )
             self.waiting[asked] = self.jobs.now() + seconds
             verb, word = "done", asked.payload.decode("latin-1")
         if verb not in store.ORDERS:

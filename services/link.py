@@ -456,9 +456,11 @@ class End:
             with ours:
                 with theirs:
                     # In a session of its own, as Ctrl-C is for the link alone
-                    own: Any = {"stdin": theirs, "stdout": theirs}
-                    own["start_new_session"] = True
-                    child = subprocess.Popen(self.options.through, **own)
+                    popen_options: Any = {"stdin": theirs, "stdout": theirs}
+                    popen_options["start_new_session"] = True
+                    child = subprocess.Popen(
+                        self.options.through, **popen_options
+                    )
                 try:
                     yield ours
                 finally:

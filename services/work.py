@@ -12,7 +12,6 @@ import os
 import signal
 from subprocess import Popen, TimeoutExpired
 
-import sbus_client
 from sbus_client import (
     ASK_SECONDS,
     Client,
@@ -174,7 +173,7 @@ class Worker:
             lease, seconds, key, payload = job.split(b"\0", 3)
             lease_seconds = float(seconds)
         except ValueError:
-            raise sbus_client.malformed("a malformed job", job) from None
+            raise SbusError(f"a malformed job came: {job[:80]!r}") from None
         if self.is_leaving:  # the signal came while this worker waited
             self.insist(b"back/" + lease, b"its worker ends")
             return b""
@@ -280,5 +279,6 @@ def jobs(options: shared.Options) -> None:
         try:
             row = json.loads(line)
         except ValueError:
-            raise sbus_client.malformed("a malformed answer", line) from None
+            text = f"a malformed answer came: {line[:80]!r}"
+            raise SbusError(text) from None
         shared.write(json.dumps(row).encode() + b"\n")

@@ -45,7 +45,7 @@ def open_ours(path: str, flags: int, folder: int | None = None) -> int:
     *folder* is what the path is in, if that is open.
     Raises: SbusError, also for a link, or a file that has another name.
     """
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # nor wait for who reads a FIFO
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # nor wait for a reader of a FIFO
     name = path if folder is None else os.path.basename(path)
     with errors_about(path):
         descriptor = os.open(name, flags, SEGMENT_MODE, dir_fd=folder)

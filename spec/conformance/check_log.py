@@ -314,16 +314,20 @@ def require_ends(events: list[Event]) -> None:
     That has to be before the close of its reader, and so before the stop.
     """
     to_stop = [*before(events, ev="stop")]
-    opened = [one.get("c") for one in to_stop if one.get("ev") == "open"]
-    closed = [one.get("c") for one in to_stop if one.get("ev") == "close"]
+    opened = [event.get("c") for event in to_stop if event.get("ev") == "open"]
+    closed = [
+        event.get("c") for event in to_stop if event.get("ev") == "close"
+    ]
     require({*opened} == {*closed}, f"it opens {opened}, and closes {closed}")
-    for reader in [one["c"] for one in to_stop if one.get("pattern") == "k"]:
+    for reader in [
+        event["c"] for event in to_stop if event.get("pattern") == "k"
+    ]:
         about = [*before(to_stop, ev="close", c=reader)]
-        routed = [one.get("m") for one in about if one.get("key") == "k"]
+        routed = [event.get("m") for event in about if event.get("key") == "k"]
         ends = [
-            one.get("m")
-            for one in about
-            if one.get("ev") in ("send", "drop") and one.get("c") == reader
+            event.get("m")
+            for event in about
+            if event.get("ev") in ("send", "drop") and event.get("c") == reader
         ]
         for number in routed:
             count = ends.count(number)

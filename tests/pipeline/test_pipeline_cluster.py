@@ -143,11 +143,11 @@ def test_spark_connect(traffic: Path) -> None:
     pytest.importorskip("grpc", reason="it needs pyspark[connect]")
     names = (str(traffic / name) for name in ("trace", "capture", "table"))
     # Spark's own tests set it as well: its server takes any port that is free
-    own = {"SPARK_TESTING": "1", "PYSPARK_PYTHON": sys.executable}
+    settings = {"SPARK_TESTING": "1", "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
         [sys.executable, "-c", CONNECT, *names],
         cwd=traffic,
-        env=plain_environment() | QUICK | own,
+        env=plain_environment() | QUICK | settings,
         capture_output=True,
         text=True,
     )
