@@ -46,6 +46,9 @@ CODE = {
 CLIENTS = "c/sbus.h go/sbus.go rust/src/lib.rs javascript/sbus.js perl/Sbus.pm"
 CLIENTS += " shell/sbus.sh"
 CODE.update({f"contrib/clients/{name}": 200 for name in CLIENTS.split()})
+ADAPTERS = "c/adapter.c go/adapter/main.go rust/examples/adapter.rs"
+ADAPTERS += " javascript/adapter.js perl/adapter.pl shell/adapter.sh"
+CODE.update({f"contrib/clients/{name}": 40 for name in ADAPTERS.split()})
 # Pages, and how many lines each may have
 LINES = {
     "README.md": 150,

@@ -1,6 +1,6 @@
 """Clients that break one rule each, to test whether the kit finds them.
 
-    python3 broken_clients.py NAME ADDRESS   run one of them
+    python3 broken_clients.py NAME [ADDRESS]   run one of them
 
 A broken client is our own with a mistake in the place of one function.  The
 mistake gets that function as its first argument, before the function's own,
@@ -269,4 +269,4 @@ def answers_under_any_key(owner_of, key):
 
 if __name__ == "__main__":
     {one.name: one for one in BROKEN}[sys.argv[1]].spoil()
-    serve(sys.argv[2], sys.stdin)
+    serve(sys.stdin, *sys.argv[2:])

@@ -20,7 +20,7 @@ const PACKET_MAX: usize = 409_600;
 const WHOAMI: &[u8] = b"!/cred/whoami";
 const ABSTRACT: &[u8] = b"/dev/unix/abstract/";
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
     /// Whether the server itself has sent it.
     pub is_control: bool,
