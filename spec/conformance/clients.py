@@ -37,13 +37,13 @@ COMMANDS = {"receive": 0, "whoami": 0, "close": 0, "subscribe": 1, "reply": 1}
 COMMANDS |= {"unsubscribe": 1, "publish": 2, "request": 2}
 ANSWERS = {"ok": 0, "message": 2, "control": 2, "credentials": 1, "closed": 0}
 ANSWERS |= {"answer": 1, "unknown": 0}
-# What 'ok' means as the answer to a command; else it is 'ok'
+# What 'ok' means as the answer to a question; else it means 'ok'
 MEANINGS = {"receive": "message", "whoami": "credentials", "request": "answer"}
 LINE_BYTES_MAX = 1 << 22
-QUESTIONS = ("receive", "whoami", "request")  # which are not answered by ok
 CREDENTIALS = b"!/cred/1/2/3"  # of a client that asks unexpectedly
 REPLY = CREDENTIALS + b"/reply%d"  # so examples name the keys for answers
-OWN = re.compile(rb"(SUB |MSG [^\0]*\0)(%b/[^\0]*)" % CREDENTIALS)
+# Its subscriptions to, and requests with, keys for answers
+OWN = rb"(SUB |MSG [^\0]*\0(?=!(?:/\w+){6}\0))(%b/[^\0]*)" % CREDENTIALS
 UNSAID = (b"CMSG ", b"SUB %b/" % CREDENTIALS, b"UNSUB %b/" % CREDENTIALS)
 START_SECONDS_MAX = 10.0
 IDLE_SECONDS = 0.3  # after which a client is taken to wait
@@ -335,7 +335,7 @@ class ClientTalk:
 
     def _confirm(self, idle_seconds: float = 0.0) -> None:
         """Expect answers that are not told, or that none comes any more."""
-        while self._unanswered and self._unanswered[0] not in QUESTIONS:
+        while self._unanswered and self._unanswered[0] not in MEANINGS:
             answer = self._adapter.answer(
                 idle_seconds or self._kit.seconds_max
             )
@@ -389,7 +389,7 @@ class ClientTalk:
 
     def _own(self, packet: bytes) -> bytes:
         """Return a packet, with the key for an answer as an example has it."""
-        match = OWN.match(packet)
+        match = re.match(OWN, packet)
         if match and packet.startswith(b"SUB "):
             self._patterns += (match[2].rstrip(b"*"),)
         elif match:

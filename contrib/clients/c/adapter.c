@@ -31,7 +31,7 @@ int main(int count, char **words) {
         char *text = decode(&size);
 
         if (IS("receive") ? (got = sbus_receive(&bus, -1)) != NULL
-            : IS("whoami") ? (got = sbus_whoami(&bus)) != NULL
+            : IS("whoami") ? (got = sbus_whoami(&bus, -1)) != NULL
             : IS("request") &&
               (got = sbus_request(&bus, key, text, size, 5000))) {
             printf(got->is_failure   ? "error"
