@@ -170,7 +170,7 @@ def figures_of_texts() -> Iterator[Figure]:
 
     # Examples and pictures are fenced blocks, which are not read as words
     text = re.sub(r"^```.*?^```$", "", chapters, flags=re.M | re.S)
-    yield Figure("spec/[1-9]-*.md, words", len(text.split()), 6_359)
+    yield Figure("spec/[1-9]-*.md, words", len(text.split()), 6_360)
 
     for name, limit in LINES.items():
         yield Figure(f"{name}, lines", read(name).count("\n"), limit)

@@ -273,8 +273,8 @@ static inline int sbus_reply(struct sbus *bus, struct sbus_message *asked,
     size_t size_max = asked->size < 4000 ? asked->size : 4000;
     regex_t form;
 
-    /* Any server accepts such a key, if it is short; a segment ! elsewhere
-     * would have it disconnect this client [REQUEST-3] */
+    /* Any server accepts such a key, if it is short.  A segment ! elsewhere
+     * would have it disconnect this client [REQUEST-3]. */
     regcomp(&form, "^(!/cred/[0-9]+/[0-9]+/[0-9]+/){1,12}"
             "[0-9A-Za-z]+/[0-9A-Za-z]+$", REG_EXTENDED | REG_NOSUB);
     int is_request = memchr(asked->payload, '\0', size_max) &&

@@ -254,8 +254,8 @@ func (c *Client) Request(
 	return answer.Payload, err
 }
 
-// replyForm is that of keys for answers.  Any server accepts these, if they are
-// short; a segment ! elsewhere would have it disconnect this client
+// replyForm is that of keys for answers, which any server accepts if they are
+// short.  A segment ! elsewhere would have it disconnect this client
 // [REQUEST-3].
 var replyForm = regexp.MustCompile(
 	`^(!/cred/[0-9]+/[0-9]+/[0-9]+/){1,12}[0-9A-Za-z]+/[0-9A-Za-z]+$`)

@@ -30,8 +30,8 @@ const [SOL_SOCKET, SO_SNDBUF] = [1, 7]
 const PACKET_MAX = 409600
 const WHOAMI = '!/cred/whoami'
 const ABSTRACT = '/dev/unix/abstract/'
-// Any server accepts these, if they are short; a segment ! elsewhere would have
-// it disconnect this client [REQUEST-3]
+// Any server accepts these, if they are short.  A segment ! elsewhere would
+// have it disconnect this client [REQUEST-3].
 const REPLY_KEY = /^(!\/cred\/\d+\/\d+\/\d+\/){1,12}[^\W_]+\/[^\W_]+(?=\0)/
 
 function failure (code, text) {
@@ -262,7 +262,7 @@ class Sbus {
 
   // Answer a message whose payload is a key for the answer, NUL, a question.
   async reply (asked, answer) {
-    const found = REPLY_KEY.exec(asked.payload.latin1Slice(0, 4000))
+    const found = REPLY_KEY.exec(asked.payload.toString('latin1', 0, 4000))
     if (found) return this.publish(found[0], answer)
     throw failure('EINVAL', 'the message is no request')
   }

@@ -21,8 +21,8 @@ use constant PACKET_MAX => 409_600;
 use constant WHOAMI     => '!/cred/whoami';
 use constant CLOSED     => "the bus has closed\n";
 
-# Any server accepts these, if they are short; a segment ! elsewhere would have
-# it disconnect this client [REQUEST-3]
+# Any server accepts these, if they are short.  A segment ! elsewhere would have
+# it disconnect this client [REQUEST-3].
 use constant REPLY_KEY =>
     qr{(?:!/cred/[0-9]+/[0-9]+/[0-9]+/){1,12}[0-9A-Za-z]+/[0-9A-Za-z]+};
 

@@ -149,7 +149,7 @@ request() {
 
 # Answer the message that was received last by what is on standard input.  Its
 # payload is a key for the answer, NUL, and the question.  Any server accepts
-# such a key, if it is short; a segment ! elsewhere would have it disconnect
+# such a key, if it is short.  A segment ! elsewhere would have it disconnect
 # this client [REQUEST-3].
 reply() {
     run='!/cred/[0-9]+/[0-9]+/[0-9]+/'

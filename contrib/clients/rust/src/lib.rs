@@ -245,8 +245,8 @@ impl Bus {
     }
 }
 
-/// Whether any server accepts a key for an answer; a segment ! in another place
-/// would have it disconnect this client [REQUEST-3].
+/// Whether a key is one for answers, which any server accepts.  A segment ! in
+/// another place would have it disconnect this client [REQUEST-3].
 fn is_reply_key(key: &[u8]) -> bool {
     let parts: Vec<&[u8]> = key.split(|byte| *byte == b'/').collect();
     let is_right = |part: &[&[u8]]| match part {
@@ -256,7 +256,7 @@ fn is_reply_key(key: &[u8]) -> bool {
         rest => rest.len() == 2 && !rest.contains(&&b"!"[..]),
     };
     let is_short = key.len() < 4000 && (7..64).contains(&parts.len());
-    is_short && parts.chunks(5).all(is_right)
+    is_short && parts.len() % 5 == 2 && parts.chunks(5).all(is_right)
 }
 
 /// Return the message that is in a packet [CLIENT-2].
