@@ -275,7 +275,7 @@ class TestThreads:
         assert "closed" in str(stop.value)
 
     def test_first_requests(self, bus: RealBus) -> None:
-        """They share the keys of their answers."""
+        """[REQUEST-1] They share the keys of their answers."""
         with quick_switches(), Client(bus.path) as service:
             service.subscribe("job")
 
