@@ -244,7 +244,7 @@ def test_matches_of_secrets(pattern: str, is_selected: bool) -> None:
     ],
 )
 def test_reply_keys(rest: bytes, is_one: bool) -> None:
-    """[KEY-4] [REQUEST-3] Without an answer that a server takes, there is no request.
+    """[REQUEST-3] Without an answer that a server takes, there is no request.
 
     The key for a failure has a segment more, of six bytes.
     """

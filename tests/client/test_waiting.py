@@ -212,7 +212,7 @@ class TestOthersAreAsked:
             ends.server.send(ANSWER, ANSWER)
 
     def test_private_keys(self) -> None:
-        """[CRED-10] [REQUEST-3] An answer goes to one of those and nowhere else."""
+        """[REQUEST-3] An answer goes to one of those and nowhere else."""
         own = b"!/cred/1/2/3"
         for rest, owner in (b"x", 3), (b"!/cred/4/5/6/x/y//z", 6):
             key = own + b"/" + rest
