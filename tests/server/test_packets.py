@@ -153,25 +153,3 @@ class TestBrokenPackets:
 def test_each_connection_refuses_descriptors(kernel: FakeKernel) -> None:
     """[CONN-7] A client may have connected before there was a server."""
     assert not kernel.connect().wire.passes_rights
-
-
-def test_long_keys_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """[LIMIT-4] So that a large limit costs no memory for each key."""
-    kernel = FakeKernel(max_key="unlimited")
-    peer = kernel.connect()
-    peer.send(b"SUB k/*")
-    keys = []
-    pattern_for = sbus.pattern_for
-
-    def look_up(segments: list[bytes], shape: sbus.Shape) -> bytes | None:
-        keys.append(segments)
-        return pattern_for(segments, shape)
-
-    monkeypatch.setattr(sbus, "pattern_for", look_up)
-    most = sbus.RECENT_BYTES_MAX - 8  # for a pointer to the receiver
-    for size, found in ((10, 1), (most, 1), (most + 1, 3), (300_000, 3)):
-        keys.clear()
-        packet = publish(b"k/".ljust(size, b"x"))
-        peer.send(packet, packet, packet)
-        assert peer.read_all() == [packet] * 3
-        assert len(keys) == found
