@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import random
 import secrets
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -260,35 +257,34 @@ class TestPlace:
                 assert peer.stats()["client"] == 1  # the first that came
 
     def test_rivals(self, directory: Path) -> None:
-        """[ADDR-8] Of many that start at once on a stale path one serves."""
+        """[ADDR-8] A start waits for another one that replaces the socket."""
         path = directory / "bus"
+        bound(path).close()
+        gate, opener = os.pipe()
+        events, note = os.pipe()
 
-        def dawdle(event: str, _: object) -> None:
-            if event in ("socket.connect", "os.remove", "socket.bind"):
-                time.sleep(random.random() / 300)  # what it knows ages
+        def hold(event: str, _: object) -> None:
+            if event == "os.remove":  # it knows that the socket is stale
+                os.write(note, b"removes ")
+                os.read(gate, 1)
 
-        def prepare() -> None:
-            random.seed(os.getpid())
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            os.close(opener)
-            sys.addaudithook(dawdle)
-            os.read(gate, 1)  # returns when all have closed the opener
+        def tell(event: str, _: object) -> None:
+            if event in ("fcntl.flock", "socket.connect"):
+                os.write(note, event.encode())
 
-        for _ in range(5):
-            bound(path).close()
-            gate, opener = os.pipe()
-            with contextlib.ExitStack() as stack:
-                rivals = [
-                    stack.enter_context(Forked(prepare, "-ra", str(path)))
-                    for _ in range(8)
-                ]
-                os.close(opener)
-                os.close(gate)
-                for rival in rivals:
-                    rival.wait()  # it serves, or has refused to
+        arguments = ("-ra", str(path))
+        with Forked(lambda: sys.addaudithook(hold), *arguments) as first:
+            assert os.read(events, 8) == b"removes "
+            with Forked(lambda: sys.addaudithook(tell), *arguments) as second:
+                assert os.read(events, 11) == b"fcntl.flock"
+                os.write(opener, b"12")  # to replace it, and to end
+                first.wait()
+                second.wait()
                 assert is_served(path)
-                assert sorted(rival.end() for rival in rivals) == [0] + [1] * 7
-            assert os.listdir(directory) == []
+                assert (first.end(), second.end()) == (0, 1)
+        for descriptor in (gate, opener, events, note):
+            os.close(descriptor)
+        assert os.listdir(directory) == []
 
     @pytest.mark.parametrize("mode", [0o333, 0o777])
     def test_directory_that_cannot_be_locked(
