@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +15,19 @@ import sbus
 from fake_kernel import FakeKernel
 from real_bus import Listener, RealBus, scratch_directory
 
+FOLDER_NAME_MAX = 40  # of the 107 bytes of a path, some of which tests need
+
 
 def pytest_configure() -> None:
-    """Have servers start with no signal ignored, under nohup or in a script.
+    """Have all that a test starts find what it needs, wherever tests run.
 
     A process that is started ignores what its parent ignores, but not what
-    its parent catches.
+    its parent catches: under nohup or in a script, no signal stays ignored.
+    Sockets need a folder with a short name, and programs their own folder.
     """
+    if len(tempfile.gettempdir()) > FOLDER_NAME_MAX:
+        os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
+    os.environ.pop("PYTHONSAFEPATH", None)
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)

@@ -237,13 +237,16 @@ class TestErrors:
         witness.send(WHOAMI)
         assert len(witness.read()) == 1
 
-    def test_kernel_without_memory_beside_a_flood(
+    def test_kernel_without_memory_for_a_busy_reader(
         self, kernel: FakeKernel
     ) -> None:
-        """[PUB-6] New packets do not delay those that wait for memory."""
-        reader, sender = kernel.subscriber(), kernel.connect()
+        """[PUB-6] What it sends does not delay what waits for memory."""
+        reader = kernel.subscriber(b"blocking/soft/block")
+        sender = kernel.connect()
         reader.wire.failures.append(OSError(errno.ENOBUFS, "none"))
-        for number in range(10):
-            sender.send(publish(b"k", b"%d" % number))
+        sender.send(*publications(2))
+        for _ in range(3):
+            assert not reader.wire.taken
             kernel.wait(0.02)
-        assert reader.read() == publications(10)
+            reader.send(b"CMSG of no effect")
+        assert reader.read() == publications(2)

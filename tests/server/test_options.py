@@ -200,6 +200,7 @@ class TestPoorSystems:
                 assert peer.receive() == packet
                 peer.send(packet + b".")
                 assert peer.is_disconnected()
+        assert f"[LIMIT-1] more than {room} b" in capfd.readouterr().err
 
     def test_packets_that_are_asked_for(
         self, directory: Path, capfd: pytest.CaptureFixture[str]
