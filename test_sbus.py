@@ -106,7 +106,7 @@ def as_expression(pattern: bytes) -> re.Pattern[bytes]:
 
 
 def test_patterns_agree_with_regular_expressions() -> None:
-    """[MATCH-1] [MATCH-2] [MATCH-3] [MATCH-4] [MATCH-6] All short ones do."""
+    """[MATCH-1] [MATCH-2] [MATCH-3] [MATCH-4] [MATCH-6] All short ones."""
     texts = list(every_text(b"a/*", 4))
     for pattern in texts:
         expression = as_expression(pattern)
@@ -120,7 +120,7 @@ def test_patterns_agree_with_regular_expressions() -> None:
 
 
 def test_a_client_receives_a_message_once(kernel: FakeKernel) -> None:
-    """[PUB-2] [SUB-2] [UNSUB-1] Each of its patterns goes by itself."""
+    """[PUB-2] [SUB-2] [UNSUB-1] A client removes its patterns one by one."""
     client = kernel.connect()
     client.send(b"SUB ", b"SUB a/", b"SUB a/b", b"SUB a/b", publish(b"a/b"))
     assert client.read() == [publish(b"a/b")]
@@ -143,7 +143,7 @@ def test_messages_stay_in_order(kernel: FakeKernel) -> None:
 def test_an_answer_tells_that_a_subscription_is_in_force(
     kernel: FakeKernel,
 ) -> None:
-    """[CRED-2] [CRED-3] [PKT-5] It comes after all that was routed before."""
+    """[CRED-2] [CRED-3] [PKT-5] An answer comes after earlier messages."""
     client = kernel.connect(gid=100, uid=1000, pid=4242)
     early, late = publications(2)
     client.send(publish(b"k", b"too early"), b"SUB k", early, WHOAMI, late)
@@ -193,7 +193,7 @@ def test_nobody_subscribes_to_secrets_of_others(
 
 
 def test_a_slow_reader_loses_nothing(kernel: FakeKernel) -> None:
-    """[BLOCK-1] [BLOCK-4] Messages wait for it, and no publisher does."""
+    """[BLOCK-1] [BLOCK-4] Messages wait for it, but no publisher."""
     reader, publisher = kernel.subscriber(room=2), kernel.connect()
     publisher.send(*publications(9))
     assert not publisher.paused
@@ -202,7 +202,7 @@ def test_a_slow_reader_loses_nothing(kernel: FakeKernel) -> None:
 
 
 def test_a_reader_may_choose_to_lose_messages(kernel: FakeKernel) -> None:
-    """[BLOCK-5] Each is tried, and each that is lost is counted."""
+    """[BLOCK-5] The server tries each message, and counts a lost one."""
     reader = kernel.subscriber(b"blocking/soft/discard", room=8)
     publisher = kernel.connect()
     publisher.send(*publications(9))
@@ -213,13 +213,13 @@ def test_a_reader_may_choose_to_lose_messages(kernel: FakeKernel) -> None:
 
 
 def test_a_reader_may_pause_its_publishers(kernel: FakeKernel) -> None:
-    """[BLOCK-7] [BLOCK-12] Until nothing waits for it; all others go on."""
+    """[BLOCK-7] [BLOCK-12] A pause lasts until no message waits."""
     reader = kernel.subscriber(b"blocking/soft/block", room=4)
-    publisher, other = kernel.connect(), kernel.connect()
+    publisher, stranger = kernel.connect(), kernel.connect()
     publisher.send(*publications(6))
     publisher.post(*publications(8)[6:])
-    other.send(publish(b"other"))
-    assert publisher.paused and not other.paused and not reader.paused
+    stranger.send(publish(b"other"))
+    assert publisher.paused and not stranger.paused and not reader.paused
     assert reader.read(1) == publications(1)
     assert publisher.paused
     assert reader.read_all() == publications(8)[1:]
@@ -231,7 +231,7 @@ def test_a_reader_may_pause_its_publishers(kernel: FakeKernel) -> None:
 def test_a_stranger_pauses_nobody(
     kernel: FakeKernel, reader_uid: int, publisher_uid: int
 ) -> None:
-    """[BLOCK-13] A reader of the same user does, of root or the bus owner.
+    """[BLOCK-13] Only a reader of the same user, root or the bus owner does.
 
     All that the kernel cannot name share one number, and no user.
     """
@@ -258,7 +258,7 @@ def test_a_pause_has_an_end(kernel: FakeKernel) -> None:
 
 
 def test_a_mistake_costs_only_its_author(kernel: FakeKernel) -> None:
-    """[PKT-2] [CONN-12] All that it sent before is delivered."""
+    """[PKT-2] [CONN-12] Messages that it sent before are delivered."""
     author, reader = kernel.connect(), kernel.connect()
     reader.send(b"SUB ")
     author.send(publish(b"1"), publish(b"2"), b"HELLO", publish(b"3"))
@@ -268,7 +268,7 @@ def test_a_mistake_costs_only_its_author(kernel: FakeKernel) -> None:
 
 @pytest.mark.parametrize("left_unread", [False, True])
 def test_last_words_count(kernel: FakeKernel, left_unread: bool) -> None:
-    """[CONN-6] What a client sent is delivered, though it has since died."""
+    """[CONN-6] Messages of a client that has died are delivered."""
     reader, publisher = kernel.subscriber(), kernel.connect()
     publisher.post(*publications(200))
     publisher.wire.reset = left_unread  # the kernel says so first

@@ -28,7 +28,7 @@ def require_none_wrong(ways: Iterable[Way], name: str) -> None:
 @pytest.mark.parametrize("name", WORLDS)
 def test_all_states(name: str) -> None:
     """[BLOCK-7] [BLOCK-10] [BLOCK-12] [BLOCK-16] [BLOCK-22] [CONN-10]
-    [LIMIT-7] [PUB-6] Each order of events, to the end.
+    [LIMIT-7] [PUB-6] Server and model agree in each order of events.
     """
     way = explore(WORLDS[name])
     assert not way.wrong, way.block(name)

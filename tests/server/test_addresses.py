@@ -106,47 +106,47 @@ class TestDirectoryOfAUser:
     def test_default(
         self, directory: Path, variable: str, has_run: bool, umask: int
     ) -> None:
-        """[ADDR-1] In an empty environment, or one of another user."""
+        """[ADDR-1] Server and client agree, in whatever environment."""
         root = Root(directory)
         root.umask = umask
         if variable:
             root.environment["XDG_RUNTIME_DIR"] = variable
-        place = RUN if has_run else TMP
+        folder = RUN if has_run else TMP
         if has_run:
             (directory / RUN[1:]).mkdir()
             give_to_user(directory / RUN[1:])
         for _ in range(2):  # the second finds what the first has made
-            assert root.clients_address() == f"{place}/sbus.socket"
+            assert root.clients_address() == f"{folder}/sbus.socket"
             with Forked(root.enter) as server:
                 assert server.wait() == b""
-                assert is_served(directory / place[1:] / "sbus.socket")
+                assert is_served(directory / folder[1:] / "sbus.socket")
                 assert server.end() == 0
         assert (directory / TMP[1:]).exists() != has_run
         assert has_run or mode_of(directory / TMP[1:]) == 0o700
 
-    @pytest.mark.parametrize("what", SQUATTERS)
+    @pytest.mark.parametrize("squatter", SQUATTERS)
     def test_squatter(
-        self, directory: Path, what: str, capfd: pytest.CaptureFixture[str]
+        self, directory: Path, squatter: str, capfd: pytest.CaptureFixture[str]
     ) -> None:
         """[ADDR-1] [RUN-1] A directory of this user alone, or none."""
         root, path = Root(directory), directory / TMP[1:]
-        if what == "link":
+        if squatter == "link":
             (directory / "theirs").mkdir(0o700)
             give_to_user(directory / "theirs")
             path.symlink_to("/theirs")
-        elif what == "file":
+        elif squatter == "file":
             path.touch(0o700)
             give_to_user(path)
-        elif what == "nothing":
+        elif squatter == "nothing":
             path.parent.rmdir()
         else:
             path.mkdir()
-            path.chmod(0o710 if what == "mode 0710" else 0o777)
-            if what == "other user":
+            path.chmod(0o710 if squatter == "mode 0710" else 0o777)
+            if squatter == "other user":
                 path.chmod(0o700)
             else:
                 give_to_user(path)
-        if what != "nothing":  # then there is no server
+        if squatter != "nothing":  # then there is no server
             assert f"{TMP}: not yours alone" in root.clients_address()
         with Forked(root.enter) as server:
             assert server.wait() == b""
@@ -169,7 +169,7 @@ WRONG += [f"/dev/fd/{n}" for n in ("999", "99999999999", "-1", "x", "")]
 class TestAddress:
     @pytest.mark.parametrize("address", WRONG)
     def test_wrong(self, directory: Path, address: str) -> None:
-        """[RUN-1] One line says what is wrong; nothing is left behind."""
+        """[RUN-1] A line says what is wrong, and no file is left."""
         environment = {**os.environ, "SBUS_ADDRESS": f"{directory}/other"}
         refusal(1, "-a", address, cwd=directory, env=environment)
         assert os.listdir(directory) == []
@@ -181,22 +181,22 @@ class TestAddress:
     def test_path(
         self, directory: Path, path: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """[ADDR-10] Of 1 to 107 bytes; the socket goes with the server."""
+        """[ADDR-10] It has 1 to 107 bytes; the server removes its socket."""
         cwd = directory / ("e" * 90)  # from the root it may be longer
         for name in ("a/c", "d" * 105):
             (cwd / name).mkdir(parents=True)
         (cwd / "link").symlink_to("a/c")  # whose parent the kernel knows
         if path[0] == "/":
             path = str(directory) + path[: -len(str(directory))]
-        there = Path("a/b" if ".." in path else path)
+        file = Path("a/b" if ".." in path else path)
         monkeypatch.chdir(cwd)
         with RealBus(directory, address=path):
-            assert there.is_socket()
-            assert len(str(there)) > 107 or is_served(there)
-        assert not (cwd / there).exists()
+            assert file.is_socket()
+            assert len(str(file)) > 107 or is_served(file)
+        assert not (cwd / file).exists()
 
     def test_abstract_name(self, directory: Path) -> None:
-        """[ADDR-4] [RUN-1] One serves it; the log says who may connect."""
+        """[ADDR-4] [RUN-1] It has one server, which logs who may connect."""
         address = f"{ABSTRACT}/00{secrets.token_hex(8)}"
         for options in ([], ["-u", str(os.getuid())]):
             with RealBus(directory, *options, address=address) as bus:
@@ -214,7 +214,7 @@ class TestAddress:
 class TestInheritedSocket:
     @pytest.mark.parametrize("number", [0, 1, 2])
     def test_standard_stream(self, directory: Path, number: int) -> None:
-        """[ADDR-1] As a socket it stays one, whatever becomes of streams."""
+        """[ADDR-1] The server listens there, and redirects a copy."""
         name = ("stdin", "stdout", "stderr")[number]
         address = f"/dev/fd/{number}"
         with bound(directory / "bus") as listener:
@@ -225,7 +225,7 @@ class TestInheritedSocket:
                 with daemon(directory, address=address, stderr=listener):
                     assert is_served(directory / "bus")
 
-    def test_what_is_no_socket_of_a_bus(self, directory: Path) -> None:
+    def test_other_descriptors(self, directory: Path) -> None:
         """[RUN-1] Only a Unix-domain SEQPACKET socket will do."""
         pair = seqpacket_pair()
         with pair[0], pair[1], socket.socket() as tcp, open(__file__) as file:
@@ -236,19 +236,19 @@ class TestInheritedSocket:
 
 
 class TestPlace:
-    @pytest.mark.parametrize("what", ["directory", "FIFO", "stream"])
+    @pytest.mark.parametrize("kind", ["directory", "FIFO", "stream"])
     @pytest.mark.parametrize("option", ["-f", "-r"])
-    def test_what_is_kept(
-        self, directory: Path, what: str, option: str
+    def test_place_that_is_taken(
+        self, directory: Path, kind: str, option: str
     ) -> None:
-        """[ADDR-8] [RUN-1] One line says what is in the way."""
+        """[ADDR-8] [RUN-1] A line says so, and the file there is kept."""
         path = directory / "bus"
-        with occupied(path, what):
+        with occupied(path, kind):
             line = refusal(1, option, "-a", str(path))
         assert line.startswith(f"sbusd: {path}: ")
 
     def test_live_server(self, directory: Path) -> None:
-        """[ADDR-8] It is not replaced, and sees no client come and go."""
+        """[ADDR-8] A start does not replace it, and is no client of it."""
         with RealBus(directory) as bus:
             freeze(bus)
             assert "server" in refusal(1, "-r", "-a", bus.path)
@@ -290,7 +290,7 @@ class TestPlace:
     def test_directory_that_cannot_be_locked(
         self, directory: Path, mode: int
     ) -> None:
-        """[ADDR-8] Nobody keeps a server from starting, or from its end."""
+        """[ADDR-8] A server starts and ends without the lock."""
         lock = os.open(directory, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX)
         directory.chmod(mode)
@@ -303,7 +303,7 @@ class TestPlace:
         assert os.listdir(directory) == []
 
     def test_directory_that_was_removed(self, directory: Path) -> None:
-        """[RUN-1] [ADDR-10] It is not needed where the path is absolute."""
+        """[RUN-1] [ADDR-10] An absolute path needs no current directory."""
 
         def enter() -> None:
             gone = directory / "gone"

@@ -64,7 +64,7 @@ def test_stats_fit_in_a_packet(kernel: FakeKernel) -> None:
 
 
 def test_stats_have_a_row_that_just_fits(kernel: FakeKernel) -> None:
-    """[CTL-5] If a byte of room is missing, the row is."""
+    """[CTL-5] For want of a byte the row is left out."""
     asker = kernel.connect(uid=0)
     kernel.connect(uid=7)
     asker.send(b"CMSG stats")

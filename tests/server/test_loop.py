@@ -132,7 +132,7 @@ class TestTurns:
         assert any(reader.waiting for reader in readers)
 
     def test_a_slow_reader_that_publishes(self, kernel: FakeKernel) -> None:
-        """[CONN-5] It has turns, and its share of what the server sends."""
+        """[CONN-5] Such a reader has turns, and its share of sends."""
         readers = [kernel.subscriber(room=0, uid=1) for _ in range(20)]
         kernel.connect(uid=2).send(*publications(100))
         for reader in readers:
@@ -241,7 +241,7 @@ class TestErrors:
     def test_kernel_without_memory_for_a_busy_reader(
         self, kernel: FakeKernel
     ) -> None:
-        """[PUB-6] What it sends does not delay what waits for memory."""
+        """[PUB-6] Packets of a reader delay none that wait for memory."""
         reader = kernel.subscriber(b"blocking/soft/block")
         sender = kernel.connect()
         reader.wire.failures.append(OSError(errno.ENOBUFS, "none"))

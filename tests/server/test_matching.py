@@ -21,7 +21,7 @@ pytestmark = PROOF
 
 
 def test_every_short_pair() -> None:
-    """[MATCH-1] [MATCH-2] [MATCH-3] [MATCH-4] [MATCH-6] They agree on all."""
+    """[MATCH-1] [MATCH-2] [MATCH-3] [MATCH-4] [MATCH-6] Three ways agree."""
     keys = list(texts(b"a/*", either(5, 4)))
     bus = wide_bus()
     listeners = {pattern: Listener(bus, OWN) for pattern in keys}
@@ -37,7 +37,7 @@ def test_every_short_pair() -> None:
 
 
 def test_long_pairs() -> None:
-    """[MATCH-2] [MATCH-3] They agree on random pairs, most of them alike."""
+    """[MATCH-2] [MATCH-3] Three ways agree on random pairs."""
     chance = random.Random(6)
     listener = Listener(wide_bus(), OWN)
     for _ in range(either(200_000, 5_000)):
@@ -68,7 +68,7 @@ def look_ups(monkeypatch: pytest.MonkeyPatch) -> list[sbus.Shape]:
 
 
 def test_cost_of_a_key_beside_many_users(look_ups: list[sbus.Shape]) -> None:
-    """[LIMIT-5] [LIMIT-16] All users together cannot exceed a bound."""
+    """[LIMIT-5] [LIMIT-16] The shapes of all users have a bound."""
     kernel = FakeKernel(max_shapes=64, max_bus_shapes=512)
     for first in range(0, 512, 64):
         peer = kernel.connect(uid=1_000 + first)
@@ -110,7 +110,7 @@ def test_cost_of_a_key(look_ups: list[sbus.Shape]) -> None:
 
 
 def test_long_keys_are_not_remembered(look_ups: list[sbus.Shape]) -> None:
-    """[LIMIT-4] So a high limit costs no memory for each key."""
+    """[LIMIT-4] A high limit of keys costs no memory for each."""
     kernel = FakeKernel(max_key="unlimited")
     peer = kernel.connect()
     peer.send(b"SUB k/*")

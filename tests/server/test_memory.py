@@ -47,7 +47,7 @@ def stalled(kernel: FakeKernel) -> FakePeer:
 def test_an_emptied_backlog_is_small(
     kernel: FakeKernel, orders: list[str]
 ) -> None:
-    """[LIMIT-12] It is so if a packet is left, and after any orders."""
+    """[LIMIT-12] A backlog gives memory back, though a packet is left."""
     before = used_bytes()
     reader = stalled(kernel)
     turns = itertools.cycle(orders)
@@ -74,7 +74,7 @@ def test_long_keys_leave_nothing(uid: int) -> None:
 
 
 def test_a_traced_packet_waits_as_cheaply(directory: Path) -> None:
-    """[LIMIT-12] It counts for as much as a packet without a trace."""
+    """[LIMIT-12] A trace adds little to what a waiting packet takes."""
     sizes = []
     for is_traced in (False, True):
         kernel = FakeKernel()
@@ -131,7 +131,7 @@ def test_many_subscribers_of_a_pattern_leave(kernel: FakeKernel) -> None:
 
 
 def test_mistakes_leave_nothing(kernel: FakeKernel) -> None:
-    """[CONN-12] They leave no work for the garbage collector."""
+    """[CONN-12] A mistake leaves the garbage collector no work."""
     gc.collect()
     gc.disable()
     try:

@@ -50,7 +50,7 @@ class TestOptions:
     def test_wrong_option(
         self, arguments: list[str], capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """[RUN-1] One line and status 2."""
+        """[RUN-1] The server says so in a line, with status 2."""
         with pytest.raises(SystemExit) as exited:
             sbus.parse_options(["-a", "bus", *arguments])
         output, errors = capfd.readouterr()
@@ -82,10 +82,10 @@ class TestOptions:
                 sbus.parse_options([f"{option}={value}"])
             assert option in capfd.readouterr().err
 
-    def test_what_is_said_of_seconds(
+    def test_line_about_seconds(
         self, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """[RUN-1] They may be a fraction, so no whole number is asked for."""
+        """[RUN-1] Only of seconds the line asks for no whole number."""
         for option, kind in (("block-timeout", ""), ("max-key", "whole ")):
             with pytest.raises(SystemExit):
                 sbus.parse_options([f"--{option}", "0"])
@@ -106,19 +106,19 @@ class TestOptions:
             assert bus.process.wait(SECONDS_MAX) == 0
 
     def test_long_options(self) -> None:
-        """[RUN-1] Each short option has a long name."""
+        """[RUN-1] A short option and its long name do the same."""
         for short, long in SHORT.items():
             assert sbus.parse_options([short]) == sbus.parse_options([long])
 
     @pytest.mark.parametrize("option", ["--help", "--version"])
     def test_question(self, option: str) -> None:
-        """[RUN-1] It is answered on standard output, with status 0."""
+        """[RUN-1] The answer goes to standard output, with status 0."""
         status, output, errors = run("sbus.py", option)
         assert (status, errors) == (0, "") and "sbusd" in output
 
     @pytest.mark.parametrize("option", ["--help", "--version"])
     def test_answer_that_cannot_be_written(self, option: str) -> None:
-        """[RUN-1] One line and status 1: a full disk, or no reader."""
+        """[RUN-1] A full disk or no reader: a line says so, with status 1."""
         reader, writer = os.pipe()
         os.close(reader)
         with open("/dev/full", "wb") as full, open(writer, "wb") as broken:
@@ -243,7 +243,7 @@ class TestPoorSystems:
         module: Any,
         name: str,
     ) -> None:
-        """[RUN-1] From the first call on, there is one line."""
+        """[RUN-1] A line says so, even of the first call."""
 
         def refuse(*_: object) -> None:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
@@ -278,7 +278,7 @@ class TestPoorSystems:
     def test_limit_that_cannot_be_raised(
         self, directory: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """[LIMIT-7] It goes on with the descriptors that it has."""
+        """[LIMIT-7] The server goes on with the descriptors that it has."""
         kind = resource.RLIMIT_NOFILE
 
         def refuse(*_: object) -> None:
@@ -295,7 +295,7 @@ class TestPoorSystems:
 
     @pytest.mark.parametrize("system", SMALL_PYTHONS)
     def test_small_python(self, system: str, directory: Path) -> None:
-        """[RUN-1] All is served that needs none of the missing modules."""
+        """[RUN-1] The server does all that needs no missing module."""
         names = SMALL_PYTHONS[system].split()
         path = f"{directory}/bus"
         with Forked(lambda: lack(names), "-a", path) as server:
@@ -324,7 +324,7 @@ class TestPoorSystems:
 class TestWhoGetsIn:
     @needs_root
     def test_named_users(self, directory: Path) -> None:
-        """[CONN-2] By name or number; the bus owner always; no others."""
+        """[CONN-2] Users that -u names get in, and the bus owner."""
         named = next(user for user in pwd.getpwall() if user.pw_uid)
         options = ("-cgo", "-u", named.pw_name, "-u", "54321")
         with RealBus(directory, *options) as bus:

@@ -99,7 +99,7 @@ def is_right(packet: bytes) -> bool:
 
 
 class TestBrokenPackets:
-    """Whatever a client sends, the others do not notice."""
+    """No packet of a client shows to other clients, but messages."""
 
     pytestmark = PROOF
 

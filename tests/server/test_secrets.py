@@ -184,16 +184,16 @@ class TestSecrets:
 
 
 def assert_agreement(
-    key: bytes, patterns: Iterable[bytes], own: sbus.Credentials
+    key: bytes, patterns: Iterable[bytes], ids: sbus.Credentials
 ) -> None:
     """Check that the bus and the model agree on patterns and a key."""
-    client = Listener(wide_bus(), own)
+    client = Listener(wide_bus(), ids)
     for pattern in patterns:
         is_stored = client.send(b"SUB " + pattern)
-        assert is_stored == may_use(pattern, own), (pattern, own)
+        assert is_stored == may_use(pattern, ids), (pattern, ids)
         is_good = client.send(publish(key))
         assert is_good == (not is_reserved(key)), key
-        is_heard = is_stored and is_good and may_hear(pattern, key, own)
-        assert bool(client.take()) == is_heard, (pattern, key, own)
+        is_heard = is_stored and is_good and may_hear(pattern, key, ids)
+        assert bool(client.take()) == is_heard, (pattern, key, ids)
         if is_stored:
             client.send(b"UNSUB " + pattern)
