@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ import sbus
 from fake_kernel import FakeKernel
 from real_bus import Listener, RealBus, scratch_directory
 
+MARK = f"of process {os.getpid()}"
 FOLDER_NAME_MAX = 40  # of the 107 bytes of a path, some of which tests need
 
 
@@ -23,14 +25,28 @@ def pytest_configure() -> None:
 
     A process that is started ignores what its parent ignores, but not what
     its parent catches: under nohup or in a script, no signal stays ignored.
-    Sockets need a folder with a short name, and programs their own folder.
+    Sockets need a folder with a short name, and programs their own folder;
+    to what they warn of, users do not object.
     """
     if len(tempfile.gettempdir()) > FOLDER_NAME_MAX:
         os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
-    os.environ.pop("PYTHONSAFEPATH", None)
+    os.environ["SBUS_TESTS"] = MARK
+    for name in ("PYTHONSAFEPATH", "PYTHONWARNINGS"):
+        os.environ.pop(name, None)
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+
+
+def pytest_unconfigure() -> None:
+    """Leave no process behind, also where tests were interrupted.
+
+    All programs that tests start, and their daemons, inherit MARK.
+    """
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if MARK.encode() in (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 @pytest.fixture

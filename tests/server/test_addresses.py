@@ -157,7 +157,14 @@ class TestDirectoryOfAUser:
         assert list(directory.rglob("*.socket")) == []
 
 
-WRONG = ["", "b" * 108, "é" * 54, "no/bus", "a\nb/bus", "/proc/sbus"]
+WRONG = [
+    "",
+    "b" * 108,
+    os.fsdecode("é".encode() * 54),
+    "no/bus",
+    "a\nb/bus",
+    "/proc/sbus",
+]
 WRONG += [
     f"{ABSTRACT}/{digits}"
     for digits in ("", "0", "000", "0161", "6100", "00zz", "00" * 109)

@@ -145,6 +145,15 @@ class TestBrokenPackets:
         assert len(kernel.bus.clients) == 2
 
 
+def test_packets_above_the_default() -> None:
+    """[LIMIT-1] The send buffer has room for the largest packet."""
+    kernel = FakeKernel(max_packet=1_000_000)
+    peer = kernel.connect()
+    packet = publish(b"k").ljust(1_000_000)
+    peer.send(b"SUB k", packet)
+    assert peer.read() == [packet]
+
+
 def test_each_connection_refuses_descriptors(kernel: FakeKernel) -> None:
     """[CONN-7] A client may have connected before there was a server."""
     assert not kernel.connect().wire.passes_rights
