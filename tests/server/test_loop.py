@@ -161,40 +161,15 @@ class TestTurns:
         kernel.run()
         assert not any(peer.wire.incoming for peer in newcomers)
 
-    def test_idle_loop_sleeps(self, kernel: FakeKernel) -> None:
-        """[CONN-5] A client of which all was read costs no round."""
-        for _ in range(3):
-            kernel.connect().send(b"SUB k", publish(b"k"))
-        kernel.server.round(1_000)
-        assert kernel.selector.timeouts[-1] == 1_000
-        assert kernel.now >= 1_000
 
-
-class TestLeaving:
-    """[CONN-6] The server handles what the kernel took from a client."""
-
-    def test_one_shot_client_above_a_limit(self) -> None:
-        """[LIMIT-7] [CONN-6] A client that leaves at once exceeds none."""
-        for name in ("max_user_clients", "max_clients"):
-            kernel = FakeKernel(**{name: 3})
-            reader = kernel.subscriber(uid=0)
-            uid = 1 if name == "max_user_clients" else 0
-            peers = [kernel.connect(uid=uid) for _ in range(2)]
-            for newcomer in [kernel.knock(uid=uid) for _ in range(50)]:
-                newcomer.post(*publications(50))
-                newcomer.wire.ended = True
-            kernel.run()
-            assert reader.read() == [*publications(50)] * 50
-            assert not any(peer.wire.closed for peer in peers)
-
-    def test_user_who_may_not_connect(self) -> None:
-        """[CONN-2] [CONN-6] No packet of such a connection is handled."""
-        kernel = FakeKernel("-u", "7")
-        reader = kernel.subscriber(uid=7)
-        newcomer = kernel.knock(uid=8)
-        newcomer.post(publish(b"k"))
-        kernel.run()
-        assert newcomer.wire.closed and not reader.read()
+def test_user_who_may_not_connect() -> None:
+    """[CONN-2] [CONN-6] No packet of such a connection is handled."""
+    kernel = FakeKernel("-u", "7")
+    reader = kernel.subscriber(uid=7)
+    newcomer = kernel.knock(uid=8)
+    newcomer.post(publish(b"k"))
+    kernel.run()
+    assert newcomer.wire.closed and not reader.read()
 
 
 @pytest.mark.parametrize("room", [None, 2])
