@@ -143,7 +143,7 @@ def test_messages_stay_in_order(kernel: FakeKernel) -> None:
 def test_an_answer_tells_that_a_subscription_is_in_force(
     kernel: FakeKernel,
 ) -> None:
-    """[CRED-2] [CRED-3] [PKT-5] An answer comes after earlier messages."""
+    """[CRED-2] [CRED-3] [CTL-3] An answer comes after earlier messages."""
     client = kernel.connect(gid=100, uid=1000, pid=4242)
     early, late = publications(2)
     client.send(publish(b"k", b"too early"), b"SUB k", early, WHOAMI, late)

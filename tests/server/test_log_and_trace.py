@@ -36,7 +36,7 @@ def lines_of(bus: RealBus) -> list[str]:
 
 class TestLog:
     def test_every_decision(self, directory: Path) -> None:
-        """[RUN-15] With -v each event is a line of one form."""
+        """[RUN-15] [SUB-3] With -v each event is a line of one form."""
         steps = {  # what is sent, and what the log says of it
             b"SUB k\0hidden": 'sub pattern="k" [SUB-1]',
             b"SUB k": 'sub pattern="k" [SUB-2]',

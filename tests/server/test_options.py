@@ -50,7 +50,7 @@ class TestOptions:
     def test_wrong_option(
         self, arguments: list[str], capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """[RUN-1] The server says so in a line, with status 2."""
+        """[RUN-1] [CRED-9] The server says so in a line, with status 2."""
         with pytest.raises(SystemExit) as exited:
             sbus.parse_options(["-a", "bus", *arguments])
         output, errors = capfd.readouterr()
