@@ -155,6 +155,15 @@ def have_small_buffers() -> None:
     socket.socket.setsockopt = give_less  # type: ignore
 
 
+def failing(owner: Any, name: str, number: int) -> Callable[[], None]:
+    """Return what has a function fail with an error of the kernel."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return lambda: setattr(owner, name, fail)
+
+
 def lack(names: list[str]) -> None:
     """Have a Python without modules or constants import the server anew."""
     for name in names:
@@ -222,12 +231,7 @@ class TestPoorSystems:
     ) -> None:
         """[RUN-1] A packet that the kernel cannot take now ends no start."""
 
-        def refuse(*_: object) -> None:
-            raise OSError(number, os.strerror(number))
-
-        def prepare() -> None:
-            socket.socket.send = refuse  # type: ignore
-
+        prepare = failing(socket.socket, "send", number)
         with Forked(prepare, "-a", f"{directory}/bus") as server:
             server.wait()
             with connect(f"{directory}/bus"):
@@ -245,12 +249,7 @@ class TestPoorSystems:
     ) -> None:
         """[RUN-1] A line says so, even of the first call."""
 
-        def refuse(*_: object) -> None:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-        def prepare() -> None:
-            setattr(module, name, refuse)
-
+        prepare = failing(module, name, errno.EPERM)
         with Forked(prepare, "-a", f"{directory}/bus") as server:
             server.wait()
             assert server.end() == 1
@@ -262,13 +261,7 @@ class TestPoorSystems:
     ) -> None:
         """[RUN-1] The line says which kind the kernel does not have."""
 
-        def refuse(*_: object) -> None:
-            number = errno.EPROTONOSUPPORT
-            raise OSError(number, os.strerror(number))
-
-        def prepare() -> None:
-            socket.socket = refuse  # type: ignore
-
+        prepare = failing(socket, "socket", errno.EPROTONOSUPPORT)
         with Forked(prepare, "-a", f"{directory}/bus") as server:
             assert server.wait() == b""
             assert server.end() == 1
