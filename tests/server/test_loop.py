@@ -189,6 +189,11 @@ def test_stop(kernel: FakeKernel, room: int | None) -> None:
     assert (0.9 if room else 0) <= kernel.now - 100 < 2
 
 
+def refuse(*_: object) -> None:
+    """Fail as epoll does when it has no room."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 class TestErrors:
     """[CONN-12] An error costs at most the client that it concerns."""
 
@@ -204,14 +209,24 @@ class TestErrors:
         for number, peer in enumerate(peers[1:]):
             peer.send(publish(b"%d" % number))
 
-        def refuse(*_: object) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
         monkeypatch.setattr(kernel.selector, "register", refuse)
         peers[0].close()
         assert all(peer.wire.closed for peer in peers)
         witness.send(WHOAMI)
         assert len(witness.read()) == 1
+
+    def test_a_reader_that_leaves_without_room_in_epoll(
+        self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """[CONN-12] [CONN-10] The server disconnects it once."""
+        reader = kernel.subscriber(room=0)
+        kernel.connect().send(*publications(3))
+        monkeypatch.setattr(kernel.selector, "register", refuse)
+        reader.wire.is_silent = True
+        reader.wire.room = None
+        reader.close()
+        assert reader.wire.closed
+        assert [*reader.wire.taken] == publications(3)
 
     def test_kernel_without_memory_for_a_busy_reader(
         self, kernel: FakeKernel
