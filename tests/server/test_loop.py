@@ -228,6 +228,17 @@ class TestErrors:
         assert reader.wire.closed
         assert [*reader.wire.taken] == publications(3)
 
+    def test_a_listener_without_room_in_epoll(
+        self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """[CONN-12] [LIMIT-7] The server rests before it tries again."""
+        kernel.listener.failures.append(OSError(errno.EMFILE, "none"))
+        kernel.run()
+        monkeypatch.setattr(kernel.selector, "register", refuse)
+        for _ in range(3):
+            kernel.server.round(1)
+            assert kernel.selector.timeouts[-1] > sbus.REST_SECONDS / 2
+
     def test_kernel_without_memory_for_a_busy_reader(
         self, kernel: FakeKernel
     ) -> None:
