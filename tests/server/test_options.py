@@ -82,10 +82,10 @@ class TestOptions:
                 sbus.parse_options([f"{option}={value}"])
             assert option in capfd.readouterr().err
 
-    def test_line_about_seconds(
+    def test_what_is_said_of_seconds(
         self, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """[RUN-1] Only of seconds the line asks for no whole number."""
+        """[RUN-1] They may be a fraction, so no whole number is asked for."""
         for option, kind in (("block-timeout", ""), ("max-key", "whole ")):
             with pytest.raises(SystemExit):
                 sbus.parse_options([f"--{option}", "0"])
@@ -118,7 +118,7 @@ class TestOptions:
 
     @pytest.mark.parametrize("option", ["--help", "--version"])
     def test_answer_that_cannot_be_written(self, option: str) -> None:
-        """[RUN-1] A full disk or no reader: a line says so, with status 1."""
+        """[RUN-1] One line and status 1: a full disk, or no reader."""
         reader, writer = os.pipe()
         os.close(reader)
         with open("/dev/full", "wb") as full, open(writer, "wb") as broken:
