@@ -116,7 +116,8 @@ def daemon(
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        assert poll.poll(SECONDS_MAX * 1000), "the daemon does not stop"
+        has_ended = poll.poll(SECONDS_MAX * 1000)
+        assert has_ended, "the daemon does not stop"
         os.close(descriptor)
 
 
@@ -124,7 +125,8 @@ def serve_as_daemon(directory: Path, prepare: Callable[[], object]) -> None:
     """Have a daemon that prepares itself serve, end, and leave nothing."""
     path, pid_file = directory / "bus", directory / "pid"
     with Forked(prepare, "-a", str(path), "-p", str(pid_file)) as server:
-        assert server.wait() == b""
+        output = server.wait()
+        assert output == b""
         pid = int(pid_file.read_text())
         assert is_served(path)
         os.kill(pid, signal.SIGTERM)

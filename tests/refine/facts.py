@@ -157,7 +157,7 @@ def facts_of_causes(
 
     lines = CAUSE.findall(log)
     yield "CONN-13: named", len(lines), log.count("disconnect client=")
-    said = {(int(number), named(rule)) for number, rule in lines}
-    yield "CONN-13: said wrongly", said - {*follower.causes}, set()
+    logged = {(int(number), named(rule)) for number, rule in lines}
+    yield "CONN-13: logged wrongly", logged - {*follower.causes}, set()
     follower.logged.update(map(named, CITED.findall(log)))
     yield "CONN-13: not logged", {*known} - follower.logged, set()

@@ -328,15 +328,15 @@ def explore(text: str) -> Way:
 
 def shrink(way: Way) -> Way:
     """Return a short way through a small world on which something differs."""
-    for place in reversed(range(way.world.count("\n"))):
+    for index in reversed(range(way.world.count("\n"))):
         lines = way.world.splitlines(keepends=True)
-        del lines[place]
-        other = go_again("".join(lines), way.end, way.steps)
-        way = other if other.wrong else way
-    for place in reversed(range(len(way.steps))):
-        steps = way.steps[:place] + way.steps[place + 1 :]
-        other = go_again(way.world, way.end, steps)
-        way = other if other.wrong else way
+        del lines[index]
+        shorter = go_again("".join(lines), way.end, way.steps)
+        way = shorter if shorter.wrong else way
+    for index in reversed(range(len(way.steps))):
+        steps = way.steps[:index] + way.steps[index + 1 :]
+        shorter = go_again(way.world, way.end, steps)
+        way = shorter if shorter.wrong else way
     return way
 
 

@@ -67,7 +67,7 @@ def test_what_is_not_found_exists() -> None:
 # Each takes seconds
 @pytest.mark.parametrize("name", either(mistakes_of_chapters(), []))
 def test_a_mistake_is_found(name: str, directory: Path) -> None:
-    """It shows as a conversation."""
+    """The program prints a conversation that shows it."""
     source = broken_servers.SBUS.read_text("utf-8")
     try:
         broken = read_mistakes()[name].spoil(source)

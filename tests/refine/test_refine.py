@@ -27,8 +27,9 @@ def require_none_wrong(ways: Iterable[Way], name: str) -> None:
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_all_states(name: str) -> None:
-    """[BLOCK-7] [BLOCK-10] [BLOCK-12] [BLOCK-16] [BLOCK-22] [CONN-10]
-    [LIMIT-7] [PUB-6] Each order of events, to the end.
+    """[BLOCK-7] [BLOCK-8] [BLOCK-9] [BLOCK-10] [BLOCK-11] [BLOCK-12]
+    [BLOCK-16] [BLOCK-22] [CONN-10] [LIMIT-7] [ORDER-1] [ORDER-2]
+    [PUB-6] Server and model agree in each order of events.
     """
     way = explore(WORLDS[name])
     assert not way.wrong, way.block(name)
@@ -37,7 +38,8 @@ def test_all_states(name: str) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_random_worlds(seed: int) -> None:
     """[PUB-1] [PUB-3] [PUB-4] [PUB-6] [PKT-5] [CRED-11] [CTL-5] [CONN-6]
-    [CONN-13] [LIMIT-12] [RUN-12] [TRACE-1] Some ways through each.
+    [BLOCK-17] [CONN-13] [ECHO-1] [LIMIT-12] [RUN-12] [TRACE-1] Server and
+    model agree in some ways through each.
     """
     ways = random_ways(str(seed), WORLDS_OF_A_SEED)
     require_none_wrong(ways, f"random-{seed}")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import random
 import secrets
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -109,47 +106,47 @@ class TestDirectoryOfAUser:
     def test_default(
         self, directory: Path, variable: str, has_run: bool, umask: int
     ) -> None:
-        """[ADDR-1] In an empty environment, or one of another user."""
+        """[ADDR-1] Server and client agree, in whatever environment."""
         root = Root(directory)
         root.umask = umask
         if variable:
             root.environment["XDG_RUNTIME_DIR"] = variable
-        place = RUN if has_run else TMP
+        folder = RUN if has_run else TMP
         if has_run:
             (directory / RUN[1:]).mkdir()
             give_to_user(directory / RUN[1:])
         for _ in range(2):  # the second finds what the first has made
-            assert root.clients_address() == f"{place}/sbus.socket"
+            assert root.clients_address() == f"{folder}/sbus.socket"
             with Forked(root.enter) as server:
                 assert server.wait() == b""
-                assert is_served(directory / place[1:] / "sbus.socket")
+                assert is_served(directory / folder[1:] / "sbus.socket")
                 assert server.end() == 0
         assert (directory / TMP[1:]).exists() != has_run
         assert has_run or mode_of(directory / TMP[1:]) == 0o700
 
-    @pytest.mark.parametrize("what", SQUATTERS)
+    @pytest.mark.parametrize("squatter", SQUATTERS)
     def test_squatter(
-        self, directory: Path, what: str, capfd: pytest.CaptureFixture[str]
+        self, directory: Path, squatter: str, capfd: pytest.CaptureFixture[str]
     ) -> None:
         """[ADDR-1] [RUN-1] A directory of this user alone, or none."""
         root, path = Root(directory), directory / TMP[1:]
-        if what == "link":
+        if squatter == "link":
             (directory / "theirs").mkdir(0o700)
             give_to_user(directory / "theirs")
             path.symlink_to("/theirs")
-        elif what == "file":
+        elif squatter == "file":
             path.touch(0o700)
             give_to_user(path)
-        elif what == "nothing":
+        elif squatter == "nothing":
             path.parent.rmdir()
         else:
             path.mkdir()
-            path.chmod(0o710 if what == "mode 0710" else 0o777)
-            if what == "other user":
+            path.chmod(0o710 if squatter == "mode 0710" else 0o777)
+            if squatter == "other user":
                 path.chmod(0o700)
             else:
                 give_to_user(path)
-        if what != "nothing":  # then there is no server
+        if squatter != "nothing":  # then there is no server
             assert f"{TMP}: not yours alone" in root.clients_address()
         with Forked(root.enter) as server:
             assert server.wait() == b""
@@ -160,7 +157,14 @@ class TestDirectoryOfAUser:
         assert list(directory.rglob("*.socket")) == []
 
 
-WRONG = ["", "b" * 108, "é" * 54, "no/bus", "a\nb/bus", "/proc/sbus"]
+WRONG = [
+    "",
+    "b" * 108,
+    os.fsdecode("é".encode() * 54),
+    "no/bus",
+    "a\nb/bus",
+    "/proc/sbus",
+]
 WRONG += [
     f"{ABSTRACT}/{digits}"
     for digits in ("", "0", "000", "0161", "6100", "00zz", "00" * 109)
@@ -172,7 +176,7 @@ WRONG += [f"/dev/fd/{n}" for n in ("999", "99999999999", "-1", "x", "")]
 class TestAddress:
     @pytest.mark.parametrize("address", WRONG)
     def test_wrong(self, directory: Path, address: str) -> None:
-        """[RUN-1] One line says what is wrong; nothing is left behind."""
+        """[RUN-1] A line says what is wrong, and no file is left."""
         environment = {**os.environ, "SBUS_ADDRESS": f"{directory}/other"}
         refusal(1, "-a", address, cwd=directory, env=environment)
         assert os.listdir(directory) == []
@@ -184,22 +188,22 @@ class TestAddress:
     def test_path(
         self, directory: Path, path: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """[ADDR-10] Of 1 to 107 bytes; the socket goes with the server."""
+        """[ADDR-10] It has 1 to 107 bytes; the server removes its socket."""
         cwd = directory / ("e" * 90)  # from the root it may be longer
         for name in ("a/c", "d" * 105):
             (cwd / name).mkdir(parents=True)
         (cwd / "link").symlink_to("a/c")  # whose parent the kernel knows
         if path[0] == "/":
             path = str(directory) + path[: -len(str(directory))]
-        there = Path("a/b" if ".." in path else path)
+        file = Path("a/b" if ".." in path else path)
         monkeypatch.chdir(cwd)
         with RealBus(directory, address=path):
-            assert there.is_socket()
-            assert len(str(there)) > 107 or is_served(there)
-        assert not (cwd / there).exists()
+            assert file.is_socket()
+            assert len(str(file)) > 107 or is_served(file)
+        assert not (cwd / file).exists()
 
     def test_abstract_name(self, directory: Path) -> None:
-        """[ADDR-4] [RUN-1] One serves it; the log says who may connect."""
+        """[ADDR-4] [RUN-1] It has one server, which logs who may connect."""
         address = f"{ABSTRACT}/00{secrets.token_hex(8)}"
         for options in ([], ["-u", str(os.getuid())]):
             with RealBus(directory, *options, address=address) as bus:
@@ -217,7 +221,7 @@ class TestAddress:
 class TestInheritedSocket:
     @pytest.mark.parametrize("number", [0, 1, 2])
     def test_standard_stream(self, directory: Path, number: int) -> None:
-        """[ADDR-1] As a socket it stays one, whatever becomes of streams."""
+        """[ADDR-1] The server listens there, and redirects a copy."""
         name = ("stdin", "stdout", "stderr")[number]
         address = f"/dev/fd/{number}"
         with bound(directory / "bus") as listener:
@@ -228,7 +232,7 @@ class TestInheritedSocket:
                 with daemon(directory, address=address, stderr=listener):
                     assert is_served(directory / "bus")
 
-    def test_what_is_no_socket_of_a_bus(self, directory: Path) -> None:
+    def test_other_descriptors(self, directory: Path) -> None:
         """[RUN-1] Only a Unix-domain SEQPACKET socket will do."""
         pair = seqpacket_pair()
         with pair[0], pair[1], socket.socket() as tcp, open(__file__) as file:
@@ -239,19 +243,19 @@ class TestInheritedSocket:
 
 
 class TestPlace:
-    @pytest.mark.parametrize("what", ["directory", "FIFO", "stream"])
+    @pytest.mark.parametrize("kind", ["directory", "FIFO", "stream"])
     @pytest.mark.parametrize("option", ["-f", "-r"])
-    def test_what_is_kept(
-        self, directory: Path, what: str, option: str
+    def test_place_that_is_taken(
+        self, directory: Path, kind: str, option: str
     ) -> None:
-        """[ADDR-8] [RUN-1] One line says what is in the way."""
+        """[ADDR-8] [RUN-1] A line says so, and the file there is kept."""
         path = directory / "bus"
-        with occupied(path, what):
+        with occupied(path, kind):
             line = refusal(1, option, "-a", str(path))
         assert line.startswith(f"sbusd: {path}: ")
 
     def test_live_server(self, directory: Path) -> None:
-        """[ADDR-8] It is not replaced, and sees no client come and go."""
+        """[ADDR-8] A start does not replace it, and is no client of it."""
         with RealBus(directory) as bus:
             freeze(bus)
             assert "server" in refusal(1, "-r", "-a", bus.path)
@@ -260,41 +264,40 @@ class TestPlace:
                 assert peer.stats()["client"] == 1  # the first that came
 
     def test_rivals(self, directory: Path) -> None:
-        """[ADDR-8] Of many that start at once on a stale path one serves."""
+        """[ADDR-8] A start waits for another one that replaces the socket."""
         path = directory / "bus"
+        bound(path).close()
+        gate, opener = os.pipe()
+        events, note = os.pipe()
 
-        def dawdle(event: str, _: object) -> None:
-            if event in ("socket.connect", "os.remove", "socket.bind"):
-                time.sleep(random.random() / 300)  # what it knows ages
+        def hold(event: str, _: object) -> None:
+            if event == "os.remove":  # it knows that the socket is stale
+                os.write(note, b"removes ")
+                os.read(gate, 1)
 
-        def prepare() -> None:
-            random.seed(os.getpid())
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            os.close(opener)
-            sys.addaudithook(dawdle)
-            os.read(gate, 1)  # returns when all have closed the opener
+        def tell(event: str, _: object) -> None:
+            if event in ("fcntl.flock", "socket.connect"):
+                os.write(note, event.encode())
 
-        for _ in range(5):
-            bound(path).close()
-            gate, opener = os.pipe()
-            with contextlib.ExitStack() as stack:
-                rivals = [
-                    stack.enter_context(Forked(prepare, "-ra", str(path)))
-                    for _ in range(8)
-                ]
-                os.close(opener)
-                os.close(gate)
-                for rival in rivals:
-                    rival.wait()  # it serves, or has refused to
+        arguments = ("-ra", str(path))
+        with Forked(lambda: sys.addaudithook(hold), *arguments) as first:
+            assert os.read(events, 8) == b"removes "
+            with Forked(lambda: sys.addaudithook(tell), *arguments) as second:
+                assert os.read(events, 11) == b"fcntl.flock"
+                os.write(opener, b"12")  # to replace it, and to end
+                first.wait()
+                second.wait()
                 assert is_served(path)
-                assert sorted(rival.end() for rival in rivals) == [0] + [1] * 7
-            assert os.listdir(directory) == []
+                assert (first.end(), second.end()) == (0, 1)
+        for descriptor in (gate, opener, events, note):
+            os.close(descriptor)
+        assert os.listdir(directory) == []
 
     @pytest.mark.parametrize("mode", [0o333, 0o777])
     def test_directory_that_cannot_be_locked(
         self, directory: Path, mode: int
     ) -> None:
-        """[ADDR-8] Nobody keeps a server from starting, or from its end."""
+        """[ADDR-8] A server starts and ends without the lock."""
         lock = os.open(directory, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX)
         directory.chmod(mode)
@@ -307,7 +310,7 @@ class TestPlace:
         assert os.listdir(directory) == []
 
     def test_directory_that_was_removed(self, directory: Path) -> None:
-        """[RUN-1] [ADDR-10] It is not needed where the path is absolute."""
+        """[RUN-1] [ADDR-10] An absolute path needs no current directory."""
 
         def enter() -> None:
             gone = directory / "gone"

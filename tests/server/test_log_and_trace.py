@@ -21,8 +21,8 @@ from processes import SBUSD, SECONDS_MAX
 from real_bus import RealBus, wait_for
 
 LINE = re.compile(rb"sbusd: [ -~]{1,292}")
-WHO = rf"client=\d+ uid={os.getuid()} pid={os.getpid()}"
-EVENT = re.compile(rf"sbusd: {WHO} \w+ (\w+=.+ )?\[[A-Z]+-\d+\]")  # of -v
+SELF = rf"client=\d+ uid={os.getuid()} pid={os.getpid()}"
+EVENT = re.compile(rf"sbusd: {SELF} \w+ (\w+=.+ )?\[[A-Z]+-\d+\]")  # of -v
 
 
 def lines_of(bus: RealBus) -> list[str]:
@@ -36,7 +36,7 @@ def lines_of(bus: RealBus) -> list[str]:
 
 class TestLog:
     def test_every_decision(self, directory: Path) -> None:
-        """[RUN-15] With -v each event is a line of one form."""
+        """[RUN-15] [SUB-3] With -v each event is a line of one form."""
         steps = {  # what is sent, and what the log says of it
             b"SUB k\0hidden": 'sub pattern="k" [SUB-1]',
             b"SUB k": 'sub pattern="k" [SUB-2]',
@@ -54,14 +54,14 @@ class TestLog:
             peer.send(*steps)
             assert len(peer.receive_all()) == 2
         lines = lines_of(bus)
-        who = f"sbusd: client=1 uid={os.getuid()} pid={os.getpid()} "
-        texts = [line[len(who) :] for line in lines if line.startswith(who)]
+        head = f"sbusd: client=1 uid={os.getuid()} pid={os.getpid()} "
+        texts = [line[len(head) :] for line in lines if line.startswith(head)]
         assert texts[0].startswith("open ")
-        found = [
-            next(i for i, text in enumerate(texts) if text.startswith(told))
-            for told in steps.values()
+        places = [
+            next(i for i, text in enumerate(texts) if text.startswith(start))
+            for start in steps.values()
         ]
-        assert found == sorted(found)
+        assert places == sorted(places)
         assert "send m=1 [PUB-1]" in texts
         for line in lines:
             if " client=" in line and "disconnect" not in line:
@@ -72,7 +72,7 @@ class TestLog:
     def test_a_second_of_mistakes(
         self, kernel: FakeKernel, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """[CONN-13] A line for a user, ten for a rule; then who had none."""
+        """[CONN-13] A user has a line, and a rule ten; then come others."""
         for number in range(30):
             kernel.wait(0.5 if number == 15 else 0)
             peer = kernel.connect(uid=1_000 + number // 2, pid=number)
@@ -81,8 +81,8 @@ class TestLog:
         lines = capfd.readouterr().err.splitlines()
         start = "sbusd: disconnect client={} uid={} pid={} [{}] "
         numbers = [(2 * n + 1, 1_000 + n, 2 * n, "PKT-2") for n in range(10)]
-        for line, told in zip(lines, [*numbers, (31, 7, 99, "KEY-4")]):
-            assert line.startswith(start.format(*told))
+        for line, facts in zip(lines, [*numbers, (31, 7, 99, "KEY-4")]):
+            assert line.startswith(start.format(*facts))
         assert len(lines) == 11
 
         kernel.wait(0.4)
@@ -91,8 +91,8 @@ class TestLog:
         lines = capfd.readouterr().err.splitlines()
         assert len(lines) == 11
         for number in range(10):
-            who = f"uid={1_000 + number} [PKT-2]: pid={2 * number + 1}"
-            assert f"sbusd: 1 more of {who}" in lines
+            process = f"uid={1_000 + number} [PKT-2]: pid={2 * number + 1}"
+            assert f"sbusd: 1 more of {process}" in lines
         pids = " ".join(f"pid={number}" for number in range(20, 30))
         assert f"sbusd: 10 more of other users [PKT-2]: {pids}" in lines
 
@@ -103,7 +103,7 @@ class TestLog:
     def test_empty_packets_are_logged(
         self, kernel: FakeKernel, capfd: pytest.CaptureFixture[str], count: int
     ) -> None:
-        """[CONN-13] [PKT-2] They look like the end of a client's input."""
+        """[CONN-13] [PKT-2] An empty packet looks like the end of input."""
         peer = kernel.connect()
         peer.send(*[b""] * count)
         assert peer.wire.closed
@@ -145,7 +145,7 @@ class TestHungLog:
 
 class TestTrace:
     def test_every_message_has_one_end(self, directory: Path) -> None:
-        """[TRACE-7] [CONN-10] [RUN-12] Sent, or dropped for a reason."""
+        """[TRACE-7] [CONN-10] [RUN-12] It is sent, or dropped for a reason."""
         path = directory / "trace"
         with (
             RealBus(
@@ -185,8 +185,8 @@ class TestTrace:
 
         assert (event["ev"], closed) == ("stop", opened)
         assert numbers == [*range(1, 6_001)]
-        mine = [number for client, number in sends if client == 1]
-        assert heard == [(packets * 2)[number - 1] for number in mine]
+        received = [number for client, number in sends if client == 1]
+        assert heard == [(packets * 2)[number - 1] for number in received]
         ends = Counter([*sends, *(drop[:2] for drop in drops)])
         assert set(ends.values()) == {1}
         assert {number for client, number in ends if client == 1} == {*numbers}
@@ -196,7 +196,7 @@ class TestTrace:
         assert (2, "deaf") in reasons
 
     def test_start_after_a_kill(self, directory: Path) -> None:
-        """[TRACE-1] What was cut is a line of its own; no round is lost."""
+        """[TRACE-1] A cut line stays alone; each round is in the trace."""
         path = directory / "trace"
         path.write_text('{"n":1,"t":1,"ev"')
         with (
@@ -207,20 +207,20 @@ class TestTrace:
             peer.fence()
             peer.fence()  # answered in a later round than the first
             bus.stop(signal.SIGKILL)
-        first, *others = path.read_text().splitlines()
+        first, *events = path.read_text().splitlines()
         assert first == '{"n":1,"t":1,"ev"'
-        kinds = [json.loads(line)["ev"] for line in others]
+        kinds = [json.loads(line)["ev"] for line in events]
         assert kinds[:4] == ["start", "open", "sub", "ctl"]
 
     def test_full_disk(self, directory: Path) -> None:
-        """[RUN-16] [TRACE-1] One line in the log, and the bus goes on."""
+        """[RUN-16] [TRACE-1] The log has a line of it, and the bus goes on."""
         path = directory / "trace"
         with (
             RealBus(directory, "--trace", str(path)) as bus,
             bus.connect() as peer,
         ):
-            few = (2_000, 2_000)
-            resource.prlimit(bus.process.pid, resource.RLIMIT_FSIZE, few)
+            limits = (2_000, 2_000)
+            resource.prlimit(bus.process.pid, resource.RLIMIT_FSIZE, limits)
             peer.send(*[b"SUB %d" % number for number in range(50)])
             assert peer.fence() == []
             assert bus.stop() == 0

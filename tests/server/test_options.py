@@ -50,7 +50,7 @@ class TestOptions:
     def test_wrong_option(
         self, arguments: list[str], capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """[RUN-1] One line and status 2."""
+        """[RUN-1] [CRED-9] The server says so in a line, with status 2."""
         with pytest.raises(SystemExit) as exited:
             sbus.parse_options(["-a", "bus", *arguments])
         output, errors = capfd.readouterr()
@@ -106,13 +106,13 @@ class TestOptions:
             assert bus.process.wait(SECONDS_MAX) == 0
 
     def test_long_options(self) -> None:
-        """[RUN-1] Each short option has a long name."""
+        """[RUN-1] A short option and its long name do the same."""
         for short, long in SHORT.items():
             assert sbus.parse_options([short]) == sbus.parse_options([long])
 
     @pytest.mark.parametrize("option", ["--help", "--version"])
     def test_question(self, option: str) -> None:
-        """[RUN-1] It is answered on standard output, with status 0."""
+        """[RUN-1] The answer goes to standard output, with status 0."""
         status, output, errors = run("sbus.py", option)
         assert (status, errors) == (0, "") and "sbusd" in output
 
@@ -153,6 +153,15 @@ def have_small_buffers() -> None:
         give(wire, level, option, value)
 
     socket.socket.setsockopt = give_less  # type: ignore
+
+
+def failing(owner: Any, name: str, number: int) -> Callable[[], None]:
+    """Return what has a function fail with an error of the kernel."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return lambda: setattr(owner, name, fail)
 
 
 def lack(names: list[str]) -> None:
@@ -200,6 +209,7 @@ class TestPoorSystems:
                 assert peer.receive() == packet
                 peer.send(packet + b".")
                 assert peer.is_disconnected()
+        assert f"[LIMIT-1] more than {room} b" in capfd.readouterr().err
 
     def test_packets_that_are_asked_for(
         self, directory: Path, capfd: pytest.CaptureFixture[str]
@@ -221,12 +231,7 @@ class TestPoorSystems:
     ) -> None:
         """[RUN-1] A packet that the kernel cannot take now ends no start."""
 
-        def refuse(*_: object) -> None:
-            raise OSError(number, os.strerror(number))
-
-        def prepare() -> None:
-            socket.socket.send = refuse  # type: ignore
-
+        prepare = failing(socket.socket, "send", number)
         with Forked(prepare, "-a", f"{directory}/bus") as server:
             server.wait()
             with connect(f"{directory}/bus"):
@@ -242,14 +247,9 @@ class TestPoorSystems:
         module: Any,
         name: str,
     ) -> None:
-        """[RUN-1] From the first call on, there is one line."""
+        """[RUN-1] A line says so, even of the first call."""
 
-        def refuse(*_: object) -> None:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-        def prepare() -> None:
-            setattr(module, name, refuse)
-
+        prepare = failing(module, name, errno.EPERM)
         with Forked(prepare, "-a", f"{directory}/bus") as server:
             server.wait()
             assert server.end() == 1
@@ -261,13 +261,7 @@ class TestPoorSystems:
     ) -> None:
         """[RUN-1] The line says which kind the kernel does not have."""
 
-        def refuse(*_: object) -> None:
-            number = errno.EPROTONOSUPPORT
-            raise OSError(number, os.strerror(number))
-
-        def prepare() -> None:
-            socket.socket = refuse  # type: ignore
-
+        prepare = failing(socket, "socket", errno.EPROTONOSUPPORT)
         with Forked(prepare, "-a", f"{directory}/bus") as server:
             assert server.wait() == b""
             assert server.end() == 1
@@ -277,7 +271,7 @@ class TestPoorSystems:
     def test_limit_that_cannot_be_raised(
         self, directory: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """[LIMIT-7] It goes on with the descriptors that it has."""
+        """[LIMIT-7] The server goes on with the descriptors that it has."""
         kind = resource.RLIMIT_NOFILE
 
         def refuse(*_: object) -> None:
@@ -294,7 +288,7 @@ class TestPoorSystems:
 
     @pytest.mark.parametrize("system", SMALL_PYTHONS)
     def test_small_python(self, system: str, directory: Path) -> None:
-        """[RUN-1] All is served that needs none of the missing modules."""
+        """[RUN-1] The server does all that needs no missing module."""
         names = SMALL_PYTHONS[system].split()
         path = f"{directory}/bus"
         with Forked(lambda: lack(names), "-a", path) as server:
@@ -323,7 +317,7 @@ class TestPoorSystems:
 class TestWhoGetsIn:
     @needs_root
     def test_named_users(self, directory: Path) -> None:
-        """[CONN-2] By name or number; the bus owner always; no others."""
+        """[CONN-2] Users that -u names get in, and the bus owner."""
         named = next(user for user in pwd.getpwall() if user.pw_uid)
         options = ("-cgo", "-u", named.pw_name, "-u", "54321")
         with RealBus(directory, *options) as bus:

@@ -47,7 +47,7 @@ def descriptors(bus: RealBus) -> int:
 
 @pytest.mark.parametrize("size", [1 << 12, 1 << 17, 212_960, 409_599])
 def test_sizes(bus: RealBus, reader: Peer, size: int) -> None:
-    """[CONN-1] [PUB-4] [LIMIT-1] Also where the kernel changes."""
+    """[CONN-1] [PUB-4] [LIMIT-1] Sizes where the kernel changes pass."""
     with bus.connect() as sender:
         sender.wire.setsockopt(*LARGE_BUFFER)
         for more in (-1, 0, 1):
@@ -59,8 +59,8 @@ def test_sizes(bus: RealBus, reader: Peer, size: int) -> None:
         assert reader.fence() == []
 
 
-def test_what_the_kernel_keeps(bus: RealBus, reader: Peer) -> None:
-    """[LIMIT-21] [LIMIT-1] No more than 416 KiB, and one packet."""
+def test_bytes_that_the_kernel_keeps(bus: RealBus, reader: Peer) -> None:
+    """[LIMIT-21] [LIMIT-1] The kernel keeps at most 416 KiB and a packet."""
     size = 1 << 15  # for which the kernel charges little more
     with bus.connect() as sender:
         reader.send(b"CMSG blocking/soft/discard")
@@ -73,7 +73,7 @@ def test_what_the_kernel_keeps(bus: RealBus, reader: Peer) -> None:
 
 
 def test_killed_publishers(bus: RealBus, reader: Peer) -> None:
-    """[CONN-6] What the kernel took before a kill -9 is delivered."""
+    """[CONN-6] Packets that the kernel took before a kill -9 are delivered."""
     before = descriptors(bus)
     for count in (10, 100, 250):
         packets = publications(count)
@@ -104,10 +104,10 @@ def test_visitors_without_end(bus: RealBus) -> None:
         while True:
             bus.connect().send(b"SUB storm", publish(b"storm"), b"BAD")
 
-    with bus.connect(INNOCENT) as one, bus.connect(INNOCENT) as other:
-        other.send(b"SUB calm")
-        other.fence()
+    with bus.connect(INNOCENT) as sender, bus.connect(INNOCENT) as reader:
+        reader.send(b"SUB calm")
+        reader.fence()
         with child_process(rage), child_process(rage):
             for packet in publications(300, b"calm"):
-                one.send(packet)
-                assert other.receive() == packet
+                sender.send(packet)
+                assert reader.receive() == packet

@@ -1,4 +1,4 @@
-"""Tests that no pattern that can be built hears another one's secrets."""
+"""Tests that no pattern that can be built hears secrets of another client."""
 
 from __future__ import annotations
 
@@ -37,20 +37,26 @@ class Detector:
 
     def try_patterns(self, patterns: Sequence[bytes]) -> list[str]:
         """Have all subscribe to patterns, publish secrets, unsubscribe."""
-        held = [self.subscribe(one, patterns) for one in self.listeners]
+        stored = {
+            listener: self.subscribe(listener, patterns)
+            for listener in self.listeners
+        }
         for key in SECRET_KEYS:
             self.publisher.send(publish(key))
-            for listener, some in zip(self.listeners, held):
-                heard = bool(listener.take())
-                if heard != (
+            for listener in self.listeners:
+                is_heard = bool(listener.take())
+                if is_heard != (
                     listener is self.owner
-                    and any(may_hear(text, key, OWN) for text in some)
+                    and any(
+                        may_use(pattern, OWN) and may_hear(pattern, key, OWN)
+                        for pattern in stored[listener]
+                    )
                 ):
-                    what = "heard" if heard else "did not hear"
-                    self.leaks.append(f"{listener.own} {what} {key!r}")
+                    verb = "heard" if is_heard else "did not hear"
+                    self.leaks.append(f"{listener.own} {verb} {key!r}")
                     self.leaks.append(f"... with one of {patterns}")
-        for listener, some in zip(self.listeners, held):
-            for pattern in some:
+        for listener, own_patterns in stored.items():
+            for pattern in own_patterns:
                 listener.send(b"UNSUB " + pattern)
         return self.leaks
 
@@ -58,28 +64,30 @@ class Detector:
         self, listener: Listener, patterns: Sequence[bytes]
     ) -> list[bytes]:
         """Subscribe to patterns; return those that were stored."""
-        held = []
+        stored = []
         for pattern in patterns:
             is_stored = listener.send(b"SUB " + pattern)
             if is_stored != may_use(pattern, listener.own):
                 verb = "holds" if is_stored else "may not hold"
                 self.leaks.append(f"{listener.own} {verb} {pattern!r}")
             if is_stored:
-                held.append(pattern)
-        return held
+                stored.append(pattern)
+        return stored
 
 
 def leaks_of_tokens(stride: int) -> list[str]:
     """Return what leaks to patterns of tokens.
 
-    Those that differ in the last part alone are tried together; of these
-    groups one in *stride* is tried.
+    Those that differ in the last part alone are tried together: all that
+    begin as a secret key does, and of other groups one in *stride*.
     """
     detector = Detector()
     starts = itertools.chain.from_iterable(
         itertools.product(TOKENS, repeat=length) for length in range(PARTS_MAX)
     )
-    for parts in itertools.islice(starts, 0, None, stride):
+    for number, parts in enumerate(starts):
+        if number % stride and parts[:2] != (b"!", b"cred"):
+            continue
         detector.try_patterns([b"/".join([*parts, last]) for last in TOKENS])
         if len(detector.leaks) > 20:
             break
@@ -87,50 +95,50 @@ def leaks_of_tokens(stride: int) -> list[str]:
 
 
 def without_subscription_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Store any pattern as it is; the check at delivery stays."""
+    """Let clients store any pattern; the check at delivery stays."""
     monkeypatch.setattr(sbus, "check_pattern", lambda *_: None)
 
 
 def without_delivery_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let fields fit whomever a table finds; the check before stays."""
+    """Let whom a table finds hear all; the check of patterns stays."""
     monkeypatch.setattr(sbus, "may_hear", lambda *_, **__: True)
 
 
 class TestSecrets:
-    """Nothing that can be subscribed to hears another one's secrets."""
+    """No pattern that a client can store hears secrets of another."""
 
     pytestmark = PROOF
 
     def test_all_token_patterns(self) -> None:
-        """[CRED-4] [CRED-10] [CRED-11] [MATCH-4] No leak.
+        """[CRED-4] [CRED-10] [CRED-11] [MATCH-4] None of 1 to 6 parts leaks.
 
-        There are 597,870 of 1 to 6 parts; one in thirty is enough for a look.
+        There are 597,870, of which a test tries one in fifty.
         """
-        assert leaks_of_tokens(either(1, 30)) == []
+        assert leaks_of_tokens(either(1, 300)) == []
 
     def test_all_short_texts(self) -> None:
         """[CRED-10] [KEY-4] No leak to the texts of '!', '/', 'c' and '*'."""
         detector = Detector()
-        every = list(texts(b"!/c*", 8))
-        for start in range(0, len(every), either(8, 120)):
-            detector.try_patterns(every[start : start + 8])
+        patterns = list(texts(b"!/c*", 8))
+        for start in range(0, len(patterns), either(8, 240)):
+            detector.try_patterns(patterns[start : start + 8])
         assert detector.leaks == []
 
     def test_subscription_check_alone(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """[CRED-4] Without the other, nobody hears what is not theirs."""
+        """[CRED-4] Without the other, nobody hears secrets of others."""
         without_delivery_check(monkeypatch)
-        assert leaks_of_tokens(50) == []
+        assert leaks_of_tokens(300) == []
 
     def test_delivery_check_alone(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """[CRED-11] Without the other, clients store it and hear nothing."""
+        """[CRED-11] Without the other, clients store any, and hear nothing."""
         without_subscription_check(monkeypatch)
         detector = Detector()
         detector.try_patterns([OWN_SECRET + b"x", b"!/cred////x"])
-        leaks = detector.leaks + leaks_of_tokens(50)
+        leaks = detector.leaks + leaks_of_tokens(300)
         assert any(" holds " in leak for leak in leaks)
         assert not any(" heard " in leak for leak in leaks)
         odd = b"!/cred/0100/1000/4242/x"  # [CRED-7]
@@ -163,29 +171,29 @@ class TestSecrets:
             assert_agreement(text, [text, b"!/cred////x"], own)
 
     def test_credential_grid(self) -> None:
-        """[CRED-4] [CRED-6] [CRED-11] 27 clients, 64 keys and patterns."""
+        """[CRED-4] [CRED-6] [CRED-11] Each key goes with each pattern."""
         fields = ["", "1", "2", "3"]
         grid = [
-            "!/cred/{}/{}/{}/x".format(*some).encode()
-            for some in itertools.product(fields, repeat=3)
+            "!/cred/{}/{}/{}/x".format(*triple).encode()
+            for triple in itertools.product(fields, repeat=3)
         ]
         clients = [*itertools.product((1, 2, 3), repeat=3)]
-        for numbers in clients[:: either(1, 5)]:
+        for numbers in clients[:: either(1, 11)]:
             for key in grid:
                 assert_agreement(key, grid, sbus.Credentials(*numbers))
 
 
 def assert_agreement(
-    key: bytes, patterns: Iterable[bytes], own: sbus.Credentials
+    key: bytes, patterns: Iterable[bytes], ids: sbus.Credentials
 ) -> None:
     """Check that the bus and the model agree on patterns and a key."""
-    client = Listener(wide_bus(), own)
+    client = Listener(wide_bus(), ids)
     for pattern in patterns:
         is_stored = client.send(b"SUB " + pattern)
-        assert is_stored == may_use(pattern, own), (pattern, own)
+        assert is_stored == may_use(pattern, ids), (pattern, ids)
         is_good = client.send(publish(key))
         assert is_good == (not is_reserved(key)), key
-        is_heard = is_stored and is_good and may_hear(pattern, key, own)
-        assert bool(client.take()) == is_heard, (pattern, key, own)
+        is_heard = is_stored and is_good and may_hear(pattern, key, ids)
+        assert bool(client.take()) == is_heard, (pattern, key, ids)
         if is_stored:
             client.send(b"UNSUB " + pattern)

@@ -56,9 +56,9 @@ class TestReadiness:
     def test_notification(self, directory: Path, is_abstract: bool) -> None:
         """[RUN-8] READY=1, to a path or an abstract name."""
         name = secrets.token_hex(8)
-        where = "@" + name if is_abstract else str(directory / name)
-        environment = {**os.environ, "NOTIFY_SOCKET": where}
-        address = where.replace("@", "\0").encode("ascii")
+        target = "@" + name if is_abstract else str(directory / name)
+        environment = {**os.environ, "NOTIFY_SOCKET": target}
+        address = target.replace("@", "\0").encode("ascii")
         with bound(address, socket.SOCK_DGRAM) as notified:
             notified.settimeout(SECONDS_MAX)
             with RealBus(directory, env=environment) as bus:
@@ -67,16 +67,16 @@ class TestReadiness:
             with daemon(directory, env=environment) as server:
                 assert notified.recv(100).endswith(b"=%d\n" % server.pid)
 
-    @pytest.mark.parametrize("where", ["none", "@none", "x" * 200, "full"])
-    def test_nobody_to_notify(self, directory: Path, where: str) -> None:
+    @pytest.mark.parametrize("target", ["none", "@none", "x" * 200, "full"])
+    def test_nobody_to_notify(self, directory: Path, target: str) -> None:
         """[RUN-8] The server serves all the same, and waits for nobody."""
         full = str(directory / "full")
         with bound(Path(full), socket.SOCK_DGRAM) as deaf:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     deaf.sendto(b"x", socket.MSG_DONTWAIT, full)
-            where = where.replace("full", full)
-            environment = {**os.environ, "NOTIFY_SOCKET": where}
+            target = target.replace("full", full)
+            environment = {**os.environ, "NOTIFY_SOCKET": target}
             with RealBus(directory, env=environment):
                 assert is_served(directory / "bus")
 
@@ -131,7 +131,7 @@ class TestReadiness:
 
 class TestDaemon:
     def test_return(self, directory: Path) -> None:
-        """[RUN-8] [RUN-10] It serves by then, detached from everything."""
+        """[RUN-8] [RUN-10] The daemon serves by then, detached from all."""
         with daemon(directory, "--trace", "trace", umask=0) as server:
             assert is_served(directory / "bus")
             assert (directory / "pid").read_text() == f"{server.pid}\n"
@@ -144,7 +144,7 @@ class TestDaemon:
             assert os.readlink(f"/proc/{server.pid}/cwd") == "/"
 
     def test_full_disk(self, directory: Path) -> None:
-        """[RUN-1] [RUN-8] [ADDR-10] It says so, and leaves nothing."""
+        """[RUN-1] [RUN-8] [ADDR-10] The daemon says so, and leaves no file."""
 
         def allow_nothing() -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -158,7 +158,7 @@ class TestDaemon:
 class TestPidFile:
     @pytest.mark.parametrize("text", ["garbage", "\n", "1" * 11])
     def test_text_that_is_kept(self, directory: Path, text: str) -> None:
-        """[ADDR-10] [RUN-1] Whatever is not the number of a process."""
+        """[ADDR-10] [RUN-1] A text that is no number of a process is kept."""
         path = directory / "pid"
         path.write_text(text)
         path.chmod(0o644)
@@ -168,12 +168,12 @@ class TestPidFile:
         assert os.listdir(directory) == ["pid"]
 
     @pytest.mark.parametrize("option", ["-p", "--trace"])
-    @pytest.mark.parametrize("what", ["directory", "FIFO", "link", "stream"])
-    def test_what_is_no_file(
-        self, directory: Path, option: str, what: str
+    @pytest.mark.parametrize("kind", ["directory", "FIFO", "link", "stream"])
+    def test_no_regular_file(
+        self, directory: Path, option: str, kind: str
     ) -> None:
         """[ADDR-10] [RUN-1] Only a regular file is written to; no link."""
-        with occupied(directory / "file", what):
+        with occupied(directory / "file", kind):
             line = refusal(1, "-a", "bus", option, "file", cwd=directory)
         assert line.startswith("sbusd: file: ")
         assert os.listdir(directory) == ["file"]
@@ -181,7 +181,7 @@ class TestPidFile:
     @needs_root
     @pytest.mark.parametrize("option", ["-p", "--trace"])
     def test_file_of_another_user(self, directory: Path, option: str) -> None:
-        """[ADDR-10] [RUN-1] It could be read and written by another."""
+        """[ADDR-10] [RUN-1] The server takes no file of another user."""
         path = directory / "file"
         path.touch()
         os.chown(path, 1234, -1)
@@ -193,7 +193,7 @@ class TestPidFile:
     def test_no_locks(
         self, directory: Path, number: int, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """[ADDR-8] [ADDR-10] As on network file systems: it says so."""
+        """[ADDR-8] [ADDR-10] Where files have no locks, the log says so."""
 
         def refuse(*_: object) -> None:
             raise OSError(number, os.strerror(number))
@@ -212,7 +212,7 @@ class TestFiles:
     def test_mode_of_files_that_were_there(
         self, directory: Path, mode: int
     ) -> None:
-        """[TRACE-1] [ADDR-10] Others can neither read nor lock them."""
+        """[TRACE-1] [ADDR-10] No other user can read or lock files."""
         for name in ("pid", "trace"):
             (directory / name).touch()
             (directory / name).chmod(mode)
@@ -307,9 +307,9 @@ class TestSignals:
 
 class TestEnd:
     def test_memory_runs_out(self, directory: Path) -> None:
-        """[RUN-1] [ADDR-10] One line and exit status 1; nothing is left.
+        """[RUN-1] [ADDR-10] The server says so, and leaves no socket.
 
-        [TRACE-7] What waited is lost, so its trace has no stop.
+        [TRACE-7] Its backlogs are lost, so its trace has no stop.
         """
         limits = ("max-backlog", "max-user-backlog", "max-bus-backlog")
         options = [f"--{limit}=unlimited" for limit in limits]
@@ -321,8 +321,8 @@ class TestEnd:
             reader.send(b"SUB k")
             reader.fence()
             pages = Path(f"/proc/{bus.process.pid}/statm").read_text().split()
-            most = int(pages[0]) * resource.getpagesize() + (64 << 20)
-            resource.prlimit(bus.process.pid, resource.RLIMIT_AS, (most, most))
+            size = int(pages[0]) * resource.getpagesize() + (64 << 20)
+            resource.prlimit(bus.process.pid, resource.RLIMIT_AS, (size, size))
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 while True:
                     sender.send(publish(b"k", bytes(200_000)))
