@@ -2016,6 +2016,7 @@ def whoami(bus: Client, options: Options, *_: bytes) -> None:
 COMMANDS: Any = {"sub": sub, "pub": pub, "request": request, "whoami": whoami}
 SECONDS = {"pub": 60.0, "request": ASK_SECONDS, "whoami": 10.0}
 PAYLOADS = {"pub": b"-", "request": b""}  # if none is given
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}  # in seconds
 
 
 def refuse(message: str) -> NoReturn:
@@ -2036,6 +2037,18 @@ class Parser(argparse.ArgumentParser):
         sys.stdout.flush()
 
 
+def seconds(text: str) -> float:
+    """Return a length of time in seconds, for argparse: 90, 0.5, 15m, 1h, 2d.
+
+    Raises: argparse.ArgumentTypeError.
+    """
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd]?)", text)
+    if match and float(match[1]):
+        return float(match[1]) * UNITS[match[2]]
+    form = "a time above 0, such as 90, 0.5, 15m, 1h or 2d"
+    raise argparse.ArgumentTypeError(f"{text!r} is not {form}")
+
+
 def docstring(path: str, start: str = "") -> str:
     """Return the docstring of a file, or of what begins with a text in it.
 
@@ -2051,13 +2064,15 @@ def parse(arguments: list[str]) -> Options:
     # With a width of its own it needs no shutil, which a small Python lacks
     form = functools.partial(argparse.RawDescriptionHelpFormatter, width=78)
     about = __doc__ or docstring(__file__)
-    parser = Parser(description=about, formatter_class=form)
+    parser = Parser("sbus_client.py", description=about, formatter_class=form)
+    parser.allow_abbrev = False
     add = parser.add_argument
     add("command", choices=COMMANDS, metavar="COMMAND", help="see above")
     add("words", nargs="*", metavar="WORD", help="of the command")
-    add("--version", action="version", version=__version__)
+    version = f"sbus_client.py {__version__}"
+    add("--version", action="version", version=version)
     add("-a", "--address", help="a path, /dev/unix/abstract/HEX, /dev/fd/N")
-    add("-t", "--timeout", type=float, help="end after so many seconds")
+    add("-t", "--timeout", type=seconds, help="end after 90, 15m, 1h or 2d")
     add("-n", "--count", type=int, help="sub: end after so many messages")
     add("--raw", action="store_true", help="sub, request: payloads alone")
     cut = arguments.index("--") if "--" in arguments else len(arguments)

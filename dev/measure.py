@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = {
     "sbus.py": 1_330,
     # It is to have 1,100
-    "sbus_client.py": 1_244,
+    "sbus_client.py": 1_253,
     # It is to have 1,300, which would cost the completion of shells
     "tools/*.py": 1_329,
     # It is to have 290

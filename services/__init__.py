@@ -8,8 +8,8 @@ Installed, this package is `sbus_services`, beside `sbus_tools`.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __name__ == "services":
-    from tools import shared
+    from tools import json_lines, shared
 else:
-    from sbus_tools import shared
+    from sbus_tools import json_lines, shared
 
-__all__ = ["shared"]
+__all__ = ["json_lines", "shared"]

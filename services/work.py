@@ -20,7 +20,7 @@ from sbus_client import (
     TimedOut,
 )
 
-from . import shared
+from . import json_lines, shared
 
 FIND_SECONDS = 1.0  # in which a broker is to say that it serves a queue
 TAKE_SECONDS = 3  # for which a worker waits; less than for an answer
@@ -44,8 +44,8 @@ NAME = shared.argument("name", "of the queue", type=queue_name)
     NAME,
     shared.argument("pattern", "the keys whose messages are jobs", nargs="*"),
     shared.argument("--store", "the file of the jobs", required=True),
-    shared.amount("--lease-seconds", "S", "of a worker (30)", default=30.0),
-    shared.amount("--retry-seconds", "S", "pause, doubled (1)", default=1.0),
+    shared.duration("--lease-seconds", "of a worker (30)", default=30.0),
+    shared.duration("--retry-seconds", "pause, doubled (1)", default=1.0),
     shared.number("--tries", "give a job N times (5)", default=5),
     shared.argument(
         "--user",
@@ -281,4 +281,4 @@ def jobs(options: shared.Options) -> None:
         except ValueError:
             text = f"a malformed answer came: {line[:80]!r}"
             raise SbusError(text) from None
-        shared.write(json.dumps(row).encode() + b"\n")
+        shared.write(json_lines.json_line(row))

@@ -23,7 +23,7 @@ from sbus_client import Client, SbusError
 
 from . import shared
 from .json_lines import json_line
-from .shared import Options, amount, number
+from .shared import Options, amount, duration, number
 from .stop import SIGNALS
 
 TIME = struct.Struct("d")
@@ -147,7 +147,7 @@ def percentile(latencies: Counter[int], part: float) -> int | None:
     number("--subscribers", "processes that receive all (1)", default=1),
     number("--size", "bytes of a payload, at least 8 (64)", default=64),
     amount("--rate", "R", "messages a second in all", default=math.inf),
-    amount("--seconds", "S", "publish for S seconds (5, without --count)"),
+    duration("--seconds", "publish for S seconds (5, without --count)"),
     number("-n --count", "publish N messages in all"),
     shared.argument("--key", "the beginning of keys (load)", default="load"),
     shared.flag("--json", "print a JSON object, with microseconds"),

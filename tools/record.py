@@ -30,7 +30,7 @@ from typing import BinaryIO, NamedTuple
 from sbus_client import ControlMessage, Message, SbusError, end_of, left_of
 
 from . import shared
-from .shared import Options, amount, errors_about
+from .shared import Options, amount, duration, errors_about
 from .stop import Job, leave, run_until_signal
 
 SEGMENT_MODE = 0o640  # messages may be nobody else's business
@@ -212,7 +212,7 @@ class Recorder:
     shared.argument("directory", "created if it is missing", metavar="DIR"),
     shared.PATTERN_OPTION,
     amount("--segment-mib", "M", "end a file at M MiB (64)", default=64.0),
-    amount("--segment-seconds", "S", "or after S seconds (10)", default=10.0),
+    duration("--segment-seconds", "or after S seconds (10)", default=10.0),
     shared.flag("--no-payload", "leave payloads out"),
     shared.timeout(),
 )

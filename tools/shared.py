@@ -186,10 +186,16 @@ def amount(names: str, metavar: str, help: str, **options: Any) -> Argument:
     return argument(names, help, metavar=metavar, type=AMOUNT_TYPE, **options)
 
 
+def duration(names: str, help: str, **options: Any) -> Argument:
+    """Return an option with a length of time: 90, 0.5, 15m, 1h or 2d."""
+    parse = sbus_client.seconds
+    return argument(names, help, metavar="S", type=parse, **options)
+
+
 def timeout(seconds: float = ANSWER_SECONDS, use: str = ANSWER) -> Argument:
     """Return the option for how long to wait for the server."""
     help = f"wait up to S seconds {use} ({seconds:g})"
-    return amount("-t --timeout", "S", help, default=seconds)
+    return duration("-t --timeout", help, default=seconds)
 
 
 def key(**options: Any) -> Argument:
@@ -207,7 +213,7 @@ MIB = amount("--max-mib", "M", "keep at most M MiB (64)", default=64.0)
 READY = "once subscribed, write to descriptor N"
 READY_FD = argument("--ready-fd", READY, metavar="N", type=open_descriptor)
 COUNT = number("-n --count", "end after N messages")
-DURATION = amount("-t --timeout", "S", "end after S seconds")
+DURATION = duration("-t --timeout", "end after S seconds, or 15m, 1h, 2d")
 OURS = argparse.SUPPRESS  # a command's own default would undo ours
 WHERE = "the bus: a path, /dev/unix/abstract/HEX or /dev/fd/N"
 ADDRESS = argument("-a --address", WHERE, default=OURS)
@@ -266,6 +272,7 @@ def option_parsers(
     # With a width of its own it needs no shutil, which a small Python lacks
     raw = argparse.RawDescriptionHelpFormatter
     layout: Any = {"formatter_class": functools.partial(raw, width=78)}
+    layout["allow_abbrev"] = False
     parser = OptionParser("sbus", **layout)
     parser.description = "Use a message bus."
     parser.epilog = about.partition("\n\n")[2]

@@ -22,11 +22,15 @@ def as_text(message: Message, when: int | None) -> bytes:
     """Return a line: a time, a tab, the key, a tab, the payload."""
     fields = [printable(message.key), printable(message.payload)]
     if when is not None:
-        import datetime  # which takes long
-
-        moment = datetime.datetime.fromtimestamp(when / 1e9).astimezone()
-        fields.insert(0, moment.isoformat(timespec="microseconds"))
+        fields.insert(0, utc_text(when))
     return "\t".join(fields).encode() + b"\n"
+
+
+def utc_text(when: int) -> str:
+    """Return a time, in nanoseconds since 1970, as text."""
+    second, rest = divmod(when, 1_000_000_000)
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+    return f"{moment}.{rest // 1_000:06}Z"
 
 
 def as_payload(message: Message, _: int | None) -> bytes:
@@ -60,7 +64,7 @@ def note_missed(bus: Client) -> None:
         form("--raw", as_payload, "print the payloads unchanged"),
         form("--null", as_null_ended, "print payloads, each with a NUL byte"),
     ),
-    shared.flag("--time", "print the time of arrival first"),
+    shared.flag("--time", "print the time of arrival first, in UTC"),
     shared.flag("--discard", "miss messages rather than pause publishers"),
     shared.RECONNECT,
     shared.flag("--last", "print first what `sbus keep` has"),

@@ -63,7 +63,7 @@ def draw(lines: list[str]) -> None:
     "top 'sensors/'",
     shared.PATTERNS,
     shared.flag("--bytes", "order by bytes a second instead of messages"),
-    shared.amount("--interval", "S", "show every S seconds (1)", default=1.0),
+    shared.duration("--interval", "show every S seconds (1)", default=1.0),
     shared.number("-n --count", "end after N tables"),
 )
 def top(options: Options) -> None:
