@@ -11,9 +11,8 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from html import escape
 from typing import Any
 from unittest import mock
 
@@ -23,7 +22,8 @@ if sys.platform == "emscripten":  # what is named at import, and is not there
     users = {"root": mock.Mock(pw_uid=0)}
     sys.modules["pwd"] = mock.Mock(getpwnam=users.__getitem__)
     vars(socket).setdefault("AF_UNIX", 1)
-    vars(os).update(geteuid=lambda: 0, getegid=lambda: 0)
+    ids = {"geteuid": lambda: 0, "getegid": lambda: 0, "getpid": lambda: 4000}
+    vars(os).update(ids)
 
 import sbus
 from conformance import examples
@@ -42,6 +42,7 @@ PLAY_SECONDS = 10.0  # that an example may take
 LINE_SECONDS = 0.001  # it tells who has waited longest [BLOCK-16]
 PACKETS_MAX, BYTES_MAX = 100_000, 64_000_000  # of an example
 TEXT_MAX = 100_000  # its characters
+PATTERNS_SHOWN = 12  # of a client, the last
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 TIMES = re.compile(r"\*(\d+)\}")
 SLIPS = {  # lines that are none, and what is said of them
@@ -120,7 +121,7 @@ class WatchedBus(FakeBus):
         self.names = [""]  # of clients, by their numbers
         self.wires: dict[str, Any] = {}  # by their names
         self.led: list[Answer] = []
-        self.who = self.cards = ""
+        self.who = ""
 
     def connect(self, *which: Any) -> FakeConnection:
         self.names.append(self.who)
@@ -145,33 +146,37 @@ class WatchedBus(FakeBus):
             if cut := reason_of(made, talk):
                 self.led[-1]["cut"] = cut
             clients = sorted(self.bus.clients, key=lambda one: one.number)
-            self.cards = "".join(map(self.card, clients))
+            self.led[-1]["cards"] = [*map(self.card, clients)]
             LOG.clear()
 
     def named(self, found: re.Match[str]) -> str:
         """Return the client of a line of the log by its name."""
         return (found[1] or "") + self.names[int(found[2])]
 
-    def card(self, client: sbus.Client) -> str:
-        """Return what the server knows of a client."""
-        patterns = (
+    def card(self, client: sbus.Client) -> tuple[str, Answer]:
+        """Return the name of a client, and what the server knows of it."""
+        patterns = [
             f"{examples.escape(pattern)} × {count}"
             for pattern, count in client.patterns.items()
-        )
-        modes = [*map("/".join, client.modes.items())]
-        holders = (self.names[holder.number] for holder in client.held_by)
-        facts: dict[str, object] = {
-            "patterns": ", ".join(patterns),
-            "unread": len(client.wire.taken),
-            "backlog": len(client.backlog.packets),
-            "paused by": ", ".join(holders),
-            "modes": " ".join(modes[:2]),
-            "": " ".join(modes[2:]),
+        ]
+        held_by = [self.names[holder.number] for holder in client.held_by]
+        facts: Answer = {
+            "patterns": ", ".join(patterns[-PATTERNS_SHOWN:]),
+            "in the kernel": shown_packets(client.wire.taken),
+            "backlog": shown_packets(client.backlog.packets),
+            "not read yet": shown_packets(client.wire.incoming),
+            "paused by": ", ".join(held_by),
+            "modes": " ".join(map("/".join, client.modes.items())),
             "uid": client.credentials.uid,
             **{k: n for k, n in client.counts.items() if k not in sbus.USES},
         }
-        said = "\n".join(f"{k:9} {fact}" for k, fact in facts.items() if fact)
-        return f"<pre><b>{self.names[client.number]}</b>\n{escape(said)}</pre>"
+        name = self.names[client.number]
+        return name, {label: fact for label, fact in facts.items() if fact}
+
+
+def shown_packets(packets: Iterable[sbus.Packet]) -> list[str]:
+    """Return packets as they are shown."""
+    return [examples.escape(bytes(packet)) for packet in packets]
 
 
 def reason_of(made: list[str], talk: examples.Conversation) -> Any:
@@ -241,7 +246,7 @@ def talk(kind: str, text: str, most: int = -1) -> Answer:
     if mark_cut(lines, bus.led):
         del bus.led[len(lines) :]  # that another client heard the end
     lines += said[-1:] * (len(bus.led) - len(lines))  # nothing more is heard
-    return {"lines": lines, "led": bus.led, "cards": bus.cards, "of": played}
+    return {"lines": lines, "led": bus.led, "of": played}
 
 
 def perform_lines(
@@ -359,6 +364,13 @@ def form_of(hole: str, answer: str) -> str:
 def search(_: str, text: str, name: str) -> Generator[str, None, str]:
     """Yield how far a search of every order is; return its answer as JSON."""
     try:
+        if name == "walk":
+            from mistakes import walk
+
+            log = mock.patch.object(sbus, "log", LOG.append)
+            with log:
+                lines = yield from walk(text)
+            return json.dumps({"lines": lines, "led": [{} for _ in lines]})
         kept_lines(text)
         for report in try_orders(text):
             yield f"{report.states:,} states are tried …"
@@ -374,17 +386,29 @@ def stage(_: str, source: str, number: int) -> Answer:
     """
     from program_bus import ProgramKit  # which reads the specification
 
-    said, wrong = ProgramKit(source).try_stages(number)
+    kit = ProgramKit(source)
+    said, wrong = kit.try_stages(number)
     if not wrong:
         return {"said": said, "lines": [], "led": []}
-    led = [*({} for _ in wrong.dialogue[1:]), {"wrong": wrong.what}]
-    return {"said": said, "lines": wrong.dialogue, "led": led}
+    lines = [*map(kit.filled, wrong.dialogue)]
+    led = [*kit.seen[: len(lines)]]
+    led += [{} for _ in lines[len(led) :]]
+    led[-1] = {**led[-1], "wrong": wrong.what}
+    return {"said": said, "lines": lines, "led": led, "source": source}
+
+
+def broken(_: str, text: str, name: str) -> Answer:
+    """Play a conversation on a server that has a mistake."""
+    from mistakes import mistaken
+
+    with mistaken(name):
+        return talk("conversation", text)
 
 
 def call(kind: str, text: str, *more: Any) -> str:
     """Do what a page asks for; return the answer as JSON."""
     ways = {"question": check, "match": rows, "packet": rows, "stage": stage}
-    way = {**ways, "surprise": surprise}.get(kind, talk)
+    way = {**ways, "surprise": surprise, "broken": broken}.get(kind, talk)
     try:
         log = mock.patch.object(sbus, "log", LOG.append)
         with log, time_limit(PLAY_SECONDS):

@@ -14,6 +14,8 @@ from sphinx.application import Sphinx
 from conformance.kit import all_cases, block_of
 from conformance.stages import DEMANDS
 from cut_stage import program
+from every_order import example_html
+from mistakes import MISTAKES, SHOWN, choices, excerpt
 from sbus_book import code_spans, raw
 
 FORM = Template(Path(__file__).with_name("stage.html").read_text("utf-8"))
@@ -61,9 +63,46 @@ class Asked(Editor):
             yield nodes.bullet_list("", nodes.list_item("", item))
 
 
+class Mistakes(Directive):
+    """Servers with one mistake each, and three examples to try on each."""
+
+    def run(self) -> list[nodes.Node]:
+        return [
+            self.section(n, name) for n, name in enumerate(SHOWN.split(), 1)
+        ]
+
+    def section(self, number: int, name: str) -> nodes.Node:
+        """Return what is shown of one mistake."""
+        first, code = excerpt(name)
+        block = nodes.literal_block(code, code, language="python")
+        block["highlight_args"] = {"linenostart": first}
+        block["linenos"] = True
+        title = nodes.title("", f"Server {number}")
+        shown = [title, block]
+        for one, lines in choices(name):
+            said = one.replace("-", " ").capitalize()
+            head = f"<summary>{said}</summary>"
+            data = {"kind": "broken", "name": f"{name}-{one}", "mistake": name}
+            text = "\n".join(lines)
+            shown.append(raw(example_html(head, text, is_open=False, **data)))
+        change = MISTAKES[name].changes[0]
+        shown.append(
+            raw(
+                f'<form class="mistake" data-mistake="{name}" hidden>'
+                "<button>Let the kit look for it</button><output></output>"
+                '<div class="drawing"></div><details><summary>What the line'
+                " should be</summary><p>"
+                f"<code>{escape(change[0])}</code> and not <code>"
+                f"{escape(change[1])}</code></p></details></form>"
+            )
+        )
+        return nodes.section("", *shown, ids=[name])
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Be an extension of Sphinx."""
     app.add_directive("editor", Editor)
     app.add_directive("new-code", NewCode)
     app.add_directive("asked", Asked)
+    app.add_directive("mistakes", Mistakes)
     return {"parallel_read_safe": True}

@@ -2,15 +2,15 @@
 "use strict";
 const root = new URL("..", document.currentScript.src);
 const isFile = location.protocol === "file:"; // a page that no web server sent
-const START_MS = 60_000; // for Python to start, and for what others play
+const START_MS = 60_000; // without news of Python's start, or of what others play
 const LIMIT_MS = 15_000; // player.py itself stops after ten seconds: this is for what does not ask it
 const waiting = new Map(); // by number: what is to be done with an answer
 let port, rules, workerNumber, progress = "", asked = 0;
 
-function stored(name, value) { // where the browser keeps nothing, nothing is stored
+function stored(name, value) { // null where the browser has no store, or no room in it
   try {
-    if (value !== undefined) localStorage.setItem(name, value);
-    return localStorage.getItem(name);
+    if (value !== undefined) localStorage.setItem(`sbus ${name}`, value);
+    return localStorage.getItem(`sbus ${name}`);
   } catch { return null; }
 }
 
@@ -23,6 +23,7 @@ function start() {
   port.onmessage = ({ data: [number, answer, state] }) => {
     if (number) return waiting.get(number)?.(answer, state);
     progress = answer;
+    waiting.forEach(({ renew }) => renew()); // whoever loads is not stuck
     document.querySelectorAll("output.loading").forEach((output) => (output.textContent = answer || "Playing …"));
   };
   port.postMessage([0, "load"]);
@@ -34,7 +35,7 @@ function leave(said) {
   port.terminate?.();
   port = undefined;
   stored("player", Number(stored("player") ?? 0) + 1);
-  waiting.forEach((answer) => answer(JSON.stringify({ said })));
+  waiting.forEach((heard) => heard(JSON.stringify({ said })));
 }
 
 function ask(show, ...call) {
@@ -42,18 +43,22 @@ function ask(show, ...call) {
   if (!port || (workerNumber !== stored("player") && !waiting.size)) start(); // another page may have left it
   port.postMessage([number, ...call]);
   return new Promise((resolve) => {
-    const over = (ms) => setTimeout(() => leave(`It took longer than ${ms / 1000} seconds, and was stopped.`), ms);
-    let limit = over(START_MS);
-    waiting.set(number, (answer, state = "Playing …") => {
+    let limit;
+    const renew = (ms = START_MS) => {
       clearTimeout(limit);
+      limit = setTimeout(() => leave(`It took longer than ${ms / 1000} seconds, and was stopped.`), ms);
+    };
+    const heard = (answer, state = "Playing …") => {
       if (answer === undefined) { // it begins, or goes on
         show("", state);
-        limit = over(LIMIT_MS);
-        return;
+        return renew(LIMIT_MS);
       }
+      clearTimeout(limit);
       waiting.delete(number);
       resolve(JSON.parse(answer));
-    });
+    };
+    waiting.set(number, Object.assign(heard, { renew }));
+    renew();
   });
 }
 
@@ -84,11 +89,13 @@ async function play(place, kind, ...call) {
   const isQuestion = kind === "question";
   const shown = isQuestion && !isRight ? led.map(({ wrong }) => ({ wrong: hidden(wrong) })) : led;
   place.querySelector(".drawing").innerHTML = drawn(kind, lines, shown);
+  rewind(place, led, answer.source);
   if (isRight) show("good", RIGHT[kind]?.(led.length, lines.length) ?? `Right: all ${lines.length} lines went as written.`);
   else {
     const said = `${isQuestion ? "Not yet. " : ""}${kind === "stage" ? "Step" : "Line"} ${failed + 1}, “${lines[failed]}”: ${shown[failed].wrong}.`;
     show("bad", "").innerHTML = cited(said.replaceAll("\\0", "\\x00"));
   }
+  place.dispatchEvent(new CustomEvent("played", { bubbles: true, detail: isRight }));
   return { ...answer, isRight };
 }
 
@@ -194,9 +201,38 @@ function programs(lines) {
     <div class="programs">${each(names, (name) => `<div><b>${escaped(name)}</b><ol>${steps(name)}</ol></div>`)}</div>`;
 }
 
+// ---- The time machine: what the server knew after each line, and what a student's printed
+
+const heaped = (fact) => (Array.isArray(fact) // packets, the first of them on the left
+  ? `<span class="heap" title="${escaped(fact.join("\n"))}">${"<i></i>".repeat(Math.min(fact.length, 24))}</span> ${fact.length}` : cited(`${fact}`));
+const card = ([name, facts]) => `<dl><dt>${escaped(name)}</dt>${each(Object.entries(facts), ([label, fact]) =>
+  `<dd><span class="does">${escaped(label)}</span> ${heaped(fact)}</dd>`)}</dl>`;
+
+function rewind(place, led, source = "") {
+  const drawing = place.querySelector(".drawing"), code = source.split("\n");
+  if (!drawing.nextElementSibling?.matches(".machine")) drawing.insertAdjacentHTML("afterend", '<div class="machine"></div>');
+  const machine = drawing.nextElementSibling;
+  machine.hidden = !led.some(({ cards }) => cards);
+  if (machine.hidden) return;
+  machine.innerHTML = `<label>Time <input type="range" min="0" max="${led.length}" value="${led.length}"></label> <span></span>
+    <div class="cards"></div>`;
+  const [time, said, cards] = machine.querySelectorAll("input, label + span, .cards");
+  time.oninput = () => {
+    const at = Number(time.value), { printed, ran } = led[at - 1] ?? {};
+    const { cards: known = [] } = led.slice(0, at).findLast((one) => one.cards) ?? {}; // a line that fails changes nothing
+    drawing.querySelectorAll(".lanes li").forEach((row, number) => row.classList.toggle("later", number >= at));
+    said.textContent = at ? `after line ${at} of ${led.length}` : "before the first line";
+    time.setAttribute("aria-valuetext", said.textContent);
+    cards.innerHTML = each(known, card)
+      + (printed ? `<dl><dt>Printed</dt><dd><pre>${escaped(printed)}</pre></dd></dl>` : "")
+      + (ran?.length ? `<dl class="ran"><dt>Lines that ran</dt><dd><pre>${each(ran, (line) => `${String(line).padStart(3)} ${escaped(code[line - 1])}\n`)}</pre></dd></dl>` : "");
+  };
+  time.oninput();
+}
+
 // ---- Examples and questions
 
-const answered = new Set(JSON.parse(stored("answered")));
+const answered = new Set(stored("answered")?.split(" "));
 
 function showProgress() {
   const questions = [...document.querySelectorAll("[data-kind=question]")];
@@ -204,7 +240,7 @@ function showProgress() {
   questions.forEach(({ classList, dataset }) => classList.toggle("answered", answered.has(dataset.name)));
   const said = `You have answered ${right.length} of the ${questions.length} questions below.`;
   if (questions.length) summary.textContent = said;
-  stored("answered", JSON.stringify([...answered]));
+  stored("answered", [...answered].join(" "));
 }
 
 const summary = document.createElement("p");
@@ -227,6 +263,7 @@ function prepare(example) {
   drawing.after(form);
   const reset = () => {
     drawing.innerHTML = picture;
+    example.querySelector(".machine")?.remove();
     outdate(example, false);
     Object.assign(form.querySelector("output"), { className: "", textContent: "" });
   };
@@ -270,7 +307,8 @@ function makeQuestion(example, form, text, reset, notes) {
 }
 
 function makeExample(example, form, text, reset) {
-  const { kind, name, steps } = example.dataset;
+  const { kind, name, steps, mistake } = example.dataset;
+  const versions = {};
   const [label, act] = kind === "orders" ? ["Try every order", tryOrders] : ["Run", play];
   form.innerHTML = `<button aria-label="${label} ${name}">${label}</button> <button type="button">Edit</button>
     <button type="button" hidden>Reset</button> <a href="#">In the playground</a><output></output>
@@ -279,10 +317,16 @@ function makeExample(example, form, text, reset) {
   form.onsubmit = (event) => {
     event.preventDefault();
     undo.hidden = false;
-    act(example, kind, field.value);
+    act(example, kind, field.value, ...(mistake ? [mistake] : []));
+    versions.kept?.ran();
   };
   field.oninput = () => outdate(example);
-  edit.onclick = () => (field.hidden = undo.hidden = !field.hidden);
+  edit.onclick = () => {
+    field.hidden = undo.hidden = !field.hidden;
+    if (versions.kept) return;
+    field.value = newest(name) ?? text;
+    versions.kept = keep(field, name, { "As it is in the book": text }, `${name}.txt`);
+  };
   undo.onclick = () => {
     reset();
     field.value = text;
@@ -301,6 +345,7 @@ if (bench) {
   const { text } = bench.elements;
   const lines = () => text.value.split("\n").filter((line) => line.trim());
   const go = (value, played) => (location.hash = new URLSearchParams({ played, text: value }));
+  const kept = keep(text, "playground", { "As it is in the book": text.defaultValue }, "conversation.txt");
   let played = 0;
   bench.hidden = false; // without scripts it is
   bench.onclick = ({ target: { dataset } }) => {
@@ -314,9 +359,10 @@ if (bench) {
   text.onchange = () => go(text.value, -1);
   window.onhashchange = async () => {
     const state = new URLSearchParams(location.hash.slice(1));
-    text.value = state.get("text") ?? text.defaultValue;
+    text.value = state.get("text") ?? newest("playground") ?? text.defaultValue;
+    kept.write();
     const answer = await play(bench, "bench", text.value, Number(state.get("played") ?? -1));
-    if (answer?.lines) [bench.querySelector(".cards").innerHTML, played] = [answer.cards, answer.of];
+    if (answer?.lines) played = answer.of;
   };
   window.onhashchange();
 }

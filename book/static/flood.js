@@ -5,7 +5,7 @@
   const find = (selector) => flood.querySelector(selector), dots = find(".dots");
   const LIMIT = 8, ROOM = 4, TICK_MS = 50; // the steps are: publish, read, a second passes
   const SENTENCES = { // by what the server told its journal; the last that fits is shown
-    "send PUB-1": "The kernel takes the message for the reader.",
+    "send PUB-1": "The kernel accepts the message.",
     "queue BLOCK-4": "The kernel refuses the message, so it waits in the backlog [BLOCK-4].",
     "queue BLOCK-13": "The message waits in the backlog; nobody pauses another user’s publisher [BLOCK-13].",
     "pause BLOCK-10": "The backlog is over its limit: the publisher is paused until half has gone [BLOCK-10].",
