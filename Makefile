@@ -144,6 +144,7 @@ requirements vectors trace:
 
 SITE = book/site
 PLAYED = sbus.py book/player.py book/every_order.py dev/orders.py \
+    book/cut_stage.py book/stages tests/bed/line_trace.py \
     book/mistakes.py tests/kit/broken_servers.py tests/kit/broken_servers.txt \
     dev/search.py dev/surprise.py spec/model.py spec/conformance \
     spec/stages.md spec/[1-9]-*.md spec/examples \

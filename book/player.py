@@ -11,8 +11,18 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import contextmanager
+from difflib import unified_diff
+from itertools import islice
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -28,9 +38,11 @@ if sys.platform == "emscripten":  # what is named at import, and is not there
 import sbus
 from conformance import examples
 from conformance.conversation import perform
+from cut_stage import program
 from every_order import report_html
 from fake_bus import FakeBus, FakeConnection
 from fake_kernel import FakeSelector
+from line_trace import LineTrace
 from orders import try_orders
 
 Answer = dict[str, Any]  # what a page is told, of all or of a line
@@ -43,6 +55,8 @@ LINE_SECONDS = 0.001  # it tells who has waited longest [BLOCK-16]
 PACKETS_MAX, BYTES_MAX = 100_000, 64_000_000  # of an example
 TEXT_MAX = 100_000  # its characters
 PATTERNS_SHOWN = 12  # of a client, the last
+ROWS_MAX = 200  # lines that book.js draws, the last
+SOURCE = Path(sbus.__file__).read_text("utf-8")
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 TIMES = re.compile(r"\*(\d+)\}")
 SLIPS = {  # lines that are none, and what is said of them
@@ -121,6 +135,7 @@ class WatchedBus(FakeBus):
         self.names = [""]  # of clients, by their numbers
         self.wires: dict[str, Any] = {}  # by their names
         self.led: list[Answer] = []
+        self.trace = LineTrace(sbus.__file__)
         self.who = ""
 
     def connect(self, *which: Any) -> FakeConnection:
@@ -131,7 +146,7 @@ class WatchedBus(FakeBus):
 
     def steps(self, talks: Talks) -> Iterator[examples.Step]:
         """Return the steps; note after each line what it led to."""
-        for talk in talks:
+        for number, talk in enumerate(talks):
             self.kernel.now += LINE_SECONDS
             got = b""
             for step in talk.steps:
@@ -145,25 +160,38 @@ class WatchedBus(FakeBus):
             self.led.append({"made": made, "got": examples.escape(got)})
             if cut := reason_of(made, talk):
                 self.led[-1]["cut"] = cut
-            clients = sorted(self.bus.clients, key=lambda one: one.number)
-            self.led[-1]["cards"] = [*map(self.card, clients)]
+            if number >= len(talks) - ROWS_MAX:
+                cards = {"cards": self.cards(), "ran": self.trace.take()}
+                self.led[-1].update(cards)
             LOG.clear()
 
     def named(self, found: re.Match[str]) -> str:
         """Return the client of a line of the log by its name."""
         return (found[1] or "") + self.names[int(found[2])]
 
+    def cards(self) -> list[tuple[str, Answer]]:
+        """Return what the server knows of each client, and its table."""
+        clients = sorted(self.bus.clients, key=lambda one: one.number)
+        table: dict[str, str] = {}
+        for client in clients:
+            for pattern in newest(client.patterns):
+                text = examples.escape(pattern)
+                known = f"{table.get(text, '→')} {self.names[client.number]}"
+                table[text] = known
+        cards = [*map(self.card, clients)]
+        return [*cards, ("table", table)] if table else cards
+
     def card(self, client: sbus.Client) -> tuple[str, Answer]:
         """Return the name of a client, and what the server knows of it."""
         patterns = [
             f"{examples.escape(pattern)} × {count}"
-            for pattern, count in client.patterns.items()
+            for pattern, count in newest(client.patterns.items())
         ]
         held_by = [self.names[holder.number] for holder in client.held_by]
         facts: Answer = {
-            "patterns": ", ".join(patterns[-PATTERNS_SHOWN:]),
+            "patterns": ", ".join(patterns),
             "in the kernel": shown_packets(client.wire.taken),
-            "backlog": shown_packets(client.backlog.packets),
+            "backlog": shown_packets(client.backlog.packets.values()),
             "not read yet": shown_packets(client.wire.incoming),
             "paused by": ", ".join(held_by),
             "modes": " ".join(map("/".join, client.modes.items())),
@@ -172,6 +200,11 @@ class WatchedBus(FakeBus):
         }
         name = self.names[client.number]
         return name, {label: fact for label, fact in facts.items() if fact}
+
+
+def newest(items: Collection[Any]) -> Iterator[Any]:
+    """Return the last of some items, as many as are shown."""
+    return islice(items, max(0, len(items) - PATTERNS_SHOWN), None)
 
 
 def shown_packets(packets: Iterable[sbus.Packet]) -> list[str]:
@@ -220,8 +253,8 @@ def kept_lines(text: str) -> list[str]:
     return kept
 
 
-def talk(kind: str, text: str, most: int = -1) -> Answer:
-    """Play a conversation, or so many lines of it in the playground.
+def talk(kind: str, text: str) -> Answer:
+    """Play a conversation.
 
     In the playground a line that fails is left out, and the others go on.
     Raises: ValueError if a line is no step, or an option is wrong.
@@ -229,12 +262,11 @@ def talk(kind: str, text: str, most: int = -1) -> Answer:
     lines = kept_lines(text)
     check_form(lines)
     talks = [talks_of("conversation", line)[0] for line in lines]
-    played = len(talks) if most < 0 else min(most, len(talks))
     failures: dict[int, str] = {}  # by the number of the line
     while True:
-        bus, wrong, said = perform_lines(talks, played)
+        bus, wrong, said = perform_lines(talks)
         failed = len(bus.led)
-        if kind != "bench" or not wrong or failed >= played:
+        if kind != "bench" or not wrong or failed >= len(talks):
             break
         failures[failed] = wrong
         talks[failed] = talks[failed]._replace(steps=())
@@ -246,19 +278,18 @@ def talk(kind: str, text: str, most: int = -1) -> Answer:
     if mark_cut(lines, bus.led):
         del bus.led[len(lines) :]  # that another client heard the end
     lines += said[-1:] * (len(bus.led) - len(lines))  # nothing more is heard
-    return {"lines": lines, "led": bus.led, "of": played}
+    return {"lines": lines, "led": bus.led, "source": SOURCE}
 
 
-def perform_lines(
-    talks: Talks, played: int
-) -> tuple[WatchedBus, str, list[str]]:
+def perform_lines(talks: Talks) -> tuple[WatchedBus, str, list[str]]:
     """Play lines; return the bus, what went wrong, and what was said."""
     LOG.clear()
     said = [""]
     try:
         bus = WatchedBus(talks)
-        steps: Any = bus.steps(talks[:played])
-        wrong, said, _ = perform(bus, examples.Conversation("", (), steps))
+        steps: Any = bus.steps(talks)
+        with bus.trace:
+            wrong, said, _ = perform(bus, examples.Conversation("", (), steps))
     except SystemExit:
         raise ValueError("; ".join(LOG)) from None
     except (ValueError, KeyError) as error:
@@ -397,6 +428,13 @@ def stage(_: str, source: str, number: int) -> Answer:
     return {"said": said, "lines": lines, "led": led, "source": source}
 
 
+def compare(_: str, source: str, number: int) -> Answer:
+    """Return how a student's server differs from ours of a stage."""
+    ours = program(number).splitlines()
+    lines = unified_diff(source.splitlines(), ours, n=3, lineterm="")
+    return {"lines": [*lines][2:] or ["They are the same."], "led": []}
+
+
 def broken(_: str, text: str, name: str) -> Answer:
     """Play a conversation on a server that has a mistake."""
     from mistakes import mistaken
@@ -407,12 +445,14 @@ def broken(_: str, text: str, name: str) -> Answer:
 
 def call(kind: str, text: str, *more: Any) -> str:
     """Do what a page asks for; return the answer as JSON."""
+    ways: dict[str, Callable[..., Answer]]
     ways = {"question": check, "match": rows, "packet": rows, "stage": stage}
-    way = {**ways, "surprise": surprise, "broken": broken}.get(kind, talk)
+    ways |= {"surprise": surprise, "broken": broken, "compare": compare}
+    way = ways.get(kind, talk)
     try:
         log = mock.patch.object(sbus, "log", LOG.append)
         with log, time_limit(PLAY_SECONDS):
-            return json.dumps(way(kind, text, *more))  # type: ignore[operator]
+            return json.dumps(way(kind, text, *more))
     except TooLong:
         said = f"It took longer than {PLAY_SECONDS:g} seconds, and was stopped"
     except ValueError as error:

@@ -191,8 +191,7 @@ class Source(Directive):
 def example(kind: str, title: str, text: str, is_open: bool) -> nodes.Node:
     """Return an example or a question, which book.js draws and runs."""
     name, _, head = title.partition(" ")
-    head, _, steps = head.partition(" steps=")
-    data = {"kind": kind, "name": name, "steps": steps or "-1"}
+    data = {"kind": kind, "name": name}
     if kind == "question":
         data["answer"] = ANSWERS[name][0][0]
     said = name.replace("-", " ").capitalize()

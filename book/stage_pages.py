@@ -32,9 +32,8 @@ class Editor(Directive):
 
     def parts(self, stage: int) -> Iterator[nodes.Node]:
         """Return what the page of a stage shows here."""
-        start, server = map(escape, map(program, (stage - 1, stage)))
-        numbers = {"stage": stage, "before": stage - 1}
-        yield raw(FORM.substitute(numbers, start=start, server=server))
+        start = escape(program(stage - 1))
+        yield raw(FORM.substitute(stage=stage, before=stage - 1, start=start))
 
 
 class NewCode(Editor):

@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -31,6 +31,7 @@ from conformance.trial import Check
 from conformance.wire import Wire
 from fake_bus import FakeBus, FakeConnection
 from fake_kernel import OWNER, FakeListener, FakePeer, FakeWire
+from line_trace import LineTrace
 
 FILE = "server.py"  # what an error calls the program
 CALLS_MAX = 10_000  # of select, before a program is said to spin
@@ -38,7 +39,6 @@ BUSY_SECONDS_MAX = 2.0  # of the processor, until it waits in select
 RUN_SECONDS_MAX = 8.0  # of the processor, for all that is tried
 OUTPUT_MAX = 2_000  # characters that a program prints at a step
 LISTENER = 3  # the number of the socket that listens
-LINES_MAX = 40  # that are shown of those that ran at a step
 
 
 class Pause(BaseException):
@@ -116,7 +116,7 @@ class ProgramKernel:
         self.names: dict[str, Any] = {"__name__": "__main__"}
         self.names[Loops.TICK] = self.tick
         self.output = output
-        self.ran: dict[int, None] | None = None  # lines, if they are noted
+        self.trace: Any = contextlib.nullcontext()
         arguments = [FILE, "-f", "-a", "/tmp/sbus-program", *options]
         modules = {
             "select": module_like(select, select=self.select),
@@ -165,10 +165,10 @@ class ProgramKernel:
         """Have the program do something; raise Failure if it ends or waits."""
         self.left = None
         self.end = min(time.process_time() + BUSY_SECONDS_MAX, self.run_end)
-        told = contextlib.redirect_stdout(self.output)
+        printed = contextlib.redirect_stdout(self.output)
+        errors = contextlib.redirect_stderr(self.output)
         try:
-            with told, contextlib.redirect_stderr(self.output):
-                sys.settrace(self.trace if self.ran is not None else None)
+            with printed, errors, self.trace:
                 call()
         except (Pause, Stuck):
             pass
@@ -176,20 +176,10 @@ class ProgramKernel:
             if not self.left:
                 self.output.write(way_to(error))
                 raise Failure(how_it_ended(error)) from None
-        finally:
-            sys.settrace(None)
         if isinstance(self.left, Stuck):
             raise Failure(str(self.left))
         if not self.left:
             raise Failure("the server has ended")
-
-    def trace(self, frame: FrameType, event: str, _: object) -> Any:
-        """Note a line of the program that runs."""
-        if frame.f_code.co_filename != FILE or self.ran is None:
-            return None
-        if event == "line" and len(self.ran) < LINES_MAX:
-            self.ran[frame.f_lineno] = None
-        return self.trace
 
     def select(
         self,
@@ -248,6 +238,11 @@ class Output(io.TextIOBase):
     def write(self, text: str) -> int:
         self.text = (self.text + text)[-OUTPUT_MAX:]
         return len(text)
+
+    def take(self) -> str:
+        """Return what was printed since the last call."""
+        text, self.text = self.text, ""
+        return text
 
 
 class Shown(reprlib.Repr):
@@ -334,8 +329,8 @@ class ProgramBus(FakeBus):
 
     def watched(self, steps: Iterable[Step]) -> Iterator[Step]:
         """Yield steps; note after each what the program did and knows."""
+        self.kernel.trace = LineTrace(FILE)
         for step in steps:
-            self.kernel.ran, self.kernel.output.text = {}, ""
             try:
                 yield step
                 if not self.is_frozen:
@@ -354,13 +349,8 @@ class ProgramBus(FakeBus):
         for name, facts in cards:
             if unread.get(name):
                 facts["in the kernel"] = [*map(escape, unread[name])]
-        self.seen.append(
-            {
-                "cards": cards,
-                "printed": kernel.output.text,
-                "ran": [*kernel.ran],
-            }
-        )
+        printed, ran = kernel.output.take(), kernel.trace.take()
+        self.seen.append({"cards": cards, "printed": printed, "ran": ran})
 
 
 class Loops(ast.NodeTransformer):
@@ -439,8 +429,7 @@ class ProgramKit:
         try:
             kernel = self.start(talk.options)
         except Failure:
-            printed = self.output.text
-            self.seen = [{"cards": [], "printed": printed, "ran": []}]
+            self.seen = [{"printed": self.output.take()}]
             return None
         bus = ProgramBus(kernel, self.wire_kind is stages.ReadWire)
         steps: Any = bus.watched(talk.steps)
@@ -457,7 +446,7 @@ class ProgramKit:
 
     def start(self, options: Sequence[str]) -> ProgramKernel:
         """Have the program run until it waits; raise Failure if it ends."""
-        self.output.text = ""
+        self.output.take()
         return ProgramKernel(self.code, options, self.end, self.output)
 
     def filled(self, line: str) -> str:
