@@ -392,16 +392,14 @@ def form_of(hole: str, answer: str) -> str:
     return ""
 
 
-def search(_: str, text: str, name: str) -> Generator[str, None, str]:
+def search(kind: str, text: str, name: str) -> Generator[str, None, str]:
     """Yield how far a search of every order is; return its answer as JSON."""
     try:
-        if name == "walk":
+        if kind == "walk":
             from mistakes import walk
 
-            log = mock.patch.object(sbus, "log", LOG.append)
-            with log:
-                lines = yield from walk(text)
-            return json.dumps({"lines": lines, "led": [{} for _ in lines]})
+            lines = yield from walk(name)
+            return json.dumps({"lines": lines, "led": []})
         kept_lines(text)
         for report in try_orders(text):
             yield f"{report.states:,} states are tried …"
@@ -436,11 +434,20 @@ def compare(_: str, source: str, number: int) -> Answer:
 
 
 def broken(_: str, text: str, name: str) -> Answer:
-    """Play a conversation on a server that has a mistake."""
-    from mistakes import mistaken
+    """Play a conversation on a server that has a mistake.
 
-    with mistaken(name):
-        return talk("conversation", text)
+    Raises: ValueError if it goes wrong on sbus.py as well
+    """
+    import mistakes
+
+    right = talk("conversation", text)
+    for line, led in zip(right["lines"], right["led"]):
+        if wrong := led.get("wrong"):
+            raise ValueError(f"sbus.py itself does not do “{line}”: {wrong}")
+    source = mistakes.SHOWN[name].spoil(SOURCE)
+    with mistakes.server_of(source):
+        answer = talk("conversation", text)
+    return {**answer, "source": source, "rules": mistakes.SHOWN[name].found_by}
 
 
 def call(kind: str, text: str, *more: Any) -> str:

@@ -28,6 +28,7 @@ from conformance.rules import Rule, read_rules
 from every_order import ends_html, example_html
 from flood import script
 from lesson_answers import ANSWERS
+from mistakes import SHOWN
 from picture import draw
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -369,6 +370,7 @@ def figures() -> dict[str, str]:
         "rules": len(RULES),
         "blocks": len([*read_blocks()]),
         "cases": len(read_cases()),
+        "shown_mistakes": len(SHOWN),
         "mistakes": len(re.findall(r"^[a-z0-9-]+: ", mistakes, re.M)),
         "tests": len(re.findall(r"^ *(?:async )?def test_", tests, re.M)),
         "lines": len(LISTINGS["sbus"].lines) - 2,

@@ -15,10 +15,13 @@ from conformance.kit import all_cases, block_of
 from conformance.stages import DEMANDS
 from cut_stage import program
 from every_order import example_html
-from mistakes import MISTAKES, SHOWN, choices, excerpt
+from mistakes import SHOWN, choices, excerpt
 from sbus_book import code_spans, raw
 
-FORM = Template(Path(__file__).with_name("stage.html").read_text("utf-8"))
+FORM, MISTAKE = (
+    Template(Path(__file__).with_name(name).read_text("utf-8"))
+    for name in ("stage.html", "mistake.html")
+)
 RULES = {f"`{block_of(case)}`": case.rules for case in all_cases()}
 
 
@@ -66,36 +69,27 @@ class Mistakes(Directive):
     """Servers with one mistake each, and three examples to try on each."""
 
     def run(self) -> list[nodes.Node]:
-        return [
-            self.section(n, name) for n, name in enumerate(SHOWN.split(), 1)
-        ]
+        return [self.section(*server) for server in enumerate(SHOWN, 1)]
 
     def section(self, number: int, name: str) -> nodes.Node:
         """Return what is shown of one mistake."""
         first, code = excerpt(name)
         block = nodes.literal_block(code, code, language="python")
-        block["highlight_args"] = {"linenostart": first}
         block["linenos"] = True
-        title = nodes.title("", f"Server {number}")
-        shown = [title, block]
-        for one, lines in choices(name):
-            said = one.replace("-", " ").capitalize()
-            head = f"<summary>{said}</summary>"
-            data = {"kind": "broken", "name": f"{name}-{one}", "mistake": name}
+        block["highlight_args"] = {"linenostart": first}
+        shown = [nodes.title("", f"Server {number}"), block]
+        for title, lines in choices(name):
+            said = title.replace("-", " ").capitalize()
+            data = {"kind": "broken", "name": f"{name}-{title}"}
             text = "\n".join(lines)
-            shown.append(raw(example_html(head, text, is_open=False, **data)))
-        change = MISTAKES[name].changes[0]
-        shown.append(
-            raw(
-                f'<form class="mistake" data-mistake="{name}" hidden>'
-                "<button>Let the kit look for it</button><output></output>"
-                '<div class="drawing"></div><details><summary>What the line'
-                " should be</summary><p>"
-                f"<code>{escape(change[0])}</code> and not <code>"
-                f"{escape(change[1])}</code></p></details></form>"
+            head = f"<summary>{said}</summary>"
+            html = example_html(
+                head, text, is_open=False, **data, mistake=name
             )
-        )
-        return nodes.section("", *shown, ids=[name])
+            shown.append(raw(html))
+        right, wrong = map(escape, SHOWN[name].changes[0])
+        form = MISTAKE.substitute(name=name, right=right, wrong=wrong)
+        return nodes.section("", *shown, raw(form), ids=[name])
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

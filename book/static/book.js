@@ -2,7 +2,7 @@
 "use strict";
 const root = new URL("..", document.currentScript.src);
 const isFile = location.protocol === "file:"; // a page that no web server sent
-const LIMIT_MS = 60_000; // without news; player.py stops what it plays after ten seconds, and Stop stops all at once
+const LIMIT_MS = 300_000; // without news, on a busy machine; player.py itself stops after ten seconds, and Stop stops all at once
 const waiting = new Map(); // by number: what is to be done with an answer
 let port, rules, workerNumber, progress = "", asked = 0;
 
@@ -38,7 +38,7 @@ function ask(show, ...call) {
     let limit;
     const renew = () => {
       clearTimeout(limit);
-      limit = setTimeout(() => leave(`Nothing came for ${LIMIT_MS / 1000} seconds, so it was stopped.`), LIMIT_MS);
+      limit = setTimeout(() => leave(`Nothing came for ${LIMIT_MS / 60_000} minutes, so it was stopped.`), LIMIT_MS);
     };
     const hear = (answer, state = "Playing …") => {
       if (answer === undefined) { // it begins, or goes on
@@ -87,7 +87,7 @@ async function play(place, kind, ...call) {
     const said = `${isQuestion ? "Not yet. " : ""}${kind === "stage" ? "Step" : "Line"} ${failed + 1}, “${lines[failed]}”: ${shown[failed].wrong}.`;
     show("bad", "").innerHTML = cited(said.replaceAll("\\0", "\\x00"));
   }
-  place.dispatchEvent(new CustomEvent("played", { bubbles: true, detail: isRight }));
+  place.dispatchEvent(new CustomEvent("played", { bubbles: true, detail: { isRight, answer } }));
   return { ...answer, isRight };
 }
 

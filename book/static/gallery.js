@@ -1,24 +1,25 @@
-// The gallery of mistakes: which example catches a server, and what the kit finds
-document.querySelectorAll("form.mistake").forEach((place) => {
-  const { mistake } = place.dataset, section = place.closest("section"), show = shower(place);
-  const told = Object.assign(document.createElement("p"), { className: "caught", role: "status" });
+// The gallery of mistakes: which conversation betrays a server, and what the kit finds
+"use strict";
+document.querySelectorAll("form.mistake").forEach((form) => {
+  const { mistake } = form.dataset, section = form.closest("section"), answer = form.querySelector("details");
+  const status = form.querySelector("[role]");
   let runs = 0;
-  place.hidden = false; // without scripts it is
-  section.querySelector(".example").before(told);
-  const score = (text) => { told.textContent = text; };
-  score(answered.has(mistake) ? "You have caught this one." : "One of these examples fails on this server. Which?");
-  section.addEventListener("played", ({ target, detail }) => {
-    if (target === place || answered.has(mistake)) return;
+  const tell = (text) => { status.innerHTML = cited(text); };
+
+  form.hidden = false; // without scripts it is
+  answer.hidden = !isAnswered(mistake);
+  tell(isAnswered(mistake) ? "You have caught this one." : "Only one of these three conversations betrays the server. Which?");
+  section.addEventListener("played", ({ target, detail: { isRight, answer: { rules: broken = [] } } }) => {
     runs++;
-    if (detail) return score("Not this one: this server keeps to it. Try another, or edit it.");
-    score(`Caught, at ${runs === 1 ? "the first run" : `run ${runs}`}.`);
-    showProgress(answered.add(mistake));
+    if (isRight) return tell("Not this one: here the server does as sbus.py does. Try another, or press Edit and write your own.");
+    const isByKit = target === form;
+    tell(`${isByKit ? "The kit has caught it" : `Caught, at run ${runs}`}. It breaks ${broken.map((rule) => `[${rule}]`).join(" ")}.`);
+    if (!isByKit) store.set(`answered ${mistake}`, "caught");
+    answer.hidden = false;
   });
-  place.onsubmit = async (event) => {
+  form.onsubmit = async (event) => {
     event.preventDefault();
-    const { lines } = await request(place, "orders", mistake, "walk");
-    if (!lines) return;
-    await play(place, "broken", lines.join("\n"), mistake);
-    place.querySelector("output").prepend("The kit found this one, and nothing in it can be left out. ");
+    const { lines } = await request(form, "walk", "", mistake);
+    if (lines) await play(form, "broken", lines.join("\n"), mistake);
   };
 });
