@@ -47,6 +47,7 @@ KINDS = {  # kinds of pages, and what is done there before a look
     "surprise": "book/surprise.html#chapter=5&seed=1",
     "playground": "book/bench.html",
     "stage": "book/stages/2.html",
+    "mistakes": "book/mistakes.html",
     "python": "book/python.html",
     "chapter": "spec/5-flood-control.html",
     "examples": "spec/examples/3-protocol.html",
@@ -308,6 +309,17 @@ class TestPages:
             outcome(page.locator("#surprise"))
         elif kind == "playground":
             outcome(page.locator("#bench"))
+        elif kind == "stage":
+            form, _ = in_stage(page, 2)
+            try_it(form)
+            for fold in form.locator("summary").all():
+                fold.click()
+            form.locator("ins").first.wait_for()
+        elif kind == "mistakes":
+            for name in ("star-in-key", "star-in-short"):
+                name = f"star-crosses-slashes-{name}"
+                page.locator(f"[data-name={name}] > summary").click()
+                run(page, name)
         elif kind == "chapter":
             page.locator("#BLOCK-5 .kept summary").first.click()
             page.locator("#BLOCK-5").scroll_into_view_if_needed()
@@ -698,7 +710,7 @@ class TestWork:
         page.keyboard.type("if 1:\n1 +")
         page.keyboard.press("Tab")
         page.keyboard.type("x\n")
-        assert editor.input_value() == "if 1:\n    1 +  x\n    "
+        assert editor.input_value() == "if 1:\n    1 + x\n    "
         page.keyboard.press("Control+Enter")
         assert outcome(form)[1].startswith("line 2 stopped it: NameError")
         page.keyboard.press("Escape")
@@ -924,6 +936,41 @@ class TestOrders:
             page.get_by_label(f"{name} receives").fill(heard)
         page.get_by_role("button", name="Play it").click()
         page.get_by_text("Right, all of it.").wait_for()
+        assert page.evaluate(OVERFLOW) <= width
+
+
+class TestMistakes:
+    """Servers with one mistake each."""
+
+    @pytest.mark.parametrize("width", [1280, 400])
+    def test_a_reader_catches_one(self, page: Any, width: int) -> None:
+        """By one of three, or by the kit; the kit names the rule."""
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto("book/mistakes.html")
+        names = page.locator("section > section").evaluate_all(
+            "all => all.map((one) => one.id)"
+        )
+        assert len(names) == len({*names}) >= 12
+        server = page.locator(f"section#{names[0]}")
+        status = server.get_by_role("status").first
+        answer = server.locator(".answer")
+        for example in server.locator(".example").all():
+            example.locator("summary").click()
+            example.get_by_role("button", name="Run").click()
+            verdict, _ = outcome(example)
+            if verdict == "bad":
+                break
+            assert "Not this one" in status.inner_text()
+            assert not answer.is_visible()
+        assert "It breaks [MATCH-2]." in status.inner_text()
+        assert answer.is_visible()
+        page.reload()
+        assert "You have caught this one." in status.inner_text()
+
+        server = page.locator(f"section#{names[3]}")
+        server.get_by_role("button", name="Let the kit look").click()
+        server.get_by_text("The kit has caught it. It breaks").wait_for()
+        assert server.locator("form.mistake .failed").count() == 1
         assert page.evaluate(OVERFLOW) <= width
 
 
