@@ -201,7 +201,7 @@ const heap = (packets) => `<span class="heap" title="${escaped(packets.join("\n"
   ${packets.length}`; // the first of them on the left
 const fact = ([label, known]) => `<dd><span class="does">${escaped(label)}</span>
   ${Array.isArray(known) ? heap(known) : escaped(`${known}`)}</dd>`;
-const card = ([name, facts]) => `<dl><dt>${escaped(name)}</dt>${each(Object.entries(facts), fact)}</dl>`;
+const card = ([name, facts]) => `<dl><dt>${escaped(name)}</dt>${each(Object.entries(facts), fact) || "<dd>nothing yet</dd>"}</dl>`;
 
 function addMachine(drawing, { led, source = "" }) {
   const rows = [...drawing.querySelectorAll(".lanes li")], code = source.split("\n"), first = Math.max(0, led.length - rows.length);
