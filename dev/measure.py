@@ -40,8 +40,8 @@ CODE = {
     "tests/**/*.py test_sbus.py": 11_000,
     # It is to have 900, which would cost the benchmark of the client
     "bench/**/*.py": 990,
-    # It is to have 1,950.  The kit's walk (45), svgbob for picture.py (80) and
-    # a flood without its own table (60) would bring it near
+    # It is to have 1,950, which would cost the gallery of mistakes, or the
+    # pictures of the chapters and the walk through the gallery's servers
     "book/*.py book/static/*.js book/static/*.css": 2_165,
     "book/stages/*.py": 170,  # six servers in one file, for students
 }
