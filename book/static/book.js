@@ -394,11 +394,11 @@ if (surprise) {
   window.onhashchange();
 }
 
-// ---- Keys: Ctrl+Enter runs what has the focus, or else what is seen first; N with the browser's own keys is Next
+// ---- Keys: Ctrl+Enter runs what has the focus, or else what is seen first; Alt+N is the next page
 
 const RUNNABLE = ".example form, form.stage, form.mistake, #bench, #surprise";
-document.querySelector(".next-page")?.setAttribute("accesskey", "n");
-window.addEventListener("keydown", ({ key, ctrlKey, metaKey, target }) => {
+window.addEventListener("keydown", ({ key, code, altKey, ctrlKey, metaKey, target }) => {
+  if (altKey && code === "KeyN") document.querySelector(".next-page")?.click();
   if (key !== "Enter" || !(ctrlKey || metaKey)) return;
   const isSeen = ({ top, bottom }) => bottom > 0 && top < innerHeight;
   const seen = [...document.querySelectorAll(RUNNABLE)].find((form) => isSeen(form.getBoundingClientRect()));
