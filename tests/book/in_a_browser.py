@@ -852,7 +852,7 @@ class TestPlayground:
         page.keyboard.type(r"MSG k\0hello")
         page.keyboard.press("Escape")
         page.keyboard.press("Enter")
-        page.wait_for_selector("text=/in the kernel +1/")
+        page.wait_for_selector(r"text=/in the kernel\s+1/")
         assert self.lines(page) == ["A > SUB k", r"B > MSG k\0hello"]
         page.go_back()
         page.wait_for_function("bench.elements.text.value == 'A > SUB k'")
