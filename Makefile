@@ -144,12 +144,14 @@ requirements vectors trace:
 
 SITE = book/site
 PLAYED = sbus.py book/player.py book/every_order.py dev/orders.py \
+    book/cut_stage.py book/stages tests/bed/line_trace.py \
+    book/mistakes.py tests/kit/broken_servers.py tests/kit/broken_servers.txt \
     dev/search.py dev/surprise.py spec/model.py spec/conformance \
     spec/stages.md spec/[1-9]-*.md spec/examples \
     tests/bed/fake_bus.py tests/bed/fake_kernel.py tests/bed/model_bus.py \
     tests/bed/packets.py tests/bed/program_bus.py
 book: .venv/book
-	@PYTHONPATH=.:book:spec:dev:tests/bed .venv/bin/python -m sphinx -q -E -a -c book \
+	@PYTHONPATH=.:book:spec:dev:tests/bed:tests/kit .venv/bin/python -m sphinx -q -E -a -c book \
 	    -d build/book . $(SITE)
 	@.venv/bin/python -m zipfile -c $(SITE)/_static/player.zip $(PLAYED)
 	@echo '<meta http-equiv="refresh" content="0;url=book/index.html">' \
@@ -165,7 +167,7 @@ PYODIDE = $(SITE)/pyodide/pyodide.mjs
 $(PYODIDE):
 	@mkdir -p $(@D)
 	@npm pack -s --pack-destination $(@D) pyodide@314 >/dev/null
-	@tar xzmf $(@D)/pyodide-*.tgz -C $(@D) --strip-components=1
+	@$(PYTHON) book/pack_python.py $(@D)/pyodide-*.tgz $(@D)
 	@rm $(@D)/*.tgz
 
 # What the kit tries for the book.  MORE may name others, such as

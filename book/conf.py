@@ -14,7 +14,8 @@ myst_fence_as_directive = ["match", "packet", "conversation", "client"]
 myst_fence_as_directive += ["question", "orders", "picture"]
 html_theme = "furo"
 html_static_path, html_copy_source = ["static"], False
-html_css_files, html_js_files = ["book.css"], ["book.js", "stage.js"]
+html_css_files = ["book.css"]
+html_js_files = ["work.js", "book.js", "stage.js", "gallery.js"]
 html_show_copyright = html_use_index = False
 html_logo = html_favicon = "static/sbus.svg"
 smartquotes = False  # quotes in rules are bytes

@@ -45,9 +45,7 @@ def report_html(report: Report, name: str) -> str:
         title = f"In {end.orders:,} of {report.orders:,} orders"
         head = f"<summary>{title}</summary>{facts_html('', end.facts)}"
         end_name, text = f"{name}-end-{number}", "\n".join(end.lines)
-        said += example_html(
-            head, text, kind="conversation", name=end_name, steps=-1
-        )
+        said += example_html(head, text, kind="conversation", name=end_name)
     left_out = len(report.ends) - ENDS_SHOWN
     more = f"<p>Other kinds of ends, in fewer orders: {left_out:,}.</p>"
     return said + more * (left_out > 0)

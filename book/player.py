@@ -11,9 +11,18 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import contextmanager
-from html import escape
+from difflib import unified_diff
+from itertools import islice
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -23,14 +32,17 @@ if sys.platform == "emscripten":  # what is named at import, and is not there
     users = {"root": mock.Mock(pw_uid=0)}
     sys.modules["pwd"] = mock.Mock(getpwnam=users.__getitem__)
     vars(socket).setdefault("AF_UNIX", 1)
-    vars(os).update(geteuid=lambda: 0, getegid=lambda: 0)
+    ids = {"geteuid": lambda: 0, "getegid": lambda: 0, "getpid": lambda: 4000}
+    vars(os).update(ids)
 
 import sbus
 from conformance import examples
 from conformance.conversation import perform
+from cut_stage import program
 from every_order import report_html
 from fake_bus import FakeBus, FakeConnection
 from fake_kernel import FakeSelector
+from line_trace import LineTrace
 from orders import try_orders
 
 Answer = dict[str, Any]  # what a page is told, of all or of a line
@@ -42,8 +54,12 @@ PLAY_SECONDS = 10.0  # that an example may take
 LINE_SECONDS = 0.001  # it tells who has waited longest [BLOCK-16]
 PACKETS_MAX, BYTES_MAX = 100_000, 64_000_000  # of an example
 TEXT_MAX = 100_000  # its characters
+PATTERNS_SHOWN = 12  # of a client, the last
+ROWS_MAX = 200  # lines that book.js draws, the last
+SOURCE = Path(sbus.__file__).read_text("utf-8")
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 TIMES = re.compile(r"\*(\d+)\}")
+ID_MAX = (1 << 32) - 1  # of a user, a group or a process
 SLIPS = {  # lines that are none, and what is said of them
     r"(?!wait|server)[a-z]\w* .*|[A-Z]\w+ (?:[<>]|close|room).*": (
         "a client has one capital letter for its name, A to Z"
@@ -52,6 +68,8 @@ SLIPS = {  # lines that are none, and what is said of them
     r"[A-Z] room(?! \d{1,9}$).*": "room takes a number of packets, from 0",
     r"server .*(?<!\S)-[acdfhpr]\b.*": "a server in a page is not a process: "
     "leave that option out",
+    r"[A-Z] process .*=(?!\d{1,10}\b).*": "users and processes are numbers, "
+    f"up to {ID_MAX}",
 }
 STARTS = "SUB ", "UNSUB ", "MSG ", "CMSG "
 FORMS = {  # what a hole takes behind its arrow
@@ -69,15 +87,15 @@ class TooLong(BaseException):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Stop the server in the first round after that many seconds.
+    """Stop the server in the first round after that many seconds of work.
 
     Raises: TooLong
     """
-    end = time.monotonic() + seconds
+    end = time.process_time() + seconds
     select = FakeSelector.select
 
     def look(*which: Any) -> Any:
-        if time.monotonic() > end:
+        if time.process_time() > end:
             raise TooLong
         return select(*which)
 
@@ -107,6 +125,9 @@ def check_form(lines: Sequence[str]) -> None:
         for slip, said in SLIPS.items():
             if re.fullmatch(slip, line):
                 raise ValueError(f"Line {number}, “{line}”: {said}")
+        ids = re.findall(r"=(\d+)", line) if " process " in line else []
+        if any(int(each) > ID_MAX for each in ids):
+            raise ValueError(f"Line {number}: no id is above {ID_MAX}")
 
 
 class WatchedBus(FakeBus):
@@ -120,7 +141,8 @@ class WatchedBus(FakeBus):
         self.names = [""]  # of clients, by their numbers
         self.wires: dict[str, Any] = {}  # by their names
         self.led: list[Answer] = []
-        self.who = self.cards = ""
+        self.trace = LineTrace(sbus.__file__)
+        self.who = ""
 
     def connect(self, *which: Any) -> FakeConnection:
         self.names.append(self.who)
@@ -130,7 +152,7 @@ class WatchedBus(FakeBus):
 
     def steps(self, talks: Talks) -> Iterator[examples.Step]:
         """Return the steps; note after each line what it led to."""
-        for talk in talks:
+        for number, talk in enumerate(talks):
             self.kernel.now += LINE_SECONDS
             got = b""
             for step in talk.steps:
@@ -144,34 +166,56 @@ class WatchedBus(FakeBus):
             self.led.append({"made": made, "got": examples.escape(got)})
             if cut := reason_of(made, talk):
                 self.led[-1]["cut"] = cut
-            clients = sorted(self.bus.clients, key=lambda one: one.number)
-            self.cards = "".join(map(self.card, clients))
+            if number >= len(talks) - ROWS_MAX:
+                cards = {"cards": self.cards(), "ran": self.trace.take()}
+                self.led[-1].update(cards)
             LOG.clear()
 
     def named(self, found: re.Match[str]) -> str:
         """Return the client of a line of the log by its name."""
         return (found[1] or "") + self.names[int(found[2])]
 
-    def card(self, client: sbus.Client) -> str:
-        """Return what the server knows of a client."""
-        patterns = (
+    def cards(self) -> list[tuple[str, Answer]]:
+        """Return what the server knows of each client, and its table."""
+        clients = sorted(self.bus.clients, key=lambda one: one.number)
+        table: dict[str, str] = {}
+        for client in clients:
+            for pattern in newest(client.patterns):
+                text = examples.escape(pattern)
+                known = f"{table.get(text, '→')} {self.names[client.number]}"
+                table[text] = known
+        cards = [*map(self.card, clients)]
+        return [*cards, ("table", table)] if table else cards
+
+    def card(self, client: sbus.Client) -> tuple[str, Answer]:
+        """Return the name of a client, and what the server knows of it."""
+        patterns = [
             f"{examples.escape(pattern)} × {count}"
-            for pattern, count in client.patterns.items()
-        )
-        modes = [*map("/".join, client.modes.items())]
-        holders = (self.names[holder.number] for holder in client.held_by)
-        facts: dict[str, object] = {
+            for pattern, count in newest(client.patterns.items())
+        ]
+        held_by = [self.names[holder.number] for holder in client.held_by]
+        facts: Answer = {
             "patterns": ", ".join(patterns),
-            "unread": len(client.wire.taken),
-            "backlog": len(client.backlog.packets),
-            "paused by": ", ".join(holders),
-            "modes": " ".join(modes[:2]),
-            "": " ".join(modes[2:]),
+            "in the kernel": shown_packets(client.wire.taken),
+            "backlog": shown_packets(client.backlog.packets.values()),
+            "not read yet": shown_packets(client.wire.incoming),
+            "paused by": ", ".join(held_by),
+            "modes": " ".join(map("/".join, client.modes.items())),
             "uid": client.credentials.uid,
             **{k: n for k, n in client.counts.items() if k not in sbus.USES},
         }
-        said = "\n".join(f"{k:9} {fact}" for k, fact in facts.items() if fact)
-        return f"<pre><b>{self.names[client.number]}</b>\n{escape(said)}</pre>"
+        name = self.names[client.number]
+        return name, {label: fact for label, fact in facts.items() if fact}
+
+
+def newest(items: Collection[Any]) -> Iterator[Any]:
+    """Return the last of some items, as many as are shown."""
+    return islice(items, max(0, len(items) - PATTERNS_SHOWN), None)
+
+
+def shown_packets(packets: Iterable[sbus.Packet]) -> list[str]:
+    """Return packets as they are shown."""
+    return [examples.escape(bytes(packet)) for packet in packets]
 
 
 def reason_of(made: list[str], talk: examples.Conversation) -> Any:
@@ -215,8 +259,8 @@ def kept_lines(text: str) -> list[str]:
     return kept
 
 
-def talk(kind: str, text: str, most: int = -1) -> Answer:
-    """Play a conversation, or so many lines of it in the playground.
+def talk(kind: str, text: str) -> Answer:
+    """Play a conversation.
 
     In the playground a line that fails is left out, and the others go on.
     Raises: ValueError if a line is no step, or an option is wrong.
@@ -224,12 +268,11 @@ def talk(kind: str, text: str, most: int = -1) -> Answer:
     lines = kept_lines(text)
     check_form(lines)
     talks = [talks_of("conversation", line)[0] for line in lines]
-    played = len(talks) if most < 0 else min(most, len(talks))
     failures: dict[int, str] = {}  # by the number of the line
     while True:
-        bus, wrong, said = perform_lines(talks, played)
+        bus, wrong, said = perform_lines(talks)
         failed = len(bus.led)
-        if kind != "bench" or not wrong or failed >= played:
+        if kind != "bench" or not wrong or failed >= len(talks):
             break
         failures[failed] = wrong
         talks[failed] = talks[failed]._replace(steps=())
@@ -241,19 +284,18 @@ def talk(kind: str, text: str, most: int = -1) -> Answer:
     if mark_cut(lines, bus.led):
         del bus.led[len(lines) :]  # that another client heard the end
     lines += said[-1:] * (len(bus.led) - len(lines))  # nothing more is heard
-    return {"lines": lines, "led": bus.led, "cards": bus.cards, "of": played}
+    return {"lines": lines, "led": bus.led, "source": SOURCE}
 
 
-def perform_lines(
-    talks: Talks, played: int
-) -> tuple[WatchedBus, str, list[str]]:
+def perform_lines(talks: Talks) -> tuple[WatchedBus, str, list[str]]:
     """Play lines; return the bus, what went wrong, and what was said."""
     LOG.clear()
     said = [""]
     try:
         bus = WatchedBus(talks)
-        steps: Any = bus.steps(talks[:played])
-        wrong, said, _ = perform(bus, examples.Conversation("", (), steps))
+        steps: Any = bus.steps(talks)
+        with bus.trace:
+            wrong, said, _ = perform(bus, examples.Conversation("", (), steps))
     except SystemExit:
         raise ValueError("; ".join(LOG)) from None
     except (ValueError, KeyError) as error:
@@ -356,10 +398,16 @@ def form_of(hole: str, answer: str) -> str:
     return ""
 
 
-def search(_: str, text: str, name: str) -> Generator[str, None, str]:
+def search(kind: str, text: str, name: str) -> Generator[str, None, str]:
     """Yield how far a search of every order is; return its answer as JSON."""
     try:
-        kept_lines(text)
+        if kind == "walk":
+            from mistakes import walk
+
+            lines = yield from walk(name)
+            return json.dumps({"lines": lines, "led": []})
+        if not kept_lines(text):
+            raise ValueError("There is no step yet")
         for report in try_orders(text):
             yield f"{report.states:,} states are tried …"
     except ValueError as error:
@@ -374,21 +422,51 @@ def stage(_: str, source: str, number: int) -> Answer:
     """
     from program_bus import ProgramKit  # which reads the specification
 
-    said, wrong = ProgramKit(source).try_stages(number)
+    kit = ProgramKit(source)
+    said, wrong = kit.try_stages(number)
     if not wrong:
         return {"said": said, "lines": [], "led": []}
-    led = [*({} for _ in wrong.dialogue[1:]), {"wrong": wrong.what}]
-    return {"said": said, "lines": wrong.dialogue, "led": led}
+    lines = [*map(kit.filled, wrong.dialogue)]
+    led = [*kit.seen[: len(lines)]]
+    led += [{} for _ in lines[len(led) :]]
+    led[-1] = {**led[-1], "wrong": wrong.what}
+    return {"said": said, "lines": lines, "led": led, "source": source}
+
+
+def compare(_: str, source: str, number: int) -> Answer:
+    """Return how a student's server differs from ours of a stage."""
+    ours = program(number).splitlines()
+    lines = unified_diff(source.splitlines(), ours, n=3, lineterm="")
+    return {"lines": [*lines][2:] or ["They are the same."], "led": []}
+
+
+def broken(_: str, text: str, name: str) -> Answer:
+    """Play a conversation on a server that has a mistake.
+
+    Raises: ValueError if it goes wrong on sbus.py as well
+    """
+    import mistakes
+
+    right = talk("conversation", text)
+    for line, led in zip(right["lines"], right["led"]):
+        if wrong := led.get("wrong"):
+            raise ValueError(f"sbus.py itself does not do “{line}”: {wrong}")
+    source = mistakes.SHOWN[name].spoil(SOURCE)
+    with mistakes.server_of(source):
+        answer = talk("conversation", text)
+    return {**answer, "source": source, "rules": mistakes.SHOWN[name].found_by}
 
 
 def call(kind: str, text: str, *more: Any) -> str:
     """Do what a page asks for; return the answer as JSON."""
+    ways: dict[str, Callable[..., Answer]]
     ways = {"question": check, "match": rows, "packet": rows, "stage": stage}
-    way = {**ways, "surprise": surprise}.get(kind, talk)
+    ways |= {"surprise": surprise, "broken": broken, "compare": compare}
+    way = ways.get(kind, talk)
     try:
         log = mock.patch.object(sbus, "log", LOG.append)
         with log, time_limit(PLAY_SECONDS):
-            return json.dumps(way(kind, text, *more))  # type: ignore[operator]
+            return json.dumps(way(kind, text, *more))
     except TooLong:
         said = f"It took longer than {PLAY_SECONDS:g} seconds, and was stopped"
     except ValueError as error:

@@ -28,6 +28,7 @@ from conformance.rules import Rule, read_rules
 from every_order import ends_html, example_html
 from flood import script
 from lesson_answers import ANSWERS
+from mistakes import SHOWN
 from picture import draw
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -191,8 +192,7 @@ class Source(Directive):
 def example(kind: str, title: str, text: str, is_open: bool) -> nodes.Node:
     """Return an example or a question, which book.js draws and runs."""
     name, _, head = title.partition(" ")
-    head, _, steps = head.partition(" steps=")
-    data = {"kind": kind, "name": name, "steps": steps or "-1"}
+    data = {"kind": kind, "name": name}
     if kind == "question":
         data["answer"] = ANSWERS[name][0][0]
     said = name.replace("-", " ").capitalize()
@@ -370,6 +370,7 @@ def figures() -> dict[str, str]:
         "rules": len(RULES),
         "blocks": len([*read_blocks()]),
         "cases": len(read_cases()),
+        "shown_mistakes": len(SHOWN),
         "mistakes": len(re.findall(r"^[a-z0-9-]+: ", mistakes, re.M)),
         "tests": len(re.findall(r"^ *(?:async )?def test_", tests, re.M)),
         "lines": len(LISTINGS["sbus"].lines) - 2,

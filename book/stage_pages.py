@@ -14,9 +14,14 @@ from sphinx.application import Sphinx
 from conformance.kit import all_cases, block_of
 from conformance.stages import DEMANDS
 from cut_stage import program
+from every_order import example_html
+from mistakes import SHOWN, choices, excerpt
 from sbus_book import code_spans, raw
 
-FORM = Template(Path(__file__).with_name("stage.html").read_text("utf-8"))
+FORM, MISTAKE = (
+    Template(Path(__file__).with_name(name).read_text("utf-8"))
+    for name in ("stage.html", "mistake.html")
+)
 RULES = {f"`{block_of(case)}`": case.rules for case in all_cases()}
 
 
@@ -30,9 +35,8 @@ class Editor(Directive):
 
     def parts(self, stage: int) -> Iterator[nodes.Node]:
         """Return what the page of a stage shows here."""
-        start, server = map(escape, map(program, (stage - 1, stage)))
-        numbers = {"stage": stage, "before": stage - 1}
-        yield raw(FORM.substitute(numbers, start=start, server=server))
+        start = escape(program(stage - 1))
+        yield raw(FORM.substitute(stage=stage, before=stage - 1, start=start))
 
 
 class NewCode(Editor):
@@ -61,9 +65,37 @@ class Asked(Editor):
             yield nodes.bullet_list("", nodes.list_item("", item))
 
 
+class Mistakes(Directive):
+    """Servers with one mistake each, and three examples to try on each."""
+
+    def run(self) -> list[nodes.Node]:
+        return [self.section(*server) for server in enumerate(SHOWN, 1)]
+
+    def section(self, number: int, name: str) -> nodes.Node:
+        """Return what is shown of one mistake."""
+        first, code = excerpt(name)
+        block = nodes.literal_block(code, code, language="python")
+        block["linenos"] = True
+        block["highlight_args"] = {"linenostart": first}
+        shown = [nodes.title("", f"Server {number}"), block]
+        for title, lines in choices(name):
+            said = title.replace("-", " ").capitalize()
+            data = {"kind": "broken", "name": f"{name}-{title}"}
+            text = "\n".join(lines)
+            head = f"<summary>{said}</summary>"
+            html = example_html(
+                head, text, is_open=False, **data, mistake=name
+            )
+            shown.append(raw(html))
+        right, wrong = map(escape, SHOWN[name].changes[0])
+        form = MISTAKE.substitute(name=name, right=right, wrong=wrong)
+        return nodes.section("", *shown, raw(form), ids=[name])
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Be an extension of Sphinx."""
     app.add_directive("editor", Editor)
     app.add_directive("new-code", NewCode)
     app.add_directive("asked", Asked)
+    app.add_directive("mistakes", Mistakes)
     return {"parallel_read_safe": True}

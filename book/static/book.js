@@ -2,27 +2,20 @@
 "use strict";
 const root = new URL("..", document.currentScript.src);
 const isFile = location.protocol === "file:"; // a page that no web server sent
-const START_MS = 60_000; // for Python to start, and for what others play
-const LIMIT_MS = 15_000; // player.py itself stops after ten seconds: this is for what does not ask it
+const LIMIT_MS = 300_000; // without news, on a busy machine; player.py itself stops after ten seconds, and Stop stops all at once
 const waiting = new Map(); // by number: what is to be done with an answer
 let port, rules, workerNumber, progress = "", asked = 0;
 
-function stored(name, value) { // where the browser keeps nothing, nothing is stored
-  try {
-    if (value !== undefined) localStorage.setItem(name, value);
-    return localStorage.getItem(name);
-  } catch { return null; }
-}
-
 function start() {
   const url = new URL("_static/worker.js", root);
-  workerNumber = stored("player");
+  workerNumber = store.get("player");
   const options = { type: "module", extendedLifetime: true, name: `player ${workerNumber}` };
   const worker = window.SharedWorker ? new SharedWorker(url, options) : new Worker(url, options);
   port = worker.port ?? worker;
   port.onmessage = ({ data: [number, answer, state] }) => {
-    if (number) return waiting.get(number)?.(answer, state);
+    if (number) return waiting.get(number)?.hear(answer, state);
     progress = answer;
+    waiting.forEach(({ renew }) => renew());
     document.querySelectorAll("output.loading").forEach((output) => (output.textContent = answer || "Playing …"));
   };
   port.postMessage([0, "load"]);
@@ -33,27 +26,31 @@ function leave(said) {
   port.postMessage([0, "end"]);
   port.terminate?.();
   port = undefined;
-  stored("player", Number(stored("player") ?? 0) + 1);
-  waiting.forEach((answer) => answer(JSON.stringify({ said })));
+  store.set("player", Date.now());
+  waiting.forEach(({ hear }) => hear(JSON.stringify({ said })));
 }
 
 function ask(show, ...call) {
   const number = ++asked;
-  if (!port || (workerNumber !== stored("player") && !waiting.size)) start(); // another page may have left it
+  if (!port || (workerNumber !== store.get("player") && !waiting.size)) start(); // another page may have left it
   port.postMessage([number, ...call]);
   return new Promise((resolve) => {
-    const over = (ms) => setTimeout(() => leave(`It took longer than ${ms / 1000} seconds, and was stopped.`), ms);
-    let limit = over(START_MS);
-    waiting.set(number, (answer, state = "Playing …") => {
+    let limit;
+    const renew = () => {
       clearTimeout(limit);
+      limit = setTimeout(() => leave(`Nothing came for ${LIMIT_MS / 60_000} minutes, so it was stopped.`), LIMIT_MS);
+    };
+    const hear = (answer, state = "Playing …") => {
       if (answer === undefined) { // it begins, or goes on
         show("", state);
-        limit = over(LIMIT_MS);
-        return;
+        return renew();
       }
+      clearTimeout(limit);
       waiting.delete(number);
       resolve(JSON.parse(answer));
-    });
+    };
+    waiting.set(number, { hear, renew });
+    renew();
   });
 }
 
@@ -84,17 +81,19 @@ async function play(place, kind, ...call) {
   const isQuestion = kind === "question";
   const shown = isQuestion && !isRight ? led.map(({ wrong }) => ({ wrong: hidden(wrong) })) : led;
   place.querySelector(".drawing").innerHTML = drawn(kind, lines, shown);
-  if (isRight) show("good", RIGHT[kind]?.(led.length, lines.length) ?? `Right: all ${lines.length} lines went as written.`);
+  addMachine(place.querySelector(".drawing"), answer);
+  if (isRight) show("good", RIGHT[kind]?.(lines.length) ?? `Right: all ${lines.length} lines went as written.`);
   else {
     const said = `${isQuestion ? "Not yet. " : ""}${kind === "stage" ? "Step" : "Line"} ${failed + 1}, “${lines[failed]}”: ${shown[failed].wrong}.`;
     show("bad", "").innerHTML = cited(said.replaceAll("\\0", "\\x00"));
   }
+  place.dispatchEvent(new CustomEvent("played", { bubbles: true, detail: { isRight, answer } }));
   return { ...answer, isRight };
 }
 
 const RIGHT = {
   question: () => "Right.",
-  bench: (played, lines) => (lines ? `${played} of ${lines} lines are played.` : "Nothing is played yet: send a packet."),
+  bench: (lines) => (lines ? `Played: ${lines} lines.` : "Nothing is played yet: send a packet."),
 };
 
 // Of a wrong answer, not what came instead: that would be the right one
@@ -111,6 +110,7 @@ const PACKET = /^"?((?:UN)?SUB|C?MSG) (.*?)(?:(\\0|\\x00)(.*?))?"?$/;
 const FIELDS = /(?:\w+=)?"(?:\\.|[^"\\])*"|\S+/g;
 const HEADS = { match: ["Pattern", "Key", "Match"], packet: ["Packet", "Kind"] };
 const SERVER = "100% - 2.2rem"; // its lane
+const ROWS_MAX = 200; // that are drawn, the last; player.py has as many
 const WORDS = {
   ">": "sends", ">>": "sends, while the server is busy,", "<": "receives", close: "closes",
   shut: "will send no more", deaf: "will receive no more", process: "is a process:",
@@ -129,7 +129,8 @@ const marked = (text) => text.split(/\\0|\\x00/)
 const cited = (text) => linked(escaped(text));
 const linked = (html) => html.replace(/\[([A-Z]+-\d+)\]/g, (id, rule) => (!rules[rule] ? id
   : `<a class="id" href="${root}${rules[rule][0]}.html#${rule}" title="${escaped(rules[rule][2])}">${id}</a>`));
-const result = ({ made = [], wrong }) => each(made, (one) => `<span class="made">${cited(one)}</span>`)
+const result = ({ made = [], printed, wrong }) => each(made, (one) => `<span class="made">${cited(one)}</span>`)
+  + (printed ? `<pre class="printed">${escaped(printed.trimEnd())}</pre>` : "")
   + (wrong ? `<strong>✗ ${cited(wrong)}</strong>` : "");
 const look = (led) => (!led ? "later" : led.wrong ? "failed" : "");
 
@@ -162,14 +163,14 @@ function drawn(kind, lines, led) {
   const isClient = kind === "client"; // a program, the client that it tells what to do, and the server
   const of = (line) => (line[0] === "=" ? `Program <${line.slice(1)}`
     : "<>".includes(line[0]) ? `Client ${line}` : `Program > ${line}`);
-  const steps = isClient ? lines.map(of) : lines;
+  const steps = isClient ? lines.map(of) : lines, left = Math.max(0, lines.length - ROWS_MAX);
   const names = [...new Set(steps.map((line) => line.match(STEP)?.[1]))].filter(Boolean).sort();
   const lanes = isClient ? { Program: ["2rem", "50%"], Client: ["50%", SERVER] }
     : Object.fromEntries(names.map((name, number) => [name, [`${1.1 + 2.4 * number}rem`, SERVER]]));
   const ends = Object.entries({ ...lanes, Server: [SERVER] });
-  return `<div class="heads">${each(ends, ([name, [at]]) => `<b style="left: calc(${at})">${name}</b>`)}</div>
+  return `${left ? `<p>The first ${left} lines are not drawn.</p>` : ""}<div class="heads">${each(ends, ([name, [at]]) => `<b style="left: calc(${at})">${name}</b>`)}</div>
     <div class="lanes"><svg class="poles">${each(ends, ([, [at]]) => `<rect style="x: calc(${at})"/>`)}</svg>
-    <ol>${each(steps, (line, number) => row(line, lanes, led ? led[number] : {}))}</ol></div>`;
+    <ol>${each(steps.slice(-ROWS_MAX), (line, number) => row(line, lanes, led ? led[number + left] : {}))}</ol></div>`;
 }
 
 function table(kind, lines, led) {
@@ -194,17 +195,42 @@ function programs(lines) {
     <div class="programs">${each(names, (name) => `<div><b>${escaped(name)}</b><ol>${steps(name)}</ol></div>`)}</div>`;
 }
 
+// ---- The time machine: back and forth through what was played
+
+const heap = (packets) => `<span class="heap" title="${escaped(packets.join("\n"))}">${"<i></i>".repeat(Math.min(packets.length, 24))}</span>
+  ${packets.length}`; // the first of them on the left
+const fact = ([label, known]) => `<dd><span class="does">${escaped(label)}</span>
+  ${Array.isArray(known) ? heap(known) : escaped(`${known}`)}</dd>`;
+const card = ([name, facts]) => `<dl><dt>${escaped(name)}</dt>${each(Object.entries(facts), fact) || "<dd>nothing yet</dd>"}</dl>`;
+
+function addMachine(drawing, { led, source = "" }) {
+  const rows = [...drawing.querySelectorAll(".lanes li")], code = source.split("\n"), first = Math.max(0, led.length - rows.length);
+  if (!led.some(({ cards }) => cards)) return;
+  drawing.insertAdjacentHTML("beforeend", `<div class="machine"><label>Time <input type="range" min="${first}" max="${led.length}"
+    value="${led.length}"></label> <span></span><div class="cards"></div></div>`);
+  const [time, said, cards] = drawing.querySelectorAll(".machine :is(input, label + span, .cards)");
+  time.oninput = () => {
+    const at = Number(time.value), { ran = [] } = led[at - 1] ?? {};
+    const known = led.slice(0, at).findLast((step) => step.cards)?.cards ?? []; // a line that fails changes nothing
+    const lines = each(ran, (line) => `${String(line).padStart(4)} ${escaped(code[line - 1])}\n`);
+    rows.forEach(({ classList }, number) => classList.toggle("later", first + number >= at));
+    said.textContent = at ? `after line ${at} of ${led.length}` : "before the first line";
+    time.setAttribute("aria-valuetext", said.textContent);
+    cards.innerHTML = each(known, card)
+      + (lines && `<dl class="ran"><dt>Lines of the server that ran</dt><dd><pre tabindex="0">${lines}</pre></dd></dl>`);
+  };
+  time.oninput();
+}
+
 // ---- Examples and questions
 
-const answered = new Set(JSON.parse(stored("answered")));
+const isAnswered = (name) => store.get(`answered ${name}`) !== "";
 
 function showProgress() {
   const questions = [...document.querySelectorAll("[data-kind=question]")];
-  const right = questions.filter(({ dataset }) => answered.has(dataset.name));
-  questions.forEach(({ classList, dataset }) => classList.toggle("answered", answered.has(dataset.name)));
-  const said = `You have answered ${right.length} of the ${questions.length} questions below.`;
-  if (questions.length) summary.textContent = said;
-  stored("answered", JSON.stringify([...answered]));
+  questions.forEach(({ classList, dataset }) => classList.toggle("answered", isAnswered(dataset.name)));
+  const right = questions.filter(({ dataset }) => isAnswered(dataset.name));
+  if (questions.length) summary.textContent = `You have answered ${right.length} of the ${questions.length} questions below.`;
 }
 
 const summary = document.createElement("p");
@@ -253,70 +279,82 @@ function makeQuestion(example, form, text, reset, notes) {
     <details><summary>A hint</summary>${paragraphs(notes.filter((note) => note.startsWith("Hint: ")))}</details>
     <details hidden class="answer"><summary>Show the answer</summary><p><code>${marked(solution)}</code></p></details>`;
   const field = form.querySelector("input"), [hint, answer] = form.querySelectorAll("details");
+  field.value = store.get(`answered ${name}`);
   form.onsubmit = async (event) => {
     event.preventDefault();
     const played = await play(example, kind, text, field.value);
-    if (played?.isRight) return showProgress(answered.add(name));
+    if (played?.isRight) return showProgress(store.set(`answered ${name}`, field.value));
     if (!played?.lines) return;
     if (hint.open) answer.hidden = false; // the second time
     hint.open = true;
   };
   form.querySelector("[type=button]").onclick = () => {
     reset();
-    [field.value, hint.open, answer.hidden, answer.open] = ["", false, true, false];
-    answered.delete(name);
+    put(field, "");
+    [hint.open, answer.hidden, answer.open] = [false, true, false];
+    store.remove(`answered ${name}`);
     showProgress();
   };
 }
 
 function makeExample(example, form, text, reset) {
-  const { kind, name, steps } = example.dataset;
+  const { kind, name, mistake } = example.dataset;
   const [label, act] = kind === "orders" ? ["Try every order", tryOrders] : ["Run", play];
   form.innerHTML = `<button aria-label="${label} ${name}">${label}</button> <button type="button">Edit</button>
     <button type="button" hidden>Reset</button> <a href="#">In the playground</a><output></output>
     <textarea hidden aria-label="${name} as text" spellcheck="false">${escaped(text)}</textarea>`;
   const [, edit, undo] = form.querySelectorAll("button"), field = form.querySelector("textarea");
-  form.onsubmit = (event) => {
+  let run; // once somebody edits
+  form.onsubmit = async (event) => {
     event.preventDefault();
     undo.hidden = false;
-    act(example, kind, field.value);
+    const done = run?.(), answer = await act(example, kind, field.value, ...(mistake ? [mistake] : []));
+    done?.(form.querySelector("output").textContent, answer?.isRight);
   };
   field.oninput = () => outdate(example);
-  edit.onclick = () => (field.hidden = undo.hidden = !field.hidden);
+  edit.onclick = () => {
+    field.hidden = undo.hidden = !field.hidden;
+    if (run) return;
+    field.value = newest(name) ?? text;
+    run = keep(field, name, {}, `${name}.txt`);
+  };
   undo.onclick = () => {
-    reset();
-    field.value = text;
+    if (field.value !== text) put(field, text);
     field.hidden = undo.hidden = true;
+    reset();
   };
   const link = form.querySelector("a");
-  link.onclick = () => (link.href = `${root}book/bench.html#${new URLSearchParams({ played: steps, text: field.value })}`);
+  link.onclick = () => (link.href = `${root}book/bench.html#${new URLSearchParams({ text: field.value })}`);
   link.hidden = !["conversation", "orders"].includes(kind);
 }
 
-// ---- The playground, whose state is its address: a text, and how many of its lines are played
+// ---- The playground, whose address has its conversation
 
 const bench = document.getElementById("bench");
 
 if (bench) {
-  const { text } = bench.elements;
+  const { text } = bench.elements, run = keep(text, "playground", {}, "conversation.txt");
   const lines = () => text.value.split("\n").filter((line) => line.trim());
-  const go = (value, played) => (location.hash = new URLSearchParams({ played, text: value }));
-  let played = 0;
+  const go = (value) => (location.hash = new URLSearchParams({ text: value }));
+  let played;
   bench.hidden = false; // without scripts it is
   bench.onclick = ({ target: { dataset } }) => {
     const line = dataset.line?.replace(/\{(\w+)\}/g, (hole, name) => bench.elements[name]?.value ?? hole);
-    if (line) go([...lines(), line].join("\n"), -1);
-    if (dataset.go) go(text.value, Math.max(0, played + Number(dataset.go)));
+    if (line) go([...lines(), line].join("\n"));
     if (dataset.orders) tryOrders(bench, "orders", text.value);
-    if (dataset.undo) go(lines().slice(0, -1).join("\n"), -1);
+    if (dataset.undo) go(lines().slice(0, -1).join("\n"));
+  };
+  bench.onsubmit = ({ submitter }) => {
+    if (!submitter) go(text.value);
+    return false;
   };
   text.oninput = () => outdate(bench);
-  text.onchange = () => go(text.value, -1);
+  text.onchange = () => text.value !== played && go(text.value);
   window.onhashchange = async () => {
-    const state = new URLSearchParams(location.hash.slice(1));
-    text.value = state.get("text") ?? text.defaultValue;
-    const answer = await play(bench, "bench", text.value, Number(state.get("played") ?? -1));
-    if (answer?.lines) [bench.querySelector(".cards").innerHTML, played] = [answer.cards, answer.of];
+    played = new URLSearchParams(location.hash.slice(1)).get("text") ?? newest("playground") ?? text.defaultValue;
+    if (text.value !== played) put(text, played);
+    const done = run(), answer = await play(bench, "bench", played);
+    done(bench.querySelector("output").textContent, answer?.isRight);
   };
   window.onhashchange();
 }
@@ -327,29 +365,45 @@ const surprise = document.getElementById("surprise");
 
 if (surprise) {
   const { chapter } = surprise.elements, [drawing, fields] = surprise.querySelectorAll(".drawing, .fields");
-  let task;
+  let task, missedTimes;
   surprise.hidden = false;
   chapter.onchange = surprise.querySelector("[type=button]").onclick = () =>
     (location.hash = new URLSearchParams({ chapter: chapter.value, seed: Math.random().toString(36).slice(2, 8) }));
   window.onhashchange = async () => {
     const { chapter: number = 2, seed = 1 } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
     chapter.value = number;
+    missedTimes = 0;
     task = await request(surprise, "surprise", `${number}`, `${seed}`);
     drawing.innerHTML = drawn("conversation", task.shown ?? []);
     fields.innerHTML = each(Object.keys(task.answers ?? {}).sort(),
       (name) => `<label>${name} receives <input name="${name}" autocomplete="off" size="12"></label>`);
   };
-  surprise.onsubmit = async (event) => {
+  surprise.onsubmit = async (event) => { // a wrong answer gets names, then also the rules, and then the answer
     event.preventDefault();
-    if (!task?.lines || !(await play(surprise, "conversation", task.lines.join("\n"))).led) return;
+    if (!task?.lines) return;
     const missed = Object.entries(task.answers).filter(([name, heard]) =>
       `${surprise.elements[name].value.match(/\d+|end/g) ?? ""}` !== `${heard}`);
-    const said = missed.map(([name, heard]) => `${name} receives ${heard.join(" ") || "nothing"}`).join("; ");
-    shower(surprise)(said ? "bad" : "good", "").innerHTML =
-      cited(`${said ? `Not yet: ${said}` : "Right, all of it"}. These rules decided: ${task.rules.join(" ")}.`);
+    const isMissed = missed.length > 0, isOver = !isMissed || ++missedTimes > 2;
+    if (isOver && !(await play(surprise, "conversation", task.lines.join("\n"))).led) return;
+    const names = `not what happens to ${missed.map(([name]) => name).join(", ")}`;
+    const answers = missed.map(([name, heard]) => `${name} receives ${heard.join(" ") || "nothing"}`).join("; ");
+    const said = isMissed ? `Not yet: ${isOver ? answers : names}.` : "Right, all of it.";
+    const rules = isOver || missedTimes > 1 ? ` These rules decided: ${task.rules.join(" ")}.` : "";
+    shower(surprise)(isMissed ? "bad" : "good", "").innerHTML = cited(said + rules);
   };
   window.onhashchange();
 }
+
+// ---- Keys: Ctrl+Enter runs what has the focus, or else what is seen first; Alt+N is the next page
+
+const RUNNABLE = ".example form, form.stage, form.mistake, #bench, #surprise";
+window.addEventListener("keydown", ({ key, code, altKey, ctrlKey, metaKey, target }) => {
+  if (altKey && code === "KeyN") document.querySelector(".next-page")?.click();
+  if (key !== "Enter" || !(ctrlKey || metaKey)) return;
+  const isSeen = ({ top, bottom }) => bottom > 0 && top < innerHeight;
+  const seen = [...document.querySelectorAll(RUNNABLE)].find((form) => isSeen(form.getBoundingClientRect()));
+  (target.closest(RUNNABLE) ?? seen)?.requestSubmit();
+});
 
 window.onbeforeprint = () => document.querySelectorAll("details:not(.rule details, .answer)").forEach((fold) => (fold.open = true));
 document.querySelectorAll(".table-wrapper, article pre").forEach((pane) => (pane.tabIndex = 0)); // they may scroll

@@ -5,7 +5,7 @@
   const find = (selector) => flood.querySelector(selector), dots = find(".dots");
   const LIMIT = 8, ROOM = 4, TICK_MS = 50; // the steps are: publish, read, a second passes
   const SENTENCES = { // by what the server told its journal; the last that fits is shown
-    "send PUB-1": "The kernel takes the message for the reader.",
+    "send PUB-1": "The kernel accepts the message.",
     "queue BLOCK-4": "The kernel refuses the message, so it waits in the backlog [BLOCK-4].",
     "queue BLOCK-13": "The message waits in the backlog; nobody pauses another user’s publisher [BLOCK-13].",
     "pause BLOCK-10": "The backlog is over its limit: the publisher is paused until half has gone [BLOCK-10].",
@@ -19,7 +19,7 @@
     "[BLOCK-16]": "The reader took nothing for five seconds, so it is disconnected and the publisher freed [BLOCK-16].",
   };
   const place = (dot, x, y = 58) => (dot.style.transform = `translate(${x}px, ${y}px)`);
-  let rows, number, line, counts, timer, due;
+  let rows, number, line, counts, timer, due, verdict = ""; // on a guess, until it is seen
 
   const row = () => rows[number]; // packets taken, in the backlog, waiting; paused or not; then the steps
   const isGone = () => !row().length; // the reader was disconnected
@@ -81,7 +81,9 @@
     const known = Object.keys(SENTENCES).findLast((start) => told.includes(start));
     if (!known || (isPaused && !/pause|drop|close/.test(told))) return; // why it is paused stays
     const link = '<a href="../spec/5-flood-control.html#$1">[$1]</a>';
-    find("output").innerHTML = SENTENCES[known].replace(/\[(BLOCK-\d+)\]/, link);
+    const isSeen = /pause/.test(told);
+    find("output").innerHTML = (isSeen ? verdict : "") + SENTENCES[known].replace(/\[(BLOCK-\d+)\]/, link);
+    if (isSeen) verdict = "";
   }
 
   function draw() {
@@ -114,7 +116,6 @@
   }
 
   let isStopped = matchMedia("(prefers-reduced-motion: reduce)").matches; // by its user
-  flood.classList.add("live"); // book.css hides what does nothing without scripts
   flood.onsubmit = () => false;
   flood.oninput = ({ target }) => (target.type === "range" ? draw() : start());
   anew.onclick = start;
@@ -123,15 +124,26 @@
     (isStopped ? stop : go)();
   };
   flood.onclick = ({ target: { dataset } }) => {
+    if (dataset.guess) return ask(dataset.guess);
     if (!dataset.step) return;
     isStopped = true;
     stop();
     step(Number(dataset.step));
   };
-  start();
-  if (isStopped) {
-    for (let n = 0; n < 9; n++) step(0); // a still picture: the reader is stalled
-    stop();
+
+  // One shouts, and one sleeps: shows what is lost, and has the rest of the picture appear
+  function ask(text) {
+    verdict = `${text} `;
+    [publish.value, read.value, soft.value, hard.value, whose.value] = [8, 0, "queue", "block", "own"];
+    flood.classList.add("live");
+    start();
+    if (isStopped) for (let n = 0; n < 15; n++) step(0);
+    else go();
   }
-  new IntersectionObserver(([{ isIntersecting }]) => (isIntersecting && !isStopped ? go() : stop())).observe(flood);
+
+  find("fieldset").hidden = false; // without scripts it is
+  find("output").textContent = "Guess first.";
+  new IntersectionObserver(([{ isIntersecting }]) => {
+    if (flood.matches(".live")) (isIntersecting && !isStopped ? go : stop)();
+  }).observe(flood);
 }

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import io
+import re
+import reprlib
 import select
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 from unittest import mock
@@ -22,16 +25,20 @@ from unittest import mock
 import sbus
 from conformance import stages
 from conformance.conversation import Failure, perform
+from conformance.examples import Conversation, Step, escape
 from conformance.kit import Item, Result
 from conformance.trial import Check
 from conformance.wire import Wire
 from fake_bus import FakeBus, FakeConnection
 from fake_kernel import OWNER, FakeListener, FakePeer, FakeWire
+from line_trace import LineTrace
 
 FILE = "server.py"  # what an error calls the program
 CALLS_MAX = 10_000  # of select, before a program is said to spin
 BUSY_SECONDS_MAX = 2.0  # of the processor, until it waits in select
 RUN_SECONDS_MAX = 8.0  # of the processor, for all that is tried
+OUTPUT_MAX = 2_000  # characters that a program prints at a step
+LISTENER = 3  # the number of the socket that listens
 
 
 class Pause(BaseException):
@@ -94,7 +101,11 @@ class ProgramKernel:
     """A program, and the sockets that it calls."""
 
     def __init__(
-        self, code: CodeType, options: Sequence[str], run_end: float
+        self,
+        code: CodeType,
+        options: Sequence[str],
+        run_end: float,
+        output: Output,
     ) -> None:
         self.now = 0.0
         self.run_end = run_end  # of the processor's time
@@ -104,6 +115,8 @@ class ProgramKernel:
         self.calls = 0
         self.names: dict[str, Any] = {"__name__": "__main__"}
         self.names[Loops.TICK] = self.tick
+        self.output = output
+        self.trace: Any = contextlib.nullcontext()
         arguments = [FILE, "-f", "-a", "/tmp/sbus-program", *options]
         modules = {
             "select": module_like(select, select=self.select),
@@ -152,12 +165,16 @@ class ProgramKernel:
         """Have the program do something; raise Failure if it ends or waits."""
         self.left = None
         self.end = min(time.process_time() + BUSY_SECONDS_MAX, self.run_end)
+        printed = contextlib.redirect_stdout(self.output)
+        errors = contextlib.redirect_stderr(self.output)
         try:
-            call()
+            with printed, errors, self.trace:
+                call()
         except (Pause, Stuck):
             pass
         except (Exception, SystemExit) as error:
             if not self.left:
+                self.output.write(way_to(error))
                 raise Failure(how_it_ended(error)) from None
         if isinstance(self.left, Stuck):
             raise Failure(str(self.left))
@@ -193,11 +210,81 @@ class ProgramKernel:
 
 def how_it_ended(error: BaseException) -> str:
     """Return where a program raised an error, and which."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == FILE]
+    lines = [frame.lineno for frame in frames_of(error)]
     mistake = f"{type(error).__name__}: {error}"
     where = f"line {lines[-1]}" if lines else "a call of serve"
-    return f"{where} ends it: {mistake}"
+    return f"{where} stopped it: {mistake}"
+
+
+def frames_of(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return where a program was when it raised an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if frame.filename == FILE]
+
+
+def way_to(error: BaseException) -> str:
+    """Return an error as Python prints it, without frames of the page."""
+    lines = (
+        f"  line {one.lineno}, in {one.name}\n" for one in frames_of(error)
+    )
+    return f"{''.join(lines)}{type(error).__name__}: {error}\n"
+
+
+class Output(io.TextIOBase):
+    """Keeps what a program prints, the last of it."""
+
+    text = ""
+
+    def write(self, text: str) -> int:
+        self.text = (self.text + text)[-OUTPUT_MAX:]
+        return len(text)
+
+    def take(self) -> str:
+        """Return what was printed since the last call."""
+        text, self.text = self.text, ""
+        return text
+
+
+class Shown(reprlib.Repr):
+    """Shows what a program knows; a client is its letter."""
+
+    def __init__(self, letters: Mapping[int, str]) -> None:
+        super().__init__()
+        self.letters = letters
+        self.maxstring = self.maxother = 60
+        self.maxdict = self.maxlist = self.maxset = self.maxdeque = 8
+
+    def repr1(self, x: object, level: int) -> str:
+        wire = wire_of(x)
+        return self.letters.get(wire, "?") if wire else super().repr1(x, level)
+
+    def cards(self, names: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Return what is known of each client, and what else there is."""
+        cards: dict[str, Any] = {}
+        others: dict[str, str] = {}
+        for name, value in names.items():
+            if not isinstance(value, (list, dict, set)) or name[:2] == "__":
+                continue
+            for one in value.values() if isinstance(value, dict) else value:
+                if wire_of(one) and not isinstance(one, ProgramWire):
+                    cards[self.repr(one)] = {
+                        label: self.repr(fact)
+                        for label, fact in vars(one).items()
+                        if not isinstance(fact, ProgramWire)
+                    }
+            others[name] = self.repr(value)
+        return [*sorted(cards.items()), (FILE, others)]
+
+
+def wire_of(value: object) -> int:
+    """Return the number of a client's socket, or of what has one, or 0."""
+    if isinstance(value, ProgramWire):
+        return value.number
+    if type(value).__module__ != "__main__":
+        return 0  # no class of the program
+    parts = vars(value).values() if hasattr(value, "__dict__") else ()
+    found = (one.number for one in parts if isinstance(one, ProgramWire))
+    return next(found, 0)
 
 
 def module_like(module: ModuleType, **others: object) -> ModuleType:
@@ -225,6 +312,8 @@ class ProgramBus(FakeBus):
         self.is_frozen = False
         self.kernel: Any = kernel
         self.is_to_be_read = is_to_be_read
+        self.letters: dict[int, str] = {}  # of clients, by their sockets
+        self.seen: list[dict[str, Any]] = []  # at each step
 
     def connect(
         self, credentials: Mapping[str, int] | None = None
@@ -237,6 +326,31 @@ class ProgramBus(FakeBus):
 
     def fault(self) -> str:
         return ""  # each client has been settled
+
+    def watched(self, steps: Iterable[Step]) -> Iterator[Step]:
+        """Yield steps; note after each what the program did and knows."""
+        self.kernel.trace = LineTrace(FILE)
+        for step in steps:
+            try:
+                yield step
+                if not self.is_frozen:
+                    self.kernel.run()
+            finally:
+                self.note(step.client)
+
+    def note(self, client: str) -> None:
+        """Note what the program did at a step, and what it knows now."""
+        kernel = self.kernel
+        wires = {n: wire for n, wire in kernel.wires.items() if n != LISTENER}
+        for number in wires:
+            self.letters.setdefault(number, client)
+        unread = {self.letters[n]: [*wire.taken] for n, wire in wires.items()}
+        cards = Shown(self.letters).cards(kernel.names)
+        for name, facts in cards:
+            if unread.get(name):
+                facts["in the kernel"] = [*map(escape, unread[name])]
+        printed, ran = kernel.output.take(), kernel.trace.take()
+        self.seen.append({"cards": cards, "printed": printed, "ran": ran})
 
 
 class Loops(ast.NodeTransformer):
@@ -266,13 +380,16 @@ class ProgramKit:
         try:
             tree = Loops().visit(ast.parse(source, FILE))
         except SyntaxError as error:
-            mistake = f"line {error.lineno} is no Python: {error.msg}"
+            mistake = f"line {error.lineno} is not valid Python: {error.msg}"
             raise ValueError(mistake) from None
         self.end = time.process_time() + RUN_SECONDS_MAX
         self.code = compile(ast.fix_missing_locations(tree), FILE, "exec")
         self.kernels: dict[tuple[str, ...], ProgramKernel] = {}
         self.server = self
         self.wire_kind = Wire  # stages.py sets it
+        self.seen: list[dict[str, Any]] = []  # at each step of what failed
+        self.letters: dict[str, Any] = {}  # its clients
+        self.output = Output()
 
     def try_stages(self, last: int) -> tuple[str, Result | None]:
         """Return what the kit says, and the first result that is wrong."""
@@ -288,7 +405,7 @@ class ProgramKit:
         talk = case.conversation()
         kernel, wrong, said = self.kernels.get(talk.options), "", ["(start)"]
         try:
-            kernel = kernel or ProgramKernel(self.code, talk.options, self.end)
+            kernel = kernel or self.start(talk.options)
             bus = ProgramBus(kernel, self.wire_kind is stages.ReadWire)
             wrong, said, _ = perform(bus, talk)
         except Failure as failure:
@@ -298,5 +415,45 @@ class ProgramKit:
             with contextlib.suppress(Failure):  # an example shows that as well
                 kernel.run()  # the clients have left
                 self.kernels[talk.options] = kernel
+        if wrong:
+            wrong, said = self.watch(talk) or (wrong, said)
         verdict = "failed" if wrong else "passed"
         return Result(case.name, case.rules, verdict, wrong, tuple(said))
+
+    def watch(self, talk: Conversation) -> tuple[str, list[str]] | None:
+        """Hold a conversation once more, and note what the program does.
+
+        A packet is handled before the next is sent: so what goes wrong is
+        known at its step, or it may go well, and then None is returned.
+        """
+        try:
+            kernel = self.start(talk.options)
+        except Failure:
+            self.seen = [{"printed": self.output.take()}]
+            return None
+        bus = ProgramBus(kernel, self.wire_kind is stages.ReadWire)
+        steps: Any = bus.watched(talk.steps)
+        wrong, said, _ = perform(bus, talk._replace(steps=steps))
+        steps.close()  # so that the step that failed is noted
+        if not wrong:
+            return None
+        self.seen = bus.seen
+        self.letters = {
+            letter: kernel.wires[number].credentials
+            for number, letter in bus.letters.items()
+        }
+        return wrong, said
+
+    def start(self, options: Sequence[str]) -> ProgramKernel:
+        """Have the program run until it waits; raise Failure if it ends."""
+        self.output.take()
+        return ProgramKernel(self.code, options, self.end, self.output)
+
+    def filled(self, line: str) -> str:
+        """Return a line with numbers where it names those of clients."""
+
+        def number(found: re.Match[str]) -> str:
+            owner = self.letters.get(found[1])
+            return str(getattr(owner, found[2])) if owner else found[0]
+
+        return re.sub(r"\{(\w+)\.(gid|uid|pid)\}", number, line)

@@ -12,7 +12,9 @@ import pytest
 
 import player
 from conformance.examples import PARSERS, read_blocks
+from cut_stage import program
 from lesson_answers import ANSWERS
+from mistakes import SHOWN, choices
 from player import call
 from processes import ROOT
 
@@ -21,7 +23,8 @@ PAGES = [
     for folder in ("lessons", "packets")
     for path in sorted((ROOT / "book" / folder).glob("*.md"))
 ]
-BUTTONS = ("bench.html", "flood.html", "stage.html", "static/book.js")
+BUTTONS = ("bench.html", "flood.html", "stage.html", "mistake.html")
+SCRIPTS = ("static/book.js", "static/work.js")
 TEXTS = "".join(path.read_text("utf-8") for path in PAGES)
 BLOCKS = re.findall(
     r"^```(?!orders)(\w+) (\S+)[^\n]*\n(.*?)^```", TEXTS, re.M | re.S
@@ -79,6 +82,8 @@ def test_pages_play_as_they_say(kind: str, name: str, text: str) -> None:
         ("bench", "wait inf", "Line 1, “wait inf”: wait takes a number"),
         ("bench", "A room -1", "Line 1, “A room -1”: room takes a number"),
         ("bench", "server -d", "Line 1, “server -d”: a server in a page"),
+        ("bench", "A process uid=99999999999", "Line 1, “A process"),
+        ("bench", "A process uid=4294967296", "Line 1: no id is above 42"),
         ("bench", "a > SUB k", "Line 1, “a > SUB k”: a client has one"),
         ("bench", "Alice > SUB k", "Line 1, “Alice > SUB k”: a client has"),
     ],
@@ -189,7 +194,9 @@ def test_pages_name_buttons_as_they_are() -> None:
     book = ROOT / "book"
     pages = [*PAGES, book / "bench.md", book / "teaching.md"]
     text = " ".join(path.read_text("utf-8") for path in pages)
-    buttons = "".join((book / name).read_text("utf-8") for name in BUTTONS)
+    buttons = "".join(
+        (book / name).read_text("utf-8") for name in BUTTONS + SCRIPTS
+    )
     named = re.findall(r"(?<!\*)\*([A-Z][\w\s]{2,30})\*(?!\*)", text)
     assert named
     for name in named:
@@ -202,14 +209,68 @@ def test_a_blank_at_the_end_is_sent() -> None:
     assert not wrong("conversation", "A > SUB \nB > MSG x\\0\nA < {any} ")
 
 
-def test_the_playground_stops_where_it_is_told() -> None:
-    """Its cards say what the server knows by then."""
+def test_each_line_has_what_the_server_knew_by_then() -> None:
+    """Of each client and of its table, and which of its lines ran."""
     text = "A > SUB k\nA > SUB k\nA > CMSG blocking/soft/block\nA room 1\n"
     text += "B > MSG k\\0one\nB > MSG k\\0two\nB > MSG k\\0three\nwait 2.5"
-    answers = [play("bench", text, count) for count in (2, 6, -1)]
-    assert [len(answer["led"]) for answer in answers] == [2, 6, 8]
-    assert "k × 2" in answers[0]["cards"]
-    assert re.search(r"paused by +A", answers[1]["cards"])
+    answer = play("bench", text)
+    known = [dict(led["cards"]) for led in answer["led"]]
+    assert known[0]["table"] == {"k": "→ A"} and "B" not in known[3]
+    assert [known[n]["A"]["patterns"] for n in (0, 1)] == ["k × 1", "k × 2"]
+    assert known[5]["B"]["paused by"] == "A"
+    assert known[5]["A"]["backlog"] == ["MSG k\\0two"]
+    assert known[6]["B"]["not read yet"] == ["MSG k\\0three"]
+    code = answer["source"].splitlines()
+    ran = [{code[n - 1].strip() for n in led["ran"]} for led in answer["led"]]
+    paused = 'count(publisher, "paused", 0 if publisher.held_by else 1)'
+    assert [n for n, lines in enumerate(ran) if paused in lines] == [5]
+
+
+def test_many_lines_are_played() -> None:
+    """The page has the last of them."""
+    text = "".join(f"{'ABC'[n % 3]} > SUB {n}\n" for n in range(1_500))
+    led = play("bench", text)["led"]
+    assert ["cards" in each for each in led] == [False] * 1_300 + [True] * 200
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_kit_catches_each_mistake_that_is_shown(name: str) -> None:
+    """By a short conversation; one of the examples beside it does too."""
+    lines = search("walk", "", name)["lines"]
+    assert len(lines) < 12
+    answer = play("broken", "\n".join(lines), name)
+    assert [led for led in answer["led"] if led.get("wrong")]
+    assert answer["rules"] == [*SHOWN[name].found_by]
+    shown = [lines for _, lines in choices(name)]
+    betray = [wrong("broken", "\n".join(lines), name) for lines in shown]
+    assert len(shown) == 3 and len([*filter(None, betray)]) == 1
+    said = wrong("broken", "A > SUB k\nA < end", name)
+    assert said.startswith("sbus.py itself does not do “A < end”")
+
+
+def search(kind: str, text: str, name: str) -> Any:
+    """Return what a page would be answered in the end."""
+    steps = player.search(kind, text, name)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return json.loads(end.value)
+
+
+def test_there_is_nothing_to_search_in_nothing() -> None:
+    assert search("orders", "# no step", "")["said"] == "There is no step yet."
+
+
+def test_a_server_is_compared_with_ours() -> None:
+    """Only what differs, with some lines around."""
+    ours = program(2)
+    assert play("compare", ours, 2)["lines"] == ["They are the same."]
+    lines = play("compare", ours.replace("set()", "[]"), 2)["lines"]
+    assert [line for line in lines if line[0] in "+-"] == [
+        "-        self.patterns = []  # what it has subscribed to",
+        "+        self.patterns = set()  # what it has subscribed to",
+    ]
 
 
 NODE = shutil.which("node")

@@ -29,7 +29,7 @@ def test_the_picture_is_of_a_real_run() -> None:
 
 @pytest.mark.parametrize("number", range(len(SHOWN)))
 def test_a_block_can_be_pasted(number: int, tmp_path: Path) -> None:
-    """Into a new terminal, in the folder of the README."""
+    """Into a new terminal, in the folder of the README; nothing is left."""
     assert len(BLOCKS) == len(SHOWN)
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path), "TERM": "dumb"}
     done = subprocess.run(
@@ -41,6 +41,7 @@ def test_a_block_can_be_pasted(number: int, tmp_path: Path) -> None:
     )
     assert not done.returncode, done.stderr
     assert re.fullmatch(SHOWN[number], done.stdout, re.S), done.stdout
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_first_commands_deliver(tmp_path: Path) -> None:
