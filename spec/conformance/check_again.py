@@ -15,13 +15,14 @@ import model
 
 from .check_log import Event, read_trace
 from .check_traffic import GROWTH_BYTES_MAX, descriptors_and_bytes
-from .conversation import Failure, perform
+from .conversation import END, Failure, perform
 from .examples import Conversation, read_cases
 from .server import ServerProcess
 from .trial import NotApplicable, Trial, check, require
 from .wire import Wire
 
 OWNER = 4242  # of a bus, who is not root
+RULES_OF_OWNERS = "BLOCK-13 LIMIT-7 LIMIT-12 LIMIT-16 CTL-5 CONN-2".split()
 REASONS = ("soft/discard", "hard/discard", "deaf")
 ROUNDS = 5, 20  # of clients that leave in one way: at first, and then
 
@@ -76,7 +77,7 @@ def ways_to_leave_above_limits(trial: Trial) -> None:
 
 def leave_in_ways(trial: Trial, is_plain: bool) -> None:
     """Have clients leave as examples say that have options, or have none."""
-    for options, cases in lots(lambda case: "CONN-21" in case.rules):
+    for options, cases in lots(lambda case: case.name.startswith("way-out")):
         if is_plain != bool(options):
             trial.start(*options)
             for case in cases:
@@ -106,17 +107,22 @@ def leave(trial: Trial, case: Conversation) -> None:
 @check("TRACE-7", "TRACE-1", fills=True)
 def trace_of_every_example(trial: Trial) -> None:
     for options, cases in lots(is_traced):
-        path = trial.server.new_path()
-        trial.start(*options, "--trace", path)
+        path, address = trial.server.new_path(), trial.server.new_path() + '"'
+        trial.start(*options, "--trace", path, path=address)
         for case in cases:
             hold(trial, case, "with a trace")
         trial.stop()
-        require_deliveries(read_trace(path))
+        events = read_trace(path)
+        require_deliveries(events)
+        kinds = [event["ev"] for event in events]
+        ends = kinds[0], events[0]["address"], kinds[-1]
+        wanted = "start", address, "stop"
+        require(ends == wanted, f"its trace begins and ends with {ends}")
 
 
 def is_traced(case: Conversation) -> bool:
     """Return whether an example is plain, or one of clients that leave."""
-    return not case.options or "CONN-21" in case.rules
+    return not case.options or "CONN-6" in case.rules
 
 
 def require_deliveries(events: list[Event]) -> None:
@@ -203,7 +209,7 @@ class OwnersServer:
         return getattr(self._server, name)
 
 
-@check("BLOCK-13", "LIMIT-7", "LIMIT-12", "LIMIT-16", "CTL-5", fills=True)
+@check(*RULES_OF_OWNERS, fills=True)
 def owner_who_is_not_root(trial: Trial) -> None:
     if os.geteuid() != 0:
         raise NotApplicable("needs to be run by root")
@@ -220,6 +226,9 @@ def owner_who_is_not_root(trial: Trial) -> None:
         for case, root in itertools.product(cases, (0, OWNER)):
             bus = OwnersServer(trial.server, root)
             hold(trial, case, f"on a bus of user {OWNER}", bus)
+    trial.start("-u", "root", path=f"{directory}/bus", **who)
+    is_out = trial.client(uid=OWNER).pending() == END
+    require(not is_out, "the bus owner may not connect", "CONN-2")
 
 
 def is_for_owners(case: Conversation) -> bool:

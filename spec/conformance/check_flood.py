@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 from .check_traffic import OVERHEAD_BYTES, require_paused
 from .trial import Trial, check, hear, require, tell
@@ -60,7 +61,9 @@ def orders_of_a_backlog(trial: Trial) -> None:
             if count in (PACKETS_READ, 2 * PACKETS_READ):
                 order = orders[count // PACKETS_READ]
                 pass_on(reader, witness, b"CMSG order/" + order)
-            number = int(reader.receive()[6:].rstrip(b"."))
+            got = re.fullmatch(rb"MSG k\0(\d+)\.+", reader.receive())
+            require(got, f"packet {count} is none of those")
+            number = int(got[1]) if got else 0
             # Nobody knows how many the kernel took before the order changed
             while number != first(sizes, orders[phase]):
                 phase += 1

@@ -12,7 +12,7 @@ from .examples import escape
 from .trial import Trial, check, hear, tell
 
 PREFIX = b"!/cred/1/2/3"
-TEXTS = 40  # secret patterns, and secret keys for each pattern
+TEXTS = 50  # secret patterns, and secret keys for each pattern
 ENDS_OF_PATTERNS = b"x x* * x/ x/* */y x/y* */  a*b ! x/!/cred///".split(b" ")
 ENDS_OF_KEYS = b"x xx x/ x/y x/y/z  /x y/x * !x a*b x/!/cred///".split(b" ")
 # Public ones that look as if they heard, or were, secrets
@@ -28,11 +28,9 @@ def secrets(
 ) -> list[bytes]:
     """Return secret texts of a client, or nearly so."""
     start = model.start_of(prefix) + b"!/cred"
-    forms = b"%d", b"", b"0%d", b"%d1"
+    forms = b"%d", b"%d", b"", b"", b"0%d", b"%d1"
     fields = [[form.replace(b"%d", b"%d" % n) for form in forms] for n in ids]
-    heads = [*itertools.product([start], *fields), (start, b"", b"", b"")] * 8
-    heads += [(start, *(b"%d" % n for n in ids))] * len(heads)
-    return [b"/".join([*h, end]) for h, end in zip(heads, ends * len(heads))]
+    return [*map(b"/".join, itertools.product([start], *fields, ends))]
 
 
 def try_pairs(trial: Trial, prefix: bytes) -> None:
@@ -53,7 +51,7 @@ def try_pairs(trial: Trial, prefix: bytes) -> None:
         bus.send(twin, b"SUB end")
         tell(reader, b"SUB end")
         packets = []
-        for key in (*draw.sample(secret_keys, TEXTS), *PUBLIC, b"end"):
+        for key in (*PUBLIC, *draw.sample(secret_keys, TEXTS), b"end"):
             other = bus.connect()
             bus.send(other, b"MSG %b\0" % key)
             if not other.end:  # which would not be forwarded
