@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
-
-import model
 
 from .conversation import END
 from .examples import escape
 from .trial import Trial, check, hear, tell
+
+with contextlib.suppress(ImportError):  # the kit says what it lacks
+    import model
 
 PREFIX = b"!/cred/1/2/3"
 TEXTS = 50  # secret patterns, and secret keys for each pattern

@@ -180,7 +180,7 @@ class Wire:
         wanted = {**self.counts, **uses}
         found = {}
         if not self._is_deaf and not self._inbox:
-            with contextlib.suppress(Failure, ValueError):
+            with contextlib.suppress(Failure, ValueError, IndexError):
                 self.send(b"CMSG stats")
                 self._ask()
                 answer = self._inbox.popleft()

@@ -84,7 +84,7 @@ LATE = (
 # A server that counts the lines that it left out, and names no process
 COUNTED = (
     'log(f"{len(pids)} more of {user} [{rule}]: {names}")',
-    'log(f"[{rule}] {len(pids)} more")',
+    'log(f"[{rule}] {user}: {names}; {len(pids)} are left out")',
 )
 
 
@@ -163,14 +163,14 @@ class TestKit:
         message = "with --cred-prefix !/cred/1/2/3: the server ended with"
         assert "FAILED [CRED-9] " in done.output
         assert f"-> {message} status 1: usage" in done.output
-        assert ", 5 failed, " in done.output
+        assert ", 6 failed, " in done.output
         only = ("--only", "CRED", "--level", "protocol")
         done = run_kit("--server", naive(path), *only)
         assert done.status == 0 and " not asked for" in done.output
 
     @pytest.mark.parametrize(
         ("change", "name"),
-        [(LATE, "starts-that-cannot-work"), (COUNTED, "log-of-many-mistakes")],
+        [(LATE, "starts-that-cannot-work"), (COUNTED, "lines-of-each-user")],
     )
     def test_a_server_that_is_otherwise_and_right(
         self, directory: Path, change: tuple[str, str], name: str
@@ -232,7 +232,7 @@ class TestKit:
         done = run_kit("--server", naive(), *only)
         assert done.status == 0
         assert re.search(
-            "^not judged: .* TRACE 1, 4; UNSUB 2$", done.output, re.M
+            "^not judged: .* TRACE 1, 4, 7; UNSUB 2$", done.output, re.M
         )
         assert "\njudged in part: UNSUB 1\n" in done.output
         done = run_kit("--list", *only)
