@@ -14,12 +14,16 @@ there was no time for all, and 2 if none was run.
     examples        their examples
     conversation    what clients and a server say to each other
     wire            a client of a real server
+    counts          what the counts of a server add up to
     server          a server that runs as a process
     trial           the frame of a check of that process
     check_process   checks of its start and end
     check_daemon    checks of a server that goes on as a daemon
     check_traffic   checks of what clients make it do, with descriptors too
+    check_flood     checks of what it does when clients lag
+    check_secrets   a check of who hears secrets
     check_log       checks of its log and its trace
+    check_again     checks that hold the examples again
     kit             which examples and checks are run, and how each ended
     random_writer   conversations at random, as spec/model.py predicts them
     random_walk     how they are made, held with a server, shrunk and printed

@@ -10,7 +10,7 @@ import resource
 import signal
 import stat
 import time
-from collections.abc import Iterator
+from collections import defaultdict
 from typing import Any
 
 from .check_daemon import daemon, end_daemon, number_in
@@ -20,8 +20,10 @@ from .server import limit
 from .trial import Trial, check, hear, require, tell
 from .wire import Wire
 
-MISTAKES = 100
 KEPT_OUT = 30
+ERRORS = 30  # of a user, in each way
+MISTAKES = {"PKT-2": b"HELLO", "KEY-4": b"SUB !"}
+NUMBER = re.compile(rb"\b[0-9]+\b")
 LINE_SECONDS = 1.1  # [CONN-13] after which a line more is due
 HOUR = 3600 * 10**9  # in nanoseconds
 LOGGED_BYTES_MAX = 80  # [RUN-15] of what a client sent
@@ -92,20 +94,33 @@ def log_of_each_mistake(trial: Trial) -> None:
 
 
 @check("CONN-13")
-def log_of_many_mistakes(trial: Trial) -> None:
-    trial.start()
-    trial.say(f"{MISTAKES} clients of a user send HELLO, the last one later")
-    for number in range(MISTAKES):
-        if number == MISTAKES - 1:
-            time.sleep(LINE_SECONDS)  # until a line more is due
-        mistake(trial)
+def lines_of_each_user(trial: Trial) -> None:
+    trial.start("-g", "-o")
+    users = [trial.user, trial.user + 1]
+    trial.say(f"two users err {ERRORS} times each, in two ways")
+    begin, pids = time.monotonic(), defaultdict(set)
+    for uid in users * ERRORS:
+        for packet in MISTAKES.values():
+            client = trial.client(uid=uid)
+            client.send(packet)
+            hear(client, END)
+            pids[uid].add(client.pid)
     time.sleep(LINE_SECONDS)
     trial.stop()
-    require_line(trial, "PKT-2")
-    lines = lines_of(trial, "PKT-2")
-    forms = {re.sub(rb"[0-9]+", b"0", line) for line in lines}
-    is_counted = len(lines) >= MISTAKES or len(forms) > 1
-    require(is_counted, f"{len(lines)} lines, and none counts the others")
+    most = 2 * (time.monotonic() - begin) + 2  # one, and one of those left out
+    for rule, uid in itertools.product(MISTAKES, users):
+        lines = lines_of(trial, rule)
+        numbers = [{1, *map(int, NUMBER.findall(line))} for line in lines]
+        own = [found for found in numbers if uid in found]
+        sums = {0}  # of a number of each line: nobody knows which one counts
+        for found in own:
+            sums = {s + n for s in sums for n in found if s + n <= ERRORS}
+        where = f"its lines of {rule} for user {uid}"
+        require(ERRORS in sums, f"{where} do not add up to {ERRORS}")
+        others = set[int]().union(*pids.values()) - pids[uid]
+        wrong = others & set[int]().union(*own)
+        require(not wrong, f"{where} name {wrong} of another")
+        require(len(own) <= most, f"{where} are {len(own)}")
 
 
 @check("CONN-13", "CONN-2", "TRACE-1")
@@ -154,18 +169,16 @@ def log_and_trace_of_a_daemon(trial: Trial) -> None:
 # ---- The trace
 
 Event = dict[str, Any]
-TOLD = {  # of each event, what a client knows
-    "open": ("c", "gid", "uid", "pid"),
-    "close": ("c",),
-    "sub": ("c", "pattern"),
-    "unsub": ("c", "pattern"),
-    "ctl": ("c", "key"),
-    "msg": ("c", "m", "key", "size"),
-    "send": ("m", "c"),
-    "drop": ("m", "c", "reason"),
+MEMBERS = {
+    **dict.fromkeys(("start", "stop"), "version address host cred_prefix"),
+    "open": "c gid uid pid",
+    "close": "c reason",
+    **dict.fromkeys(("sub", "unsub"), "c pattern"),
+    "ctl": "c key",
+    "msg": "c m key size",
+    "send": "m c",
+    "drop": "m c reason",
 }
-ENDS = {"version", "address", "host", "cred_prefix"}
-ALSO = {"start": ENDS, "stop": ENDS, "close": {"reason"}}
 
 
 def read_trace(path: str) -> list[Event]:
@@ -176,172 +189,23 @@ def read_trace(path: str) -> list[Event]:
     except (OSError, ValueError) as error:
         raise Failure(f"the trace cannot be read: {error}") from None
     for event in events:
-        is_event = isinstance(event, dict) and isinstance(event.get("t"), int)
-        require(is_event, f"{event} is no event with a time")
+        members = {"n", "t", "ev", *MEMBERS[event["ev"]].split()}
+        other = members ^ {*event} - {"data"}
+        require(not other, f"{event} lacks members, or has others: {other}")
+        age = time.time_ns() - event["t"]
+        require(abs(age) < HOUR, f"the time of {event} is not since 1970")
     return events
 
 
-def told(event: Event) -> str:
-    """Return an event's kind, and its members that a client knows."""
-    kind = event.get("ev", "")
-    return words(kind, *map(event.get, TOLD.get(kind, ())))
-
-
-def words(*members: Any) -> str:
-    """Return an event as a text."""
-    return " ".join(map(str, members))
-
-
-@check("TRACE-1", "TRACE-4", "RUN-15")
-def trace_of_a_conversation(trial: Trial) -> None:
-    path, address = trial.server.new_path(), trial.server.new_path() + '"'
-    trial.start("--trace", path, path=address)
-    reader, publisher = trial.client("x"), trial.client("y")
-    tell(reader, b'SUB "\xff*', b'SUB "\xff*')
-    trial.say("a client publishes, sends an unknown packet, unsubscribes")
-    tell(publisher, b'MSG "\xff\n\0four')
-    tell(publisher, b"MSG k\0", b"CMSG unknown/\0x", b"UNSUB none")
-    tell(reader, b'UNSUB "\xff*')
-    reader.close()
-    for _ in range(2):
-        publisher.settle()
-    trial.stop()
-    count = len(trial.server.log_lines())
-    require(count == 2, f"it logs {count} lines, and two are of its life")
-    events = read_trace(path)
-    require_whole(events, address)
-    opened = [event.get("c") for event in events if event.get("ev") == "open"]
-    is_counted = opened[1:] and opened == [*range(1, len(opened) + 1)]
-    require(is_counted, f"the numbers of its clients are {opened}")
-    a, b = opened[-2:]
-    who = reader.gid, reader.uid, reader.pid
-    wanted = [
-        ("open", a, *who),
-        ("sub", a, "x"),
-        ("open", b, *who),
-        ("sub", b, "y"),
-        ("sub", a, '"\xff*'),
-        ("sub", a, '"\xff*'),
-        ("msg", b, 1, '"\xff\n', 4),
-        ("send", 1, a),
-        ("msg", b, 2, "k", 0),
-        ("ctl", b, "unknown/"),
-        ("unsub", a, '"\xff*'),
-        ("close", a),
-        ("close", b),
-    ]
-    about = [told(event) for event in events if event.get("c") in (a, b)]
-    lines = [line for line in about if "whoami" not in line]
-    for event, one in zip(lines, itertools.starmap(words, wanted)):
-        require(event == one, f"it tells {event}, not {one}")
-    is_all = len(wanted) - 1 <= len(lines) <= len(wanted)
-    require(is_all, f"it ends with {lines[-1:]}")
-
-
-def require_whole(events: list[Event], address: str) -> None:
-    """Raise Failure if a trace lacks an event, or an event a member."""
-    kinds = [event.get("ev", "") for event in events]
-    ends = kinds[:1] + kinds[-1:]
-    require(ends == ["start", "stop"], f"it begins and ends with {ends}")
-    numbers = [event.get("n") for event in events]
-    is_numbered = numbers == [*range(1, len(numbers) + 1)]
-    require(is_numbered, f"its numbers are {numbers}")
-    for kind, one in zip(kinds, events):
-        members = {*TOLD.get(kind, ()), *ALSO.get(kind, ())}
-        missing = members - {*one}
-        require(not missing, f"{one} has no {missing}")
-        age = time.time_ns() - one["t"]
-        require(abs(age) < HOUR, f"the time of {one} is no time since 1970")
-        require("data" not in one, "it has payloads")
-    found = events[0]["address"]
-    require(found == address, f"it starts at {found}")
-
-
-@check("TRACE-1", "CTL-5", fills=True)
-def log_and_trace_of_discards(trial: Trial) -> None:
-    path = trial.server.new_path()
-    trial.start("--max-backlog", "1", "--trace", path)
-    modes = b"blocking/soft/discard", b"blocking/hard/discard"
-    reader, publisher = trial.stall(modes=modes)
+@check("CTL-5", fills=True)
+def log_of_discards(trial: Trial) -> None:
+    trial.start()
+    reader, publisher = trial.stall(modes=(b"blocking/soft/discard",))
     before = len(trial.server.log_lines())
-    trial.say("messages of three bytes are discarded, by either mode")
-    message = b"MSG k\0abc"
-    tell(publisher, message, message, message)
-    tell(reader, b"CMSG blocking/soft/queue")
-    tell(publisher, message)
+    trial.say("three messages are discarded")
+    tell(publisher, *[b"MSG k\0abc"] * 3)
     count = len(trial.server.log_lines()) - before
     require(count == 1, f"it logs {count} lines of that")
-    trial.stop()
-    events = read_trace(path)
-    sent = [event for event in events if event.get("key") == "k"]
-    sizes = [event.get("size") for event in sent]
-    require(sizes == [3] * 4, f"their sizes are {sizes}")
-    readers = [one.get("c") for one in events if one.get("pattern") == "k"]
-    reasons = ["soft/discard"] * 3 + ["hard/discard"]
-    wanted = [
-        words("drop", one.get("m"), who, why)
-        for one, who, why in zip(sent, readers * 4, reasons)
-    ]
-    found = [told(event) for event in events if event.get("ev") == "drop"]
-    require(found == wanted, f"it tells {found}, not {wanted}")
-
-
-@check("TRACE-7", fills=True)
-def trace_of_clients_that_leave(trial: Trial) -> None:
-    path = trial.server.new_path()
-    options = ("--max-backlog", "1000", "--block-timeout", "0.2")
-    trial.start(*options, "--trace", path)
-    leaver, half, wrong = (trial.stall()[0] for _ in range(3))
-    for mode in (b"soft/error", b"soft/block", b"hard/error", b"hard/discard"):
-        _, publisher = trial.stall(modes=(b"blocking/" + mode,))
-    messages = [b"MSG k\0%d" % number for number in range(3)]
-    trial.say("readers are disconnected in soft mode error, or for their time")
-    tell(publisher, *messages)
-    trial.say("others leave, by a close, a half-close, and a mistake")
-    leaver.close()
-    half.shut()
-    wrong.send(b"HELLO")
-    tell(publisher, *messages)
-    trial.say("one is disconnected in hard mode error, and one stays")
-    tell(publisher, b"MSG k\0".ljust(1000))
-    trial.stop()
-    require_ends(read_trace(path))
-
-
-def require_ends(events: list[Event]) -> None:
-    """Raise Failure unless each message for k is sent or dropped once.
-
-    That has to be before the close of its reader, and so before the stop.
-    """
-    to_stop = [*before(events, ev="stop")]
-    opened = [event.get("c") for event in to_stop if event.get("ev") == "open"]
-    closed = [
-        event.get("c") for event in to_stop if event.get("ev") == "close"
-    ]
-    require({*opened} == {*closed}, f"it opens {opened}, and closes {closed}")
-    for reader in [
-        event["c"] for event in to_stop if event.get("pattern") == "k"
-    ]:
-        about = [*before(to_stop, ev="close", c=reader)]
-        routed = [event.get("m") for event in about if event.get("key") == "k"]
-        ends = [
-            event.get("m")
-            for event in about
-            if event.get("ev") in ("send", "drop") and event.get("c") == reader
-        ]
-        for number in routed:
-            count = ends.count(number)
-            which = f"message {number} for client {reader}"
-            require(count == 1, f"{which} has {count} sends and drops")
-
-
-def before(events: list[Event], **members: Any) -> Iterator[Event]:
-    """Return the events before the first one that has some members."""
-
-    def is_other(event: Event) -> bool:
-        return not members.items() <= event.items()
-
-    return itertools.takewhile(is_other, events)
 
 
 @check("RUN-16")

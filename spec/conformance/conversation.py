@@ -9,8 +9,10 @@ import time
 from typing import Any, Callable, NamedTuple
 
 from .examples import Conversation, Part, Step, Text, escape
+from .rules import read_rules
 
 WHOAMI = b"CMSG !/cred/whoami"
+MATCH_STEPS_MAX = 3  # of a pattern and a key: there are a thousand
 END = b""  # a client that receives an empty packet raises Failure instead
 
 
@@ -50,18 +52,27 @@ def note(said: list[str], step: str) -> None:
 
 def perform(bus: Bus, conversation: Conversation) -> Outcome:
     """Hold a conversation; return what went wrong, and what was said."""
-    talk, wrong = Talk(bus), ""
+    talk, wrong, rule = Talk(bus), "", ""
     with contextlib.closing(talk):
         try:
             talk.hold(conversation)
+            if hasattr(bus, "audit") and counts_are_due(conversation):
+                bus.audit(talk.clients.values())
         except Failure as failure:
-            wrong = str(failure)
+            wrong, rule = str(failure), failure.rule
             if keep:
                 keep()
     if not wrong:
         talk.said.append("(the clients close)")
     wrong = "; ".join(filter(None, (wrong, bus.fault())))
-    return Outcome(wrong, talk.said)
+    return Outcome(wrong, talk.said, rule)
+
+
+def counts_are_due(conversation: Conversation) -> bool:
+    """Return whether it is one for servers that answer `stats` [CTL-5]."""
+    origins = [read_rules()[rule].origin for rule in conversation.rules]
+    is_long = len(conversation.steps) > MATCH_STEPS_MAX
+    return is_long and {*origins} != {"upstream"}
 
 
 NEED_NO_SERVER = (">>", "close", "shut", "deaf")

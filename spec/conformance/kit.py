@@ -10,7 +10,15 @@ from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple, Union
 
-from . import check_daemon, check_log, check_process, check_traffic
+from . import (
+    check_again,
+    check_daemon,
+    check_flood,
+    check_log,
+    check_process,
+    check_secrets,
+    check_traffic,
+)
 from .conversation import Bus, Failure, Outcome, perform
 from .examples import Block, Case, read_cases
 from .rules import ORIGINS, read_rules
@@ -18,9 +26,13 @@ from .server import ServerProcess
 from .trial import Check, NotApplicable, perform_check
 
 Item = Union[Case, Check]  # what is run
+MODULES = (
+    *(check_process, check_daemon, check_traffic, check_flood),
+    *(check_secrets, check_log, check_again),
+)
 CHECKS = [
     check
-    for module in (check_process, check_daemon, check_traffic, check_log)
+    for module in MODULES
     for check in vars(module).values()
     if isinstance(check, Check)
 ]

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .conversation import Failure
+from .counts import require_counts
 from .examples import escape
 from .wire import Unanswered, Wire, connect
 
@@ -283,6 +284,12 @@ class ServerProcess(Program):
             what = f"does not serve a new client: {failure}{self.log()}"
             return f"the server {self.end() or what}"
         return ""
+
+    def audit(self, clients: Iterable[Wire]) -> None:
+        """Raise Failure unless its counts are those of its clients."""
+        if self.wire_kind is Wire:  # it answers
+            with contextlib.closing(self.connect()) as observer:
+                require_counts([*clients], observer)
 
     def _probe(self) -> None:
         """Connect until a client has had two answers.

@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import broken_servers
 import processes
 from broken_servers import SBUS, Mistake
 from conformance.__main__ import REPORTS
@@ -83,7 +84,7 @@ LATE = (
 # A server that counts the lines that it left out, and names no process
 COUNTED = (
     'log(f"{len(pids)} more of {user} [{rule}]: {names}")',
-    'log(f"[{rule}] {len(pids)} more")',
+    'log(f"[{rule}] {user}: {names}; {len(pids)} are left out")',
 )
 
 
@@ -162,14 +163,14 @@ class TestKit:
         message = "with --cred-prefix !/cred/1/2/3: the server ended with"
         assert "FAILED [CRED-9] " in done.output
         assert f"-> {message} status 1: usage" in done.output
-        assert ", 5 failed, " in done.output
+        assert ", 6 failed, " in done.output
         only = ("--only", "CRED", "--level", "protocol")
         done = run_kit("--server", naive(path), *only)
         assert done.status == 0 and " not asked for" in done.output
 
     @pytest.mark.parametrize(
         ("change", "name"),
-        [(LATE, "starts-that-cannot-work"), (COUNTED, "log-of-many-mistakes")],
+        [(LATE, "starts-that-cannot-work"), (COUNTED, "lines-of-each-user")],
     )
     def test_a_server_that_is_otherwise_and_right(
         self, directory: Path, change: tuple[str, str], name: str
@@ -260,11 +261,12 @@ class TestKit:
 
     def test_memory_of_a_server_under_a_tool(self, directory: Path) -> None:
         """[CONN-21] It is not judged if the time is scaled."""
-        leak = "globals().setdefault('kept', []).append(b'x' * 100_000)"
-        server = ("--server", broken_naive(directory, leak, "MSG"))
-        options = (*server, "--only", "clients-that-are-gone")
+        leak = "patterns-above-a-limit-are-kept"
+        words = [sys.executable, broken_servers.__file__, leak, "-f", "-a"]
+        server = ("--server", shlex.join([*words, "{address}"]))
+        options = (*server, "--only", "ways-to-leave")
         done = run_kit(*options)
-        assert done.status == 1 and "bytes more than before" in done.output
+        assert done.status == 1 and "bytes more" in done.output
         done = run_kit(*options, "--timeout-scale", "1.5")
         assert done.status == 0, done
 
