@@ -30,7 +30,7 @@ from conformance import examples
 from conformance.conversation import perform
 from every_order import report_html
 from fake_bus import FakeBus, FakeConnection
-from fake_kernel import FakeSelector
+from fake_kernel import OWNER, FakeSelector
 from orders import try_orders
 
 Answer = dict[str, Any]  # what a page is told, of all or of a line
@@ -253,7 +253,7 @@ def perform_lines(
     try:
         bus = WatchedBus(talks)
         steps: Any = bus.steps(talks[:played])
-        wrong, said, _ = perform(bus, examples.Conversation("", (), steps))
+        wrong, said, *_ = perform(bus, examples.Conversation("", (), steps))
     except SystemExit:
         raise ValueError("; ".join(LOG)) from None
     except (ValueError, KeyError) as error:
@@ -319,15 +319,15 @@ def surprise(_: str, chapter: str, seed: str) -> Answer:
 
     What this needs is imported when it is asked for.
     """
-    from conformance.random_writer import Tally
-    from model_bus import ModelBus
+    from conformance.model_bus import ModelBus
+    from conformance.random_writer import Decisions
     from surprise import make_surprise, rules_of
 
     task = make_surprise(chapter, seed)
     steps = tuple(map(examples.parse_step, task["lines"]))
-    with Tally() as tally:
-        perform(ModelBus(()), examples.Conversation("", (), steps))
-    return {**task, "rules": [*rules_of(chapter, tally.rules())]}
+    with Decisions() as decisions:
+        perform(ModelBus(owner=OWNER), examples.Conversation("", (), steps))
+    return {**task, "rules": [*rules_of(chapter, decisions.rules())]}
 
 
 def form_of(hole: str, answer: str) -> str:

@@ -58,9 +58,10 @@ def has_users(case: Conversation) -> bool:
 def hold(trial: Trial, case: Conversation, how: str, bus: Any = None) -> None:
     """Hold an example with a server that runs; raise Failure if it fails."""
     os.chmod(trial.server.path, 0o777)
-    wrong, said, rule = perform(bus or trial.server, case)
-    trial.said += said if wrong else []
-    require(not wrong, f"{case.name}, {how}: {wrong}", rule)
+    outcome = perform(bus or trial.server, case)
+    trial.said += outcome.said if outcome.wrong else []
+    what = f"{case.name}, {how}: {outcome.wrong}"
+    require(not outcome.wrong, what, outcome.rule)
 
 
 # ---- Clients that leave

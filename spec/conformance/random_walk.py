@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import random
+import re
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterator, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
 
 from model import CHOICES
 
-from .conversation import Failure, Outcome, perform
+from .conversation import Failure, Outcome, Talk, perform
 from .examples import Conversation, parse_step
-from .kit import Kit
-from .random_writer import IDS, PIDS, Operation, Tally, Writer, write
-from .server import ServerProcess
+from .kit import received
+from .model_bus import ModelBus
+from .random_writer import (
+    IDS,
+    PIDS,
+    Decisions,
+    Operation,
+    model_options,
+    write,
+)
+from .server import ServerProcess, delayed_seconds
 
 SEGMENTS = b"a b aa !a a! ab".split() + [b""]
 WILD = b"* a* ** a*b *a a**".split()
@@ -32,8 +45,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"max-patterns": 3, "max-shapes": 6, "max-bus-shapes": 12},
     {"max-user-patterns": 4, "max-user-clients": 2},
     {"max-pattern-bytes": 12, "max-user-pattern-bytes": 20},
-    {"max-key": 14, "max-segments": 3, "strict": True},
-    {"max-packet": 60, "cred-prefix": b"!/cred/1/2/3"},
+    {"max-packet": 60, "max-key": 14, "max-segments": 3, "strict": True},
+    {"cred-prefix": b"!/cred/1/2/3"},
     {"user": 1001},
 ]
 WEIGHTS = {
@@ -41,9 +54,13 @@ WEIGHTS = {
     **{"mode": 12, "ask": 4, "mistake": 3, "fill": 7, "read": 8, "close": 3},
     **{"shut": 2, "deaf": 2, "burst": 5, "stats": 3, "stir": 30},
 }
-LOT = 25  # conversations for each start of a server
+LOT = 10  # conversations for each start of a server
 LENGTHS = (4, 12, 24)
 SHRINK_SECONDS = 20.0
+FAILURES_IF_SURE = 2  # on a fresh server, after the first
+CONVERSATIONS_MIN = 100  # fewer are too few for a verdict
+RULES_MAX = 6  # that are named
+MESSAGE = re.compile(r"MSG .*?\\0(\d+)")  # in a line, with its number
 
 
 class Maker:
@@ -150,98 +167,112 @@ class Maker:
         return b"/".join(segments)
 
 
+class Found(NamedTuple):
+    """A conversation that a server holds otherwise than the model."""
+
+    name: str
+    rules: list[str]  # by which the model has decided what differs
+    lines: list[str]
+    wrong: str
+
+    def block(self) -> str:
+        """Return it as an example."""
+        tags = " ".join(f"[{rule}]" for rule in self.rules)
+        head = f"```conversation {self.name} {tags}"
+        return "\n".join([head, *self.lines, f"# {self.wrong}", "```"])
+
+
 class Walk:
     """Holds random conversations with a server."""
 
-    def __init__(self, server: ServerProcess, seed: str) -> None:
+    def __init__(
+        self,
+        server: ServerProcess,
+        seed: str,
+        choices: Sequence[dict[str, Any]] = OPTIONS,
+    ) -> None:
         self.server = server
-        self._kit = Kit(server, "daemon", math.inf)
         self.seed = seed
         self.count = 0  # of conversations
         self.once: list[str] = []  # failures that did not come again
-        self.tally = Tally()
+        self._choices = choices
+        self._options: dict[str, Any] = {}  # of the server
+        self._is_ready = False  # to hold a conversation
 
-    def failures(self, seconds: float, signals: set[int]) -> Iterator[str]:
-        """Yield failures as example blocks, for so long or up to a signal."""
+    def failures(
+        self, seconds: float = math.inf, count: float = math.inf
+    ) -> Iterator[Found]:
+        """Yield failures, for so long, or so often, or up to a signal."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not signals:
+        while time.monotonic() < end and self.count < count and not received:
             seed = f"{self.seed}/{self.count}"
-            lot = f"{self.seed}/{self.count // LOT}"
-            options = random.Random(lot).choice(OPTIONS)
-            self._start(options, is_anew=self.count % LOT == 0)
+            if self.count % LOT == 0:
+                lot = self.count // LOT
+                self._options = self._choices[lot % len(self._choices)]
+                self._is_ready = False
             self.count += 1
-            operations = Maker(seed, options).operations()
-            with self.tally:
-                writer = write(operations, options)
-            if not self._run(writer).wrong:
+            operations = Maker(seed, self._options).operations()
+            lines = write(operations, self._options).lines
+            if not self._goes_wrong(lines):
                 continue
-            if block := self._shrink(seed, operations, options):
-                yield block
+            if found := self._shrink(seed, lines):
+                yield found
             else:
                 self.once.append(seed)
-            self._kit.options = None
 
-    def _start(self, options: dict[str, Any], is_anew: bool = True) -> None:
-        """Have a server run; raise Failure if it does not."""
-        if is_anew:
-            self._kit.options = None
-        why = self._kit.learn_room() or self._kit.prepare(words_of(options))
-        if why:
-            raise Failure(why)
+    def _hold(self, lines: list[str]) -> Outcome:
+        """Hold a conversation; after a failure the server is a fresh one."""
+        if not self.server.room:
+            self.server.start()
+            self.server.learn_room()
+        if not self._is_ready:
+            self.server.start("", *words_of(self._options))
+            with contextlib.suppress(OSError):  # other users may connect
+                os.chmod(self.server.path, 0o777)
+        outcome = perform(self.server, conversation_of(lines))
+        self._is_ready = not outcome.wrong
+        return outcome
 
-    def _run(self, writer: Writer) -> Outcome:
-        """Hold a conversation."""
-        steps = tuple(map(parse_step, writer.lines))
-        return perform(self.server, Conversation("random", (), steps))
+    def _goes_wrong(self, lines: list[str]) -> bool:
+        """Return whether a conversation goes wrong."""
+        return bool(self._hold(lines).wrong)
 
-    def _shrink(
-        self, seed: str, operations: list[Operation], options: dict[str, Any]
-    ) -> str:
+    def _hold_again(self, lines: list[str]) -> Outcome:
+        """Hold a conversation with a fresh server that has more time."""
+        self._is_ready = False
+        with self.server.patience(3):
+            return self._hold(lines)
+
+    def _shrink(self, seed: str, lines: list[str]) -> Found | None:
         """Return the shortest failure, or nothing if it does not come again.
 
-        From the last operation to the first, each is left out or made smaller
-        if it still fails without that.  A server has more time at first.
+        Lines go while the server still fails, and the model agrees with what
+        is left.
         """
-        end = time.monotonic() + SHRINK_SECONDS
-        seconds = self.server.seconds_max
-        self.server.seconds_max *= 3
-        found = self._failure(seed, operations, options)
-        self.server.seconds_max = seconds
 
-        place = len(operations)
-        while found and place and time.monotonic() < end:
-            place -= 1
-            for fewer in smaller(operations, place):
-                if shorter := self._failure(seed, fewer, options):
-                    found, operations = shorter, fewer
-                    place = min(place + 1, len(fewer))
-                    break
-        return found
+        def is_found(fewer: list[str]) -> bool:
+            predicted = perform(self._model(), conversation_of(fewer))
+            return not predicted.wrong and self._goes_wrong(fewer)
 
-    def _failure(
-        self, seed: str, operations: list[Operation], options: dict[str, Any]
-    ) -> str:
-        """Return how operations fail on a fresh server, if they do."""
-        self._start(options)
-        writer = write(operations, options)
-        outcome = self._run(writer)
-        return block(seed, writer, outcome) if outcome.wrong else ""
+        for _ in range(FAILURES_IF_SURE):
+            outcome = self._hold_again(lines)
+            if not outcome.wrong:
+                return None
+        end = busy_time() + SHRINK_SECONDS
+        with self.server.patience(1 / 4):  # as much is waited for in vain
+            shortest = fewest(lines, is_found, end)
+        again = self._hold_again(shortest)
+        if again.wrong:
+            lines, outcome = shortest, again
+        words = " ".join(words_of(self._options))
+        rules = deciding_rules(self._model(), lines, outcome)
+        start = [f"server {words}"] if words else []
+        name = f"random-{seed.replace('/', '-')}"
+        return Found(name, rules, [*start, *lines], outcome.wrong)
 
-
-def smaller(
-    operations: list[Operation], place: int
-) -> Iterator[list[Operation]]:
-    """Yield operations without one of them, or with a smaller one."""
-    before, after = operations[:place], operations[place + 1 :]
-    yield before + after
-    kind, name, *more = operations[place]
-    if kind in ("burst", "fill"):
-        parts = more[0]
-        for number in range(len(parts)):
-            fewer = parts[:number] + parts[number + 1 :]
-            yield [*before, (kind, name, fewer, *more[1:]), *after]
-    elif kind == "publish" and more[1:] != [0, b""]:
-        yield [*before, (kind, name, more[0], 0, b""), *after]
+    def _model(self) -> ModelBus:
+        """Return a model with the server's options."""
+        return ModelBus(**model_options(self._options))
 
 
 def words_of(options: dict[str, Any]) -> tuple[str, ...]:
@@ -253,13 +284,79 @@ def words_of(options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def block(seed: str, writer: Writer, outcome: Outcome) -> str:
-    """Return an example block, with the rules that decided its last step."""
-    count = sum(not text.startswith("(") for text in outcome.said)
-    rules = writer.rules[count - 1] if count <= len(writer.rules) else []
-    tags = " ".join(f"[{rule}]" for rule in rules or ["PUB-1"])
-    words = " ".join(words_of(writer.options))
-    lines = [f"server {words}"] if words else []
-    lines += [*writer.lines[:count], f"# {outcome.wrong}"]
-    name = f"random-{seed.replace('/', '-')}"
-    return "\n".join([f"```conversation {name} {tags}", *lines, "```"])
+def conversation_of(lines: list[str]) -> Conversation:
+    """Return the conversation that has some lines."""
+    return Conversation("random", (), tuple(map(parse_step, lines)))
+
+
+def busy_time() -> float:
+    """Return the time, without that in which we had no processor."""
+    return time.monotonic() - delayed_seconds()
+
+
+def fewest(
+    lines: list[str], is_found: Callable[[list[str]], bool], end: float
+) -> list[str]:
+    """Return lines of which nothing can be left out: see gaps."""
+    kept = dict(enumerate(lines))
+    size = 0
+    while size != len(kept):
+        size = len(kept)
+        for gap in gaps(kept):
+            fewer = {n: line for n, line in kept.items() if n not in gap}
+            if busy_time() > end:
+                break
+            if 0 < len(fewer) < len(kept) and is_found([*fewer.values()]):
+                kept = fewer
+    return [*kept.values()]
+
+
+def gaps(lines: dict[int, str]) -> Iterator[Container[int]]:
+    """Yield the numbers of lines that may go together.
+
+    They are those of a client, of half of the messages and so on to one, a
+    single line, and a pair.
+    """
+    for name in {line[0] for line in lines.values()}:
+        yield {n for n, line in lines.items() if line[0] == name}
+    about: dict[str, set[int]] = defaultdict(set)
+    for number, line in lines.items():
+        for message in MESSAGE.findall(line):
+            about[message].add(number)
+    messages, size = [*about.values()], len(about)
+    while size:
+        for start in range(0, len(messages), size):
+            yield set().union(*messages[start : start + size])
+        size //= 2
+    for count in (1, 2):
+        yield from combinations(lines, count)
+
+
+def deciding_rules(
+    bus: ModelBus, lines: list[str], outcome: Outcome
+) -> list[str]:
+    """Return by which rules the model decides about what differs.
+
+    That is the packet that should have come, or the one that came; or else
+    what the client of the step sent last.  The last decision comes first.
+    """
+    decisions = Decisions()
+    with decisions, contextlib.suppress(Failure):
+        Talk(bus).hold(conversation_of(lines))
+    steps = [text for text in outcome.said if not text.startswith("(")]
+    name = parse_step(steps[-1]).client
+    mine = [c.client.number for c in bus.connections if c.name == name]
+    made = [each for each in decisions.made if each[0] in mine[-1:]]
+
+    numbers = MESSAGE.findall(f"{steps[-1]} {outcome.wrong}") or ["none"]
+    form = re.compile(rf"MSG .*?\0({'|'.join(numbers)})(?!\d)".encode(), re.S)
+    about = {packet for _, packet, _ in made if form.match(packet)}
+    about = about or {packet for _, packet, _ in made[-1:]}
+    rules = [
+        rule
+        for _, packet, cited in reversed(made)
+        for rule in cited
+        if packet in about or not packet
+    ]
+    noted = re.findall(r"\[(.*?)\]", " ".join(reversed(bus.model.log)))
+    return [*dict.fromkeys([*rules, *noted, "PUB-1"])][:RULES_MAX]

@@ -34,10 +34,12 @@ IDS |= {chr(ord(name) + 13): IDS[name] for name in "ABCDEFI"}  # come later
 # Nobody knows a process id before; these have as many digits as one
 PIDS = {name: NUMBER - ord(name) for name in IDS}
 NAMES = {b"%d" % pid: f"{{{name}.pid}}" for name, pid in PIDS.items()}
-PIECE = re.compile(b"|".join([*NAMES, rb"x{30,}", rb"."]), re.S)
+SHOWN_OTHERWISE = b"|".join([*NAMES, b"x{30,}"])
+PIECE = re.compile(b"(?:(?!%b).)+|%b" % ((SHOWN_OTHERWISE,) * 2), re.S)
 INBOX_BYTES_MAX = 40_000  # of which the kernel surely keeps all
 LARGE_BYTES = 50_000
-CITED = re.compile(r'[\["]([A-Z]+-\d+)[\]"]')  # in a line of the model
+# In a line of the model, which does not only compare with it
+CITED = re.compile(r'(?:\[|(?<!= )(?<!"", )")([A-Z]+-\d+)[\]"]')
 
 
 def shown(packet: bytes) -> str:
@@ -47,30 +49,27 @@ def shown(packet: bytes) -> str:
 
 
 def shown_piece(piece: bytes) -> str:
-    """Return a process id, a run of x or a byte as it stands there."""
+    """Return a process id, a run of x or other bytes as they stand there."""
     if piece in NAMES:
         return NAMES[piece]
-    if len(piece) > 1:
+    if piece.startswith(b"x" * 30):
         return f"{{x*{len(piece)}}}"
     return escape(piece).strip('"')
 
 
-class Tally:
-    """Counts how often the lines of the model run that cite a rule."""
+class Decisions:
+    """By which rules the model decides, about which clients and packets."""
 
     def __init__(self) -> None:
-        self.lines: Counter[int] = Counter()
+        lines = Path(model.__file__).read_text("utf-8").splitlines()
+        self._cited = [[], *map(CITED.findall, lines)]
+        self.made: list[tuple[int, bytes, list[str]]] = []
 
     def rules(self) -> Counter[str]:
         """Return how often each rule has decided something."""
-        total: Counter[str] = Counter()
-        source = Path(model.__file__).read_text("utf-8")
-        for number, line in enumerate(source.splitlines(), 1):
-            for rule in {*CITED.findall(line)}:
-                total[rule] += self.lines[number]
-        return total
+        return Counter(rule for *_, cited in self.made for rule in cited)
 
-    def __enter__(self) -> Tally:
+    def __enter__(self) -> Decisions:
         sys.settrace(self._trace)
         return self
 
@@ -80,26 +79,52 @@ class Tally:
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         if frame.f_code.co_filename != model.__file__:
             return None
-        self.lines[frame.f_lineno] += event == "line"
+        if event == "line" and (cited := self._cited[frame.f_lineno]):
+            self.made.append((*subject_of(frame), cited))
         return self._trace
+
+
+def subject_of(frame: FrameType) -> tuple[int, bytes]:
+    """Return the number of a client, and a packet, that a function is about.
+
+    The client is the second argument of the innermost function that has one
+    there.  The packet is what `handle` handles, if it is at work.
+    """
+    number, packet = 0, b""
+    caller: FrameType | None = frame
+    while caller and caller.f_code.co_filename == model.__file__:
+        second = "".join(caller.f_code.co_varnames[1:2])
+        client = caller.f_locals.get(second)
+        if isinstance(client, Client) and not number:
+            number = client.number
+        packet = caller.f_locals.get("packet", packet)
+        caller = caller.f_back
+    return number, packet
 
 
 class Left(Unclear):
     """The rest of an operation is left out."""
 
 
+def model_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options of a server as the model has them."""
+    names = {name.replace("-", "_"): options[name] for name in options}
+    names["users"] = (names.pop("user"),) if "user" in names else ()
+    return {"owner": os.geteuid(), **names}
+
+
 class Writer:
     """Writes a conversation."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        names = {name.replace("-", "_"): options[name] for name in options}
-        names["users"] = (names.pop("user"),) if "user" in names else ()
-        self.bus = Bus(owner=os.geteuid(), **names)
+        self.bus = Bus(**model_options(options))
         self.options = options
         shared = {"max-user-backlog", "max-bus-backlog"}
+        words = " ".join(options)
+        self.is_sized = bool(re.search("backlog|bytes|key|packet", words))
+        self.names_process = False  # whose number has some digits
         self.is_shared = not shared.isdisjoint(options)
         self.lines: list[str] = []
-        self.rules: list[list[str]] = []  # by which each line was decided
         self.clients: dict[str, Client] = {}
         self.over: set[str] = set()  # whose end is written
         self.filled: set[str] = set()  # the kernel takes nothing for them
@@ -110,14 +135,15 @@ class Writer:
     # ---- Lines
 
     def add(self, name: str, words: str) -> None:
-        """Write a line, and by which rules the model has decided it."""
+        """Write a line."""
         self.lines.append(f"{name} {words}".strip())
-        rules = re.findall(r"\[(.*?)\]", " ".join(self.bus.log))
-        self.rules.append([*dict.fromkeys(rules)])
 
     def say(self, name: str, verb: str, packet: bytes) -> None:
         """Write that a client sends or receives; {any} is a lost number."""
         text = shown(packet)
+        self.names_process |= ".pid}" in text
+        if self.names_process and self.is_sized:
+            raise Unclear("nobody knows how many digits a number has")
         for other in re.findall(r"\{(\w)\.pid\}", text):
             if other not in self.clients or other in self.over:
                 text = text.replace(f"{{{other}.pid}}", "{any}")
@@ -210,7 +236,6 @@ class Writer:
         kind, name, *more = operation
         if name in self.over:  # another one like it
             name = chr(ord(name) + 13) if name < "L" else name
-        self.bus.log.clear()
         if kind == "stir":
             stir(self, *more)
         else:
@@ -360,6 +385,8 @@ class Writer:
         is_known = name not in self.were_filled
         numbers = uses_of([client]) if is_known else {"backlog_bytes": 0}
         numbers.pop("delivered", None)
+        if self.names_process:
+            numbers.pop("pattern_bytes", None)
         members = [f"{key}={number}" for key, number in numbers.items()]
         self.add(name, "> CMSG stats")
         self.add(name, f"< CMSG stats\\0{{json {' '.join(members)}}}")

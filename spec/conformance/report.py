@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from .clients import all_client_cases
+from .examples import Block, blocks_of, read_cases
 from .kit import Result, all_cases
 from .rules import (
     SPEC,
@@ -27,13 +29,15 @@ from .rules import (
 )
 
 FAILURES_SHOWN_MAX = 3  # of one rule, on a terminal
-STEPS_SHOWN_MAX = 10  # at the beginning of a conversation, and at its end
+ALIKE_SHOWN_MAX = 4  # steps in a row that differ in numbers alone
+SLOW_SHOWN_MAX = 10  # cases
+SLOW_SECONDS = 1.0  # others are not worth a line
 WRONG = ("failed", "differs", "flaky")
-JUDGED = ("passed", *WRONG)
-NOT_TRIED = ("not run", "not applicable", "not asked for")
-VERDICTS = ("passed", *WRONG, *NOT_TRIED)
+JUDGED = ("passed", *WRONG, "known")
+NOT_TRIED = ("not run", "not applicable", "not offered", "not asked for")
+VERDICTS = (*JUDGED, *NOT_TRIED)
 # Of the verdicts on the examples of a rule, the first of these counts
-ORDER = ("failed", "not run", "differs", "flaky", *VERDICTS)
+ORDER = ("failed", "not run", "known", "differs", "flaky", *VERDICTS)
 
 
 class Run(NamedTuple):
@@ -104,22 +108,58 @@ def edition() -> str:
     return f"{SPECIFICATION} ({hashlib.sha256(text).hexdigest()[:8]})"
 
 
+def is_step(line: str) -> bool:
+    """Return whether a line of a dialogue is no note of the kit."""
+    return not line.startswith("(")
+
+
 def failure_lines(result: Result) -> list[str]:
     """Return a failure: the rules, the conversation, what went wrong."""
     ids = " ".join(f"[{rule}]" for rule in result.rules)
-    steps = [step for step in result.dialogue if not step.startswith("(")]
+    steps = [*filter(is_step, result.dialogue)]
     where = f"  {result.case} {ids}, step {len(steps)}:"
     said = [f"    {step}" for step in shortened(result.dialogue)]
     return [where, *said, f"    -> {result.what}"]
 
 
-def shortened(dialogue: Iterable[str]) -> list[str]:
-    """Return steps; of many, both ends."""
-    steps = [*dialogue]
-    if len(steps) > 2 * STEPS_SHOWN_MAX:
-        count = len(steps) - 2 * STEPS_SHOWN_MAX
-        steps[STEPS_SHOWN_MAX:-STEPS_SHOWN_MAX] = [f"... {count} more"]
-    return steps
+def shortened(dialogue: Iterable[str]) -> Iterator[str]:
+    """Yield steps; of many that differ in numbers alone, both ends."""
+    for _, group in groupby(dialogue, lambda step: re.sub("[0-9]+", "", step)):
+        steps = [*group]
+        if len(steps) > ALIKE_SHOWN_MAX:
+            steps[1:-1] = [f"... {len(steps) - 2} more between these two"]
+        yield from steps
+
+
+def example_of(result: Result, blocks: Iterable[Block]) -> str:
+    """Return a failure as an example: a row of a block stands alone.
+
+    What was no conversation is none.
+    """
+    name, *row = result.case.split("/")
+    kind, lines = "conversation", [*filter(is_step, result.dialogue)]
+    for block in blocks:
+        if block.name == name:
+            kind, lines = block.kind, [*block.lines]
+    if row:
+        lines = [lines[int(row[0]) - 1].replace("{byte}", f"\\x{row[-1]}")]
+    tags = " ".join(f"[{rule}]" for rule in result.rules)
+    head = f"```{kind} {result.case.replace('/', '-')} {tags}"
+    text = "\n".join([head, *lines, f"# {result.what}", "```"])
+    with contextlib.suppress(ValueError):
+        if kind == "client" or read_cases([*blocks_of(text, name)]):
+            return text
+    return ""
+
+
+def slowest(results: Iterable[Result]) -> list[str]:
+    """Return a line for each of the slowest cases."""
+    by_time = sorted(results, key=lambda result: -result.seconds)
+    return [
+        f"{result.seconds:6.1f} s {result.case}"
+        for result in by_time[:SLOW_SHOWN_MAX]
+        if result.seconds > SLOW_SECONDS
+    ]
 
 
 def not_run(results: Sequence[Result]) -> Iterator[str]:
@@ -164,6 +204,7 @@ def text_report(results: Sequence[Result]) -> str:
         {rule for one in results if one.verdict in kind for rule in one.rules}
         for kind in (JUDGED, NOT_TRIED)
     )
+    lines += ["", *slowest(results)]
     if others:
         lines += ["", *not_run(results), ""]
     if others - judged:
@@ -213,9 +254,14 @@ def tap_report(runs: Sequence[Run]) -> str:
     lines = []
     pairs = [(run, result) for run in runs for result in run.results]
     for number, (run, result) in enumerate(pairs, 1):
-        state = "not ok" if result.verdict in ("failed", "not run") else "ok"
-        skipped = f" # SKIP {result.what}" * (result.verdict in NOT_TRIED[1:])
-        lines.append(f"{state} {number} - {run.title}: {result.case}{skipped}")
+        is_ok = result.verdict not in ("failed", "not run", "known")
+        state = "ok" if is_ok else "not ok"
+        told = ""
+        if result.verdict in NOT_TRIED[1:]:
+            told = f" # SKIP {result.what}"
+        elif result.verdict == "known":
+            told = " # TODO it is known to fail"
+        lines.append(f"{state} {number} - {run.title}: {result.case}{told}")
         if result.dialogue:
             lines += [f"# {line}" for line in failure_lines(result)]
     return "\n".join(["TAP version 13", f"1..{len(pairs)}", *lines])
@@ -302,7 +348,7 @@ def column(run: Run) -> dict[str, str]:
         about, shown = by_rule[rule], verdict
         if verdict == "passed":
             shown = tell(about)
-        elif verdict in WRONG:
+        elif verdict in JUDGED:
             shown = f"{verdict}, {tell(about)}"
         if about or read_rules()[rule].subject == run.kind:
             cells[rule] = f'<td class="{verdict}">{shown}</td>'
