@@ -146,7 +146,7 @@ SITE = book/site
 PLAYED = sbus.py book/player.py book/every_order.py dev/orders.py \
     dev/search.py dev/surprise.py spec/model.py spec/conformance \
     spec/stages.md spec/[1-9]-*.md spec/examples \
-    tests/bed/fake_bus.py tests/bed/fake_kernel.py \
+    tests/bed/fake_bus.py tests/bed/fake_kernel.py tests/bed/model_bus.py \
     tests/bed/packets.py tests/bed/program_bus.py
 book: .venv/book
 	@PYTHONPATH=.:book:spec:dev:tests/bed .venv/bin/python -m sphinx -q -E -a -c book \

@@ -30,7 +30,7 @@ from conformance import examples
 from conformance.conversation import perform
 from every_order import report_html
 from fake_bus import FakeBus, FakeConnection
-from fake_kernel import OWNER, FakeSelector
+from fake_kernel import FakeSelector
 from orders import try_orders
 
 Answer = dict[str, Any]  # what a page is told, of all or of a line
@@ -319,14 +319,14 @@ def surprise(_: str, chapter: str, seed: str) -> Answer:
 
     What this needs is imported when it is asked for.
     """
-    from conformance.model_bus import ModelBus
     from conformance.random_writer import Decisions
+    from model_bus import ModelBus
     from surprise import make_surprise, rules_of
 
     task = make_surprise(chapter, seed)
     steps = tuple(map(examples.parse_step, task["lines"]))
     with Decisions() as decisions:
-        perform(ModelBus(owner=OWNER), examples.Conversation("", (), steps))
+        perform(ModelBus(()), examples.Conversation("", (), steps))
     return {**task, "rules": [*rules_of(chapter, decisions.rules())]}
 
 

@@ -27,7 +27,6 @@ failures took too long, and 2 if none was run.
     check_again     checks that hold the examples again
     kit             which examples and checks are run, and how each ended
     jobs            several kits at once, each in a process of its own
-    model_bus       spec/model.py as a server
     random_writer   conversations at random, as the model predicts them
     random_walk     how they are made, held with a server, and shrunk
     clients         what a client is told, and what the kit, its server, says

@@ -8,25 +8,15 @@ import os
 import random
 import re
 import time
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Sequence
-from itertools import combinations
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from model import CHOICES
 
-from .conversation import Failure, Outcome, Talk, perform
+from .conversation import Outcome, perform
 from .examples import Conversation, parse_step
 from .kit import received
-from .model_bus import ModelBus
-from .random_writer import (
-    IDS,
-    PIDS,
-    Decisions,
-    Operation,
-    model_options,
-    write,
-)
+from .random_writer import IDS, PIDS, WITNESS, Decisions, Operation, write
 from .server import ServerProcess, delayed_seconds
 
 SEGMENTS = b"a b aa !a a! ab".split() + [b""]
@@ -61,6 +51,8 @@ FAILURES_IF_SURE = 2  # on a fresh server, after the first
 CONVERSATIONS_MIN = 100  # fewer are too few for a verdict
 RULES_MAX = 6  # that are named
 MESSAGE = re.compile(r"MSG .*?\\0(\d+)")  # in a line, with its number
+# Lines that may matter to a server, and do not to the model
+QUIET = r"[A-Z] > CMSG n", rf"{WITNESS} .*"
 
 
 class Maker:
@@ -212,13 +204,16 @@ class Walk:
                 self._is_ready = False
             self.count += 1
             operations = Maker(seed, self._options).operations()
-            lines = write(operations, self._options).lines
-            if not self._goes_wrong(lines):
+            if not self._hold(self._lines(operations)).wrong:
                 continue
-            if found := self._shrink(seed, lines):
-                yield found
+            if self._is_sure(self._lines(operations)):
+                yield self._shortest(seed, operations)
             else:
                 self.once.append(seed)
+
+    def _lines(self, operations: list[Operation]) -> list[str]:
+        """Return the lines that operations have, as the model says."""
+        return write(operations, self._options).lines
 
     def _hold(self, lines: list[str]) -> Outcome:
         """Hold a conversation; after a failure the server is a fresh one."""
@@ -229,50 +224,44 @@ class Walk:
             self.server.start("", *words_of(self._options))
             with contextlib.suppress(OSError):  # other users may connect
                 os.chmod(self.server.path, 0o777)
-        outcome = perform(self.server, conversation_of(lines))
+        steps = tuple(map(parse_step, lines))
+        outcome = perform(self.server, Conversation("random", (), steps))
         self._is_ready = not outcome.wrong
         return outcome
 
-    def _goes_wrong(self, lines: list[str]) -> bool:
-        """Return whether a conversation goes wrong."""
-        return bool(self._hold(lines).wrong)
-
-    def _hold_again(self, lines: list[str]) -> Outcome:
-        """Hold a conversation with a fresh server that has more time."""
-        self._is_ready = False
+    def _is_sure(self, lines: list[str]) -> bool:
+        """Return whether fresh servers fail that have more time."""
         with self.server.patience(3):
-            return self._hold(lines)
+            for _ in range(FAILURES_IF_SURE):
+                self._is_ready = False
+                if not self._hold(lines).wrong:
+                    return False
+        return True
 
-    def _shrink(self, seed: str, lines: list[str]) -> Found | None:
-        """Return the shortest failure, or nothing if it does not come again.
+    def _shortest(self, seed: str, operations: list[Operation]) -> Found:
+        """Return the shortest failure that is found in some seconds."""
 
-        Lines go while the server still fails, and the model agrees with what
-        is left.
-        """
+        def fails(fewer: list[Operation]) -> bool:
+            in_time = busy_time() < end
+            return in_time and bool(self._hold(self._lines(fewer)).wrong)
 
-        def is_found(fewer: list[str]) -> bool:
-            predicted = perform(self._model(), conversation_of(fewer))
-            return not predicted.wrong and self._goes_wrong(fewer)
-
-        for _ in range(FAILURES_IF_SURE):
-            outcome = self._hold_again(lines)
-            if not outcome.wrong:
-                return None
         end = busy_time() + SHRINK_SECONDS
-        with self.server.patience(1 / 4):  # as much is waited for in vain
-            shortest = fewest(lines, is_found, end)
-        again = self._hold_again(shortest)
-        if again.wrong:
-            lines, outcome = shortest, again
+        shortest: list[Operation] | None = operations
+        while shortest:
+            operations = shortest
+            with self.server.patience(1 / 4):  # as much is waited for in vain
+                shortest = next(filter(fails, smaller(operations)), None)
+        lines = self._lines(operations)
+        for quiet in QUIET:
+            heard = [line for line in lines if not re.fullmatch(quiet, line)]
+            lines = heard if self._is_sure(heard) else lines
+
+        outcome = self._hold(lines)
+        rules = deciding_rules(operations, self._options, outcome)
         words = " ".join(words_of(self._options))
-        rules = deciding_rules(self._model(), lines, outcome)
         start = [f"server {words}"] if words else []
         name = f"random-{seed.replace('/', '-')}"
         return Found(name, rules, [*start, *lines], outcome.wrong)
-
-    def _model(self) -> ModelBus:
-        """Return a model with the server's options."""
-        return ModelBus(**model_options(self._options))
 
 
 def words_of(options: dict[str, Any]) -> tuple[str, ...]:
@@ -284,79 +273,60 @@ def words_of(options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def conversation_of(lines: list[str]) -> Conversation:
-    """Return the conversation that has some lines."""
-    return Conversation("random", (), tuple(map(parse_step, lines)))
-
-
 def busy_time() -> float:
     """Return the time, without that in which we had no processor."""
     return time.monotonic() - delayed_seconds()
 
 
-def fewest(
-    lines: list[str], is_found: Callable[[list[str]], bool], end: float
-) -> list[str]:
-    """Return lines of which nothing can be left out: see gaps."""
-    kept = dict(enumerate(lines))
-    size = 0
-    while size != len(kept):
-        size = len(kept)
-        for gap in gaps(kept):
-            fewer = {n: line for n, line in kept.items() if n not in gap}
-            if busy_time() > end:
-                break
-            if 0 < len(fewer) < len(kept) and is_found([*fewer.values()]):
-                kept = fewer
-    return [*kept.values()]
+def smaller(operations: list[Operation]) -> Iterator[list[Operation]]:
+    """Yield operations without those of a client, some, or parts of one."""
+    for name in {name for _, name, *_ in operations}:
+        yield [each for each in operations if each[1] != name]
+    yield from without(operations)
+    for place, (kind, name, *more) in enumerate(operations):
+        before, after = operations[:place], operations[place + 1 :]
+        if kind in ("burst", "fill"):
+            for parts in without(more[0]):
+                yield [*before, (kind, name, parts, *more[1:]), *after]
+        elif kind == "publish" and more[1:] != [0, b""]:
+            yield [*before, (kind, name, more[0], 0, b""), *after]
 
 
-def gaps(lines: dict[int, str]) -> Iterator[Container[int]]:
-    """Yield the numbers of lines that may go together.
-
-    They are those of a client, of half of the messages and so on to one, a
-    single line, and a pair.
-    """
-    for name in {line[0] for line in lines.values()}:
-        yield {n for n, line in lines.items() if line[0] == name}
-    about: dict[str, set[int]] = defaultdict(set)
-    for number, line in lines.items():
-        for message in MESSAGE.findall(line):
-            about[message].add(number)
-    messages, size = [*about.values()], len(about)
-    while size:
-        for start in range(0, len(messages), size):
-            yield set().union(*messages[start : start + size])
-        size //= 2
-    for count in (1, 2):
-        yield from combinations(lines, count)
+def without(parts: list[Any]) -> Iterator[list[Any]]:
+    """Yield parts without a half of them, a quarter, and so on to one."""
+    size = len(parts)
+    while size := size // 2:
+        for start in range(0, len(parts), size):
+            yield parts[:start] + parts[start + size :]
 
 
 def deciding_rules(
-    bus: ModelBus, lines: list[str], outcome: Outcome
+    operations: list[Operation], options: dict[str, Any], outcome: Outcome
 ) -> list[str]:
     """Return by which rules the model decides about what differs.
 
     That is the packet that should have come, or the one that came; or else
     what the client of the step sent last.  The last decision comes first.
     """
-    decisions = Decisions()
-    with decisions, contextlib.suppress(Failure):
-        Talk(bus).hold(conversation_of(lines))
-    steps = [text for text in outcome.said if not text.startswith("(")]
-    name = parse_step(steps[-1]).client
-    mine = [c.client.number for c in bus.connections if c.name == name]
-    made = [each for each in decisions.made if each[0] in mine[-1:]]
+    with Decisions() as decisions:
+        writer = write(operations, options)
+    step = [text for text in outcome.said if not text.startswith("(")][-1]
+    client = writer.clients.get(step[0])
+    about_client = [
+        (packet, cited)
+        for number, packet, cited in decisions.made
+        if client and client.number == number
+    ]
 
-    numbers = MESSAGE.findall(f"{steps[-1]} {outcome.wrong}") or ["none"]
+    numbers = MESSAGE.findall(f"{step} {outcome.wrong}") or ["none"]
     form = re.compile(rf"MSG .*?\0({'|'.join(numbers)})(?!\d)".encode(), re.S)
-    about = {packet for _, packet, _ in made if form.match(packet)}
-    about = about or {packet for _, packet, _ in made[-1:]}
+    about = {packet for packet, _ in about_client if form.match(packet)}
+    about = about or {packet for packet, _ in about_client[-1:]}
     rules = [
         rule
-        for _, packet, cited in reversed(made)
+        for packet, cited in reversed(about_client)
         for rule in cited
         if packet in about or not packet
     ]
-    noted = re.findall(r"\[(.*?)\]", " ".join(reversed(bus.model.log)))
+    noted = re.findall(r"\[(.*?)\]", " ".join(reversed(writer.bus.log)))
     return [*dict.fromkeys([*rules, *noted, "PUB-1"])][:RULES_MAX]

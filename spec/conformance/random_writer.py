@@ -106,18 +106,13 @@ class Left(Unclear):
     """The rest of an operation is left out."""
 
 
-def model_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options of a server as the model has them."""
-    names = {name.replace("-", "_"): options[name] for name in options}
-    names["users"] = (names.pop("user"),) if "user" in names else ()
-    return {"owner": os.geteuid(), **names}
-
-
 class Writer:
     """Writes a conversation."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.bus = Bus(**model_options(options))
+        names = {name.replace("-", "_"): options[name] for name in options}
+        names["users"] = (names.pop("user"),) if "user" in names else ()
+        self.bus = Bus(owner=os.geteuid(), **names)
         self.options = options
         shared = {"max-user-backlog", "max-bus-backlog"}
         words = " ".join(options)
