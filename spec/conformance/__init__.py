@@ -30,7 +30,6 @@ failures took too long, and 2 if none was run.
     random_writer   conversations at random, as the model predicts them
     random_walk     how they are made, held with a server, and shrunk
     clients         what a client is told, and what the kit, its server, says
-    pairs           clients and servers together
     report          the results, for people, programs and browsers
     __main__        the command line
 

@@ -9,8 +9,6 @@ What is tried; there may be several, and each may have a name, NAME=...:
                        needs options, its process or to stop it is not judged
   --client COMMAND     the adapter of a client; {address} stands for where to
                        connect, or for nothing
-  --matrix             have each client speak with each server, instead of the
-                       kit, and print a table
 
 How it is tried:
 
@@ -45,7 +43,6 @@ What is printed or written:
   --verbose            each step when it is taken, with its time
   --save DIRECTORY     each example that fails, as a file for --examples
   --json --junit --tap a report for programs, instead
-  --html FILE          a page for browsers, with all servers and clients
 """
 
 from __future__ import annotations
@@ -53,7 +50,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import itertools
 import multiprocessing
 import os
 import re
@@ -72,10 +68,8 @@ from conformance import conversation, jobs, kit, report
 from conformance.clients import ClientCase, ClientKit, all_client_cases
 from conformance.conversation import Failure
 from conformance.examples import Block, blocks_of, read_blocks
-from conformance.pairs import Pair, can_be_held
 from conformance.rules import SPEC, read_rules
 from conformance.server import RunningServer, ServerProcess
-from conformance.trial import NotApplicable
 
 REPORTS = {
     "json": report.json_report,
@@ -141,7 +135,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         dest = "clients" if option == "--client" else "servers"
         kind = functools.partial(program, option)
         add(option, action="append", default=[], type=kind, dest=dest)
-    for option in ("--matrix", "--list", "--verbose", "--keep"):
+    for option in ("--list", "--verbose", "--keep"):
         add_switch(option)
     add("--level", choices=kit.LEVELS, default="sbus")
     add("--ours", dest="level", action="store_const", const="daemon")
@@ -157,7 +151,6 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_number("--seconds", default=2.0)
     add_number("--total", default=120.0)
     add_number("--timeout-scale", default=1.0)
-    add("--html", type=Path)
     kinds = parser.add_mutually_exclusive_group()
     for name in REPORTS:
         hidden = argparse.SUPPRESS
@@ -170,11 +163,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if starts and kinds_of_servers != {"--server"}:
         option = "--stage" if options.stage else "--random"
         parser.error(f"{option} starts servers, and needs a --server alone")
-    if options.matrix and not (options.servers and options.clients):
-        parser.error("--matrix needs a server and a --client")
-    left_out = ("random", "matrix", "clients", "keep", "only", "examples")
-    reports = ("html", *REPORTS)
-    for name in (*left_out, *reports) if options.stage else ():
+    left_out = ("random", "clients", "keep", "only", "examples")
+    for name in (*left_out, *REPORTS) if options.stage else ():
         if getattr(options, name):
             parser.error(f"--stage goes without --{name.removesuffix('s')}")
     options.only = names_in(options.only)
@@ -210,8 +200,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.list:
             return say(list_of(options))
-        if options.html:
-            options.html.touch()  # or all might be run for nothing
         if options.save:
             options.save.mkdir(parents=True, exist_ok=True)
         if options.known:
@@ -225,11 +213,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_silent = any(getattr(options, kind) for kind in REPORTS)
         with contextlib.redirect_stdout(None if is_silent else sys.stdout):
             runs = [*run_all(options)]
-            if options.matrix:
-                say(report.matrix(runs))
-        if options.html:
-            text = report.page(runs, beside=options.html.parent)
-            options.html.write_text(text, "utf-8")
     except (Failure, OSError, ValueError) as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 2
@@ -323,12 +306,10 @@ def chosen(
     rules = {rule for block in blocks for rule in block.rules}
     if unknown := rules - read_rules().keys():
         raise Failure(f"no rule is {', '.join(sorted(unknown))}")
-    is_for_clients = options.clients and not options.servers
-    cases = [] if is_for_clients else kit.all_cases(blocks)
-    if options.matrix:
-        cases = [*filter(can_be_held, cases)]
-    is_for_servers = options.matrix or not options.clients
-    others = [] if is_for_servers else all_client_cases(blocks)
+    is_for_clients = bool(options.clients)
+    is_for_servers = bool(options.servers) or not is_for_clients
+    cases = kit.all_cases(blocks) if is_for_servers else []
+    others = all_client_cases(blocks) if is_for_clients else []
     if not {*cases, *others} - {*kit.CHECKS}:
         raise Failure(f"there are no examples for that in {file or SPEC}")
     if file:
@@ -345,50 +326,28 @@ def chosen(
 def run_all(options: argparse.Namespace) -> Iterator[report.Run]:
     """Return all results; raise Failure if a program does not start."""
     cases, others = chosen(options)
-    partners: Sequence[Program | None] = options.clients
-    pairs = itertools.product(
-        options.servers if cases else (),
-        partners if options.matrix else [None],
-    )
-    for tried, client in pairs:
-        make = functools.partial(kit_of, options, tried, client)
-        asked = cases if can_start(options, tried, client) else []
-        yield run(options, tried, make, asked, client)
+    for tried in options.servers if cases else ():
+        with tried.server(options) as server:
+            server.start()
+        yield run(
+            options, tried, functools.partial(kit_of, options, tried), cases
+        )
     for tried in options.clients if others else ():
         client_kit = ClientKit(tried.text, options.seconds, options.total)
         client_kit.probe()
         yield run(options, tried, client_kit.begin, others)
 
 
-def can_start(
-    options: argparse.Namespace, tried: Program, client: Program | None
-) -> bool:
-    """Return whether a server and a client start; a server alone has to."""
-    with tried.server(options) as server:
-        try:
-            server.start()
-            if client:
-                Pair(server, client.text).connect().close()
-        except (Failure, NotApplicable, OSError) as failure:
-            if not client:
-                raise
-            say(f"{tried.name} with {client.name}: {failure}")
-            return False
-    return True
-
-
 def kit_of(
-    options: argparse.Namespace, tried: Program, client: Program | None
+    options: argparse.Namespace, tried: Program
 ) -> tuple[ServerProcess, jobs.Judge]:
-    """Return a server, and what judges it, or it with a client."""
+    """Return a server, and what judges it."""
     server = tried.server(options)
-    bus = Pair(server, client.text) if client else None
     if options.keep:
         wait = functools.partial(wait_for_enter, server, options.keep)
         conversation.keep = wait
-    what = options.level, options.total, options.only
-    how = not options.keep, bus, options.without
-    return server, kit.Kit(server, *what, *how).judge
+    what = options.level, options.total, options.only, not options.keep
+    return server, kit.Kit(server, *what).judge
 
 
 def run(
@@ -396,19 +355,20 @@ def run(
     tried: Program,
     make: jobs.Make,
     cases: Sequence[Any],
-    client: Program | None = None,
 ) -> report.Run:
     """Return the results of cases, and tell of failures when they happen."""
-    name, again = tried.text, tried.again
-    if client:
-        name = f"{tried.name} with {client.name}"
-        again = f"--matrix {again} {client.again}"
+    again = tried.again
     if options.examples:
         again += f" --examples {shlex.quote(str(options.examples))}"
-    say(f"sbus conformance of {name}, specification {report.edition()}")
+    say(f"sbus conformance of {tried.text}, specification {report.edition()}")
     results: dict[int, kit.Result] = {}
+    for number, case in enumerate(cases):
+        if why := kit.not_offered(case, options.without):
+            left_out = case.name, case.rules, "not offered", why
+            results[number] = kit.Result(*left_out)
+    asked = [number for number in range(len(cases)) if number not in results]
     count = options.jobs if tried.option == "--server" else 1
-    for number, result in jobs.judge_all(make, cases, count):
+    for number, result in jobs.judge_all(make, cases, asked, count):
         if result.verdict == "failed" and result.names & options.known:
             result = result._replace(verdict="known")
         results[number] = result
@@ -422,8 +382,7 @@ def run(
     in_order = [results[number] for number in sorted(results)]
     say(report.text_report(in_order))
     kind = "client" if tried.option == "--client" else "server"
-    partner = client.name if client else ""
-    return report.Run(kind, tried.name, tried.text, in_order, partner)
+    return report.Run(kind, tried.name, tried.text, in_order)
 
 
 def save(options: argparse.Namespace, name: str, example: str) -> None:

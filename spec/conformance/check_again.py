@@ -125,7 +125,8 @@ def trace_of_every_example(trial: Trial) -> None:
 
 def is_traced(case: Conversation) -> bool:
     """Return whether an example is plain, or one of clients that leave."""
-    return not case.options or "CONN-6" in case.rules
+    rules = {"CONN-6", "CONN-2"} & {*case.rules}
+    return not case.options or bool(rules)
 
 
 def require_deliveries(events: list[Event]) -> None:
@@ -135,11 +136,14 @@ def require_deliveries(events: list[Event]) -> None:
     """
     bus = model.Bus()
     due: dict[int, set[int]] = {}  # messages, by receiver
+    opened = 0
     for number, event in enumerate(events, 1):
         require(event.get("n") == number, f"{event} is not {number}")
         kind = event.get("ev")
         client, message = event.get("c", 0), event.get("m", 0)
         if kind == "open":
+            opened += 1
+            require(client == opened, f"{event} is not client {opened}")
             due[client] = set()
             ids = model.Credentials(event["gid"], event["uid"], event["pid"])
             bus.clients[client] = model.Client(client, ids, False)

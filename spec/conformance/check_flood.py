@@ -88,38 +88,61 @@ def levels_at_which_publishers_go_on(trial: Trial) -> None:
     trial.say("large packets come for a reader, until the kernel takes none")
     tell(publisher, *[sized(b"k", BULK)] * 4)
     held = reader.unread_bytes() // (BULK - OVERHEAD_BYTES)
+    # Packets of two parts pause a publisher once 32 and others wait
     part = held * BULK // 32
-    limit = 32 * part * 71 // 40
-    # Four parts more pause two publishers
-    for order, mode, rest in (
-        (b"queue", b"hard", 24 * part),  # then half of what waits is left
-        (b"queue", b"hard", 24 * part + 1),
-        (b"random", b"hard", limit // 2 - 4 * part),  # or half of the limit
-        (b"random", b"hard", limit // 2 - 4 * part + 1),
-        (b"queue", b"soft", 24 * part),
+    for order, mode, limit, rest in (
+        (b"queue", b"hard", 61 * part, 28 * part),  # half of what waits
+        (b"queue", b"hard", 61 * part, 28 * part + 1),
+        (b"random", b"hard", 56 * part, 26 * part),  # half of the limit
+        (b"random", b"hard", 56 * part, 26 * part + 1),
+        (b"queue", b"soft", 61 * part, 28 * part),
     ):
         trial.start("--max-backlog", str(limit))
-        sizes = [*[BULK] * 2 * held, rest // 2, rest - rest // 2]
         modes = b"CMSG order/" + order, b"CMSG blocking/" + mode + b"/block"
+        sizes = [*[BULK] * 2 * held, rest // 2, rest - rest // 2]
         reader, publisher = trial.client("k/"), trial.client()
-        tell(publisher, *(sized(b"k/", size) for size in sizes))
+        listener = trial.client("k/")
+        for size in sizes:  # of which the last may pause this one
+            publisher.send(sized(b"k/", size))
+            hear(listener, sized(b"k/", size))
+        listener.close()
         pass_on(reader, trial.client("w"), *modes)
-        go_on(trial, reader, sizes[held:], 0 if mode == b"soft" else limit)
+        level = min(32 * part + rest, limit) // 2 if mode == b"hard" else 0
+        witness, size = pause_in_a_turn(trial, 2 * part)
+        read_what_the_kernel_kept(trial, reader, held)
+        left = rest + size
+        trial.say(f"{left} bytes wait; a publisher goes on at {level}")
+        if left <= level:
+            hear(witness, b"MSG w\0")
+        else:
+            require_paused(witness)
 
 
-def go_on(trial: Trial, reader: Wire, sizes: list[int], limit: int) -> None:
-    """See which of two publishers go on once the large packets are read.
+def pause_in_a_turn(trial: Trial, size: int) -> tuple[Wire, int]:
+    """Have two packets that come at once pause a publisher.
+
+    Return a witness of its next message, and how much those count that were
+    handled: the server may have read the first alone.
+    """
+    publisher, listener = trial.client(), trial.client("k/1")
+    witness = trial.client("w")
+    sizes = size - TINY, TINY
+    trial.server.freeze()
+    for part in sizes:
+        publisher.send(sized(b"k/1", part))
+    trial.server.thaw()
+    hear(listener, sized(b"k/1", sizes[0]))
+    is_alone = [listener.pending() for _ in range(2)][1] is None
+    publisher.send(b"MSG w\0")
+    require_paused(witness)
+    return witness, sizes[0] if is_alone else size
+
+
+def read_what_the_kernel_kept(trial: Trial, reader: Wire, held: int) -> None:
+    """Have a reader read the large packets at once; others take their place.
 
     As many wait as the kernel holds, and are the next that it takes.
     """
-    trial.say("packets wait, and two publishers are paused")
-    left, held = sum(sizes), sizes.count(BULK)
-    levels = []
-    for key in ("k/1", "k/2"):
-        level = min(left, limit) // 2
-        witness, size = pause_in_a_turn(trial, key, held * BULK // 16)
-        levels.append((level, witness, b"MSG w%b\0" % key.encode()))
-        left += size
     trial.say("while the server is stopped, what the kernel held is read")
     trial.server.freeze()
     hear(reader, *[sized(b"k/", BULK)] * held)
@@ -127,33 +150,6 @@ def go_on(trial: Trial, reader: Wire, sizes: list[int], limit: int) -> None:
     size = held * (BULK - OVERHEAD_BYTES)
     full = "the kernel takes no more than before"
     trial.wait_until(lambda: reader.unread_bytes() >= size, full)
-    left -= held * BULK
-    for level, witness, message in levels:
-        trial.say(f"{left} bytes wait; a publisher goes on at {level}")
-        if left <= level:
-            hear(witness, message)
-        else:
-            require_paused(witness)
-
-
-def pause_in_a_turn(trial: Trial, key: str, size: int) -> tuple[Wire, int]:
-    """Have packets that come at once pause a publisher.
-
-    Return a witness of its next message, and what those count for that were
-    handled: the server may have read the first alone.
-    """
-    publisher, listener = trial.client(), trial.client(key)
-    sizes = size - TINY, TINY
-    trial.server.freeze()
-    for part in sizes:
-        publisher.send(sized(key.encode(), part))
-    trial.server.thaw()
-    hear(listener, sized(key.encode(), sizes[0]))
-    is_alone = [listener.pending() for _ in range(2)][1] is None
-    witness = trial.client(f"w{key}")
-    publisher.send(b"MSG w%b\0" % key.encode())
-    require_paused(witness)
-    return witness, sizes[0] if is_alone else size
 
 
 # ---- Users

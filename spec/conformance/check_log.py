@@ -15,39 +15,21 @@ from typing import Any
 
 from .check_daemon import daemon, end_daemon, number_in
 from .conversation import END, Failure, describe
-from .examples import escape
 from .server import limit
 from .trial import Trial, check, hear, require, tell
-from .wire import Wire
 
-KEPT_OUT = 30
-ERRORS = 30  # of a user, in each way
-MISTAKES = {"PKT-2": b"HELLO", "KEY-4": b"SUB !"}
+ERRORS = 30  # of each user, in each way
+# A rule, the first of two users who break it, and by which packets in turn
+WAYS = (
+    ("PKT-2", Trial.user, (b"HELLO", b"")),
+    ("KEY-4", Trial.user, (b"SUB !", b"MSG !\0")),
+    ("CONN-2", Trial.user + 2, ()),  # who are kept out
+)
 NUMBER = re.compile(rb"\b[0-9]+\b")
 LINE_SECONDS = 1.1  # [CONN-13] after which a line more is due
 HOUR = 3600 * 10**9  # in nanoseconds
 LOGGED_BYTES_MAX = 80  # [RUN-15] of what a client sent
 MANY = b"x" * LOGGED_BYTES_MAX * 2
-
-
-def lines_of(trial: Trial, rule: str) -> list[bytes]:
-    """Return the lines of the server's log that name a rule."""
-    name = re.compile(rf"\b{rule}\b".encode())
-    return [line for line in trial.server.log_lines() if name.search(line)]
-
-
-def require_line(trial: Trial, rule: str) -> None:
-    """Raise Failure unless the log has a line that names a rule."""
-    require(lines_of(trial, rule), f"it logs no line that names {rule}")
-
-
-def mistake(trial: Trial, packet: bytes = b"HELLO") -> Wire:
-    """Return a client that the server disconnects for a packet."""
-    client = trial.client()
-    client.send(packet)
-    hear(client, END)
-    client.close()
-    return client
 
 
 @check("RUN-15")
@@ -78,62 +60,58 @@ def log_of_bytes_of_clients(trial: Trial) -> None:
         require(is_short, f"it logs more than {LOGGED_BYTES_MAX} bytes")
 
 
-@check("CONN-13", "PKT-2")
-def log_of_each_mistake(trial: Trial) -> None:
-    for packet in (b"", b"MSG k", b"SUB !", b"SUB " + b"k" * 4097):
-        trial.start()
-        trial.say(f"a client sends {escape(packet) or 'an empty packet'}")
-        client = mistake(trial, packet)
-        trial.stop()
-        found = lines_of(trial, r"(PKT|KEY|CRED|LIMIT)-\d+")
-        rule = "CONN-13" if packet else "PKT-2"  # it may pass for the end
-        require(len(found) == 1, f"{len(found)} lines name a rule", rule)
-        named = {*map(int, re.findall(rb"\b[0-9]+\b", found[0]))}
-        require(client.uid in named, "its line does not name the user id")
-        require(client.pid in named, "its line does not name the process id")
-
-
-@check("CONN-13")
+@check("CONN-13", "PKT-2", "CONN-2", "TRACE-1")
 def lines_of_each_user(trial: Trial) -> None:
-    trial.start("-g", "-o")
-    users = [trial.user, trial.user + 1]
-    trial.say(f"two users err {ERRORS} times each, in two ways")
+    path = trial.server.new_path()
+    names = ("root", str(trial.user), str(trial.user + 1))
+    users = [word for name in names for word in ("-u", name)]
+    trial.start("-g", "-o", *users, "--trace", path)
+    trial.say(f"two users err {ERRORS} times each, in two ways; two are out")
     begin, pids = time.monotonic(), defaultdict(set)
-    for uid in users * ERRORS:
-        for packet in MISTAKES.values():
-            client = trial.client(uid=uid)
-            client.send(packet)
-            hear(client, END)
-            pids[uid].add(client.pid)
+    clients = [
+        (trial.client(uid=first + other), packets)
+        for _, first, packets in WAYS
+        for other in (0, 1) * ERRORS
+    ]
+    trial.server.freeze()  # so that all err at once
+    for number, (client, packets) in enumerate(clients):
+        if packets:
+            client.send(packets[number // 2 % 2])
+    trial.server.thaw()
+    for client, _ in clients:
+        hear(client, END)
+        pids[client.uid].add(client.pid)
     time.sleep(LINE_SECONDS)
     trial.stop()
-    most = 2 * (time.monotonic() - begin) + 2  # one, and one of those left out
-    for rule, uid in itertools.product(MISTAKES, users):
-        lines = lines_of(trial, rule)
-        numbers = [{1, *map(int, NUMBER.findall(line))} for line in lines]
-        own = [found for found in numbers if uid in found]
-        sums = {0}  # of a number of each line: nobody knows which one counts
-        for found in own:
-            sums = {s + n for s in sums for n in found if s + n <= ERRORS}
+    lines_max = 2 * (time.monotonic() - begin) + 2  # and those left out
+    lines = trial.server.log_lines()
+    for (rule, first, _), other in itertools.product(WAYS, (0, 1)):
+        uid = first + other
+        name = re.compile(rf"\b{rule}\b".encode())
+        named = [
+            {1, *map(int, NUMBER.findall(x))} for x in lines if name.search(x)
+        ]
+        of_user = [numbers for numbers in named if uid in numbers]
         where = f"its lines of {rule} for user {uid}"
-        require(ERRORS in sums, f"{where} do not add up to {ERRORS}")
-        others = set[int]().union(*pids.values()) - pids[uid]
-        wrong = others & set[int]().union(*own)
-        require(not wrong, f"{where} name {wrong} of another")
-        require(len(own) <= most, f"{where} are {len(own)}")
+        require(adds_up(of_user), f"{where} do not add up to {ERRORS}")
+        for numbers in of_user:
+            wrong = numbers & set[int]().union(*pids.values()) - pids[uid]
+            require(not wrong, f"{where} name {wrong} of another")
+            require(numbers & pids[uid], f"{where} name no process")
+        require(len(of_user) <= lines_max, f"{where} are {len(of_user)}")
+    found = {event.get("uid") for event in read_trace(path)}
+    require(trial.user + 2 not in found, "its trace has a user who is out")
 
 
-@check("CONN-13", "CONN-2", "TRACE-1")
-def log_and_trace_of_users_who_are_kept_out(trial: Trial) -> None:
-    path = trial.server.new_path()
-    trial.start("-u", "root", "-g", "-o", "--trace", path)
-    trial.say(f"a user who is kept out tries it {KEPT_OUT} times")
-    for _ in range(KEPT_OUT):
-        hear(trial.client(uid=trial.user), END)
-    trial.stop()
-    require_line(trial, "CONN-2")
-    users = [event.get("uid") for event in read_trace(path)]
-    require(trial.user not in users, "its trace says that the user came")
+def adds_up(lines: list[set[int]]) -> bool:
+    """Return whether a number of each line may be a count of errors.
+
+    Nobody knows which of them is.
+    """
+    sums = {0}
+    for numbers in lines:
+        sums = {s + n for s in sums for n in numbers if s + n <= ERRORS}
+    return ERRORS in sums
 
 
 @check("RUN-16")
@@ -151,7 +129,9 @@ def log_that_cannot_be_written(trial: Trial) -> None:
                 while pipe.write(bytes(4096)):
                     pass
         end.close()
-        mistake(trial)
+        client = trial.client()
+        client.send(b"HELLO")
+        hear(client, END)
         trial.require_service()
 
 

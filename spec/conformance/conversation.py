@@ -80,7 +80,7 @@ def counts_are_due(conversation: Conversation) -> bool:
 
 
 CREDENTIAL = re.compile(r"\{([A-Z])\.(gid|uid|pid)\}")
-NEED_NO_SERVER = (">>", "close", "shut", "deaf")
+NEED_NO_SERVER = (">>", "process", "close", "shut", "deaf")
 
 
 class Talk:

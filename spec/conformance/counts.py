@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .conversation import Failure
-from .wire import Wire
+from .wire import Wire, numbers_in
 
 SUMS = ("published", "delivered", "refused", "discarded", "paused")
 USES = ("patterns", "backlog_bytes")
@@ -21,12 +21,13 @@ def require_counts(clients: Sequence[Wire], observer: Wire) -> None:
     sums: dict[str, Counter[str]] = defaultdict(Counter)
     for client in clients:
         observer.settle()  # so the turn of the client is over
-        found, wanted = client.numbers()
+        wanted = client.own_numbers()  # before the answer is one more
+        found = numbers_in(client.stats())
         compare(client.name, found, wanted, {})
         for name in {*SUMS} & {*found}:
             sums[str(client.uid)][name] += found[name]
 
-    whole, _ = observer.numbers()
+    whole = numbers_in(observer.stats())
     rows = whole.get("clients", {}).values()
     for uid, user in whole.get("users", {}).items():
         own = [row for row in rows if str(row.get("uid")) == uid]

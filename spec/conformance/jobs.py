@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.util import Finalize
 from typing import Any, Callable
@@ -20,28 +20,24 @@ _mine: list[Any] = []  # of a process: its judge, and all cases
 
 
 def judge_all(
-    make: Make, cases: Sequence[Any], count: int
+    make: Make, cases: Sequence[Any], asked: Iterable[int], count: int
 ) -> Iterator[Numbered]:
-    """Yield the results of cases, from so many processes.
+    """Yield the results of the cases asked for, from so many processes.
 
-    One process takes the cases in their order.  What a judge leaves for later
-    is judged in the end.
+    What a judge leaves for later is judged in the end.
     """
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(count, context, _begin, (make, cases)) as pool:
-        in_order = [[number] for number in range(len(cases))]
-        shares = shares_of(cases) if count > 1 else in_order
-        is_last = False
-        while shares:
-            futures = [pool.submit(_judge, one, is_last) for one in shares]
+        shares = shares_of(cases, asked)
+        for is_last in (False, True):
+            tried = [pool.submit(_judge, share, is_last) for share in shares]
             shares = []
-            for future in as_completed(futures) if count > 1 else futures:
+            for future in as_completed(tried):
                 for number, result in future.result():
                     if result.what == LATER:
                         shares.append([number])
                     else:
                         yield number, result
-            is_last = True
 
 
 def _begin(make: Make, cases: Sequence[Any]) -> None:
@@ -58,7 +54,7 @@ def _judge(numbers: list[int], is_last: bool) -> list[Numbered]:
     return [(number, judge(cases[number], is_last)) for number in numbers]
 
 
-def shares_of(cases: Sequence[Any]) -> list[list[int]]:
+def shares_of(cases: Sequence[Any], asked: Iterable[int]) -> list[list[int]]:
     """Return the numbers of cases in shares: slow cases first and alone.
 
     The others need one server, if they have the same options.
@@ -68,9 +64,8 @@ def shares_of(cases: Sequence[Any]) -> list[list[int]]:
         case = cases[number]
         return isinstance(case, Check) or "clock" in needs_of(case)
 
-    numbers = range(len(cases))
-    shares = [[number] for number in filter(is_slow, numbers)]
-    quick = itertools.filterfalse(is_slow, numbers)
+    shares = [[number] for number in asked if is_slow(number)]
+    quick = itertools.filterfalse(is_slow, asked)
     alike = itertools.groupby(quick, lambda number: options_of(cases[number]))
     for group in [[*group] for _, group in alike]:
         starts = range(0, len(group), SHARE_MAX)

@@ -20,7 +20,7 @@ from . import (
     check_secrets,
     check_traffic,
 )
-from .conversation import Bus, Failure, Outcome, perform
+from .conversation import Failure, Outcome, perform
 from .examples import Block, Case, read_cases
 from .rules import ORIGINS, read_rules
 from .server import ServerProcess, delayed_seconds
@@ -179,14 +179,10 @@ class Kit:
         total: float,
         only: Set[str] = frozenset(),
         tries_again: bool = False,
-        bus: Bus = None,
-        without: Set[str] = frozenset(),
     ) -> None:
         self.server = server
-        self._bus = bus or server  # which the clients of examples talk to
         self.level = level
         self.only = only  # whose cases are run whatever their level
-        self.without = without  # whose cases the server does not offer
         self.tries_again = tries_again  # what fails, which may be flaky
         self.options: tuple[str, ...] | None = None  # of the running server
         self._refused: dict[tuple[str, ...], str] = {}  # options, and why
@@ -214,7 +210,6 @@ class Kit:
         late = self._too_late(case, is_last)
         for verdict, why in (
             ("not asked for", left_out(case, self.level, self.only)),
-            ("not offered", not_offered(case, self.without)),
             ("not applicable", obstacle(case, self.server.is_ours)),
             ("not run", SIGNAL if received else late),
         ):
@@ -278,7 +273,7 @@ class Kit:
         elif isinstance(case, Check):
             outcome = perform_check(case, self.server)
         else:
-            outcome = perform(self._bus, case.conversation())
+            outcome = perform(self.server, case.conversation())
         if outcome.wrong:
             self.options = None  # a server that went wrong is not used again
             if self.server.log() not in outcome.wrong:

@@ -42,7 +42,7 @@ OPTIONS: list[dict[str, Any]] = [
 WEIGHTS = {
     **{"subscribe": 20, "unsubscribe": 8, "publish": 30, "secret": 14},
     **{"mode": 12, "ask": 4, "mistake": 3, "fill": 7, "read": 8, "close": 3},
-    **{"shut": 2, "deaf": 2, "burst": 5, "stats": 3, "stir": 30},
+    **{"shut": 2, "deaf": 2, "burst": 5, "stir": 30},
 }
 LOT = 10  # conversations for each start of a server
 LENGTHS = (4, 12, 24)

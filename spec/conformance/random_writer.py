@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 import model
-from model import CHOICES, Bus, Client, Unclear, deafen, uses_of
+from model import CHOICES, Bus, Client, Unclear, deafen
 
 from .examples import escape
 
@@ -123,7 +123,9 @@ class Writer:
         self.clients: dict[str, Client] = {}
         self.over: set[str] = set()  # whose end is written
         self.filled: set[str] = set()  # the kernel takes nothing for them
-        self.were_filled: set[str] = set()  # their counts are not known
+        self.were_filled: set[str] = (
+            set()
+        )  # how far they have read is not known
         self.count = 0  # of messages
         self.send(WITNESS, b"SUB k/")
 
@@ -369,23 +371,6 @@ class Writer:
             self.add(name, "< nothing")
         self.follow(paused)
 
-    def stats(self, name: str) -> None:
-        """Have a client ask for numbers [CTL-5]."""
-        client = self.client(name)
-        is_odd = name in self.filled or name in self.paused()
-        if is_odd or client.is_deaf or "max-packet" in self.options:
-            raise Unclear("its answer may have to wait")
-        self.flush(name)
-        self.add(name, "< nothing")  # all that came before is counted
-        is_known = name not in self.were_filled
-        numbers = uses_of([client]) if is_known else {"backlog_bytes": 0}
-        numbers.pop("delivered", None)
-        if self.names_process:
-            numbers.pop("pattern_bytes", None)
-        members = [f"{key}={number}" for key, number in numbers.items()]
-        self.add(name, "> CMSG stats")
-        self.add(name, f"< CMSG stats\\0{{json {' '.join(members)}}}")
-
     def finish(self) -> None:
         """Have everybody read all, holders first."""
         while True:
@@ -436,7 +421,6 @@ def stir(writer: Writer, share: float) -> None:
                 publish(name)
     elif deaf and chance < 3:
         publish(free[0])
-        writer.act(("stats", "A"))
     elif holders and chance < 3:  # one change of a mode, or two under one hold
         holder = draw.choice(holders)
         for way in [*draw.choice([[], [b"block"]]), draw.choice(ways)]:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 from itertools import groupby
-from pathlib import Path
-from string import Template
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 from .clients import all_client_cases
-from .examples import Block, blocks_of, read_cases
+from .examples import Block
 from .kit import Result, all_cases
 from .rules import (
-    SPEC,
     SPECIFICATION,
-    Rule,
     chapters,
     examples_of,
     read_rules,
@@ -41,18 +34,12 @@ ORDER = ("failed", "not run", "known", "differs", "flaky", *VERDICTS)
 
 
 class Run(NamedTuple):
-    """How one server or client fared, or a pair of them."""
+    """How one server or client fared."""
 
     kind: str  # server or client
     name: str
     command: str
     results: Sequence[Result]
-    client: str = ""  # of a pair, whose server has the name
-
-    @property
-    def title(self) -> str:
-        """What a report calls it."""
-        return " with ".join(filter(None, (self.name, self.client)))
 
 
 def results_by_rule(results: Iterable[Result]) -> dict[str, list[Result]]:
@@ -132,24 +119,19 @@ def shortened(dialogue: Iterable[str]) -> Iterator[str]:
 
 
 def example_of(result: Result, blocks: Iterable[Block]) -> str:
-    """Return a failure as an example: a row of a block stands alone.
+    """Return a failure as an example: the block that it is of.
 
-    What was no conversation is none.
+    A conversation of the random walk has none; no other check is one.
     """
-    name, *row = result.case.split("/")
     kind, lines = "conversation", [*filter(is_step, result.dialogue)]
+    is_known = result.case.startswith("random-")
     for block in blocks:
-        if block.name == name:
-            kind, lines = block.kind, [*block.lines]
-    if row:
-        lines = [lines[int(row[0]) - 1].replace("{byte}", f"\\x{row[-1]}")]
+        if block.name == result.case.partition("/")[0]:
+            kind, lines, is_known = block.kind, [*block.lines], True
     tags = " ".join(f"[{rule}]" for rule in result.rules)
     head = f"```{kind} {result.case.replace('/', '-')} {tags}"
     text = "\n".join([head, *lines, f"# {result.what}", "```"])
-    with contextlib.suppress(ValueError):
-        if kind == "client" or read_cases([*blocks_of(text, name)]):
-            return text
-    return ""
+    return text if is_known else ""
 
 
 def slowest(results: Iterable[Result]) -> list[str]:
@@ -229,26 +211,6 @@ def by_family(ids: Iterable[str]) -> str:
     )
 
 
-def matrix(runs: Sequence[Run]) -> str:
-    """Return a table in Markdown: how each server fared with each client."""
-    clients = [*dict.fromkeys(run.client for run in runs)]
-    rows = [["Server", *clients], ["---"] * (1 + len(clients))]
-    for server, group in groupby(runs, lambda run: run.name):
-        rows.append([server, *map(cell, group)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def cell(run: Run) -> str:
-    """Return how a server fared with a client, in a few words."""
-    failed = [one.rules[0] for one in run.results if one.verdict == "failed"]
-    if failed:
-        return f"fails {' '.join(dict.fromkeys(failed))}"
-    if count(run.results, "not run"):
-        return "not all was run"
-    passed = count(run.results, "passed")
-    return f"works, {passed} examples" if passed else "not offered"
-
-
 def tap_report(runs: Sequence[Run]) -> str:
     """Return the report in the Test Anything Protocol."""
     lines = []
@@ -261,7 +223,7 @@ def tap_report(runs: Sequence[Run]) -> str:
             told = f" # SKIP {result.what}"
         elif result.verdict == "known":
             told = " # TODO it is known to fail"
-        lines.append(f"{state} {number} - {run.title}: {result.case}{told}")
+        lines.append(f"{state} {number} - {run.name}: {result.case}{told}")
         if result.dialogue:
             lines += [f"# {line}" for line in failure_lines(result)]
     return "\n".join(["TAP version 13", f"1..{len(pairs)}", *lines])
@@ -271,7 +233,7 @@ def junit_report(runs: Sequence[Run]) -> str:
     """Return the report as JUnit has it, for programs that show tests."""
     top = ElementTree.Element("testsuites", name=edition())
     for run in runs:
-        suite = ElementTree.SubElement(top, "testsuite", name=run.title)
+        suite = ElementTree.SubElement(top, "testsuite", name=run.name)
         for result in run.results:
             facts = {"classname": result.rules[0], "name": result.case}
             facts["time"] = str(result.seconds)
@@ -298,74 +260,3 @@ def json_report(runs: Sequence[Run]) -> str:
         for run in runs
     ]
     return json.dumps(told if len(told) > 1 else told[0], indent=1)
-
-
-# ---- The page for browsers: it needs nothing else
-
-
-def page(runs: Sequence[Run], beside: Path = SPEC) -> str:
-    """Return an HTML page; its rules link to the book if it is there."""
-    columns = [*map(column, runs)]
-    rules = [
-        rule
-        for rule in read_rules().values()
-        if any(rule.id in cells for cells in columns)
-    ]
-    names = (f'<th scope="col">{escape(run.title)}</th>' for run in runs)
-    whys = dict.fromkeys(why for run in runs for why in not_run(run.results))
-    template = Path(__file__).with_name("page.html").read_text("utf-8")
-    return Template(template).substitute(
-        date=time.strftime("%Y-%m-%d"),
-        edition=edition(),
-        runs="\n".join(map(run_html, runs)),
-        names="".join(names),
-        rules="\n".join(rule_row(rule, columns, beside) for rule in rules),
-        notes="\n".join(f"<li>{escape(why)}</li>" for why in whys),
-    )
-
-
-def run_html(run: Run) -> str:
-    """Return how a server or client fared, and what is wrong, folded."""
-    lines = [
-        line
-        for result in run.results
-        if result.verdict in WRONG
-        for line in (result.verdict.upper(), *failure_lines(result))
-    ]
-    text = "\n".join(lines)
-    return (
-        f"<h2>{escape(run.title)}</h2>\n"
-        f"<p>{run.kind} <code>{escape(run.command)}</code></p>\n"
-        f"<details><summary>{summary(run.results)}</summary>"
-        f"<pre>{escape(text)}</pre></details>"
-    )
-
-
-def column(run: Run) -> dict[str, str]:
-    """Return a cell for each rule that is for a server or a client."""
-    by_rule, cells = results_by_rule(run.results), {}
-    for rule, verdict in verdicts(run.results).items():
-        about, shown = by_rule[rule], verdict
-        if verdict == "passed":
-            shown = tell(about)
-        elif verdict in JUDGED:
-            shown = f"{verdict}, {tell(about)}"
-        if about or read_rules()[rule].subject == run.kind:
-            cells[rule] = f'<td class="{verdict}">{shown}</td>'
-    return cells
-
-
-def rule_row(
-    rule: Rule, columns: Sequence[dict[str, str]], beside: Path
-) -> str:
-    """Return the row of a rule, with its sentence and its cells."""
-    link = Path("../spec", rule.file).with_suffix(".html")
-    place = (SPEC / rule.file).as_uri()
-    if (beside / link).exists():
-        place = f"{link}#{rule.id}"
-    said = re.sub("`([^`]+)`", r"<code>\1</code>", escape(rule.statement))
-    cells = "".join(cells.get(rule.id, "<td></td>") for cells in columns)
-    return (
-        f'<tr id="{rule.id}"><th scope="row"><a href="{place}">{rule.id}</a> '
-        f"{said} <small>{rule.origin}</small></th>{cells}</tr>"
-    )

@@ -173,19 +173,21 @@ class Wire:
         self._ask()
         return self._inbox[0] if self._inbox else None
 
-    def numbers(self) -> tuple[dict[str, Any], dict[str, int]]:
-        """Return what `stats` tells it, if anything, and what it should."""
+    def stats(self) -> bytes:
+        """Return the answer to `stats`, or nothing if there is none."""
+        if self._is_deaf or self._inbox:
+            return b""
+        with contextlib.suppress(Failure):
+            self.send(b"CMSG stats")
+            self._ask()
+        answer = self._inbox.popleft() if self._inbox else b""
+        return answer if answer.startswith(b"CMSG stats\0") else b""
+
+    def own_numbers(self) -> dict[str, int]:
+        """Return what `stats` is to tell it of itself [CTL-5]."""
         sizes = [len(text) for text in self.patterns]
         uses = {"patterns": len(sizes), "pattern_bytes": sum(sizes)}
-        wanted = {**self.counts, **uses}
-        found = {}
-        if not self._is_deaf and not self._inbox:
-            with contextlib.suppress(Failure, ValueError, IndexError):
-                self.send(b"CMSG stats")
-                self._ask()
-                answer = self._inbox.popleft()
-                found = json.loads(answer.partition(b"CMSG stats\0")[2])
-        return found, wanted
+        return {**self.counts, **uses}
 
     def unread_bytes(self) -> int:
         """Return how many bytes wait to be read."""
@@ -245,6 +247,14 @@ class Wire:
         self.wire.close()
         if self._helper:
             self._helper.close()
+
+
+def numbers_in(answer: bytes) -> dict[str, Any]:
+    """Return the numbers of an answer to `stats`; nothing has none."""
+    try:
+        return dict(json.loads(answer.partition(b"\0")[2] or b"{}"))
+    except ValueError:
+        raise Failure(f"received {describe(answer)}") from None
 
 
 def connect(

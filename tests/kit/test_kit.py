@@ -385,21 +385,6 @@ class TestKit:
         done = run_kit("--connect", server.path, *families)
         assert done.status == 2 and "cannot connect" in done.errors
 
-    def test_clients_with_servers(self, directory: Path) -> None:
-        """A pair works, or fails by name, or is not there."""
-        server = broken_naive(directory, "return True", "UNSUB")
-        programs = (
-            "--server",
-            f"right={naive()}",
-            "--server",
-            f"bad={server}",
-        )
-        clients = ("--client", f"ours={CLIENT}", "--client", "no=no {address}")
-        done = run_kit(*programs, *clients, "--matrix", "--only", "UNSUB-1")
-        assert done.status == 1
-        assert "| right | works, 7 examples | not offered |" in done.output
-        assert re.search("^[|] bad [|] fails .*UNSUB-1 ", done.output, re.M)
-
     def test_every_option_is_explained(self) -> None:
         """The help is the docstring of the module, which is not generated."""
         source = (SPEC / "conformance/__main__.py").read_text("utf-8")
@@ -700,10 +685,8 @@ class TestKit:
             ("--list", "--timeout-scale", "nan"),
             ("--client", "true {address}", "--random"),
             ("--server", "true {address}", "--json", "--tap"),
-            ("--server", "true {address}", "--matrix"),
             ("--connect", "/no/such/socket"),
             ("--connect", "/no/such/socket", "--random", "1"),
-            ("--server", "true {address}", "--html", "/no/such/file"),
             ("--client", "/no/such/client {address}"),
             ("--none",),
             (),
