@@ -42,7 +42,7 @@ What is printed or written:
   --list               what would be run
   --verbose            each step when it is taken, with its time
   --save DIRECTORY     each example that fails, as a file for --examples
-  --json --junit --tap a report for programs, instead
+  --json --junit       a report for programs, instead
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ from conformance.server import RunningServer, ServerProcess
 REPORTS = {
     "json": report.json_report,
     "junit": report.junit_report,
-    "tap": report.tap_report,
 }
 
 

@@ -22,7 +22,6 @@ REST_SECONDS = 0.3
 UNREAD_BYTES_MAX = 416 << 10  # [LIMIT-21] before the kernel takes no more
 UNREAD_PACKET_BYTES = 60_000
 SOFT_DISCARD = b"CMSG blocking/soft/discard"
-HARD_BLOCK = b"CMSG blocking/hard/block"  # the mode at first
 SOFT_BLOCK = b"CMSG blocking/soft/block"
 
 
@@ -98,29 +97,6 @@ def passed_descriptor_is_closed(trial: Trial) -> None:
     require(ready[0], "the server has kept it open")
 
 
-def hold(
-    trial: Trial, count: int, *options: str, mode: bytes = HARD_BLOCK
-) -> tuple[Wire, Wire, list[bytes]]:
-    """Have a reader's backlog of so many packets pause a publisher.
-
-    Return the reader, a witness that receives MSG w when the publisher goes
-    on, and the packets: those that fill the backlog, and one more.
-    """
-    packets = [
-        (b"MSG k/%d\0" % number).ljust(FILLER_BYTES, b".")
-        for number in range(count + 1)
-    ]
-    most = count * (FILLER_BYTES + OVERHEAD_BYTES)
-    trial.start("--max-backlog", str(most), *options)
-    reader, publisher = trial.client("k/"), trial.client()
-    trial.say(f"{count} packets fill a backlog; one more pauses a publisher")
-    trial.server.fill(reader)
-    tell(publisher, *packets[:-1])
-    tell(reader, mode)
-    witness = pause(trial, publisher, f"k/{count}", packets[-1])
-    return reader, witness, packets
-
-
 def pause(trial: Trial, publisher: Wire, key: str, packet: bytes) -> Wire:
     """Have a packet pause a publisher; return a witness of its next one."""
     listener, witness = trial.client(key), trial.client("w")
@@ -167,14 +143,18 @@ def nothing_overtakes_a_backlog(trial: Trial) -> None:
 
 @check("BLOCK-16", fills=True)
 def holder_that_reads_now_and_then(trial: Trial) -> None:
-    room = trial.server.room
-    reader, _, packets = hold(trial, 4 * room, "--block-timeout", "3")
+    trial.start("--block-timeout", "3")
+    packet = b"MSG k\0".ljust(FILLER_BYTES, b".")
+    count = 4 * trial.server.room
+    reader, publisher = trial.stall(*[packet] * count)
+    tell(reader, SOFT_BLOCK)
+    pause(trial, publisher, "k", b"MSG k\0last")
     for _ in range(2):
         time.sleep(1.8)
         trial.say("after more than half of the time it reads something")
         reader.read_fillers()
-        hear(reader, packets.pop(0))
-    hear(reader, *packets)
+        hear(reader, packet)
+    hear(reader, *[packet] * (count - 2), b"MSG k\0last")
 
 
 @check("BLOCK-16", fills=True)

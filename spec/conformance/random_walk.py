@@ -306,27 +306,21 @@ def deciding_rules(
     """Return by which rules the model decides about what differs.
 
     That is the packet that should have come, or the one that came; or else
-    what the client of the step sent last.  The last decision comes first.
+    the last of all.  The last decision comes first.
     """
     with Decisions() as decisions:
         writer = write(operations, options)
-    step = [text for text in outcome.said if not text.startswith("(")][-1]
-    client = writer.clients.get(step[0])
-    about_client = [
-        (packet, cited)
-        for number, packet, cited in decisions.made
-        if client and client.number == number
-    ]
-
-    numbers = MESSAGE.findall(f"{step} {outcome.wrong}") or ["none"]
+    steps = [text for text in outcome.said if not text.startswith("(")]
+    numbers = MESSAGE.findall(f"{steps[-1]} {outcome.wrong}") or ["none"]
     form = re.compile(rf"MSG .*?\0({'|'.join(numbers)})(?!\d)".encode(), re.S)
-    about = {packet for packet, _ in about_client if form.match(packet)}
-    about = about or {packet for packet, _ in about_client[-1:]}
+    made = decisions.made
+    about = {packet for packet, _ in made if form.match(packet)}
+    about = about or {packet for packet, _ in made[-1:]}
     rules = [
         rule
-        for packet, cited in reversed(about_client)
+        for packet, cited in reversed(made)
         for rule in cited
-        if packet in about or not packet
+        if packet in about
     ]
     noted = re.findall(r"\[(.*?)\]", " ".join(reversed(writer.bus.log)))
     return [*dict.fromkeys([*rules, *noted, "PUB-1"])][:RULES_MAX]

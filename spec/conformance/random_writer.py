@@ -58,16 +58,16 @@ def shown_piece(piece: bytes) -> str:
 
 
 class Decisions:
-    """By which rules the model decides, about which clients and packets."""
+    """By which rules the model decides, and about which packets."""
 
     def __init__(self) -> None:
         lines = Path(model.__file__).read_text("utf-8").splitlines()
         self._cited = [[], *map(CITED.findall, lines)]
-        self.made: list[tuple[int, bytes, list[str]]] = []
+        self.made: list[tuple[bytes, list[str]]] = []
 
     def rules(self) -> Counter[str]:
         """Return how often each rule has decided something."""
-        return Counter(rule for *_, cited in self.made for rule in cited)
+        return Counter(rule for _, cited in self.made for rule in cited)
 
     def __enter__(self) -> Decisions:
         sys.settrace(self._trace)
@@ -80,26 +80,17 @@ class Decisions:
         if frame.f_code.co_filename != model.__file__:
             return None
         if event == "line" and (cited := self._cited[frame.f_lineno]):
-            self.made.append((*subject_of(frame), cited))
+            self.made.append((packet_of(frame), cited))
         return self._trace
 
 
-def subject_of(frame: FrameType) -> tuple[int, bytes]:
-    """Return the number of a client, and a packet, that a function is about.
-
-    The client is the second argument of the innermost function that has one
-    there.  The packet is what `handle` handles, if it is at work.
-    """
-    number, packet = 0, b""
-    caller: FrameType | None = frame
-    while caller and caller.f_code.co_filename == model.__file__:
-        second = "".join(caller.f_code.co_varnames[1:2])
-        client = caller.f_locals.get(second)
-        if isinstance(client, Client) and not number:
-            number = client.number
-        packet = caller.f_locals.get("packet", packet)
-        caller = caller.f_back
-    return number, packet
+def packet_of(frame: FrameType | None) -> bytes:
+    """Return the packet that a function of the model is about, if any."""
+    packet = b""
+    while frame and frame.f_code.co_filename == model.__file__:
+        packet = frame.f_locals.get("packet", packet)
+        frame = frame.f_back
+    return packet
 
 
 class Left(Unclear):

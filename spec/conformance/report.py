@@ -211,24 +211,6 @@ def by_family(ids: Iterable[str]) -> str:
     )
 
 
-def tap_report(runs: Sequence[Run]) -> str:
-    """Return the report in the Test Anything Protocol."""
-    lines = []
-    pairs = [(run, result) for run in runs for result in run.results]
-    for number, (run, result) in enumerate(pairs, 1):
-        is_ok = result.verdict not in ("failed", "not run", "known")
-        state = "ok" if is_ok else "not ok"
-        told = ""
-        if result.verdict in NOT_TRIED[1:]:
-            told = f" # SKIP {result.what}"
-        elif result.verdict == "known":
-            told = " # TODO it is known to fail"
-        lines.append(f"{state} {number} - {run.name}: {result.case}{told}")
-        if result.dialogue:
-            lines += [f"# {line}" for line in failure_lines(result)]
-    return "\n".join(["TAP version 13", f"1..{len(pairs)}", *lines])
-
-
 def junit_report(runs: Sequence[Run]) -> str:
     """Return the report as JUnit has it, for programs that show tests."""
     top = ElementTree.Element("testsuites", name=edition())

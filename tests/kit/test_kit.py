@@ -684,7 +684,7 @@ class TestKit:
             ("--server", "true {address}", "--stage", "1", "--json"),
             ("--list", "--timeout-scale", "nan"),
             ("--client", "true {address}", "--random"),
-            ("--server", "true {address}", "--json", "--tap"),
+            ("--server", "true {address}", "--json", "--junit"),
             ("--connect", "/no/such/socket"),
             ("--connect", "/no/such/socket", "--random", "1"),
             ("--client", "/no/such/client {address}"),
