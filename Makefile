@@ -16,7 +16,7 @@
 # make manual    write the manual pages anew, from the options
 # make book      write the book of the specification to book/site
 # make book-test open it in a browser, which takes some minutes
-# make book-results   have the kit try servers and clients, for the book
+# make book-results   have the kit try all implementations, for the book
 # make conformance SERVER='./sbusd -f -a {address}'   try any server
 # make install   put the two programs into $(DESTDIR)$(PREFIX)/bin
 # make uninstall remove them
