@@ -44,7 +44,7 @@ WEIGHTS = {
     **{"mode": 12, "ask": 4, "mistake": 3, "fill": 7, "read": 8, "close": 3},
     **{"shut": 2, "deaf": 2, "burst": 5, "stir": 30},
 }
-LOT = 10  # conversations for each start of a server
+LOT = 5  # conversations with the same options
 LENGTHS = (4, 12, 24)
 SHRINK_SECONDS = 20.0
 FAILURES_IF_SURE = 2  # on a fresh server, after the first
@@ -198,10 +198,10 @@ class Walk:
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.count < count and not received:
             seed = f"{self.seed}/{self.count}"
-            if self.count % LOT == 0:
-                lot = self.count // LOT
-                self._options = self._choices[lot % len(self._choices)]
-                self._is_ready = False
+            lot = self.count // LOT
+            options = self._choices[lot % len(self._choices)]
+            self._is_ready &= options == self._options
+            self._options = options
             self.count += 1
             operations = Maker(seed, self._options).operations()
             if not self._hold(self._lines(operations)).wrong:
