@@ -376,7 +376,7 @@ def run(
             tell_progress("")
             say(said)
             example = report.example_of(result, blocks_in(options))
-            save(options, result.case, example)
+            save(options, result.block, example)
     tell_progress("")
     in_order = [results[number] for number in sorted(results)]
     say(report.text_report(in_order))
@@ -387,8 +387,7 @@ def run(
 def save(options: argparse.Namespace, name: str, example: str) -> None:
     """Write an example to a file of its own, if that is wished."""
     if options.save and example:
-        file = options.save / f"{name.replace('/', '-')}.md"
-        file.write_text(f"{example}\n", "utf-8")
+        (options.save / f"{name}.md").write_text(f"{example}\n", "utf-8")
 
 
 def tell_progress(text: str) -> None:

@@ -25,7 +25,7 @@ with contextlib.suppress(ImportError):  # the kit says what it lacks
 
 OWNER = 4242  # of a bus, who is not root
 REASONS = ("soft/discard", "hard/discard", "deaf")
-ROUNDS = 3, 12  # of clients that leave in one way: at first, and then
+ROUNDS = 3, 20  # of clients that leave in one way: at first, and then
 
 
 def options_of(case: Conversation) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.util import Finalize
 from typing import Any, Callable
 
+from .clients import ClientCase
 from .kit import LATER, Result, needs_of, options_of
 from .trial import Check
 
@@ -62,7 +63,8 @@ def shares_of(cases: Sequence[Any], asked: Iterable[int]) -> list[list[int]]:
 
     def is_slow(number: int) -> bool:
         case = cases[number]
-        return isinstance(case, Check) or "clock" in needs_of(case)
+        is_quick = not isinstance(case, (Check, ClientCase))
+        return not is_quick or "clock" in needs_of(case)
 
     shares = [[number] for number in asked if is_slow(number)]
     quick = itertools.filterfalse(is_slow, asked)

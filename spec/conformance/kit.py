@@ -56,9 +56,14 @@ class Result(NamedTuple):
     seconds: float = 0.0
 
     @property
+    def block(self) -> str:
+        """The name of the block that its case is of."""
+        return self.case.partition("/")[0]
+
+    @property
     def names(self) -> set[str]:
         """The names by which a file can have it fail."""
-        return {self.case, self.case.partition("/")[0], *self.rules}
+        return {self.case, self.block, *self.rules}
 
 
 def not_offered(case: Item, without: Set[str]) -> str:

@@ -123,13 +123,14 @@ def example_of(result: Result, blocks: Iterable[Block]) -> str:
 
     A conversation of the random walk has none; no other check is one.
     """
+    name = result.block
     kind, lines = "conversation", [*filter(is_step, result.dialogue)]
-    is_known = result.case.startswith("random-")
+    is_known = name.startswith("random-")
     for block in blocks:
-        if block.name == result.case.partition("/")[0]:
+        if block.name == name:
             kind, lines, is_known = block.kind, [*block.lines], True
     tags = " ".join(f"[{rule}]" for rule in result.rules)
-    head = f"```{kind} {result.case.replace('/', '-')} {tags}"
+    head = f"```{kind} {name} {tags}"
     text = "\n".join([head, *lines, f"# {result.what}", "```"])
     return text if is_known else ""
 
