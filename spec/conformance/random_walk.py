@@ -195,6 +195,9 @@ class Walk:
         self, seconds: float = math.inf, count: float = math.inf
     ) -> Iterator[Found]:
         """Yield failures, for so long, or so often, or up to a signal."""
+        if not self.server.room:  # not learned yet
+            self.server.start()
+            self.server.learn_room()
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.count < count and not received:
             seed = f"{self.seed}/{self.count}"
@@ -217,9 +220,6 @@ class Walk:
 
     def _hold(self, lines: list[str]) -> Outcome:
         """Hold a conversation; after a failure the server is a fresh one."""
-        if not self.server.room:
-            self.server.start()
-            self.server.learn_room()
         if not self._is_ready:
             self.server.start("", *words_of(self._options))
             with contextlib.suppress(OSError):  # other users may connect

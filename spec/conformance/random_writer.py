@@ -396,7 +396,7 @@ def stir(writer: Writer, share: float) -> None:
     start = b"CMSG blocking/%b/" % family.encode()
 
     def publish(name: str) -> None:
-        writer.act(("publish", name, b"k/a", draw.choice([0, 9]), b""))
+        writer.act(("publish", name, b"k/a", draw.choice([0, 9, 40]), b""))
 
     if not free:
         return
