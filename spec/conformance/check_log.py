@@ -95,7 +95,8 @@ def lines_of_each_user(trial: Trial) -> None:
         where = f"its lines of {rule} for user {uid}"
         require(adds_up(of_user), f"{where} do not add up to {ERRORS}")
         for numbers in of_user:
-            wrong = numbers & set[int]().union(*pids.values()) - pids[uid]
+            others = set[int]().union(*pids.values()) - pids[uid] - {uid}
+            wrong = numbers & others
             require(not wrong, f"{where} name {wrong} of another")
             require(numbers & pids[uid], f"{where} name no process")
         require(len(of_user) <= lines_max, f"{where} are {len(of_user)}")
