@@ -295,7 +295,9 @@ def perform_lines(talks: Talks) -> tuple[WatchedBus, str, list[str]]:
         bus = WatchedBus(talks)
         steps: Any = bus.steps(talks)
         with bus.trace:
-            wrong, said, _ = perform(bus, examples.Conversation("", (), steps))
+            wrong, said, *_ = perform(
+                bus, examples.Conversation("", (), steps)
+            )
     except SystemExit:
         raise ValueError("; ".join(LOG)) from None
     except (ValueError, KeyError) as error:
@@ -361,15 +363,15 @@ def surprise(_: str, chapter: str, seed: str) -> Answer:
 
     What this needs is imported when it is asked for.
     """
-    from conformance.random_writer import Tally
+    from conformance.random_writer import Decisions
     from model_bus import ModelBus
     from surprise import make_surprise, rules_of
 
     task = make_surprise(chapter, seed)
     steps = tuple(map(examples.parse_step, task["lines"]))
-    with Tally() as tally:
+    with Decisions() as decisions:
         perform(ModelBus(()), examples.Conversation("", (), steps))
-    return {**task, "rules": [*rules_of(chapter, tally.rules())]}
+    return {**task, "rules": [*rules_of(chapter, decisions.rules())]}
 
 
 def form_of(hole: str, answer: str) -> str:

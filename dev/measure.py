@@ -25,7 +25,7 @@ CODE = {
     # It is to have 1,100
     "sbus_client.py": 1_253,
     # It is to have 1,300, which would cost the completion of shells
-    "tools/*.py": 1_329,
+    "tools/*.py": 1_335,
     # It is to have 290
     "services/link.py": 415,
     # They are to have 340
@@ -172,7 +172,7 @@ def figures_of_texts() -> Iterator[Figure]:
 
     # Examples and pictures are fenced blocks, which are not read as words
     text = re.sub(r"^```.*?^```$", "", chapters, flags=re.M | re.S)
-    yield Figure("spec/[1-9]-*.md, words", len(text.split()), 6_360)
+    yield Figure("spec/[1-9]-*.md, words", len(text.split()), 6_364)
 
     for name, limit in LINES.items():
         yield Figure(f"{name}, lines", read(name).count("\n"), limit)

@@ -9,8 +9,6 @@ What is tried; there may be several, and each may have a name, NAME=...:
                        needs options, its process or to stop it is not judged
   --client COMMAND     the adapter of a client; {address} stands for where to
                        connect, or for nothing
-  --matrix             have each client speak with each server, instead of the
-                       kit, and print a table
 
 How it is tried:
 
@@ -19,26 +17,32 @@ How it is tried:
                        an option as well
   --only NAME          only this rule or example, of any level, or this family
                        or chapter; there may be several, as in SUB-1,UNSUB
+  --without NAME       not this one: a server does not offer it, as TRACE,RUN
+  --except FILE        the rules and examples in this file, one a line, may
+                       fail; it is a failure if one of them no longer does
   --stage N            a server that grows: what it lacks up to a stage, 1 to 6
   --examples FILE      the examples in this file, instead of those of spec/
   --random [SECONDS]   conversations at random, for so long (default 60)
   --seed N             where these begin (default 1)
+  --jobs N             so many servers at once (default 2)
   --seconds SECONDS    how long a server may take to answer (default 2)
-  --total SECONDS      how long all may take (default 120), and a twelfth of it
-                       what fails of a family; the rest is not run
+  --total SECONDS      how long what fails may take (default 120), before the
+                       rest is not run.  Once a twelfth of it went for failures
+                       of a family, its rest is tried once, in the end
   --timeout-scale X    multiply both, for servers under valgrind and such; if
                        this is above 1, their memory is not judged
   --keep               at the first failure wait for Enter
 
 What fails is tried again.  If it then passes twice in a row, it is flaky, and
-no failure; --only tries it anew.
+no failure; --only tries it anew.  Once is enough where the kit had to wait for
+a processor.
 
 What is printed or written:
 
   --list               what would be run
   --verbose            each step when it is taken, with its time
-  --json --junit --tap a report for programs, instead
-  --html FILE          a page for browsers, with all servers and clients
+  --save DIRECTORY     each example that fails, as a file for --examples
+  --json --junit       a report for programs, instead
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import itertools
+import multiprocessing
 import os
 import re
 import shlex
@@ -55,26 +59,22 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 if not __package__:  # run by its path, which Python has put first
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from conformance import conversation, kit, report
+from conformance import conversation, jobs, kit, report
 from conformance.clients import ClientCase, ClientKit, all_client_cases
 from conformance.conversation import Failure
-from conformance.examples import Block, blocks_of
-from conformance.pairs import Pair, can_be_held
+from conformance.examples import Block, blocks_of, read_blocks
 from conformance.rules import SPEC, read_rules
 from conformance.server import RunningServer, ServerProcess
-from conformance.trial import NotApplicable
 
 REPORTS = {
     "json": report.json_report,
     "junit": report.junit_report,
-    "tap": report.tap_report,
 }
-received: set[int] = set()  # signals; what is run is first run to its end
 
 
 class Parser(argparse.ArgumentParser):
@@ -134,11 +134,15 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         dest = "clients" if option == "--client" else "servers"
         kind = functools.partial(program, option)
         add(option, action="append", default=[], type=kind, dest=dest)
-    for option in ("--matrix", "--list", "--verbose", "--keep"):
+    for option in ("--list", "--verbose", "--keep"):
         add_switch(option)
     add("--level", choices=kit.LEVELS, default="sbus")
     add("--ours", dest="level", action="store_const", const="daemon")
-    add("--only", action="extend", nargs="+", default=[])
+    for option in ("--only", "--without"):
+        add(option, action="extend", nargs="+", default=[])
+    add("--except", type=Path, dest="known", default=set())
+    add("--save", type=Path)
+    add("--jobs", type=int, choices=range(1, 65), default=2)
     add("--stage", type=int, choices=range(1, 7))
     add("--examples", type=Path)
     add_number("--random", nargs="?", const=60.0)
@@ -146,7 +150,6 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_number("--seconds", default=2.0)
     add_number("--total", default=120.0)
     add_number("--timeout-scale", default=1.0)
-    add("--html", type=Path)
     kinds = parser.add_mutually_exclusive_group()
     for name in REPORTS:
         hidden = argparse.SUPPRESS
@@ -159,19 +162,25 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if starts and kinds_of_servers != {"--server"}:
         option = "--stage" if options.stage else "--random"
         parser.error(f"{option} starts servers, and needs a --server alone")
-    if options.matrix and not (options.servers and options.clients):
-        parser.error("--matrix needs a server and a --client")
-    left_out = ("random", "matrix", "clients", "keep", "only", "examples")
-    reports = ("html", *REPORTS)
-    for name in (*left_out, *reports) if options.stage else ():
+    left_out = ("random", "clients", "keep", "only", "examples")
+    for name in (*left_out, *REPORTS) if options.stage else ():
         if getattr(options, name):
             parser.error(f"--stage goes without --{name.removesuffix('s')}")
-    options.only = {
-        name.strip("[]") for text in options.only for name in text.split(",")
-    }
+    options.only = names_in(options.only)
+    options.without = names_in(options.without)
+    if options.keep or options.verbose:  # somebody follows what happens
+        options.jobs = 1
+    if options.keep:  # no process of a pool has a standard input
+        options.keep = os.dup(0)
     options.seconds *= options.timeout_scale
     options.total *= options.timeout_scale
     return options
+
+
+def names_in(texts: Sequence[str]) -> set[str]:
+    """Return the names in texts, in which commas separate them."""
+    names = ",".join(texts).split(",")
+    return {name.strip("[] ") for name in names} - {""}
 
 
 def seconds(text: str) -> float:
@@ -185,43 +194,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the kit; return 0 if nothing failed, 1 if something did, or 2."""
     options = parse_options(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, lambda number, _: received.add(number))
+        signal.signal(number, end_soon)
     conversation.is_verbose = options.verbose
     try:
         if options.list:
             return say(list_of(options))
-        if options.html:
-            options.html.touch()  # or all might be run for nothing
-        if options.stage:
-            return max(grow(options, server) for server in options.servers)
-        if options.random:
-            status = max(walk(options, server) for server in options.servers)
-            return 128 + min(received) if received else status
+        if options.save:
+            options.save.mkdir(parents=True, exist_ok=True)
+        if options.known:
+            text = re.sub("#.*", "", options.known.read_text("utf-8"))
+            options.known = names_in(text.split())
+        if options.stage or options.random:
+            tried = grow if options.stage else walk
+            status = max(tried(options, server) for server in options.servers)
+            return 128 + min(kit.received) if kit.received else status
         # Nothing else is printed where a program is to read a report
         is_silent = any(getattr(options, kind) for kind in REPORTS)
         with contextlib.redirect_stdout(None if is_silent else sys.stdout):
             runs = [*run_all(options)]
-            if options.matrix:
-                say(report.matrix(runs))
-        if options.html:
-            text = report.page(runs, beside=options.html.parent)
-            options.html.write_text(text, "utf-8")
     except (Failure, OSError, ValueError) as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 2
     for kind, make in REPORTS.items():
         if getattr(options, kind):
             say(make(runs))
-    if received:
-        return 128 + min(received)
+    if kit.received:
+        return 128 + min(kit.received)
     results = [result for run in runs for result in run.results]
-    verdicts = {result.verdict for result in results}
-    if verdicts & {"failed", "not run"}:
+    return status_of(results, options.known)
+
+
+def end_soon(number: int, _: object) -> None:
+    """Have all processes of the kit end, after what they are at."""
+    kit.received.add(number)
+    for child in multiprocessing.active_children():
+        child.terminate()
+
+
+def status_of(results: Sequence[kit.Result], known: set[str]) -> int:
+    """Return the exit status; tell of failures that are no more, or of none.
+
+    What a file says has to be so, or nobody would keep it.
+    """
+    names: dict[str, set[str]] = defaultdict(set)  # by verdict
+    for result in results:
+        names[result.verdict] |= result.names
+    if fixed := known & names["passed"] - names["known"]:
+        said = ", ".join(sorted(fixed))
+        print(f"conformance: no longer fails: {said}", file=sys.stderr)
+    if fixed or names["failed"] or names["not run"]:
         return 1
-    if verdicts & {*report.JUDGED}:
+    if {*report.JUDGED} & {result.verdict for result in results}:
         return 0
-    whys = dict.fromkeys(result.what for result in results)
-    print(f"conformance: nothing was run: {'; '.join(whys)}", file=sys.stderr)
+    whys = "; ".join(dict.fromkeys(result.what for result in results))
+    print(f"conformance: nothing was run: {whys}", file=sys.stderr)
     return 2
 
 
@@ -232,17 +258,18 @@ def walk(options: argparse.Namespace, tried: Program) -> int:
     count = 0
     with tried.server(options) as server:
         walk = random_walk.Walk(server, options.seed)
-        for block in walk.failures(options.random, received):
+        for found in walk.failures(options.random):
             count += 1
-            say(f"{block}\n")
+            say(f"{found.block()}\n")
+            save(options, found.name, found.block())
             if options.keep:
                 break
-    say(f"{walk.count} conversations, {count} wrong, seed {options.seed}")
+    is_few = walk.count < random_walk.CONVERSATIONS_MIN and not count
+    few = ", which are too few" if is_few else ""
+    say(f"{walk.count} conversations{few}, {count} wrong, seed {options.seed}")
     if walk.once:
         say(f"not seen again on a fresh server: {' '.join(walk.once)}")
-    counts = sorted(walk.tally.rules().items(), key=lambda pair: pair[1])
-    say(" ".join(f"{rule}:{number}" for rule, number in counts))
-    return min(count, 1)
+    return 2 if is_few else min(count, 1)
 
 
 def grow(options: argparse.Namespace, tried: Program) -> int:
@@ -253,8 +280,18 @@ def grow(options: argparse.Namespace, tried: Program) -> int:
         server.start_seconds_max *= options.timeout_scale
         runner = kit.Kit(server, "daemon", options.total, tries_again=True)
         said, wrong = stages.try_stages(options.stage, runner)
+    if kit.received:
+        return 0
     say("\n".join([*(report.failure_lines(wrong) if wrong else ()), said]))
     return 1 if wrong else 0
+
+
+def blocks_in(options: argparse.Namespace) -> Sequence[Block]:
+    """Return the examples that are run."""
+    file = options.examples
+    if not file:
+        return [*read_blocks()]
+    return [*blocks_of(file.read_text("utf-8"), file.name)]
 
 
 def chosen(
@@ -262,28 +299,25 @@ def chosen(
 ) -> tuple[list[kit.Item], list[ClientCase]]:
     """Return what is run for servers, and for clients; or raise Failure."""
     file = options.examples
-    blocks: tuple[Block, ...] = ()
-    if file:
-        blocks = (*blocks_of(file.read_text("utf-8"), file.name),)
-        if not blocks:
-            raise Failure(f"{file}: no block of an example")
-        rules = {rule for block in blocks for rule in block.rules}
-        if unknown := rules - read_rules().keys():
-            raise Failure(f"no rule is {', '.join(sorted(unknown))}")
-    is_for_clients = options.clients and not options.servers
-    cases = [] if is_for_clients else kit.all_cases(blocks)
-    if options.matrix:
-        cases = [*filter(can_be_held, cases)]
-    is_for_servers = options.matrix or not options.clients
-    others = [] if is_for_servers else all_client_cases(blocks)
+    blocks = blocks_in(options) if file else ()
+    if file and not blocks:
+        raise Failure(f"{file}: no block of an example")
+    rules = {rule for block in blocks for rule in block.rules}
+    if unknown := rules - read_rules().keys():
+        raise Failure(f"no rule is {', '.join(sorted(unknown))}")
+    is_for_clients = bool(options.clients)
+    is_for_servers = bool(options.servers) or not is_for_clients
+    cases = kit.all_cases(blocks) if is_for_servers else []
+    others = all_client_cases(blocks) if is_for_clients else []
     if not {*cases, *others} - {*kit.CHECKS}:
         raise Failure(f"there are no examples for that in {file or SPEC}")
     if file:
         options.only = options.only or {one.name for one in (*cases, *others)}
-    unknown = options.only - kit.names_of([*cases, *others])
+    names = kit.names_of([*cases, *others])
+    unknown = (options.only | options.without | options.known) - names
     if unknown:
-        names = ", ".join(map(repr, sorted(unknown)))
-        raise Failure(f"no example of {names}; --list tells their names")
+        wrong = ", ".join(map(repr, sorted(unknown)))
+        raise Failure(f"no example of {wrong}; --list tells their names")
     only = options.only
     return kit.choose(cases, only), kit.choose(others, only)
 
@@ -291,86 +325,83 @@ def chosen(
 def run_all(options: argparse.Namespace) -> Iterator[report.Run]:
     """Return all results; raise Failure if a program does not start."""
     cases, others = chosen(options)
-    if options.matrix:
-        for pair in itertools.product(options.servers, options.clients):
-            yield run_pair(options, *pair, cases)
-        return
     for tried in options.servers if cases else ():
         with tried.server(options) as server:
-            judge = judge_of(options, server)
             server.start()
-            yield run(options, tried, judge, cases)
+        yield run(
+            options, tried, functools.partial(kit_of, options, tried), cases
+        )
     for tried in options.clients if others else ():
         client_kit = ClientKit(tried.text, options.seconds, options.total)
         client_kit.probe()
-        yield run(options, tried, client_kit.judge, others)
+        yield run(options, tried, client_kit.begin, others)
 
 
-def run_pair(
-    options: argparse.Namespace,
-    tried: Program,
-    client: Program,
-    cases: Sequence[kit.Item],
-) -> report.Run:
-    """Return how a server fares with a client; nothing if one is missing."""
-    with tried.server(options) as server:
-        pair = Pair(server, client.text)
-        judge = judge_of(options, server, pair)
-        try:
-            server.start()
-            pair.connect().close()
-        except (Failure, NotApplicable, OSError) as failure:
-            cases = ()
-            say(f"{tried.name} with {client.name}: {failure}")
-        return run(options, tried, judge, cases, client)
-
-
-def judge_of(
-    options: argparse.Namespace, server: ServerProcess, bus: Any = None
-) -> Callable[[kit.Item], kit.Result]:
-    """Return what judges a server, which examples may talk to otherwise."""
+def kit_of(
+    options: argparse.Namespace, tried: Program
+) -> tuple[ServerProcess, jobs.Judge]:
+    """Return a server, and what judges it."""
+    server = tried.server(options)
     if options.keep:
-        conversation.keep = functools.partial(wait_for_enter, server)
-    what = options.level, options.total, options.only
-    return kit.Kit(server, *what, not options.keep, bus).judge
+        wait = functools.partial(wait_for_enter, server, options.keep)
+        conversation.keep = wait
+    what = options.level, options.total, options.only, not options.keep
+    return server, kit.Kit(server, *what).judge
 
 
 def run(
     options: argparse.Namespace,
     tried: Program,
-    judge: Callable[[Any], kit.Result],
+    make: jobs.Make,
     cases: Sequence[Any],
-    client: Program | None = None,
 ) -> report.Run:
     """Return the results of cases, and tell of failures when they happen."""
-    name, again = tried.text, tried.again
-    if client:
-        name = f"{tried.name} with {client.name}"
-        again = f"--matrix {again} {client.again}"
+    again = tried.again
     if options.examples:
         again += f" --examples {shlex.quote(str(options.examples))}"
-    say(f"sbus conformance of {name}, specification {report.edition()}")
-    results: list[kit.Result] = []
-    for case in cases:
-        if received:  # a signal
-            why = "a signal has ended the run"
-            results.append(kit.Result(case.name, case.rules, "not run", why))
-            continue
-        results.append(judge(case))
-        if said := report.failure_report(results, again):
+    say(f"sbus conformance of {tried.text}, specification {report.edition()}")
+    results: dict[int, kit.Result] = {}
+    for number, case in enumerate(cases):
+        if why := kit.not_offered(case, options.without):
+            left_out = case.name, case.rules, "not offered", why
+            results[number] = kit.Result(*left_out)
+    asked = [number for number in range(len(cases)) if number not in results]
+    count = options.jobs if tried.option == "--server" else 1
+    for number, result in jobs.judge_all(make, cases, asked, count):
+        if result.verdict == "failed" and result.names & options.known:
+            result = result._replace(verdict="known")
+        results[number] = result
+        tell_progress(f"{len(results)} of {len(cases)}: {result.case}")
+        if said := report.failure_report([*results.values()], again):
+            tell_progress("")
             say(said)
-    say(report.text_report(results))
+            example = report.example_of(result, blocks_in(options))
+            save(options, result.block, example)
+    tell_progress("")
+    in_order = [results[number] for number in sorted(results)]
+    say(report.text_report(in_order))
     kind = "client" if tried.option == "--client" else "server"
-    partner = client.name if client else ""
-    return report.Run(kind, tried.name, tried.text, results, partner)
+    return report.Run(kind, tried.name, tried.text, in_order)
 
 
-def wait_for_enter(server: ServerProcess) -> None:
+def save(options: argparse.Namespace, name: str, example: str) -> None:
+    """Write an example to a file of its own, if that is wished."""
+    if options.save and example:
+        (options.save / f"{name}.md").write_text(f"{example}\n", "utf-8")
+
+
+def tell_progress(text: str) -> None:
+    """Print a line in the place of the one before, if somebody looks."""
+    if sys.stderr.isatty():
+        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def wait_for_enter(server: ServerProcess, keyboard: int) -> None:
     """Leave all as it is until somebody has looked at it."""
     where = f"The server: {server.processes} at {server.name!s}"
     print(f"It failed; Enter goes on.  {where}", file=sys.stderr)
-    sys.stdin.readline()
-    received.add(0)
+    os.read(keyboard, 1)
+    kit.received.add(0)
 
 
 def say(text: str) -> int:
@@ -385,9 +416,14 @@ def say(text: str) -> int:
 def list_of(options: argparse.Namespace) -> str:
     """Return a line for each block and check, with its rules."""
     rules: dict[str, set[str]] = defaultdict(set)
-    what = options.level, options.only
     cases, others = chosen(options)
-    run = [case for case in cases if not kit.left_out(case, *what)]
+    without = options.without
+    run = [
+        case
+        for case in cases
+        if not kit.left_out(case, options.level, options.only)
+        and not kit.not_offered(case, without)
+    ]
     for case in (*run, *others):
         rules[kit.block_of(case)].update(f"[{rule}]" for rule in case.rules)
     if not rules:

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from .conversation import END, WHOAMI, Failure, describe
 from .examples import (
@@ -28,7 +28,7 @@ from .examples import (
     parse_bytes,
     read_blocks,
 )
-from .kit import NO_TIME, Result
+from .kit import NO_TIME, SIGNAL, Result, received
 from .server import Program
 from .trial import NotApplicable
 from .wire import READ_BYTES_MAX, SEND_BUFFER_BYTES
@@ -435,7 +435,7 @@ class ClientKit:
     ) -> None:
         self._command = command
         self.seconds_max = seconds_max
-        self.end = time.monotonic() + total
+        self._seconds_left = total  # for what fails
         self.idle_seconds = IDLE_SECONDS
 
     def probe(self) -> None:
@@ -443,19 +443,28 @@ class ClientKit:
         with self._talk("path") as talk:
             talk.hold([parse_client_step("subscribe k")])
 
-    def judge(self, case: ClientCase) -> Result:
-        """Run one case."""
-        if time.monotonic() > self.end:
-            return Result(case.name, case.rules, "not run", NO_TIME)
+    def begin(self) -> tuple[Any, Callable[[Any, bool], Result]]:
+        """Return what is left in the end, and what judges."""
+        return contextlib.nullcontext(), self.judge
+
+    def judge(self, case: ClientCase, is_last: bool = False) -> Result:
+        """Run one case; none is left for later."""
+        if received or self._seconds_left < 0:
+            why = SIGNAL if received else NO_TIME
+            return Result(case.name, case.rules, "not run", why)
+        start = time.monotonic()
         try:
             with self._talk(case.place) as talk:
                 try:
                     talk.judge(case)
                 except Failure as wrong:
-                    told = str(wrong), tuple(talk.said)
+                    seconds = time.monotonic() - start
+                    self._seconds_left -= seconds
+                    told = str(wrong), tuple(talk.said), round(seconds, 4)
                     return Result(case.name, case.rules, "failed", *told)
-        except NotApplicable as why:
-            return Result(case.name, case.rules, "not applicable", str(why))
+        except NotApplicable as why_not:
+            why = str(why_not)
+            return Result(case.name, case.rules, "not applicable", why)
         return Result(case.name, case.rules, "passed")
 
     @contextlib.contextmanager

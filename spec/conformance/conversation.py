@@ -9,17 +9,22 @@ import time
 from typing import Any, Callable, NamedTuple
 
 from .examples import Conversation, Part, Step, Text, escape
+from .rules import read_rules
 
 WHOAMI = b"CMSG !/cred/whoami"
+MATCH_STEPS_MAX = 3  # of a pattern and a key: there are a thousand
 END = b""  # a client that receives an empty packet raises Failure instead
 
 
 class Failure(Exception):
     """A server did not do what an example says."""
 
-    def __init__(self, what: str, rule: str = "") -> None:
+    def __init__(
+        self, what: str, rule: str = "", is_sure: bool = False
+    ) -> None:
         super().__init__(what)
         self.rule = rule  # that is broken, if the example has several
+        self.is_sure = is_sure  # it came again already
 
 
 # A client of the server that is under test: a Wire, or what has its methods.
@@ -35,6 +40,7 @@ class Outcome(NamedTuple):
     wrong: str  # or nothing
     said: list[str]  # up to the step that failed
     rule: str = ""  # that is broken, if that is known
+    is_sure: bool = False  # it need not be tried again
 
 
 is_verbose = False  # whether each step is printed when it is taken
@@ -50,21 +56,31 @@ def note(said: list[str], step: str) -> None:
 
 def perform(bus: Bus, conversation: Conversation) -> Outcome:
     """Hold a conversation; return what went wrong, and what was said."""
-    talk, wrong = Talk(bus), ""
+    talk, wrong, rule = Talk(bus), "", ""
     with contextlib.closing(talk):
         try:
             talk.hold(conversation)
+            if hasattr(bus, "audit") and counts_are_due(conversation):
+                bus.audit(talk.clients.values())
         except Failure as failure:
-            wrong = str(failure)
+            wrong, rule = str(failure), failure.rule
             if keep:
                 keep()
     if not wrong:
         talk.said.append("(the clients close)")
     wrong = "; ".join(filter(None, (wrong, bus.fault())))
-    return Outcome(wrong, talk.said)
+    return Outcome(wrong, talk.said, rule)
 
 
-NEED_NO_SERVER = (">>", "close", "shut", "deaf")
+def counts_are_due(conversation: Conversation) -> bool:
+    """Return whether it is one for servers that answer `stats` [CTL-5]."""
+    origins = [read_rules()[rule].origin for rule in conversation.rules]
+    is_long = len(conversation.steps) > MATCH_STEPS_MAX
+    return is_long and {*origins} != {"upstream"}
+
+
+CREDENTIAL = re.compile(r"\{([A-Z])\.(gid|uid|pid)\}")
+NEED_NO_SERVER = (">>", "process", "close", "shut", "deaf")
 
 
 class Talk:
@@ -79,11 +95,20 @@ class Talk:
     def hold(self, conversation: Conversation) -> None:
         """Take all steps; raise Failure at one that fails."""
         for step in conversation.steps:
-            note(self.said, str(step))
+            note(self.said, self.shown(step))
             self.take(step)
         for name in list(self.clients):
             self.said.append(f"{name} < nothing")
             self.expect_nothing(name)
+
+    def shown(self, step: Step) -> str:
+        """Return a step with the numbers of the clients that are there."""
+
+        def number(found: re.Match[str]) -> str:
+            client = self.clients.get(found[1])
+            return str(getattr(client, found[2])) if client else found[0]
+
+        return CREDENTIAL.sub(number, str(step))
 
     def take(self, step: Step) -> None:
         """Take one step."""
@@ -163,11 +188,15 @@ class Talk:
         if why:
             self.unsettled = None  # or it was settled before
             self.clients.pop(step.client).close()
-        if not (got == END if why else self.matches(step.text, got)):
-            raise Failure(f"received {describe(got)}{why}")
+        if not why:
+            wrong = self.difference(step.text, got)
+        else:
+            wrong = f"received {describe(got)}{why}" if got != END else ""
+        if wrong:
+            raise Failure(wrong)
 
-    def matches(self, text: Text, got: bytes) -> bool:
-        """Return whether a packet is what a text says."""
+    def difference(self, text: Text, got: bytes) -> str:
+        """Return how a packet differs from what a text says, if it does."""
         pieces = [b""]  # between one {any} or {json} and the next
         objects = []
         for part in text:
@@ -176,13 +205,14 @@ class Talk:
                 objects.append(part.variable[4:])
             else:
                 pieces[-1] += self.fill(part)
-        if len(pieces) == 1:
-            return got == pieces[0]
+        if got == pieces[0] and not objects:
+            return ""
         expression = b"(.*)".join(map(re.escape, pieces))
-        found = re.fullmatch(expression, got, re.S)
+        found = re.fullmatch(expression, got, re.S) if objects else None
         if found is None:
-            return False
-        return all(map(has_members, found.groups(), objects))
+            return f"received {describe(got)}"
+        wrong = map(json_difference, found.groups(), objects)
+        return next(filter(None, wrong), "")
 
     def expect_nothing(self, name: str, may_end: bool = False) -> None:
         """Raise Failure if a client has received a packet, or the end."""
@@ -202,28 +232,32 @@ class Talk:
             client.close()
 
 
-def has_members(text: bytes, members: str) -> bool:
-    """Return whether a text is a JSON object with members, if any are named.
+def json_difference(text: bytes, members: str) -> str:
+    """Return how a JSON object differs from members, if any are named.
 
     `a.b=1` is the member b of the member a, `a.any.b=1` that of any member of
     it; what is null may be missing.
     """
     if not members:
-        return True
+        return ""
     try:
         whole = json.loads(text)
     except ValueError:
-        return False
-    for path, value in (one.split("=") for one in members.split()):
-        found = [whole]
+        whole = None
+    if not isinstance(whole, dict):
+        return f"received {describe(text)}, which is no JSON object"
+    for path, value in (member.split("=") for member in members.split()):
+        found: list[Any] = [whole]
         for name in path.split("."):
-            objects = [one for one in found if isinstance(one, dict)]
-            pairs = [pair for one in objects for pair in one.items()]
-            found = [one for key, one in pairs if name in (key, "any")]
-        plain = [one for one in found or [None] if not isinstance(one, bool)]
+            objects = [each for each in found if isinstance(each, dict)]
+            pairs = [pair for each in objects for pair in each.items()]
+            found = [each for key, each in pairs if name in (key, "any")]
+        values = found or [None]
+        plain = [each for each in values if not isinstance(each, bool)]
         if json.loads(value) not in plain:
-            return False
-    return isinstance(whole, dict)
+            received = ", ".join(map(json.dumps, found)) or "nothing"
+            return f"{path}: expected {value}, received {received}"
+    return ""
 
 
 def describe(got: bytes) -> str:

@@ -10,17 +10,36 @@ from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple, Union
 
-from . import check_daemon, check_log, check_process, check_traffic
-from .conversation import Bus, Failure, Outcome, perform
+from . import (
+    check_again,
+    check_daemon,
+    check_flood,
+    check_log,
+    check_process,
+    check_random,
+    check_secrets,
+    check_traffic,
+)
+from .conversation import Failure, Outcome, perform
 from .examples import Block, Case, read_cases
 from .rules import ORIGINS, read_rules
-from .server import ServerProcess
+from .server import ServerProcess, delayed_seconds
 from .trial import Check, NotApplicable, perform_check
 
 Item = Union[Case, Check]  # what is run
+MODULES = (
+    check_random,
+    check_process,
+    check_daemon,
+    check_traffic,
+    check_flood,
+    check_secrets,
+    check_log,
+    check_again,
+)
 CHECKS = [
     check
-    for module in (check_process, check_daemon, check_traffic, check_log)
+    for module in MODULES
     for check in vars(module).values()
     if isinstance(check, Check)
 ]
@@ -35,6 +54,22 @@ class Result(NamedTuple):
     what: str = ""  # went wrong, or why it was not run
     dialogue: tuple[str, ...] = ()  # up to the step that failed
     seconds: float = 0.0
+
+    @property
+    def block(self) -> str:
+        """The name of the block that its case is of."""
+        return self.case.partition("/")[0]
+
+    @property
+    def names(self) -> set[str]:
+        """The names by which a file can have it fail."""
+        return {self.case, self.block, *self.rules}
+
+
+def not_offered(case: Item, without: Set[str]) -> str:
+    """Return why a server need not keep what a case shows, if so."""
+    names = without and names_of([case]) & without
+    return f"see --without {min(names)}" if names else ""
 
 
 def family_of(case: Item) -> str:
@@ -129,9 +164,14 @@ def left_out(case: Item, level: str, only: Set[str]) -> str:
     return f"it is of --level {scope}" if is_beyond else ""
 
 
-NO_TIME = "there was no time left; see --total"
+SIGNAL = "a signal has ended the run"
+NO_TIME = "what failed took too long; see --total"
+LATER = "failures of its family took long"  # it is tried once, in the end
 FAMILY_SHARE = 1 / 12  # of the time, for what fails of a family
 PASSES_IF_FLAKY = 2  # in a row; fewer would hide what fails now and then
+DELAY_SECONDS_MAX = 0.1  # of a kit that waits for a processor
+MORE_TIME = (1, 2, 3)  # for tries after a delay
+received: set[int] = set()  # signals; what is run is first run to its end
 
 
 class Kit:
@@ -144,11 +184,8 @@ class Kit:
         total: float,
         only: Set[str] = frozenset(),
         tries_again: bool = False,
-        bus: Bus = None,
     ) -> None:
         self.server = server
-        self._bus = bus or server  # which the clients of examples talk to
-        self.end = time.monotonic() + total
         self.level = level
         self.only = only  # whose cases are run whatever their level
         self.tries_again = tries_again  # what fails, which may be flaky
@@ -158,32 +195,39 @@ class Kit:
         self._total = total
         self._failing: dict[str, float] = defaultdict(float)  # by family
 
-    def judge(self, case: Item) -> Result:
-        """Run one case; one server does for those with the same options."""
+    def judge(self, case: Item, is_last: bool = False) -> Result:
+        """Run one case; one server does for those with the same options.
+
+        At last that is run as well which was left for later.
+        """
         start = time.monotonic()
-        verdict, wrong, said, rule = self._outcome(case)
+        verdict, wrong, said, rule = self._outcome(case, is_last)
         rules = tuple(dict.fromkeys(filter(None, (rule, *case.rules))))
         seconds = round(time.monotonic() - start, 4)
         if verdict == "failed":
             self._failing[family_of(case)] += seconds
         return Result(case.name, rules, verdict, wrong, tuple(said), seconds)
 
-    def _outcome(self, case: Item) -> tuple[str, str, Sequence[str], str]:
+    def _outcome(
+        self, case: Item, is_last: bool
+    ) -> tuple[str, str, Sequence[str], str]:
         """Return the verdict on a case, and what else a result tells."""
+        late = self._too_late(case, is_last)
         for verdict, why in (
             ("not asked for", left_out(case, self.level, self.only)),
             ("not applicable", obstacle(case, self.server.is_ours)),
-            ("not run", self._too_late(case)),
+            ("not run", SIGNAL if received else late),
         ):
             if why:
                 return verdict, why, (), ""
         bad = "differs" if level_of(case) == "choice" else "failed"
         try:
+            before = delayed_seconds()
             first = self._try(case)
-            if first.wrong and self.tries_again:
-                others = (self._try(case) for _ in range(PASSES_IF_FLAKY))
-                if not any(other.wrong for other in others):
-                    bad = "flaky"
+            delay = delayed_seconds() - before
+            is_sure = is_last or not self.tries_again or first.is_sure
+            if first.wrong and not is_sure and self._passes_again(case, delay):
+                bad = "flaky"
         except NotApplicable as error:
             return "not applicable", str(error), (), ""
         except PermissionError as error:
@@ -193,17 +237,33 @@ class Kit:
             return "passed", "", (), ""
         return bad, first.wrong, first.said, first.rule
 
-    def _too_late(self, case: Item) -> str:
+    def _too_late(self, case: Item, is_last: bool) -> str:
         """Return why there is no time for a case, if so.
 
-        A server with one mistake may fail all examples of a family, and wait
-        in each of them.  The other families need their time.
+        What passes takes none.  A server with one mistake may fail all
+        examples of a family, and wait in each of them: the others come first.
         """
-        if time.monotonic() > self.end:
+        if sum(self._failing.values()) > self._total:
             return NO_TIME
         seconds = self._failing[family_of(case)]
         is_late = not self.only and seconds > FAMILY_SHARE * self._total
-        return "failures of its family took long; see --only" * is_late
+        return LATER if is_late and not is_last else ""
+
+    def _passes_again(self, case: Item, delay: float) -> bool:
+        """Return whether a case that has failed now passes.
+
+        Where the kit had to wait for a processor, so had the server: it gets
+        more time, and need not pass each time.
+        """
+        if delay < DELAY_SECONDS_MAX:
+            tries = (self._try(case) for _ in range(PASSES_IF_FLAKY))
+            return not any(again.wrong for again in tries)
+        for factor in MORE_TIME:
+            self._room_fault = None  # it may have been learned too late
+            with self.server.patience(factor):
+                if not self._try(case).wrong:
+                    return True
+        return False
 
     def _try(self, case: Item) -> Outcome:
         """Run a case; one server does for those with the same options."""
@@ -218,7 +278,7 @@ class Kit:
         elif isinstance(case, Check):
             outcome = perform_check(case, self.server)
         else:
-            outcome = perform(self._bus, case.conversation())
+            outcome = perform(self.server, case.conversation())
         if outcome.wrong:
             self.options = None  # a server that went wrong is not used again
             if self.server.log() not in outcome.wrong:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import random
+import re
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from model import CHOICES
 
-from .conversation import Failure, Outcome, perform
+from .conversation import Outcome, perform
 from .examples import Conversation, parse_step
-from .kit import Kit
-from .random_writer import IDS, PIDS, Operation, Tally, Writer, write
-from .server import ServerProcess
+from .kit import received
+from .random_writer import IDS, PIDS, WITNESS, Decisions, Operation, write
+from .server import ServerProcess, delayed_seconds
 
 SEGMENTS = b"a b aa !a a! ab".split() + [b""]
 WILD = b"* a* ** a*b *a a**".split()
@@ -32,18 +35,24 @@ OPTIONS: list[dict[str, Any]] = [
     {"max-patterns": 3, "max-shapes": 6, "max-bus-shapes": 12},
     {"max-user-patterns": 4, "max-user-clients": 2},
     {"max-pattern-bytes": 12, "max-user-pattern-bytes": 20},
-    {"max-key": 14, "max-segments": 3, "strict": True},
-    {"max-packet": 60, "cred-prefix": b"!/cred/1/2/3"},
+    {"max-packet": 60, "max-key": 14, "max-segments": 3, "strict": True},
+    {"cred-prefix": b"!/cred/1/2/3"},
     {"user": 1001},
 ]
 WEIGHTS = {
     **{"subscribe": 20, "unsubscribe": 8, "publish": 30, "secret": 14},
     **{"mode": 12, "ask": 4, "mistake": 3, "fill": 7, "read": 8, "close": 3},
-    **{"shut": 2, "deaf": 2, "burst": 5, "stats": 3, "stir": 30},
+    **{"shut": 2, "deaf": 2, "burst": 5, "stir": 30},
 }
-LOT = 25  # conversations for each start of a server
+LOT = 5  # conversations with the same options
 LENGTHS = (4, 12, 24)
 SHRINK_SECONDS = 20.0
+FAILURES_IF_SURE = 2  # on a fresh server, after the first
+CONVERSATIONS_MIN = 100  # fewer are too few for a verdict
+RULES_MAX = 6  # that are named
+MESSAGE = re.compile(r"MSG .*?\\0(\d+)")  # in a line, with its number
+# Lines that may matter to a server, and do not to the model
+QUIET = r"[A-Z] > CMSG n", rf"{WITNESS} .*"
 
 
 class Maker:
@@ -150,98 +159,109 @@ class Maker:
         return b"/".join(segments)
 
 
+class Found(NamedTuple):
+    """A conversation that a server holds otherwise than the model."""
+
+    name: str
+    rules: list[str]  # by which the model has decided what differs
+    lines: list[str]
+    wrong: str
+
+    def block(self) -> str:
+        """Return it as an example."""
+        tags = " ".join(f"[{rule}]" for rule in self.rules)
+        head = f"```conversation {self.name} {tags}"
+        return "\n".join([head, *self.lines, f"# {self.wrong}", "```"])
+
+
 class Walk:
     """Holds random conversations with a server."""
 
-    def __init__(self, server: ServerProcess, seed: str) -> None:
+    def __init__(
+        self,
+        server: ServerProcess,
+        seed: str,
+        choices: Sequence[dict[str, Any]] = OPTIONS,
+    ) -> None:
         self.server = server
-        self._kit = Kit(server, "daemon", math.inf)
         self.seed = seed
         self.count = 0  # of conversations
         self.once: list[str] = []  # failures that did not come again
-        self.tally = Tally()
+        self._choices = choices
+        self._options: dict[str, Any] = {}  # of the server
+        self._is_ready = False  # to hold a conversation
 
-    def failures(self, seconds: float, signals: set[int]) -> Iterator[str]:
-        """Yield failures as example blocks, for so long or up to a signal."""
+    def failures(
+        self, seconds: float = math.inf, count: float = math.inf
+    ) -> Iterator[Found]:
+        """Yield failures, for so long, or so often, or up to a signal."""
+        if not self.server.room:  # not learned yet
+            self.server.start()
+            self.server.learn_room()
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not signals:
+        while time.monotonic() < end and self.count < count and not received:
             seed = f"{self.seed}/{self.count}"
-            lot = f"{self.seed}/{self.count // LOT}"
-            options = random.Random(lot).choice(OPTIONS)
-            self._start(options, is_anew=self.count % LOT == 0)
+            lot = self.count // LOT
+            options = self._choices[lot % len(self._choices)]
+            self._is_ready &= options == self._options
+            self._options = options
             self.count += 1
-            operations = Maker(seed, options).operations()
-            with self.tally:
-                writer = write(operations, options)
-            if not self._run(writer).wrong:
+            operations = Maker(seed, self._options).operations()
+            if not self._hold(self._lines(operations)).wrong:
                 continue
-            if block := self._shrink(seed, operations, options):
-                yield block
+            if self._is_sure(self._lines(operations)):
+                yield self._shortest(seed, operations)
             else:
                 self.once.append(seed)
-            self._kit.options = None
 
-    def _start(self, options: dict[str, Any], is_anew: bool = True) -> None:
-        """Have a server run; raise Failure if it does not."""
-        if is_anew:
-            self._kit.options = None
-        why = self._kit.learn_room() or self._kit.prepare(words_of(options))
-        if why:
-            raise Failure(why)
+    def _lines(self, operations: list[Operation]) -> list[str]:
+        """Return the lines that operations have, as the model says."""
+        return write(operations, self._options).lines
 
-    def _run(self, writer: Writer) -> Outcome:
-        """Hold a conversation."""
-        steps = tuple(map(parse_step, writer.lines))
-        return perform(self.server, Conversation("random", (), steps))
+    def _hold(self, lines: list[str]) -> Outcome:
+        """Hold a conversation; after a failure the server is a fresh one."""
+        if not self._is_ready:
+            self.server.start("", *words_of(self._options))
+            with contextlib.suppress(OSError):  # other users may connect
+                os.chmod(self.server.path, 0o777)
+        steps = tuple(map(parse_step, lines))
+        outcome = perform(self.server, Conversation("random", (), steps))
+        self._is_ready = not outcome.wrong
+        return outcome
 
-    def _shrink(
-        self, seed: str, operations: list[Operation], options: dict[str, Any]
-    ) -> str:
-        """Return the shortest failure, or nothing if it does not come again.
+    def _is_sure(self, lines: list[str]) -> bool:
+        """Return whether fresh servers fail that have more time."""
+        with self.server.patience(3):
+            for _ in range(FAILURES_IF_SURE):
+                self._is_ready = False
+                if not self._hold(lines).wrong:
+                    return False
+        return True
 
-        From the last operation to the first, each is left out or made smaller
-        if it still fails without that.  A server has more time at first.
-        """
-        end = time.monotonic() + SHRINK_SECONDS
-        seconds = self.server.seconds_max
-        self.server.seconds_max *= 3
-        found = self._failure(seed, operations, options)
-        self.server.seconds_max = seconds
+    def _shortest(self, seed: str, operations: list[Operation]) -> Found:
+        """Return the shortest failure that is found in some seconds."""
 
-        place = len(operations)
-        while found and place and time.monotonic() < end:
-            place -= 1
-            for fewer in smaller(operations, place):
-                if shorter := self._failure(seed, fewer, options):
-                    found, operations = shorter, fewer
-                    place = min(place + 1, len(fewer))
-                    break
-        return found
+        def fails(fewer: list[Operation]) -> bool:
+            in_time = busy_time() < end
+            return in_time and bool(self._hold(self._lines(fewer)).wrong)
 
-    def _failure(
-        self, seed: str, operations: list[Operation], options: dict[str, Any]
-    ) -> str:
-        """Return how operations fail on a fresh server, if they do."""
-        self._start(options)
-        writer = write(operations, options)
-        outcome = self._run(writer)
-        return block(seed, writer, outcome) if outcome.wrong else ""
+        end = busy_time() + SHRINK_SECONDS
+        shortest: list[Operation] | None = operations
+        while shortest:
+            operations = shortest
+            with self.server.patience(1 / 4):  # as much is waited for in vain
+                shortest = next(filter(fails, smaller(operations)), None)
+        lines = self._lines(operations)
+        for quiet in QUIET:
+            heard = [line for line in lines if not re.fullmatch(quiet, line)]
+            lines = heard if self._is_sure(heard) else lines
 
-
-def smaller(
-    operations: list[Operation], place: int
-) -> Iterator[list[Operation]]:
-    """Yield operations without one of them, or with a smaller one."""
-    before, after = operations[:place], operations[place + 1 :]
-    yield before + after
-    kind, name, *more = operations[place]
-    if kind in ("burst", "fill"):
-        parts = more[0]
-        for number in range(len(parts)):
-            fewer = parts[:number] + parts[number + 1 :]
-            yield [*before, (kind, name, fewer, *more[1:]), *after]
-    elif kind == "publish" and more[1:] != [0, b""]:
-        yield [*before, (kind, name, more[0], 0, b""), *after]
+        outcome = self._hold(lines)
+        rules = deciding_rules(operations, self._options, outcome)
+        words = " ".join(words_of(self._options))
+        start = [f"server {words}"] if words else []
+        name = f"random-{seed.replace('/', '-')}"
+        return Found(name, rules, [*start, *lines], outcome.wrong)
 
 
 def words_of(options: dict[str, Any]) -> tuple[str, ...]:
@@ -253,13 +273,54 @@ def words_of(options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def block(seed: str, writer: Writer, outcome: Outcome) -> str:
-    """Return an example block, with the rules that decided its last step."""
-    count = sum(not text.startswith("(") for text in outcome.said)
-    rules = writer.rules[count - 1] if count <= len(writer.rules) else []
-    tags = " ".join(f"[{rule}]" for rule in rules or ["PUB-1"])
-    words = " ".join(words_of(writer.options))
-    lines = [f"server {words}"] if words else []
-    lines += [*writer.lines[:count], f"# {outcome.wrong}"]
-    name = f"random-{seed.replace('/', '-')}"
-    return "\n".join([f"```conversation {name} {tags}", *lines, "```"])
+def busy_time() -> float:
+    """Return the time, without that in which we had no processor."""
+    return time.monotonic() - delayed_seconds()
+
+
+def smaller(operations: list[Operation]) -> Iterator[list[Operation]]:
+    """Yield operations without those of a client, some, or parts of one."""
+    for name in {name for _, name, *_ in operations}:
+        yield [each for each in operations if each[1] != name]
+    yield from without(operations)
+    for place, (kind, name, *more) in enumerate(operations):
+        before, after = operations[:place], operations[place + 1 :]
+        if kind in ("burst", "fill"):
+            for parts in without(more[0]):
+                yield [*before, (kind, name, parts, *more[1:]), *after]
+        elif kind == "publish" and more[1:] != [0, b""]:
+            yield [*before, (kind, name, more[0], 0, b""), *after]
+
+
+def without(parts: list[Any]) -> Iterator[list[Any]]:
+    """Yield parts without a half of them, a quarter, and so on to one."""
+    size = len(parts)
+    while size := size // 2:
+        for start in range(0, len(parts), size):
+            yield parts[:start] + parts[start + size :]
+
+
+def deciding_rules(
+    operations: list[Operation], options: dict[str, Any], outcome: Outcome
+) -> list[str]:
+    """Return by which rules the model decides about what differs.
+
+    That is the packet that should have come, or the one that came; or else
+    the last of all.  The last decision comes first.
+    """
+    with Decisions() as decisions:
+        writer = write(operations, options)
+    steps = [text for text in outcome.said if not text.startswith("(")]
+    numbers = MESSAGE.findall(f"{steps[-1]} {outcome.wrong}") or ["none"]
+    form = re.compile(rf"MSG .*?\0({'|'.join(numbers)})(?!\d)".encode(), re.S)
+    made = decisions.made
+    about = {packet for packet, _ in made if form.match(packet)}
+    about = about or {packet for packet, _ in made[-1:]}
+    rules = [
+        rule
+        for packet, cited in reversed(made)
+        for rule in cited
+        if packet in about
+    ]
+    noted = re.findall(r"\[(.*?)\]", " ".join(reversed(writer.bus.log)))
+    return [*dict.fromkeys([*rules, *noted, "PUB-1"])][:RULES_MAX]

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 import model
-from model import CHOICES, Bus, Client, Unclear, deafen, uses_of
+from model import CHOICES, Bus, Client, Unclear, deafen
 
 from .examples import escape
 
@@ -34,10 +34,12 @@ IDS |= {chr(ord(name) + 13): IDS[name] for name in "ABCDEFI"}  # come later
 # Nobody knows a process id before; these have as many digits as one
 PIDS = {name: NUMBER - ord(name) for name in IDS}
 NAMES = {b"%d" % pid: f"{{{name}.pid}}" for name, pid in PIDS.items()}
-PIECE = re.compile(b"|".join([*NAMES, rb"x{30,}", rb"."]), re.S)
+SHOWN_OTHERWISE = b"|".join([*NAMES, b"x{30,}"])
+PIECE = re.compile(b"(?:(?!%b).)+|%b" % ((SHOWN_OTHERWISE,) * 2), re.S)
 INBOX_BYTES_MAX = 40_000  # of which the kernel surely keeps all
 LARGE_BYTES = 50_000
-CITED = re.compile(r'[\["]([A-Z]+-\d+)[\]"]')  # in a line of the model
+# In a line of the model, which does not only compare with it
+CITED = re.compile(r'(?:\[|(?<!= )(?<!"", )")([A-Z]+-\d+)[\]"]')
 
 
 def shown(packet: bytes) -> str:
@@ -47,30 +49,27 @@ def shown(packet: bytes) -> str:
 
 
 def shown_piece(piece: bytes) -> str:
-    """Return a process id, a run of x or a byte as it stands there."""
+    """Return a process id, a run of x or other bytes as they stand there."""
     if piece in NAMES:
         return NAMES[piece]
-    if len(piece) > 1:
+    if piece.startswith(b"x" * 30):
         return f"{{x*{len(piece)}}}"
     return escape(piece).strip('"')
 
 
-class Tally:
-    """Counts how often the lines of the model run that cite a rule."""
+class Decisions:
+    """By which rules the model decides, and about which packets."""
 
     def __init__(self) -> None:
-        self.lines: Counter[int] = Counter()
+        lines = Path(model.__file__).read_text("utf-8").splitlines()
+        self._cited = [[], *map(CITED.findall, lines)]
+        self.made: list[tuple[bytes, list[str]]] = []
 
     def rules(self) -> Counter[str]:
         """Return how often each rule has decided something."""
-        total: Counter[str] = Counter()
-        source = Path(model.__file__).read_text("utf-8")
-        for number, line in enumerate(source.splitlines(), 1):
-            for rule in {*CITED.findall(line)}:
-                total[rule] += self.lines[number]
-        return total
+        return Counter(rule for _, cited in self.made for rule in cited)
 
-    def __enter__(self) -> Tally:
+    def __enter__(self) -> Decisions:
         sys.settrace(self._trace)
         return self
 
@@ -80,8 +79,18 @@ class Tally:
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         if frame.f_code.co_filename != model.__file__:
             return None
-        self.lines[frame.f_lineno] += event == "line"
+        if event == "line" and (cited := self._cited[frame.f_lineno]):
+            self.made.append((packet_of(frame), cited))
         return self._trace
+
+
+def packet_of(frame: FrameType | None) -> bytes:
+    """Return the packet that a function of the model is about, if any."""
+    packet = b""
+    while frame and frame.f_code.co_filename == model.__file__:
+        packet = frame.f_locals.get("packet", packet)
+        frame = frame.f_back
+    return packet
 
 
 class Left(Unclear):
@@ -97,27 +106,32 @@ class Writer:
         self.bus = Bus(owner=os.geteuid(), **names)
         self.options = options
         shared = {"max-user-backlog", "max-bus-backlog"}
+        words = " ".join(options)
+        self.is_sized = bool(re.search("backlog|bytes|key|packet", words))
+        self.names_process = False  # whose number has some digits
         self.is_shared = not shared.isdisjoint(options)
         self.lines: list[str] = []
-        self.rules: list[list[str]] = []  # by which each line was decided
         self.clients: dict[str, Client] = {}
         self.over: set[str] = set()  # whose end is written
         self.filled: set[str] = set()  # the kernel takes nothing for them
-        self.were_filled: set[str] = set()  # their counts are not known
+        self.were_filled: set[str] = (
+            set()
+        )  # how far they have read is not known
         self.count = 0  # of messages
         self.send(WITNESS, b"SUB k/")
 
     # ---- Lines
 
     def add(self, name: str, words: str) -> None:
-        """Write a line, and by which rules the model has decided it."""
+        """Write a line."""
         self.lines.append(f"{name} {words}".strip())
-        rules = re.findall(r"\[(.*?)\]", " ".join(self.bus.log))
-        self.rules.append([*dict.fromkeys(rules)])
 
     def say(self, name: str, verb: str, packet: bytes) -> None:
         """Write that a client sends or receives; {any} is a lost number."""
         text = shown(packet)
+        self.names_process |= ".pid}" in text
+        if self.names_process and self.is_sized:
+            raise Unclear("nobody knows how many digits a number has")
         for other in re.findall(r"\{(\w)\.pid\}", text):
             if other not in self.clients or other in self.over:
                 text = text.replace(f"{{{other}.pid}}", "{any}")
@@ -210,7 +224,6 @@ class Writer:
         kind, name, *more = operation
         if name in self.over:  # another one like it
             name = chr(ord(name) + 13) if name < "L" else name
-        self.bus.log.clear()
         if kind == "stir":
             stir(self, *more)
         else:
@@ -349,21 +362,6 @@ class Writer:
             self.add(name, "< nothing")
         self.follow(paused)
 
-    def stats(self, name: str) -> None:
-        """Have a client ask for numbers [CTL-5]."""
-        client = self.client(name)
-        is_odd = name in self.filled or name in self.paused()
-        if is_odd or client.is_deaf or "max-packet" in self.options:
-            raise Unclear("its answer may have to wait")
-        self.flush(name)
-        self.add(name, "< nothing")  # all that came before is counted
-        is_known = name not in self.were_filled
-        numbers = uses_of([client]) if is_known else {"backlog_bytes": 0}
-        numbers.pop("delivered", None)
-        members = [f"{key}={number}" for key, number in numbers.items()]
-        self.add(name, "> CMSG stats")
-        self.add(name, f"< CMSG stats\\0{{json {' '.join(members)}}}")
-
     def finish(self) -> None:
         """Have everybody read all, holders first."""
         while True:
@@ -398,7 +396,7 @@ def stir(writer: Writer, share: float) -> None:
     start = b"CMSG blocking/%b/" % family.encode()
 
     def publish(name: str) -> None:
-        writer.act(("publish", name, b"k/a", draw.choice([0, 9]), b""))
+        writer.act(("publish", name, b"k/a", draw.choice([0, 9, 40]), b""))
 
     if not free:
         return
@@ -414,7 +412,6 @@ def stir(writer: Writer, share: float) -> None:
                 publish(name)
     elif deaf and chance < 3:
         publish(free[0])
-        writer.act(("stats", "A"))
     elif holders and chance < 3:  # one change of a mode, or two under one hold
         holder = draw.choice(holders)
         for way in [*draw.choice([[], [b"block"]]), draw.choice(ways)]:

@@ -5,50 +5,41 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 from itertools import groupby
-from pathlib import Path
-from string import Template
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 from .clients import all_client_cases
+from .examples import Block
 from .kit import Result, all_cases
 from .rules import (
-    SPEC,
     SPECIFICATION,
-    Rule,
     chapters,
     examples_of,
     read_rules,
 )
 
 FAILURES_SHOWN_MAX = 3  # of one rule, on a terminal
-STEPS_SHOWN_MAX = 10  # at the beginning of a conversation, and at its end
+ALIKE_SHOWN_MAX = 4  # steps in a row that differ in numbers alone
+SLOW_SHOWN_MAX = 10  # cases
+SLOW_SECONDS = 1.0  # others are not worth a line
 WRONG = ("failed", "differs", "flaky")
-JUDGED = ("passed", *WRONG)
-NOT_TRIED = ("not run", "not applicable", "not asked for")
-VERDICTS = ("passed", *WRONG, *NOT_TRIED)
+JUDGED = ("passed", *WRONG, "known")
+NOT_TRIED = ("not run", "not applicable", "not offered", "not asked for")
+VERDICTS = (*JUDGED, *NOT_TRIED)
 # Of the verdicts on the examples of a rule, the first of these counts
-ORDER = ("failed", "not run", "differs", "flaky", *VERDICTS)
+ORDER = ("failed", "not run", "known", "differs", "flaky", *VERDICTS)
 
 
 class Run(NamedTuple):
-    """How one server or client fared, or a pair of them."""
+    """How one server or client fared."""
 
     kind: str  # server or client
     name: str
     command: str
     results: Sequence[Result]
-    client: str = ""  # of a pair, whose server has the name
-
-    @property
-    def title(self) -> str:
-        """What a report calls it."""
-        return " with ".join(filter(None, (self.name, self.client)))
 
 
 def results_by_rule(results: Iterable[Result]) -> dict[str, list[Result]]:
@@ -104,22 +95,54 @@ def edition() -> str:
     return f"{SPECIFICATION} ({hashlib.sha256(text).hexdigest()[:8]})"
 
 
+def is_step(line: str) -> bool:
+    """Return whether a line of a dialogue is no note of the kit."""
+    return not line.startswith("(")
+
+
 def failure_lines(result: Result) -> list[str]:
     """Return a failure: the rules, the conversation, what went wrong."""
     ids = " ".join(f"[{rule}]" for rule in result.rules)
-    steps = [step for step in result.dialogue if not step.startswith("(")]
+    steps = [*filter(is_step, result.dialogue)]
     where = f"  {result.case} {ids}, step {len(steps)}:"
     said = [f"    {step}" for step in shortened(result.dialogue)]
     return [where, *said, f"    -> {result.what}"]
 
 
-def shortened(dialogue: Iterable[str]) -> list[str]:
-    """Return steps; of many, both ends."""
-    steps = [*dialogue]
-    if len(steps) > 2 * STEPS_SHOWN_MAX:
-        count = len(steps) - 2 * STEPS_SHOWN_MAX
-        steps[STEPS_SHOWN_MAX:-STEPS_SHOWN_MAX] = [f"... {count} more"]
-    return steps
+def shortened(dialogue: Iterable[str]) -> Iterator[str]:
+    """Yield steps; of many that differ in numbers alone, both ends."""
+    for _, group in groupby(dialogue, lambda step: re.sub("[0-9]+", "", step)):
+        steps = [*group]
+        if len(steps) > ALIKE_SHOWN_MAX:
+            steps[1:-1] = [f"... {len(steps) - 2} more between these two"]
+        yield from steps
+
+
+def example_of(result: Result, blocks: Iterable[Block]) -> str:
+    """Return a failure as an example: the block that it is of.
+
+    A conversation of the random walk has none; no other check is one.
+    """
+    name = result.block
+    kind, lines = "conversation", [*filter(is_step, result.dialogue)]
+    is_known = name.startswith("random-")
+    for block in blocks:
+        if block.name == name:
+            kind, lines, is_known = block.kind, [*block.lines], True
+    tags = " ".join(f"[{rule}]" for rule in result.rules)
+    head = f"```{kind} {name} {tags}"
+    text = "\n".join([head, *lines, f"# {result.what}", "```"])
+    return text if is_known else ""
+
+
+def slowest(results: Iterable[Result]) -> list[str]:
+    """Return a line for each of the slowest cases."""
+    by_time = sorted(results, key=lambda result: -result.seconds)
+    return [
+        f"{result.seconds:6.1f} s {result.case}"
+        for result in by_time[:SLOW_SHOWN_MAX]
+        if result.seconds > SLOW_SECONDS
+    ]
 
 
 def not_run(results: Sequence[Result]) -> Iterator[str]:
@@ -164,6 +187,7 @@ def text_report(results: Sequence[Result]) -> str:
         {rule for one in results if one.verdict in kind for rule in one.rules}
         for kind in (JUDGED, NOT_TRIED)
     )
+    lines += ["", *slowest(results)]
     if others:
         lines += ["", *not_run(results), ""]
     if others - judged:
@@ -188,44 +212,11 @@ def by_family(ids: Iterable[str]) -> str:
     )
 
 
-def matrix(runs: Sequence[Run]) -> str:
-    """Return a table in Markdown: how each server fared with each client."""
-    clients = [*dict.fromkeys(run.client for run in runs)]
-    rows = [["Server", *clients], ["---"] * (1 + len(clients))]
-    for server, group in groupby(runs, lambda run: run.name):
-        rows.append([server, *map(cell, group)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def cell(run: Run) -> str:
-    """Return how a server fared with a client, in a few words."""
-    failed = [one.rules[0] for one in run.results if one.verdict == "failed"]
-    if failed:
-        return f"fails {' '.join(dict.fromkeys(failed))}"
-    if count(run.results, "not run"):
-        return "not all was run"
-    passed = count(run.results, "passed")
-    return f"works, {passed} examples" if passed else "not offered"
-
-
-def tap_report(runs: Sequence[Run]) -> str:
-    """Return the report in the Test Anything Protocol."""
-    lines = []
-    pairs = [(run, result) for run in runs for result in run.results]
-    for number, (run, result) in enumerate(pairs, 1):
-        state = "not ok" if result.verdict in ("failed", "not run") else "ok"
-        skipped = f" # SKIP {result.what}" * (result.verdict in NOT_TRIED[1:])
-        lines.append(f"{state} {number} - {run.title}: {result.case}{skipped}")
-        if result.dialogue:
-            lines += [f"# {line}" for line in failure_lines(result)]
-    return "\n".join(["TAP version 13", f"1..{len(pairs)}", *lines])
-
-
 def junit_report(runs: Sequence[Run]) -> str:
     """Return the report as JUnit has it, for programs that show tests."""
     top = ElementTree.Element("testsuites", name=edition())
     for run in runs:
-        suite = ElementTree.SubElement(top, "testsuite", name=run.title)
+        suite = ElementTree.SubElement(top, "testsuite", name=run.name)
         for result in run.results:
             facts = {"classname": result.rules[0], "name": result.case}
             facts["time"] = str(result.seconds)
@@ -252,74 +243,3 @@ def json_report(runs: Sequence[Run]) -> str:
         for run in runs
     ]
     return json.dumps(told if len(told) > 1 else told[0], indent=1)
-
-
-# ---- The page for browsers: it needs nothing else
-
-
-def page(runs: Sequence[Run], beside: Path = SPEC) -> str:
-    """Return an HTML page; its rules link to the book if it is there."""
-    columns = [*map(column, runs)]
-    rules = [
-        rule
-        for rule in read_rules().values()
-        if any(rule.id in cells for cells in columns)
-    ]
-    names = (f'<th scope="col">{escape(run.title)}</th>' for run in runs)
-    whys = dict.fromkeys(why for run in runs for why in not_run(run.results))
-    template = Path(__file__).with_name("page.html").read_text("utf-8")
-    return Template(template).substitute(
-        date=time.strftime("%Y-%m-%d"),
-        edition=edition(),
-        runs="\n".join(map(run_html, runs)),
-        names="".join(names),
-        rules="\n".join(rule_row(rule, columns, beside) for rule in rules),
-        notes="\n".join(f"<li>{escape(why)}</li>" for why in whys),
-    )
-
-
-def run_html(run: Run) -> str:
-    """Return how a server or client fared, and what is wrong, folded."""
-    lines = [
-        line
-        for result in run.results
-        if result.verdict in WRONG
-        for line in (result.verdict.upper(), *failure_lines(result))
-    ]
-    text = "\n".join(lines)
-    return (
-        f"<h2>{escape(run.title)}</h2>\n"
-        f"<p>{run.kind} <code>{escape(run.command)}</code></p>\n"
-        f"<details><summary>{summary(run.results)}</summary>"
-        f"<pre>{escape(text)}</pre></details>"
-    )
-
-
-def column(run: Run) -> dict[str, str]:
-    """Return a cell for each rule that is for a server or a client."""
-    by_rule, cells = results_by_rule(run.results), {}
-    for rule, verdict in verdicts(run.results).items():
-        about, shown = by_rule[rule], verdict
-        if verdict == "passed":
-            shown = tell(about)
-        elif verdict in WRONG:
-            shown = f"{verdict}, {tell(about)}"
-        if about or read_rules()[rule].subject == run.kind:
-            cells[rule] = f'<td class="{verdict}">{shown}</td>'
-    return cells
-
-
-def rule_row(
-    rule: Rule, columns: Sequence[dict[str, str]], beside: Path
-) -> str:
-    """Return the row of a rule, with its sentence and its cells."""
-    link = Path("../spec", rule.file).with_suffix(".html")
-    place = (SPEC / rule.file).as_uri()
-    if (beside / link).exists():
-        place = f"{link}#{rule.id}"
-    said = re.sub("`([^`]+)`", r"<code>\1</code>", escape(rule.statement))
-    cells = "".join(cells.get(rule.id, "<td></td>") for cells in columns)
-    return (
-        f'<tr id="{rule.id}"><th scope="row"><a href="{place}">{rule.id}</a> '
-        f"{said} <small>{rule.origin}</small></th>{cells}</tr>"
-    )

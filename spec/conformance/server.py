@@ -10,18 +10,18 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .conversation import Failure
+from .counts import require_counts
 from .examples import escape
 from .wire import Unanswered, Wire, connect
 
 START_SECONDS_MAX = 10.0
 LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
 LOG_SHOWN_MAX = 55  # characters of a line, as a screen has 80
-FREEZE_SECONDS_MAX = 0.2  # a process may not be ours to see
 
 
 def descendants(process: int) -> Iterator[int]:
@@ -45,6 +45,14 @@ def limit(process: int, what: int, most: int) -> None:
     """Set a limit of a process that runs, unless it has ended."""
     with contextlib.suppress(OSError):
         resource.prlimit(process, what, (most, most))
+
+
+def delayed_seconds() -> float:
+    """Return how long this process could have run, and had no processor."""
+    with contextlib.suppress(OSError):  # not each kernel tells
+        words = Path("/proc/self/schedstat").read_text().split()
+        return int(words[1]) / 1e9
+    return 0.0
 
 
 class Program:
@@ -246,6 +254,13 @@ class ServerProcess(Program):
         client.make_way = self.thaw
         return client
 
+    @contextlib.contextmanager
+    def patience(self, factor: float) -> Iterator[None]:
+        """Give the server so many times as long to answer new clients."""
+        self.seconds_max *= factor
+        yield
+        self.seconds_max /= factor
+
     def learn_room(self) -> None:
         """Learn what the kernel takes for a client in the first modes."""
         closing = contextlib.closing
@@ -260,7 +275,7 @@ class ServerProcess(Program):
         """Stop the server and all that it started, until it is thawed."""
         self._is_frozen = True
         self.send_signal(signal.SIGSTOP)
-        end = time.monotonic() + FREEZE_SECONDS_MAX
+        end = time.monotonic() + self.seconds_max
         while not all(map(is_stopped, self.processes)):
             if time.monotonic() > end:
                 break
@@ -288,6 +303,12 @@ class ServerProcess(Program):
             what = f"does not serve a new client: {failure}{self.log()}"
             return f"the server {self.end() or what}"
         return ""
+
+    def audit(self, clients: Iterable[Wire]) -> None:
+        """Raise Failure unless its counts are those of its clients."""
+        if self.wire_kind is Wire:  # it answers
+            with contextlib.closing(self.connect()) as observer:
+                require_counts([*clients], observer)
 
     def _probe(self) -> None:
         """Connect until a client has had two answers.

@@ -168,5 +168,6 @@ def perform_check(check: Check, server: ServerProcess) -> Outcome:
         with trial.cleanup:
             check.run(trial)
     except Failure as failure:
-        return Outcome(str(failure), trial.said, failure.rule)
+        sure = failure.rule, failure.is_sure
+        return Outcome(str(failure), trial.said, *sure)
     return Outcome("", trial.said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import math
 import os
 import select
@@ -13,9 +14,9 @@ import struct
 import sys
 import termios
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
-from typing import Callable
+from typing import Any, Callable
 
 from .conversation import END, WHOAMI, Failure, describe
 
@@ -52,6 +53,8 @@ class Wire:
         self._filler_count = 0
         self._helper: Wire | None = None  # is told when we cannot read
         self.token = b""  # what a helper is told
+        self.counts = Counter(published=0, delivered=0)  # as [CTL-5] says
+        self.patterns: Counter[bytes] = Counter()
 
     def send(self, packet: bytes) -> None:
         """Send a packet, and wait only if that has to be."""
@@ -68,6 +71,12 @@ class Wire:
             raise Failure("cannot send: the server has closed") from None
         except OSError as error:
             raise Failure(f"cannot send: {error.strerror}") from None
+        kind, _, text = packet.partition(b"\0")[0].partition(b" ")
+        self.counts["published"] += kind == b"MSG"
+        if kind == b"SUB":
+            self.patterns[text] += 1
+        elif kind == b"UNSUB":
+            self.patterns -= Counter([text])
 
     def settle(self) -> None:
         """Return once the server has handled all; do not read if stalled."""
@@ -139,6 +148,7 @@ class Wire:
             if packet == END and not self._has_closed():
                 raise Failure("received an empty packet")
             self._unanswered -= packet.startswith(WHOAMI + b"\0")
+            self.counts["delivered"] += packet != END
             if packet == self._filler and self._filler_count:
                 self._filler_count -= 1
                 return None
@@ -162,6 +172,27 @@ class Wire:
         self.read_fillers()
         self._ask()
         return self._inbox[0] if self._inbox else None
+
+    def stats(self) -> bytes:
+        """Return the answer to `stats`, or nothing if there is none."""
+        if self._is_deaf or self._inbox:
+            return b""
+        with contextlib.suppress(Failure):
+            self.send(b"CMSG stats")
+            self._ask()
+        answer = self._inbox.popleft() if self._inbox else b""
+        return answer if answer.startswith(b"CMSG stats\0") else b""
+
+    def own_numbers(self) -> dict[str, int]:
+        """Return what `stats` is to tell it of itself [CTL-5]."""
+        sizes = [len(text) for text in self.patterns]
+        uses = {"patterns": len(sizes), "pattern_bytes": sum(sizes)}
+        return {**self.counts, **uses}
+
+    def unread_bytes(self) -> int:
+        """Return how many bytes wait to be read."""
+        size = fcntl.ioctl(self.wire, termios.FIONREAD, b"\0" * 4)
+        return int.from_bytes(size, sys.byteorder)
 
     def fill(self, helper: Wire, count: int) -> None:
         """Have a helper publish as many fillers as the kernel takes."""
@@ -190,8 +221,7 @@ class Wire:
         """Return whether so many fillers wait to be read, or soon do."""
         end = time.monotonic() + FILL_SECONDS_MAX
         while time.monotonic() < end:
-            size = fcntl.ioctl(self.wire, termios.FIONREAD, b"\0" * 4)
-            if int.from_bytes(size, sys.byteorder) >= count * FILLER_BYTES:
+            if self.unread_bytes() >= count * FILLER_BYTES:
                 return True
             time.sleep(0.001)  # no event tells of one packet more
         return False
@@ -217,6 +247,14 @@ class Wire:
         self.wire.close()
         if self._helper:
             self._helper.close()
+
+
+def numbers_in(answer: bytes) -> dict[str, Any]:
+    """Return the numbers of an answer to `stats`; nothing has none."""
+    try:
+        return dict(json.loads(answer.partition(b"\0")[2] or b"{}"))
+    except ValueError:
+        raise Failure(f"received {describe(answer)}") from None
 
 
 def connect(

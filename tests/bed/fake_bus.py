@@ -147,7 +147,7 @@ class FakeBus:
 def run_on_fake_kernel(case: Case) -> Result:
     """Run one case in this process."""
     conversation = case.conversation()
-    wrong, said, _ = perform(FakeBus(conversation.options), conversation)
+    wrong, said, *_ = perform(FakeBus(conversation.options), conversation)
     if isinstance(case, MatchCase) and not wrong:
         selected = sbus.pattern_matches(case.pattern, case.key)
         if selected is not case.selected:

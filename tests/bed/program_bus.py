@@ -407,7 +407,7 @@ class ProgramKit:
         try:
             kernel = kernel or self.start(talk.options)
             bus = ProgramBus(kernel, self.wire_kind is stages.ReadWire)
-            wrong, said, _ = perform(bus, talk)
+            wrong, said, *_ = perform(bus, talk)
         except Failure as failure:
             wrong = str(failure)
         self.kernels.clear()

@@ -25,9 +25,9 @@ import pytest
 import sbus
 from conformance.examples import PARSERS, read_blocks
 from conformance.report import Run
-from conformance.report import page as report
 from conformance.rules import read_rules
 from cut_stage import LAST, program
+from implementations import page as report
 from lesson_answers import ANSWERS
 from pack_python import PART_BYTES
 from processes import ROOT
@@ -336,7 +336,7 @@ class TestPages:
         command = "python3 tests/a_server.py -f -a {address}"
         runs = [Run("server", f"server-{n}", command, []) for n in range(3)]
         page.set_viewport_size({"width": 400, "height": 900})
-        page.set_content(report(runs))
+        page.set_content(report(runs, ROOT / "spec"))
         assert page.evaluate(OVERFLOW) <= 400
         rule = page.locator("#MATCH-1 th").bounding_box()
         assert rule["width"] > 300

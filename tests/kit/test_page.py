@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+
+import implementations
 from conformance.clients import all_client_cases
 from conformance.kit import Result
-from conformance.report import Run, page
+from conformance.report import Run
 from conformance.rules import SPEC
 from fake_bus import CASES, RULES
-from processes import naive, run_kit
+from implementations import page
+from processes import naive
 
+ADAPTER = Path(__file__).with_name("client_adapter.py")
+CLIENT = f"{sys.executable} {ADAPTER} {{address}}"
 EMPTY = {"br", "hr", "input", "link", "meta"}
 FIRST = CASES[0].rules[0]  # a rule with many examples
 HOSTILE = "\"><script>alert('&amp;')</script>"
@@ -64,7 +71,7 @@ def page_of(*others: Result) -> str:
         changed.get(case.name) or Result(case.name, case.rules, "passed")
         for case in CASES
     ]
-    return page([Run("server", "mine", "./mine", results)])
+    return page([Run("server", "mine", "./mine", results)], SPEC)
 
 
 def row(text: str, rule: str) -> str:
@@ -90,14 +97,14 @@ class TestPage:
             (directory / folder).mkdir()
         (directory / "spec/6-echoes.html").touch()
         runs = [Run("server", "it", "./it", [])]
-        text = page(runs, beside=directory / "book")
+        text = page(runs, directory / "book")
         assert '<a href="../spec/6-echoes.html#ECHO-1">ECHO-1</a>' in text
         assert f'<a href="{(SPEC / "7-limits.md").as_uri()}">LIM' in text
 
     def test_every_rule_has_a_row(self) -> None:
         """Those of servers for a server, those of clients for a client."""
         for kind in ("server", "client"):
-            ids = Reader(page([Run(kind, "it", "./it", [])])).ids
+            ids = Reader(page([Run(kind, "it", "./it", [])], SPEC)).ids
             rules = {one for one in RULES if RULES[one].subject == kind}
             assert {*ids} & {*RULES} == rules
 
@@ -142,7 +149,8 @@ class TestPage:
             [
                 Run("server", "one", "./one", []),
                 Run("client", "two", "./two", clients),
-            ]
+            ],
+            SPEC,
         )
         cell = re.compile("<td[^>]*>(.*?)</td>")
         for rule, one, two in (
@@ -158,19 +166,35 @@ class TestPage:
         failure = outcome("subscription-lasts", "failed", HOSTILE, HOSTILE)
         other = outcome("empty-packet", "not applicable", HOSTILE)
         run = Run("server", HOSTILE, HOSTILE, [failure, other])
-        reader = Reader(page([run]))
+        reader = Reader(page([run], SPEC))
         assert "script" not in reader.tags
         assert reader.text.count(HOSTILE) > 4
 
-    def test_page_and_report(self, directory: Path) -> None:
-        """The page is written beside the report, for all that are named."""
-        file = directory / "report.html"
-        only = ("--only", "one-copy-however-many-patterns", "--ours")
-        servers = ("--server", f"one={naive()}", "--server", naive())
-        page = ("--html", str(file))
-        done = run_kit(*servers, *page, *only)
-        text = file.read_text("utf-8")
-        assert done.status == 0 and not done.errors, done
-        assert done.output.count("1 passed, 0 failed") == 2
-        assert "<h2>one</h2>\n<p>server <code>" in text
-        assert row(text, "PUB-2").count(">1/1 passed<") == 2
+
+class TestImplementations:
+    def test_a_file_of_five_lines(self, directory: Path) -> None:
+        """All that are known have one, and a line too few is told."""
+        known = [*map(implementations.read, implementations.FILES.iterdir())]
+        assert {"sbus.py", "naive", "Rust"} <= {each.name for each in known}
+        assert all(each.server or each.client for each in known)
+        (directory / "mine").write_text("name: mine\nserver: x\n", "utf-8")
+        with pytest.raises(ValueError, match="needs a line of each: name, "):
+            implementations.read(directory / "mine")
+
+    def test_a_row_of_the_table(self) -> None:
+        """It says how many examples of each level passed."""
+        tried = implementations.Implementation("it", "1", "./it", "", "")
+        failure = outcome("subscription-lasts", "failed")
+        other = outcome("empty-packet", "passed")
+        run = Run("server", "it", "./it", [failure, other])
+        cells = implementations.row(tried, [run])
+        assert cells[:2] == ["it", "1"]
+        assert cells[3:5] == ["0/1 passed", "1/1 passed"]
+
+    def test_each_client_with_each_server(self) -> None:
+        """A server that follows the text alone is not blamed for more."""
+        cell = implementations.try_pair(naive(), CLIENT)
+        assert re.fullmatch(r"works, \d+ examples", cell), cell
+        assert implementations.try_pair(naive(), "false {address}") == (
+            "not tried here"
+        )

@@ -7,12 +7,12 @@ import os
 import re
 from typing import Any
 
-from .clients import Adapter, Line
-from .conversation import END, Failure
-from .examples import Conversation
-from .kit import Item
-from .server import Program, ServerProcess
-from .trial import NotApplicable
+from conformance.clients import Adapter, Line
+from conformance.conversation import END, Failure
+from conformance.examples import Conversation
+from conformance.kit import Item
+from conformance.server import Program, ServerProcess
+from conformance.trial import NotApplicable
 
 FORMS = {  # what a client can be told to send
     "subscribe": re.compile(rb"SUB ([^\0]*)"),

@@ -1,0 +1,57 @@
+"""What the counts of a server add up to, after any conversation [CTL-5]."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .conversation import Failure
+from .wire import Wire, numbers_in
+
+SUMS = ("published", "delivered", "refused", "discarded", "paused")
+USES = ("patterns", "backlog_bytes")
+
+
+def require_counts(clients: Sequence[Wire], observer: Wire) -> None:
+    """Raise Failure unless a server counts what its clients did.
+
+    The observer sees more if it is root's or the bus owner's.
+    """
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    for client in clients:
+        observer.settle()  # so the turn of the client is over
+        wanted = client.own_numbers()  # before the answer is one more
+        found = numbers_in(client.stats())
+        compare(client.name, found, wanted, {})
+        for name in {*SUMS} & {*found}:
+            sums[str(client.uid)][name] += found[name]
+
+    whole = numbers_in(observer.stats())
+    rows = whole.get("clients", {}).values()
+    for uid, user in whole.get("users", {}).items():
+        own = [row for row in rows if str(row.get("uid")) == uid]
+        is_whole = len(own) == user.get("clients")  # no row is left out
+        uses = {
+            name: sum(row.get(name, 0) for row in own)
+            for name in USES * is_whole
+        }
+        compare(f"user {uid}", user, uses, sums[uid])
+
+
+def compare(
+    whose: str,
+    found: dict[str, Any],
+    exact: Mapping[str, int],
+    least: Mapping[str, int],
+) -> None:
+    """Raise Failure unless counts are as they should be, or no less."""
+    lost = {"refused": found.get("discarded", 0)}
+    for name, number in exact.items():
+        if found.get(name, number) != number:
+            what = f"`stats` says of {whose}: {name} {found[name]}"
+            raise Failure(f"{what}, not {number}", "CTL-5")
+    for name, number in (*lost.items(), *least.items()):
+        if found.get(name, number) < number:
+            what = f"`stats` says of {whose}: {name} {found[name]}"
+            raise Failure(f"{what}, less than {number}", "CTL-5")

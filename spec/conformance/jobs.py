@@ -1,0 +1,75 @@
+"""Several servers at once, each judged by a process of its own."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing.util import Finalize
+from typing import Any, Callable
+
+from .clients import ClientCase
+from .kit import LATER, Result, needs_of, options_of
+from .trial import Check
+
+SHARE_MAX = 50  # quick cases, which a process judges in one go
+Judge = Callable[[Any, bool], Result]
+Make = Callable[[], tuple[Any, Judge]]  # what is left in the end, and a judge
+Numbered = tuple[int, Result]  # by the number of its case
+_mine: list[Any] = []  # of a process: its judge, and all cases
+
+
+def judge_all(
+    make: Make, cases: Sequence[Any], asked: Iterable[int], count: int
+) -> Iterator[Numbered]:
+    """Yield the results of the cases asked for, from so many processes.
+
+    What a judge leaves for later is judged in the end.
+    """
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(count, context, _begin, (make, cases)) as pool:
+        shares = shares_of(cases, asked)
+        for is_last in (False, True):
+            tried = [pool.submit(_judge, share, is_last) for share in shares]
+            shares = []
+            for future in as_completed(tried):
+                for number, result in future.result():
+                    if result.what == LATER:
+                        shares.append([number])
+                    else:
+                        yield number, result
+
+
+def _begin(make: Make, cases: Sequence[Any]) -> None:
+    """Make what a process needs, until it ends."""
+    context, judge = make()
+    context.__enter__()
+    Finalize(None, context.__exit__, (None, None, None), exitpriority=0)
+    _mine[:] = judge, cases
+
+
+def _judge(numbers: list[int], is_last: bool) -> list[Numbered]:
+    """Return the results of some cases."""
+    judge, cases = _mine
+    return [(number, judge(cases[number], is_last)) for number in numbers]
+
+
+def shares_of(cases: Sequence[Any], asked: Iterable[int]) -> list[list[int]]:
+    """Return the numbers of cases in shares: slow cases first and alone.
+
+    The others need one server, if they have the same options.
+    """
+
+    def is_slow(number: int) -> bool:
+        case = cases[number]
+        is_quick = not isinstance(case, (Check, ClientCase))
+        return not is_quick or "clock" in needs_of(case)
+
+    shares = [[number] for number in asked if is_slow(number)]
+    quick = itertools.filterfalse(is_slow, asked)
+    alike = itertools.groupby(quick, lambda number: options_of(cases[number]))
+    for group in [[*group] for _, group in alike]:
+        starts = range(0, len(group), SHARE_MAX)
+        shares += [group[start : start + SHARE_MAX] for start in starts]
+    return shares
