@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import multiprocessing
+import os
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.util import Finalize
@@ -13,6 +16,7 @@ from .clients import ClientCase
 from .kit import LATER, Result, needs_of, options_of
 from .trial import Check
 
+PR_SET_PDEATHSIG = 1  # the signal when the kit itself is killed
 SHARE_MAX = 50  # quick cases, which a process judges in one go
 Judge = Callable[[Any, bool], Result]
 Make = Callable[[], tuple[Any, Judge]]  # what is left in the end, and a judge
@@ -46,6 +50,13 @@ def _begin(make: Make, cases: Sequence[Any]) -> None:
     context, judge = make()
     context.__enter__()
     Finalize(None, context.__exit__, (None, None, None), exitpriority=0)
+
+    def end(*_: object) -> None:
+        context.__exit__(None, None, None)
+        os._exit(1)
+
+    signal.signal(signal.SIGQUIT, end)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
     _mine[:] = judge, cases
 
 
