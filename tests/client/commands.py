@@ -68,6 +68,20 @@ def served(listener: Listener, *words: str, **options: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
+def ready(
+    address: str, *words: str, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a command that has told by --ready-fd that it is ready."""
+    reader, writer = os.pipe()
+    words = (words[0], f"--ready-fd={writer}", *words[1:])
+    with started(address, *words, pass_fds=[writer], **options) as process:
+        os.close(writer)
+        with open(reader) as lines:
+            assert lines.read() == "ready\n"
+        yield process
+
+
+@contextlib.contextmanager
 def keeping(bus: RealBus, *words: str) -> Iterator[None]:
     """Run a keeper."""
     with started(bus.path, "keep", *words) as process:
@@ -86,9 +100,9 @@ def keeping(bus: RealBus, *words: str) -> Iterator[None]:
 
 def is_gone(done: Result, address: str) -> bool:
     """Return whether a command ended because the server disconnected it."""
-    what = f"sbus: the server at {address} closed the connection: it stopped,"
-    what += " or refused this client; its log names pid "
-    form = re.escape(what) + "[0-9]+, or counts it among others\n"
+    text = f"sbus: the server at {address} closed the connection: it stopped,"
+    text += " or refused this client; its log names pid "
+    form = re.escape(text) + "[0-9]+, or counts it among others\n"
     return done.status == 1 and bool(re.fullmatch(form, done.errors))
 
 

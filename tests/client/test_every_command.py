@@ -17,9 +17,17 @@ import pytest
 
 import sbus_client
 from client_ends import beside
-from commands import patterns_of, sbus, subscribed, wait_for_patterns
+from commands import ready, sbus, subscribed
 from packets import publish
-from processes import ENVIRONMENT, ROOT, SECONDS_MAX, Result, run, started
+from processes import (
+    ENVIRONMENT,
+    ROOT,
+    SECONDS_MAX,
+    Result,
+    outcome,
+    run,
+    started,
+)
 from real_bus import Listener, RealBus, seqpacket
 from small_pythons import SMALL_PYTHONS
 from tools import command_line, shared
@@ -80,10 +88,9 @@ def assert_printable(text: str) -> None:
 def test_malformed_packet(
     listener: Listener, directory: Path, is_small: bool
 ) -> None:
-    """[CLIENT-2] It ends each command with one line and the status 1.
-
-    That is so in a Python without all that small ones lack.  A command that
-    needs more says which package has it.
+    """[CLIENT-2] A malformed packet ends each command with one line and the
+    status 1, also in a Python without all that small ones lack.  A command
+    that needs more says which package has it.
     """
     env = small_python(directory) if is_small else ENVIRONMENT
     for words in COMMANDS:
@@ -123,7 +130,9 @@ COUNTS = [
 def test_malformed_counts(
     listener: Listener, counts: bytes, status: int
 ) -> None:
-    """[CTL-5] One line says so; what is printed is escaped."""
+    """[CTL-5] One line says that the counts are malformed; what is printed is
+    escaped.
+    """
     for words in "stats", "stats --openmetrics", "clients":
         with answering(listener, b"CMSG stats\0" + counts):
             done = sbus(listener.path, *words.split())
@@ -133,24 +142,26 @@ def test_malformed_counts(
 
 
 def test_small_python(bus: RealBus, directory: Path) -> None:
-    """What needs no JSON works; the rest says which package has it."""
+    """Commands that need no JSON work, with messages of any size.  The others
+    say which package has it.
+    """
     env = small_python(directory)
     done = run("tools", "--help", env=env)
     assert done.status == 0
     assert all(f"    {name} " in done.output for name in command_line.COMMANDS)
-    with started(bus.path, "reply", "k", "cat", env=env) as process:
-        wait_for_patterns(bus, 1)
+    with ready(bus.path, "reply", "k", "cat", env=env) as process:
         asked = ("request", "k", "x", "-t99")
         assert sbus(bus.path, *asked, env=env) == (0, "x\n", "")
         process.terminate()
-    for words in "load --count 9", "top -n1 --interval 0.1", "pub k v":
+    with ready(bus.path, "sub", "-n2", "l", env=env) as process:
+        text = "x" * 300_000
+        for payload in text, "v":
+            done = sbus(bus.path, "pub", "l", "-", input=payload, env=env)
+            assert done == (0, "", "")
+        assert outcome(process) == (0, f"l\t{text}\nl\tv\n", "")
+    for words in "load --count 9", "top -n1 --interval 0.1":
         done = sbus(bus.path, *words.split(), env=env)
         assert (done.status, done.errors) == (0, "")
-    count = patterns_of(bus)
-    with beside(lambda: sbus(bus.path, "sub", "-n1", "k", env=env)) as ended:
-        wait_for_patterns(bus, count + 1)
-        sbus(bus.path, "pub", "k", "v")
-    assert ended.result() == (0, "k\tv\n", "")
     for words in "stats", "clients", "load --count 9 --json":
         assert sbus(bus.path, *words.split(), env=env) == (1, "", NO_JSON)
 
@@ -224,7 +235,7 @@ def test_one_time_for_all(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_between_the_forks_of_load(
     bus: RealBus, directory: Path
 ) -> None:
-    """No process is left, whenever it comes."""
+    """No process is left, whenever Ctrl-C comes."""
     (directory / "sitecustomize.py").write_text(
         "import os, signal\n"
         "fork = os.fork\n"
@@ -246,7 +257,7 @@ def test_ctrl_c_between_the_forks_of_load(
 
 
 def test_load_beside_another(bus: RealBus) -> None:
-    """What others publish under its keys does not count."""
+    """Messages of others under the keys of load do not count."""
     options = ("--rate=200", "--count=100", "--subscribers=2", "--json")
     with (
         subscribed(bus) as peer,
@@ -267,7 +278,7 @@ def test_load_beside_another(bus: RealBus) -> None:
 def test_remark_where_warnings_are_errors(
     bus: RealBus, file: str, pattern: str
 ) -> None:
-    """[MATCH-6] It is one line, without a line of Python."""
+    """[MATCH-6] A remark is one line, without a line of Python."""
     env = {**ENVIRONMENT, "PYTHONWARNINGS": "error"}
     done = run(file, "-a", bus.path, "sub", pattern, "-t0.1", env=env)
     assert (done.status, done.output) == (0, "")

@@ -17,171 +17,156 @@ import pytest
 
 import sbus
 import sbus_client
-from client_ends import Ends, Kind, beside, counted
+from client_ends import Ends, Kind, counted, serving
 from processes import SECONDS_MAX
 from real_bus import RealBus
 from sbus_client import (
     Client,
     Disconnected,
     PacketError,
+    Request,
     RequestFailed,
     SbusError,
     TimedOut,
     matches,
+    owner_of,
     parse_request,
 )
 
+# ---- What a client shows of itself
 
-class TestObject:
-    """What a client shows of itself."""
 
-    def test_repr_and_closed(self, bus: RealBus) -> None:
-        """They tell its state; an address may be bytes."""
-        with Client(os.fsencode(bus.path)) as client:
-            assert repr(client) == f"<Client at {bus.path!r}: connected>"
-            assert not client.closed
-        assert repr(client) == f"<Client at {bus.path!r}: closed>"
-        assert client.closed
-        client = Client(bus.path + "-none", reconnect=True)
-        assert repr(client).endswith(": without a bus>")
-        client.close()
+def test_repr_and_closed(bus: RealBus) -> None:
+    """repr tells the state of a client; an address may be bytes."""
+    with Client(os.fsencode(bus.path)) as client:
+        assert repr(client) == f"<Client at {bus.path!r}: connected>"
+        assert not client.closed
+    assert repr(client) == f"<Client at {bus.path!r}: closed>"
+    assert client.closed
+    client = Client(bus.path + "-none", reconnect=True)
+    assert repr(client).endswith(": without a bus>")
+    client.close()
 
-    @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
-    def test_copies(self, bus: RealBus, way: Callable[[Client], Any]) -> None:
-        """There are none, whose end would be that of the client."""
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies(bus: RealBus, way: Callable[[Client], Any]) -> None:
+    """A client has no copies, whose end would be that of the client."""
+    with Client(bus.path) as client:
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            way(client)
+        client.sync(SECONDS_MAX)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        *[{"packet_bytes_max": size} for size in (-1, 1 << 62, 9.5, "9")],
+        *[{"segments_max": 0}, {"key_bytes_max": None}],
+    ],
+)
+def test_limits(kind: Kind, limits: dict[str, Any]) -> None:
+    """A limit that nothing can keep is refused."""
+    with pytest.raises(ValueError, match="a whole number from 1"):
+        kind("/nowhere", **limits)
+
+
+@pytest.mark.parametrize(
+    "library", ["gevent._socket3", "eventlet.greenio.base", "pytest_socket"]
+)
+def test_replaced_sockets(
+    bus: RealBus, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    """One line says which of other libraries do not work."""
+    other = type("socket", (socket.socket,), {"__module__": library})
+    monkeypatch.setattr(socket, "socket", other)
+    with contextlib.ExitStack() as stack:
+        if library != "pytest_socket":
+            refused = pytest.raises(SbusError, match="'s, do not work")
+            stack.enter_context(refused)
         with Client(bus.path) as client:
-            with pytest.raises(TypeError, match="cannot be copied or pickled"):
-                way(client)
             client.sync(SECONDS_MAX)
 
-    def test_time_that_is_over(self, ends: Ends) -> None:
-        """It is an SbusError, and a TimeoutError."""
-        with pytest.raises(TimedOut) as caught:
-            ends.client.receive(0)
-        assert isinstance(caught.value, SbusError)
-        assert isinstance(caught.value, TimeoutError)
 
-    @pytest.mark.parametrize(
-        "limits",
-        [
-            *[{"packet_bytes_max": size} for size in (-1, 1 << 62, 9.5, "9")],
-            *[{"segments_max": 0}, {"key_bytes_max": None}],
-        ],
-    )
-    def test_limits(self, kind: Kind, limits: dict[str, Any]) -> None:
-        """One that nothing can keep is refused."""
-        with pytest.raises(ValueError, match="a whole number from 1"):
-            kind("/nowhere", **limits)
-
-    @pytest.mark.parametrize(
-        "library",
-        ["gevent._socket3", "eventlet.greenio.base", "pytest_socket"],
-    )
-    def test_replaced_sockets(
-        self, bus: RealBus, monkeypatch: pytest.MonkeyPatch, library: str
-    ) -> None:
-        """One line says which of other libraries do not work."""
-        other = type("socket", (socket.socket,), {"__module__": library})
-        monkeypatch.setattr(socket, "socket", other)
-        with contextlib.ExitStack() as stack:
-            if library != "pytest_socket":
-                refused = pytest.raises(SbusError, match="'s, do not work")
-                stack.enter_context(refused)
-            with Client(bus.path) as client:
-                client.sync(SECONDS_MAX)
+# ---- What is refused or remarked on before it is sent
 
 
-class TestAdvice:
-    """What is refused or remarked on before it is sent."""
+class Packet:
+    """A payload that would have a say in what the packet is."""
 
-    @pytest.mark.parametrize("key", ["\ud800", "a/\udfff"])
-    def test_keys_that_no_text_has(self, ends: Ends, key: str) -> None:
-        """[KEY-1] Half a pair of surrogates is named."""
+    def __radd__(self, _: bytes) -> bytes:
+        return b"CMSG order/stack"
+
+
+def test_wrong_arguments(ends: Ends) -> None:
+    """The error names what is wrong, and nothing is sent."""
+    client: Any = ends.client
+    keyed = client.subscribe, client.unsubscribe, client.publish
+    for call in (*keyed, client.control):
+        with pytest.raises(TypeError, match="is str or bytes, not int$"):
+            call(5)
+    for call in client.publish, client.control, client.request:
+        for payload in "text", "", 5, None, Packet():
+            name = type(payload).__name__
+            with pytest.raises(TypeError, match=f"bytes, not {name}: encode"):
+                call("k", payload)
+    calls: dict[str, tuple[str, ...]] = {
+        **dict.fromkeys(("receive", "sync", "stats", "whoami"), ()),
+        **dict.fromkeys(("subscribe", "unsubscribe", "request"), ("k",)),
+        "control": ("echo/on",),
+    }
+    for name, arguments in calls.items():
+        for timeout in "5", 1j, 10**400:
+            with pytest.raises(TypeError, match="or None, not [a-z]+$"):
+                getattr(client, name)(*arguments, timeout=timeout)
+    wrong_request: Any = None
+    for call in client.reply, parse_request:
+        with pytest.raises(TypeError, match="takes a .*: see|a Message$"):
+            call(wrong_request)
+    for key in "\ud800", "a/\udfff":
         with pytest.raises(PacketError, match="is not UTF-8"):
-            ends.client.publish(key)
+            client.publish(key)
+    for key in "blocking/soft/discrad", "ping", "", "echo/":
+        with pytest.raises(PacketError, match="is none of blocking/soft"):
+            client.control(key)
+    for choice in sbus.CHOICES:  # [CTL-2]
+        client.control(choice)
+        assert ends.server.receive() == b"CMSG " + choice
 
-    def test_control_keys(self, ends: Ends) -> None:
-        """[CTL-2] One that no server knows is refused, with those it does."""
-        for key in sbus.CHOICES:
-            ends.client.control(key)
-            assert ends.server.receive() == b"CMSG " + key
-        for wrong in "blocking/soft/discrad", b"ping", "", "echo/":
-            with pytest.raises(PacketError, match="is none of blocking/soft"):
-                ends.client.control(wrong)
 
-    @pytest.mark.parametrize(
-        "pattern, remark",
-        [
-            ("a*b", "'a*b' selects nothing: '*' ends its segment"),
-            ("*a/", "selects nothing"),
-            ("a/+", "'a/+' has no wildcard: '*' is one segment"),
-            ("a/+/b", "has no wildcard"),
-            ("#", "has no wildcard"),
-            ("a/>", "has no wildcard"),
-            ("a.>", "has no wildcard"),
-            ("a*", ""),
-            ("a/*/b*/", ""),
-            ("a/**", ""),
-            ("1+1/#7/>=", ""),
-            ("", ""),
-        ],
-    )
-    def test_doubtful_patterns(
-        self, ends: Ends, pattern: str, remark: str
-    ) -> None:
-        """[MATCH-2] A warning says what one does not do; it is sent."""
+DOUBTS = {
+    "selects nothing: '*' ends its segment": "a*b *a/",
+    "has no wildcard: '*' is one segment": "a/+ a/+/b # a/> a.>",
+    "": "a* a/*/b*/ a/** 1+1/#7/>=",
+}
+
+
+@pytest.mark.parametrize("doubt", DOUBTS)
+def test_doubtful_patterns(ends: Ends, doubt: str) -> None:
+    """[MATCH-2] A warning says what a pattern does not do, and it is sent.
+    Where Python makes an error of it, it is of this library.
+    """
+    for pattern in DOUBTS[doubt].split():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             ends.client.subscribe(pattern)
             ends.client.unsubscribe(pattern)
-        texts = [str(warning.message) for warning in caught]
-        assert len(texts) == bool(remark)
-        assert all(remark in text for text in texts)
+        texts = [f"'{pattern}' {doubt}"] if doubt else []
+        assert [str(w.message).partition(",")[0] for w in caught] == texts
         assert ends.server.receive() == b"SUB " + pattern.encode()
-
-    def test_doubt_that_is_an_error(self, ends: Ends) -> None:
-        """Where Python makes one of each warning, it is of this library."""
+        assert ends.server.receive() == b"UNSUB " + pattern.encode()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with pytest.raises(SbusError, match="selects nothing"):
-                ends.client.subscribe("a*b")
-        ends.client.subscribe("a")
-        assert ends.server.receive() == b"SUB a"
+            refused = pytest.raises(SbusError, match="selects|wildcard")
+            with refused if doubt else contextlib.nullcontext():
+                ends.client.subscribe(pattern)
+                assert ends.server.receive() == b"SUB " + pattern.encode()
 
-    def test_what_is_no_request(self, ends: Ends) -> None:
-        """The error names the function that makes one of a message."""
-        call: Any
-        for call in ends.client.reply, parse_request:
-            with pytest.raises(TypeError, match="takes a .*: see|a Message$"):
-                call(None)
 
-    def test_payload_that_would_be_a_packet(self, ends: Ends) -> None:
-        """It has no say in what the packet is."""
-
-        class Packet:
-            def __radd__(self, _: bytes) -> bytes:
-                return b"CMSG order/stack"
-
-        with pytest.raises(TypeError, match="a payload is bytes, not Packet"):
-            ends.client.publish("k", Packet())  # type: ignore[arg-type]
-
-    def test_timeouts(self, ends: Ends) -> None:
-        """What is none is named by a TypeError."""
-        calls: dict[str, tuple[object, ...]] = {
-            **dict.fromkeys(("receive", "sync", "stats", "whoami"), ()),
-            **dict.fromkeys(("subscribe", "unsubscribe", "request"), ("k",)),
-            "control": ("echo/on",),
-        }
-        for name, given in calls.items():
-            for timeout in "5", 1j, 10**400:
-                with pytest.raises(TypeError, match="or None, not [a-z]+$"):
-                    getattr(ends.client, name)(*given, timeout=timeout)
-
-    def test_patterns(self, ends: Ends) -> None:
-        """[LIMIT-5] How many are too many, only the server says."""
-        for number in range(1_100):
-            ends.client.subscribe(f"{number}")
-            assert ends.server.receive() == b"SUB %d" % number
+def test_patterns(ends: Ends) -> None:
+    """[LIMIT-5] How many are too many, only the server says."""
+    for number in range(1_100):
+        ends.client.subscribe(f"{number}")
+        assert ends.server.receive() == b"SUB %d" % number
 
 
 def test_matches_as_the_server() -> None:
@@ -198,7 +183,9 @@ def test_matches_as_the_server() -> None:
 
 
 def test_matches_of_many_patterns() -> None:
-    """One of the most that a client may have costs as much as one of few."""
+    """A pattern of the most that a client may have costs as much as one of
+    few.
+    """
 
     def effort(count: int) -> float:
         patterns = [f"a/{number}/*/b" for number in range(count)]
@@ -212,67 +199,71 @@ def test_matches_of_many_patterns() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern, is_selected",
+    "patterns, is_selected",
     [
-        ("!/cred/1/2/3/x", True),
-        ("!/cred////", True),
-        ("!/cred//2//x", True),
-        ("!/cred//2//*", True),
-        ("!/cred//7//x", False),
-        ("!/cred////y", False),
-        ("", False),
-        ("*/cred/1/2/3/x", False),
+        ("!/cred/1/2/3/x !/cred//// !/cred//2//x !/cred//2//*", True),
+        ("!/cred//7//x !/cred////y */cred/1/2/3/x", False),
     ],
 )
-def test_matches_of_secrets(pattern: str, is_selected: bool) -> None:
+def test_matches_of_secrets(patterns: str, is_selected: bool) -> None:
     """[CRED-10] A secret key is for secret patterns, and those that leave a
     number open.
     """
-    assert matches(pattern, "!/cred/1/2/3/x") == is_selected
+    for pattern in patterns.split():
+        assert matches(pattern, "!/cred/1/2/3/x") == is_selected
+    assert not matches("", "!/cred/1/2/3/x")
     assert not matches("!/cred////", "x")
 
 
+OWN_PATH = b"!/cred/1/2/3"
+
+
 @pytest.mark.parametrize(
-    "rest, is_one",
+    "key, pid",
     [
-        (b"x", True),
-        (b"/" * 57 + b"x", True),
-        (b"/" * 58 + b"x", False),
-        (b"x" * 4_076, True),
-        (b"x" * 4_077, False),
-        (b"!", False),
+        (OWN_PATH + b"/x", 3),
+        (OWN_PATH + b"/!/cred/4/5/6/x/y//z", 6),
+        (OWN_PATH + b"/" + b"/" * 57 + b"x", 3),
+        (OWN_PATH + b"/" + b"/" * 58 + b"x", 0),
+        (OWN_PATH + b"/" + b"x" * 4_076, 3),
+        (OWN_PATH + b"/" + b"x" * 4_077, 0),
+        (OWN_PATH + b"/!/x", 0),
     ],
 )
-def test_reply_keys(rest: bytes, is_one: bool) -> None:
-    """[KEY-4] Without an answer that a server takes, there is no request.
-
-    The key for a failure has a segment more, of six bytes.
+def test_reply_keys(key: bytes, pid: int) -> None:
+    """[KEY-4] [CRED-10] Without an answer that a server takes, there is no
+    request.  The key for a failure has a segment more, of six bytes.
     """
-    payload = b"!/cred/1/2/3/" + rest + b"\0v"
-    message = sbus_client.Message(b"k", payload)
-    assert bool(parse_request(message)) == is_one
+    asked = parse_request(sbus_client.Message(b"k", key + b"\0a\0b"))
+    assert asked == ((b"k", b"a\0b", key) if pid else None)
+    assert not pid or owner_of(key).pid == pid
 
 
-class TestFailures:
-    """A service that cannot answer says so."""
+@pytest.mark.parametrize(
+    "key", [b"", b"a", OWN_PATH, OWN_PATH + b"/", b"x/" + OWN_PATH + b"/x"]
+)
+def test_keys_that_are_not_private(key: bytes) -> None:
+    """[CRED-10] An answer goes to a private key and nowhere else."""
+    assert not parse_request(sbus_client.Message(b"k", key + b"\0"))
+    with pytest.raises(PacketError, match="not a private key"):
+        owner_of(key)
 
-    def test_request(self, bus: RealBus, kind: Kind) -> None:
-        """Its text is that of the caller's error."""
 
-        def serve() -> None:
-            asked = parse_request(service.receive(SECONDS_MAX))
-            assert asked
-            service.reply(asked.failed(), b"no such lamp")
-            service.sync(SECONDS_MAX)
+# ---- A service that cannot answer says so
 
-        with kind(bus.path) as service, Client(bus.path) as client:
-            service.subscribe("lamps")
-            service.sync(SECONDS_MAX)
-            with (
-                beside(serve),
-                pytest.raises(RequestFailed, match="^no such lamp$"),
-            ):
-                client.request("lamps", b"", SECONDS_MAX)
+
+def test_failed_request(bus: RealBus, kind: Kind) -> None:
+    """A service that cannot answer says why to its caller."""
+
+    def fail(service: Client, asked: Request) -> None:
+        service.reply(asked.failed(), b"no such lamp")
+
+    with (
+        serving(bus, "lamps", fail),
+        kind(bus.path) as client,
+        pytest.raises(RequestFailed, match="^no such lamp$"),
+    ):
+        client.request("lamps", b"", SECONDS_MAX)
 
 
 class Short:
@@ -293,43 +284,37 @@ class Short:
         return getattr(self.wire, name)
 
 
-class TestErrorsOfTheKernel:
-    """They are waited for, or are told in one sentence of this library."""
+# ---- They are waited for, or are told in one sentence of this library
 
-    @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
-    def test_no_memory(
-        self, ends: Ends, number: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """[CLIENT-3] It passes: what a call sends is sent then."""
-        client, server = ends
-        wire = client.socket
-        for call in client.publish, client.subscribe, client.unsubscribe:
-            client_of(client).socket = Short(wire, number, 99)
-            with pytest.raises(TimedOut):
-                call("k", timeout=0)
-            client_of(client).socket = Short(wire, number, 4)
-            call("k", timeout=SECONDS_MAX)
-        client_of(client).socket = wire
-        assert [server.receive()[-3:] for _ in range(3)]
-        server.wire.settimeout(0.0)
-        with pytest.raises(BlockingIOError):
-            server.wire.recv(1)
 
-    def test_any_other(self, ends: Ends) -> None:
-        """It is of the connection, and has the kernel's number."""
-        short = Short(ends.client.socket, errno.EPERM, 1_000)
-        client_of(ends.client).socket = short
-        for call in ends.client.publish, ends.client.subscribe:
-            with pytest.raises(Disconnected, match="not permitted") as caught:
-                call("k")
-            assert caught.value.errno == errno.EPERM
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+def test_no_memory(
+    ends: Ends, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[CLIENT-3] A want of memory passes: what a call sends is sent then."""
+    client, server = ends
+    wire = client.socket
+    for call in client.publish, client.subscribe, client.unsubscribe:
+        client_of(client).socket = Short(wire, number, 99)
+        with pytest.raises(TimedOut):
+            call("k", timeout=0)
+        client_of(client).socket = Short(wire, number, 4)
+        call("k", timeout=SECONDS_MAX)
+    client_of(client).socket = wire
+    assert [server.receive()[-3:] for _ in range(3)]
+    server.wire.settimeout(0.0)
+    with pytest.raises(BlockingIOError):
+        server.wire.recv(1)
 
-    @pytest.mark.parametrize("text", [b"[1", b"1", b"[" * 99_999])
-    def test_malformed_counts(self, ends: Ends, text: bytes) -> None:
-        """[CTL-5] The error shows what the server has sent."""
-        ends.server.send(b"CMSG stats\0" + text)
-        with pytest.raises(PacketError, match="sent malformed counts"):
-            ends.client.stats(SECONDS_MAX)
+
+def test_any_other(ends: Ends) -> None:
+    """Any other error is of the connection, and has the kernel's number."""
+    short = Short(ends.client.socket, errno.EPERM, 1_000)
+    client_of(ends.client).socket = short
+    for call in ends.client.publish, ends.client.subscribe:
+        with pytest.raises(Disconnected, match="not permitted") as caught:
+            call("k")
+        assert caught.value.errno == errno.EPERM
 
 
 def client_of(client: Any) -> Any:

@@ -89,7 +89,7 @@ def test_program_prints(bus: RealBus, mark: str, key: str, line: str) -> None:
 
 
 def test_request_and_reply(bus: RealBus) -> None:
-    """One program asks, and the other one answers."""
+    """One program asks, and the other answers."""
     with running(bus, program("half past nine")), Client(bus.path) as client:
         wait_for_subscriber(client)
         with running(bus, program("bus.request(")) as asking:
@@ -169,7 +169,7 @@ def test_program_publishes(
 
 
 def test_last_values(bus: RealBus) -> None:
-    """The keeper's come first."""
+    """The values of a keeper come first."""
     with keeping(bus, "state/"), Client(bus.path) as client:
         client.publish("state/1", b"on")
         client.sync(SECONDS_MAX)
@@ -180,7 +180,7 @@ def test_last_values(bus: RealBus) -> None:
 
 
 def test_survey(bus: RealBus) -> None:
-    """All answer, and all are heard."""
+    """All services answer, and all answers are printed."""
     with (
         service(bus, "services/health"),
         service(bus, "services/"),
