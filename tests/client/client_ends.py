@@ -26,7 +26,6 @@ from sbus_client import (
     Client,
     Disconnected,
     Received,
-    Request,
     parse_request,
 )
 
@@ -124,22 +123,15 @@ def beside(
         done.result(SECONDS_MAX)
 
 
-def echo(service: Client, asked: Request) -> None:
-    """Answer a request with its own payload."""
-    service.reply(asked, asked.payload)
-
-
 @contextlib.contextmanager
-def serving(
-    bus: RealBus, key: str, answer: Callable[[Client, Request], None] = echo
-) -> Iterator[None]:
-    """Answer requests, up to the end."""
+def serving(bus: RealBus, key: str) -> Iterator[None]:
+    """Answer requests with their own payloads, up to the end."""
 
     def serve() -> None:
         with contextlib.suppress(Disconnected):
             for message in service:
                 if asked := parse_request(message):
-                    answer(service, asked)
+                    service.reply(asked, asked.payload)
 
     with Client(bus.path) as service:
         service.subscribe(key)

@@ -20,6 +20,9 @@ from processes import ENVIRONMENT, ROOT, SECONDS_MAX, Result, run, started
 from real_bus import Listener, Peer, RealBus, wait_for
 from sbus_client import Client
 
+# Of a program that imports our files, wherever it runs
+IMPORTING = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+
 
 def sbus(address: str, *arguments: str, **options: Any) -> Result:
     """Run the command line to its end."""
@@ -27,6 +30,18 @@ def sbus(address: str, *arguments: str, **options: Any) -> Result:
     if "input" in options:
         del options["stdin"]
     return run("tools", "-a", address, *arguments, **options)
+
+
+def python(*words: str, cwd: Path, path: str = "") -> Result:
+    """Run Python in a folder, from which it imports, to its end."""
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**ENVIRONMENT, "PYTHONPATH": f"{cwd}:{path}"},
+        capture_output=True,
+        text=True,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
 
 
 def patterns_of(bus: RealBus) -> int:
@@ -77,7 +92,8 @@ def ready(
     with started(address, *words, pass_fds=[writer], **options) as process:
         os.close(writer)
         with open(reader) as lines:
-            assert lines.read() == "ready\n"
+            text = lines.read()
+        assert text == "ready\n"
         yield process
 
 

@@ -1,23 +1,29 @@
-"""Tests of the client library: its file, and packets out and in."""
+"""Tests of the client library: its file, its packets, and what it refuses."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import copy
+import errno
 import inspect
 import itertools
 import os
+import pickle
 import random
 import socket
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import sbus
 import sbus_client
-from client_ends import Ends, Kind, both_ends, fill
+from client_ends import Ends, Kind, both_ends, counted, fill
 from packets import ANSWER, HEAD_BYTES, WHOAMI, publications, publish
 from processes import ROOT, SECONDS_MAX
 from real_bus import RealBus
@@ -30,7 +36,11 @@ from sbus_client import (
     Message,
     PacketError,
     PacketTooLarge,
+    SbusError,
+    TimedOut,
+    matches,
     owner_of,
+    parse_request,
 )
 
 FILE = ROOT / "sbus_client.py"
@@ -68,20 +78,9 @@ def test_async_client_has_the_calls_of_client() -> None:
 # ---- What the calls send
 
 
-def test_each_call_sends_its_packet(ends: Ends) -> None:
-    """[SUB-1] [UNSUB-1] [PUB-1] [CTL-1] Text is sent as UTF-8, and what
-    has bytes as those.
-    """
+def test_payloads(ends: Ends) -> None:
+    """[PUB-1] [CTL-1] A payload is sent as it is, whatever has its bytes."""
     client, server = ends
-    for text in "é/*", "é/*".encode(), b"a/\xff", "":
-        key = text.encode() if isinstance(text, str) else text
-        for call, packet in (
-            (client.subscribe, b"SUB " + key),
-            (client.unsubscribe, b"UNSUB " + key),
-            (client.publish, publish(key)),
-        ):
-            call(text)
-            assert server.receive() == packet
     view = memoryview(b"v-\0-w")[::2]
     for payload in b"v\0w", bytearray(b"v\0w"), memoryview(b"v\0w"), view:
         client.publish("k", payload)
@@ -90,24 +89,9 @@ def test_each_call_sends_its_packet(ends: Ends) -> None:
         assert server.receive() == b"CMSG echo/on\0v\0w"
 
 
-def test_largest_packet(ends: Ends) -> None:
-    """[CLIENT-3] [CLIENT-5] [CLIENT-11] The largest packet passes, but not a
-    byte more.
-    """
-    payload = os.urandom(PACKET_BYTES_MAX - HEAD_BYTES)
-    error = "packet of 409601 bytes is above the limit of 409600 bytes"
-    with pytest.raises(PacketTooLarge, match=error):
-        ends.client.publish("k", payload + b"x")
-    ends.client.publish("k", payload)
-    assert ends.server.receive() == publish(b"k", payload)
-    ends.server.wire.setsockopt(*BUFFER, PACKET_BYTES_MAX)
-    ends.server.send(publish(b"k", payload))
-    assert ends.client.receive(0) == (b"k", payload)
-
-
 @pytest.mark.parametrize("size", [100_000, 100_001])
 def test_small_send_buffer_is_raised(kind: Kind, size: int) -> None:
-    """[CLIENT-3] A send buffer is raised up to the kernel's own limit."""
+    """[CLIENT-3] [CLIENT-11] A send buffer is raised up to the kernel's own limit."""
     with both_ends(kind, packet_bytes_max=1 << 30) as (client, server):
         client.socket.setsockopt(*BUFFER, 0)
         client.publish("k", bytes(size - HEAD_BYTES))
@@ -235,28 +219,6 @@ def test_any_packet(ends: Ends) -> None:
                 client.receive(0)
 
 
-@pytest.mark.parametrize("learns_by", ["receiving", "reset", "sending"])
-def test_last_packets(ends: Ends, learns_by: str) -> None:
-    """[CLIENT-6] All packets are read before the end is told, with what to
-    look at: the server's log, and whose lines.
-    """
-    client, server = ends
-    error = f"closed the connection: .*its log names pid {os.getpid()}, or"
-    if learns_by != "receiving":
-        client.publish("k", b"the server never reads this")
-    server.send(*publications(3))
-    server.wire.close()
-    if learns_by == "sending":
-        for call in client.publish, client.subscribe, client.request:
-            with pytest.raises(Disconnected, match=error):
-                call("k")
-    for number in range(3):
-        assert client.receive(0) == (b"k", b"%d" % number)
-    for timeout in (0, None):
-        with pytest.raises(Disconnected, match=error):
-            client.receive(timeout)
-
-
 def test_iteration(kind: Kind) -> None:
     """[CLIENT-5] [CLIENT-6] A loop takes all that receive returns, what
     was kept first; its errors are those of receive, and it can go on.
@@ -276,3 +238,278 @@ def test_iteration(kind: Kind) -> None:
         with pytest.raises(Disconnected):
             for received in client:
                 assert received == (b"k", b"v")
+
+
+# ---- What a client shows of itself
+
+
+def test_repr_and_closed(bus: RealBus) -> None:
+    """repr tells the state of a client; an address may be bytes."""
+    with Client(os.fsencode(bus.path)) as client:
+        assert repr(client) == f"<Client at {bus.path!r}: connected>"
+        assert not client.closed
+    assert repr(client) == f"<Client at {bus.path!r}: closed>"
+    assert client.closed
+    client = Client(bus.path + "-none", reconnect=True)
+    assert repr(client).endswith(": without a bus>")
+    client.close()
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies(bus: RealBus, way: Callable[[Client], Any]) -> None:
+    """A client has no copies, whose end would be that of the client."""
+    with Client(bus.path) as client:
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            way(client)
+        client.sync(SECONDS_MAX)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        *[{"packet_bytes_max": size} for size in (-1, 1 << 62, 9.5, "9")],
+        *[{"segments_max": 0}, {"key_bytes_max": None}],
+    ],
+)
+def test_limits(kind: Kind, limits: dict[str, Any]) -> None:
+    """A limit that nothing can keep is refused."""
+    with pytest.raises(ValueError, match="a whole number from 1"):
+        kind("/nowhere", **limits)
+
+
+@pytest.mark.parametrize(
+    "library", ["gevent._socket3", "eventlet.greenio.base", "pytest_socket"]
+)
+def test_replaced_sockets(
+    bus: RealBus, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    """One line says which of other libraries do not work."""
+    other = type("socket", (socket.socket,), {"__module__": library})
+    monkeypatch.setattr(socket, "socket", other)
+    with contextlib.ExitStack() as stack:
+        if library != "pytest_socket":
+            refused = pytest.raises(SbusError, match="'s, do not work")
+            stack.enter_context(refused)
+        with Client(bus.path) as client:
+            client.sync(SECONDS_MAX)
+
+
+# ---- What is refused or remarked on before it is sent
+
+
+class Packet:
+    """A payload that would have a say in what the packet is."""
+
+    def __radd__(self, _: bytes) -> bytes:
+        return b"CMSG order/stack"
+
+
+def test_wrong_arguments(ends: Ends) -> None:
+    """The error names what is wrong, and nothing is sent."""
+    client: Any = ends.client
+    keyed = client.subscribe, client.unsubscribe, client.publish
+    for call in (*keyed, client.control):
+        with pytest.raises(TypeError, match="is str or bytes, not int$"):
+            call(5)
+    for call in client.publish, client.control, client.request:
+        for payload in "text", "", 5, None, Packet():
+            name = type(payload).__name__
+            with pytest.raises(TypeError, match=f"bytes, not {name}: encode"):
+                call("k", payload)
+    calls: dict[str, tuple[str, ...]] = {
+        **dict.fromkeys(("receive", "sync", "stats", "whoami"), ()),
+        **dict.fromkeys(("subscribe", "unsubscribe", "request"), ("k",)),
+        "control": ("echo/on",),
+    }
+    for name, arguments in calls.items():
+        for timeout in "5", 1j, 10**400:
+            with pytest.raises(TypeError, match="or None, not [a-z]+$"):
+                getattr(client, name)(*arguments, timeout=timeout)
+    wrong_request: Any = None
+    for call in client.reply, parse_request:
+        with pytest.raises(TypeError, match="takes a .*: see|a Message$"):
+            call(wrong_request)
+    for key in "\ud800", "a/\udfff":
+        with pytest.raises(PacketError, match="is not UTF-8"):
+            client.publish(key)
+    for key in "blocking/soft/discrad", "ping", "", "echo/":
+        with pytest.raises(PacketError, match="is none of blocking/soft"):
+            client.control(key)
+    for choice in sbus.CHOICES:  # [CTL-2]
+        client.control(choice)
+        assert ends.server.receive() == b"CMSG " + choice
+
+
+DOUBTS = {
+    "selects nothing: '*' ends its segment": "a*b *a/",
+    "has no wildcard: '*' is one segment": "a/+ a/+/b # a/> a.>",
+    "": "a* a/*/b*/ a/** 1+1/#7/>=",
+}
+
+
+@pytest.mark.parametrize("doubt", DOUBTS)
+def test_doubtful_patterns(ends: Ends, doubt: str) -> None:
+    """[MATCH-2] A warning says what a pattern does not do, and it is sent.
+    Where Python makes an error of it, it is of this library.
+    """
+    for pattern in DOUBTS[doubt].split():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ends.client.subscribe(pattern)
+            ends.client.unsubscribe(pattern)
+        texts = [f"'{pattern}' {doubt}"] if doubt else []
+        assert [str(w.message).partition(",")[0] for w in caught] == texts
+        assert ends.server.receive() == b"SUB " + pattern.encode()
+        assert ends.server.receive() == b"UNSUB " + pattern.encode()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            refused = pytest.raises(SbusError, match="selects|wildcard")
+            with refused if doubt else contextlib.nullcontext():
+                ends.client.subscribe(pattern)
+                assert ends.server.receive() == b"SUB " + pattern.encode()
+
+
+def test_patterns(ends: Ends) -> None:
+    """[LIMIT-5] How many are too many, only the server says."""
+    for number in range(1_100):
+        ends.client.subscribe(f"{number}")
+        assert ends.server.receive() == b"SUB %d" % number
+
+
+def test_matches_as_the_server() -> None:
+    """[MATCH-1] A pattern selects the same keys here as there."""
+    dice = random.Random(53)
+    pieces = ["a", "b", "*", "", "ab", "a*", "*a", "**"]
+    for _ in range(20_000):
+        pattern, key = (
+            "/".join(dice.choices(pieces, k=dice.randrange(1, 5))).encode()
+            for _ in range(2)
+        )
+        expected = sbus.pattern_matches(pattern, key)
+        assert matches(pattern, key) == expected, (pattern, key)
+
+
+def test_matches_of_many_patterns() -> None:
+    """A pattern of the most that a client may have costs as much as one of
+    few.
+    """
+
+    def effort(count: int) -> float:
+        patterns = [f"a/{number}/*/b" for number in range(count)]
+        for _ in range(2):
+            with counted() as calls:
+                for pattern in patterns:
+                    assert not matches(pattern, b"a/b")
+        return sum(calls.values()) / count
+
+    assert effort(1_024) < 1.5 * effort(10)
+
+
+@pytest.mark.parametrize(
+    "patterns, is_selected",
+    [
+        ("!/cred/1/2/3/x !/cred//// !/cred//2//x !/cred//2//*", True),
+        ("!/cred//7//x !/cred////y */cred/1/2/3/x", False),
+    ],
+)
+def test_matches_of_secrets(patterns: str, is_selected: bool) -> None:
+    """[CRED-10] A secret key is for secret patterns, and those that leave a
+    number open.
+    """
+    for pattern in patterns.split():
+        assert matches(pattern, "!/cred/1/2/3/x") == is_selected
+    assert not matches("", "!/cred/1/2/3/x")
+    assert not matches("!/cred////", "x")
+
+
+OWN_PATH = b"!/cred/1/2/3"
+
+
+@pytest.mark.parametrize(
+    "key, pid",
+    [
+        (OWN_PATH + b"/x", 3),
+        (OWN_PATH + b"/!/cred/4/5/6/x/y//z", 6),
+        (OWN_PATH + b"/" + b"/" * 57 + b"x", 3),
+        (OWN_PATH + b"/" + b"/" * 58 + b"x", 0),
+        (OWN_PATH + b"/" + b"x" * 4_076, 3),
+        (OWN_PATH + b"/" + b"x" * 4_077, 0),
+        (OWN_PATH + b"/!/x", 0),
+    ],
+)
+def test_reply_keys(key: bytes, pid: int) -> None:
+    """[REQUEST-3] Without an answer that a server takes, there is no
+    request.  The key for a failure has a segment more, of six bytes.
+    """
+    asked = parse_request(sbus_client.Message(b"k", key + b"\0a\0b"))
+    assert asked == ((b"k", b"a\0b", key) if pid else None)
+    assert not pid or owner_of(key).pid == pid
+
+
+@pytest.mark.parametrize(
+    "key", [b"", b"a", OWN_PATH, OWN_PATH + b"/", b"x/" + OWN_PATH + b"/x"]
+)
+def test_keys_that_are_not_private(key: bytes) -> None:
+    """[REQUEST-3] An answer goes to a private key and nowhere else."""
+    assert not parse_request(sbus_client.Message(b"k", key + b"\0"))
+    with pytest.raises(PacketError, match="not a private key"):
+        owner_of(key)
+
+
+# ---- A service that cannot answer says so
+
+
+class Short:
+    """A socket for which the kernel is short of something for a while."""
+
+    def __init__(self, wire: socket.socket, number: int, times: int) -> None:
+        self.wire = wire
+        self.number = number
+        self.times = times
+
+    def send(self, packet: bytes, flags: int) -> int:
+        self.times -= 1
+        if self.times >= 0:
+            raise OSError(self.number, os.strerror(self.number))
+        return self.wire.send(packet, flags)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wire, name)
+
+
+# ---- They are waited for, or are told in one sentence of this library
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+def test_no_memory(
+    ends: Ends, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[CLIENT-3] A want of memory passes: what a call sends is sent then."""
+    client, server = ends
+    wire = client.socket
+    for call in client.publish, client.subscribe, client.unsubscribe:
+        client_of(client).socket = Short(wire, number, 99)
+        with pytest.raises(TimedOut):
+            call("k", timeout=0)
+        client_of(client).socket = Short(wire, number, 4)
+        call("k", timeout=SECONDS_MAX)
+    client_of(client).socket = wire
+    assert [server.receive()[-3:] for _ in range(3)]
+    server.wire.settimeout(0.0)
+    with pytest.raises(BlockingIOError):
+        server.wire.recv(1)
+
+
+def test_any_other(ends: Ends) -> None:
+    """Any other error is of the connection, and has the kernel's number."""
+    short = Short(ends.client.socket, errno.EPERM, 1_000)
+    client_of(ends.client).socket = short
+    for call in ends.client.publish, ends.client.subscribe:
+        with pytest.raises(Disconnected, match="not permitted") as caught:
+            call("k")
+        assert caught.value.errno == errno.EPERM
+
+
+def client_of(client: Any) -> Any:
+    """Return the AsyncClient of one whose calls wait, or a Client itself."""
+    return client if isinstance(client, Client) else client.wrapped

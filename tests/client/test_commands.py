@@ -73,7 +73,7 @@ def peer(bus: RealBus) -> Iterator[Peer]:
         ([""], b""),
         (["-"], b"one\n\n two \r\nthree"),
         ([], b"one\n\n two \r\nthree"),
-        (["--", "-\udcffé"], b"-\xff\xc3\xa9"),
+        (["--", "-\udcff\udcc3\udca9"], b"-\xff\xc3\xa9"),
     ],
 )
 def test_pub(command: Command, peer: Peer, words: Any, payload: bytes) -> None:
@@ -161,7 +161,7 @@ def test_whoami(command: Command) -> None:
 
 def test_patterns_of_sub(listener: Listener) -> None:
     """Patterns are sent as they are, and messages alone are printed."""
-    words = ("sub", "--", "-x", "\udcffé")
+    words = ("sub", "--", "-x", "\udcff\udcc3\udca9")
     with served(listener, *words) as (process, server):
         assert server.receive() == b"SUB -x"
         assert server.receive() == b"SUB \xff\xc3\xa9"

@@ -49,39 +49,6 @@ ABSTRACT = "/dev/unix/abstract/"
 # ---- Where a client finds its bus
 
 
-def test_default(
-    kind: Kind, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """[ADDR-1] The default address is the server's, and SBUS_ADDRESS goes
-    before it.
-    """
-    monkeypatch.delenv("SBUS_ADDRESS", raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 0)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
-    assert sbus_client.default_address() == "/run/sbus.socket"
-    user = directory.stat().st_uid or 1000
-    monkeypatch.setattr(os, "getuid", lambda: user)
-    if directory.stat().st_uid != user:
-        os.chown(directory, user, -1)
-    address = str(directory / "sbus.socket")
-    directory.chmod(0o777)  # where others can put a socket
-    assert sbus_client.default_address() != address
-    directory.chmod(0o755)
-    with Listener(address, 8).wire, kind():
-        monkeypatch.setenv("XDG_RUNTIME_DIR", "")
-        monkeypatch.setenv("SBUS_ADDRESS", address)
-        with kind() as client:
-            assert client.address == address
-
-
-def test_abstract_name(directory: Path) -> None:
-    """[ADDR-4] In any spelling; a short one is filled up with NULs."""
-    digits = "00ab" + os.urandom(15).hex()
-    with RealBus(directory, address=ABSTRACT + digits):
-        for filled in digits, digits.upper(), digits.ljust(216, "0"):
-            Client(ABSTRACT + filled).close()
-
-
 def test_malformed_address(kind: Kind) -> None:
     """[ADDR-4] An error tells a malformed address from one at which nothing
     is.

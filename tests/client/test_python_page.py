@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from client_ends import beside
-from commands import keeping
+from commands import IMPORTING, keeping
 from processes import ROOT, SECONDS_MAX
 from real_bus import RealBus, wait_for
 from sbus_client import Client, Disconnected, parse_request
@@ -30,10 +30,9 @@ def program(mark: str) -> str:
 @contextlib.contextmanager
 def running(bus: RealBus, text: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program beside the client's file."""
-    environment = {**os.environ, "SBUS_ADDRESS": bus.path}
+    environment = {**IMPORTING, "SBUS_ADDRESS": bus.path}
     with subprocess.Popen(
         [sys.executable, "-u", "-c", text],
-        cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
         text=True,

@@ -35,7 +35,8 @@ from client_ends import (
     sleeps,
 )
 from packets import ANSWER, WHOAMI, publish
-from processes import ROOT, SECONDS_MAX
+from commands import IMPORTING
+from processes import SECONDS_MAX
 from real_bus import Peer, RealBus, seqpacket_pair, wait_for
 from sbus_client import (
     AsyncClient,
@@ -249,7 +250,7 @@ def test_readers_beside_askers(bus: RealBus, reconnect: bool) -> None:
 
 
 def test_first_requests(bus: RealBus) -> None:
-    """Threads that ask for the first time share the keys of answers."""
+    """[REQUEST-1] Threads that ask first share the keys of answers."""
     with quick_switches(), serving(bus, "job"):
         for _ in range(100):
             with contextlib.ExitStack() as stack:
@@ -454,11 +455,12 @@ os.register_at_fork(after_in_child=hook)
 import sbus_client
 client = sbus_client.Client(sys.argv[1])
 child = os.fork()
-assert not child or os.waitpid(child, 0)[1] == 0
 client.sync(99)
+if child:
+    sys.exit(os.waitpid(child, 0)[1])
 """
     command = [sys.executable, "-c", program, bus.path]
-    subprocess.run(command, cwd=ROOT, check=True)
+    subprocess.run(command, env=IMPORTING, check=True)
 
 
 # ---- A client that a program forgets to close

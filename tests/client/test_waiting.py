@@ -25,18 +25,14 @@ from client_ends import (
     quick_switches,
     sleeps,
 )
-from packets import ANSWER, WHOAMI, publications, publish
+from packets import ANSWER, WHOAMI, publish
 from processes import ROOT, SECONDS_MAX
 from real_bus import RealBus, wait_for
 from sbus_client import (
     Client,
-    ControlMessage,
     Disconnected,
-    Message,
     SbusError,
     TimedOut,
-    owner_of,
-    parse_request,
 )
 
 OWN = (os.getgid(), os.getuid(), os.getpid())
@@ -87,22 +83,6 @@ def test_descriptor() -> None:
 # ---- whoami, sync and stats
 
 
-def test_what_arrives_meanwhile_is_kept(ends: Ends) -> None:
-    """[CRED-12] [CLIENT-8] A message that arrives beside an answer is received
-    later, in order.  Only a control message is an answer.
-    """
-    client, server = ends
-    server.send(publish(b"!/cred/whoami", b"!/cred/1/2/3"), b"CMSG x\0v")
-    server.send(ANSWER, *publications(2), ANSWER, publish(b"k", b"2"))
-    for _ in range(2):
-        assert client.whoami(0).pid == 4242
-    received = [client.receive(0) for _ in range(5)]
-    assert type(received[0]) is Message
-    assert type(received[1]) is ControlMessage
-    payloads = [b"!/cred/1/2/3", b"v", b"0", b"1", b"2"]
-    assert [message.payload for message in received] == payloads
-
-
 def test_control_in_another_thread(bus: RealBus) -> None:
     """[CRED-12] Each answer is received, and a later one is not mixed up with
     them, wherever one thread takes the turn of the other.
@@ -119,7 +99,7 @@ def test_control_in_another_thread(bus: RealBus) -> None:
 
 
 def test_late_answer(ends: Ends) -> None:
-    """[CRED-12] An answer to a call that is over is dropped.  What control
+    """[REQUEST-2] An answer to a call that is over is dropped.  What control
     asked, and what nobody asked, is received.
     """
     client, server = ends
@@ -168,33 +148,6 @@ def test_too_much_beside_an_answer(ends: Ends) -> None:
 
 
 # ---- Requests, their answers, and what is neither
-
-
-def test_service(bus: RealBus, kind: Kind) -> None:
-    """[CRED-10] Answers come to the client that asked, late ones to nobody."""
-
-    def answer(*payloads: bytes) -> None:
-        asked = None
-        while not asked:
-            asked = parse_request(service.receive(SECONDS_MAX))
-        assert owner_of(asked.reply_key)[:3] == OWN
-        for payload in payloads:
-            service.reply(asked, payload)
-        service.sync(SECONDS_MAX)
-
-    with kind(bus.path) as client, kind(bus.path) as service:
-        service.subscribe("service")
-        service.sync(SECONDS_MAX)
-        for payload in b"no request", b"!/cred/x\0no request":
-            client.publish("service", payload)
-        with beside(answer, b"right", b"too much"):
-            assert client.request("service", b"", SECONDS_MAX) == b"right"
-        with pytest.raises(TimeoutError):
-            client.request("service", timeout=0.01)
-        answer(b"late")
-        client.sync(SECONDS_MAX)
-        with pytest.raises(TimeoutError):
-            client.receive(0)
 
 
 def test_nobody_answers(ends: Ends) -> None:

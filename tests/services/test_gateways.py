@@ -198,18 +198,20 @@ def take(client: Client, count: int) -> list[Message]:
 
 
 @pytest.fixture(params=[*BROKERS])
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
-    with Broker(request.param, tmp_path) as broker:
+def broker(
+    request: pytest.FixtureRequest, directory: Path
+) -> Iterator[Broker]:
+    with Broker(request.param, directory) as broker:
         yield broker
 
 
 @pytest.fixture
-def buses(tmp_path: Path) -> Iterator[list[RealBus]]:
+def buses(directory: Path) -> Iterator[list[RealBus]]:
     with contextlib.ExitStack() as stack:
         running = []
         for name in ("near", "far"):
-            (tmp_path / name).mkdir()
-            bus = RealBus(tmp_path / name)
+            (directory / name).mkdir()
+            bus = RealBus(directory / name)
             running.append(stack.enter_context(bus))
         yield running
 
@@ -268,12 +270,12 @@ def test_a_bus_that_ends(broker: Broker, buses: list[RealBus]) -> None:
 
 
 def test_a_broker_that_comes_back(
-    buses: list[RealBus], tmp_path: Path
+    buses: list[RealBus], directory: Path
 ) -> None:
     """MQTT loses nothing of what is published meanwhile."""
     near, far = buses
     with (
-        Broker("mqtt", tmp_path) as broker,
+        Broker("mqtt", directory) as broker,
         reading(far, "up/") as up,
         Gateway(far, broker, "--in", "up/"),
         Gateway(near, broker, "--out", "up/"),
@@ -292,11 +294,11 @@ def test_a_broker_that_comes_back(
             received.add(take(up, 1)[0].payload)
 
 
-def test_a_bus_that_is_slower(buses: list[RealBus], tmp_path: Path) -> None:
+def test_a_bus_that_is_slower(buses: list[RealBus], directory: Path) -> None:
     """NATS drops what does not wait in the gateway, which counts that."""
     far = buses[1]
     with (
-        Broker("nats", tmp_path) as broker,
+        Broker("nats", directory) as broker,
         reading(far, "up/") as up,
         Gateway(far, broker, "--in", "up/") as gateway,
         socket.create_connection(("127.0.0.1", int(broker.port))) as wire,
