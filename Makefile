@@ -174,7 +174,7 @@ RIGHT = --server 'sbus.py=.venv/bin/python sbus.py -f -a {address}' \
     --server 'naive=.venv/bin/python tests/kit/naive_server.py {address}'
 ADAPTER = .venv/bin/python tests/kit/client_adapter.py {address}
 CLIENTS = --client 'sbus_client.py=$(ADAPTER)' \
-    --client 'asyncio=$(ADAPTER) async' \
+    --client 'asyncio=$(ADAPTER) --async' \
     --client 'C=build/client_adapter {address}'
 build/client_adapter: contrib/clients/c/adapter.c contrib/clients/c/sbus.h
 	@mkdir -p $(@D)

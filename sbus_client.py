@@ -351,8 +351,8 @@ def parse_request(message: Received) -> Request | None:
     """Return what a message asks for, or None if it is no request.
 
     Its answer goes to a private key, which any server takes that has the usual
-    limits [KEY-4].  This does not prove who asks: anybody
-    may name the key of somebody else [CRED-10].
+    limits [KEY-4] [REQUEST-3].  This does not prove who asks: anybody may name
+    the key of somebody else [CRED-10].
 
         for message in bus:
             if asked := parse_request(message):
@@ -1331,7 +1331,7 @@ class Connection(Packets):
 
         The request's payload is the key for the answer, NUL, and *payload*.
         This client stays subscribed to the keys of its answers, and drops an
-        answer that comes too late [CRED-10].
+        answer that comes too late [REQUEST-1] [REQUEST-2].
         Raises: as whoami; TimedOut also if nobody answers; RequestFailed if
         the answer says so.
         """
@@ -1655,7 +1655,7 @@ class Client(Connection):
 
         The request's payload is the key for the answer, NUL, and *payload*.
         This client stays subscribed to the keys of its answers, and drops an
-        answer that comes too late [CRED-10].
+        answer that comes too late [REQUEST-1] [REQUEST-2].
         Raises: as whoami; TimedOut also if nobody answers; RequestFailed if
         the answer says so.
         """

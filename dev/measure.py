@@ -46,6 +46,9 @@ CODE = {
 CLIENTS = "c/sbus.h go/sbus.go rust/src/lib.rs javascript/sbus.js perl/Sbus.pm"
 CLIENTS += " shell/sbus.sh"
 CODE.update({f"contrib/clients/{name}": 200 for name in CLIENTS.split()})
+ADAPTERS = "c/adapter.c go/adapter/main.go rust/examples/adapter.rs"
+ADAPTERS += " javascript/adapter.js perl/adapter.pl shell/adapter.sh"
+CODE.update({f"contrib/clients/{name}": 40 for name in ADAPTERS.split()})
 # Pages, and how many lines each may have
 LINES = {
     "README.md": 150,
@@ -163,11 +166,11 @@ def figures_of_texts() -> Iterator[Figure]:
     """Return how long the chapters and other pages are."""
     chapters = read("spec/[1-9]-*.md")
     rules = re.findall(r"^\*\*\[[A-Z]+-\d+\]\*\* ", chapters, re.M)
-    yield Figure("spec/[1-9]-*.md, rules", len(rules), 105)
+    yield Figure("spec/[1-9]-*.md, rules", len(rules), 106)
 
     # Examples and pictures are fenced blocks, which are not read as words
     text = re.sub(r"^```.*?^```$", "", chapters, flags=re.M | re.S)
-    yield Figure("spec/[1-9]-*.md, words", len(text.split()), 6_200)
+    yield Figure("spec/[1-9]-*.md, words", len(text.split()), 6_360)
 
     for name, limit in LINES.items():
         yield Figure(f"{name}, lines", read(name).count("\n"), limit)

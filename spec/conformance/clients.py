@@ -1,8 +1,8 @@
 """Clients: their commands and answers, while the kit is their server.
 
-A client is a process.  A command to it and its answer are a word and its
-texts, parted by single spaces.  A text is hexadecimal digits, two for each
-byte, or '-' if it is empty.
+A client is a process.  A command to it, and its answer, is a word, a key and a
+payload, parted by single spaces.  The two are hexadecimal digits, two for each
+byte, or '-' if they are empty.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ COMMANDS = {"receive": 0, "whoami": 0, "close": 0, "subscribe": 1, "reply": 1}
 COMMANDS |= {"unsubscribe": 1, "publish": 2, "request": 2}
 ANSWERS = {"ok": 0, "message": 2, "control": 2, "credentials": 1, "closed": 0}
 ANSWERS |= {"answer": 1, "unknown": 0}
+# What 'ok' means as the answer to a question; else it means 'ok'
+MEANINGS = {"receive": "message", "whoami": "credentials", "request": "answer"}
 LINE_BYTES_MAX = 1 << 22
-QUESTIONS = ("receive", "whoami", "request")  # which are not answered by ok
 CREDENTIALS = b"!/cred/1/2/3"  # of a client that asks unexpectedly
 REPLY = CREDENTIALS + b"/reply%d"  # so examples name the keys for answers
-OWN = re.compile(rb"(SUB |MSG [^\0]*\0)(%b/[^\0]*)" % CREDENTIALS)
+# Its subscriptions to, and requests with, keys for answers
+OWN = rb"(SUB |MSG [^\0]*\0(?=!(?:/\w+){6}\0))(%b/[^\0]*)" % CREDENTIALS
 UNSAID = (b"CMSG ", b"SUB %b/" % CREDENTIALS, b"UNSUB %b/" % CREDENTIALS)
 START_SECONDS_MAX = 10.0
 IDLE_SECONDS = 0.3  # after which a client is taken to wait
@@ -64,20 +66,29 @@ class Line(NamedTuple):
         return " ".join([self.word, *map(escape, self.texts)])
 
     def encode(self) -> bytes:
-        """Return the line as it is sent."""
-        words = [self.word, *(text.hex() or "-" for text in self.texts)]
-        return " ".join(words).encode("ascii") + b"\n"
+        """Return the command as it is sent, with a key and a payload."""
+        texts = (b"", *self.texts) if self.word == "reply" else self.texts
+        key, payload = [text.hex() or "-" for text in (*texts, b"", b"")][:2]
+        return f"{self.word} {key} {payload}\n".encode("ascii")
 
 
-def parse_answer(line: bytes) -> Line:
-    """Return an answer of an adapter; raise Failure if it is none."""
+def parse_answer(line: bytes, command: str) -> Line:
+    """Return what an adapter answers to a command.
+
+    What has no meaning there is left out.  Raises: Failure if it is no answer.
+    """
     word, *texts = line.decode("latin-1").rstrip("\r\n").split(" ")
     if word == "error":
         return Line(word, (" ".join(texts).encode("latin-1"),))
-    with contextlib.suppress(ValueError):
-        if len(texts) == ANSWERS.get(word):
-            parts = ("" if text == "-" else text for text in texts)
-            return Line(word, tuple(map(bytes.fromhex, parts)))
+    if word in ("closed", "unknown"):
+        return Line(word)
+    if word in ("ok", "control") and len(texts) <= 2:
+        if word == "ok" or command != "receive":
+            word = MEANINGS.get(command, "ok")
+        parts = ("" if text == "-" else text for text in (*texts, "", ""))
+        with contextlib.suppress(ValueError):
+            both = [bytes.fromhex(part) for part in parts][:2]
+            return Line(word, (*both[2 - ANSWERS[word] :],))
     raise Failure(f"the client answered {escape(line)}, not an answer")
 
 
@@ -98,17 +109,25 @@ class Adapter:
         self._unwritten = b""
         self._unread = b""
         self._is_over = False
+        self._unanswered: list[str] = []  # commands
 
     def tell(self, command: Line) -> None:
         """Tell the client to do something; its answer comes later."""
         self._unwritten += command.encode()
+        self._unanswered.append(command.word)
+
+    def end(self) -> None:
+        """End the commands, all of which are answered: the client closes."""
+        assert self._program.process and self._program.process.stdin
+        self._program.process.stdin.close()
 
     def answer(self, seconds_max: float) -> Line | None:
         """Return the next answer, or None if there is none in time."""
         if not self.wait(seconds_max):
             return None
         line, _, self._unread = self._unread.partition(b"\n")
-        return parse_answer(line)
+        command = self._unanswered.pop(0) if self._unanswered else "nothing"
+        return parse_answer(line, command)
 
     def wait(self, seconds_max: float, other: int = -1) -> bool:
         """Return whether an answer, or else a descriptor, is ready in time."""
@@ -121,6 +140,8 @@ class Adapter:
             if self._is_over:
                 with contextlib.suppress(Failure):
                     self._program.await_status(0.2)
+                if other >= 0 and self._take_turn(other, 0):
+                    break  # its connection ended after its output
                 how = self._program.end() or "has closed its standard output"
                 raise Failure(f"the client {how}")
             if len(self._unread) > LINE_BYTES_MAX:
@@ -291,7 +312,11 @@ class ClientTalk:
 
     def _take(self, step: ClientStep) -> None:
         """Take one step."""
-        if step.verb in COMMANDS:
+        if step.verb == "close":
+            self._connection()
+            self._confirm()
+            self._adapter.end()
+        elif step.verb in COMMANDS:
             self._adapter.tell(step.lines[0])
             self._unanswered.append(step.verb)
             self._connection()
@@ -310,7 +335,7 @@ class ClientTalk:
 
     def _confirm(self, idle_seconds: float = 0.0) -> None:
         """Expect answers that are not told, or that none comes any more."""
-        while self._unanswered and self._unanswered[0] not in QUESTIONS:
+        while self._unanswered and self._unanswered[0] not in MEANINGS:
             answer = self._adapter.answer(
                 idle_seconds or self._kit.seconds_max
             )
@@ -364,7 +389,7 @@ class ClientTalk:
 
     def _own(self, packet: bytes) -> bytes:
         """Return a packet, with the key for an answer as an example has it."""
-        match = OWN.match(packet)
+        match = re.match(OWN, packet)
         if match and packet.startswith(b"SUB "):
             self._patterns += (match[2].rstrip(b"*"),)
         elif match:

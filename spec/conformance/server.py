@@ -62,9 +62,14 @@ class Program:
         self.process: subprocess.Popen[bytes] | None = None
 
     def run(self, address: str, *options: str, **more: Any) -> None:
-        """Start it again, as Popen does; raise Failure if that fails."""
+        """Start it again, as Popen does; raise Failure if that fails.
+
+        An argument that is an empty address is left out.
+        """
         self.stop()
-        words = [*self._words, *options]
+        left_out = () if address else ("{address}",)
+        words = [word for word in self._words if word not in left_out]
+        words += options
         words = [word.replace("{address}", address) for word in words]
         if "cwd" in more:  # where the files of its command have other names
             exists, full = os.path.exists, os.path.abspath

@@ -34,8 +34,8 @@ from client_ends import (
     serving,
     sleeps,
 )
-from packets import ANSWER, WHOAMI, publish
 from commands import IMPORTING
+from packets import ANSWER, WHOAMI, publish
 from processes import SECONDS_MAX
 from real_bus import Peer, RealBus, seqpacket_pair, wait_for
 from sbus_client import (

@@ -1,6 +1,6 @@
 """Clients that break one rule each, to test whether the kit finds them.
 
-    python3 broken_clients.py NAME ADDRESS   run one of them
+    python3 broken_clients.py NAME [ADDRESS]   run one of them
 
 A broken client is our own with a mistake in the place of one function.  The
 mistake gets that function as its first argument, before the function's own,
@@ -217,6 +217,11 @@ def drops_what_precedes_an_answer(request, bus, key, payload):
     return answer
 
 
+@broken("request-and-answer", "random_part")
+def uses_a_reply_key_again(random_part):
+    return b"/0"
+
+
 @broken("request-and-answer", "Client._write")
 def does_not_subscribe_to_answers(write, bus, packet):
     if not packet.startswith(b"SUB !/cred/"):
@@ -259,7 +264,7 @@ def answers_up_to_nul(reply, bus, asked, payload):
     reply(bus, asked, payload.partition(b"\0")[0])
 
 
-@broken("reply-to-a-request", "owner_of")
+@broken("reply-to-what-is-no-request", "owner_of")
 def answers_under_any_key(owner_of, key):
     try:
         return owner_of(key)
@@ -267,6 +272,11 @@ def answers_under_any_key(owner_of, key):
         return sbus_client.Credentials(0, 0, 0, key)
 
 
+@broken("reply-under-a-key-that-no-server-accepts", "checked")
+def checks_no_key(checked, text, *limits):
+    return text
+
+
 if __name__ == "__main__":
     {one.name: one for one in BROKEN}[sys.argv[1]].spoil()
-    serve(sys.argv[2], sys.stdin)
+    serve(sys.stdin, *sys.argv[2:])

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The adapter of our client for the kit; spec/README.md has its form.
 
-python3 client_adapter.py ADDRESS [async]
+python3 client_adapter.py [--async] [ADDRESS]
 """
 
 from __future__ import annotations
@@ -54,25 +54,26 @@ def perform(
 
     *last* has what was received last, to which a reply is.
     """
+    key, payload = texts
     if command == "receive":
         received = bus.receive()
         last[:] = [received]
         is_control = isinstance(received, ControlMessage)
-        kind = "control" if is_control else "message"
+        kind = "control" if is_control else "ok"
         return [kind, *map(to_hex, received)]
     if command == "whoami":
-        return ["credentials", to_hex(bus.whoami().path)]
+        return ["ok", "-", to_hex(bus.whoami().path)]
     if command == "request":
-        key, question = texts
-        return ["answer", to_hex(bus.request(key, question))]
+        return ["ok", "-", to_hex(bus.request(key, payload))]
     if command == "reply":
         asked = parse_request(last[0])
         if asked is None:
             return ["error", "that is no request"]
-        (answer,) = texts
-        bus.reply(asked, answer)
-        return ["ok"]
-    getattr(bus, command)(*texts)
+        bus.reply(asked, payload)
+    elif command == "publish":
+        bus.publish(key, payload)
+    else:
+        getattr(bus, command)(key)
     return ["ok"]
 
 
@@ -86,10 +87,12 @@ def from_hex(word: str) -> bytes:
     return bytes.fromhex(word.replace("-", ""))
 
 
-def serve(address: str, commands: Iterable[str], kind: Any = Client) -> None:
-    """Connect, and answer commands, each in a line."""
+def serve(
+    commands: Iterable[str], address: str | None = None, kind: Any = Client
+) -> None:
+    """Connect, answer commands, each in a line, and close."""
     last: list[Any] = []
-    with kind(address or None) as bus:
+    with kind(address) as bus:
         for line in commands:
             command, *words = line.split()
             try:
@@ -102,5 +105,7 @@ def serve(address: str, commands: Iterable[str], kind: Any = Client) -> None:
 
 
 if __name__ == "__main__":
-    kind = Waiting if "async" in sys.argv[2:] else Client
-    serve(sys.argv[1], sys.stdin, kind)
+    is_async = "--async" in sys.argv
+    addresses = [word for word in sys.argv[1:] if word != "--async"]
+    address = addresses[0] if addresses else None
+    serve(sys.stdin, address, Waiting if is_async else Client)

@@ -83,7 +83,8 @@ class TestClients:
     )
     def test_our_client(self, case: ClientCase) -> None:
         """[CLIENT-1] [CLIENT-2] [CLIENT-3] [CLIENT-5] [CLIENT-6] [CLIENT-8]
-        [ADDR-1] [CRED-12] It does all that the examples ask for.
+        [ADDR-1] [CRED-12] [REQUEST-1] [REQUEST-2] [REQUEST-3] It does all that
+        the examples ask for.
         """
         result = ClientKit(OURS, SECONDS_MAX).judge(case)
         if result.verdict == "not applicable":

@@ -19,6 +19,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <regex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,8 +50,9 @@ struct sbus {
     unsigned long requests;     /* how many there were */
 };
 
+/* Whether a text begins so; no text does if *start* is empty. */
 static inline int sbus_begins(const char *text, const char *start) {
-    return strncmp(text, start, strlen(start)) == 0;
+    return *start && strncmp(text, start, strlen(start)) == 0;
 }
 
 /* ---- Where the bus is [ADDR-1] */
@@ -92,18 +94,15 @@ static inline const char *sbus_default_address(char *room) {
 static inline int sbus_connect(struct sbus *bus, const char *address) {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
     int buffer_size = SBUS_PACKET_MAX / 2 + 32;  /* the kernel doubles it */
-    size_t length = strlen(SBUS_ABSTRACT);
     char room[256];
 
     if (address == NULL)
         address = sbus_default_address(room);
     if (sbus_begins(address, SBUS_ABSTRACT)) {
         /* The bytes that the digits leave out stay NUL, up to 108 [ADDR-4] */
-        unsigned char *bytes = (unsigned char *)name.sun_path;
-        for (int i = 0; i < 108 && strlen(address + length) > 1; i++) {
-            sscanf(address + length, "%2hhx", bytes + i);
-            length += 2;
-        }
+        const char *digits = address + strlen(SBUS_ABSTRACT);
+        for (int i = 0; i < 108 && strlen(digits) > 1; i++, digits += 2)
+            sscanf(digits, "%2hhx", (unsigned char *)name.sun_path + i);
     } else if (*address && strlen(address) < sizeof name.sun_path) {
         strcpy(name.sun_path, address);
     } else {
@@ -208,17 +207,16 @@ sbus_await(struct sbus *bus, const char *head, long long end) {
         int is_same = sbus_begins(message->bytes, head);
         const char *rest = message->bytes + (is_same ? strlen(head) : 0);
 
+        int is_old = sbus_begins(message->key, bus->reply_keys);
+
         message->is_failure = is_same && strcmp(rest, "/failed") == 0;
-        if (*rest == '\0' || message->is_failure)
-            return message;
-        if (*bus->reply_keys && sbus_begins(message->key, bus->reply_keys)) {
-            free(message);
-            continue;
-        }
-        if (*head == '\0')
+        if (*rest == '\0' || message->is_failure || (!*head && !is_old))
             return message;
         for (last = &bus->kept; *last; last = &(*last)->next) {}
-        *last = message;
+        if (is_old)
+            free(message);
+        else
+            *last = message;
     }
     return NULL;
 }
@@ -235,10 +233,10 @@ static inline struct sbus_message *sbus_receive(struct sbus *bus, int ms) {
 
 /* Ask who this client is; the payload says it.  When the answer comes, the
  * server has done all that was sent before [PKT-5]. */
-static inline struct sbus_message *sbus_whoami(struct sbus *bus) {
+static inline struct sbus_message *sbus_whoami(struct sbus *bus, int ms) {
     /* If the bus has closed, what it sent before is still to be kept */
     sbus_send(bus, SBUS_WHOAMI, "", NULL, NULL, 0);
-    return sbus_await(bus, SBUS_WHOAMI, -1);
+    return sbus_await(bus, SBUS_WHOAMI, sbus_time(ms));
 }
 
 /* ---- Requests, of which the server knows nothing */
@@ -253,8 +251,7 @@ sbus_request(struct sbus *bus, const char *key, const void *question,
     char head[600];
 
     if (*bus->reply_keys == '\0') {  /* which nobody is to guess */
-        sbus_send(bus, SBUS_WHOAMI, "", NULL, NULL, 0);
-        self = sbus_await(bus, SBUS_WHOAMI, end);
+        self = sbus_whoami(bus, ms);
         if (self == NULL || getrandom(random, sizeof random, 0) < 0)
             return NULL;
         snprintf(bus->reply_keys, sizeof bus->reply_keys, "%s/%016llx%016llx/",
@@ -273,9 +270,16 @@ sbus_request(struct sbus *bus, const char *key, const void *question,
 /* Answer a message whose payload is a key for the answer, NUL, a question. */
 static inline int sbus_reply(struct sbus *bus, struct sbus_message *asked,
                              const void *payload, size_t size) {
-    const char *reply_key = asked->payload;
+    size_t size_max = asked->size < 4000 ? asked->size : 4000;
+    regex_t form;
 
-    if (sbus_begins(reply_key, "!/cred/") && strlen(reply_key) < asked->size)
-        return sbus_publish(bus, reply_key, payload, size);
-    return errno = EINVAL, -1;
+    /* Any server accepts such a key, if it is short.  A segment ! elsewhere
+     * would have it disconnect this client [REQUEST-3]. */
+    regcomp(&form, "^(!/cred/[0-9]+/[0-9]+/[0-9]+/){1,12}"
+            "[0-9A-Za-z]+/[0-9A-Za-z]+$", REG_EXTENDED | REG_NOSUB);
+    int is_request = memchr(asked->payload, '\0', size_max) &&
+                     regexec(&form, asked->payload, 0, NULL, 0) == 0;
+    regfree(&form);
+    errno = EINVAL;
+    return is_request ? sbus_publish(bus, asked->payload, payload, size) : -1;
 }

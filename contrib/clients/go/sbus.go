@@ -19,6 +19,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -125,11 +126,8 @@ func Dial(address string) (*Client, error) {
 // send sends a packet by one call, which waits for a busy bus [CLIENT-3].
 func (c *Client) send(kind, key string, rest ...[]byte) error {
 	packet := append([]byte(kind+key), bytes.Join(rest, nil)...)
-	if strings.Contains(key, "\x00") {
-		return errors.New("sbus: a key or pattern has no NUL byte")
-	}
-	if len(packet) > packetMax {
-		return errors.New("sbus: a packet is too large")
+	if strings.Contains(key, "\x00") || len(packet) > packetMax {
+		return errors.New("sbus: a packet is too large, or its key has NUL")
 	}
 	_, err := c.Write(packet)
 	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
@@ -256,11 +254,17 @@ func (c *Client) Request(
 	return answer.Payload, err
 }
 
+// replyForm is that of keys for answers, which any server accepts if they are
+// short.  A segment ! elsewhere would have it disconnect this client
+// [REQUEST-3].
+var replyForm = regexp.MustCompile(
+	`^(!/cred/[0-9]+/[0-9]+/[0-9]+/){1,12}[0-9A-Za-z]+/[0-9A-Za-z]+$`)
+
 // Reply answers a message whose payload is a key for the answer, NUL, and a
 // question.
 func (c *Client) Reply(asked Message, answer []byte) error {
 	key, _, isRequest := bytes.Cut(asked.Payload, []byte{0})
-	if !isRequest || !bytes.HasPrefix(key, []byte("!/cred/")) {
+	if !isRequest || len(key) > 4000 || !replyForm.Match(key) {
 		return errors.New("sbus: the message is no request")
 	}
 	return c.Publish(string(key), answer)

@@ -30,6 +30,9 @@ const [SOL_SOCKET, SO_SNDBUF] = [1, 7]
 const PACKET_MAX = 409600
 const WHOAMI = '!/cred/whoami'
 const ABSTRACT = '/dev/unix/abstract/'
+// Any server accepts these, if they are short.  A segment ! elsewhere would
+// have it disconnect this client [REQUEST-3].
+const REPLY_KEY = /^(!\/cred\/\d+\/\d+\/\d+\/){1,12}[^\W_]+\/[^\W_]+(?=\0)/
 
 function failure (code, text) {
   return Object.assign(new Error(text), { code })
@@ -123,9 +126,8 @@ class Sbus {
   async #send (kind, key, ...rest) {
     const head = Buffer.from(kind + key, 'latin1')
     const packet = Buffer.concat([head, ...rest])
-    if (key.includes('\0')) throw failure('EINVAL', 'a key has no NUL byte')
-    if (packet.length > PACKET_MAX) {
-      throw failure('EMSGSIZE', 'a packet is too large')
+    if (key.includes('\0') || packet.length > PACKET_MAX) {
+      throw failure('EMSGSIZE', 'a packet is too large, or its key has NUL')
     }
     const sent = this.#writing.then(() => write(this.#fd, packet))
     this.#writing = sent.catch(() => {})
@@ -260,9 +262,8 @@ class Sbus {
 
   // Answer a message whose payload is a key for the answer, NUL, a question.
   async reply (asked, answer) {
-    const nul = asked.payload.indexOf(0)
-    const replyKey = asked.payload.latin1Slice(0, Math.max(nul, 0))
-    if (replyKey.startsWith('!/cred/')) return this.publish(replyKey, answer)
+    const found = REPLY_KEY.exec(asked.payload.toString('latin1', 0, 4000))
+    if (found) return this.publish(found[0], answer)
     throw failure('EINVAL', 'the message is no request')
   }
 }

@@ -21,6 +21,11 @@ use constant PACKET_MAX => 409_600;
 use constant WHOAMI     => '!/cred/whoami';
 use constant CLOSED     => "the bus has closed\n";
 
+# Any server accepts these, if they are short.  A segment ! elsewhere would have
+# it disconnect this client [REQUEST-3].
+use constant REPLY_KEY =>
+    qr{(?:!/cred/[0-9]+/[0-9]+/[0-9]+/){1,12}[0-9A-Za-z]+/[0-9A-Za-z]+};
+
 # ---- Where the bus is [ADDR-1]
 
 sub default_address {
@@ -202,9 +207,9 @@ sub request {
 # Answer a message whose payload is a key for the answer, NUL, and a question.
 sub reply {
     my ($self, $asked, $answer) = @_;
-    my ($reply_key) = $asked->{payload} =~ m{\A(!/cred/[^\0]*)\0}
+    substr($asked->{payload}, 0, 4000) =~ m{\A(${\REPLY_KEY})\0}
         or die "this message is no request\n";
-    $self->publish($reply_key, $answer);
+    $self->publish($1, $answer);
 }
 
 1;

@@ -8,21 +8,22 @@ use Sbus;
 
 # Do what a command says, and return the answer.
 sub perform {
-    my ($bus, $word, @texts) = @_;
-    state $message;
+    my ($bus, $word, $key, $text) = @_;
+    state $last;
     if ($word eq 'receive') {
-        $message = $bus->receive // die Sbus::CLOSED;
-        my $kind = $message->{control} ? 'control' : 'message';
-        return join ' ', $kind, map { unpack 'H*', $_ } @$message{qw(key payload)};
+        $last = $bus->receive // die Sbus::CLOSED;
+        my $kind = $last->{control} ? 'control' : 'ok';
+        return join ' ', $kind, map { unpack 'H*', $_ } @$last{qw(key payload)};
     }
-    return 'credentials ' . unpack 'H*', $bus->whoami if $word eq 'whoami';
-    return 'answer ' . unpack 'H*', $bus->request(@texts) if $word eq 'request';
-    $bus->$word($word eq 'reply' ? ($message, @texts) : @texts);
+    return 'ok - ' . unpack 'H*', $bus->whoami if $word eq 'whoami';
+    return 'ok - ' . unpack 'H*', $bus->request($key, $text)
+        if $word eq 'request';
+    $bus->$word($word eq 'reply' ? $last : $key, $text);
     return 'ok';
 }
 
 $| = 1;
-my $bus = Sbus->new($ARGV[0] || undef);
+my $bus = Sbus->new($ARGV[0]);
 while (my $line = <STDIN>) {
     my ($word, @texts) = split ' ', $line;
     my @decoded = map { $_ eq '-' ? '' : pack 'H*', $_ } @texts;
@@ -30,3 +31,4 @@ while (my $line = <STDIN>) {
     chomp(my $error = $@);
     say $answer // ($@ eq Sbus::CLOSED ? 'closed' : "error $error");
 }
+$bus->close;

@@ -12,39 +12,21 @@ encode() {
     basenc --base16 -w 0
 }
 
+text=$directory/text
+touch "$payload"
 while read -r word first second; do
-    text=$(decode "$first" && echo .)
-    text=${text%.}
-    decode "$second" >"$directory/text"
+    name=$(decode "$first" && echo .) # which keeps newlines at the end
+    decode "$second" >"$text"
     case $word in
-    receive)
-        receive && answer=message && {
-            [ "$kind" = MSG ] || answer=control
-            answer="$answer $(printf %s "$key" | encode) $(encode <"$payload")"
-        }
-        ;;
-    whoami)
-        whoami && answer="credentials $(encode <"$payload")"
-        ;;
-    request)
-        request "$text" <"$directory/text" &&
-            answer="answer $(encode <"$payload")"
-        ;;
-    publish)
-        publish "$text" <"$directory/text" && answer=ok
-        ;;
-    reply)
-        decode "$first" | reply && answer=ok
-        ;;
-    close)
-        exec 3>&- && answer=ok
-        ;;
-    *)
-        "$word" "$text" && answer=ok
-        ;;
+    receive | whoami) "$word" ;;
+    reply) reply <"$text" ;;
+    *) "$word" "${name%.}" <"$text" ;;
     esac
     case $? in
-    0) echo "$answer" ;;
+    0)
+        [ "$kind" = CMSG ] && answer=control || answer=ok
+        echo "$answer $(printf %s "$key" | encode) $(encode <"$payload")"
+        ;;
     1) echo closed ;;
     *) echo "error $?" ;;
     esac

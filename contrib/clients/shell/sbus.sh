@@ -148,11 +148,16 @@ request() {
 }
 
 # Answer the message that was received last by what is on standard input.  Its
-# payload is a key for the answer, NUL, and the question.
+# payload is a key for the answer, NUL, and the question.  Any server accepts
+# such a key, if it is short.  A segment ! elsewhere would have it disconnect
+# this client [REQUEST-3].
 reply() {
+    run='!/cred/[0-9]+/[0-9]+/[0-9]+/'
+    head -zn 1 "$payload" |
+        grep -qzxE "($run){1,12}[0-9A-Za-z]+/[0-9A-Za-z]+" || return 2
     reply_key=$(head -zn 1 "$payload" | tr -d '\0')
     [ "$(wc -c <"$payload")" -gt "${#reply_key}" ] || return 2
-    [ "${reply_key#!/cred/}" != "$reply_key" ] || return 2
+    [ "${#reply_key}" -le 4000 ] || return 2
     publish "$reply_key"
 }
 

@@ -7,54 +7,40 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
-	"log"
 	"os"
 	"sbus"
 	"strings"
-	"time"
 )
 
-var kinds = map[bool]string{false: "message", true: "control"}
+// Whether the server itself has sent what was received, and has closed
+var kinds = map[bool]string{false: "ok", true: "control"}
+var failures = map[bool]string{false: "error", true: "closed"}
 
 func main() {
-	var asked sbus.Message
-	bus, err := sbus.Dial(os.Args[1])
+	var last sbus.Message
+	bus, err := sbus.Dial(append(os.Args, "")[1])
+	if err != nil {
+		panic(err)
+	}
 	lines := bufio.NewScanner(os.Stdin)
-	for lines.Buffer(nil, 1<<22); bus != nil && lines.Scan(); {
-		words := append(strings.Fields(lines.Text()), "", "")
+	for lines.Buffer(nil, 1<<22); lines.Scan(); {
+		words := strings.Fields(lines.Text())
 		bytes, _ := hex.DecodeString(words[1]) // "-" gives none
 		text, _ := hex.DecodeString(words[2])
-		key, answer := string(bytes), "ok"
-		switch words[0] {
-		case "receive":
-			asked, err = bus.Receive()
-			answer = fmt.Sprintf("%s %x %x", kinds[asked.Control], asked.Key,
-				asked.Payload)
-		case "whoami":
-			answer, err = bus.Whoami()
-			answer = fmt.Sprintf("credentials %x", answer)
-		case "request":
-			text, err = bus.Request(key, text, 5*time.Second)
-			answer = fmt.Sprintf("answer %x", text)
-		case "reply":
-			err = bus.Reply(asked, bytes)
-		case "publish":
-			err = bus.Publish(key, text)
-		case "subscribe":
-			err = bus.Subscribe(key)
-		case "unsubscribe":
-			err = bus.Unsubscribe(key)
-		default:
-			err = bus.Close()
+		key := string(bytes)
+		map[string]func(){
+			"subscribe":   func() { err = bus.Subscribe(key) },
+			"unsubscribe": func() { err = bus.Unsubscribe(key) },
+			"publish":     func() { err = bus.Publish(key, text) },
+			"request":     func() { text, err = bus.Request(key, text, 5e9) },
+			"reply":       func() { err = bus.Reply(last, text) },
+			"whoami":      func() { key, err = bus.Whoami(); text = []byte(key) },
+			"receive":     func() { last, err = bus.Receive(); text = last.Payload },
+		}[words[0]]()
+		if err != nil {
+			fmt.Println(failures[err == io.EOF], err)
+		} else {
+			fmt.Printf("%s %x %x\n", kinds[last.Control], last.Key, text)
 		}
-		if err == io.EOF {
-			answer = "closed"
-		} else if err != nil {
-			answer = "error " + err.Error()
-		}
-		fmt.Println(answer)
-	}
-	if bus == nil {
-		log.Fatal(err)
 	}
 }

@@ -20,7 +20,7 @@ const PACKET_MAX: usize = 409_600;
 const WHOAMI: &[u8] = b"!/cred/whoami";
 const ABSTRACT: &[u8] = b"/dev/unix/abstract/";
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
     /// Whether the server itself has sent it.
     pub is_control: bool,
@@ -33,11 +33,12 @@ pub struct Bus {
     buffer: Vec<u8>,
     /// What came before an answer [CLIENT-8].
     kept: VecDeque<Message>,
-    /// The answers to all requests begin so.
+    /// The answers to all requests begin so; NUL before there are any.
     reply_keys: Vec<u8>,
     requests: u64,
 }
 
+type Timeout = Option<Duration>;
 type End = Option<Instant>;
 
 fn invalid(text: &str) -> Error {
@@ -105,7 +106,7 @@ impl Bus {
         socket.set_send_buffer_size(PACKET_MAX / 2 + 32)?;
         socket.connect(&name)?;
         let buffer = vec![0; PACKET_MAX + 1];
-        let (kept, reply_keys) = (VecDeque::new(), Vec::new());
+        let (kept, reply_keys) = (VecDeque::new(), vec![0]);
         Ok(Bus { socket, buffer, kept, reply_keys, requests: 0 })
     }
 
@@ -164,43 +165,30 @@ impl Bus {
         }
     }
 
-    /// Whether a message answers a request, even one that nobody waits for.
-    fn is_answer(&self, message: &Message) -> bool {
-        let keys = &self.reply_keys;
-        !keys.is_empty() && message.key.starts_with(keys)
-    }
-
     /// Return the next message, or None if the bus has closed.
-    pub fn receive(
-        &mut self,
-        timeout: Option<Duration>,
-    ) -> Result<Option<Message>> {
+    pub fn receive(&mut self, timeout: Timeout) -> Result<Option<Message>> {
         if let Some(message) = self.kept.pop_front() {
             return Ok(Some(message));
         }
         let end = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             match self.read(end)? {
-                Some(message) if self.is_answer(&message) => {} // too late
+                // An answer that comes too late
+                Some(got) if got.key.starts_with(&self.reply_keys) => {}
                 outcome => return Ok(outcome),
             }
         }
     }
 
     /// Return the answer under a key, and keep what comes before [CLIENT-8].
-    fn answer(
-        &mut self,
-        control: bool,
-        key: &[u8],
-        end: End,
-    ) -> Result<Message> {
+    fn answer(&mut self, key: &[u8], end: End) -> Result<Message> {
         while let Some(message) = self.read(end)? {
             let stem = message.key.strip_suffix(b"/failed");
             let is_same = stem.unwrap_or(&message.key) == key;
-            if is_same && message.is_control == control {
+            if is_same && message.is_control == (key == WHOAMI) {
                 return Ok(message);
             }
-            if !self.is_answer(&message) {
+            if !message.key.starts_with(&self.reply_keys) {
                 self.kept.push_back(message);
             }
         }
@@ -209,11 +197,11 @@ impl Bus {
 
     /// Return who this client is.  When the answer comes, the server has done
     /// all that was sent before [PKT-5].
-    pub fn whoami(&mut self, timeout: Option<Duration>) -> Result<Vec<u8>> {
+    pub fn whoami(&mut self, timeout: Timeout) -> Result<Vec<u8>> {
         let end = timeout.map(|timeout| Instant::now() + timeout);
         // If the bus has closed, what it sent before is still to be kept
         let _ = self.send(b"CMSG ", WHOAMI, &[]);
-        Ok(self.answer(true, WHOAMI, end)?.payload)
+        Ok(self.answer(WHOAMI, end)?.payload)
     }
 
     // ---- Requests, of which the server knows nothing
@@ -226,7 +214,7 @@ impl Bus {
         timeout: Duration,
     ) -> Result<Vec<u8>> {
         let end = Instant::now() + timeout;
-        if self.reply_keys.is_empty() {
+        if self.requests == 0 {
             let mut random = [0; 16]; // so that nobody can guess the keys
             fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
             let secret = format!("/{:032x}/", u128::from_ne_bytes(random));
@@ -239,7 +227,7 @@ impl Bus {
         let mut reply_key = self.reply_keys.clone();
         reply_key.extend(self.requests.to_string().bytes());
         self.send(b"MSG ", key, &[b"\0", &reply_key, b"\0", question])?;
-        let answer = self.answer(false, &reply_key, Some(end))?;
+        let answer = self.answer(&reply_key, Some(end))?;
         if answer.key == reply_key {
             return Ok(answer.payload);
         }
@@ -250,11 +238,25 @@ impl Bus {
     /// question.
     pub fn reply(&self, asked: &Message, answer: &[u8]) -> Result<()> {
         let reply_key = asked.payload.split(|byte| *byte == 0).next().unwrap();
-        if !reply_key.starts_with(b"!/cred/") || reply_key == asked.payload {
+        if !is_reply_key(reply_key) || reply_key == asked.payload {
             return Err(invalid("the message is no request"));
         }
         self.publish(reply_key, answer)
     }
+}
+
+/// Whether a key is one for answers, which any server accepts.  A segment ! in
+/// another place would have it disconnect this client [REQUEST-3].
+fn is_reply_key(key: &[u8]) -> bool {
+    let parts: Vec<&[u8]> = key.split(|byte| *byte == b'/').collect();
+    let is_right = |part: &[&[u8]]| match part {
+        [b"!", b"cred", gid, uid, pid] => {
+            [*gid, *uid, *pid].concat().iter().all(u8::is_ascii_digit)
+        }
+        rest => rest.len() == 2 && !rest.contains(&&b"!"[..]),
+    };
+    let is_short = key.len() < 4000 && (7..64).contains(&parts.len());
+    is_short && parts.len() % 5 == 2 && parts.chunks(5).all(is_right)
 }
 
 /// Return the message that is in a packet [CLIENT-2].
