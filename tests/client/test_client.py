@@ -91,7 +91,7 @@ def test_payloads(ends: Ends) -> None:
 
 @pytest.mark.parametrize("size", [100_000, 100_001])
 def test_small_send_buffer_is_raised(kind: Kind, size: int) -> None:
-    """[CLIENT-3] [CLIENT-11] A send buffer grows up to the kernel's own limit."""
+    """[CLIENT-3] [CLIENT-11] A send buffer grows up to the kernel's limit."""
     with both_ends(kind, packet_bytes_max=1 << 30) as (client, server):
         client.socket.setsockopt(*BUFFER, 0)
         client.publish("k", bytes(size - HEAD_BYTES))

@@ -75,8 +75,11 @@ def test_live_wins(bus: RealBus) -> None:
 
 
 def test_limit(bus: RealBus) -> None:
-    """Without room a value is not kept, nor the one before it."""
+    """Without room a value is not kept, nor the one before it.  A new value
+    has the room of the one before it.
+    """
     with keeping(bus, "--max-mib", "0.01", "k/"):
+        publish_all(bus.path, *[("k/1", bytes(2_000))] * 50)
         publish_all(bus.path, ("k/1", b"x"), ("k/2", b"x"))
         publish_all(bus.path, ("k/2", bytes(20_000)))
         assert last(bus, 1, "k/") == ["k/1\tx"]

@@ -448,9 +448,9 @@ def test_other_hooks(bus: RealBus) -> None:
     program = """
 import os, sys
 def hook():
-global client
-client.close()
-client = sbus_client.Client(sys.argv[1])
+    global client
+    client.close()
+    client = sbus_client.Client(sys.argv[1])
 os.register_at_fork(after_in_child=hook)
 import sbus_client
 client = sbus_client.Client(sys.argv[1])

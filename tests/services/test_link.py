@@ -360,12 +360,6 @@ def test_signal_loses_nothing(site: Site, name: str, number: int) -> None:
     assert not os.path.exists(site.at("l"))
 
 
-def test_signals_for_a_group(pair: Site) -> None:
-    """A signal that a terminal sends to a group does not reach the stream."""
-    (relay,) = pair.pids(f"{RELAY} {pair.at('up')} ")
-    assert os.getsid(relay) == relay
-
-
 def test_a_server_that_does_not_start(site: Site) -> None:
     """The link tells the status of its server at once, and a signal ends the
     link.
@@ -413,6 +407,7 @@ def test_hung_stream(pair: Site) -> None:
     pair.lower("k", "up2")
     pair.linked("up2", "k.link")
     (relay,) = pair.pids(f"{RELAY} {pair.at('up')} ")
+    assert os.getsid(relay) == relay  # no signal of a terminal reaches it
     os.kill(relay, signal.SIGSTOP)
     with pair.client("l", "n") as bus:
         for _ in range(60):

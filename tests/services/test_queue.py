@@ -68,8 +68,13 @@ class Broker:
             **popen_options,
         )
         os.close(write)
-        with open(read, "rb") as ready:
-            assert ready.readline() == b"ready\n"
+        try:
+            with open(read, "rb") as ready:
+                line = ready.readline()
+            assert line == b"ready\n"
+        except BaseException:
+            self.kill()
+            raise
 
     def __enter__(self) -> Broker:
         return self
