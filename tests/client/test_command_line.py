@@ -218,10 +218,11 @@ def test_interrupted_before_it_begins(
 
 def test_file_of_the_folder() -> None:
     """Python is to run the folder, and not a file in it."""
+    env = {**ENVIRONMENT, "PYTHONSAFEPATH": ""}  # else it finds another file
     for file in "pub.py", "stats.py", "json_lines.py":
-        error = run(f"tools/{file}").errors
-        assert error.endswith("not a file: python3 tools COMMAND\n")
-        assert error.count("\n") == 1
+        errors = run(f"tools/{file}", env=env).errors
+        assert errors.endswith("not a file: python3 tools COMMAND\n")
+        assert errors.count("\n") == 1
 
 
 # ---- What becomes of a standard stream that is closed or broken

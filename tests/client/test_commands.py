@@ -379,7 +379,7 @@ def test_messages_in_json(bus: RealBus, peer: Peer) -> None:
         "[" * 100_000,
         '{"key": 5, "payload": ""}',
         '{"key": "k", "payload_base64": "?"}',
-        '{"rec": "r", "key": "\u20ac", "data": ""}',
+        '{"rec": "r", "key": "\\u20ac", "data": ""}',
     ],
 )
 def test_line_that_is_no_message(bus: RealBus, peer: Peer, line: str) -> None:

@@ -57,7 +57,9 @@ def test_malformed_address(kind: Kind) -> None:
     errors = {
         **{ABSTRACT + text: "after .* come 2 to 216" for text in malformed},
         "\ud800": "is not UTF-8$",
-        **dict.fromkeys(("", "a\0b", "é" * 54), "path has 1 to 107 bytes"),
+        **dict.fromkeys(
+            ("", "a\0b", "\udcc3\udca9" * 54), "path has 1 to 107 bytes"
+        ),
         **{f"/dev/fd/{x}": f"descriptor {x}" for x in ("x", "-1", "9" * 30)},
     }
     for address, text in errors.items():
@@ -113,8 +115,11 @@ def test_no_bus(kind: Kind, directory: Path, number: int) -> None:
         with pytest.raises(Disconnected, match=NO_BUS[number]) as caught:
             kind(str(path))
         assert caught.value.errno == number
-        with pytest.raises(TimedOut if waits else Disconnected):
-            kind(str(path), reconnect=True).receive(0)
+        with (
+            pytest.raises(TimedOut if waits else Disconnected),
+            kind(str(path), reconnect=True) as client,
+        ):
+            client.receive(0)
 
 
 @pytest.mark.parametrize("reconnect", [False, True])

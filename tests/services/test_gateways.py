@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from broker_names import MQTT, NATS, Names, first_match
-from processes import ENVIRONMENT, ROOT
+from processes import ENVIRONMENT, ROOT, SECONDS_MAX
 from real_bus import RealBus, wait_for
-from sbus_client import Client, Message, matches
+from sbus_client import Client, Message, Received, matches
 
 BROKERS = {
     "mqtt": ("paho.mqtt.client", "mosquitto"),
@@ -188,13 +188,9 @@ def reading(bus: RealBus, *patterns: str) -> Iterator[Client]:
         yield client
 
 
-def take(client: Client, count: int) -> list[Message]:
-    messages: list[Message] = []
-    while len(messages) < count:
-        received = client.receive(60)
-        assert isinstance(received, Message)
-        messages.append(received)
-    return messages
+def take(client: Client, count: int) -> list[Received]:
+    """Return the next messages."""
+    return [client.receive(SECONDS_MAX) for _ in range(count)]
 
 
 @pytest.fixture(params=[*BROKERS])
