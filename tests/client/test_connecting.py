@@ -595,8 +595,8 @@ def test_timeout_over_several_buses(directory: Path) -> None:
         with listener.wire, beside(serve), contextlib.ExitStack() as stack:
             stack.callback(stop)
             with pytest.raises(TimedOut, match="there is no bus"):
-                client.request("k", timeout=0.5)
-    assert len(lost) > 2
+                client.request("k", timeout=1.0)
+    assert len(lost) > 1
 
 
 def test_default_directory_that_another_has_made_since(

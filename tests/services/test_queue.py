@@ -131,6 +131,13 @@ class Worker:
         return {line["state"]: line["jobs"] for line in lines}
 
 
+def store_job(
+    client: Client, payload: bytes = b"", key: str = "jobs/x"
+) -> bytes:
+    """Have a job stored; return its number."""
+    return client.request(key, payload, SECONDS_MAX)
+
+
 def can_write(end: IO[bytes]) -> bool:
     """Return whether a pipe has a reader."""
     with contextlib.suppress(BrokenPipeError):
@@ -169,7 +176,7 @@ def client(bus: RealBus) -> Iterator[Client]:
 def test_a_message_is_a_job(bus: RealBus, client: Client) -> None:
     """A request is answered with its number; jobs are given in order."""
     with Broker(bus):
-        assert client.request("jobs/a", b"one") == b"1"
+        assert store_job(client, b"one", "jobs/a") == b"1"
         client.publish("jobs/b", b"two")
         client.publish("other", b"three")
         command = "printf '%s %s ' $SBUS_JOB $SBUS_KEY; cat; echo"
@@ -208,8 +215,8 @@ def test_a_poison_job_fails_at_last(bus: RealBus, client: Client) -> None:
     retried.
     """
     with Broker(bus, "--tries", "3", "--retry-seconds", "0.01"):
-        client.request("jobs/x", b"poison\xff")
-        client.request("jobs/x", b"fine")
+        store_job(client, b"poison\xff")
+        store_job(client, b"fine")
         worker = Worker(client)
         with started(bus.path, "work", "q", "grep", "fine") as process:
             wait_for(lambda: worker.counts() == {"failed": 1})
@@ -243,13 +250,13 @@ def test_a_late_worker_may_say_done(bus: RealBus, client: Client) -> None:
     only this job.
     """
     with Broker(bus, "--lease-seconds", "0.2"):
-        client.request("jobs/x", b"slow")
+        store_job(client, b"slow")
         worker = Worker(client)
         assert [worker.take()[0], worker.take()[0]] == ["1.1", "1.2"]
         assert worker.ask("more/1.1") == worker.ask("back/1.1") == b"0"
         assert worker.ask("done/1.1") == b"1"
         assert worker.ask("done/1.2") == b"0"
-        assert client.request("jobs/x") == b"2"  # no number comes again
+        assert store_job(client) == b"2"  # no number comes again
 
 
 def test_a_worker_keeps_its_lease(
@@ -259,7 +266,7 @@ def test_a_worker_keeps_its_lease(
     gets the job.
     """
     with Broker(bus, "--lease-seconds", "1"):
-        client.request("jobs/x")
+        store_job(client)
         worker = Worker(client)
         words = ("work", "q", "--drain", "--", "cat", fifo)
         with started(bus.path, *words) as process, open(fifo, "wb"):
@@ -277,13 +284,13 @@ def test_a_drained_queue_has_no_job_left(
 ) -> None:
     """A job that waits for another try is left; a failed one is not."""
     with Broker(bus, "--tries", "2"):
-        client.request("jobs/x")
+        store_job(client)
         path = str(directory / "at the second try")
         command = f"test -e '{path}' || ! touch '{path}'"
         words = ("work", "q", "--drain", "--", "sh", "-c")
         done = sbus(bus.path, *words, command)
         assert done == (0, "", "sbus: job 1.1: status 1\n")
-        client.request("jobs/x")
+        store_job(client)
         done = sbus(bus.path, *words, "false")
         assert done.status == 1 and "jobs have failed: see" in done.errors
 
@@ -296,11 +303,11 @@ def test_a_worker_that_is_told_to_leave(
     """
     with Broker(bus, "--retry-seconds", "60"):
         worker = Worker(client)
-        client.request("jobs/x")
+        store_job(client)
         with started(bus.path, "work", "q", "cat", fifo) as process:
             with open(fifo, "wb") as end:
                 process.terminate()
-                client.request("jobs/y")
+                store_job(client, b"", "jobs/y")
                 process.terminate()
                 wait_for(lambda: not can_write(end))
             assert outcome(process).errors == "sbus: job 1.1: status -15\n"
@@ -312,7 +319,7 @@ def test_a_worker_that_is_told_to_leave(
             assert process.stdout.readline() == "\n"
             wait_for(lambda: "held" not in worker.counts())
             process.terminate()
-            client.request("jobs/z")
+            store_job(client, b"", "jobs/z")
             assert outcome(process) == (0, "", "")
         states = worker.counts()
         assert sum(states.values()) == 2 and "held" not in states
@@ -323,7 +330,7 @@ def test_a_command_goes_on_without_a_broker(
 ) -> None:
     """A command ends by itself, even if its worker is told to leave."""
     with Broker(bus, "--lease-seconds", "0.3") as broker:
-        client.request("jobs/x")
+        store_job(client)
         with started(bus.path, "work", "q", "cat", fifo) as process:
             with open(fifo, "wb") as end:
                 broker.kill()
@@ -368,7 +375,7 @@ def test_a_command_has_a_session_of_its_own(
     command.
     """
     with Broker(bus):
-        client.request("jobs/x")
+        store_job(client)
         command = ("cut", "-d ", "-f1,6", "/proc/self/stat")
         words = ("work", "q", "--drain", "--", *command)
         process_id, session_id = sbus(bus.path, *words).output.split()
@@ -419,7 +426,7 @@ def test_a_full_disk_loses_nothing(bus: RealBus, client: Client) -> None:
         _, hard = resource.prlimit(pid, size)
         resource.prlimit(pid, size, (4_096, hard))
         other.publish("jobs/x", bytes(100_000))
-        asked = threading.Thread(target=client.request, args=["jobs/x"])
+        asked = threading.Thread(target=store_job, args=[client])
         assert broker.process.stderr
         assert "trying again" in broker.process.stderr.readline()
         asked.start()
@@ -438,7 +445,7 @@ def test_an_answer_waits_for_the_disk(
     strace.append("fdatasync,fsync,sendto")
     with Broker(bus, command=[*strace, *COMMAND]):
         for _ in range(20):
-            client.request("jobs/x")
+            store_job(client)
         worker = Worker(client)
         worker.ask(f"done/{worker.take()[0]}")
     order = re.sub(r"^([fs]).*\n", r"\1", calls.read_text(), flags=re.M)
@@ -565,7 +572,7 @@ def test_workers_of_a_lost_bus(directory: Path) -> None:
         bus.stop()
         with RealBus(directory) as bus, Client(bus.path) as client, broker:
             worker = Worker(client)
-            assert client.request("jobs/x") == b"1"
+            assert store_job(client) == b"1"
             assert worker.counts() == {"ready": 1}
 
 
@@ -574,7 +581,7 @@ def test_leases_begin_anew(bus: RealBus, client: Client) -> None:
     while none ran.
     """
     with Broker(bus, "--lease-seconds", "0.5"):
-        client.request("jobs/x")
+        store_job(client)
         assert Worker(client).take()[0] == "1.1"
     with pytest.raises(TimeoutError):
         client.request("jobs/x", b"", 1)  # longer than the lease
@@ -585,7 +592,7 @@ def test_leases_begin_anew(bus: RealBus, client: Client) -> None:
 def test_a_clock_that_is_set_back(bus: RealBus, client: Client) -> None:
     """A job waits for one lease longer, and not for a day."""
     with Broker(bus) as broker:
-        client.request("jobs/x")
+        store_job(client)
         assert Worker(client).take()[0] == "1.1"
         assert Worker(client).ask("back/1.1") == b"1"
     change(broker.store, "UPDATE jobs SET due = due + 86400")
@@ -606,14 +613,14 @@ def test_no_broker(bus: RealBus, client: Client) -> None:
     done = sbus(bus.path, "jobs", "q", "-t", "0.1")
     assert "nobody answered 'queue/q'" in done.errors
     with Broker(bus):
-        assert client.request("jobs/x", b"asked again") == b"1"
+        assert store_job(client, b"asked again") == b"1"
 
 
 def test_strangers_hear_no_inbox(bus: RealBus, client: Client) -> None:
     """The key of an inbox stands in no message that others can select."""
     with subscribed(bus) as peer, Broker(bus):
         worker = Worker(client)
-        client.request("jobs/x")
+        store_job(client)
         worker.take()
         packets = peer.fence()
         assert len(packets) == 2  # a worker's question, and the job
@@ -672,7 +679,7 @@ def test_the_bus_owner_runs_it(directory: Path) -> None:
         bus.connect(4321, 4321) as peer,
     ):
         with contextlib.suppress(TimeoutError):
-            client.request("jobs/x")
+            client.request("jobs/x", b"", 1)
         client.request("jobs/x", b"", SECONDS_MAX)
         os.kill(pid, signal.SIGSTOP)
         for _ in range(200):
