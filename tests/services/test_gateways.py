@@ -157,7 +157,7 @@ class Gateway:
         asked = words.count("--in") if broker.kind == "mqtt" else 0
         self.lines = 1 + asked
         self.log = Path(bus.path).with_name(f"{random.random()}.log")
-        env = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+        env = {**ENVIRONMENT, "PYTHONPATH": f"{ROOT}:{program.parent}"}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=env
