@@ -43,6 +43,7 @@ class Site:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.sockets: list[socket.socket] = []
 
     def at(self, name: str) -> str:
         """Return the path of a socket or file."""
@@ -115,6 +116,8 @@ class Site:
 
     def end(self) -> None:
         """End all processes, those first that were started last."""
+        for wire in self.sockets:
+            wire.close()
         for process in reversed([*self.processes.values()]):
             process.terminate()
             process.wait(SECONDS_MAX)
@@ -514,7 +517,8 @@ def test_ssh(site: Site) -> None:
 class Liar:
     """An end of a stream that sends what it likes."""
 
-    def __init__(self, wire: socket.socket) -> None:
+    def __init__(self, site: Site, wire: socket.socket) -> None:
+        site.sockets.append(wire)
         self.wire = wire
         wire.settimeout(SECONDS_MAX)
 
@@ -538,7 +542,7 @@ def below(site: Site, is_polite: bool = True) -> Liar:
     """Be a lower end."""
     wire = socket.socket(socket.AF_UNIX)
     wait_for(lambda: not wire.connect_ex(site.at("up")))
-    liar = Liar(wire)
+    liar = Liar(site, wire)
     assert liar.receive().startswith(b"sbus-link 1 upper ")
     if is_polite:
         liar.send(b"sbus-link 1 lower - !/cred/0/0/0 ")
@@ -606,7 +610,7 @@ def test_upper_end(site: Site, above: socket.socket) -> None:
     """An upper end hears what --up selects, and secrets for other buses.  It
     publishes what --down selects, and secrets for the lower bus.
     """
-    liar = Liar(above.accept()[0])
+    liar = Liar(site, above.accept()[0])
     liar.send(b"sbus-link 1 upper - !/cred/1/2/3 sbus/bridge/p")
     greeting = b"sbus-link 1 lower - !/cred/1/2/3 "
     assert liar.receive().startswith(greeting)
@@ -624,7 +628,7 @@ def test_upper_end(site: Site, above: socket.socket) -> None:
         site.wait_for_log("l.link", "it sent 'SUB '")
 
         # The next stream: the same bus, whose clients have stayed
-        liar = Liar(above.accept()[0])
+        liar = Liar(site, above.accept()[0])
         liar.send(b"sbus-link 1 upper 1 !/cred/1/2/3 sbus/bridge/q")
         assert (
             liar.receive() == b"sbus-link 1 lower 4 !/cred/1/2/3 sbus/bridge/q"

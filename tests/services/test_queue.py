@@ -80,7 +80,7 @@ class Broker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
+        if not self.process.stderr.closed:
             self.kill()
 
     def kill(self) -> str:
