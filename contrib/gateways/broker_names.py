@@ -13,7 +13,6 @@ so nobody gets at them through a gateway.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -40,7 +39,8 @@ class Names(NamedTuple):
 
     def segment(self, segment: bytes) -> str:
         """Return what stands for a segment of a key."""
-        text = os.fsdecode(segment)
+        # Whatever the locale is, as another gateway has the same names
+        text = segment.decode("utf-8", "surrogateescape")
         if re.fullmatch(self.plain, text) and not text.startswith(MARK):
             return text
         return MARK + quote_from_bytes(segment, safe="").replace(".", "%2E")

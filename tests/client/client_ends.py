@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 import socket
 import sys
 import threading
@@ -19,8 +20,14 @@ import pytest
 
 from packets import publish
 from processes import SECONDS_MAX
-from real_bus import Peer, seqpacket_pair, wait_for
-from sbus_client import AsyncClient, Client, Received
+from real_bus import Peer, RealBus, seqpacket_pair, wait_for
+from sbus_client import (
+    AsyncClient,
+    Client,
+    Disconnected,
+    Received,
+    parse_request,
+)
 
 Done = TypeVar("Done")
 Kind = Callable[..., Client]
@@ -114,6 +121,58 @@ def beside(
         wait_for(lambda: not asleep or (tids and sleeps(tids[0])))
         yield done
         done.result(SECONDS_MAX)
+
+
+@contextlib.contextmanager
+def serving(bus: RealBus, key: str) -> Iterator[None]:
+    """Answer requests with their own payloads, up to the end."""
+
+    def serve() -> None:
+        with contextlib.suppress(Disconnected):
+            for message in service:
+                if asked := parse_request(message):
+                    service.reply(asked, asked.payload)
+
+    with Client(bus.path) as service:
+        service.subscribe(key)
+        service.sync(SECONDS_MAX)
+        with beside(serve):
+            try:
+                yield
+            finally:
+                service.close()
+
+
+def in_child(work: Callable[[], object]) -> bool:
+    """Do some work in a child process; return whether it succeeds."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return not os.waitpid(child, 0)[1]
+
+
+def open_numbers() -> set[str]:
+    """Return the numbers of the descriptors that are open."""
+    numbers = os.listdir("/proc/self/fd")
+    return {
+        number for number in numbers if os.path.exists(f"/dev/fd/{number}")
+    }
+
+
+@contextlib.contextmanager
+def quick_switches() -> Iterator[None]:
+    """Have threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def sleeps(tid: int) -> bool:

@@ -20,6 +20,9 @@ from processes import ENVIRONMENT, ROOT, SECONDS_MAX, Result, run, started
 from real_bus import Listener, Peer, RealBus, wait_for
 from sbus_client import Client
 
+# Of a program that imports our files, wherever it runs
+IMPORTING = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+
 
 def sbus(address: str, *arguments: str, **options: Any) -> Result:
     """Run the command line to its end."""
@@ -27,6 +30,18 @@ def sbus(address: str, *arguments: str, **options: Any) -> Result:
     if "input" in options:
         del options["stdin"]
     return run("tools", "-a", address, *arguments, **options)
+
+
+def python(*words: str, cwd: Path, path: str = "") -> Result:
+    """Run Python in a folder, from which it imports, to its end."""
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**ENVIRONMENT, "PYTHONPATH": f"{cwd}:{path}"},
+        capture_output=True,
+        text=True,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
 
 
 def patterns_of(bus: RealBus) -> int:
@@ -68,6 +83,21 @@ def served(listener: Listener, *words: str, **options: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
+def ready(
+    address: str, *words: str, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a command that has told by --ready-fd that it is ready."""
+    reader, writer = os.pipe()
+    words = (words[0], f"--ready-fd={writer}", *words[1:])
+    with started(address, *words, pass_fds=[writer], **options) as process:
+        os.close(writer)
+        with open(reader) as lines:
+            text = lines.read()
+        assert text == "ready\n"
+        yield process
+
+
+@contextlib.contextmanager
 def keeping(bus: RealBus, *words: str) -> Iterator[None]:
     """Run a keeper."""
     with started(bus.path, "keep", *words) as process:
@@ -86,9 +116,9 @@ def keeping(bus: RealBus, *words: str) -> Iterator[None]:
 
 def is_gone(done: Result, address: str) -> bool:
     """Return whether a command ended because the server disconnected it."""
-    what = f"sbus: the server at {address} closed the connection: it stopped,"
-    what += " or refused this client; its log names pid "
-    form = re.escape(what) + "[0-9]+, or counts it among others\n"
+    text = f"sbus: the server at {address} closed the connection: it stopped,"
+    text += " or refused this client; its log names pid "
+    form = re.escape(text) + "[0-9]+, or counts it among others\n"
     return done.status == 1 and bool(re.fullmatch(form, done.errors))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import sbus_client
-from client_ends import Kind, beside, both_ends
+from client_ends import Kind, beside, both_ends, open_numbers
 from packets import ANSWER, WHOAMI, publish
 from processes import SECONDS_MAX
 from real_bus import (
@@ -46,125 +46,99 @@ from sbus_client import (
 ABSTRACT = "/dev/unix/abstract/"
 
 
-class TestAddresses:
-    """Where a client finds its bus."""
-
-    def test_default(
-        self, kind: Kind, directory: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """[ADDR-1] It is the server's; SBUS_ADDRESS stands for it."""
-        monkeypatch.delenv("SBUS_ADDRESS", raising=False)
-        monkeypatch.setattr(os, "getuid", lambda: 0)
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
-        assert sbus_client.default_address() == "/run/sbus.socket"
-        user = directory.stat().st_uid or 1000
-        monkeypatch.setattr(os, "getuid", lambda: user)
-        if directory.stat().st_uid != user:
-            os.chown(directory, user, -1)
-        address = str(directory / "sbus.socket")
-        directory.chmod(0o777)  # where others can put a socket
-        assert sbus_client.default_address() != address
-        directory.chmod(0o755)
-        with Listener(address, 8).wire, kind():
-            monkeypatch.setenv("XDG_RUNTIME_DIR", "")
-            monkeypatch.setenv("SBUS_ADDRESS", address)
-            with kind() as client:
-                assert client.address == address
-
-    def test_abstract_name(self, directory: Path) -> None:
-        """[ADDR-4] In any spelling; a short one is filled up with NULs."""
-        digits = "00ab" + os.urandom(15).hex()
-        with RealBus(directory, address=ABSTRACT + digits):
-            for filled in digits, digits.upper(), digits.ljust(216, "0"):
-                Client(ABSTRACT + filled).close()
-
-    def test_malformed_address(self, kind: Kind) -> None:
-        """[ADDR-4] It is told from one at which nothing is."""
-        for text in "", "0", "01", "ff00", "000", "00x", "00 1", "00" * 109:
-            with pytest.raises(AddressError, match="after .* come 2 to 216"):
-                kind(ABSTRACT + text)
-        with pytest.raises(AddressError, match="is not UTF-8$"):
-            kind("\ud800")
-        for text in "", "a\0b", "é" * 54:
-            with pytest.raises(AddressError, match="path has 1 to 107 bytes"):
-                kind(text)
-        for text in "x", "-1", "9" * 30:
-            with pytest.raises(AddressError, match=f"descriptor {text}"):
-                kind(f"/dev/fd/{text}")
-        with pytest.raises(Disconnected, match="nothing is there"):
-            kind("x/" * 53 + "x")
-
-    def test_wrong_descriptor(self, kind: Kind, directory: Path) -> None:
-        """It is refused, for what it is, and stays open."""
-        opened: list[tuple[Any, str]] = [
-            (directory.joinpath("file").open("w"), "on non-socket"),
-            (socket.socket(), "not a Unix-domain SEQPACKET socket"),
-            (seqpacket(), "a descriptor cannot reconnect"),
-            (seqpacket(), "not connected"),
-            (Listener(str(directory / "bus"), 8).wire, "not connected"),
-        ]
-        for what, why in opened:
-            with what, pytest.raises(AddressError, match=why):
-                kind(f"/dev/fd/{what.fileno()}", reconnect="cannot" in why)
-            # It was open still, or to close it would have failed
+# ---- Where a client finds its bus
 
 
-class TestConnecting:
-    """Finding nobody, and finding a crowd."""
+def test_malformed_address(kind: Kind) -> None:
+    """[ADDR-4] An error tells a malformed address from one at which nothing
+    is.
+    """
+    malformed = "", "0", "01", "ff00", "000", "00x", "00 1", "00" * 109
+    errors = {
+        **{ABSTRACT + text: "after .* come 2 to 216" for text in malformed},
+        "\ud800": "is not UTF-8$",
+        **dict.fromkeys(
+            ("", "a\0b", "\udcc3\udca9" * 54), "path has 1 to 107 bytes"
+        ),
+        **{f"/dev/fd/{x}": f"descriptor {x}" for x in ("x", "-1", "9" * 30)},
+    }
+    for address, text in errors.items():
+        with pytest.raises(AddressError, match=text):
+            kind(address)
+    with pytest.raises(Disconnected, match="nothing is there"):
+        kind("x/" * 53 + "x")
 
-    @pytest.mark.parametrize(
-        "there, number, what",
-        [
-            (
-                "nothing",
-                errno.ENOENT,
-                "nothing is there; start the server, or",
-            ),
-            ("a stale one", errno.ECONNREFUSED, "no server listens there; s"),
-            ("another kind", errno.EPROTOTYPE, "another kind of socket is"),
-            ("of others", errno.EACCES, "its server does not let this user"),
-        ],
-    )
-    def test_no_bus(
-        self, kind: Kind, directory: Path, there: str, number: int, what: str
-    ) -> None:
-        """The error tells the cause, and what to do."""
-        path = directory / "bus"
-        with contextlib.ExitStack() as stack:
-            wire = stack.enter_context(seqpacket())
-            if there == "another kind":
-                wire = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            if there != "nothing":
-                stack.enter_context(wire).bind(str(path))
-            if there == "of others":
-                path.chmod(0)
-                stack.enter_context(other_user())
-            with pytest.raises(Disconnected, match=what) as caught:
-                kind(str(path))
-            assert caught.value.errno == number
-            waits = number in (errno.ENOENT, errno.ECONNREFUSED)
-            with pytest.raises(TimeoutError if waits else Disconnected):
-                kind(str(path), reconnect=True).receive(0)
 
-    @pytest.mark.parametrize("reconnect", [False, True])
-    def test_full_queue(
-        self, kind: Kind, directory: Path, reconnect: bool
-    ) -> None:
-        """A client waits until the server lets it in, or its time is over."""
-        full = Listener(str(directory / "bus"), backlog=0)
+def test_wrong_descriptor(kind: Kind, directory: Path) -> None:
+    """A descriptor is refused for what it is, and stays open."""
+    files: list[tuple[Any, str]] = [
+        (directory.joinpath("file").open("w"), "on non-socket"),
+        (socket.socket(), "not a Unix-domain SEQPACKET socket"),
+        (seqpacket(), "a descriptor cannot reconnect"),
+        (seqpacket(), "not connected"),
+        (Listener(str(directory / "bus"), 8).wire, "not connected"),
+    ]
+    for file, text in files:
+        with file, pytest.raises(AddressError, match=text):
+            kind(f"/dev/fd/{file.fileno()}", reconnect="cannot" in text)
+        # It was open still, or to close it would have failed
+        # It was open still, or to close it would have failed
 
-        def connect() -> None:
-            with kind(full.path, reconnect=reconnect) as client:
-                client.publish("k")
 
-        with full.wire, Client(full.path):
-            for timeout in (0, 0.001):
-                with pytest.raises(TimeoutError, match="too many clients"):
-                    kind(full.path, timeout=timeout)
-            with beside(connect, asleep=True) as connecting:
-                assert not connecting.done()
-                with full.accept(), full.accept() as server:
-                    assert b"MSG k\0" in (server.receive(), server.receive())
+# ---- Finding nobody, and finding a crowd
+
+
+NO_BUS = {
+    errno.ENOENT: "nothing is there; start the server, or",
+    errno.ECONNREFUSED: "no server listens there; start",
+    errno.EPROTOTYPE: "another kind of socket is there",
+    errno.EACCES: "its server does not let this user in",
+}
+
+
+@pytest.mark.parametrize("number", NO_BUS)
+def test_no_bus(kind: Kind, directory: Path, number: int) -> None:
+    """The error tells the cause, and what to do.  A bus may come where
+    nothing is, or nobody listens.
+    """
+    path = directory / "bus"
+    is_other = number == errno.EPROTOTYPE
+    form = socket.SOCK_DGRAM if is_other else socket.SOCK_SEQPACKET
+    waits = number in (errno.ENOENT, errno.ECONNREFUSED)
+    with contextlib.ExitStack() as stack:
+        if number != errno.ENOENT:
+            wire = socket.socket(socket.AF_UNIX, form)
+            stack.enter_context(wire).bind(str(path))
+        if number == errno.EACCES:
+            path.chmod(0)
+            stack.enter_context(other_user())
+        with pytest.raises(Disconnected, match=NO_BUS[number]) as caught:
+            kind(str(path))
+        assert caught.value.errno == number
+        with (
+            pytest.raises(TimedOut if waits else Disconnected),
+            kind(str(path), reconnect=True) as client,
+        ):
+            client.receive(0)
+
+
+@pytest.mark.parametrize("reconnect", [False, True])
+def test_full_queue(kind: Kind, directory: Path, reconnect: bool) -> None:
+    """A client waits until the server lets it in, or its time is over."""
+    full = Listener(str(directory / "bus"), backlog=0)
+
+    def connect() -> None:
+        with kind(full.path, reconnect=reconnect) as client:
+            client.publish("k")
+
+    with full.wire, Client(full.path):
+        for timeout in (0, 0.001):
+            with pytest.raises(TimeoutError, match="too many clients"):
+                kind(full.path, timeout=timeout)
+        with beside(connect, asleep=True) as connecting:
+            assert not connecting.done()
+            with full.accept(), full.accept() as server:
+                assert b"MSG k\0" in (server.receive(), server.receive())
 
 
 @pytest.fixture(autouse=True)
@@ -188,315 +162,299 @@ def assert_no_bus(client: Client) -> None:
                 getattr(client, name)(*arguments, timeout=timeout)
 
 
-class TestRestarts:
-    """A bus that is not there yet, is stopped and is started again."""
+# ---- A bus that is not there yet, is stopped and is started again
 
-    def test_program_before_its_bus(self, directory: Path, kind: Kind) -> None:
-        """It subscribes at once, and receives once the bus is there."""
-        with kind(str(directory / "bus"), reconnect=True) as client:
-            client.subscribe("k")
-            client.control("echo/off")
-            for _ in range(3):
-                assert_no_bus(client)
-                with RealBus(directory) as bus, bus.connect() as peer:
-                    assert is_reconnected(client)
-                    client.publish("k", b"an echo")
-                    client.sync(SECONDS_MAX)
-                    peer.send(b"MSG k\0v")
-                    assert client.receive(SECONDS_MAX) == (b"k", b"v")
 
-    def test_pauses(
-        self, directory: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """One is half a second at most, and half of that at least; a lost bus
-        that has lasted longer is looked for at once.
-        """
-        now, longest = 1_000.0, 0.5
-        clock = types.SimpleNamespace(monotonic=lambda: now)
-        monkeypatch.setattr(sbus_client, "time", clock)
-        monkeypatch.setattr(sbus_client, "RECONNECT_SECONDS", longest)
-        with Client(str(directory / "bus"), reconnect=True) as client:
-
-            def assert_pauses() -> None:
-                nonlocal now
-                for _ in range(5):
-                    with pytest.raises(TimeoutError):
-                        client.receive(0)
-                    left = client.retry_in()
-                    assert left is not None and longest / 2 <= left <= longest
-                    now += left
-
-            for _ in range(3):
-                assert_pauses()
-                with RealBus(directory):
-                    assert is_reconnected(client)
-                    now += longest
-
-    def test_descriptor(self, directory: Path) -> None:
-        """The descriptor stays the same, and is quiet while there is no bus.
-        Programs that the client's program starts do not inherit the socket.
-        """
-        with (
-            select.epoll() as epoll,
-            Client(str(directory / "bus"), reconnect=True) as client,
-        ):
-            epoll.register(client, select.EPOLLIN)
-            ready = [(client.fileno(), select.EPOLLIN)]
-            client.subscribe("k")
-            for _ in range(3):
+def test_pauses(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause is half a second at most, and half of that at least; a lost bus
+    that has lasted longer is looked for at once.
+    """
+    now, longest = 1_000.0, 0.5
+    clock = types.SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(sbus_client, "time", clock)
+    monkeypatch.setattr(sbus_client, "RECONNECT_SECONDS", longest)
+    with Client(str(directory / "bus"), reconnect=True) as client:
+        for _ in range(3):
+            for _ in range(5):
                 with pytest.raises(TimeoutError):
                     client.receive(0)
-                assert not epoll.poll(client.retry_in())
-                with RealBus(directory) as bus, bus.connect() as peer:
-                    received = None
-                    while not received:
-                        epoll.poll(client.retry_in())
-                        with contextlib.suppress(TimeoutError):
-                            received = client.receive(0)
-                    assert type(received) is Reconnected
-                    assert not os.get_inheritable(client.socket.fileno())
-                    client.sync(SECONDS_MAX)
-                    assert not epoll.poll(0)
-                    peer.send(b"MSG k\0v")
-                    assert epoll.poll(SECONDS_MAX) == ready
-                    assert client.receive(0) == (b"k", b"v")
-                    assert not epoll.poll(0)
+                left = client.retry_in()
+                assert left is not None and longest / 2 <= left <= longest
+                now += left
+            with RealBus(directory):
+                assert is_reconnected(client)
+                now += longest
+
+
+def test_descriptor(directory: Path) -> None:
+    """The descriptor stays the same, and is quiet while there is no bus.
+    Programs that the client's program starts do not inherit the socket.
+    """
+    with (
+        select.epoll() as epoll,
+        Client(str(directory / "bus"), reconnect=True) as client,
+    ):
+        epoll.register(client, select.EPOLLIN)
+        ready = [(client.fileno(), select.EPOLLIN)]
+        client.subscribe("k")
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                client.receive(0)
+            assert not epoll.poll(client.retry_in())
+            with RealBus(directory) as bus, bus.connect() as peer:
+                received = None
+                while not received:
+                    epoll.poll(client.retry_in())
+                    with contextlib.suppress(TimeoutError):
+                        received = client.receive(0)
+                assert type(received) is Reconnected
+                assert not os.get_inheritable(client.socket.fileno())
+                client.sync(SECONDS_MAX)
+                assert not epoll.poll(0)
+                peer.send(b"MSG k\0v")
                 assert epoll.poll(SECONDS_MAX) == ready
+                assert client.receive(0) == (b"k", b"v")
+                assert not epoll.poll(0)
+            assert epoll.poll(SECONDS_MAX) == ready
 
-    def test_service(self, directory: Path, kind: Kind) -> None:
-        """However short a bus lives, nothing is raised; requests are served
-        and answered by each, and the loop that serves is told.
-        """
-        path, is_told = str(directory / "bus"), threading.Semaphore(0)
 
-        def serve() -> None:
-            with kind(path, reconnect=True) as bus:
-                bus.subscribe("service")
-                for message in bus:
-                    if type(message) is Reconnected:
+def test_service(directory: Path, kind: Kind) -> None:
+    """However short a bus lives, nothing is raised; requests are served
+    and answered by each, and the loop that serves is told.
+    """
+    path, is_told = str(directory / "bus"), threading.Semaphore(0)
+
+    def serve() -> None:
+        with kind(path, reconnect=True) as bus:
+            bus.subscribe("service")
+            for message in bus:
+                if type(message) is Reconnected:
+                    # The bus before this one may have let it in at its end
+                    with contextlib.suppress(Disconnected):
                         bus.sync(SECONDS_MAX)
                         is_told.release()
-                    elif asked := parse_request(message):
-                        bus.reply(asked, b"to " + asked.payload)
-                        if asked.payload == b"4":
-                            return
+                elif asked := parse_request(message):
+                    bus.reply(asked, b"to " + asked.payload)
+                    if asked.payload == b"4":
+                        return
 
-        with kind(path, reconnect=True) as client, beside(serve):
-            for number in range(5):
-                with RealBus(directory):
-                    assert is_reconnected(client)
-                    assert is_told.acquire(timeout=SECONDS_MAX)
-                    text = b"%d" % number
-                    answer = client.request("service", text, SECONDS_MAX)
-                    assert answer == b"to " + text
-
-    def test_threads(self, directory: Path) -> None:
-        """Of each of three clients a thread sends and another receives: none
-        raises anything, order is kept, and in the end all receive from all.
-        """
-        everybody = {b"k/%d" % number for number in range(3)}
-        path, is_over = str(directory / "bus"), threading.Event()
-        heard: list[set[bytes]] = [set() for _ in everybody]
-
-        def send(client: Client, number: int) -> None:
-            sent = 0
-            while not is_over.is_set():
-                with contextlib.suppress(TimeoutError):
-                    text = b"%07d" % sent * 1_000
-                    client.publish(f"k/{number}", text, timeout=0.1)
-                    sent += 1
-
-        def receive(client: Client, number: int) -> None:
-            last = dict.fromkeys(everybody, -1)
-            while not is_over.is_set():
-                with contextlib.suppress(TimeoutError):
-                    key, payload = received = client.receive(0.1)
-                    if type(received) is Message:
-                        assert payload[:7] * 1_000 == payload
-                        assert int(payload[:7]) > last[key]
-                        last[key] = int(payload[:7])
-                        heard[number].add(key)
-
-        with contextlib.ExitStack() as stack:
-            for number in range(3):
-                client = Client(path, reconnect=True)
-                stack.enter_context(client).subscribe("k/")
-                for work in send, receive:
-                    stack.enter_context(beside(work, client, number))
-            stack.callback(is_over.set)
-            for _ in range(6):
-                with RealBus(directory):
-                    for some in heard:
-                        some.clear()
-                    wait_for(lambda: heard == [everybody] * 3)
-
-
-class TestAnotherServer:
-    """What a server of the test sees and does."""
-
-    @pytest.fixture
-    def client(self, kind: Kind, listener: Listener) -> Iterator[Client]:
-        with kind(listener.path, reconnect=True) as client:
-            yield client
-
-    def another(
-        self, client: Client, listener: Listener
-    ) -> tuple[Peer, list[bytes]]:
-        """Have a client find a server; return that, and what it was told."""
-
-        def greet() -> tuple[Peer, list[bytes]]:
-            server = listener.accept()
-            told = list(iter(server.receive, WHOAMI))
-            server.send(ANSWER)
-            return server, told
-
-        with beside(greet) as done:
-            assert is_reconnected(client)
-            client.sync(SECONDS_MAX)
-        return done.result()
-
-    def test_what_it_is_told(self, client: Client, listener: Listener) -> None:
-        """[CLIENT-6] Each pattern as often as it is held, and each mode, in
-        the order in which they were sent last.  What the old one sent is
-        received.
-        """
-        with listener.accept() as server:
-            for pattern in "a", "b", "b", "c", "c", "d":
-                client.subscribe(pattern)
-            for pattern in "a", "c", "x":
-                client.unsubscribe(pattern)
-            for key in "order/stack", "order/random", "stats", "order/stack":
-                client.control(key)
-            assert [server.receive() for _ in range(12)]  # and 1 unread
-            server.send(b"MSG k\0one", b"wrong", b"MSG k\0two")
-        client.unsubscribe("d")
-        client.subscribe("x")
-        for payload in b"one", b"two":
-            assert client.receive(0) == (b"k", payload)
-        server, told = self.another(client, listener)
-        with server:
-            expected = b"SUB b,SUB b,SUB c"
-            expected += b",CMSG order/random,CMSG order/stack,SUB x"
-            assert told == expected.split(b",")
-            client.publish("k")
-            assert server.receive() == b"MSG k\0"
-
-    def test_slow_server(self, client: Client, listener: Listener) -> None:
-        """No call waits for one that does not read; messages are sent once it
-        has read more patterns than the kernel can hold.
-        """
-        patterns = [b"%d" % number for number in range(600)]
-        with listener.accept() as server:
-            for pattern in patterns:
-                client.subscribe(pattern)
-                server.receive()
-        assert is_reconnected(client)
-        with listener.accept() as server:
+    with kind(path, reconnect=True) as client, beside(serve):
+        for text in b"0", b"1", b"2", b"3", b"4":
             assert_no_bus(client)
-            client.subscribe("meanwhile")
-            received = list[bytes]()
-            while received[-1:] != [b"SUB meanwhile"]:
-                received.append(server.receive())
-                with pytest.raises(TimeoutError):
-                    client.receive(0)
-            assert received[:600] == [b"SUB " + one for one in patterns]
-            client.publish("k")
-            assert server.receive() == b"MSG k\0"
+            with RealBus(directory):
+                assert is_reconnected(client)
+                assert is_told.acquire(timeout=SECONDS_MAX)
+                answer = client.request("service", text, SECONDS_MAX)
+                assert answer == b"to " + text
 
-    def test_ask_again(self, client: Client, listener: Listener) -> None:
-        """[PKT-5] sync does not vouch for what an older server handled, and
-        a request's answer is lost; what follows has its own.  The next server
-        is not told of the keys of answers, which may be another's there.
-        """
 
-        def serve_up_to(word: bytes) -> None:
-            with server:
-                while not (packet := server.receive()).startswith(word):
-                    if packet == WHOAMI:
-                        server.send(ANSWER)
+def test_threads(directory: Path) -> None:
+    """Each of three clients has a thread that sends and one that receives.  No
+    call raises anything, order is kept, and in the end all receive from all.
+    """
+    keys = {b"k/%d" % number for number in range(3)}
+    path, is_over = str(directory / "bus"), threading.Event()
+    keys_heard: list[set[bytes]] = [set() for _ in keys]
 
+    def send(client: Client, number: int) -> None:
+        sent = 0
+        while not is_over.is_set():
+            with contextlib.suppress(TimeoutError):
+                text = b"%07d" % sent * 1_000
+                client.publish(f"k/{number}", text, timeout=0.1)
+                sent += 1
+
+    def receive(client: Client, number: int) -> None:
+        last = dict.fromkeys(keys, b"")
+        while not is_over.is_set():
+            with contextlib.suppress(TimeoutError):
+                key, payload = received = client.receive(0.1)
+                if type(received) is Message:
+                    assert payload == payload[:7] * 1_000 > last[key]
+                    last[key] = payload
+                    keys_heard[number].add(key)
+
+    with contextlib.ExitStack() as stack:
+        for number in range(3):
+            client = Client(path, reconnect=True)
+            stack.enter_context(client).subscribe("k/")
+            for work in send, receive:
+                stack.enter_context(beside(work, client, number))
+        stack.callback(is_over.set)
+        for _ in range(6):
+            with RealBus(directory):
+                for received in keys_heard:
+                    received.clear()
+                wait_for(lambda: keys_heard == [keys] * 3)
+
+
+# ---- What a server of the test sees and does
+
+
+@pytest.fixture
+def client(kind: Kind, listener: Listener) -> Iterator[Client]:
+    with kind(listener.path, reconnect=True) as client:
+        yield client
+
+
+def another(client: Client, listener: Listener) -> tuple[Peer, list[bytes]]:
+    """Have a client find a server; return that, and what it was sent."""
+
+    def greet() -> tuple[Peer, list[bytes]]:
         server = listener.accept()
-        for word in WHOAMI, b"MSG":
-            with (
-                beside(serve_up_to, word),
-                pytest.raises(Disconnected, match="ask again"),
-            ):
-                client.request("k", timeout=SECONDS_MAX)
-            server, told = self.another(client, listener)
-            assert told == []
+        packets = list(iter(server.receive, WHOAMI))
+        server.send(ANSWER)
+        return server, packets
+
+    with beside(greet) as done:
+        assert is_reconnected(client)
+        client.sync(SECONDS_MAX)
+    return done.result()
+
+
+def test_what_a_new_bus_is_told(client: Client, listener: Listener) -> None:
+    """[CLIENT-6] A client tells a new bus each pattern as often as it is held,
+    and each mode, in the order in which they were sent last.  What the old bus
+    sent is received.
+    """
+    with listener.accept() as server:
+        for pattern in "abbccd":
+            client.subscribe(pattern)
+        for pattern in "acx":
+            client.unsubscribe(pattern)
+        for key in "order/stack", "order/random", "stats", "order/stack":
+            client.control(key)
+        assert all(server.receive() for _ in range(12))  # and 1 unread
+        server.send(b"MSG k\0one", b"wrong", b"MSG k\0two")
+        os.rename(listener.path, f"{listener.path}-")  # no bus comes yet
+    client.unsubscribe("d")
+    client.subscribe("x")
+    os.rename(f"{listener.path}-", listener.path)
+    for payload in b"one", b"two":
+        assert client.receive(0) == (b"k", payload)
+    server, packets = another(client, listener)
+    with server:
+        expected = b"SUB b,SUB b,SUB c"
+        expected += b",CMSG order/random,CMSG order/stack,SUB x"
+        assert packets == expected.split(b",")
+        client.publish("k")
+        assert server.receive() == b"MSG k\0"
+
+
+def test_slow_server(client: Client, listener: Listener) -> None:
+    """No call waits for a server that does not read; messages are sent once
+    it has read more patterns than the kernel can hold.
+    """
+    patterns = [b"SUB %d" % number for number in range(600)]
+    with listener.accept() as server:
+        for pattern in patterns:
+            client.subscribe(pattern[4:])
+            server.receive()
+    assert is_reconnected(client)
+    with listener.accept() as server:
+        assert_no_bus(client)
+        client.subscribe("meanwhile")
+        packets = [b""]
+        while packets[-1] != b"SUB meanwhile":
+            packets.append(server.receive())
+            with pytest.raises(TimeoutError):
+                client.receive(0)
+        assert packets[1:601] == patterns
+        client.publish("k")
+        assert server.receive() == b"MSG k\0"
+
+
+def test_ask_again(client: Client, listener: Listener) -> None:
+    """[PKT-5] sync does not vouch for what an older server handled, and a
+    request's answer is lost; what follows has its own.  The next server is
+    not told of the keys of answers, which may be another's there.
+    """
+
+    def serve_up_to(word: bytes) -> None:
         with server:
-            server.send(WHOAMI + b"\0!/cred/1/2/3", ANSWER)
-            assert client.whoami(SECONDS_MAX).pid == 3
-            assert client.whoami(SECONDS_MAX).pid == 4242
+            while not (packet := server.receive()).startswith(word):
+                if packet == WHOAMI:
+                    server.send(ANSWER)
+
+    server = listener.accept()
+    for word in WHOAMI, b"MSG":
+        with (
+            beside(serve_up_to, word),
+            pytest.raises(Disconnected, match="ask again"),
+        ):
+            client.request("k", timeout=SECONDS_MAX)
+        server, packets = another(client, listener)
+        assert packets == []
+    with server:
+        server.send(WHOAMI + b"\0!/cred/1/2/3", ANSWER)
+        assert client.whoami(SECONDS_MAX).pid == 3
+        assert client.whoami(SECONDS_MAX).pid == 4242
 
 
-class TestEachBusAnew:
-    """What a client knows of one bus is not used for the next."""
+# ---- What a client knows of one bus is not used for the next
 
-    @pytest.fixture
-    def client(self, kind: Kind, listener: Listener) -> Iterator[Client]:
-        with kind(listener.path, reconnect=True) as client:
-            yield client
 
-    @pytest.mark.parametrize("packet_count", [1, 2, 3])
-    def test_bus_that_goes_amid_a_first_request(
-        self, client: Client, listener: Listener, packet_count: int
-    ) -> None:
-        """The next one knows this client by another path, and hears nothing of
-        the first; the request is answered, or is to be asked again.
-        """
+@pytest.mark.parametrize("packet_count", [1, 2, 3])
+def test_bus_that_goes_amid_a_first_request(
+    client: Client, listener: Listener, packet_count: int
+) -> None:
+    """The next bus knows this client by another path, and hears nothing of
+    the first; the request is answered, or is to be asked again.
+    """
 
-        def serve() -> list[bytes]:
-            with listener.accept() as server:
-                for _ in range(packet_count):
-                    if server.receive() == WHOAMI:
-                        server.send(WHOAMI + b"\0!/cred/7/7/7")
-            with listener.accept() as server:
-                heard = []
-                while not (packet := server.receive()).startswith(b"MSG"):
-                    heard.append(packet)
-                    if packet == WHOAMI:
-                        server.send(WHOAMI + b"\0!/cred/1/2/3")
-                reply_key = packet.split(b"\0")[1]
-                assert reply_key.startswith(b"!/cred/1/2/3/")
-                server.send(publish(reply_key, b"answer"))
-                return heard
-
-        with beside(serve) as served:
-            for _ in range(3):
-                with contextlib.suppress(Disconnected):
-                    answer = client.request("k", timeout=SECONDS_MAX)
-                    assert answer == b"answer"
-                    break
-        told = [packet for packet in served.result() if packet != WHOAMI]
-        assert len(told) == 1 and told[0].startswith(b"SUB !/cred/1/2/3/")
-
-    @pytest.mark.parametrize("stays", [True, False])
-    def test_notice_comes_first(
-        self, client: Client, listener: Listener, stays: bool
-    ) -> None:
-        """Messages of a new bus follow it, also if that is lost at once."""
+    def serve() -> list[bytes]:
         with listener.accept() as server:
-            server.send(publish(b"k", b"old"))
+            for _ in range(packet_count):
+                if server.receive() == WHOAMI:
+                    server.send(WHOAMI + b"\0!/cred/7/7/7")
+        packets = [WHOAMI]
+        with listener.accept() as server:
+            while not packets[-1].startswith(b"MSG"):
+                packets.append(server.receive())
+                if packets[-1] == WHOAMI:
+                    server.send(WHOAMI + b"\0!/cred/1/2/3")
+            server.send(publish(packets[-1].split(b"\0")[1], b"answer"))
+        return [packet for packet in packets if packet != WHOAMI]
 
-        def greet() -> None:
-            with listener.accept() as server:
-                server.send(publish(b"k", b"new"))
-                assert not stays or server.receive() == publish(b"end")
+    with beside(serve) as served:
+        for _ in range(3):
+            with contextlib.suppress(Disconnected):
+                assert client.request("k", b"", SECONDS_MAX) == b"answer"
+                break
+    subscription, request = served.result()
+    assert subscription.startswith(b"SUB !/cred/1/2/3/")
+    assert request.startswith(b"MSG k\0!/cred/1/2/3/")
 
-        with beside(greet):
-            assert client.receive(SECONDS_MAX) == (b"k", b"old")
-            assert is_reconnected(client)
-            assert client.receive(SECONDS_MAX) == (b"k", b"new")
-            client.publish("end") if stays else None
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_notice_comes_first(
+    client: Client, listener: Listener, stays: bool
+) -> None:
+    """Messages of a new bus follow the notice, also if that bus is lost at
+    once.
+    """
+    with listener.accept() as server:
+        server.send(publish(b"k", b"old"))
+
+    def greet() -> None:
+        with listener.accept() as server:
+            server.send(publish(b"k", b"new"))
+            assert not stays or server.receive() == publish(b"end")
+
+    with beside(greet):
+        assert client.receive(SECONDS_MAX) == (b"k", b"old")
+        assert is_reconnected(client)
+        assert client.receive(SECONDS_MAX) == (b"k", b"new")
+        client.publish("end") if stays else None
 
 
 @pytest.mark.parametrize("pattern", ["!/cred/1/2/3/x", "b"])
 def test_pattern_that_the_bus_refuses(
     directory: Path, kind: Kind, pattern: str
 ) -> None:
-    """[CRED-4] [LIMIT-5] Another's secret, or one too many: the client comes
-    back after each pause, and stays once it takes the pattern back.
+    """[CRED-4] [LIMIT-5] A pattern is another's secret, or one too many.  The
+    client comes back after each pause, and stays once it takes the pattern
+    back.
     """
     with kind(str(directory / "bus"), reconnect=True) as client:
         client.subscribe("a")
@@ -511,7 +469,9 @@ def test_pattern_that_the_bus_refuses(
 
 
 def test_address_below_another_bus(directory: Path, kind: Kind) -> None:
-    """It dies with its bus, as the next one may have another prefix."""
+    """A private address dies with its bus, as the next one may have another
+    prefix.
+    """
     path = str(directory / "bus")
     with RealBus(directory, "--cred-prefix", "!/cred/1/2/3") as bus:
         client = kind(path, reconnect=True)
@@ -528,7 +488,9 @@ def test_address_below_another_bus(directory: Path, kind: Kind) -> None:
 
 
 def test_socket_that_the_program_closes(bus: RealBus) -> None:
-    """Its number may be another file's, which is left alone."""
+    """The number of a closed socket may be another file's, which is left
+    alone.
+    """
     with Client(bus.path, reconnect=True) as client:
         number = client.socket.fileno()
         client.socket.close()
@@ -540,7 +502,7 @@ def test_socket_that_the_program_closes(bus: RealBus) -> None:
 
 
 def test_answers_that_overtake_each_other() -> None:
-    """[CRED-12] Each belongs to the first question of its key."""
+    """[CRED-12] Each answer belongs to the first question of its key."""
     with (
         both_ends(Client) as (client, server),
         contextlib.ExitStack() as stack,
@@ -551,26 +513,28 @@ def test_answers_that_overtake_each_other() -> None:
 
 
 @contextlib.contextmanager
-def no_descriptor() -> Iterator[None]:
-    """Have the process get no descriptor more."""
+def no_descriptor(free: int = 0) -> Iterator[None]:
+    """Have the process get no descriptor more, or only some."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1 + free, limits[1]))
     taken = []
     try:
         with contextlib.suppress(OSError):
             while True:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
+        for number in taken[len(taken) - free :]:
+            os.close(number)
         yield
     finally:
-        for number in taken:
+        for number in taken[: len(taken) - free]:
             os.close(number)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_no_descriptor_is_free(directory: Path) -> None:
-    """The client waits for one where it looks for its bus, and says so where
-    a call cannot do without.
+    """The client waits for one where it looks for its bus.  A call that
+    cannot do without says so, and takes none.
     """
     with RealBus(directory) as bus:
         client = Client(bus.path, reconnect=True)
@@ -581,11 +545,17 @@ def test_no_descriptor_is_free(directory: Path) -> None:
                 with pytest.raises(TimedOut, match="there is no bus"):
                     client.receive(timeout)
             with pytest.raises(SbusError, match="can get no descriptor: Too"):
-                client.fileno()
-            with pytest.raises(SbusError, match="can get no descriptor: Too"):
                 Client(bus.path)
+        for free in range(2):
+            before = open_numbers()
+            with (
+                no_descriptor(free),
+                pytest.raises(SbusError, match="can get no descriptor: Too"),
+            ):
+                client.fileno()
+            assert open_numbers() == before
         assert is_reconnected(client)
-        client.fileno()
+        assert client.fileno() != -1
 
 
 @pytest.mark.parametrize("name", ["json", "asyncio"])
@@ -600,45 +570,6 @@ def test_no_descriptor_for_a_module(
             pytest.raises(SbusError, match=f"can get no {name}: Too many"),
         ):
             AsyncClient(bus.path) if name == "asyncio" else client.stats()
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_kernel_that_watches_no_more(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error of fileno is of this library; later it works."""
-
-    class Epoll:
-        """An epoll for whose last registration there is no room."""
-
-        def __init__(self) -> None:
-            self.epoll = epoll()
-            self.left = count
-
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.epoll.close()
-
-        def register(self, *_: object) -> None:
-            self.left -= 1
-            if not self.left:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.epoll, name)
-
-    epoll = select.epoll
-    with both_ends(Client) as (client, server):
-        before = os.listdir("/proc/self/fd")
-        monkeypatch.setattr(select, "epoll", Epoll)
-        with pytest.raises(SbusError, match="no descriptor: No space left"):
-            client.fileno()
-        assert os.listdir("/proc/self/fd") == before
-        monkeypatch.undo()
-        server.send(publish(b"k"))
-        assert select.select([client], [], [], SECONDS_MAX)[0]
 
 
 def test_timeout_over_several_buses(directory: Path) -> None:
@@ -664,8 +595,8 @@ def test_timeout_over_several_buses(directory: Path) -> None:
         with listener.wire, beside(serve), contextlib.ExitStack() as stack:
             stack.callback(stop)
             with pytest.raises(TimedOut, match="there is no bus"):
-                client.request("k", timeout=0.5)
-    assert len(lost) > 2
+                client.request("k", timeout=1.0)
+    assert len(lost) > 1
 
 
 def test_default_directory_that_another_has_made_since(

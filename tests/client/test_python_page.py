@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from client_ends import beside
-from commands import keeping
+from commands import IMPORTING, keeping
 from processes import ROOT, SECONDS_MAX
 from real_bus import RealBus, wait_for
 from sbus_client import Client, Disconnected, parse_request
@@ -30,10 +30,9 @@ def program(mark: str) -> str:
 @contextlib.contextmanager
 def running(bus: RealBus, text: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program beside the client's file."""
-    environment = {**os.environ, "SBUS_ADDRESS": bus.path}
+    environment = {**IMPORTING, "SBUS_ADDRESS": bus.path}
     with subprocess.Popen(
         [sys.executable, "-u", "-c", text],
-        cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -89,7 +88,7 @@ def test_program_prints(bus: RealBus, mark: str, key: str, line: str) -> None:
 
 
 def test_request_and_reply(bus: RealBus) -> None:
-    """One program asks, and the other one answers."""
+    """One program asks, and the other answers."""
     with running(bus, program("half past nine")), Client(bus.path) as client:
         wait_for_subscriber(client)
         with running(bus, program("bus.request(")) as asking:
@@ -169,7 +168,7 @@ def test_program_publishes(
 
 
 def test_last_values(bus: RealBus) -> None:
-    """The keeper's come first."""
+    """The values of a keeper come first."""
     with keeping(bus, "state/"), Client(bus.path) as client:
         client.publish("state/1", b"on")
         client.sync(SECONDS_MAX)
@@ -180,7 +179,7 @@ def test_last_values(bus: RealBus) -> None:
 
 
 def test_survey(bus: RealBus) -> None:
-    """All answer, and all are heard."""
+    """All services answer, and all answers are printed."""
     with (
         service(bus, "services/health"),
         service(bus, "services/"),

@@ -21,13 +21,7 @@ from typing import Any
 
 import pytest
 
-from commands import (
-    handles,
-    publish_all,
-    sbus,
-    served,
-    wait_for_patterns,
-)
+from commands import handles, publish_all, sbus, served, wait_for_patterns
 from packets import ANSWER, WHOAMI, publish
 from processes import ENVIRONMENT, SECONDS_MAX, child_process, outcome, started
 from real_bus import Listener, RealBus, freeze, needs_root, thaw, wait_for
@@ -72,8 +66,8 @@ def recorder(
     bus: RealBus, capture: Path, *options: str, **more: Any
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a recorder; it has subscribed."""
-    command = started(bus.path, "record", str(capture), *options, **more)
-    with command as process:
+    words = ("record", str(capture), *options)
+    with started(bus.path, *words, **more) as process:
         wait_for_patterns(bus, 1)
         yield process
 
@@ -91,341 +85,350 @@ def recorder_at(capture: Path) -> Recorder:
     return Recorder(argparse.Namespace(**options))
 
 
-class TestRecord:
-    """record: a capture."""
+# ---- record: a capture
 
-    def test_line(self, bus: RealBus, capture: Path) -> None:
-        """A line has the fields that the pipeline expects."""
-        before = time.time_ns()
-        with recorder(bus, capture) as process:
-            publish_all(bus.path, ("k", b"v\0\xff"), (b"a/\xff", b""))
-            stop(process)
-        (segment,) = segments(capture)
-        first, second = lines_of(capture)
-        host = os.uname().nodename
-        assert list(first) == ["rec", "n", "t", "host", "key", "size", "data"]
-        today = time.strftime("%Y-%m-%d", time.gmtime(before // 10**9))
-        assert segment.name == f"{first['rec']}-000001.jsonl"
-        assert segment.parent.name >= today
-        assert before < first["t"] < second["t"] < time.time_ns()
-        assert (first["n"], first["host"], first["key"]) == (1, host, "k")
-        assert (first["size"], first["data"]) == (3, "dgD/")
-        assert (second["n"], second["key"], second["size"]) == (2, "a/\xff", 0)
-        assert segment.stat().st_mode & 0o137 == 0
 
-    def test_without_payloads(self, bus: RealBus, capture: Path) -> None:
-        """A line has the size of the payload that it leaves out."""
-        with recorder(bus, capture, "--no-payload") as process:
-            publish_all(bus.path, ("k", b"secret"))
-            stop(process)
-        (line,) = lines_of(capture)
-        assert line["size"] == 6 and "data" not in line
+def test_line(bus: RealBus, capture: Path) -> None:
+    """A line has the fields that the pipeline expects."""
+    before = time.time_ns()
+    with recorder(bus, capture) as process:
+        publish_all(bus.path, ("k", b"v\0\xff"), (b"a/\xff", b""))
+        stop(process)
+    (segment,) = segments(capture)
+    first, second = lines_of(capture)
+    run, now = first["rec"], first["t"]
+    assert first == {
+        **{"rec": run, "n": 1, "t": now, "host": os.uname().nodename},
+        **{"key": "k", "size": 3, "data": "dgD/"},
+    }
+    assert second == {
+        **{**first, "n": 2, "t": second["t"]},
+        **{"key": "a/\xff", "size": 0, "data": ""},
+    }
+    assert before < now < second["t"] < time.time_ns()
+    assert segment.name == f"{run}-000001.jsonl"
+    assert segment.parent.name >= time.strftime(
+        "%Y-%m-%d", time.gmtime(before // 10**9)
+    )
+    assert segment.stat().st_mode & 0o137 == 0
 
-    def test_modes_and_patterns(
-        self, listener: Listener, capture: Path
-    ) -> None:
-        """It asks for soft mode block before it subscribes."""
-        words = ("record", str(capture), "--pattern=a/", "--pattern", "b")
-        with served(listener, *words) as (process, server):
-            packets = [server.receive() for _ in range(4)]
-            mode = b"CMSG blocking/soft/block"
-            assert packets == [mode, b"SUB a/", b"SUB b", WHOAMI]
-            server.send(ANSWER)
-            process.terminate()
-            packets = [server.receive() for _ in range(3)]
-            assert packets == [b"UNSUB a/", b"UNSUB b", WHOAMI]
-            server.send(publish(b"a/1", b"late"), ANSWER)
+
+def test_modes_and_patterns(listener: Listener, capture: Path) -> None:
+    """A recorder asks for soft mode block before it subscribes.  A line
+    without a payload has its size.
+    """
+    words = ("record", str(capture), "--pattern=a/", "--pattern", "b")
+    with served(listener, *words, "--no-payload") as (process, server):
+        packets = [server.receive() for _ in range(4)]
+        mode = b"CMSG blocking/soft/block"
+        assert packets == [mode, b"SUB a/", b"SUB b", WHOAMI]
+        server.send(ANSWER)
+        process.terminate()
+        packets = [server.receive() for _ in range(3)]
+        assert packets == [b"UNSUB a/", b"UNSUB b", WHOAMI]
+        server.send(publish(b"a/1", b"late"), ANSWER)
+        assert outcome(process) == (0, "", "")
+    (line,) = lines_of(capture)
+    assert line["size"] == 4 and "data" not in line
+
+
+def test_segment_is_hidden_until_it_is_old(
+    bus: RealBus, capture: Path
+) -> None:
+    """The age of a segment counts from its first message."""
+    with recorder(bus, capture, "--segment-seconds=0.3") as process:
+        start = time.monotonic()
+        while not segments(capture):
+            publish_all(bus.path, ("k", b"v"))
+        assert time.monotonic() - start >= 0.3
+        publish_all(bus.path, ("k", b"last"))
+        wait_for(lambda: b"last" in payloads_of(capture))
+        stop(process)
+    check_numbers(capture)
+
+
+def test_segment_ends_when_it_is_large(bus: RealBus, capture: Path) -> None:
+    """Large messages fill several segments."""
+    payloads = [os.urandom(400_000) for _ in range(10)]
+    with recorder(bus, capture, "--segment-mib=2") as process:
+        publish_all(bus.path, *(("k", payload) for payload in payloads))
+        stop(process)
+    assert payloads_of(capture) == payloads
+    sizes = [path.stat().st_size for path in segments(capture)]
+    assert len(sizes) > 1
+    assert all(2**21 <= size < 2**22 for size in sizes[:-1])
+    check_numbers(capture)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_loses_nothing(
+    bus: RealBus, capture: Path, number: int
+) -> None:
+    """A recorder that ends records all that waits, here and in the server."""
+    messages = [("k", b"%d" % n) for n in range(3000)]
+    with recorder(bus, capture) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        with child_process(lambda: publish_all(bus.path, *messages)):
+            trace = Path(bus.path).with_name("trace")
+            wait_for(lambda: '"m":200' in trace.read_text())
+            process.send_signal(number)
+            process.send_signal(signal.SIGCONT)
             assert outcome(process) == (0, "", "")
-        assert payloads_of(capture) == [b"late"]
+    payloads = payloads_of(capture)
+    count = len(payloads)
+    assert count >= 200 and payloads == [text for _, text in messages[:count]]
 
-    def test_segment_is_hidden_until_it_is_old(
-        self, bus: RealBus, capture: Path
-    ) -> None:
-        """Its age counts from its first message."""
-        with recorder(bus, capture, "--segment-seconds=0.3") as process:
-            start = time.monotonic()
-            while not segments(capture):
-                publish_all(bus.path, ("k", b"v"))
-            assert time.monotonic() - start >= 0.3
-            publish_all(bus.path, ("k", b"last"))
-            wait_for(lambda: b"last" in payloads_of(capture))
-            stop(process)
-        check_numbers(capture)
 
-    def test_segment_ends_when_it_is_large(
-        self, bus: RealBus, capture: Path
-    ) -> None:
-        """Large messages fill several segments."""
-        payloads = [os.urandom(400_000) for _ in range(10)]
-        with recorder(bus, capture, "--segment-mib=2") as process:
-            publish_all(bus.path, *(("k", payload) for payload in payloads))
-            stop(process)
-        assert payloads_of(capture) == payloads
-        sizes = [path.stat().st_size for path in segments(capture)]
-        assert len(sizes) > 1
-        assert all(2**21 <= size < 2**22 for size in sizes[:-1])
-        check_numbers(capture)
+def test_second_signal(bus: RealBus, capture: Path) -> None:
+    """A server that hangs does not keep a recorder, and the lines are kept."""
+    with recorder(bus, capture) as process:
+        publish_all(bus.path, ("k", b"v"))
+        wait_for(lambda: segments(capture, hidden=True))
+        freeze(bus)
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: not handles(process.pid, signal.SIGTERM))
+        process.send_signal(signal.SIGINT)
+        assert outcome(process) == (130, "", "")
+        thaw(bus)
+    assert payloads_of(capture) == [b"v"]
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_signal_loses_nothing(
-        self, bus: RealBus, capture: Path, number: int
-    ) -> None:
-        """What waits for it, here and in the server, is recorded."""
-        payloads = [b"%d" % n for n in range(3000)]
-        with recorder(bus, capture) as process:
-            process.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-            with child_process(
-                lambda: publish_all(
-                    bus.path, *(("k", payload) for payload in payloads)
-                )
-            ):
-                trace = Path(bus.path).with_name("trace")
-                wait_for(lambda: '"m":200' in trace.read_text())
-                process.send_signal(number)
-                process.send_signal(signal.SIGCONT)
-                assert outcome(process) == (0, "", "")
-        recorded = payloads_of(capture)
-        assert len(recorded) >= 200 and recorded == payloads[: len(recorded)]
 
-    def test_second_signal(self, bus: RealBus, capture: Path) -> None:
-        """A server that hangs does not keep it; its lines are kept."""
-        with recorder(bus, capture) as process:
-            publish_all(bus.path, ("k", b"v"))
-            wait_for(lambda: segments(capture, hidden=True))
-            freeze(bus)
-            process.send_signal(signal.SIGINT)
-            wait_for(lambda: not handles(process.pid, signal.SIGTERM))
-            process.send_signal(signal.SIGINT)
-            assert outcome(process) == (130, "", "")
-            thaw(bus)
-        assert payloads_of(capture) == [b"v"]
+def test_bus_that_ends(bus: RealBus, capture: Path) -> None:
+    """One line says that the bus has ended, and what it sent is recorded."""
+    with recorder(bus, capture) as process:
+        publish_all(bus.path, *[("k", b"v")] * 1000)
+        bus.stop()
+        done = outcome(process)
+    assert done.status == 1
+    error = f"sbus: the server at {bus.path} closed the connection: .*\n"
+    assert re.fullmatch(error, done.errors)
+    assert payloads_of(capture) == [b"v"] * 1000
 
-    def test_bus_that_ends(self, bus: RealBus, capture: Path) -> None:
-        """One line, and what it has sent is recorded."""
-        with recorder(bus, capture) as process:
-            publish_all(bus.path, *[("k", b"v")] * 1000)
-            bus.stop()
-            done = outcome(process)
-        assert done.status == 1
-        what = f"sbus: the server at {bus.path} closed the connection: .*\n"
-        assert re.fullmatch(what, done.errors)
-        assert payloads_of(capture) == [b"v"] * 1000
 
-    def test_full_disk(self, bus: RealBus, capture: Path) -> None:
-        """One line; what could be written is recovered by the next one."""
+def test_full_disk(bus: RealBus, capture: Path) -> None:
+    """One line says that the disk is full; the next recorder recovers what
+    could be written.
+    """
 
-        def limit() -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-        with recorder(bus, capture, preexec_fn=limit) as process:
-            publish_all(bus.path, *[("k", bytes(20_000))] * 3)
-            publish_all(bus.path, ("k", bytes(70_000)))
-            status, output, errors = outcome(process)
-        what = rf"sbus: {capture}/.*/\..*\.jsonl: File too large\n"
-        assert (status, output) == (1, "") and re.fullmatch(what, errors)
+    with recorder(bus, capture, preexec_fn=limit) as process:
+        publish_all(bus.path, *[("k", bytes(20_000))] * 3)
+        publish_all(bus.path, ("k", bytes(70_000)))
+        status, output, errors = outcome(process)
+    error = rf"sbus: {capture}/.*/\..*\.jsonl: File too large\n"
+    assert (status, output) == (1, "") and re.fullmatch(error, errors)
+    assert not segments(capture)
+    with recorder_at(capture):
+        assert payloads_of(capture) == [bytes(20_000)] * 3
+
+
+def test_slow_disk(directory: Path, capture: Path) -> None:
+    """[BLOCK-16] A recorder reads on while the disk is slow, as a server can
+    demand.
+    """
+    fifo = directory / "fifo"
+    os.mkfifo(fifo)
+    (directory / "sitecustomize.py").write_text(f"""
+import os
+fsync = os.fsync
+def slow(fd):
+    open({str(fifo)!r}).close()
+    fsync(fd)
+os.fsync = slow
+""")
+    env = {**ENVIRONMENT, "PYTHONPATH": str(directory)}
+    messages = [("k", b"%d" % n + bytes(30_000)) for n in range(70)]
+    options = ("--trace", str(directory / "trace"), "--block-timeout=0.2")
+    with (
+        RealBus(directory, *options) as bus,
+        recorder(bus, capture, "--segment-mib=1.5", env=env) as process,
+    ):
+        publish_all(bus.path, *messages[:50])
+        wait_for(lambda: len(segments(capture, hidden=True)) == 2)
+        publish_all(bus.path, *messages[50:])
         assert not segments(capture)
-        with recorder_at(capture):
-            assert payloads_of(capture) == [bytes(20_000)] * 3
+        released = os.open(fifo, os.O_RDWR)
+        wait_for(lambda: segments(capture))
+        stop(process)
+        os.close(released)
+    assert payloads_of(capture) == [text for _, text in messages]
+    check_numbers(capture)
 
-    def test_slow_disk(self, directory: Path, capture: Path) -> None:
-        """[BLOCK-16] It reads on meanwhile, as a server can demand."""
-        fifo = directory / "fifo"
-        os.mkfifo(fifo)
-        (directory / "sitecustomize.py").write_text(
-            "import os\n"
-            "fsync = os.fsync\n"
-            "def slow(fd):\n"
-            f"    open({str(fifo)!r}).close()\n"
-            "    fsync(fd)\n"
-            "os.fsync = slow\n"
-        )
-        env = {**ENVIRONMENT, "PYTHONPATH": str(directory)}
-        messages = [("k", b"%d" % n + bytes(30_000)) for n in range(70)]
-        options = ("--trace", str(directory / "trace"), "--block-timeout=0.2")
+
+def test_disk_that_fails(
+    capture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the next segment tells; nothing that was written is lost."""
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
         with (
-            RealBus(directory, *options) as bus,
-            recorder(bus, capture, "--segment-mib=1.5", env=env) as process,
+            pytest.raises(SbusError, match="Input/output error"),
+            recorder_at(capture) as recorder,
         ):
-            publish_all(bus.path, *messages[:50])
-            wait_for(lambda: len(segments(capture, hidden=True)) == 2)
-            publish_all(bus.path, *messages[50:])
-            assert not segments(capture)
-            released = os.open(fifo, os.O_RDWR)
-            wait_for(lambda: segments(capture))
-            stop(process)
-            os.close(released)
-        assert payloads_of(capture) == [text for _, text in messages]
-        check_numbers(capture)
-
-    def test_disk_that_fails(
-        self, capture: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The next segment's end tells; nothing that was written is lost."""
-
-        def fail(_: int) -> None:
-            raise OSError(errno.EIO, "Input/output error")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", fail)
-            with (
-                pytest.raises(SbusError, match="Input/output error"),
-                recorder_at(capture) as recorder,
-            ):
-                recorder.add(Message(b"k", b"1"))
-                recorder.add(Message(b"k", b"2"))
-        assert not segments(capture)
-        with recorder_at(capture):
-            assert payloads_of(capture) == [b"1", b"2"]
-
-    def test_directory_that_cannot_be(
-        self, bus: RealBus, directory: Path
-    ) -> None:
-        """A file is in its place: one line."""
-        done = sbus(bus.path, "record", str(directory / "log"))
-        assert done == (1, "", f"sbus: {directory}/log: File exists\n")
+            recorder.add(Message(b"k", b"1"))
+            recorder.add(Message(b"k", b"2"))
+    assert not segments(capture)
+    with recorder_at(capture):
+        assert payloads_of(capture) == [b"1", b"2"]
 
 
-class TestRecovery:
-    """record: what a crash has left."""
+def test_directory_that_cannot_be(bus: RealBus, directory: Path) -> None:
+    """A file in place of the directory is one line."""
+    done = sbus(bus.path, "record", str(directory / "log"))
+    assert done == (1, "", f"sbus: {directory}/log: File exists\n")
 
-    NAME = "{}_20260101T000000Z_01234567-000007.jsonl"
-    ONE = b'{"rec":"r","n":1,"data":""}\n'
-    TWO = b'{"rec":"r","n":2,"data":""}\n'
 
-    @pytest.mark.parametrize("kept", [ONE + TWO, b""])
-    @pytest.mark.parametrize("cut", [b"", TWO[:-1], b"\0" * 9000])
-    def test_whole_lines_are_kept(
-        self, bus: RealBus, capture: Path, kept: bytes, cut: bytes
-    ) -> None:
-        """No file stays without any; another host's recorder may be alive."""
-        day = capture / "2026-01-01"
-        day.mkdir(parents=True)
-        name = self.NAME.format(os.uname().nodename)
-        other = day / f".{self.NAME.format('other')}"
-        for hidden in day / f".{name}", other:
-            hidden.write_bytes(kept + cut)
-        line = f"sbus: recovered {name}\n" if kept else ""
-        with recorder(bus, capture) as process:
-            process.terminate()
-            assert outcome(process) == (0, "", line)
-        assert [path.name for path in segments(capture)] == [name] * bool(kept)
-        assert not kept or (day / name).read_bytes() == kept
-        assert segments(capture, hidden=True) == [other]
+# ---- record: what a crash has left
 
-    def test_two_recorders(self, bus: RealBus, capture: Path) -> None:
-        """One line says that another one is there, and that one goes on."""
-        with recorder(bus, capture) as first:
-            what = "another recorder of this host writes there"
-            done = sbus(bus.path, "record", str(capture))
-            assert done == (1, "", f"sbus: {capture}: {what}\n")
-            publish_all(bus.path, ("k", b"v"))
-            stop(first)
-        assert payloads_of(capture) == [b"v"]
 
-    HOSTILE = ["lock", "segment", "other name", "FIFO", "day", "directory"]
+NAME = "{}_20260101T000000Z_01234567-000007.jsonl"
+ONE = b'{"rec":"r","n":1,"data":""}\n'
+TWO = b'{"rec":"r","n":2,"data":""}\n'
 
-    @pytest.mark.parametrize("place", HOSTILE)
-    def test_links_are_not_followed(
-        self, bus: RealBus, directory: Path, capture: Path, place: str
-    ) -> None:
-        """What another user may have put there is named, and stays."""
-        day = capture / "2026-01-01"
-        day.mkdir(parents=True)
-        host = os.uname().nodename
-        hidden = day / f".{self.NAME.format(host)}"
-        theirs = directory / "theirs"
-        theirs.mkdir()
-        file = theirs / hidden.name
-        file.write_bytes(self.ONE + b"no whole line")
-        links = {"lock": capture / f".{host}.lock", "segment": hidden}
-        if place == "FIFO":
-            os.mkfifo(hidden)
-        elif place == "other name":
-            os.link(file, hidden)
-        elif place in links:
-            links[place].symlink_to(file)
-        else:
-            day.rmdir()
-            (day if place == "day" else capture / "link").symlink_to(theirs)
-        named = {"day": day, "directory": capture / "link", **links}
-        where = str(capture / "link" if place == "directory" else capture)
-        done = sbus(bus.path, "record", where)
-        path = named.get(place, hidden)
-        assert (done.status, done.output) == (1, "")
-        assert done.errors.startswith(f"sbus: {path}: ")
-        assert done.errors.count("\n") == 1
-        assert file.read_bytes() == self.ONE + b"no whole line"
-        assert [*theirs.iterdir()] == [file]
 
-    @needs_root
-    @pytest.mark.parametrize("name", ["", "2026-01-01", ".lock"])
-    def test_what_another_user_made(
-        self, bus: RealBus, capture: Path, name: str
-    ) -> None:
-        """It is refused."""
-        name = name.replace(".lock", f".{os.uname().nodename}.lock")
-        path = capture / name
-        if name[:1] == ".":
-            capture.mkdir(parents=True)
-            path.touch()
-        else:
-            path.mkdir(parents=True)
-        os.chown(path, 1, -1)
+@pytest.mark.parametrize("kept", [ONE + TWO, b""])
+@pytest.mark.parametrize("cut", [b"", TWO[:-1], b"\0" * 9000])
+def test_whole_lines_are_kept(
+    bus: RealBus, capture: Path, kept: bytes, cut: bytes
+) -> None:
+    """No file stays without any line; another host's recorder may be alive."""
+    day = capture / "2026-01-01"
+    day.mkdir(parents=True)
+    name = NAME.format(os.uname().nodename)
+    other = day / f".{NAME.format('other')}"
+    for hidden in day / f".{name}", other:
+        hidden.write_bytes(kept + cut)
+    line = f"sbus: recovered {name}\n" if kept else ""
+    with recorder(bus, capture) as process:
+        process.terminate()
+        assert outcome(process) == (0, "", line)
+    assert [path.name for path in segments(capture)] == [name] * bool(kept)
+    assert not kept or (day / name).read_bytes() == kept
+    assert segments(capture, hidden=True) == [other]
+
+
+def test_two_recorders(bus: RealBus, capture: Path) -> None:
+    """One line says that another recorder is there, and that one goes on."""
+    with recorder(bus, capture) as first:
+        error = "another recorder of this host writes there"
         done = sbus(bus.path, "record", str(capture))
-        what = "another user's, or no regular file of one name"
-        assert done == (1, "", f"sbus: {path}: {what}\n")
+        assert done == (1, "", f"sbus: {capture}: {error}\n")
+        publish_all(bus.path, ("k", b"v"))
+        stop(first)
+    assert payloads_of(capture) == [b"v"]
 
-    KILLS = either(20, 6)
 
-    def test_kill(self, directory: Path, capture: Path) -> None:
-        """At any moment under load: whole lines, without gaps, and all."""
-        seed = random.randrange(1 << 32)
-        print("seed", seed)
-        moments = random.Random(seed)
-        options = ("--segment-mib=0.2", "--segment-seconds=0.1")
-        environment = {  # what is killed cannot tell what it has covered
-            name: value
-            for name, value in ENVIRONMENT.items()
-            if not name.startswith("COVERAGE_")
-        }
-        hidden: list[Path] = []
-        left: dict[Path, bytes] = {}  # of a killed recorder, by final names
-        renamed = recovered = 0
-        with RealBus(directory) as bus, child_process(lambda: self.load(bus)):
-            for kill in range(self.KILLS + 1):
-                words = ("record", str(capture), *options)
-                with started(bus.path, *words, env=environment) as process:
-                    self.wait_for_another(capture, hidden)
-                    for path, text in left.items():
-                        assert path.read_bytes() == text
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(moments.uniform(0, 0.2))
-                    if kill < self.KILLS:
-                        process.kill()
-                    process.terminate()
-                    process.communicate(timeout=SECONDS_MAX)
-                renamed += sum(check_numbers(capture).values())
-                hidden = segments(capture, hidden=True)
-                texts = {
-                    path.with_name(path.name[1:]): path.read_bytes()
-                    for path in hidden
-                }
-                left = {
-                    path: text[: text.rfind(b"\n") + 1]
-                    for path, text in texts.items()
-                    if b"\n" in text
-                }
-                recovered += len(left)
-        assert not hidden and renamed and recovered
+HOSTILE = ["lock", "segment", "other name", "FIFO", "day", "directory"]
 
-    def wait_for_another(self, capture: Path, former: list[Path]) -> None:
-        """Return once all former hidden segments have made room for one."""
-        wait_for(lambda: {*segments(capture, hidden=True)} - {*former})
-        assert not {*segments(capture, hidden=True)} & {*former}
 
-    def load(self, bus: RealBus) -> None:
-        """Publish without end."""
-        with Client(bus.path) as client:
-            for n in range(1 << 30):
-                client.publish("k", b"%d " % n * (n % 500))
+@pytest.mark.parametrize("place", HOSTILE)
+def test_links_are_not_followed(
+    bus: RealBus, directory: Path, capture: Path, place: str
+) -> None:
+    """An error names what another user may have put there, and that stays as
+    it is.
+    """
+    host = os.uname().nodename
+    day = capture / "2026-01-01"
+    day.mkdir(parents=True)
+    hidden = day / f".{NAME.format(host)}"
+    theirs = directory / "theirs"
+    theirs.mkdir()
+    file = theirs / hidden.name
+    file.write_bytes(ONE + b"no whole line")
+    path = {
+        "lock": capture / f".{host}.lock",
+        "day": day,
+        "directory": capture / "link",
+    }.get(place, hidden)
+    if place == "FIFO":
+        os.mkfifo(path)
+    elif place == "other name":
+        os.link(file, path)
+    elif place in ("lock", "segment"):
+        path.symlink_to(file)
+    else:
+        day.rmdir()
+        path.symlink_to(theirs)
+    where = path if place == "directory" else capture
+    done = sbus(bus.path, "record", str(where))
+    assert (done.status, done.output) == (1, "")
+    assert done.errors.startswith(f"sbus: {path}: ")
+    assert done.errors.count("\n") == 1
+    assert file.read_bytes() == ONE + b"no whole line"
+    assert [*theirs.iterdir()] == [file]
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["", "2026-01-01", ".lock"])
+def test_what_another_user_made(
+    bus: RealBus, capture: Path, name: str
+) -> None:
+    """A recorder refuses what another user made."""
+    path = capture / name.replace(".lock", f".{os.uname().nodename}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch() if name == ".lock" else path.mkdir()
+    os.chown(path, 1, -1)
+    done = sbus(bus.path, "record", str(capture))
+    text = "another user's, or no regular file of one name"
+    assert done == (1, "", f"sbus: {path}: {text}\n")
+
+
+KILLS = either(20, 6)
+
+
+def test_kill(directory: Path, capture: Path) -> None:
+    """Killed at any moment under load, recorders leave whole lines, without
+    gaps, and all of them.
+    """
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    moments = random.Random(seed)
+    options = ("--segment-mib=0.2", "--segment-seconds=0.1")
+    words = ("record", str(capture), *options)
+    # What is killed cannot tell what it has covered
+    env = {k: v for k, v in ENVIRONMENT.items() if "COVERAGE" not in k}
+    hidden: list[Path] = []
+    left: dict[Path, bytes] = {}  # of a killed recorder, by final names
+    recovered = 0
+    with RealBus(directory) as bus, child_process(lambda: load(bus)):
+        for kill in range(KILLS + 1):
+            with started(bus.path, *words, env=env) as process:
+                wait_for_another(capture, hidden)
+                for path, text in left.items():
+                    assert path.read_bytes() == text
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(moments.uniform(0, 0.2))
+                if kill < KILLS:
+                    process.kill()
+                process.terminate()
+                process.communicate(timeout=SECONDS_MAX)
+            counts = check_numbers(capture)
+            hidden = segments(capture, hidden=True)
+            left = {}
+            for path in hidden:
+                text, newline, _ = path.read_bytes().rpartition(b"\n")
+                if newline:
+                    left[path.with_name(path.name[1:])] = text + newline
+            recovered += len(left)
+    assert not hidden and counts and recovered
+
+
+def wait_for_another(capture: Path, former: list[Path]) -> None:
+    """Return once all former hidden segments have made room for one."""
+    wait_for(lambda: {*segments(capture, hidden=True)} - {*former})
+    assert not {*segments(capture, hidden=True)} & {*former}
+
+
+def load(bus: RealBus) -> None:
+    """Publish without end."""
+    with Client(bus.path) as client:
+        for n in range(1 << 30):
+            client.publish("k", b"%d " % n * (n % 500))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import os
 import resource
@@ -22,9 +21,22 @@ from typing import Any
 
 import pytest
 
-from client_ends import Ends, Kind, beside, both_ends, counted, fill, sleeps
+from client_ends import (
+    Ends,
+    Kind,
+    beside,
+    both_ends,
+    counted,
+    fill,
+    in_child,
+    open_numbers,
+    quick_switches,
+    serving,
+    sleeps,
+)
+from commands import IMPORTING
 from packets import ANSWER, WHOAMI, publish
-from processes import ROOT, SECONDS_MAX
+from processes import SECONDS_MAX
 from real_bus import Peer, RealBus, seqpacket_pair, wait_for
 from sbus_client import (
     AsyncClient,
@@ -33,22 +45,10 @@ from sbus_client import (
     Request,
     SbusError,
     TimedOut,
-    parse_request,
 )
 
 SIGNAL = signal.SIGUSR1
 CLOSED = "^this client is closed$"
-
-
-@contextlib.contextmanager
-def quick_switches() -> Iterator[None]:
-    """Have threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 @contextlib.contextmanager
@@ -99,562 +99,494 @@ WAITS: dict[str, Callable[[Client], object]] = {
 }
 
 
-class TestHandlers:
-    """A signal handler that closes the client."""
-
-    @pytest.mark.parametrize("name", WAITS)
-    @pytest.mark.parametrize("has_bus", [True, False])
-    def test_close_at_any_moment(
-        self, directory: Path, name: str, has_bus: bool
-    ) -> None:
-        """The call that it interrupts raises Disconnected, or is over.
-
-        It neither hangs nor leaves a descriptor open, nor touches a file that
-        the handler opens.
-        """
-
-        def handle() -> None:
-            client.close()
-            files.open()
-            client.close()
-
-        files = Files()
-        before = len(os.listdir("/proc/self/fd"))
-        moments = range(0, 100_000, 7)  # a wait is of hundreds of them
-        for moment in moments:
-            with contextlib.ExitStack() as stack:
-                if has_bus:
-                    client, _ = stack.enter_context(both_ends(Client))
-                else:
-                    client = Client(str(directory / "bus"), reconnect=True)
-                    stack.enter_context(client)
-                if has_bus and name == "publish":
-                    fill(client)
-                with (
-                    contextlib.suppress(TimedOut),
-                    pytest.raises(Disconnected, match=CLOSED),
-                    interrupted(moment, handle),
-                ):
-                    WAITS[name](client)
-                    client.receive(0)  # it was over, but perhaps is closed
-                if not client.closed:
-                    break
-            files.close()
-        assert moments.index(moment) > 20
-        client = None  # type: ignore[assignment]
-        gc.collect()  # errors hold what they passed through
-        assert len(os.listdir("/proc/self/fd")) <= before
-
-    @pytest.mark.parametrize("call", ["receive", "sync"])
-    def test_close_beside_a_loop(self, call: str) -> None:
-        """A loop looks at no file that a handler opens."""
-
-        async def wait(moment: int) -> None:
-            with interrupted(moment, handle):
-                await getattr(client, call)(0.001)
-
-        def handle() -> None:
-            client.close()
-            files.open()
-
-        files = Files()
-        for moment in range(0, 100_000, 23):
-            ours, theirs = seqpacket_pair()
-            client = AsyncClient(f"/dev/fd/{ours.detach()}")
-            loop = asyncio.new_event_loop()
-            with theirs, contextlib.closing(loop):
-                loop.run_until_complete(client.connect())
-                with contextlib.suppress(TimedOut, Disconnected):
-                    loop.run_until_complete(wait(moment))
-                if not client.closed:
-                    client.close()
-                    break
-                for number in files.numbers:
-                    assert not loop.remove_reader(number)
-                files.close()
-        assert moment > 200  # or it has hardly begun to wait
-
-    def test_closed_fileno_is_readable(self) -> None:
-        """So a program that polls it does not sleep for ever."""
-        for moment in range(100_000):
-            with both_ends(Client) as ends, select.epoll() as epoll:
-                client, server = ends
-                epoll.register(client, select.EPOLLIN)
-                server.send(publish(b"k"), ANSWER)
-                client.sync(SECONDS_MAX)  # which keeps the message
-                with (
-                    contextlib.suppress(Disconnected),
-                    interrupted(moment, client.close),
-                ):
-                    client.receive(0)
-                if not client.closed:
-                    break
-                client.close()  # as who presses Ctrl-C twice
-                assert epoll.poll(0)
-        assert moment > 100
+# ---- A signal handler that closes the client
 
 
-class TestThreads:
-    """Any thread may do anything."""
+@pytest.mark.parametrize("name", WAITS)
+@pytest.mark.parametrize("has_bus", [True, False])
+def test_close_at_any_moment(
+    directory: Path, name: str, has_bus: bool
+) -> None:
+    """The call that it interrupts raises Disconnected, or is over.
 
-    @pytest.mark.parametrize("reconnect", [False, True])
-    def test_two_readers(self, bus: RealBus, reconnect: bool) -> None:
-        """Each message goes to one of them, and none is lost."""
-        count = 60_000
-        heard: Counter[bytes] = Counter()
+    It neither hangs nor leaves a descriptor open, nor touches a file that
+    the handler opens.
+    """
 
-        def read() -> list[bytes]:
-            payloads = []
-            while payload := client.receive(SECONDS_MAX).payload:
-                payloads.append(payload)
-            return payloads
+    def handle() -> None:
+        client.close()
+        files.open()
+        client.close()
 
+    files = Files()
+    before = len(os.listdir("/proc/self/fd"))
+    moments = range(0, 100_000, 7)  # a wait is of hundreds of them
+    for moment in moments:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(quick_switches())
-            client = Client(bus.path, reconnect=reconnect)
-            stack.enter_context(client).subscribe("k")
-            client.sync(SECONDS_MAX)
-            readers = [stack.enter_context(beside(read)) for _ in range(2)]
-            with Client(bus.path) as publisher:
-                for number in range(count):
-                    publisher.publish("k", b"%d" % number)
-                for _ in readers:
-                    publisher.publish("k")
-            for reader in readers:
-                heard.update(reader.result(SECONDS_MAX))
-        assert heard == {b"%d" % number: 1 for number in range(count)}
-
-    def test_what_an_asking_thread_has_kept(self) -> None:
-        """It wakes a thread that waits for messages already."""
-        for _ in range(200):
+            if has_bus:
+                client, _ = stack.enter_context(both_ends(Client))
+            else:
+                client = Client(str(directory / "bus"), reconnect=True)
+                stack.enter_context(client)
+            if has_bus and name == "publish":
+                fill(client)
             with (
-                both_ends(Client) as (client, server),
-                beside(client.receive, SECONDS_MAX, asleep=True) as received,
+                contextlib.suppress(TimedOut),
+                pytest.raises(Disconnected, match=CLOSED),
+                interrupted(moment, handle),
             ):
-                with beside(client.sync, SECONDS_MAX):
-                    assert server.receive() == WHOAMI
-                    server.send(b"MSG k\0v", ANSWER)
-                assert received.result(SECONDS_MAX) == (b"k", b"v")
+                WAITS[name](client)
+                client.receive(0)  # it was over, but perhaps is closed
+            if not client.closed:
+                break
+        files.close()
+    assert moments.index(moment) > 20
+    client = None  # type: ignore[assignment]
+    gc.collect()  # errors hold what they passed through
+    assert len(os.listdir("/proc/self/fd")) <= before
 
-    @pytest.mark.parametrize("reconnect", [False, True])
-    def test_reader_beside_askers(self, bus: RealBus, reconnect: bool) -> None:
-        """Answers come to those who ask, and all else to the reader."""
-        count = 300
 
-        def serve() -> None:
-            for message in service:
-                if asked := parse_request(message):
-                    service.reply(asked, asked.payload)
-                    service.publish("feed", asked.payload)
+@pytest.mark.parametrize("call", ["receive", "sync"])
+def test_close_beside_a_loop(call: str) -> None:
+    """A loop looks at no file that a handler opens."""
 
-        def ask(name: int) -> None:
-            for number in range(count):
-                payload = b"%d/%d" % (name, number)
-                assert client.request("job", payload, SECONDS_MAX) == payload
+    async def wait(moment: int) -> None:
+        with interrupted(moment, handle):
+            await getattr(client, call)(0.001)
 
-        def read() -> set[bytes]:
-            wanted = range(3 * count)
-            return {client.receive(SECONDS_MAX).payload for _ in wanted}
+    def handle() -> None:
+        client.close()
+        files.open()
 
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(quick_switches())
-            service = stack.enter_context(Client(bus.path))
-            service.subscribe("job")
-            service.sync(SECONDS_MAX)
-            stop = stack.enter_context(pytest.raises(Disconnected))
-            client = Client(bus.path, reconnect=reconnect)
-            stack.enter_context(client).subscribe("feed")
-            client.sync(SECONDS_MAX)
-            with beside(serve):
-                with contextlib.ExitStack() as askers:
-                    reader = askers.enter_context(beside(read))
-                    for name in range(3):
-                        askers.enter_context(beside(ask, name))
-                assert len(reader.result()) == 3 * count
-                service.close()
-        assert "closed" in str(stop.value)
+    files = Files()
+    for moment in range(0, 100_000, 23):
+        ours, theirs = seqpacket_pair()
+        client = AsyncClient(f"/dev/fd/{ours.detach()}")
+        loop = asyncio.new_event_loop()
+        with theirs, contextlib.closing(loop):
+            loop.run_until_complete(client.connect())
+            with contextlib.suppress(TimedOut, Disconnected):
+                loop.run_until_complete(wait(moment))
+            if not client.closed:
+                client.close()
+                break
+            for number in files.numbers:
+                assert not loop.remove_reader(number)
+            files.close()
+    assert moment > 200  # or it has hardly begun to wait
 
-    def test_first_requests(self, bus: RealBus) -> None:
-        """[REQUEST-1] They share the keys of their answers."""
-        with quick_switches(), Client(bus.path) as service:
-            service.subscribe("job")
 
-            def serve() -> None:
-                for message in service:
-                    if asked := parse_request(message):
-                        service.reply(asked, asked.payload)
+def test_closed_fileno_is_readable() -> None:
+    """A program that polls a closed client does not sleep for ever."""
+    for moment in range(100_000):
+        with both_ends(Client) as ends, select.epoll() as epoll:
+            client, server = ends
+            epoll.register(client, select.EPOLLIN)
+            server.send(publish(b"k"), ANSWER)
+            client.sync(SECONDS_MAX)  # which keeps the message
+            with (
+                contextlib.suppress(Disconnected),
+                interrupted(moment, client.close),
+            ):
+                client.receive(0)
+            if not client.closed:
+                break
+            client.close()  # as who presses Ctrl-C twice
+            assert epoll.poll(0)
+    assert moment > 100
 
-            with pytest.raises(Disconnected, match=CLOSED), beside(serve):
-                for _ in range(100):
-                    with contextlib.ExitStack() as stack:
-                        client = stack.enter_context(Client(bus.path))
-                        ask = client.request, "job", b"x", SECONDS_MAX
-                        for _ in range(4):
-                            stack.enter_context(beside(*ask))
-                service.close()
 
-    def test_close_beside_three_threads(self, directory: Path) -> None:
-        """All of them end, with and without a bus."""
-        calls = [
-            lambda client: client.receive(),
-            lambda client: client.request("k", b"", 0.0005),
-            lambda client: client.publish("k"),
-        ]
+# ---- Any thread may do anything
 
-        def work(client: Client, call: Callable[[Client], object]) -> None:
+
+def test_what_an_asking_thread_has_kept() -> None:
+    """A message that an asking thread keeps wakes a thread that waits for
+    messages.
+    """
+    for _ in range(200):
+        with (
+            both_ends(Client) as (client, server),
+            beside(client.receive, SECONDS_MAX, asleep=True) as received,
+        ):
+            with beside(client.sync, SECONDS_MAX):
+                assert server.receive() == WHOAMI
+                server.send(b"MSG k\0v", ANSWER)
+            assert received.result(SECONDS_MAX) == (b"k", b"v")
+
+
+@pytest.mark.parametrize("reconnect", [False, True])
+def test_readers_beside_askers(bus: RealBus, reconnect: bool) -> None:
+    """Each answer comes to the thread that asks, and each message to one
+    of two readers.
+    """
+    names, count, copies = range(3), 300, 10
+
+    def ask(name: int) -> None:
+        for number in range(count):
+            payload = b"%d/%d" % (name, number)
+            assert client.request("job", payload, SECONDS_MAX) == payload
+            for _ in range(copies):
+                client.publish("feed", payload)
+
+    def read() -> list[bytes]:
+        return [*iter(lambda: client.receive(SECONDS_MAX).payload, b"")]
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(quick_switches())
+        stack.enter_context(serving(bus, "job"))
+        client = Client(bus.path, reconnect=reconnect)
+        stack.enter_context(client).subscribe("feed")
+        readers = [stack.enter_context(beside(read)) for _ in range(2)]
+        with contextlib.ExitStack() as askers:
+            for name in names:
+                askers.enter_context(beside(ask, name))
+        for _ in readers:
+            client.publish("feed")
+        payloads = Counter[bytes]()
+        for reader in readers:
+            payloads.update(reader.result(SECONDS_MAX))
+    texts = [b"%d/%d" % (n, m) for n in names for m in range(count)]
+    assert payloads == dict.fromkeys(texts, copies)
+
+
+def test_first_requests(bus: RealBus) -> None:
+    """[REQUEST-1] Threads that ask first share the keys of answers."""
+    with quick_switches(), serving(bus, "job"):
+        for _ in range(100):
+            with contextlib.ExitStack() as stack:
+                client = stack.enter_context(Client(bus.path))
+                for _ in range(4):
+                    ask = client.request, "job", b"x", SECONDS_MAX
+                    stack.enter_context(beside(*ask))
+
+
+def test_close_beside_three_threads(directory: Path) -> None:
+    """All threads end with their client, with and without a bus."""
+    calls = [("receive",), ("request", "k", b"", 0.0005), ("publish", "k")]
+
+    def work(client: Client, name: str, *arguments: object) -> None:
+        with pytest.raises(Disconnected, match=CLOSED):
             while True:
                 with contextlib.suppress(TimedOut):
-                    call(client)
+                    getattr(client, name)(*arguments)
 
-        with RealBus(directory) as bus:
-            for number in range(60):
-                address = bus.path + ("-none" if number % 3 == 2 else "")
-                client = Client(address, reconnect=number % 3 > 0)
-                with contextlib.ExitStack() as stack:
-                    for call in calls:
-                        is_told = pytest.raises(Disconnected, match=CLOSED)
-                        stack.enter_context(is_told)
-                        stack.enter_context(beside(work, client, call))
-                    stack.callback(client.close)
+    with RealBus(directory) as bus:
+        for number in range(60):
+            address = bus.path + ("-none" if number % 3 == 2 else "")
+            client = Client(address, reconnect=number % 3 > 0)
+            with contextlib.ExitStack() as stack:
+                for call in calls:
+                    stack.enter_context(beside(work, client, *call))
+                stack.callback(client.close)
 
 
-def open_numbers() -> set[str]:
-    """Return the numbers of the descriptors that are open."""
-    numbers = os.listdir("/proc/self/fd")
-    return {
-        number for number in numbers if os.path.exists(f"/dev/fd/{number}")
-    }
+# ---- What a client owns ends with it, not with its object
 
 
-class TestNothingIsLeft:
-    """What a client owns ends with it, not with its object."""
+def test_closed_client(bus: RealBus, kind: Kind) -> None:
+    """A closed client has no descriptor, though the program still refers to
+    it.
+    """
 
-    def test_closed_client(self, bus: RealBus, kind: Kind) -> None:
-        """It has no descriptor, though the program still refers to it."""
-        before = open_numbers()
-        clients = []
-        for closes in (True, False):
-            with kind(bus.path) as client, contextlib.ExitStack() as stack:
-                clients.append(client)
-                client.sync(SECONDS_MAX)
-                if isinstance(client, Client):
-                    client.fileno()
-                    for _ in range(3 if closes else 0):
-                        told = pytest.raises(Disconnected, match=CLOSED)
-                        stack.enter_context(told)
-                        call = client.receive
-                        stack.enter_context(beside(call, asleep=True))
-                if closes:
-                    client.close()
-        assert open_numbers() == before
-        assert all(client.closed for client in clients)
+    def wait() -> None:
+        with pytest.raises(Disconnected, match=CLOSED):
+            client.receive()
 
-    @pytest.mark.parametrize("kind", [Client, AsyncClient])
-    def test_half_made_client(self, kind: type[Client]) -> None:
-        """To close it is no error, nor is to drop it."""
-        client = kind.__new__(kind)
-        for _ in range(2):
-            client.close()
-        assert client.closed
-
-    def test_buffer_that_is_too_large(self) -> None:
-        """A constructor that fails has no descriptor either."""
-        before = open_numbers()
-        limits = resource.getrlimit(resource.RLIMIT_AS)
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-        used = pages * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 26), limits[1]))
-        try:
-            with pytest.raises(SbusError, match="can get no memory"):
-                Client(packet_bytes_max=1 << 30)
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, limits)
-        assert open_numbers() == before
-
-    @pytest.mark.parametrize("closes", [True, False])
-    def test_child_process(self, bus: RealBus, closes: bool) -> None:
-        """A daemon that opens its own files, and then drops the client, does
-        not lose them.
-        """
-
-        def become_a_daemon() -> None:
-            assert open_numbers() <= before
-            files = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
-            for _ in range(2):
-                clients[0].close()
-            clients.clear()
-            gc.collect()
-            assert all(map(os.fstat, files))
-
-        before = open_numbers()
-        clients = [Client(bus.path)]
-        clients[0].fileno()
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(pytest.raises(Disconnected, match=CLOSED))
-            stack.enter_context(beside(clients[0].receive, asleep=True))
-            stack.callback(clients[0].close)
-            if closes:
-                clients[0].close()
-            child = os.fork()
-            if not child:
-                with contextlib.suppress(BaseException):
-                    become_a_daemon()
-                    os._exit(0)
-                os._exit(1)
-            assert os.waitpid(child, 0)[1] == 0
-
-
-class TestForks:
-    """A child process has the parent's client, and may not use it."""
-
-    def test_child(self, bus: RealBus, kind: Kind) -> None:
-        """Its calls say what to do; those of the parent go on."""
-        reader, writer = os.pipe()
-        with kind(bus.path) as client:
-            client.subscribe("k")
+    before = open_numbers()
+    clients = []
+    for closes in (True, False):
+        with kind(bus.path) as client, contextlib.ExitStack() as stack:
+            clients.append(client)
             client.sync(SECONDS_MAX)
-            child = os.fork()
-            if not child:
-                try:
-                    client.publish("k", b"of the child")
-                except Disconnected as error:
-                    os.write(writer, str(error).encode())
-                finally:
-                    os._exit(0)
-            os.waitpid(child, 0)
-            os.close(writer)
-            with open(reader) as text:
-                assert text.read() == (
-                    f"this client belongs to process {os.getpid()}, which"
-                    " forked: make one in each"
-                )
-            client.publish("k", b"of the parent")
-            assert client.receive(SECONDS_MAX).payload == b"of the parent"
+            if isinstance(client, Client):
+                client.fileno()
+                for _ in range(3 if closes else 0):
+                    stack.enter_context(beside(wait, asleep=True))
+            if closes:
+                client.close()
+    assert open_numbers() == before
+    assert all(client.closed for client in clients)
 
-    @pytest.mark.parametrize("name", ["receive", "sync", "request", "fileno"])
-    def test_fork_at_any_moment(self, name: str) -> None:
-        """In the child, a call that a handler interrupts raises, and touches
-        no file that the handler opens.
-        """
 
-        def fork() -> None:
-            children.append(os.fork())
-            if not children[0]:
-                files.open()
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_half_made_client(kind: type[Client]) -> None:
+    """To close or to drop a half-made client is no error."""
+    client = kind.__new__(kind)
+    for _ in range(2):
+        client.close()
+    assert client.closed
 
-        files = Files()
-        before = open_numbers()
-        for moment in range(0, 100_000, 7):
-            children: list[int] = []
-            try:
-                with both_ends(Client) as (client, _):
-                    with (
-                        contextlib.suppress(TimedOut),
-                        interrupted(moment, fork),
-                    ):
-                        WAITS[name](client)
-                    if children == [0]:
-                        client.receive(0)  # the call was over already
-                    elif name == "fileno":
-                        assert not select.select([client], [], [], 0)[0]
-            except Disconnected as error:
-                assert "which forked" in str(error) and children == [0]
-                files.close()
-                assert open_numbers() <= before
-                os._exit(0)
-            finally:
-                if children == [0]:
-                    os._exit(1)
-            if not children:
-                break
-            assert os.waitpid(children[0], 0)[1] == 0
-        assert moment > 300
 
-    def test_fork_while_a_call_waits(self) -> None:
-        """It ends in the child."""
+def test_buffer_that_is_too_large() -> None:
+    """A constructor that fails has no descriptor either."""
+    before = open_numbers()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    used = pages * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 26), limits[1]))
+    try:
+        with pytest.raises(SbusError, match="can get no memory"):
+            Client(packet_bytes_max=1 << 30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert open_numbers() == before
 
-        def fork(*_: object) -> None:
-            children.append(os.fork())
-            if not children[0]:
-                signal.alarm(9)  # which kills it
 
-        def interrupt() -> None:
-            wait_for(lambda: sleeps(tid))
-            signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
-            wait_for(lambda: children)
-            assert os.waitpid(children[0], 0)[1] == 0
-            ends.server.send(publish(b"k"))
+@pytest.mark.parametrize("closes", [True, False])
+def test_child_process(bus: RealBus, closes: bool) -> None:
+    """A daemon that opens its own files, and then drops the client, does
+    not lose them.
+    """
 
-        tid = threading.get_native_id()
+    def become_a_daemon() -> None:
+        assert open_numbers() <= before
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+        for _ in range(2):
+            clients[0].close()
+        clients.clear()
+        gc.collect()
+        assert all(map(os.fstat, files))
+
+    before = open_numbers()
+    clients = [Client(bus.path)]
+    clients[0].fileno()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.raises(Disconnected, match=CLOSED))
+        stack.enter_context(beside(clients[0].receive, asleep=True))
+        stack.callback(clients[0].close)
+        if closes:
+            clients[0].close()
+        assert in_child(become_a_daemon)
+
+
+# ---- A child process has the parent's client, and may not use it
+
+
+def test_child(bus: RealBus, kind: Kind) -> None:
+    """The calls of a child say what to do; those of the parent go on."""
+
+    def publish_in_child() -> None:
+        text = f"client belongs to process {os.getppid()}, which forked:"
+        with pytest.raises(Disconnected, match=f"{text} make one in each"):
+            client.publish("k", b"of the child")
+
+    with kind(bus.path) as client:
+        client.subscribe("k")
+        client.sync(SECONDS_MAX)
+        assert in_child(publish_in_child)
+        client.publish("k", b"of the parent")
+        assert client.receive(SECONDS_MAX).payload == b"of the parent"
+
+
+@pytest.mark.parametrize("name", ["receive", "sync", "request", "fileno"])
+def test_fork_at_any_moment(name: str) -> None:
+    """In the child, a call that a handler interrupts raises, and touches
+    no file that the handler opens.
+    """
+
+    def fork() -> None:
+        children.append(os.fork())
+        if not children[0]:
+            files.open()
+
+    files = Files()
+    before = open_numbers()
+    for moment in range(0, 100_000, 7):
         children: list[int] = []
-        before = signal.signal(SIGNAL, fork)
-        with both_ends(Client) as ends, beside(interrupt):
-            try:
-                ends.client.receive(SECONDS_MAX)
-            except Disconnected:
-                os._exit(bool(children[0]))
-        signal.signal(SIGNAL, before)
+        try:
+            with both_ends(Client) as (client, _):
+                with contextlib.suppress(TimedOut), interrupted(moment, fork):
+                    WAITS[name](client)
+                if children == [0]:
+                    client.receive(0)  # the call was over already
+                elif name == "fileno":
+                    assert not select.select([client], [], [], 0)[0]
+        except Disconnected as error:
+            assert "which forked" in str(error) and children == [0]
+            files.close()
+            assert open_numbers() <= before
+            os._exit(0)
+        finally:
+            if children == [0]:
+                os._exit(1)
+        if not children:
+            break
+        assert os.waitpid(children[0], 0)[1] == 0
+    assert moment > 300
 
-    def test_other_hooks(self, bus: RealBus) -> None:
-        """One that runs before ours may close the parent's client, and make
-        one for the child.
-        """
-        program = """
+
+def test_fork_while_a_call_waits() -> None:
+    """A call that waits ends in the child."""
+
+    def fork(*_: object) -> None:
+        children.append(os.fork())
+        if not children[0]:
+            signal.alarm(9)  # which kills it
+
+    def interrupt() -> None:
+        wait_for(lambda: sleeps(tid))
+        signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
+        wait_for(lambda: children)
+        assert os.waitpid(children[0], 0)[1] == 0
+        ends.server.send(publish(b"k"))
+
+    tid = threading.get_native_id()
+    children: list[int] = []
+    before = signal.signal(SIGNAL, fork)
+    with both_ends(Client) as ends, beside(interrupt):
+        try:
+            ends.client.receive(SECONDS_MAX)
+        except Disconnected:
+            os._exit(bool(children[0]))
+    signal.signal(SIGNAL, before)
+
+
+def test_other_hooks(bus: RealBus) -> None:
+    """A hook that runs before ours may close the parent's client, and
+    make a client for the child.
+    """
+    program = """
 import os, sys
 def hook():
-    global ours
-    parents.close()
-    ours = sbus_client.Client(sys.argv[1])
+    global client
+    client.close()
+    client = sbus_client.Client(sys.argv[1])
 os.register_at_fork(after_in_child=hook)
 import sbus_client
-parents = sbus_client.Client(sys.argv[1])
+client = sbus_client.Client(sys.argv[1])
 child = os.fork()
+client.sync(99)
 if child:
-    assert os.waitpid(child, 0)[1] == 0
-    parents.sync(9)
-else:
-    ours.sync(9)
+    sys.exit(os.waitpid(child, 0)[1])
 """
-        command = [sys.executable, "-c", program, bus.path]
-        subprocess.run(command, cwd=ROOT, check=True)
+    command = [sys.executable, "-c", program, bus.path]
+    subprocess.run(command, env=IMPORTING, check=True)
 
 
-class TestDropped:
-    """A client that a program forgets to close."""
+# ---- A client that a program forgets to close
 
-    def test_descriptors(self, bus: RealBus) -> None:
-        """They are closed at once, without the collector of cycles."""
 
-        def use() -> None:
-            client = Client(bus.path)
-            client.fileno()
-            client.subscribe("k")
-            with pytest.raises(TimedOut):
-                client.request("nobody", b"", 0.001)
+def test_descriptors(bus: RealBus) -> None:
+    """Descriptors of a dropped client are closed at once, without the
+    collector of cycles.
+    """
 
-        async def use_async() -> None:
-            client = AsyncClient(bus.path)
-            await client.connect()
-            await client.whoami()
-            with pytest.raises(TimedOut):
-                await client.receive(0.001)
+    def use() -> None:
+        client = Client(bus.path)
+        client.fileno()
+        client.subscribe("k")
+        with pytest.raises(TimedOut):
+            client.request("nobody", b"", 0.001)
 
-        async def use_many() -> list[int]:
-            counts = []
-            for _ in range(5):
-                await use_async()
-                counts.append(len(os.listdir("/proc/self/fd")))
-            return counts
+    async def use_async() -> None:
+        client = AsyncClient(bus.path)
+        await client.connect()
+        await client.whoami()
+        with pytest.raises(TimedOut):
+            await client.receive(0.001)
 
-        gc.collect()
-        gc.disable()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)
-                counts = []
+    gc.collect()
+    gc.disable()
+    loop = asyncio.new_event_loop()
+    try:
+        with warnings.catch_warnings(), contextlib.closing(loop):
+            warnings.simplefilter("ignore", ResourceWarning)
+            for run in use, lambda: loop.run_until_complete(use_async()):
+                counts = set()
                 for _ in range(5):
-                    use()
-                    counts.append(len(os.listdir("/proc/self/fd")))
-                assert len(set(counts)) == 1
-                assert len(set(asyncio.run(use_many()))) == 1
-        finally:
-            gc.enable()
+                    run()
+                    counts.add(len(open_numbers()))
+                assert len(counts) == 1
+    finally:
+        gc.enable()
 
 
-class TestEffort:
-    """What does not cost more where there is more of it."""
+# ---- What does not cost more where there is more of it
 
-    def test_requests_in_flight(self) -> None:
-        """An answer wakes the task that it is for, and no other."""
 
-        def answer(server: Peer) -> None:
-            packet = b""
-            while not packet.startswith(b"MSG job\0"):
-                packet = server.receive()
-            server.send(publish(packet.split(b"\0")[1], b"x"))
+def test_requests_in_flight() -> None:
+    """An answer wakes the task that it is for, and no other."""
 
-        async def effort(count: int) -> float:
-            ours, theirs = seqpacket_pair()
-            address = f"/dev/fd/{ours.detach()}"
-            with Peer(theirs) as server:
-                server.send(ANSWER)  # whoami asks only for the first
-                async with AsyncClient(address) as client:
-                    request = functools.partial(
-                        client.request, "job", b"", SECONDS_MAX
+    def answer(server: Peer) -> None:
+        packet = b""
+        while not packet.startswith(b"MSG job\0"):
+            packet = server.receive()
+        server.send(publish(packet.split(b"\0")[1], b"x"))
+
+    async def effort(count: int) -> float:
+        ours, theirs = seqpacket_pair()
+        address = f"/dev/fd/{ours.detach()}"
+        with Peer(theirs) as server:
+            server.send(ANSWER)  # whoami asks only for the first
+            async with AsyncClient(address) as client:
+                tasks = [
+                    asyncio.ensure_future(
+                        client.request("job", b"", SECONDS_MAX)
                     )
-                    first = asyncio.ensure_future(request())
-                    await asyncio.to_thread(answer, server)
-                    await first
-                    works = [request() for _ in range(count)]
-                    tasks = [asyncio.ensure_future(work) for work in works]
-                    await asyncio.sleep(0)
-                    with counted() as calls:
-                        for task in tasks:
-                            answer(server)
-                            assert await task == b"x"
-                    return sum(calls.values()) / count
-
-        alone, many = (asyncio.run(effort(count)) for count in (1, 100))
-        assert many < 1.5 * alone
-
-    def test_each_call_waits_once(self) -> None:
-        """It is not woken once more for the answer to the call before."""
-        efforts = set()
-
-        def answer() -> None:
-            assert server.receive() == WHOAMI
-            wait_for(lambda: sleeps(tid))
-            server.send(ANSWER)
-
-        tid = threading.get_native_id()
-        with both_ends(Client) as (client, server):
-            for _ in range(5):
-                with beside(answer), counted() as calls:
-                    client.sync(SECONDS_MAX)
-                efforts.add(sum(calls.values()))
-        assert len(efforts) == 1
-
-    def test_many_first_requests(self, bus: RealBus) -> None:
-        """They share one subscription to their answers."""
-
-        async def ask() -> list[bytes]:
-            async with AsyncClient(bus.path) as client:
-                requests = [
-                    client.request("job", b"", SECONDS_MAX)
-                    for _ in range(1_100)
+                    for _ in range(count + 1)
                 ]
-                return await asyncio.gather(*requests)
+                await asyncio.to_thread(answer, server)
+                await tasks.pop(0)
+                with counted() as calls:
+                    for task in tasks:
+                        answer(server)
+                        assert await task == b"x"
+                return sum(calls.values()) / count
 
-        def serve() -> None:
-            for message in service:
-                if asked := parse_request(message):
-                    service.reply(asked, b"x")
+    alone, many = (asyncio.run(effort(count)) for count in (1, 100))
+    assert many < 1.5 * alone
 
-        with Client(bus.path) as service:
-            service.subscribe("job")
-            service.sync(SECONDS_MAX)
-            with pytest.raises(Disconnected), beside(serve):
-                assert asyncio.run(ask()) == [b"x"] * 1_100
-                service.close()
 
-    def test_answers_do_not_wash_out_what_is_known(self, ends: Ends) -> None:
-        """After many answers, a usual key is published as quickly."""
-        client, server = ends
+def test_each_call_waits_once() -> None:
+    """A call is not woken once more for the answer to the call before."""
+    efforts = set()
 
-        def effort() -> int:
-            with counted() as calls:
-                client.publish("usual")
-            server.receive()
-            return sum(calls.values())
+    def answer() -> None:
+        assert server.receive() == WHOAMI
+        wait_for(lambda: sleeps(tid))
+        server.send(ANSWER)
 
-        effort()
-        before = effort()
-        for number in range(1_100):
-            reply_key = b"!/cred/1/2/3/%d" % number
-            request = Request(b"job", b"", reply_key)
-            client.reply(request)
-            server.receive()
-        assert effort() == before
+    tid = threading.get_native_id()
+    with both_ends(Client) as (client, server):
+        for _ in range(5):
+            with beside(answer), counted() as calls:
+                client.sync(SECONDS_MAX)
+            efforts.add(sum(calls.values()))
+    assert len(efforts) == 1
+
+
+def test_many_first_requests(bus: RealBus) -> None:
+    """First requests share one subscription to their answers."""
+
+    async def ask() -> list[bytes]:
+        async with AsyncClient(bus.path) as client:
+            calls = [
+                client.request("job", b"x", SECONDS_MAX) for _ in range(1_100)
+            ]
+            return await asyncio.gather(*calls)
+
+    with serving(bus, "job"):
+        assert asyncio.run(ask()) == [b"x"] * 1_100
+
+
+def test_answers_do_not_wash_out_what_is_known(ends: Ends) -> None:
+    """After many answers, a usual key is published as quickly."""
+    client, server = ends
+
+    def effort() -> int:
+        with counted() as calls:
+            client.publish("usual")
+        server.receive()
+        return sum(calls.values())
+
+    effort()
+    before = effort()
+    for number in range(1_100):
+        reply_key = b"!/cred/1/2/3/%d" % number
+        request = Request(b"job", b"", reply_key)
+        client.reply(request)
+        server.receive()
+    assert effort() == before
 
 
 def test_second_loop(bus: RealBus) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import select
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,213 +15,148 @@ from typing import Any
 import pytest
 
 import sbus_client
-from client_ends import Ends, Kind, beside, both_ends, fill, sleeps
-from packets import ANSWER, WHOAMI, publications, publish
+from client_ends import (
+    Ends,
+    Kind,
+    beside,
+    both_ends,
+    fill,
+    in_child,
+    quick_switches,
+    sleeps,
+)
+from packets import ANSWER, WHOAMI, publish
 from processes import ROOT, SECONDS_MAX
 from real_bus import RealBus, wait_for
 from sbus_client import (
     Client,
-    ControlMessage,
     Disconnected,
-    Message,
-    PacketError,
     SbusError,
-    owner_of,
-    parse_request,
+    TimedOut,
 )
 
 OWN = (os.getgid(), os.getuid(), os.getpid())
 
 
-class TestReceive:
-    """What wakes a call, and a program."""
-
-    @pytest.mark.parametrize("timeout", [None, 2e6, 1e10, float("inf")])
-    def test_timeouts(self, ends: Ends, timeout: float | None) -> None:
-        """None is over early, and one may be longer than the kernel's."""
-        client, server = ends
-        start = time.monotonic()
-        for short in (0, 0.02):
-            with pytest.raises(TimeoutError, match="nothing came at"):
-                client.receive(short)
-        assert time.monotonic() - start >= 0.02
-        with beside(client.receive, timeout, asleep=True) as received:
-            server.send(b"MSG k\0v")
-        assert received.result() == (b"k", b"v")
-
-    def test_descriptor(self) -> None:
-        """It tells of what comes, and was kept, and of the end."""
-        with both_ends(Client) as (client, server), select.epoll() as epoll:
-            poll = select.poll()
-            poll.register(client, select.POLLIN)
-            epoll.register(client, select.EPOLLIN)
-
-            def is_told() -> bool:
-                by_select = bool(select.select([client], [], [], 0)[0])
-                assert by_select == bool(poll.poll(0)) == bool(epoll.poll(0))
-                return by_select
-
-            for _ in range(2):
-                assert not is_told()
-                server.send(b"MSG k\0v", b"MSG k\0w", ANSWER)
-                assert is_told()
-                client.sync(0)
-                for payload in b"v", b"w":
-                    assert is_told() and client.receive(0).payload == payload
-            server.wire.close()
-            assert is_told()
+# ---- What wakes a call, and a program
 
 
-class TestServerIsAsked:
-    """whoami, sync and stats."""
+@pytest.mark.parametrize("timeout", [None, 2e6, 1e10, float("inf")])
+def test_timeouts(ends: Ends, timeout: float | None) -> None:
+    """No time-out is over early, and one may be longer than the kernel's."""
+    client, server = ends
+    start = time.monotonic()
+    for short in (0, 0.02):
+        with pytest.raises(TimedOut, match="nothing came at") as caught:
+            client.receive(short)
+        assert isinstance(caught.value, SbusError)
+        assert isinstance(caught.value, TimeoutError)
+    assert time.monotonic() - start >= 0.02
+    with beside(client.receive, timeout, asleep=True) as received:
+        server.send(b"MSG k\0v")
+    assert received.result() == (b"k", b"v")
 
-    def test_what_arrives_meanwhile_is_kept(self, ends: Ends) -> None:
-        """[CRED-12] [CLIENT-8] And received later, in order; only a control
-        message is an answer.
-        """
-        client, server = ends
-        server.send(publish(b"!/cred/whoami", b"!/cred/1/2/3"), b"CMSG x\0v")
-        server.send(ANSWER, *publications(2), ANSWER, publish(b"k", b"2"))
+
+def test_descriptor() -> None:
+    """The descriptor tells of what comes, of what was kept, and of the end."""
+    with both_ends(Client) as (client, server), select.epoll() as epoll:
+        poll = select.poll()
+        poll.register(client, select.POLLIN)
+        epoll.register(client, select.EPOLLIN)
+
+        def is_told() -> bool:
+            by_select = bool(select.select([client], [], [], 0)[0])
+            assert by_select == bool(poll.poll(0)) == bool(epoll.poll(0))
+            return by_select
+
         for _ in range(2):
-            assert client.whoami(0).pid == 4242
-        received = [client.receive(0) for _ in range(5)]
-        assert type(received[0]) is Message
-        assert type(received[1]) is ControlMessage
-        payloads = [b"!/cred/1/2/3", b"v", b"0", b"1", b"2"]
-        assert [one.payload for one in received] == payloads
-
-    def test_control_in_another_thread(self, bus: RealBus) -> None:
-        """[CRED-12] Each answer is received, and a later one is not mixed up
-        with them, wherever one thread takes the turn of the other.
-        """
-
-        def ask() -> None:
-            for _ in range(10_000):
-                client.control("!/cred/whoami")
-
-        with contextlib.ExitStack() as stack:
-            stack.callback(sys.setswitchinterval, sys.getswitchinterval())
-            sys.setswitchinterval(1e-6)
-            client = stack.enter_context(Client(bus.path))
-            stack.enter_context(beside(ask))
-            for _ in range(10_000):
-                assert client.receive(SECONDS_MAX).payload
-            assert client.whoami(SECONDS_MAX)[:3] == OWN
-
-    def test_late_answer(self, ends: Ends) -> None:
-        """[REQUEST-2] That to a call which is over is dropped; what control
-        asked, and what nobody did, is received.
-        """
-        client, server = ends
-        for call in client.whoami, client.stats, client.sync:
-            with pytest.raises(TimeoutError, match="server does not answer"):
-                call(0)
-        client.control("!/cred/whoami")
-        server.send(*[WHOAMI + b"\0!/cred/1/2/%d" % n for n in range(5)])
-        assert client.whoami(0).pid == 3
-        assert client.receive(0).payload[-1:] == b"2"
-        assert client.receive(0).payload[-1:] == b"4"
-        with pytest.raises(TimeoutError):
-            client.receive(0)
-
-    def test_interrupted_sync(self) -> None:
-        """[CRED-12] A signal's exception leaves no answer for receive."""
-
-        def interrupt(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        def disturb() -> None:
-            server.receive()
-            wait_for(lambda: sleeps(os.getpid()))  # the main thread
-            main = threading.main_thread().ident
-            signal.pthread_kill(main or 0, signal.SIGUSR1)
-
-        before = signal.signal(signal.SIGUSR1, interrupt)
-        with both_ends(Client) as (client, server):
-            with beside(disturb), pytest.raises(KeyboardInterrupt):
-                client.sync()
-            server.send(ANSWER, b"MSG k\0v")
-            assert client.receive(0) == (b"k", b"v")
-        signal.signal(signal.SIGUSR1, before)
-
-    def test_stats(self, bus: RealBus, kind: Kind) -> None:
-        """[CTL-5] They are a dictionary."""
-        with kind(bus.path) as client:
-            client.subscribe("k")
-            assert client.stats()["clients"]["1"]["patterns"] == 1
-
-    def test_too_much_beside_an_answer(self, ends: Ends) -> None:
-        """What is kept has a bound, and is not lost above it."""
-        packets = [publish(b"%d" % n, bytes(100_000)) for n in range(700)]
-        with beside(ends.server.send, *packets):
-            for _ in range(2):
-                with pytest.raises(SbusError, match="receive them first"):
-                    ends.client.sync(SECONDS_MAX)
-            for number in range(len(packets)):
-                assert ends.client.receive(SECONDS_MAX)[0] == b"%d" % number
+            assert not is_told()
+            server.send(b"MSG k\0v", b"MSG k\0w", ANSWER)
+            assert is_told()
+            client.sync(0)
+            for payload in b"v", b"w":
+                assert is_told() and client.receive(0).payload == payload
+        server.wire.close()
+        assert is_told()
 
 
-class TestOthersAreAsked:
-    """Requests, their answers, and what is neither."""
+# ---- whoami, sync and stats
 
-    def test_service(self, bus: RealBus, kind: Kind) -> None:
-        """[CRED-10] Answers come to those who asked, late ones to nobody."""
 
-        def answer(*payloads: bytes) -> None:
-            asked = None
-            while not asked:
-                asked = parse_request(other.receive(SECONDS_MAX))
-            assert owner_of(asked.reply_key)[:3] == OWN
-            for payload in payloads:
-                other.reply(asked, payload)
-            other.sync(SECONDS_MAX)
+def test_control_in_another_thread(bus: RealBus) -> None:
+    """[CRED-12] Each answer is received, and a later one is not mixed up with
+    them, wherever one thread takes the turn of the other.
+    """
 
-        with kind(bus.path) as one, kind(bus.path) as other:
-            other.subscribe("service")
-            other.sync(SECONDS_MAX)
-            for payload in b"no request", b"!/cred/x\0no request":
-                one.publish("service", payload)
-            with beside(answer, b"right", b"too much"):
-                assert one.request("service", b"", SECONDS_MAX) == b"right"
-            with pytest.raises(TimeoutError):
-                one.request("service", timeout=0.01)
-            answer(b"late")
-            one.sync(SECONDS_MAX)
-            with pytest.raises(TimeoutError):
-                one.receive(0)
+    def ask() -> None:
+        for _ in range(10_000):
+            client.control("!/cred/whoami")
 
-    @pytest.mark.parametrize(
-        "rest", ["!/x", "/" * 64, "k" * 4096], ids=["!", "many", "long"]
-    )
-    def test_reply_key_that_is_refused(self, ends: Ends, rest: str) -> None:
-        """[KEY-4] [LIMIT-4] A forged one does not stop a service."""
-        client, server = ends
-        for key in f"!/cred/1/2/3/{rest}", "!/cred/1/2/3/k":
-            server.send(publish(b"service", key.encode() + b"\0"))
-            if asked := parse_request(client.receive(0)):
-                client.reply(asked, b"answer")
-        assert server.receive() == publish(b"!/cred/1/2/3/k", b"answer")
+    with quick_switches(), Client(bus.path) as client, beside(ask):
+        for _ in range(10_000):
+            assert client.receive(SECONDS_MAX).payload
+        assert client.whoami(SECONDS_MAX)[:3] == OWN
 
-    def test_nobody_answers(self, ends: Ends) -> None:
-        """The error says so; that of a stopped server is another."""
-        nobody = "nobody answered 'service' within 0.01 s"
-        for what in "the server does not answer", nobody, nobody:
-            with pytest.raises(TimeoutError, match=what):
-                ends.client.request("service", timeout=0.01)
-            ends.server.send(ANSWER, ANSWER)
 
-    def test_private_keys(self) -> None:
-        """[REQUEST-3] An answer goes to one of those and nowhere else."""
-        own = b"!/cred/1/2/3"
-        for rest, owner in (b"x", 3), (b"!/cred/4/5/6/x/y//z", 6):
-            key = own + b"/" + rest
-            asked = parse_request(Message(b"k", key + b"\0a\0b"))
-            assert asked == (b"k", b"a\0b", key)
-            assert owner_of(key).pid == owner
-        for key in b"", b"a", own, own + b"/", b"x/" + own + b"/x":
-            assert parse_request(Message(b"k", key + b"\0")) is None
-            with pytest.raises(PacketError, match="not a private key"):
-                owner_of(key)
+def test_late_answer(ends: Ends) -> None:
+    """[REQUEST-2] An answer to a call that is over is dropped.  What control
+    asked, and what nobody asked, is received.
+    """
+    client, server = ends
+    for call in client.whoami, client.stats, client.sync:
+        with pytest.raises(TimeoutError, match="server does not answer"):
+            call(0)
+    client.control("!/cred/whoami")
+    server.send(*[WHOAMI + b"\0!/cred/1/2/%d" % n for n in range(5)])
+    assert client.whoami(0).pid == 3
+    assert client.receive(0).payload[-1:] == b"2"
+    assert client.receive(0).payload[-1:] == b"4"
+    with pytest.raises(TimeoutError):
+        client.receive(0)
+
+
+def test_interrupted_sync() -> None:
+    """[CRED-12] A signal's exception leaves no answer for receive."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def disturb() -> None:
+        server.receive()
+        wait_for(lambda: sleeps(os.getpid()))  # the main thread
+        main = threading.main_thread().ident
+        signal.pthread_kill(main or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    with both_ends(Client) as (client, server):
+        with beside(disturb), pytest.raises(KeyboardInterrupt):
+            client.sync()
+        server.send(ANSWER, b"MSG k\0v")
+        assert client.receive(0) == (b"k", b"v")
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_too_much_beside_an_answer(ends: Ends) -> None:
+    """Messages that are kept have a bound, and are not lost above it."""
+    packets = [publish(b"%d" % n, bytes(100_000)) for n in range(700)]
+    with beside(ends.server.send, *packets):
+        for _ in range(2):
+            with pytest.raises(SbusError, match="receive them first"):
+                ends.client.sync(SECONDS_MAX)
+        for number in range(len(packets)):
+            assert ends.client.receive(SECONDS_MAX)[0] == b"%d" % number
+
+
+# ---- Requests, their answers, and what is neither
+
+
+def test_nobody_answers(ends: Ends) -> None:
+    """The error tells a service that does not answer from a stopped server."""
+    nobody = "nobody answered 'service' within 0.01 s"
+    for error in "the server does not answer", nobody, nobody:
+        with pytest.raises(TimeoutError, match=error):
+            ends.client.request("service", timeout=0.01)
+        ends.server.send(ANSWER, ANSWER)
 
 
 def test_proof_of_identity(bus: RealBus) -> None:
@@ -233,13 +167,15 @@ def test_proof_of_identity(bus: RealBus) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", text, re.S)
     proof: dict[str, Any] = dict(vars(sbus_client))
     exec(example, proof)
-    with Client(bus.path) as one, Client(bus.path) as other:
-        own = other.whoami(SECONDS_MAX)
-        other.subscribe("service")
-        other.sync(SECONDS_MAX)
+    with Client(bus.path) as client, Client(bus.path) as service:
+        own = service.whoami(SECONDS_MAX)
+        service.subscribe("service")
+        service.sync(SECONDS_MAX)
 
-        with beside(lambda: proof["verify"](other, other.receive())) as done:
-            assert proof["prove"](one, "service")[:3] == OWN
+        with beside(
+            lambda: proof["verify"](service, service.receive())
+        ) as done:
+            assert proof["prove"](client, "service")[:3] == OWN
         assert done.result() == own
 
 
@@ -257,52 +193,52 @@ WAITS = [
 ]
 
 
-class TestClose:
-    """close, before a call and beside it."""
+# ---- close, before a call and beside it
 
-    def test_calls_after_close(self, ends: Ends) -> None:
-        """They raise the same, whatever was kept; close does nothing."""
-        client, server = ends
-        server.send(b"MSG k\0v", ANSWER)
-        client.sync(0)
-        for name, arguments in CALLS.items():
+
+def test_calls_after_close(ends: Ends) -> None:
+    """All calls raise the same after close, whatever was kept; close does
+    nothing.
+    """
+    client, server = ends
+    server.send(b"MSG k\0v", ANSWER)
+    client.sync(0)
+    for name, arguments in CALLS.items():
+        client.close()
+        with pytest.raises(Disconnected, match=CLOSED):
+            getattr(client, name)(*arguments)
+    assert server.receive() == WHOAMI and server.is_disconnected()
+
+
+@pytest.mark.parametrize("reason, name", WAITS)
+def test_close_wakes(
+    directory: Path, reason: str, name: str, monkeypatch: Any
+) -> None:
+    """A thread that waits, whatever it waits for, and however long."""
+    monkeypatch.setattr(sbus_client, "RECONNECT_SECONDS", 999)
+    with contextlib.ExitStack() as stack:
+        if reason == "the bus":
+            client = Client(str(directory / "bus"), reconnect=True)
+        else:
+            client, _ = stack.enter_context(both_ends(Client))
+            if reason == "room":
+                fill(client)
+        call = getattr(client, name)
+        stack.enter_context(pytest.raises(Disconnected, match=CLOSED))
+        with beside(call, *CALLS[name], asleep=True) as waiting:
+            assert not waiting.done()
             client.close()
-            with pytest.raises(Disconnected, match=CLOSED):
-                getattr(client, name)(*arguments)
-        assert server.receive() == WHOAMI and server.is_disconnected()
+    assert client.fileno() == -1
 
-    @pytest.mark.parametrize("what, name", WAITS)
-    def test_close_wakes(
-        self, directory: Path, what: str, name: str, monkeypatch: Any
-    ) -> None:
-        """A thread that waits, whatever it waits for, and however long."""
-        monkeypatch.setattr(sbus_client, "RECONNECT_SECONDS", 999)
-        with contextlib.ExitStack() as stack:
-            if what == "the bus":
-                client = Client(str(directory / "bus"), reconnect=True)
-            else:
-                client, _ = stack.enter_context(both_ends(Client))
-                if what == "room":
-                    fill(client)
-            call = getattr(client, name)
-            stack.enter_context(pytest.raises(Disconnected, match=CLOSED))
-            with beside(call, *CALLS[name], asleep=True) as waiting:
-                assert not waiting.done()
-                client.close()
-        assert client.fileno() == -1
 
-    def test_last_message(self, bus: RealBus, kind: Kind) -> None:
-        """[CONN-6] What was published is delivered; and a child process that
-        closes does not end the connection of its parent.
-        """
-        with bus.connect() as peer, kind(bus.path) as client:
-            peer.send(b"SUB k")
-            peer.fence()
-            child = os.fork()
-            if not child:
-                client.close()
-                os._exit(0)
-            assert os.waitpid(child, 0)[1] == 0
-            client.publish("k", b"v")
-            client.close()
-            assert peer.receive() == b"MSG k\0v"
+def test_last_message(bus: RealBus, kind: Kind) -> None:
+    """[CONN-6] What was published is delivered.  A child process that closes
+    does not end the connection of its parent.
+    """
+    with bus.connect() as peer, kind(bus.path) as client:
+        peer.send(b"SUB k")
+        peer.fence()
+        assert in_child(client.close)
+        client.publish("k", b"v")
+        client.close()
+        assert peer.receive() == b"MSG k\0v"

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from broker_names import MQTT, NATS, Names, first_match
-from processes import ENVIRONMENT, ROOT
+from processes import ENVIRONMENT, ROOT, SECONDS_MAX
 from real_bus import RealBus, wait_for
-from sbus_client import Client, Message, matches
+from sbus_client import Client, Message, Received, matches
 
 BROKERS = {
     "mqtt": ("paho.mqtt.client", "mosquitto"),
@@ -49,58 +49,60 @@ def is_selected(names: Names, form: str, name: str) -> bool:
     )
 
 
-class TestNames:
-    """The mapping of keys is total and reversible."""
+# ---- The mapping of keys is total and reversible
 
-    @pytest.mark.parametrize("names", [MQTT, NATS])
-    def test_each_key_has_one_name(self, names: Names) -> None:
-        """40,000 keys there and back; no two of them have one name."""
-        chosen = random.Random(1)
-        keys = {random_text(chosen, PIECES) for _ in range(40_000)}
-        by_name = {names.name(key): key for key in keys}
-        assert len(by_name) == len(keys) > 5_000
-        for name, key in by_name.items():
-            assert names.key(name) == key
-            assert name and not name.startswith("$")
-            assert not {"\0", "\n", "\x07", names.one, names.rest} & {*name}
 
-    def test_the_page(self) -> None:
-        """The names of its table are those of the code."""
-        page = (ROOT / "book/beyond.md").read_text("utf-8")
-        rows = re.findall(r"^\| `(.*)` \| `(.*)` \| `(.*)` \|$", page, re.M)
-        assert len(rows) == 4
-        for key, topic, subject in rows:
-            name = key.encode()
-            assert (MQTT.name(name), NATS.name(name)) == (topic, subject)
+@pytest.mark.parametrize("names", [MQTT, NATS])
+def test_each_key_has_one_name(names: Names) -> None:
+    """40,000 keys there and back; no two of them have one name."""
+    chosen = random.Random(1)
+    keys = {random_text(chosen, PIECES) for _ in range(40_000)}
+    by_name = {names.name(key): key for key in keys}
+    assert len(by_name) == len(keys) > 5_000
+    for name, key in by_name.items():
+        assert names.key(name) == key
+        assert name and not name.startswith("$")
+        assert not {"\0", "\n", "\x07", names.one, names.rest} & {*name}
 
-    @pytest.mark.parametrize("names", [MQTT, NATS])
-    def test_names_that_are_no_keys(self, names: Names) -> None:
-        """A key has no second name, and '$' stays with the broker."""
-        others = ["%=a", "%=%2b", "%=%00", "a\0", "%=%C3%A9", "$SYS/x", "$JS"]
-        assert [names.key(name) for name in others] == [None] * len(others)
 
-    @pytest.mark.parametrize("names", [MQTT, NATS])
-    def test_a_filter_selects_all_keys_of_its_pattern(
-        self, names: Names
-    ) -> None:
-        """[MATCH-2] [MATCH-3] [MATCH-4] It may select more."""
-        chosen = random.Random(2)
-        few = [b"a", b"a", b"*", b"", b"$", b"."]
-        count = 0
-        for _ in range(20_000):
-            pattern = random_text(chosen, few)
-            key = random_text(chosen, [x for x in few if x != b"*"])
-            if matches(pattern, key):
-                count += 1
-                assert is_selected(
-                    names, names.filter(pattern), names.name(key)
-                )
-        assert count > 1_000
+def test_the_page() -> None:
+    """The names of its table are those of the code."""
+    page = (ROOT / "book/beyond.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(.*)` \| `(.*)` \| `(.*)` \|$", page, re.M)
+    assert len(rows) == 4
+    for key, topic, subject in rows:
+        name = key.encode()
+        assert (MQTT.name(name), NATS.name(name)) == (topic, subject)
 
-    def test_the_first_pattern_counts(self) -> None:
-        """[CRED-10] No public pattern selects a secret key."""
-        assert first_match(["b", "a/", "a/*"], b"a/x") == 1
-        assert first_match(["", "a"], b"!/cred////x") is None
+
+@pytest.mark.parametrize("names", [MQTT, NATS])
+def test_names_that_are_no_keys(names: Names) -> None:
+    """A key has no second name, and '$' stays with the broker."""
+    others = ["%=a", "%=%2b", "%=%00", "a\0", "%=%C3%A9", "$SYS/x", "$JS"]
+    assert [names.key(name) for name in others] == [None] * len(others)
+
+
+@pytest.mark.parametrize("names", [MQTT, NATS])
+def test_a_filter_selects_all_keys_of_its_pattern(names: Names) -> None:
+    """[MATCH-2] [MATCH-3] [MATCH-4] A filter may select more than its pattern,
+    and never less.
+    """
+    chosen = random.Random(2)
+    few = [b"a", b"a", b"*", b"", b"$", b"."]
+    count = 0
+    for _ in range(20_000):
+        pattern = random_text(chosen, few)
+        key = random_text(chosen, [x for x in few if x != b"*"])
+        if matches(pattern, key):
+            count += 1
+            assert is_selected(names, names.filter(pattern), names.name(key))
+    assert count > 1_000
+
+
+def test_the_first_pattern_counts() -> None:
+    """[CRED-10] No public pattern selects a secret key."""
+    assert first_match(["b", "a/", "a/*"], b"a/x") == 1
+    assert first_match(["", "a"], b"!/cred////x") is None
 
 
 class Broker:
@@ -155,21 +157,21 @@ class Gateway:
         asked = words.count("--in") if broker.kind == "mqtt" else 0
         self.lines = 1 + asked
         self.log = Path(bus.path).with_name(f"{random.random()}.log")
-        env = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+        env = {**ENVIRONMENT, "PYTHONPATH": f"{ROOT}:{program.parent}"}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=env
             )
 
     def __enter__(self) -> Gateway:
-        wait_for(lambda: self.said().count("\n") >= self.lines)
+        wait_for(lambda: self.output().count("\n") >= self.lines)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     def end(self) -> int:
@@ -186,123 +188,119 @@ def reading(bus: RealBus, *patterns: str) -> Iterator[Client]:
         yield client
 
 
-def take(client: Client, count: int) -> list[Message]:
-    messages: list[Message] = []
-    while len(messages) < count:
-        received = client.receive(60)
-        assert isinstance(received, Message)
-        messages.append(received)
-    return messages
+def take(client: Client, count: int) -> list[Received]:
+    """Return the next messages."""
+    return [client.receive(SECONDS_MAX) for _ in range(count)]
 
 
 @pytest.fixture(params=[*BROKERS])
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
-    with Broker(request.param, tmp_path) as broker:
+def broker(
+    request: pytest.FixtureRequest, directory: Path
+) -> Iterator[Broker]:
+    with Broker(request.param, directory) as broker:
         yield broker
 
 
 @pytest.fixture
-def buses(tmp_path: Path) -> Iterator[list[RealBus]]:
+def buses(directory: Path) -> Iterator[list[RealBus]]:
     with contextlib.ExitStack() as stack:
-        found = []
+        running = []
         for name in ("near", "far"):
-            (tmp_path / name).mkdir()
-            bus = RealBus(tmp_path / name)
-            found.append(stack.enter_context(bus))
-        yield found
+            (directory / name).mkdir()
+            bus = RealBus(directory / name)
+            running.append(stack.enter_context(bus))
+        yield running
 
 
-class TestGateways:
-    """Two buses, each joined to one broker."""
+# ---- Two buses, each joined to one broker
 
-    def test_both_ways_in_order(
-        self, broker: Broker, buses: list[RealBus]
-    ) -> None:
-        """Odd keys, overlapping patterns: each once.  SIGTERM loses none."""
-        near, far = buses
-        keys = ["up/x", "up/", "up//a.b c", "up/$x/%=/é", "up/\x07"]
-        sent = [Message(keys[n % 5].encode(), b"%d" % n) for n in range(500)]
-        with (
-            reading(far, "up/") as up,
-            reading(near, "down/") as down,
-            Gateway(far, broker, "--out", "down/", "--in", "up/", "--in", ""),
-            Gateway(near, broker, "--out", "up/", "--in", "down/") as gateway,
-            Client(near.path) as near_client,
-            Client(far.path) as far_client,
-        ):
-            far_client.publish("down/1", b"there")
-            assert take(down, 1) == [(b"down/1", b"there")]
-            for message in sent:
-                near_client.publish(*message)
-            near_client.sync()
-            assert gateway.end() == 0, gateway.said()
-            assert take(up, len(sent)) == sent
 
-    def test_what_stays(self, broker: Broker, buses: list[RealBus]) -> None:
-        """Secrets, requests, and what no pattern names."""
-        near, far = buses
-        with (
-            reading(far, "", "!/cred////x") as heard,
-            Gateway(far, broker, "--in", "up/"),
-            Gateway(near, broker, "--out", "") as gateway,
-            Client(near.path) as client,
-        ):
-            with contextlib.suppress(TimeoutError):
-                client.request("up/ask", b"", 0.01)
-            client.publish("!/cred////x")
-            client.publish("other")
-            client.publish("up/last")
-            assert take(heard, 1) == [(b"up/last", b"")]
-            wait_for(lambda: "not let out: 1" in gateway.said())
+def test_both_ways_in_order(broker: Broker, buses: list[RealBus]) -> None:
+    """Odd keys, overlapping patterns: each once.  SIGTERM loses none."""
+    near, far = buses
+    keys = ["up/x", "up/", "up//a.b c", "up/$x/%=/é", "up/\x07"]
+    sent = [Message(keys[n % 5].encode(), b"%d" % n) for n in range(500)]
+    with (
+        reading(far, "up/") as up,
+        reading(near, "down/") as down,
+        Gateway(far, broker, "--out", "down/", "--in", "up/", "--in", ""),
+        Gateway(near, broker, "--out", "up/", "--in", "down/") as gateway,
+        Client(near.path) as near_client,
+        Client(far.path) as far_client,
+    ):
+        far_client.publish("down/1", b"there")
+        assert take(down, 1) == [(b"down/1", b"there")]
+        for message in sent:
+            near_client.publish(*message)
+        near_client.sync()
+        assert gateway.end() == 0, gateway.output()
+        assert take(up, len(sent)) == sent
 
-    def test_a_bus_that_ends(
-        self, broker: Broker, buses: list[RealBus]
-    ) -> None:
-        """The gateway ends as well, and says so in a line."""
-        near, _ = buses
-        with Gateway(near, broker, "--out", "", "--in", "x") as gateway:
-            near.__exit__(None, None, None)
-            assert gateway.process.wait() == 1
-            assert "closed the connection" in gateway.said()
-            assert "Traceback" not in gateway.said()
 
-    def test_a_broker_that_comes_back(
-        self, buses: list[RealBus], tmp_path: Path
-    ) -> None:
-        """MQTT loses nothing of what is published meanwhile."""
-        near, far = buses
-        with (
-            Broker("mqtt", tmp_path) as broker,
-            reading(far, "up/") as up,
-            Gateway(far, broker, "--in", "up/"),
-            Gateway(near, broker, "--out", "up/"),
-            Client(near.path) as client,
-        ):
-            client.publish("up/1")
-            take(up, 1)
-            broker.__exit__()
-            sent = {b"%d" % number for number in range(100)}
-            for payload in sent:
-                client.publish("up/2", payload)
-            client.sync()
-            broker.__enter__()
-            heard: set[bytes] = set()
-            while heard != sent:
-                heard.add(take(up, 1)[0].payload)
+def test_what_stays(broker: Broker, buses: list[RealBus]) -> None:
+    """Secrets, requests, and what no pattern names."""
+    near, far = buses
+    with (
+        reading(far, "", "!/cred////x") as far_client,
+        Gateway(far, broker, "--in", "up/"),
+        Gateway(near, broker, "--out", "") as gateway,
+        Client(near.path) as client,
+    ):
+        with contextlib.suppress(TimeoutError):
+            client.request("up/ask", b"", 0.01)
+        client.publish("!/cred////x")
+        client.publish("other")
+        client.publish("up/last")
+        assert take(far_client, 1) == [(b"up/last", b"")]
+        wait_for(lambda: "not let out: 1" in gateway.output())
 
-    def test_a_bus_that_is_slower(
-        self, buses: list[RealBus], tmp_path: Path
-    ) -> None:
-        """NATS drops what does not wait in the gateway, which counts that."""
-        far = buses[1]
-        with (
-            Broker("nats", tmp_path) as broker,
-            reading(far, "up/") as up,
-            Gateway(far, broker, "--in", "up/") as gateway,
-            socket.create_connection(("127.0.0.1", int(broker.port))) as wire,
-        ):
-            up.control("blocking/soft/block")
-            up.sync()
-            wire.sendall(b"CONNECT {}\r\n" + b"PUB up.x 0\r\n\r\n" * 80_000)
-            wait_for(lambda: "reported: nats: slow consumer" in gateway.said())
-            assert len(take(up, 65_536)) == 65_536
+
+def test_a_bus_that_ends(broker: Broker, buses: list[RealBus]) -> None:
+    """The gateway ends as well, and says so in a line."""
+    near, _ = buses
+    with Gateway(near, broker, "--out", "", "--in", "x") as gateway:
+        near.__exit__(None, None, None)
+        assert gateway.process.wait() == 1
+        assert "closed the connection" in gateway.output()
+        assert "Traceback" not in gateway.output()
+
+
+def test_a_broker_that_comes_back(
+    buses: list[RealBus], directory: Path
+) -> None:
+    """MQTT loses nothing of what is published meanwhile."""
+    near, far = buses
+    with (
+        Broker("mqtt", directory) as broker,
+        reading(far, "up/") as up,
+        Gateway(far, broker, "--in", "up/"),
+        Gateway(near, broker, "--out", "up/"),
+        Client(near.path) as client,
+    ):
+        client.publish("up/1")
+        take(up, 1)
+        broker.__exit__()
+        sent = {b"%d" % number for number in range(100)}
+        for payload in sent:
+            client.publish("up/2", payload)
+        client.sync()
+        broker.__enter__()
+        received: set[bytes] = set()
+        while received != sent:
+            received.add(take(up, 1)[0].payload)
+
+
+def test_a_bus_that_is_slower(buses: list[RealBus], directory: Path) -> None:
+    """NATS drops what does not wait in the gateway, which counts that."""
+    far = buses[1]
+    with (
+        Broker("nats", directory) as broker,
+        reading(far, "up/") as up,
+        Gateway(far, broker, "--in", "up/") as gateway,
+        socket.create_connection(("127.0.0.1", int(broker.port))) as wire,
+    ):
+        up.control("blocking/soft/block")
+        up.sync()
+        wire.sendall(b"CONNECT {}\r\n" + b"PUB up.x 0\r\n\r\n" * 80_000)
+        wait_for(lambda: "reported: nats: slow consumer" in gateway.output())
+        assert len(take(up, 65_536)) == 65_536

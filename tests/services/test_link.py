@@ -43,6 +43,7 @@ class Site:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.sockets: list[socket.socket] = []
 
     def at(self, name: str) -> str:
         """Return the path of a socket or file."""
@@ -58,8 +59,8 @@ class Site:
 
     def bus(self, name: str, more: str = "") -> None:
         """Start a bus, with a trace."""
-        where = f"-r -a {self.at(name)} --trace {self.at(name)}.trace"
-        self.start(name, f"{SBUSD} {where} {more}")
+        options = f"-r -a {self.at(name)} --trace {self.at(name)}.trace"
+        self.start(name, f"{SBUSD} {options} {more}")
         wait_for(lambda: self.says(f"{name}.log", "start"))
 
     def upper(self, bus: str, up: str, more: str = "") -> str:
@@ -105,16 +106,18 @@ class Site:
 
     def pids(self, words: str) -> list[int]:
         """Return the processes whose command line a pattern matches."""
-        found = []
+        pids = []
         for pid in filter(str.isdecimal, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 line = Path(f"/proc/{pid}/cmdline").read_text("latin-1")
                 if re.match(words, line.replace("\0", " ")):
-                    found.append(int(pid))
-        return found
+                    pids.append(int(pid))
+        return pids
 
     def end(self) -> None:
         """End all processes, those first that were started last."""
+        for wire in self.sockets:
+            wire.close()
         for process in reversed([*self.processes.values()]):
             process.terminate()
             process.wait(SECONDS_MAX)
@@ -166,350 +169,356 @@ def can_pass(site: Site) -> bool:
     return False
 
 
-class TestOneBus:
-    """Two buses are as one to those who use them."""
+# ---- Two buses are as one to those who use them
 
-    def test_messages(self, pair: Site) -> None:
-        """[CRED-9] Public ones pass once, secrets to the one process."""
-        prefix = OWN.format(pair.processes["up"].pid).encode()
-        with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(pair.client(b, "")) for b in "mmll"]
-            paths = [client.whoami().path for client in clients]
-            assert paths == [US] * 2 + [prefix + b"/" + US] * 2
 
-            above, _, below, _ = clients
-            for client, path in (above, US), (below, prefix + b"/" + US):
-                client.subscribe(path + b"/x")
-                client.sync(SECONDS_MAX)
-            for client in above, below:
-                client.publish(US + b"/x", b"above")
-                client.publish(prefix + b"/" + US + b"/x", b"below")
-                client.publish("end", b"")
-            for client, own in zip(clients, [b"above", b"", b"below", b""]):
-                payloads = sorted(p for _, p in heard(client, 4 if own else 2))
-                assert payloads == [b"", b""] + [own] * (2 if own else 0)
+def test_messages(pair: Site) -> None:
+    """[CRED-9] Public messages pass once, secrets to the one process."""
+    prefix = OWN.format(pair.processes["up"].pid).encode()
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(pair.client(b, "")) for b in "mmll"]
+        paths = [client.whoami().path for client in clients]
+        assert paths == [US] * 2 + [prefix + b"/" + US] * 2
 
-    @SOAK
-    def test_order(self, pair: Site) -> None:
-        """[PUB-6] What a process publishes, be it secret, arrives in order,
-        while as much comes the other way, with large packets.
-        """
-        count = either(50_000, 3_000)
-        results = []
+        above, _, below, _ = clients
+        for client, path in (above, US), (below, prefix + b"/" + US):
+            client.subscribe(path + b"/x")
+            client.sync(SECONDS_MAX)
+        for client in above, below:
+            client.publish(US + b"/x", b"above")
+            client.publish(prefix + b"/" + US + b"/x", b"below")
+            client.publish("end", b"")
+        for client, own in zip(clients, [b"above", b"", b"below", b""]):
+            payloads = sorted(p for _, p in heard(client, 4 if own else 2))
+            assert payloads == [b"", b""] + [own] * (2 if own else 0)
 
-        def talk(bus: Client, keys: list[bytes]) -> None:
-            for number in range(count):
-                size = 400_000 if number % 500 == 7 else 100
-                bus.publish(keys[number % 2], b"%d".ljust(size) % number)
 
-        def listen(bus: Client) -> None:
-            results.append([int(payload) for _, payload in heard(bus, count)])
+@SOAK
+def test_order(pair: Site) -> None:
+    """[PUB-6] What a process publishes, even secret, arrives in order, while
+    as much comes the other way, with large packets.
+    """
+    count = either(50_000, 3_000)
+    results = []
 
-        threads = []
-        for here, there in "ml", "lm":
-            bus = pair.client(here, "n")
-            inbox = bus.whoami().path + b"/n"
-            bus.control("blocking/soft/block")
-            bus.subscribe(inbox)
-            bus.sync(SECONDS_MAX)
-            words = pair.client(there), [there.encode(), inbox]
-            bus.subscribe(there)
-            bus.sync(SECONDS_MAX)
-            threads.append(threading.Thread(target=listen, args=[bus]))
-            threads.append(threading.Thread(target=talk, args=words))
+    def talk(bus: Client, keys: list[bytes]) -> None:
+        for number in range(count):
+            size = 400_000 if number % 500 == 7 else 100
+            bus.publish(keys[number % 2], b"%d".ljust(size) % number)
+
+    def listen(bus: Client) -> None:
+        results.append([int(payload) for _, payload in heard(bus, count)])
+
+    threads = []
+    for here, there in "ml", "lm":
+        bus = pair.client(here, "n")
+        inbox = bus.whoami().path + b"/n"
+        bus.control("blocking/soft/block")
+        bus.subscribe(inbox)
+        bus.sync(SECONDS_MAX)
+        words = pair.client(there), [there.encode(), inbox]
+        bus.subscribe(there)
+        bus.sync(SECONDS_MAX)
+        threads.append(threading.Thread(target=listen, args=[bus]))
+        threads.append(threading.Thread(target=talk, args=words))
+    wait_for(lambda: can_pass(pair))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [[*range(count)]] * 2
+
+
+def test_tree(site: Site) -> None:
+    """In a tree of three levels and two branches, each client asks each
+    service, and hears each public message once.
+    """
+    site.bus("m")
+    for up, below in "ml", "mk", "lt":
+        site.upper(up, f"{up}{below}")
+        site.lower(below, f"{up}{below}")
+        site.linked(f"{up}{below}", f"{below}.link")
+    servers = {bus: site.client(bus, f"ask/{bus}") for bus in "mlkt"}
+
+    def serve(bus: str) -> None:
+        for _ in servers:
+            asked = parse_request(servers[bus].receive(SECONDS_MAX))
+            assert asked
+            servers[bus].reply(asked, bus.encode())
+
+    threads = [threading.Thread(target=serve, args=bus) for bus in servers]
+    for thread in threads:
+        thread.start()
+    clients = [site.client(bus, "all") for bus in servers]
+    for client in clients:
+        for bus in servers:
+            answer = client.request(f"ask/{bus}", b"", SECONDS_MAX)
+            assert answer == bus.encode()
+        client.publish("all", client.whoami().path)
+    paths = sorted(client.whoami().path for client in clients)
+    assert sorted(p.count(b"!") for p in paths) == [1, 2, 2, 3]
+    for client in clients:
+        assert sorted(path for _, path in heard(client, 4)) == paths
+    for thread in threads:
+        thread.join()
+
+
+def test_patterns(site: Site) -> None:
+    """A public message passes if a pattern of both ends selects it."""
+    site.bus("m")
+    site.upper("m", "up", "--up a/ --up end --down b/ --down end")
+    site.lower("l", "up", "--up a/x --up c --down b/x --down d --up end")
+    site.linked("up", "l.link")
+    with site.client("m", "") as above, site.client("l", "") as below:
+        for bus in above, below:
+            bus.control("echo/off")
+            for key in "a/x", "a/y", "b/x", "b/y", "c", "d", "end":
+                bus.publish(key)
+        assert heard(above, 2) == [(b"a/x", b""), (b"end", b"")]
+        assert heard(below, 1) == [(b"b/x", b"")]
+
+
+def test_ring(site: Site) -> None:
+    """A bridge of the same buses ends, or the link does if it is later,
+    whatever their patterns; so no message goes round for ever.
+    """
+    patterns = "--up a/ --down a/"
+    site.bus("m")
+    site.upper("m", "up", patterns)
+    site.lower("l", "up", patterns)
+    site.linked("up", "l.link")
+    done = run("tools", "bridge", site.at("m"), site.at("l"))
+    assert done.status == 1 and "are joined already" in done.errors
+
+    prefix = site.upper("m", "up2", patterns)
+    site.bus("k", f"--cred-prefix {prefix}")
+    bridge = f"{PYTHON} {ROOT}/tools bridge --pattern b/"
+    site.start("bridge", f"{bridge} {site.at('m')} {site.at('k')}")
+    wait_for(lambda: site.says("k.trace", '"sbus/bridge/"'))
+    site.lower_by("k", f"{RELAY} {site.at('up2')}", "", patterns)
+    site.wait_for_log("k.link", "another way leads from the lower bus")
+
+
+# ---- How a link begins, ends, and begins anew
+
+
+def test_no_network(site: Site) -> None:
+    """The lower bus goes on alone, with a prefix that nobody has."""
+    site.lower_by("l", "false", SBUSD, "")
+    wait_for(lambda: os.path.exists(site.at("l")))
+    with site.client("l", reconnect=True) as bus:
+        path = bus.whoami(SECONDS_MAX).path
+        assert path == b"!/cred/0/0/0/" + US
+        bus.subscribe(path + b"/x")
+        bus.publish(path + b"/x", b"v")
+        assert heard(bus, 1) == [(path + b"/x", b"v")]
+
+
+def test_new_prefix(pair: Site) -> None:
+    """Another upper end is another prefix.  A message for processes of the
+    former one does not go to others that have their numbers now.
+    """
+    with pair.client("l", reconnect=True) as bus:
+        old = bus.whoami(SECONDS_MAX).path
+        pair.processes["up"].kill()
+        pair.processes["up"].wait()
+        bus.sync(SECONDS_MAX)  # it goes on alone
+        prefix = pair.upper("m", "up")
+        pair.wait_for_log("l.link", prefix)
         wait_for(lambda: can_pass(pair))
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert results == [[*range(count)]] * 2
-
-    def test_tree(self, site: Site) -> None:
-        """Of three levels and two branches, each asks each, and hears each
-        public message once.
-        """
-        site.bus("m")
-        for up, below in "ml", "mk", "lt":
-            site.upper(up, f"{up}{below}")
-            site.lower(below, f"{up}{below}")
-            site.linked(f"{up}{below}", f"{below}.link")
-        servers = {bus: site.client(bus, f"ask/{bus}") for bus in "mlkt"}
-
-        def serve(bus: str) -> None:
-            for _ in servers:
-                asked = parse_request(servers[bus].receive(SECONDS_MAX))
-                assert asked
-                servers[bus].reply(asked, bus.encode())
-
-        threads = [threading.Thread(target=serve, args=bus) for bus in servers]
-        for thread in threads:
-            thread.start()
-        clients = [site.client(bus, "all") for bus in servers]
-        for client in clients:
-            for bus in servers:
-                answer = client.request(f"ask/{bus}", b"", SECONDS_MAX)
-                assert answer == bus.encode()
-            client.publish("all", client.whoami().path)
-        paths = sorted(client.whoami().path for client in clients)
-        assert sorted(p.count(b"!") for p in paths) == [1, 2, 2, 3]
-        for client in clients:
-            assert sorted(path for _, path in heard(client, 4)) == paths
-        for thread in threads:
-            thread.join()
-
-    def test_patterns(self, site: Site) -> None:
-        """A public message passes if a pattern of both ends selects it."""
-        site.bus("m")
-        site.upper("m", "up", "--up a/ --up end --down b/ --down end")
-        site.lower("l", "up", "--up a/x --up c --down b/x --down d --up end")
-        site.linked("up", "l.link")
-        with site.client("m", "") as above, site.client("l", "") as below:
-            for bus in above, below:
-                bus.control("echo/off")
-                for key in "a/x", "a/y", "b/x", "b/y", "c", "d", "end":
-                    bus.publish(key)
-            assert heard(above, 2) == [(b"a/x", b""), (b"end", b"")]
-            assert heard(below, 1) == [(b"b/x", b"")]
-
-    def test_ring(self, site: Site) -> None:
-        """A bridge of the same buses ends, or the link does if it is later,
-        whatever their patterns; so no message goes round for ever.
-        """
-        patterns = "--up a/ --down a/"
-        site.bus("m")
-        site.upper("m", "up", patterns)
-        site.lower("l", "up", patterns)
-        site.linked("up", "l.link")
-        done = run("tools", "bridge", site.at("m"), site.at("l"))
-        assert done.status == 1 and "are joined already" in done.errors
-
-        prefix = site.upper("m", "up2", patterns)
-        site.bus("k", f"--cred-prefix {prefix}")
-        bridge = f"{PYTHON} {ROOT}/tools bridge --pattern b/"
-        site.start("bridge", f"{bridge} {site.at('m')} {site.at('k')}")
-        wait_for(lambda: site.says("k.trace", '"sbus/bridge/"'))
-        site.lower_by("k", f"{RELAY} {site.at('up2')}", "", patterns)
-        site.wait_for_log("k.link", "another way leads from the lower bus")
+    with pair.client("m", "end") as above, pair.client("l") as below:
+        assert below.whoami().path == f"{prefix}/".encode() + US
+        below.publish(old + b"/x", b"")
+        below.publish("end", b"")
+        heard(above, 1)
+    assert pair.says("m.trace", '"end"')
+    assert not pair.says("m.trace", f'"{old.decode()}/x"')
 
 
-class TestEnds:
-    """How a link begins, ends, and begins anew."""
+@pytest.mark.parametrize(
+    ("name", "number"), [("up", signal.SIGHUP), ("l.link", signal.SIGTERM)]
+)
+def test_signal_loses_nothing(site: Site, name: str, number: int) -> None:
+    """Messages from before a signal arrive, however slow the stream is."""
+    site.bus("m")
+    site.upper("m", "up")
+    site.lower("l", "up", speed=300_000)
+    site.linked("up", "l.link")
+    with site.client("m", "up") as above, site.client("l", "down") as below:
+        # The other end has more to send than the one that leaves first
+        downs, ups = (1_000, 4_000) if name == "up" else (4_000, 1_000)
+        for _ in range(downs):
+            above.publish("down", bytes(200))
+        for _ in range(ups):
+            below.publish("up", bytes(200))
+        above.sync(SECONDS_MAX)
+        below.sync(SECONDS_MAX)
+        site.processes[name].send_signal(number)
+        assert len(heard(below, downs)) == downs
+        assert len(heard(above, ups)) == ups
+    assert site.processes[name].wait(SECONDS_MAX) == 0
+    site.processes["l.link"].terminate()
+    site.processes["l.link"].wait(SECONDS_MAX)
+    assert not site.pids(f".*{site.at('l')}")  # nor its server, nor its stream
+    assert not os.path.exists(site.at("l"))
 
-    def test_no_network(self, site: Site) -> None:
-        """The lower bus goes on alone, with a prefix that nobody has."""
-        site.lower_by("l", "false", SBUSD, "")
-        wait_for(lambda: os.path.exists(site.at("l")))
-        with site.client("l", reconnect=True) as bus:
-            path = bus.whoami(SECONDS_MAX).path
-            assert path == b"!/cred/0/0/0/" + US
-            bus.subscribe(path + b"/x")
-            bus.publish(path + b"/x", b"v")
-            assert heard(bus, 1) == [(path + b"/x", b"v")]
 
-    def test_new_prefix(self, pair: Site) -> None:
-        """Another upper end is another prefix; what is for processes of the
-        former one does not go to others that have their numbers now.
-        """
-        with pair.client("l", reconnect=True) as bus:
-            old = bus.whoami(SECONDS_MAX).path
-            pair.processes["up"].kill()
+def test_a_server_that_does_not_start(site: Site) -> None:
+    """The link tells the status of its server at once, and a signal ends the
+    link.
+    """
+    site.bus("m")
+    site.upper("m", "up")
+    site.lower_by("l", f"{RELAY} {site.at('up')}", "false", "")
+    site.wait_for_log("l.link", "its server's status: 1")
+    site.processes["l.link"].terminate()
+    assert site.processes["l.link"].wait(SECONDS_MAX) == 0
+
+
+@SOAK
+def test_kills(pair: Site) -> None:
+    """After kill -9 of each process the buses are linked again, without a
+    traceback.
+    """
+    victims = {
+        "relay": f"{RELAY} {pair.at('up')}",
+        "lower bus": f"{SBUSD} --trace {pair.at('l')}",
+        "lower end": f"{LINK} {pair.at('l')}",
+        "upper end": f"{LINK} {pair.at('m')}",
+        "upper bus": f"{SBUSD} -r -a {pair.at('m')}",
+    }
+    for victim in [*victims] * either(4, 1):
+        (pid,) = pair.pids(victims[victim])
+        os.kill(pid, signal.SIGKILL)
+        if victim == "lower end":
+            pair.processes["l.link"].wait()
+            pair.lower("l", "up")
+        if victim == "upper end":
             pair.processes["up"].wait()
-            bus.sync(SECONDS_MAX)  # it goes on alone
-            prefix = pair.upper("m", "up")
-            pair.wait_for_log("l.link", prefix)
-            wait_for(lambda: can_pass(pair))
-        with pair.client("m", "end") as above, pair.client("l") as below:
-            assert below.whoami().path == f"{prefix}/".encode() + US
-            below.publish(old + b"/x", b"")
-            below.publish("end", b"")
-            heard(above, 1)
-        assert pair.says("m.trace", '"end"')
-        assert not pair.says("m.trace", f'"{old.decode()}/x"')
+            pair.upper("m", "up")
+        if victim == "upper bus":
+            pair.processes["m"].wait()
+            pair.bus("m")
+        wait_for(lambda: can_pass(pair))
 
-    @pytest.mark.parametrize(
-        ("name", "number"),
-        [("up", signal.SIGHUP), ("l.link", signal.SIGTERM)],
-    )
-    def test_signal_loses_nothing(
-        self, site: Site, name: str, number: int
-    ) -> None:
-        """What was published before arrives, however slow the stream is."""
-        site.bus("m")
-        site.upper("m", "up")
-        site.lower("l", "up", speed=300_000)
-        site.linked("up", "l.link")
-        with (
-            site.client("m", "up") as above,
-            site.client("l", "down") as below,
-        ):
-            # The other end has more to send than the one that leaves first
-            downs, ups = (1_000, 4_000) if name == "up" else (4_000, 1_000)
-            for _ in range(downs):
-                above.publish("down", bytes(200))
-            for _ in range(ups):
-                below.publish("up", bytes(200))
-            above.sync(SECONDS_MAX)
-            below.sync(SECONDS_MAX)
-            site.processes[name].send_signal(number)
-            assert len(heard(below, downs)) == downs
-            assert len(heard(above, ups)) == ups
-        assert site.processes[name].wait(SECONDS_MAX) == 0
-        site.processes["l.link"].terminate()
-        site.processes["l.link"].wait(SECONDS_MAX)
-        assert not site.pids(
-            f".*{site.at('l')}"
-        )  # nor its server, nor its stream
-        assert not os.path.exists(site.at("l"))
 
-    def test_signals_for_a_group(self, pair: Site) -> None:
-        """What a terminal sends to a group does not reach the stream."""
-        (relay,) = pair.pids(f"{RELAY} {pair.at('up')} ")
-        assert os.getsid(relay) == relay
+def test_hung_stream(pair: Site) -> None:
+    """A link loses messages rather than pause their publishers.  It gives up a
+    hung stream after 15 s, and not an idle one.
+    """
+    pair.upper("m", "up2")
+    pair.lower("k", "up2")
+    pair.linked("up2", "k.link")
+    (relay,) = pair.pids(f"{RELAY} {pair.at('up')} ")
+    assert os.getsid(relay) == relay  # no signal of a terminal reaches it
+    os.kill(relay, signal.SIGSTOP)
+    with pair.client("l", "n") as bus:
+        for _ in range(60):
+            bus.publish("n", bytes(400_000))
+            heard(bus, 1)
+        path = bus.whoami().path
+        wait_for(lambda: pair.says("l.trace", '"hard/discard"'))
+        pair.wait_for_log("l.link", "the other end says nothing for 15 s")
+        wait_for(lambda: can_pass(pair))
+        assert bus.whoami().path == path
+    assert relay not in pair.pids(RELAY)  # its command was ended
+    for name in "up2.log", "k.link.log":
+        assert not pair.says(name, "the other end")
 
-    def test_a_server_that_does_not_start(self, site: Site) -> None:
-        """Its status is told at once, and a signal ends the link."""
-        site.bus("m")
-        site.upper("m", "up")
-        site.lower_by("l", f"{RELAY} {site.at('up')}", "false", "")
-        site.wait_for_log("l.link", "its server's status: 1")
-        site.processes["l.link"].terminate()
-        assert site.processes["l.link"].wait(SECONDS_MAX) == 0
 
-    @SOAK
-    def test_kills(self, pair: Site) -> None:
-        """kill -9 of each process: linked again, and no traceback."""
-        victims = {
-            "relay": f"{RELAY} {pair.at('up')}",
-            "lower bus": f"{SBUSD} --trace {pair.at('l')}",
-            "lower end": f"{LINK} {pair.at('l')}",
-            "upper end": f"{LINK} {pair.at('m')}",
-            "upper bus": f"{SBUSD} -r -a {pair.at('m')}",
-        }
-        for victim in [*victims] * either(4, 1):
-            (pid,) = pair.pids(victims[victim])
-            os.kill(pid, signal.SIGKILL)
-            if victim == "lower end":
-                pair.processes["l.link"].wait()
-                pair.lower("l", "up")
-            if victim == "upper end":
-                pair.processes["up"].wait()
-                pair.upper("m", "up")
-            if victim == "upper bus":
-                pair.processes["m"].wait()
-                pair.bus("m")
-            wait_for(lambda: can_pass(pair))
+def test_block(site: Site) -> None:
+    """With --block publishers wait for a slow stream."""
+    site.bus("m")
+    site.upper("m", "up", "--block")
+    site.lower("l", "up", "--block", 20_000_000)
+    site.linked("up", "l.link")
+    with site.client("m", "n") as above, site.client("l") as below:
 
-    def test_hung_stream(self, pair: Site) -> None:
-        """It loses messages rather than pause who publishes them, and is
-        given up after 15 s; an idle one is not.
-        """
-        pair.upper("m", "up2")
-        pair.lower("k", "up2")
-        pair.linked("up2", "k.link")
-        (relay,) = pair.pids(f"{RELAY} {pair.at('up')} ")
-        os.kill(relay, signal.SIGSTOP)
-        with pair.client("l", "n") as bus:
-            for _ in range(60):
-                bus.publish("n", bytes(400_000))
-                heard(bus, 1)
-            path = bus.whoami().path
-            wait_for(lambda: pair.says("l.trace", '"hard/discard"'))
-            pair.wait_for_log("l.link", "the other end says nothing for 15 s")
-            wait_for(lambda: can_pass(pair))
-            assert bus.whoami().path == path
-        assert relay not in pair.pids(RELAY)  # its command was ended
-        for name in "up2.log", "k.link.log":
-            assert not pair.says(name, "the other end")
+        def talk() -> None:
+            for _ in range(70):
+                below.publish("n", bytes(400_000))
 
-    def test_block(self, site: Site) -> None:
-        """With --block publishers wait for a slow stream."""
-        site.bus("m")
-        site.upper("m", "up", "--block")
-        site.lower("l", "up", "--block", 20_000_000)
-        site.linked("up", "l.link")
-        with site.client("m", "n") as above, site.client("l") as below:
+        thread = threading.Thread(target=talk)
+        thread.start()
+        assert len(heard(above, 70)) == 70
+        thread.join()
 
-            def talk() -> None:
-                for _ in range(70):
-                    below.publish("n", bytes(400_000))
 
-            thread = threading.Thread(target=talk)
-            thread.start()
-            assert len(heard(above, 70)) == 70
-            thread.join()
+def test_listening(site: Site) -> None:
+    """Only its user reaches the socket; nothing but a socket at which
+    nobody listens is replaced.
+    """
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(site.at("up"))
 
-    def test_listening(self, site: Site) -> None:
-        """Only its user reaches the socket; nothing but a socket at which
-        nobody listens is replaced.
-        """
-        with socket.socket(socket.AF_UNIX) as stale:
-            stale.bind(site.at("up"))
+    def is_listening() -> bool:
+        with socket.socket(socket.AF_UNIX) as wire:
+            return not wire.connect_ex(site.at("up"))
 
-        def is_listening() -> bool:
-            with socket.socket(socket.AF_UNIX) as wire:
-                return not wire.connect_ex(site.at("up"))
+    site.start("up", f"{LINK} {site.at('m')} --listen {site.at('up')}")
+    wait_for(is_listening)
+    assert stat.S_IMODE(os.stat(site.at("up")).st_mode) == 0o600
+    Path(site.at("file")).write_text("of worth")
+    for name in "up", "file":
+        done = run("tools", "link", "--listen", site.at(name))
+        error = f"sbus: {site.at(name)}: Address already in use\n"
+        assert (done.status, done.errors) == (1, error)
+    assert Path(site.at("file")).read_text() == "of worth"
+    site.processes["up"].terminate()
+    assert site.processes["up"].wait(SECONDS_MAX) == 0
+    assert not os.path.exists(site.at("up"))
 
-        site.start("up", f"{LINK} {site.at('m')} --listen {site.at('up')}")
-        wait_for(is_listening)
-        assert stat.S_IMODE(os.stat(site.at("up")).st_mode) == 0o600
-        Path(site.at("file")).write_text("of worth")
-        for name in "up", "file":
-            done = run("tools", "link", "--listen", site.at(name))
-            error = f"sbus: {site.at(name)}: Address already in use\n"
-            assert (done.status, done.errors) == (1, error)
-        assert Path(site.at("file")).read_text() == "of worth"
-        site.processes["up"].terminate()
-        assert site.processes["up"].wait(SECONDS_MAX) == 0
-        assert not os.path.exists(site.at("up"))
 
-    @pytest.mark.parametrize(
-        "words",
-        ["", "--listen u --through x", "--listen u --server x", "--through '"],
-    )
-    def test_wrong_usage(self, words: str) -> None:
-        """One line says so."""
-        done = run("tools", "link", *words.split())
-        assert (done.status, done.errors.count("\n")) == (2, 1)
+@pytest.mark.parametrize(
+    "words",
+    ["", "--listen u --through x", "--listen u --server x", "--through '"],
+)
+def test_wrong_usage(words: str) -> None:
+    """One line says that the words are wrong."""
+    done = run("tools", "link", *words.split())
+    assert (done.status, done.errors.count("\n")) == (2, 1)
 
-    def test_ssh(self, site: Site) -> None:
-        """The stream is a real sshd's."""
-        if not os.path.exists("/usr/sbin/sshd"):
-            pytest.skip("there is no sshd")
-        for name in "host", "user":
-            make = ["ssh-keygen", "-q", "-N", "", "-f", site.at(name)]
-            subprocess.run(make, check=True)
-        config = {
-            "HostKey": site.at("host"),
-            "AuthorizedKeysFile": site.at("user.pub"),
-            "StrictModes": "no",
-            "PidFile": "none",
-        }
-        lines = [f"{name} {value}\n" for name, value in config.items()]
-        Path(site.at("config")).write_text("".join(lines))
-        options = {
-            "ProxyCommand": f"/usr/sbin/sshd -i -f {site.at('config')}",
-            "IdentityFile": site.at("user"),
-            "UserKnownHostsFile": site.at("known"),
-            "StrictHostKeyChecking": "accept-new",
-            "BatchMode": "yes",
-        }
-        words = [f"-o {name}='{value}'" for name, value in options.items()]
-        ssh = f"ssh -F none {' '.join(words)} here"
-        trial = [*shlex.split(ssh), "true"]
-        done = subprocess.run(trial, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"sshd lets nobody in: {done.stderr}")
-        site.bus("m")
-        site.upper("m", "up")
-        site.lower_by("l", f'{ssh} "{RELAY} {site.at("up")}"', SBUSD, "")
-        site.linked("up", "l.link")
-        assert can_pass(site)
+
+def test_ssh(site: Site) -> None:
+    """The stream is a real sshd's."""
+    if not os.path.exists("/usr/sbin/sshd"):
+        pytest.skip("there is no sshd")
+    for name in "host", "user":
+        make = ["ssh-keygen", "-q", "-N", "", "-f", site.at(name)]
+        subprocess.run(make, check=True)
+    config = {
+        "HostKey": site.at("host"),
+        "AuthorizedKeysFile": site.at("user.pub"),
+        "StrictModes": "no",
+        "PidFile": "none",
+    }
+    lines = [f"{name} {value}\n" for name, value in config.items()]
+    Path(site.at("config")).write_text("".join(lines))
+    options = {
+        "ProxyCommand": f"/usr/sbin/sshd -i -f {site.at('config')}",
+        "IdentityFile": site.at("user"),
+        "UserKnownHostsFile": site.at("known"),
+        "StrictHostKeyChecking": "accept-new",
+        "BatchMode": "yes",
+    }
+    words = [f"-o {name}='{value}'" for name, value in options.items()]
+    ssh = f"ssh -F none {' '.join(words)} here"
+    trial = [*shlex.split(ssh), "true"]
+    done = subprocess.run(trial, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"sshd lets nobody in: {done.stderr}")
+    site.bus("m")
+    site.upper("m", "up")
+    site.lower_by("l", f'{ssh} "{RELAY} {site.at("up")}"', SBUSD, "")
+    site.linked("up", "l.link")
+    assert can_pass(site)
 
 
 class Liar:
     """An end of a stream that sends what it likes."""
 
-    def __init__(self, wire: socket.socket) -> None:
+    def __init__(self, site: Site, wire: socket.socket) -> None:
+        site.sockets.append(wire)
         self.wire = wire
         wire.settimeout(SECONDS_MAX)
 
@@ -526,159 +535,159 @@ class Liar:
         return b""
 
 
-class TestLiars:
-    """What a hostile machine can do, or a stream that leads elsewhere."""
+# ---- What a hostile machine can do, or a stream that leads elsewhere
 
-    def below(self, site: Site, is_polite: bool = True) -> Liar:
-        """Be a lower end."""
-        wire = socket.socket(socket.AF_UNIX)
-        wait_for(lambda: not wire.connect_ex(site.at("up")))
-        liar = Liar(wire)
-        assert liar.receive().startswith(b"sbus-link 1 upper ")
-        if is_polite:
-            liar.send(b"sbus-link 1 lower - !/cred/0/0/0 ")
-        return liar
 
-    @pytest.fixture
-    def above(self, site: Site) -> Iterator[socket.socket]:
-        """Listen where a lower end dials, for a bus l."""
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.settimeout(SECONDS_MAX)
-            listener.bind(site.at("up"))
-            listener.listen()
-            site.lower("l", "up", "--up up --down down")
-            yield listener
+def below(site: Site, is_polite: bool = True) -> Liar:
+    """Be a lower end."""
+    wire = socket.socket(socket.AF_UNIX)
+    wait_for(lambda: not wire.connect_ex(site.at("up")))
+    liar = Liar(site, wire)
+    assert liar.receive().startswith(b"sbus-link 1 upper ")
+    if is_polite:
+        liar.send(b"sbus-link 1 lower - !/cred/0/0/0 ")
+    return liar
 
-    def test_lower_end(self, site: Site) -> None:
-        """It publishes what --up selects and secrets that are not its own,
-        and hears public messages and its own secrets.
-        """
-        site.bus("m")
-        prefix = site.upper("m", "up", "--up ok/").encode()
-        with site.client("m", "", (US + b"/x").decode()) as bus:
-            for frame in b"SUB ", b"CMSG echo/on", b"MSG ok/x", b"\0":
-                liar = self.below(site)
-                liar.send(frame)
-                while liar.receive():
-                    pass
-            liar = self.below(site)
-            keys = [b"bad", prefix + b"/y", prefix + b"/" + US + b"/y"]
-            keys += [
-                b"ok/!/y",
-                b"k" * 5_000,
-                b"!/cred/!/y",
-                US + b"/x",
-                b"ok/x",
-            ]
-            liar.send(*(b"MSG %b\0v" % key for key in keys))
-            assert heard(bus, 2) == [(US + b"/x", b"v"), (b"ok/x", b"v")]
 
-            keys = [b"!/cred//%d//x" % os.getuid(), b"!/cred////x", US + b"/x"]
-            keys += [prefix + b"/x", prefix + b"/" + US + b"/x", b"end"]
-            for key in keys:
-                bus.publish(key, b"")
-            for key in keys[-2:]:
-                assert liar.receive() == b"MSG %b\0" % key
-        assert not site.says("m.trace", "/y")
-        assert not site.says("m.trace", '"bad"')
+@pytest.fixture
+def above(site: Site) -> Iterator[socket.socket]:
+    """Listen where a lower end dials, for a bus l."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.settimeout(SECONDS_MAX)
+        listener.bind(site.at("up"))
+        listener.listen()
+        site.lower("l", "up", "--up up --down down")
+        yield listener
 
-    @SOAK
-    def test_an_end_that_reads_nothing(self, site: Site) -> None:
-        """It keeps no end for longer than its patience."""
-        site.bus("m")
-        site.upper("m", "up")
-        liar = self.below(site)
-        site.linked("up")
-        with site.client("m") as bus:
-            for _ in range(100):
-                bus.publish("x", bytes(100_000))
-        site.processes["up"].terminate()
-        while site.processes["up"].poll() is None:
-            with contextlib.suppress(OSError):
-                liar.send(b"")
-        assert site.processes["up"].wait() == 1
-        assert site.says("up.log", "the other end takes nothing for 15 s")
 
-    def test_upper_end(self, site: Site, above: socket.socket) -> None:
-        """It hears what --up selects, and secrets for other buses; and
-        publishes what --down selects, and secrets for the lower bus.
-        """
-        liar = Liar(above.accept()[0])
-        liar.send(b"sbus-link 1 upper - !/cred/1/2/3 sbus/bridge/p")
-        greeting = b"sbus-link 1 lower - !/cred/1/2/3 "
-        assert liar.receive().startswith(greeting)
-        own = b"!/cred/1/2/3/" + US + b"/x"
-        with site.client("l", "", own.decode()) as bus:
-            for key in own, b"no", b"!/cred/7/7/7/x", b"up":
-                bus.publish(key, b"")
-            assert liar.receive() == b"MSG !/cred/7/7/7/x\0"
-            assert liar.receive() == b"MSG up\0"
-            heard(bus, 3)
-            keys = b"no", b"!/cred/7/7/7/x", own, b"down"
-            liar.send(*(b"MSG %b\0v" % key for key in keys))
-            assert heard(bus, 2) == [(own, b"v"), (b"down", b"v")]
-            liar.send(b"SUB ")
-            site.wait_for_log("l.link", "it sent 'SUB '")
+def test_lower_end(site: Site) -> None:
+    """A lower end publishes what --up selects and secrets that are not its
+    own.  It hears public messages and its own secrets.
+    """
+    site.bus("m")
+    prefix = site.upper("m", "up", "--up ok/").encode()
+    with site.client("m", "", (US + b"/x").decode()) as bus:
+        for frame in b"SUB ", b"CMSG echo/on", b"MSG ok/x", b"\0":
+            liar = below(site)
+            liar.send(frame)
+            while liar.receive():
+                pass
+        liar = below(site)
+        keys = [b"bad", prefix + b"/y", prefix + b"/" + US + b"/y"]
+        keys += [b"ok/!/y", b"k" * 5_000, b"!/cred/!/y", US + b"/x", b"ok/x"]
+        liar.send(*(b"MSG %b\0v" % key for key in keys))
+        assert heard(bus, 2) == [(US + b"/x", b"v"), (b"ok/x", b"v")]
 
-            # The next stream: the same bus, whose clients have stayed
-            liar = Liar(above.accept()[0])
-            liar.send(b"sbus-link 1 upper 1 !/cred/1/2/3 sbus/bridge/q")
-            assert (
-                liar.receive()
-                == b"sbus-link 1 lower 4 !/cred/1/2/3 sbus/bridge/q"
-            )
-            site.wait_for_log("l.link", "lost 1 messages from here")
-            bus.publish("up", b"again")
-            assert liar.receive() == b"MSG up\0again"
+        keys = [b"!/cred//%d//x" % os.getuid(), b"!/cred////x", US + b"/x"]
+        keys += [prefix + b"/x", prefix + b"/" + US + b"/x", b"end"]
+        for key in keys:
+            bus.publish(key, b"")
+        for key in keys[-2:]:
+            assert liar.receive() == b"MSG %b\0" % key
+    assert not site.says("m.trace", "/y")
+    assert not site.says("m.trace", '"bad"')
 
-    @pytest.mark.parametrize(
-        "sent, said",
-        [
-            (b"SSH-2.0-OpenSSH_9\r\n", "it sent 'SSH-2.0-OpenSSH_9"),
-            (b"\0\0\0\x0fsbus-link 2 low", "it sent 'sbus-link 2 low'"),
-            (b"\0\0\0\x0fsbus-link 1 why", "the other end says: why"),
-            (b"\xff\xff\xff\xff", "is no sbus link of this version"),
-            (b"", "the other end says nothing for 15 s"),
-        ],
-    )
-    def test_no_link(self, site: Site, sent: bytes, said: str) -> None:
-        """One line says what is at the other end."""
-        site.bus("m")
-        site.upper("m", "up")
-        liar = self.below(site, is_polite=False)
-        liar.wire.sendall(sent)
-        site.wait_for_log("up", said)
-        told = b"sbus-link 1 the other end"
-        assert liar.receive().startswith(told)
-        assert not liar.receive()
 
-    def test_wrong_ends(self, site: Site) -> None:
-        """Two of a kind, or a lower bus that is not below: both say so."""
-        site.bus("m")
-        prefix = site.upper("m", "up")
-        liar = self.below(site, is_polite=False)
-        liar.send(b"sbus-link 1 upper - !/cred/0/0/0 x")
-        assert liar.receive() == b"sbus-link 1 both ends are upper"
-        site.bus("l", "--cred-prefix !/cred/1/2/3")
-        site.lower_by("l", f"{RELAY} {site.at('up')}", "", "")
-        needs = f"the lower bus needs --cred-prefix {prefix}"
-        site.wait_for_log("l.link", needs)
-        site.wait_for_log("up", f"the other end says: {needs}")
+@SOAK
+def test_an_end_that_reads_nothing(site: Site) -> None:
+    """An end that reads nothing keeps no end for longer than its patience."""
+    site.bus("m")
+    site.upper("m", "up")
+    liar = below(site)
+    site.linked("up")
+    with site.client("m") as bus:
+        for _ in range(100):
+            bus.publish("x", bytes(100_000))
+    site.processes["up"].terminate()
+    while site.processes["up"].poll() is None:
+        with contextlib.suppress(OSError):
+            liar.send(b"")
+    assert site.processes["up"].wait() == 1
+    assert site.says("up.log", "the other end takes nothing for 15 s")
 
-    def test_random_frames(self, site: Site) -> None:
-        """They end neither the upper end, nor its prefix."""
-        site.bus("m")
-        site.upper("m", "up")
-        draw = random.Random(1)
-        for number in range(either(200, 20)):
-            liar = self.below(site, is_polite=bool(number % 4))
-            with contextlib.suppress(OSError):
-                for _ in range(20):
-                    text = draw.randbytes(draw.randrange(40))
-                    frames = text, b"MSG " + text, b"MSG %b\0%b" % (text, text)
-                    liar.send(draw.choice(frames))
-                liar.wire.sendall(text)
-            liar.wire.close()
-        site.lower("l", "up")
-        site.linked("l.link")
-        assert site.processes["up"].poll() is None
+
+def test_upper_end(site: Site, above: socket.socket) -> None:
+    """An upper end hears what --up selects, and secrets for other buses.  It
+    publishes what --down selects, and secrets for the lower bus.
+    """
+    liar = Liar(site, above.accept()[0])
+    liar.send(b"sbus-link 1 upper - !/cred/1/2/3 sbus/bridge/p")
+    greeting = b"sbus-link 1 lower - !/cred/1/2/3 "
+    assert liar.receive().startswith(greeting)
+    own = b"!/cred/1/2/3/" + US + b"/x"
+    with site.client("l", "", own.decode()) as bus:
+        for key in own, b"no", b"!/cred/7/7/7/x", b"up":
+            bus.publish(key, b"")
+        assert liar.receive() == b"MSG !/cred/7/7/7/x\0"
+        assert liar.receive() == b"MSG up\0"
+        heard(bus, 3)
+        keys = b"no", b"!/cred/7/7/7/x", own, b"down"
+        liar.send(*(b"MSG %b\0v" % key for key in keys))
+        assert heard(bus, 2) == [(own, b"v"), (b"down", b"v")]
+        liar.send(b"SUB ")
+        site.wait_for_log("l.link", "it sent 'SUB '")
+
+        # The next stream: the same bus, whose clients have stayed
+        liar = Liar(site, above.accept()[0])
+        liar.send(b"sbus-link 1 upper 1 !/cred/1/2/3 sbus/bridge/q")
+        assert (
+            liar.receive() == b"sbus-link 1 lower 4 !/cred/1/2/3 sbus/bridge/q"
+        )
+        site.wait_for_log("l.link", "lost 1 messages from here")
+        bus.publish("up", b"again")
+        assert liar.receive() == b"MSG up\0again"
+
+
+@pytest.mark.parametrize(
+    "sent, error",
+    [
+        (b"SSH-2.0-OpenSSH_9\r\n", "it sent 'SSH-2.0-OpenSSH_9"),
+        (b"\0\0\0\x0fsbus-link 2 low", "it sent 'sbus-link 2 low'"),
+        (b"\0\0\0\x0fsbus-link 1 why", "the other end says: why"),
+        (b"\xff\xff\xff\xff", "is no sbus link of this version"),
+        (b"", "the other end says nothing for 15 s"),
+    ],
+)
+def test_no_link(site: Site, sent: bytes, error: str) -> None:
+    """One line says what is at the other end."""
+    site.bus("m")
+    site.upper("m", "up")
+    liar = below(site, is_polite=False)
+    liar.wire.sendall(sent)
+    site.wait_for_log("up", error)
+    greeting = b"sbus-link 1 the other end"
+    assert liar.receive().startswith(greeting)
+    assert not liar.receive()
+
+
+def test_wrong_ends(site: Site) -> None:
+    """Two of a kind, or a lower bus that is not below: both say so."""
+    site.bus("m")
+    prefix = site.upper("m", "up")
+    liar = below(site, is_polite=False)
+    liar.send(b"sbus-link 1 upper - !/cred/0/0/0 x")
+    assert liar.receive() == b"sbus-link 1 both ends are upper"
+    site.bus("l", "--cred-prefix !/cred/1/2/3")
+    site.lower_by("l", f"{RELAY} {site.at('up')}", "", "")
+    needs = f"the lower bus needs --cred-prefix {prefix}"
+    site.wait_for_log("l.link", needs)
+    site.wait_for_log("up", f"the other end says: {needs}")
+
+
+def test_random_frames(site: Site) -> None:
+    """Random frames end neither the upper end, nor its prefix."""
+    site.bus("m")
+    site.upper("m", "up")
+    draw = random.Random(1)
+    for number in range(either(200, 20)):
+        liar = below(site, is_polite=bool(number % 4))
+        with contextlib.suppress(OSError):
+            for _ in range(20):
+                text = draw.randbytes(draw.randrange(40))
+                frames = text, b"MSG " + text, b"MSG %b\0%b" % (text, text)
+                liar.send(draw.choice(frames))
+            liar.wire.sendall(text)
+        liar.wire.close()
+    site.lower("l", "up")
+    site.linked("l.link")
+    assert site.processes["up"].poll() is None

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from commands import IMPORTING
 from processes import ROOT
 from tools.command_line import COMMANDS, SERVICES
 
@@ -23,5 +24,5 @@ def test_a_light_python_is_enough(name: str) -> None:
     """OpenWrt's has no logging, which concurrent.futures needs."""
     program = f"import sys, services.{name}; print('logging' in sys.modules)"
     command = [sys.executable, "-c", program]
-    output = subprocess.check_output(command, cwd=ROOT, text=True)
+    output = subprocess.check_output(command, env=IMPORTING, text=True)
     assert output == "False\n"
