@@ -433,7 +433,7 @@ class ProgramKit:
             return None
         bus = ProgramBus(kernel, self.wire_kind is stages.ReadWire)
         steps: Any = bus.watched(talk.steps)
-        wrong, said, _ = perform(bus, talk._replace(steps=steps))
+        wrong, said, *_ = perform(bus, talk._replace(steps=steps))
         steps.close()  # so that the step that failed is noted
         if not wrong:
             return None
