@@ -28,7 +28,7 @@ from fake_bus import FakeBus
 
 SOURCE = Path(sbus.__file__).read_text("utf-8")
 CONVERSATIONS_MAX = 1_000  # of a walk
-WALK_LINES_MAX = 30  # of a conversation that it holds
+WALK_LINES_MAX = 60  # of a conversation that it holds
 LINES_MAX = 12  # of an example
 AROUND = 4  # lines that are shown before and after a mistake
 MESSAGE = re.compile(r"\\0\d+")  # by which a walk tells messages apart
