@@ -33,18 +33,22 @@ def run_ingest(options: argparse.Namespace) -> int:
     from . import intake
 
     remarks: list[str] = []
+    removed = kept = 0
 
     def report(batch: Batch) -> None:
         """Print what a round did, and what is missing if that has changed."""
+        nonlocal removed, kept
         notify("READY=1\nWATCHDOG=1")
         for remark in batch.remarks:
             if remark not in remarks:
                 note(remark)
         remarks[:] = batch.remarks
+        removed += batch.removed
+        kept = batch.kept
         if options.follow and batch.segments:
             print(
-                "{:,} messages and {:,} bad lines of {:,} segments in"
-                " {:.1f} s, the oldest {:,.0f} s old".format(*batch),
+                f"{batch.messages:,} messages and {batch.quarantined:,} bad"
+                f" lines of {batch.segments:,} segments",
                 flush=True,
             )
 
@@ -58,6 +62,11 @@ def run_ingest(options: argparse.Namespace) -> int:
     where = options.capture, options.table
     counts = intake.ingest(spark, *where, until, options.clean, report)
     print("{} messages ingested, {} lines quarantined".format(*counts))
+    if options.clean:
+        print(
+            f"{removed} segments removed, {kept} not yet: they were written in"
+            " the last five minutes, or not ingested before this"
+        )
     if options.follow:
         return 0
     return 1 if remarks or options.strict and counts[1] else 0
@@ -81,7 +90,7 @@ def run_status(options: argparse.Namespace) -> int:
         print(*states.metrics_of(state), sep="\n")
     else:
         print(json.dumps(state, indent=None if options.json else 2))
-    ages = states.ages_of(state)
+    ages = states.ages_of(state, options.host)
     old = [text for text in ages if ages[text] > options.max_age]
     for text in old:
         note(f"{options.table}: {text} for {ages[text]:,.0f} s")
@@ -126,7 +135,7 @@ def run_compact(options: argparse.Namespace) -> int:
     from . import upkeep
 
     counts = upkeep.compact(options.table)
-    print("{} files became {}; {} older ones are removed".format(*counts))
+    print("{} files became {}".format(*counts))
     return 0
 
 
@@ -134,10 +143,10 @@ def run_expire(options: argparse.Namespace) -> int:
     """Drop the old days of a table."""
     from . import upkeep
 
-    messages, lines = upkeep.expire(options.table, options.before)
+    messages, lines = upkeep.expire(options.table, options.keep)
     print(
-        f"the days before {options.before} are dropped: {messages} messages"
-        f" and {lines} lines of the quarantine"
+        f"the days before {options.keep} are dropped: {messages} messages and"
+        f" {lines} lines of the quarantine"
     )
     return 0
 
@@ -160,13 +169,7 @@ def run_report(options: argparse.Namespace) -> int:
         print(json.dumps(numbers))
         return 0
 
-    page = report.page(numbers, options.table)
-    if output.exists() and not output.is_file():  # as a terminal
-        output.write_text(page, "utf-8")
-    else:  # whoever reads it sees all of it, or the one before
-        hidden = output.with_name(f".{output.name}.{os.getpid()}")
-        hidden.write_text(page, "utf-8")
-        hidden.replace(output)
+    output.write_text(report.page(numbers, options.table), "utf-8")
     print(f"the report is {output}")
     return 0
 
@@ -228,12 +231,12 @@ def run_replay(options: argparse.Namespace) -> int:
 
 def run_prepare(_: argparse.Namespace) -> int:
     """Halve what a start of Spark takes, by a file of its classes."""
-    from . import sessions
+    from . import audits, sessions
 
-    archive = sessions.write_archive()
-    size = archive.stat().st_size >> 20
-    print(f"Spark's classes are in {archive}, {size} MiB")
-    return 0
+    # An audit needs most of them
+    spark = sessions.session(size=0, archives=True)
+    trace = sessions.PACKAGE / "prepare.trace"
+    return len(audits.summary(audits.audit(spark, [str(trace)])))
 
 
 def selection_of(options: argparse.Namespace) -> Selection:

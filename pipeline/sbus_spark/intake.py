@@ -37,8 +37,8 @@ class Batch(NamedTuple):
     messages: int
     quarantined: int
     segments: int
-    seconds: float  # that it took
-    lag: float  # seconds since the oldest of its segments was written
+    removed: int  # segments
+    kept: int  # segments that may be removed later
     remarks: list[str]  # what is missing, or not whole
 
 
@@ -48,7 +48,7 @@ def ingest(
     table: str,
     until: threading.Event | None = None,
     is_cleaning: bool = False,
-    report: Callable[[Batch], object] = id,  # which ignores it
+    report: Callable[[Batch], object] | None = None,
 ) -> tuple[int, int]:
     """Add what a capture has and a table lacks, each line once.
 
@@ -75,7 +75,8 @@ def ingest(
             continue  # what it wrote is in no snapshot
         messages += batch.messages
         quarantined += batch.quarantined
-        report(batch)
+        if report:
+            report(batch)
         if is_done and (not until or until.wait(FOLLOW_SECONDS)):
             return messages, quarantined
 
@@ -97,8 +98,9 @@ def ingest_once(
     known = Known(where, opened)
     new = [segment for segment in segments if not known.has(segment)]
     shrunk = [segment for segment in new if known.has_longer(segment)]
+    removed = 0
     if is_cleaning:
-        clean(source, known, segments, began - REST_SECONDS)
+        removed = clean(source, known, segments, began - REST_SECONDS)
 
     outcomes: Sequence[Any] = []
     if new:
@@ -118,8 +120,8 @@ def ingest_once(
     batch = Batch(
         *counts,
         len(read),
-        time.time() - began,
-        began - min((x.written for x in new), default=began),
+        removed,
+        len(segments) - removed,
         remarks_on(known, faults, shrunk, hidden, began),
     )
     return batch, not late
@@ -130,11 +132,16 @@ def clean(
     known: Known,
     segments: Sequence[Segment],
     rested_since: float,
-) -> None:
-    """Remove segments that are known, and that nobody seems to copy."""
-    for segment in segments:
-        if known.has(segment) and segment.written < rested_since:
-            source.remove(segment)
+) -> int:
+    """Remove segments that are known, and that nobody seems to copy.
+
+    Return how many were removed.
+    """
+    return sum(
+        source.remove(segment)
+        for segment in segments
+        if known.has(segment) and segment.written < rested_since
+    )
 
 
 def do_tasks(

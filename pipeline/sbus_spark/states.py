@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -16,7 +17,6 @@ from .known import RECENT_DAYS, Known
 from .tables import COMPACTED, parts_of, stamp_of
 
 State = dict[str, Any]
-MICROSECONDS = 1_000_000  # in a second
 
 
 def state(table: str, capture: str | None = None) -> State:
@@ -29,6 +29,8 @@ def state(table: str, capture: str | None = None) -> State:
     | compacted_seconds, | since the last compaction, |
     | lag_seconds | and since the last message; |
     | silent_seconds | the same of the host that is silent for longest |
+    | ahead_seconds | how far the latest message is after now: above 0 the |
+    | | clock of a host is ahead |
     | runs | of each recorder run with messages on the last day, and of a |
     | | host that was silent then on its last day, within RECENT_DAYS: the |
     | | `last` segment, the `time` of its last message, its `lag_seconds` |
@@ -60,12 +62,21 @@ def state(table: str, capture: str | None = None) -> State:
         "compacted_seconds": compacted and round(now - compacted / 1_000, 1),
         "lag_seconds": min(lags, default=None),
         "silent_seconds": max(lags, default=None),
+        "ahead_seconds": seconds_ahead(files, now),
         "runs": runs,
     }
     if capture:
         result |= waiting_in(Capture(capture), known, now)
     gaps = known.gaps()
     return result | {"missing": len(gaps), "gaps": gaps}
+
+
+def seconds_ahead(files: pa.Table, now: float) -> float:
+    """Return how far the latest message is after now, by the statistics."""
+    if "max.time" not in files.column_names:
+        return 0.0
+    latest = pc.max(files["max.time"]).as_py() or moment_of(now)
+    return round(max(0.0, latest.timestamp() - now), 1)
 
 
 def waiting_in(source: Capture, known: Known, now: float) -> State:
@@ -113,13 +124,12 @@ def runs_of(where: str, files: pa.Table, known: Known, now: float) -> State:
             break
         of_day = files.filter(pc.equal(files["partition.day"], pa.scalar(day)))
         for name, last in last_times(where, of_day, present).items():
-            at = last / MICROSECONDS
             bounds = known.runs[name].bounds if name in known.runs else []
             if host_of(name) not in seen:
                 runs[name] = {
                     "last": bounds[-1] - 1 if bounds else 0,
-                    "time": utc_text(at),
-                    "lag_seconds": round(now - at, 1),
+                    "time": utc_text(last.timestamp()),
+                    "lag_seconds": round(now - last.timestamp(), 1),
                 }
     return dict(sorted(runs.items()))
 
@@ -138,14 +148,18 @@ def lags_of(runs: State) -> dict[str, float]:
     return lags
 
 
-def ages_of(state: State) -> dict[str, float]:
+def ages_of(state: State, hosts: Sequence[str] = ()) -> dict[str, float]:
     """Return the seconds of what may be too old, by what to say of it.
 
-    That is the time since the last message of a host, infinite without any;
-    or since a segment that waits, or a hidden file, was written.
+    That is the time since the last message of each host, or of some *hosts*,
+    infinite without any; or since a segment that waits, or a hidden file, was
+    written.
     """
-    ages = lags_of(state["runs"]) or {"any host": math.inf}
-    ages = {f"no message of {host} came": ages[host] for host in ages}
+    lags = lags_of(state["runs"])
+    ages = {
+        f"no message of {host} came": lags.get(host, math.inf)
+        for host in hosts or lags or ["any host"]
+    }
     for path, seconds in state.get("hidden", {}).items():
         ages[f"{path} stays hidden, and was not written"] = seconds
     if seconds := state.get("wait_seconds"):

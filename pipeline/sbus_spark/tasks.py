@@ -20,10 +20,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from . import files, tables
 from .captures import Capture, Segment
 from .inputs import UTC, InputError
-from .messages import schema_of
+from .messages import NUMBERED, ORDER, schema_of
 
-NUMBERED = ["recorder", "n"]  # which message it is
-ORDER = [(name, "ascending") for name in ("host", "recorder", "n")]
 # Of these a file has the least and the greatest value in Delta's log
 COUNTED = ("host", "recorder", "n", "time", "key", "size")
 # What a task did.  A row is a file, of the table or of lines for the
@@ -103,10 +101,8 @@ def lacking(where: str, rows: pa.Table) -> pa.Table:
     near = files.files_of(tables.open_table(where))
     for name in ("time", *NUMBERED):
         near = files.with_one_of(near, name, rows[name])
-    recorders = pc.unique(rows["recorder"])
-    present = files.rows_in(
-        where, near, NUMBERED, lambda x: pc.is_in(x["recorder"], recorders)
-    )
+    of_these = pc.field("recorder").isin(pc.unique(rows["recorder"]))
+    present = files.rows_in(where, near, NUMBERED, of_these)
     both = pa.concat_tables([present, rows.select(NUMBERED)])
     both = both.append_column("at", pa.array(np.arange(len(both))))
     groups = both.group_by(NUMBERED, use_threads=False)
