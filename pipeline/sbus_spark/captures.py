@@ -54,9 +54,6 @@ class Capture:
         if kind != fs.FileType.Directory:
             reason = "there is no such folder; `sbus record` makes one"
             raise InputError(f"{path}: {reason}")
-        log = self._files.get_file_info(f"{self.folder}/_delta_log")
-        if log.type != fs.FileType.NotFound:
-            raise InputError(f"{path}: it is a table, and no capture")
 
     def files(self) -> tuple[list[Segment], dict[str, float]]:
         """Return all segments, and when those that are hidden were written.
@@ -99,15 +96,17 @@ class Capture:
         """Return why a segment cannot be read yet; "" if it can.
 
         A compressed one that is cut is found when it is read.
-        Raises: OSError.
         """
         if segment.size == 0:
             return "it is empty, or no file, so it waits"
         if segment.path.endswith(COMPRESSED):
             return ""
-        with self._files.open_input_file(segment.path) as file:
-            if file.read_at(1, segment.size - 1) == b"\n":
-                return ""
+        try:
+            with self._files.open_input_file(segment.path) as file:
+                if file.read_at(1, segment.size - 1) == b"\n":
+                    return ""
+        except OSError as error:
+            return str(error)
         return "its last line is not complete, so it waits"
 
     def remove(self, segment: Segment) -> bool:

@@ -15,14 +15,11 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import inputs
 from .console import note, notify
 from .inputs import InputError, Selection, key_text, printable
-
-if TYPE_CHECKING:
-    from .intake import Batch
 
 SHOWN_MAX = 1_000  # breaches; the function `audit` returns all
 
@@ -32,26 +29,6 @@ def run_ingest(options: argparse.Namespace) -> int:
     until = until_signal() if options.follow else None
     from . import intake
 
-    remarks: list[str] = []
-    removed = kept = 0
-
-    def report(batch: Batch) -> None:
-        """Print what a round did, and what is missing if that has changed."""
-        nonlocal removed, kept
-        notify("READY=1\nWATCHDOG=1")
-        for remark in batch.remarks:
-            if remark not in remarks:
-                note(remark)
-        remarks[:] = batch.remarks
-        removed += batch.removed
-        kept = batch.kept
-        if options.follow and batch.segments:
-            print(
-                f"{batch.messages:,} messages and {batch.quarantined:,} bad"
-                f" lines of {batch.segments:,} segments",
-                flush=True,
-            )
-
     @functools.cache
     def spark() -> Any:
         """Return a session, once there is something to do."""
@@ -59,25 +36,35 @@ def run_ingest(options: argparse.Namespace) -> int:
 
         return sessions.session(size=0)
 
+    remarks: list[str] = []
+    messages = lines = removed = kept = 0
     where = options.capture, options.table
-    counts = intake.ingest(spark, *where, until, options.clean, report)
-    print("{} messages ingested, {} lines quarantined".format(*counts))
+    for batch in intake.rounds(spark, *where, options.clean, until):
+        notify("READY=1\nWATCHDOG=1")
+        for remark in batch.remarks:
+            if remark not in remarks:
+                note(remark)
+        remarks = batch.remarks
+        messages += batch.messages
+        lines += batch.quarantined
+        removed += batch.removed
+        kept = batch.kept
+        if options.follow and batch.segments:
+            counts = "{:,} messages and {:,} bad lines of {:,} segments"
+            print(counts.format(*batch), flush=True)
+    print(f"{messages} messages ingested, {lines} lines quarantined")
     if options.clean:
-        print(
-            f"{removed} segments removed, {kept} not yet: they were written in"
-            " the last five minutes, or not ingested before this"
-        )
-    if options.follow:
-        return 0
-    return 1 if remarks or options.strict and counts[1] else 0
+        reason = "written in the last five minutes, or ingested only now"
+        print(f"{removed} segments removed, {kept} not yet: {reason}")
+    is_at_fault = remarks or options.strict and lines
+    return 1 if is_at_fault and not options.follow else 0
 
 
 def until_signal() -> threading.Event:
     """Return what SIGINT and SIGTERM set from now on."""
     until = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        for number in signal.SIGINT, signal.SIGTERM:
-            signal.signal(number, lambda *_: until.set())
+    for number in signal.SIGINT, signal.SIGTERM:
+        signal.signal(number, lambda *_: until.set())
     return until
 
 
@@ -176,9 +163,10 @@ def run_report(options: argparse.Namespace) -> int:
 
 def run_audit(options: argparse.Namespace) -> int:
     """Check that a bus delivered what it should."""
-    from . import audits, events, sessions
+    from . import audits, sessions, traces
 
-    spark = sessions.session(size=events.size_of(options.trace))
+    size = traces.size_of(traces.blocks_in(options.trace))
+    spark = sessions.session(size=size)
     rows = audits.audit(spark, options.trace, options.running)
     rows = audits.chosen(rows, selection_of(options))
     counts = audits.summary(rows)

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from .captures import Capture, Segment
+from .captures import Capture
 from .files import count_rows, files_of, last_times
-from .inputs import moment_of, utc_text
+from .inputs import moment_of
 from .known import RECENT_DAYS, Known
-from .tables import COMPACTED, parts_of, stamp_of
+from .tables import parts_of, stamp_of
 
 State = dict[str, Any]
 
@@ -25,9 +25,8 @@ def state(table: str, capture: str | None = None) -> State:
     | name | value |
     |---|---|
     | messages, files, bytes, quarantined | how many |
-    | changed_seconds, | since the last commit, |
-    | compacted_seconds, | since the last compaction, |
-    | lag_seconds | and since the last message; |
+    | changed_seconds | since the last commit |
+    | lag_seconds | since the last message; |
     | silent_seconds | the same of the host that is silent for longest |
     | ahead_seconds | how far the latest message is after now: above 0 the |
     | | clock of a host is ahead |
@@ -38,7 +37,6 @@ def state(table: str, capture: str | None = None) -> State:
     | wait_seconds | for which the oldest of them waits |
     | torn | segments that end within a line, or cannot be read |
     | hidden | by its path: seconds since an incomplete file was written |
-    | missing | how many runs have gaps |
     | gaps | in words, which segments are missing |
 
     Null stands for what there is not.  Those from `waiting` to `hidden` are of
@@ -51,7 +49,6 @@ def state(table: str, capture: str | None = None) -> State:
     files = files_of(opened)
     runs = runs_of(where, files, known, now)
     lags = lags_of(runs).values()
-    compacted = opened.transaction_version(COMPACTED)
     changed = stamp_of(opened)
     result: State = {
         "messages": count_rows(where, files),
@@ -59,7 +56,6 @@ def state(table: str, capture: str | None = None) -> State:
         "bytes": pc.sum(files["size_bytes"]).as_py() or 0,
         "quarantined": sum(count_rows(x, files_of(y)) for x, y in others),
         "changed_seconds": changed and round(now - changed / 1_000, 1),
-        "compacted_seconds": compacted and round(now - compacted / 1_000, 1),
         "lag_seconds": min(lags, default=None),
         "silent_seconds": max(lags, default=None),
         "ahead_seconds": seconds_ahead(files, now),
@@ -67,8 +63,7 @@ def state(table: str, capture: str | None = None) -> State:
     }
     if capture:
         result |= waiting_in(Capture(capture), known, now)
-    gaps = known.gaps()
-    return result | {"missing": len(gaps), "gaps": gaps}
+    return result | {"gaps": known.gaps()}
 
 
 def seconds_ahead(files: pa.Table, now: float) -> float:
@@ -86,7 +81,7 @@ def waiting_in(source: Capture, known: Known, now: float) -> State:
     """
     segments, hidden = source.files()
     new = [segment for segment in segments if not known.has(segment)]
-    torn = [segment for segment in new if not is_sound(source, segment)]
+    torn = [segment for segment in new if source.fault_of(segment)]
     waiting = [segment for segment in new if segment not in torn]
     known.add(waiting)
     waits = [now - segment.written for segment in waiting]
@@ -97,14 +92,6 @@ def waiting_in(source: Capture, known: Known, now: float) -> State:
         "torn": [segment.path for segment in torn],
         "hidden": {x: round(now - hidden[x], 1) for x in sorted(hidden)},
     }
-
-
-def is_sound(source: Capture, segment: Segment) -> bool:
-    """Return whether a segment can be read, and is whole."""
-    try:
-        return not source.fault_of(segment)
-    except OSError:
-        return False
 
 
 def runs_of(where: str, files: pa.Table, known: Known, now: float) -> State:
@@ -128,7 +115,7 @@ def runs_of(where: str, files: pa.Table, known: Known, now: float) -> State:
             if host_of(name) not in seen:
                 runs[name] = {
                     "last": bounds[-1] - 1 if bounds else 0,
-                    "time": utc_text(last.timestamp()),
+                    "time": last.isoformat(timespec="seconds"),
                     "lag_seconds": round(now - last.timestamp(), 1),
                 }
     return dict(sorted(runs.items()))

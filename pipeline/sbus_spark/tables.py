@@ -26,10 +26,6 @@ QUARANTINE = "segment string, line string, day date"
 READERS_HOURS = 24  # for which a reader may use a snapshot
 RETENTION = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
 NOTES = "_ingested.json"  # what is `known`, which may be lost
-# Of two commits that began with one snapshot and set this, Delta refuses the
-# second, so that none adds what the other has added
-INGEST = "ingest"
-COMPACTED = "compacted"  # its value says when, in milliseconds
 CONFLICT = "Failed to commit transaction"  # so begins what Delta says of one
 # After commits of these kinds a table has all that it had, but for what was
 # dropped on purpose.  So it has after a WRITE that appends
@@ -161,14 +157,12 @@ def parts_of(table: str) -> Iterator[tuple[str, DeltaTable]]:
 # ==== Commits ================================================================
 
 
-def commit(
-    where: str, opened: DeltaTable, files: Sequence[Any], name: str
-) -> None:
-    """Add files to a table as it was opened, all at once, under a name.
+def commit(where: str, opened: DeltaTable, files: Sequence[Any]) -> None:
+    """Add files to a table as it was opened, all at once.
 
-    Raises: BusyError if another commit of that name was made since then, or
-    the table has changed so that it may lack what it had, or a file is gone;
-    InputError if Delta cannot write the table.
+    Raises: BusyError if files were added so since then, or the table has
+    changed so that it may lack what it had, or a file is gone; InputError if
+    Delta cannot write the table.
     """
     busy = BusyError(
         f"another ingest, compact or expire is at work on {where}; run this"
@@ -186,7 +180,10 @@ def commit(
         AddAction(x.path, x.bytes, {"day": x.day}, now, True, x.stats)
         for x in files
     ]
-    properties = CommitProperties(app_transactions=[Transaction(name, now)])
+    # Of two commits that began with one snapshot and set this, Delta refuses
+    # the second, so that none adds what the other has added
+    ingest = Transaction("ingest", now)
+    properties = CommitProperties(app_transactions=[ingest])
     try:
         opened.create_write_transaction(
             actions, "append", opened.schema(), commit_properties=properties

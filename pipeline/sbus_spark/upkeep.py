@@ -10,7 +10,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from .files import count_rows, files_of
 from .inputs import absolute
 from .known import Known
-from .tables import COMPACTED, READERS_HOURS, commit, open_delta, parts_of
+from .tables import READERS_HOURS, open_delta, parts_of
 
 
 def expire(table: str, before: datetime.date) -> tuple[int, int]:
@@ -37,12 +37,11 @@ def compact(table: str) -> tuple[int, int]:
     Raises: as open_table.
     """
     before = after = 0
-    for where, opened in parts_of(table):
+    for _, opened in parts_of(table):
         before += len(files_of(opened))
         opened.optimize.compact()
         opened.update_incremental()
         after += len(files_of(opened))
-        commit(where, opened, [], COMPACTED)
     clear(table)
     return before, after
 

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import types
 from pathlib import Path
 
@@ -47,6 +46,7 @@ from pipeline_bed import (
     start_command,
     wait_for_file,
 )
+from sbus_spark import tables
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
@@ -206,7 +206,6 @@ class TestErrors:
             "audit @cut.gz": "cut.gz: ",
             "ingest @absent @table": "no such folder; `sbus record` makes",
             "ingest @file @table": "file: there is no such folder; `sbus",
-            "ingest @table @table": "table: it is a table, and no capture",
             "ingest @capture @file/table": "Not a directory",
             "ingest @capture @foreign": "no table that `ingest` made",
             "ingest @capture @full": "is there; name a new folder",
@@ -238,7 +237,7 @@ class TestErrors:
     def test_a_table_that_is_damaged(self, tmp_path: Path) -> None:
         """It is named; without its quarantine a table is sound."""
         table = tmp_path / "table"
-        sbus_spark.tables.make_table(str(table))
+        tables.make_table(str(table))
         shutil.rmtree(table / "_quarantine")
         for command in "compact", "status":
             assert command_line(command, table)[0] == 0
@@ -247,30 +246,6 @@ class TestErrors:
         status, output, errors = command_line("status", table)
         assert (status, output) == (2, "")
         assert f"{table}: " in errors
-
-    def test_in_a_thread(
-        self,
-        spark: SparkSession,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """A command works there as well, where no signals can be caught."""
-        write_segments(tmp_path / "capture", 1)
-        over = threading.Event()
-        over.set()  # after one round
-        statuses: list[int] = []
-
-        def follow() -> None:
-            words = "ingest", tmp_path / "capture", tmp_path / "t", "--follow"
-            statuses.append(sbus_spark.run([*map(str, words)]))
-
-        thread = threading.Thread(target=follow)
-        with monkeypatch.context() as patch:
-            patch.setattr(sbus_spark.commands, "until_signal", lambda: over)
-            thread.start()
-            thread.join()
-        assert statuses == [0]
-        assert sbus_spark.run(["status", str(tmp_path / "t")]) == 0
 
     def test_an_error_of_a_batch(
         self, spark: SparkSession, tmp_path: Path
@@ -339,20 +314,19 @@ class TestErrors:
 def test_an_archive_of_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Java ignores one that is broken; to make one takes a minute."""
+    """Java ignores one that is broken."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    archive = sbus_spark.sessions.archive_of(sbus_spark.find_java())
-    archive.parent.mkdir()
-    archive.write_bytes(b"broken")
-    trace = PACKAGE / "prepare.trace"
-    commands: list[tuple[object, ...]] = [("audit", trace)]
+    with start_command("prepare") as process:
+        output, errors = process.communicate()  # until Java ends as well
+    assert (process.returncode, output, errors) == (0, b"", b"")
+    (archive,) = tmp_path.glob("sbus-spark/*.jsa")
+    assert archive.stat().st_size > 1 << 20
     if IS_SOAK:
-        commands += [("prepare",), ("audit", trace)]
-    for command in commands:
-        with start_command(*command) as process:
+        archive.unlink()
+        archive.write_bytes(b"broken")
+        with start_command("audit", PACKAGE / "prepare.trace") as process:
             output, errors = process.communicate()
         assert (process.returncode, errors) == (0, b""), output
-    assert (archive.stat().st_size > 1 << 20) == IS_SOAK
 
 
 class TestLayout:

@@ -32,6 +32,7 @@ from pipeline_bed import (
     start_command,
     wait_for_file,
 )
+from sbus_spark import tables
 from sizes import IS_SOAK
 
 pytest_plugins = "pipeline_session"
@@ -47,7 +48,7 @@ def only_aside(where: str, *more: Any) -> None:
     COMMIT(where, *more)
 
 
-COMMIT = sbus_spark.tables.commit
+COMMIT = tables.commit
 
 
 class TestRepairs:
@@ -73,8 +74,7 @@ class TestRepairs:
         half.write_text(texts[0])
         torn.write_text(texts[1])
         done = 0, "160 messages ingested, 0 lines quarantined\n", ""
-        assert command_line("ingest", capture, table, "--clean") == done
-        assert half.exists() and torn.exists()
+        assert command_line("ingest", capture, table) == done
         (capture / "mended-000001.jsonl").write_text(capture_line(900))
         done = 0, "1 messages ingested, 0 lines quarantined\n", ""
         assert command_line("ingest", capture, table) == done
@@ -126,7 +126,7 @@ class TestIngest:
         (capture / "bad-000001.jsonl").write_text("no JSON\n")
         args = (spark, str(capture), str(table))
         with monkeypatch.context() as patch:
-            patch.setattr(sbus_spark.tables, "commit", only_aside)
+            patch.setattr(tables, "commit", only_aside)
             with pytest.raises(KeyboardInterrupt):
                 sbus_spark.ingest(*args)
         assert numbers(spark, table) == []
@@ -152,12 +152,12 @@ class TestIngest:
         capture, table = tmp_path / "capture", tmp_path / "table"
         capture.mkdir()
         named: list[str] = []
-        where = str(capture), str(table)
 
-        def report(batch: sbus_spark.intake.Batch) -> None:
-            named.extend(batch.remarks)
-
-        args = (spark, *where, None, True, report)
+        def ingested() -> int:
+            args = spark, str(capture), str(table)
+            batches = [*sbus_spark.rounds(*args, is_cleaning=True)]
+            named[:] = batches[-1].remarks
+            return sum(batch.messages for batch in batches)
 
         def arrive(*some: int) -> None:
             for n in some:
@@ -166,15 +166,14 @@ class TestIngest:
                 os.utime(path, (0, 0))  # it is not half copied
 
         arrive(2, 3, 5)
-        assert sbus_spark.ingest(*args) == (3, 0)
+        assert ingested() == 3
         assert named.pop().endswith(": segment 1, 4")
         arrive(1, 3)
-        assert sbus_spark.ingest(*args) == (1, 0)
+        assert ingested() == 1
         assert named.pop().endswith(": segment 4")
         assert [one.name for one in capture.iterdir()] == ["R-000001.jsonl"]
         arrive(4, 5)
-        assert sbus_spark.ingest(*args) == (1, 0)
-        assert sbus_spark.ingest(*args) == (0, 0)
+        assert (ingested(), ingested()) == (1, 0)
         assert not named and not list(capture.iterdir())
         assert numbers(spark, table) == [1, 2, 3, 4, 5]
 
@@ -219,7 +218,7 @@ class TestIngest:
         assert values["sbus_table_waiting"] == values["sbus_table_torn"] == 0
         assert values["sbus_table_hidden"] == 1
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sbus_spark.sessions, "session", pytest.fail)
+            patch.setattr("sbus_spark.sessions.session", pytest.fail)
             done = command_line("ingest", capture, table)
         assert done == (0, "0 messages ingested, 0 lines quarantined\n", "")
 

@@ -47,13 +47,10 @@ class Bed:
 
     def ingest(self, is_cleaning: bool = False) -> int:
         """Ingest; return how many messages were added."""
-
-        def report(batch: intake.Batch) -> None:
-            self.remarks = batch.remarks
-
         where = str(self.capture), self.where
-        added, _ = intake.ingest(NO_SESSION, *where, None, is_cleaning, report)
-        return added
+        batches = [*intake.rounds(NO_SESSION, *where, is_cleaning)]
+        self.remarks = batches[-1].remarks
+        return sum(batch.messages for batch in batches)
 
     def opened(self) -> DeltaTable:
         """Return the table."""

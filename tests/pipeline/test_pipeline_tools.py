@@ -250,7 +250,7 @@ class TestSegments:
             write(capture / name / "R-000001.jsonl", text)
         packed = gzip.compress(text.encode())
         write(capture / "R-000001.jsonl.gz").write_bytes(packed)
-        done = "1 messages ingested, 2 lines quarantined\n"
+        done = "1 messages ingested, 1 lines quarantined\n"
         assert command_line("ingest", *where) == (0, done, "")
         (table / "_ingested.json").unlink()
         none = "0 messages ingested, 0 lines quarantined\n"
