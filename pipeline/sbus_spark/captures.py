@@ -68,7 +68,7 @@ class Capture:
             written = (file.mtime_ns or 0) / 1e9
             match = SEGMENT.fullmatch(file.path[len(self.folder) :])
             if match and file.type != fs.FileType.Directory:
-                # What is no file, as a link to nothing, has no size either
+                # A FIFO has no size: to read it would wait for a writer
                 about = file.path, file.size or 0, written
                 segments.append(Segment(match[1], int(match[2]), *about))
             elif HIDDEN.match(file.base_name):

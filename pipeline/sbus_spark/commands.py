@@ -54,7 +54,7 @@ def run_ingest(options: argparse.Namespace) -> int:
             print(counts.format(*batch), flush=True)
     print(f"{messages} messages ingested, {lines} lines quarantined")
     if options.clean:
-        reason = "written in the last five minutes, or ingested only now"
+        reason = "ingested now, written in the last five minutes, or named"
         print(f"{removed} segments removed, {kept} not yet: {reason}")
     is_at_fault = remarks or options.strict and lines
     return 1 if is_at_fault and not options.follow else 0

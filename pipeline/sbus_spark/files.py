@@ -28,8 +28,7 @@ from .messages import COLUMNS, schema_of
 STORED = schema_of(f"{COLUMNS}, segment string, line string")
 TEXT_MAX = 32  # characters of a least or greatest value
 LAST_LETTER = "\U0010ffff"
-# Delta's log has milliseconds of times, cut
-MILLISECOND = 1_000  # microseconds
+MILLISECOND = datetime.timedelta(milliseconds=1)  # to which the log cuts times
 
 
 def files_at(where: str) -> fs.FileSystem:
@@ -102,8 +101,7 @@ def with_one_of(files: pa.Table, name: str, values: Any) -> pa.Table:
     known = files.filter(has_ends)
     low, high = known[f"min.{name}"], known[f"max.{name}"]
     if name == "time":
-        values, low, high = (x.cast(pa.int64()) for x in (values, low, high))
-        high = pc.add(high, MILLISECOND)
+        high = pc.add(high, pa.scalar(MILLISECOND))
 
     # There is one if fewer are below the least than up to the greatest
     points = np.unique(values.to_numpy(zero_copy_only=False))

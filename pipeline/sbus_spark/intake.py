@@ -102,9 +102,14 @@ def ingest_once(
     known = Known(where, opened)
     new = [segment for segment in segments if not known.has(segment)]
     shrunk = [segment for segment in new if known.has_longer(segment)]
-    removed = 0
-    if is_cleaning:
-        removed = clean(source, known, segments, began - REST_SECONDS)
+    rested_since = began - REST_SECONDS
+    removed = sum(
+        source.remove(segment)
+        for segment in segments
+        if is_cleaning
+        and known.has(segment)
+        and segment.written < rested_since
+    )
 
     outcomes: Sequence[Any] = []
     if new:
@@ -129,23 +134,6 @@ def ingest_once(
         remarks_on(known, faults, shrunk, hidden, began),
     )
     return batch, not late
-
-
-def clean(
-    source: Capture,
-    known: Known,
-    segments: Sequence[Segment],
-    rested_since: float,
-) -> int:
-    """Remove segments that are known, and that nobody seems to copy.
-
-    Return how many were removed.
-    """
-    return sum(
-        source.remove(segment)
-        for segment in segments
-        if known.has(segment) and segment.written < rested_since
-    )
 
 
 def do_tasks(

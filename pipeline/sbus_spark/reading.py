@@ -18,7 +18,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from sbus_client import Client, SbusError
 
-from .files import files_of, rows_in
+from .files import MILLISECOND, files_of, rows_in
 from .inputs import InputError, Selection, absolute
 from .matching import are_selected, selected
 from .messages import NUMBERED, ORDER, SCHEMA
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ALL = Selection()
-MILLISECOND = datetime.timedelta(milliseconds=1)  # Delta's log cuts times
 
 
 # ==== With Spark =============================================================
@@ -85,8 +84,9 @@ def rows_of(
     days = pc.unique(files["partition.day"]).sort().to_pylist()
     wanted = wanted_by(selection)
     early = SCHEMA.empty_table()  # messages whose predecessors come later
-    for day, next_day in zip(days, [*days[1:], None]):
-        of_day, of_next = files_on(files, day), files_on(files, next_day)
+    for day, next_day in zip(days, [*days[1:], datetime.date.max]):
+        of_day = files.filter(pc.field("partition.day") == day)
+        of_next = files.filter(pc.field("partition.day") == next_day)
         rows = rows_in(where, of_day, SCHEMA.names, wanted)
         rows = pa.concat_tables([early, rows])
         coming = rows_in(where, of_next, NUMBERED, wanted)
@@ -129,12 +129,6 @@ def in_order(rows: pa.Table) -> pa.Table:
     for part in np.split(times, changes):
         np.maximum.accumulate(part, out=part)
     return rows.take(pa.array(np.argsort(times, kind="stable")))
-
-
-def files_on(files: pa.Table, day: datetime.date | None) -> pa.Table:
-    """Return the files of a day."""
-    is_on = pc.equal(files["partition.day"], pa.scalar(day, pa.date32()))
-    return files.filter(is_on)
 
 
 def selected_files(table: str, selection: Selection) -> pa.Table:

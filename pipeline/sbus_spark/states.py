@@ -109,7 +109,7 @@ def runs_of(where: str, files: pa.Table, known: Known, now: float) -> State:
         seen = {host_of(name) for name in runs}
         if seen and seen >= hosts:
             break
-        of_day = files.filter(pc.equal(files["partition.day"], pa.scalar(day)))
+        of_day = files.filter(pc.field("partition.day") == day)
         for name, last in last_times(where, of_day, present).items():
             bounds = known.runs[name].bounds if name in known.runs else []
             if host_of(name) not in seen:

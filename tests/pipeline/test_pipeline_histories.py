@@ -94,7 +94,7 @@ def test_a_segment_that_was_written_just_now_is_not_removed(
     monkeypatch.setattr(intake, "do_tasks", lambda _, *task: do_here(*task))
     write_segments(capture, 1)
     (path,) = capture.iterdir()
-    kept = "0 segments removed, 1 not yet: written in the last five minutes"
+    kept = "\n0 segments removed, 1 not yet: ingested now, written"
     for count in 100, 0:
         done = command_line("ingest", capture, where, "--clean")[1]
         assert done.startswith(f"{count} messages") and kept in done
