@@ -132,8 +132,9 @@ class TestSelections:
         other = capture_line(3, rec="g_S", host="g", key="\xc3\xa9/1", t=10**9)
         other = json.dumps(json.loads(other) | {"size": 4, "data": payload})
         (capture / "g_S-000001.jsonl").write_text(f"{other}\n")
-        os.mkfifo(capture / "g_S-000002.jsonl")  # no segment
-        assert command_line("ingest", capture, table)[0] == 0
+        os.mkfifo(capture / "g_S-000002.jsonl")  # it is named, and not opened
+        status, _, errors = command_line("ingest", capture, table)
+        assert status == 1 and "g_S-000002.jsonl: it is empty" in errors
         shown = "1970-01-01T00:00:01.000000+00:00\tg\té/1\t"
         shown += "\\t\\\\t\\xff\n"
         for option in ("--host", "g"), ("--pattern", "é/*"):
@@ -346,14 +347,3 @@ class TestLayout:
             ):
                 names += re.findall(r"(\w+)(?: as \w+)?", more)
             assert set(names) <= set(listed[:at]), name
-
-    def test_it_is_all_DataFrames(self) -> None:
-        """No RDD, no pickle, no parser of lines of ours, no big broadcast."""
-        words = r"\.rdd\b|\bRDD|_jvm|_jsc|sparkContext|pickle\b"
-        text = "".join(one.read_text("utf-8") for one in PACKAGE.glob("*.py"))
-        assert not re.findall(words, text)
-        text += (PACKAGE / "audit.sql").read_text("utf-8")
-        for name in "messages", "source", "events":
-            text_of_module = (PACKAGE / f"{name}.py").read_text("utf-8")
-            assert "json.loads" not in text_of_module
-        assert {*re.findall(r"broadcast\((\w+)", text)} == {"runs"}

@@ -21,6 +21,9 @@ from pipeline_paper import capture_line
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
 from deltalake import DeltaTable, write_deltalake
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families,
+)
 
 from pipeline_bed import TOP, command_line
 from pipeline_without_spark import do_here
@@ -74,39 +77,30 @@ def protocol(
 class TestFeatures:
     """What Delta has and this lacks is refused in words."""
 
+    @pytest.mark.parametrize(
+        ("part", "commands"),
+        [
+            ("", ["show", "report --json", "replay -a x", "expire --keep 1d"]),
+            ("/_quarantine", ["status", "compact"]),
+        ],
+    )
     def test_rows_that_only_a_later_reader_knows_as_deleted(
-        self, where: tuple[Path, Path]
+        self, where: tuple[Path, Path], part: str, commands: list[str]
     ) -> None:
         """No command shows them."""
-        opened = ten_messages(where)
+        ten_messages(where)
+        path = f"{where[1]}{part}"
         features = ["deletionVectors"]
         asked = protocol(
             3, 7, readerFeatures=features, writerFeatures=features
         )
-        append_to_log(opened, asked)
-        for command in (
-            *("show", "status", "compact", "report --json"),
-            *("replay -a x", "expire --keep 1d"),
-        ):
+        append_to_log(DeltaTable(path), asked)
+        for command in commands:
             name, *options = command.split()
             status, output, errors = command_line(name, where[1], *options)
             assert (status, output) == (2, ""), command
-            assert f"{where[1]}: " in errors and "deletionVectors" in errors
+            assert f"{path}: " in errors and "deletionVectors" in errors
         assert command_line("ingest", *where)[0] == 2
-
-    def test_a_quarantine_of_a_later_reader(
-        self, where: tuple[Path, Path]
-    ) -> None:
-        """It is refused as well."""
-        ten_messages(where)
-        aside = DeltaTable(f"{where[1]}/_quarantine")
-        features = ["deletionVectors"]
-        asked = protocol(
-            3, 7, readerFeatures=features, writerFeatures=features
-        )
-        append_to_log(aside, asked)
-        status, _, errors = command_line("ingest", *where)
-        assert status == 2 and "_quarantine: it has features" in errors
 
     def test_what_is_asked_of_writers(self, where: tuple[Path, Path]) -> None:
         """It is named, and is no reason to try again and again."""
@@ -318,6 +312,53 @@ class TestHosts:
         state = json.loads(output)
         assert status == 0 and len(state["runs"]) == 2  # one is ahead
         assert state["lag_seconds"] < 3_600 < state["silent_seconds"]
+        assert 3_000 < state["ahead_seconds"] < 3_601
+        for host, code in ("a_1", 0), ("a_2", 1), ("a_4", 1):
+            watched = command_line(*command, "20h", "--host", host)
+            assert watched[0] == code, host
+
+
+def test_segments_in_any_order(where: tuple[Path, Path]) -> None:
+    """What is missing is named; what is in the table may be removed."""
+    capture, table = where
+    for numbers, gaps in ([2, 3, 5], "1, 4"), ([1, 3], "4"), ([4, 5], ""):
+        for n in numbers:
+            path = write(capture / f"R-{n:06}.jsonl", capture_line(n))
+            os.utime(path, (0, 0))  # it is not half copied
+        status, _, errors = command_line("ingest", *where, "--clean")
+        told = f"sbus-spark: R: missing: segment {gaps}\n" if gaps else ""
+        assert (status, errors) == (1 if gaps else 0, told)
+    assert command_line("ingest", *where, "--clean")[0] == 0
+    assert not [*capture.iterdir()]
+    assert [n for _, n in shown(table)] == [1, 2, 3, 4, 5]
+
+
+def test_the_state_of_a_table(where: tuple[Path, Path]) -> None:
+    """Status 1 if something is missing or old, 0 if not."""
+    capture, table = where
+    for n in 1, 3:
+        write(capture / f"h_1_R-{n:06}.jsonl", capture_line(n, rec="h_1_R"))
+    command_line("ingest", *where)
+    status, output, _ = command_line("status", table)
+    assert status == 1 and ': segment 2"\n' in output
+    assert output.startswith('{\n  "messages": 2,\n')
+    write(capture / "h_1_R-000002.jsonl", capture_line(2, rec="h_1_R"))
+    write(capture / ".h_1_R-000004.jsonl.x", "half")
+    status, output, _ = command_line("status", table, capture)
+    assert status == 0 and '\n  "waiting": 1,\n' in output
+    assert '/.h_1_R-000004.jsonl.x": ' in output
+    command_line("ingest", *where)
+    for age, status in ("9s", 1), ("99999d", 0):
+        assert command_line("status", table, "--max-age", age)[0] == status
+    state = json.loads(command_line("status", table, capture, "--json")[1])
+    assert state["messages"] == 3 == state["runs"]["h_1_R"]["last"]
+    assert not state["gaps"] and state["wait_seconds"] is None
+    metrics = command_line("status", table, capture, "--openmetrics")[1]
+    parse: Any = text_string_to_metric_families
+    values = {x.name: x.samples[0].value for x in parse(metrics)}
+    assert values["sbus_table_messages"] == 3
+    assert values["sbus_table_waiting"] == values["sbus_table_torn"] == 0
+    assert values["sbus_table_hidden"] == 1
 
 
 def test_upkeep_of_each_night(
@@ -329,6 +370,7 @@ def test_upkeep_of_each_night(
         line = capture_line(number, t=NOON + number)
         write(where[0] / f"R-00000{number}.jsonl", line)
         assert command_line("ingest", *where)[0] == 0
+        write(where[1] / "day=2025-11-21" / "left.parquet")  # by a kill
         done = command_line("compact", where[1])
         assert done[0] == 0, done[2]
     assert len([*where[1].glob("day=*/*")]) == 1
