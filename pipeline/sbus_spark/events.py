@@ -15,22 +15,11 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
+from . import traces
 from .messages import CHUNK_BYTES, schema_of
-from .traces import (
-    BLOCK_BYTES,
-    CTL,
-    DROP,
-    MSG,
-    SEND,
-    START,
-    STOP,
-    Block,
-    parse,
-    texts_of,
-    with_columns,
-)
+from .traces import CTL, DROP, MSG, SEND, START, STOP, Block, with_columns
 
-CHUNKS = 1 + BLOCK_BYTES // CHUNK_BYTES  # that one task has in memory
+CHUNKS = 1 + traces.BLOCK_BYTES // CHUNK_BYTES  # that one task has in memory
 SECRET = "!/cred/"
 # A row is an event, with its *text* (of an open, its ids), or one of these:
 #   line      one that is no event: its *text*
@@ -176,9 +165,10 @@ def read(blocks: Sequence[Block], seed: int, batches: Any) -> Iterator[Any]:
     """Yield FACTS of blocks; batches have their numbers and what is exact."""
     for batch in batches:
         for number, *exact in zip(*batch.columns, strict=True):
-            part, texts = 0, texts_of(blocks[number.as_py()])
+            part, texts = 0, traces.texts_of(blocks[number.as_py()])
             while chunks := [*itertools.islice(texts, CHUNKS)]:
-                table = pa.concat_tables(map(parse, chunks)).combine_chunks()
+                parsed = pa.concat_tables(map(traces.parse, chunks))
+                table = parsed.combine_chunks()
                 rows = facts_of(table, number.as_py(), part, seed, *exact)
                 part += 1 + len(table)
                 yield from rows.to_batches()
