@@ -253,13 +253,6 @@ def test_another_size_is_another_segment(bed: Bed) -> None:
     assert "it is smaller than when it was read" in bed.remarks[0]
 
 
-def test_other_lines_of_the_same_length_are_not_seen(bed: Bed) -> None:
-    """As no recorder writes a segment again."""
-    path = bed.capture / "h_1_R-000001.jsonl"
-    path.write_text(path.read_text().replace('"n": 1', '"n": 9'))
-    assert bed.ingest() == 0
-
-
 def test_runs_outlive_what_was_lost(bed: Bed) -> None:
     """No gap is before what comes next, but one after it is named."""
     bed.write(1, "g_1_S")
