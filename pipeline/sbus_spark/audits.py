@@ -115,8 +115,9 @@ def chosen(rows: DataFrame, selection: inputs.Selection) -> DataFrame:
 
     Those without a time, or a key, are among them.
     """
-    since, until = map(inputs.nanoseconds, selection[:2])
-    rows = rows.where(f"t is null or t >= {since} and t < {until}")
+    if selection[:2] != (inputs.FIRST, inputs.LAST):
+        since, until = map(inputs.nanoseconds, selection[:2])
+        rows = rows.where(f"t is null or t >= {since} and t < {until}")
     return matching.selected(rows, selection.patterns)
 
 
