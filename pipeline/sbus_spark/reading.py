@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ALL = Selection()
+ABOUT = [*NUMBERED, "host", "time", "key"]  # which says what is wanted
 
 
 # ==== With Spark =============================================================
@@ -93,7 +94,7 @@ def rows_of(
         of_next = files.filter(pc.field("partition.day") == next_day)
         rows = rows_in(where, of_day, SCHEMA.names, wanted)
         rows = pa.concat_tables([early, rows])
-        coming = rows_in(where, of_next, NUMBERED, wanted)
+        coming = rows_in(where, of_next, ABOUT, wanted)
         is_early = are_early(rows, coming)
         early = rows.filter(is_early)
         rows = in_order(rows.filter(pc.invert(is_early)))
