@@ -19,7 +19,8 @@ captures.  Each step is a function, and a command.
     states      what a table has, and what it lacks
     views       queries of files of SQL, by their names
     report      the traffic in a table, in numbers and as a page
-    events      the lines of traces as a DataFrame
+    traces      the lines of traces as tables of Arrow
+    events      these summed up as rows for Spark
     audits      the deliveries that were expected, beside the actual ones
     sessions    Java, and the Spark session of the command line
     console     what is said beside the output
@@ -40,15 +41,13 @@ from typing import Any
 MODULES = {
     "audits": ("audit", "summary"),
     "cli": ("main", "run"),
-    "commands": (),
     "inputs": ("BusyError", "InputError", "PipelineError", "Selection"),
-    "intake": ("ingest",),
+    "intake": ("ingest", "rounds"),
     "matching": ("selected",),
     "reading": ("read_table", "replay"),
     "report": ("page", "summarize"),
     "sessions": ("JavaError", "find_java", "session"),
     "source": ("read_capture", "register"),
-    "tables": (),
     "upkeep": ("compact", "expire"),
 }
 __all__ = [name for names in MODULES.values() for name in names]

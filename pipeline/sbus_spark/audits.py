@@ -17,6 +17,7 @@ See spec/3-protocol.md to spec/9-running.md.  The idea:
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections import defaultdict
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from pyspark.sql import functions as F
 
 import sbus
 
-from . import events, inputs, matching
+from . import events, inputs, matching, traces
 from .messages import schema_of
 from .views import Views
 
@@ -78,11 +79,12 @@ def audit(
     where a trace ends without a stop.
     Raises: InputError if there is no such file, or it is no trace; OSError.
     """
-    blocks = [x for y in dict.fromkeys(paths) for x in events.blocks_of(y)]
+    blocks = traces.blocks_in(paths)
     seed = secrets.randbits(62)
-    tasks = events.tasks_for(blocks)
+    read = functools.partial(events.read, blocks, seed)
+    tasks = 1 + traces.size_of(blocks) // traces.BLOCK_BYTES
     numbers = spark.range(0, len(blocks), 1, tasks)
-    facts = events.facts(numbers, blocks, seed).localCheckpoint()
+    facts = numbers.mapInArrow(read, events.FACTS).localCheckpoint()
     # As Arrow: from Python's rows Spark makes them anew, in Python, in each
     # query.  Kept: Spark cannot tell the columns of an inline table apart
     # where it comes twice in a query.
@@ -96,7 +98,7 @@ def audit(
     breaches = ["odd_runs", "odd_lines", "odd_clients", "bad_drops"]
     if not views["blocks"].isEmpty():
         again = views["blocks"].repartition(tasks)
-        views["exact"] = events.facts(again, blocks, seed)
+        views["exact"] = again.mapInArrow(read, events.FACTS)
         views.compute(*EXACT)
         breaches += ["odd_messages", "bad_deliveries", "undecided"]
     if not views["mixed"].isEmpty():
@@ -113,12 +115,9 @@ def chosen(rows: DataFrame, selection: inputs.Selection) -> DataFrame:
 
     Those without a time, or a key, are among them.
     """
-    if selection.since > inputs.FIRST:
-        since = inputs.nanoseconds(selection.since)
-        rows = rows.where(F.col("t").isNull() | (F.col("t") >= since))
-    if selection.until < inputs.LAST:
-        until = inputs.nanoseconds(selection.until)
-        rows = rows.where(F.col("t").isNull() | (F.col("t") < until))
+    if selection[:2] != (inputs.FIRST, inputs.LAST):
+        since, until = map(inputs.nanoseconds, selection[:2])
+        rows = rows.where(f"t is null or t >= {since} and t < {until}")
     return matching.selected(rows, selection.patterns)
 
 
@@ -132,7 +131,7 @@ def summary(rows: DataFrame) -> dict[str, int]:
 
 
 def runs_of(
-    facts: DataFrame, blocks: Sequence[events.Block], is_running: bool
+    facts: DataFrame, blocks: Sequence[traces.Block], is_running: bool
 ) -> pa.Table:
     """Return the RUNS in traces: a row for each part, in their order."""
     parts: dict[str, list[Row]] = defaultdict(list)

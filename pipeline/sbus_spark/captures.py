@@ -54,9 +54,6 @@ class Capture:
         if kind != fs.FileType.Directory:
             reason = "there is no such folder; `sbus record` makes one"
             raise InputError(f"{path}: {reason}")
-        log = self._files.get_file_info(f"{self.folder}/_delta_log")
-        if log.type != fs.FileType.NotFound:
-            raise InputError(f"{path}: it is a table, and no capture")
 
     def files(self) -> tuple[list[Segment], dict[str, float]]:
         """Return all segments, and when those that are hidden were written.
@@ -68,13 +65,12 @@ class Capture:
         hidden: dict[str, float] = {}
         listing = fs.FileSelector(self.folder, recursive=True)
         for file in self._files.get_file_info(listing):
-            if file.type != fs.FileType.File:
-                continue  # to read a FIFO would wait for a writer
             written = (file.mtime_ns or 0) / 1e9
-            if match := SEGMENT.fullmatch(file.path[len(self.folder) :]):
-                recorder, number = match[1], int(match[2])
-                about = file.path, file.size, written
-                segments.append(Segment(recorder, number, *about))
+            match = SEGMENT.fullmatch(file.path[len(self.folder) :])
+            if match and file.type != fs.FileType.Directory:
+                # A FIFO has no size: to read it would wait for a writer
+                about = file.path, file.size or 0, written
+                segments.append(Segment(match[1], int(match[2]), *about))
             elif HIDDEN.match(file.base_name):
                 hidden[file.path] = written
         return sorted(segments), hidden
@@ -100,23 +96,30 @@ class Capture:
         """Return why a segment cannot be read yet; "" if it can.
 
         A compressed one that is cut is found when it is read.
-        Raises: OSError.
         """
         if segment.size == 0:
-            return "it is empty, so it waits"
+            return "it is empty, or no file, so it waits"
         if segment.path.endswith(COMPRESSED):
             return ""
-        with self._files.open_input_file(segment.path) as file:
-            if file.read_at(1, segment.size - 1) == b"\n":
-                return ""
+        try:
+            with self._files.open_input_file(segment.path) as file:
+                if file.read_at(1, segment.size - 1) == b"\n":
+                    return ""
+        except OSError as error:
+            return str(error)
         return "its last line is not complete, so it waits"
 
-    def remove(self, segment: Segment) -> None:
-        """Remove a segment, unless it has changed since it was listed."""
+    def remove(self, segment: Segment) -> bool:
+        """Remove a segment, unless it has changed since it was listed.
+
+        Return whether it was removed.
+        """
         file = self._files.get_file_info(segment.path)
         listed = segment.size, segment.written
-        if (file.size, (file.mtime_ns or 0) / 1e9) == listed:
+        is_same = (file.size, (file.mtime_ns or 0) / 1e9) == listed
+        if is_same:
             self._files.delete_file(segment.path)
+        return is_same
 
     def read(self, segment: Segment) -> pa.Table:
         """Return the lines of a segment, as it was listed, as rows of READ.

@@ -11,7 +11,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import cast
 
 from .console import explain, note
 from .options import option_parser
@@ -37,21 +37,6 @@ def run(arguments: Sequence[str] | None) -> int:
         return 2
 
 
-def end(*_: object) -> NoReturn:
-    """End as a signal asks, and leave nothing behind."""
-    raise SystemExit(143)
-
-
-def do_without_pandas() -> None:
-    """Keep PyArrow from importing pandas, which takes as long as all else.
-
-    It does without one that is too old.
-    """
-    pandas = types.ModuleType("pandas")
-    vars(pandas)["__version__"] = "0"
-    sys.modules.setdefault("pandas", pandas)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status, 130 if interrupted."""
     os.umask(0o077)  # what was recorded may be private
@@ -59,7 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     words = sys.argv[1:] if arguments is None else arguments
     if WITHOUT_SPARK.intersection(words[:1]):
-        do_without_pandas()
+        # PyArrow would import pandas, which takes as long as all else.  It
+        # does without one that is too old
+        pandas = types.SimpleNamespace(__version__="0")
+        sys.modules.setdefault("pandas", cast(types.ModuleType, pandas))
     try:
         return run(arguments)
     except KeyboardInterrupt:

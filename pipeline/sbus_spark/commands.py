@@ -15,14 +15,11 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import inputs
 from .console import note, notify
 from .inputs import InputError, Selection, key_text, printable
-
-if TYPE_CHECKING:
-    from .intake import Batch
 
 SHOWN_MAX = 1_000  # breaches; the function `audit` returns all
 
@@ -32,22 +29,6 @@ def run_ingest(options: argparse.Namespace) -> int:
     until = until_signal() if options.follow else None
     from . import intake
 
-    remarks: list[str] = []
-
-    def report(batch: Batch) -> None:
-        """Print what a round did, and what is missing if that has changed."""
-        notify("READY=1\nWATCHDOG=1")
-        for remark in batch.remarks:
-            if remark not in remarks:
-                note(remark)
-        remarks[:] = batch.remarks
-        if options.follow and batch.segments:
-            print(
-                "{:,} messages and {:,} bad lines of {:,} segments in"
-                " {:.1f} s, the oldest {:,.0f} s old".format(*batch),
-                flush=True,
-            )
-
     @functools.cache
     def spark() -> Any:
         """Return a session, once there is something to do."""
@@ -55,20 +36,35 @@ def run_ingest(options: argparse.Namespace) -> int:
 
         return sessions.session(size=0)
 
+    remarks: list[str] = []
+    messages = lines = removed = kept = 0
     where = options.capture, options.table
-    counts = intake.ingest(spark, *where, until, options.clean, report)
-    print("{} messages ingested, {} lines quarantined".format(*counts))
-    if options.follow:
-        return 0
-    return 1 if remarks or options.strict and counts[1] else 0
+    for batch in intake.rounds(spark, *where, options.clean, until):
+        notify("READY=1\nWATCHDOG=1")
+        for remark in batch.remarks:
+            if remark not in remarks:
+                note(remark)
+        remarks = batch.remarks
+        messages += batch.messages
+        lines += batch.quarantined
+        removed += batch.removed
+        kept = batch.kept
+        if options.follow and batch.segments:
+            counts = "{:,} messages and {:,} bad lines of {:,} segments"
+            print(counts.format(*batch), flush=True)
+    print(f"{messages} messages ingested, {lines} lines quarantined")
+    if options.clean:
+        reason = "ingested now, written in the last five minutes, or named"
+        print(f"{removed} segments removed, {kept} not yet: {reason}")
+    is_at_fault = remarks or options.strict and lines
+    return 1 if is_at_fault and not options.follow else 0
 
 
 def until_signal() -> threading.Event:
     """Return what SIGINT and SIGTERM set from now on."""
     until = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        for number in signal.SIGINT, signal.SIGTERM:
-            signal.signal(number, lambda *_: until.set())
+    for number in signal.SIGINT, signal.SIGTERM:
+        signal.signal(number, lambda *_: until.set())
     return until
 
 
@@ -81,7 +77,7 @@ def run_status(options: argparse.Namespace) -> int:
         print(*states.metrics_of(state), sep="\n")
     else:
         print(json.dumps(state, indent=None if options.json else 2))
-    ages = states.ages_of(state)
+    ages = states.ages_of(state, options.host)
     old = [text for text in ages if ages[text] > options.max_age]
     for text in old:
         note(f"{options.table}: {text} for {ages[text]:,.0f} s")
@@ -126,7 +122,7 @@ def run_compact(options: argparse.Namespace) -> int:
     from . import upkeep
 
     counts = upkeep.compact(options.table)
-    print("{} files became {}; {} older ones are removed".format(*counts))
+    print("{} files became {}".format(*counts))
     return 0
 
 
@@ -134,10 +130,10 @@ def run_expire(options: argparse.Namespace) -> int:
     """Drop the old days of a table."""
     from . import upkeep
 
-    messages, lines = upkeep.expire(options.table, options.before)
+    messages, lines = upkeep.expire(options.table, options.keep)
     print(
-        f"the days before {options.before} are dropped: {messages} messages"
-        f" and {lines} lines of the quarantine"
+        f"the days before {options.keep} are dropped: {messages} messages and"
+        f" {lines} lines of the quarantine"
     )
     return 0
 
@@ -160,22 +156,17 @@ def run_report(options: argparse.Namespace) -> int:
         print(json.dumps(numbers))
         return 0
 
-    page = report.page(numbers, options.table)
-    if output.exists() and not output.is_file():  # as a terminal
-        output.write_text(page, "utf-8")
-    else:  # whoever reads it sees all of it, or the one before
-        hidden = output.with_name(f".{output.name}.{os.getpid()}")
-        hidden.write_text(page, "utf-8")
-        hidden.replace(output)
+    output.write_text(report.page(numbers, options.table), "utf-8")
     print(f"the report is {output}")
     return 0
 
 
 def run_audit(options: argparse.Namespace) -> int:
     """Check that a bus delivered what it should."""
-    from . import audits, events, sessions
+    from . import audits, sessions, traces
 
-    spark = sessions.session(size=events.size_of(options.trace))
+    size = traces.size_of(traces.blocks_in(options.trace))
+    spark = sessions.session(size=size)
     rows = audits.audit(spark, options.trace, options.running)
     rows = audits.chosen(rows, selection_of(options))
     counts = audits.summary(rows)
@@ -228,12 +219,12 @@ def run_replay(options: argparse.Namespace) -> int:
 
 def run_prepare(_: argparse.Namespace) -> int:
     """Halve what a start of Spark takes, by a file of its classes."""
-    from . import sessions
+    from . import audits, sessions
 
-    archive = sessions.write_archive()
-    size = archive.stat().st_size >> 20
-    print(f"Spark's classes are in {archive}, {size} MiB")
-    return 0
+    # An audit needs most of them
+    spark = sessions.session(size=0, archives=True)
+    trace = sessions.PACKAGE / "prepare.trace"
+    return len(audits.summary(audits.audit(spark, [str(trace)])))
 
 
 def selection_of(options: argparse.Namespace) -> Selection:

@@ -24,7 +24,7 @@ REMEDIES = {
     " PYSPARK_SUBMIT_ARGS='--driver-memory 8g pyspark-shell'",
     "FILE_NOT_EXIST": "a compaction has removed it: run this again",
     "JAVA_GATEWAY_EXITED": "Java did not start: --verbose shows why",
-    "Permission denied": "run this as a user who may",
+    "append.?[oO]nly": "unset delta.appendOnly, which forbids to drop rows",
     "codec can't encode": "set PYTHONUTF8=1, or use --json",
     "Failed to open local file": "if the file has gone, run this again",
     "Parquet magic|deserialize thrift|not a parquet": "a file of the table is"
@@ -61,17 +61,14 @@ def explain(error: Exception, table: str) -> str:
     if isinstance(error, (PipelineError, SbusError)):
         return text
     if isinstance(error, ModuleNotFoundError):
-        package = str(error.name).partition(".")[0]
-        return f"{package} is not installed: pip install '.[spark]'"
-    raised_in_task, *reasons = (re.findall(x, text, re.M) for x in CAUSES)
+        return f"{error.name} is not installed: pip install '.[spark]'"
+    raised_in_task, causes = (re.findall(x, text, re.M) for x in CAUSES)
     if raised_in_task:
         return str(raised_in_task[-1])
 
     # Spark gives the plan of a query after the reason
-    reason = [*text.splitlines()[:1], *reasons[0]][-1]
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        reason = f"{os.fsdecode(error.filename)}: {error.strerror}"
-    remedies = [REMEDIES[x] for x in REMEDIES if re.search(x, text)]
+    reason = [*text.splitlines()[:1], *causes][-1]
     if table not in reason:
         reason = f"{table}: {reason}"
+    remedies = [REMEDIES[x] for x in REMEDIES if re.search(x, text)]
     return "; ".join([reason, *remedies, "--verbose shows all"][:2])

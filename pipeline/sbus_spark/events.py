@@ -1,7 +1,5 @@
-"""Events: the lines of traces (spec/9-running.md), as rows of FACTS.
+"""Events: the lines of traces, as rows of FACTS.
 
-- A block is the lines that begin in some bytes of a file.  One task reads
-  it.  A compressed file cannot be cut, so it is one block.
 - A part is what a block has of one run of a server: a `start` begins one.
 - Sends are most of the events.  A block sums them up, by message and by
   client, before Spark sees them; other events are rows of their own.
@@ -9,43 +7,20 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from pyarrow import fs
-from pyspark.sql import DataFrame
 
-from .inputs import InputError, absolute
-from .messages import CHUNK_BYTES, COMPRESSED, lines_of, parse_lines, schema_of
+from . import traces
+from .messages import CHUNK_BYTES, schema_of
+from .traces import CTL, DROP, MSG, SEND, START, STOP, Block, with_columns
 
-BLOCK_BYTES = 16 << 20
-CHUNKS = 1 + BLOCK_BYTES // CHUNK_BYTES  # that one task has in memory
-SHOWN = 80  # characters of a line that is no event
+CHUNKS = 1 + traces.BLOCK_BYTES // CHUNK_BYTES  # that one task has in memory
 SECRET = "!/cred/"
-
-NUMBERS = ("n", "t", "c", "m", "size", "gid", "uid", "pid")
-TEXTS = ("ev", "key", "pattern", "reason", "cred_prefix", "data")
-LINE = schema_of(
-    ",".join([f"{x} long" for x in NUMBERS] + [f"{x} string" for x in TEXTS])
-)
-FIELDS = {  # that an event has beside n and t
-    "send": ("c", "m"),
-    "msg": ("c", "m", "size", "key"),
-    "drop": ("c", "m", "reason"),
-    "sub": ("c", "pattern"),
-    "unsub": ("c", "pattern"),
-    "ctl": ("c", "key"),
-    "open": ("c", "gid", "uid", "pid"),
-    "close": ("c",),
-    "start": ("cred_prefix",),
-    "stop": (),
-}
-SEND, MSG, DROP, CTL, START, STOP = 0, 1, 2, 5, 8, 9  # places in FIELDS
 # A row is an event, with its *text* (of an open, its ids), or one of these:
 #   line      one that is no event: its *text*
 #   jump      an event whose number does not follow that before it, *m*
@@ -64,89 +39,6 @@ c long, m long, last long, low long, high long, falls long, heard long,
 mark long
 """
 FACT = schema_of(FACTS)
-
-
-class Block(NamedTuple):
-    """The lines of a file that begin in [start, end)."""
-
-    path: str
-    start: int
-    end: int
-
-
-def blocks_of(path: str) -> Iterator[Block]:
-    """Yield the blocks of a trace, or of those in a directory by their names.
-
-    Raises: InputError if one is not there, is empty, or is no trace.
-    """
-    where = absolute(path)
-    system, place = fs.FileSystem.from_uri(where)
-    files = {where: system.get_file_info(place)}
-    if files[where].type == fs.FileType.Directory:
-        inside = system.get_file_info(fs.FileSelector(place))
-        files = {
-            f"{where}/{file.base_name}": file
-            for file in sorted(inside, key=lambda file: str(file.base_name))
-            if file.size and file.base_name[0] not in "._"
-        }
-    if not files:
-        raise InputError(f"{path}: there is no trace in it; {REMEDY}")
-    for name, file in files.items():
-        if not file.size:
-            reason = "the file is empty or not there"
-            raise InputError(f"{name}: {reason}; {REMEDY}")
-        head = next(texts_of(Block(name, 0, file.size)), b"")
-        if not len(parse(head)["ev"].drop_null()):
-            reason = "no line at its beginning is an event"
-            raise InputError(f"{name}: this is no trace: {reason}; {REMEDY}")
-        step = file.size if name.endswith(COMPRESSED) else BLOCK_BYTES
-        for start in range(0, file.size, step):
-            yield Block(name, start, min(start + step, file.size))
-
-
-REMEDY = "`sbus.py --trace` writes one"
-
-
-def texts_of(block: Block) -> Iterator[bytes]:
-    """Yield texts of the whole lines of a block; a torn last line is none."""
-    system, place = fs.FileSystem.from_uri(block.path)
-    for text in lines_of(system, place, block.start, block.end):
-        yield text[: text.rfind(b"\n") + 1]
-
-
-def parse(text: bytes) -> pa.Table:
-    """Return lines as LINE, code and line; nulls for lines of no event.
-
-    *code* is an event's place in FIELDS or -1, and *line* begins the text of
-    what is no event.
-    """
-    table = pa.Table.from_batches(parse_lines(text, LINE), LINE)
-    code = codes_of(table)
-    line = pa.nulls(len(table), pa.string())
-    if (code < 0).any():
-        table = pa.table([pc.if_else(code >= 0, x, None) for x in table], LINE)
-        lines = [raw[:SHOWN] for raw in text.split(b"\n")[:-1]]
-        line = pa.array([raw.decode("utf-8", "replace") for raw in lines])
-    return with_columns(table, code=code, line=line)
-
-
-def codes_of(table: pa.Table) -> Any:
-    """Return each event's place in FIELDS; -1 if it lacks a field."""
-    present = sum(
-        np.left_shift(column.is_valid().to_numpy().astype(int), index)
-        for index, column in enumerate(table.columns)
-    )
-    needed_by_kind = [
-        sum(1 << LINE.get_field_index(name) for name in ("n", "t", *names))
-        for names in FIELDS.values()
-    ]
-    kinds = pc.index_in(table["ev"], pa.array(FIELDS))
-    code = pc.fill_null(kinds, -1).to_numpy().astype(int)
-    needed = np.array(needed_by_kind)[code]
-    is_first = pc.fill_null(table["n"], 0).to_numpy() == 1
-    is_late_start = (code == START) & ~is_first
-    code[((present & needed) != needed) | is_late_start] = -1
-    return code
 
 
 def facts_of(
@@ -245,15 +137,6 @@ def clients_of(events: pa.Table) -> pa.Table:
     ).drop_columns("stretch")
 
 
-def with_columns(table: pa.Table, **columns: Any) -> pa.Table:
-    """Return a table with more columns."""
-    for name, values in columns.items():
-        if not isinstance(values, pa.ChunkedArray):
-            values = pa.array(values)
-        table = table.append_column(name, values)
-    return table
-
-
 def with_text(events: pa.Table) -> pa.Table:
     """Return events with their text; of an open, these are its ids."""
     ids = [events[name].cast(pa.string()) for name in ("gid", "uid", "pid")]
@@ -278,32 +161,14 @@ def grouped(table: pa.Table, keys: str, sums: str) -> pa.Table:
     )
 
 
-# ==== In Spark ===============================================================
-
-
-def size_of(paths: Sequence[str]) -> int:
-    """Return the bytes of some traces.  Raises: as blocks_of."""
-    blocks = [block for path in paths for block in blocks_of(path)]
-    return sum(block.end - block.start for block in blocks)
-
-
-def tasks_for(blocks: Sequence[Block]) -> int:
-    """Return how many tasks are to read some blocks."""
-    return 1 + sum(x.end - x.start for x in blocks) // BLOCK_BYTES
-
-
-def facts(rows: DataFrame, blocks: Sequence[Block], seed: int) -> DataFrame:
-    """Return FACTS of blocks, by their numbers, and with what is exact."""
-    return rows.mapInArrow(functools.partial(read, blocks, seed), FACTS)
-
-
 def read(blocks: Sequence[Block], seed: int, batches: Any) -> Iterator[Any]:
     """Yield FACTS of blocks; batches have their numbers and what is exact."""
     for batch in batches:
         for number, *exact in zip(*batch.columns, strict=True):
-            part, texts = 0, texts_of(blocks[number.as_py()])
+            part, texts = 0, traces.texts_of(blocks[number.as_py()])
             while chunks := [*itertools.islice(texts, CHUNKS)]:
-                table = pa.concat_tables(map(parse, chunks)).combine_chunks()
+                parsed = pa.concat_tables(map(traces.parse, chunks))
+                table = parsed.combine_chunks()
                 rows = facts_of(table, number.as_py(), part, seed, *exact)
                 part += 1 + len(table)
                 yield from rows.to_batches()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,7 @@ from .messages import COLUMNS, schema_of
 STORED = schema_of(f"{COLUMNS}, segment string, line string")
 TEXT_MAX = 32  # characters of a least or greatest value
 LAST_LETTER = "\U0010ffff"
-# Delta's log has milliseconds of times, cut
-MILLISECOND = 1_000  # microseconds
+MILLISECOND = datetime.timedelta(milliseconds=1)  # to which the log cuts times
 
 
 def files_at(where: str) -> fs.FileSystem:
@@ -102,14 +101,12 @@ def with_one_of(files: pa.Table, name: str, values: Any) -> pa.Table:
     known = files.filter(has_ends)
     low, high = known[f"min.{name}"], known[f"max.{name}"]
     if name == "time":
-        values, low, high = (x.cast(pa.int64()) for x in (values, low, high))
-        high = pc.add(high, MILLISECOND)
+        high = pc.add(high, pa.scalar(MILLISECOND))
 
-    # The first value that is not below the least: is it above the greatest?
+    # There is one if fewer are below the least than up to the greatest
     points = np.unique(values.to_numpy(zero_copy_only=False))
-    places = np.searchsorted(points, low.to_numpy())
-    near = points[np.minimum(places, len(points) - 1)]
-    is_in = (places < len(points)) & (near <= high.to_numpy())
+    below = np.searchsorted(points, low.to_numpy())
+    is_in = below < np.searchsorted(points, high.to_numpy(), "right")
     unknown = files.filter(pc.invert(has_ends))
     return pa.concat_tables([unknown, known.filter(pa.array(is_in))])
 
@@ -118,11 +115,11 @@ def rows_in(
     where: str,
     files: pa.Table,
     columns: Sequence[str],
-    is_wanted: Callable[[pa.Table], pa.Array] | None = None,
+    wanted: pc.Expression | None = None,
 ) -> pa.Table:
     """Return columns of the wanted rows in some files of a table.
 
-    *is_wanted* says of some of the rows which these are.
+    What is *wanted* goes by these columns.
     """
     system = files_at(where)
     schema = pa.schema([STORED.field(name) for name in columns])
@@ -130,13 +127,11 @@ def rows_in(
     for path in files["path"].to_pylist():
         with pq.ParquetFile(path, filesystem=system) as file:
             for batch in file.iter_batches(columns=columns):
-                # Another tool may have written other types of text and time
-                rows = (
-                    pa.Table.from_batches([batch]).select(columns).cast(schema)
-                )
-                parts.append(
-                    rows.filter(is_wanted(rows)) if is_wanted else rows
-                )
+                rows = pa.Table.from_batches([batch]).select(columns)
+                # Another tool may have written other types of text and time,
+                # which Arrow's own datasets cannot filter
+                rows = rows.cast(schema)
+                parts.append(rows if wanted is None else rows.filter(wanted))
     return pa.concat_tables(parts)
 
 
@@ -151,35 +146,19 @@ def count_rows(where: str, files: pa.Table) -> int:
     return sum(counts) + (pc.sum(files["num_records"]).as_py() or 0)
 
 
-def ends_of(rows: pa.Table, name: str, choose: np.ufunc) -> dict[str, int]:
-    """Return the least or greatest value of a column for each recorder.
-
-    *choose* is np.minimum or np.maximum.
-    """
-    recorders = rows["recorder"].combine_chunks().dictionary_encode()
-    values = rows[name].cast(pa.int64()).to_numpy()
-    limits = np.iinfo(np.int64)
-    first = limits.max if choose is np.minimum else limits.min
-    ends = np.full(len(recorders.dictionary), first)
-    choose.at(ends, recorders.indices.to_numpy(), values)
-    return dict(zip(recorders.dictionary.to_pylist(), ends.tolist()))
-
-
 def last_times(
     where: str, files: pa.Table, until: datetime.datetime
-) -> dict[str, int]:
-    """Return when each recorder wrote its last message, in microseconds.
+) -> dict[str, datetime.datetime]:
+    """Return when each recorder wrote its last message.
 
     Later ones than *until* do not count.  It has a file in memory at a time.
     """
-    latest: dict[str, int] = {}
+    latest: dict[str, datetime.datetime] = {}
     for at in range(len(files)):
-        rows = rows_in(
-            where,
-            files.slice(at, 1),
-            ["recorder", "time"],
-            lambda x: pc.less_equal(x["time"], pa.scalar(until)),
-        )
-        for name, time in ends_of(rows, "time", np.maximum).items():
+        file, early = files.slice(at, 1), pc.field("time") <= until
+        rows = rows_in(where, file, ["recorder", "time"], early)
+        runs = rows.group_by("recorder", use_threads=False)
+        for run in runs.aggregate([("time", "max")]).to_pylist():
+            name, time = run["recorder"], run["time_max"]
             latest[name] = max(time, latest.get(name, time))
     return latest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import re
-import time
 from typing import NamedTuple
 
 UTC = datetime.timezone.utc
@@ -92,8 +91,3 @@ def nanoseconds(time: datetime.datetime) -> int:
     """Return a time as nanoseconds since 1970."""
     since = time - datetime.datetime(1970, 1, 1, tzinfo=UTC)
     return since // datetime.timedelta(microseconds=1) * 1_000
-
-
-def utc_text(seconds: float) -> str:
-    """Return a time, in seconds since 1970, as text."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

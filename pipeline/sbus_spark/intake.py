@@ -14,14 +14,14 @@ import functools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from deltalake import DeltaTable
 
 from . import tables
 from .captures import Capture, Segment
-from .inputs import BusyError, absolute, utc_text
+from .inputs import BusyError, absolute, moment_of
 from .known import Known
 from .tasks import OUTCOME, Batches, do_task
 
@@ -37,50 +37,55 @@ class Batch(NamedTuple):
     messages: int
     quarantined: int
     segments: int
-    seconds: float  # that it took
-    lag: float  # seconds since the oldest of its segments was written
+    removed: int  # segments
+    kept: int  # segments that may be removed later
     remarks: list[str]  # what is missing, or not whole
 
 
 def ingest(
-    spark: Session,
-    capture: str,
-    table: str,
-    until: threading.Event | None = None,
-    is_cleaning: bool = False,
-    report: Callable[[Batch], object] = id,  # which ignores it
+    spark: Session, capture: str, table: str, is_cleaning: bool = False
 ) -> tuple[int, int]:
     """Add what a capture has and a table lacks, each line once.
 
+    Return how many messages were added to the table, and how many lines to
+    the quarantine.  Raises: as rounds.
+    """
+    batches = [*rounds(spark, capture, table, is_cleaning)]
+    lines = sum(batch.quarantined for batch in batches)
+    return sum(batch.messages for batch in batches), lines
+
+
+def rounds(
+    spark: Session,
+    capture: str,
+    table: str,
+    is_cleaning: bool = False,
+    until: threading.Event | None = None,
+) -> Iterator[Batch]:
+    """Ingest in rounds; yield what each did.
+
     *spark* is a session, or starts one when there are new segments.  Those of
-    a recorder may come in any order; *report* is called after each round, and
-    names those that are missing.  With *until*, go on with segments that come
-    later, until it is set.  With *is_cleaning*, remove segments that were in
-    the table when a round begins, and that nobody has written for
-    REST_SECONDS: others may be half copied.  Return how many messages were
-    added to the table, and how many lines to the quarantine.
-    Raises: PySparkException; InputError; without *until* BusyError, if
+    a recorder may come in any order; a batch names those that are missing.
+    With *is_cleaning*, remove segments that were in the table when a round
+    begins, and that nobody has written for REST_SECONDS: others may be half
+    copied.  With *until*, go on with segments that come later, until it is
+    set.  Raises: PySparkException; InputError; without *until* BusyError, if
     another command is at work on the table.
     """
     source = Capture(capture)
     where = absolute(table)
     tables.make_table(where)
-    messages = quarantined = 0
-    while True:
+    is_done = False
+    while not is_done:
         try:
             batch, is_done = ingest_once(spark, source, where, is_cleaning)
         except BusyError:
             if not until:
                 raise
             continue  # what it wrote is in no snapshot
-        messages += batch.messages
-        quarantined += batch.quarantined
-        report(batch)
-        if is_done and (not until or until.wait(FOLLOW_SECONDS)):
-            return messages, quarantined
-
-
-# ==== Rounds =================================================================
+        yield batch
+        if is_done and until:
+            is_done = until.wait(FOLLOW_SECONDS)
 
 
 def ingest_once(
@@ -88,7 +93,7 @@ def ingest_once(
 ) -> tuple[Batch, bool]:
     """Do a round of an ingest; return also whether nothing is left for now.
 
-    Raises: as ingest.
+    Raises: as rounds.
     """
     began = time.time()
     opened = tables.open_table(where)
@@ -97,8 +102,14 @@ def ingest_once(
     known = Known(where, opened)
     new = [segment for segment in segments if not known.has(segment)]
     shrunk = [segment for segment in new if known.has_longer(segment)]
-    if is_cleaning:
-        clean(source, known, segments, began - REST_SECONDS)
+    rested_since = began - REST_SECONDS
+    removed = sum(
+        source.remove(segment)
+        for segment in segments
+        if is_cleaning
+        and known.has(segment)
+        and segment.written < rested_since
+    )
 
     outcomes: Sequence[Any] = []
     if new:
@@ -118,23 +129,11 @@ def ingest_once(
     batch = Batch(
         *counts,
         len(read),
-        time.time() - began,
-        began - min((x.written for x in new), default=began),
+        removed,
+        len(segments) - removed,
         remarks_on(known, faults, shrunk, hidden, began),
     )
     return batch, not late
-
-
-def clean(
-    source: Capture,
-    known: Known,
-    segments: Sequence[Segment],
-    rested_since: float,
-) -> None:
-    """Remove segments that are known, and that nobody seems to copy."""
-    for segment in segments:
-        if known.has(segment) and segment.written < rested_since:
-            source.remove(segment)
 
 
 def do_tasks(
@@ -186,9 +185,9 @@ def add_files(
     of_messages = [x for x in written if not x.is_aside]
     if of_lines:
         aside = tables.aside(where)
-        tables.commit(aside, quarantine, of_lines, tables.INGEST)
+        tables.commit(aside, quarantine, of_lines)
     if of_messages:
-        tables.commit(where, opened, of_messages, tables.INGEST)
+        tables.commit(where, opened, of_messages)
     return sum(x.rows for x in of_messages), sum(x.rows for x in of_lines)
 
 
@@ -213,6 +212,6 @@ def remarks_on(
     )
     for path, written in sorted(hidden.items()):
         if now - written > LEFT_SECONDS:
-            when = utc_text(written)
+            when = moment_of(written).isoformat(timespec="seconds")
             remarks.append(f"{path}: left hidden since {when}: {remedy}")
     return remarks

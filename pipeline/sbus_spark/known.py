@@ -45,7 +45,7 @@ from deltalake import DeltaTable
 
 from .captures import Segment
 from .files import files_at, files_of, last_times
-from .inputs import LAST, utc_text
+from .inputs import LAST
 from .tables import NOTES, is_kept, open_delta, stamp_of
 
 FORGOTTEN_SECONDS = 30 * 86_400  # after which a run that rests is forgotten
@@ -61,13 +61,12 @@ class Run(NamedTuple):
     """
 
     bounds: list[int]
-    gap_since: float = 0.0  # when the first of its gaps was found
-    noted: float = 0.0  # when it last had a new segment
+    noted: float  # when it last had a new segment
 
 
-def run_of(bounds: list[int], gap_since: float, noted: float) -> Run:
+def run_of(bounds: list[int], noted: float) -> Run:
     """Return a run as a file has it.  Raises: TypeError; ValueError."""
-    return Run([int(x) for x in bounds], float(gap_since), float(noted))
+    return Run([int(x) for x in bounds], float(noted))
 
 
 class Known:
@@ -92,7 +91,7 @@ class Known:
                 self.sizes = {path: int(size) for path, size in sizes}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             names = latest_recorders(where, opened)
-            self.runs = {name: Run([], 0.0, time.time()) for name in names}
+            self.runs = {name: Run([], time.time()) for name in names}
 
     def write(self) -> None:
         """Write what is known to the file, at once.
@@ -131,8 +130,7 @@ class Known:
             if run and not bounds and segment.number > 1:
                 bounds = [1, segment.number]  # those before were noted once
             bounds = with_number(bounds, segment.number)
-            gap_since = run.gap_since if run and gaps_of(run.bounds) else now
-            self.runs[segment.recorder] = Run(bounds, gap_since, now)
+            self.runs[segment.recorder] = Run(bounds, now)
 
     def forget(self, folder: str, segments: Sequence[Segment]) -> None:
         """Leave out what a capture no longer has, and runs that rest."""
@@ -183,5 +181,4 @@ def describe(name: str, run: Run) -> str:
     shown = [f"{a} to {b}" if a < b else f"{a}" for a, b in gaps[:SHOWN_MAX]]
     if len(gaps) > SHOWN_MAX:
         shown.append(f"{len(gaps) - SHOWN_MAX} more gaps")
-    since = utc_text(run.gap_since)
-    return f"{name}: missing since {since}: segment {', '.join(shown)}"
+    return f"{name}: missing: segment {', '.join(shown)}"

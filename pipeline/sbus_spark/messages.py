@@ -32,6 +32,8 @@ COLUMNS = (
     "host string, recorder string, n long, time timestamp, key string,"
     " key_bytes binary, size long, payload binary"
 )
+NUMBERED = ["recorder", "n"]  # which message it is
+ORDER = [(name, "ascending") for name in ("host", *NUMBERED)]
 BYTES = pa.binary()
 ARROW = {
     "boolean": pa.bool_(),

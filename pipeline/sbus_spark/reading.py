@@ -7,7 +7,6 @@ so that it does not come again.  No reader is shown it.
 from __future__ import annotations
 
 import datetime
-import functools
 import math
 import time
 from collections.abc import Iterator
@@ -20,19 +19,17 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from sbus_client import Client, SbusError
 
 from . import inputs
-from .files import ends_of, files_of, rows_in
+from .files import MILLISECOND, files_of, rows_in
 from .inputs import InputError, Selection, absolute
 from .matching import are_selected, selected
-from .messages import SCHEMA
+from .messages import NUMBERED, ORDER, SCHEMA
 from .tables import TABLE, open_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ALL = Selection()
-ORDER = [(name, "ascending") for name in ("host", "recorder", "n")]
-# What says whether a message is wanted, and which of its recorder it is
-ABOUT = ["host", "time", "key", "recorder", "n"]
+ABOUT = [*NUMBERED, "host", "time", "key"]  # which says what is wanted
 
 
 # ==== With Spark =============================================================
@@ -64,6 +61,7 @@ def read_rows(
     options = {"basePath": where, "__globPaths__": "false"}
     reader = spark.read.schema(TABLE).options(**options)
     rows = reader.parquet(*[f"{where}/{path}" for path in paths])
+    # One that selects all would still cost a report its code
     if selection.since > inputs.FIRST:
         rows = rows.where(F.col("time") >= selection.since)
     if selection.until < inputs.LAST:
@@ -89,13 +87,14 @@ def rows_of(
     where = absolute(table)
     files = selected_files(table, selection)
     days = pc.unique(files["partition.day"]).sort().to_pylist()
-    is_wanted = functools.partial(are_wanted, selection)
+    wanted = wanted_by(selection)
     early = SCHEMA.empty_table()  # messages whose predecessors come later
-    for day, next_day in zip(days, [*days[1:], None]):
-        of_day, of_next = files_on(files, day), files_on(files, next_day)
-        rows = rows_in(where, of_day, SCHEMA.names, is_wanted)
+    for day, next_day in zip(days, [*days[1:], datetime.date.max]):
+        of_day = files.filter(pc.field("partition.day") == day)
+        of_next = files.filter(pc.field("partition.day") == next_day)
+        rows = rows_in(where, of_day, SCHEMA.names, wanted)
         rows = pa.concat_tables([early, rows])
-        coming = rows_in(where, of_next, ABOUT, is_wanted)
+        coming = rows_in(where, of_next, ABOUT, wanted)
         is_early = are_early(rows, coming)
         early = rows.filter(is_early)
         rows = in_order(rows.filter(pc.invert(is_early)))
@@ -105,16 +104,14 @@ def rows_of(
             yield from batch.to_pylist()
 
 
-def are_wanted(selection: Selection, rows: pa.Table) -> pa.Array:
+def wanted_by(selection: Selection) -> pc.Expression:
     """Return which rows are messages of a time and a host."""
-    time = rows["time"]
-    is_late = pc.greater_equal(time, pa.scalar(selection.since))
-    is_early = pc.less(time, pa.scalar(selection.until))
-    is_wanted = pc.and_(rows["key"].is_valid(), pc.and_(is_late, is_early))
+    time = pc.field("time")
+    wanted = pc.field("key").is_valid()
+    wanted &= (time >= selection.since) & (time < selection.until)
     if selection.hosts:
-        hosts = pa.array(selection.hosts)
-        is_wanted = pc.and_(is_wanted, pc.is_in(rows["host"], hosts))
-    return is_wanted
+        wanted &= pc.field("host").isin(selection.hosts)
+    return wanted
 
 
 def are_early(rows: pa.Table, coming: pa.Table) -> pa.Array:
@@ -122,10 +119,10 @@ def are_early(rows: pa.Table, coming: pa.Table) -> pa.Array:
 
     So they do if its clock went back over midnight.
     """
-    firsts = ends_of(coming, "n", np.minimum)
-    at = pc.index_in(rows["recorder"], pa.array(firsts, pa.string()))
-    first = pa.array(firsts.values(), pa.int64()).take(at)
-    return pc.fill_null(pc.greater(rows["n"], first), False)
+    runs = coming.group_by("recorder", use_threads=False)
+    firsts = runs.aggregate([("n", "min")]).combine_chunks()
+    at = pc.index_in(rows["recorder"], firsts["recorder"])
+    return pc.fill_null(pc.greater(rows["n"], firsts["n_min"].take(at)), False)
 
 
 def in_order(rows: pa.Table) -> pa.Table:
@@ -139,31 +136,19 @@ def in_order(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(np.argsort(times, kind="stable")))
 
 
-def files_on(files: pa.Table, day: datetime.date | None) -> pa.Table:
-    """Return the files of a day."""
-    is_on = pc.equal(files["partition.day"], pa.scalar(day, pa.date32()))
-    return files.filter(is_on)
-
-
 def selected_files(table: str, selection: Selection) -> pa.Table:
     """Return the files of a table that may have wanted messages.
 
     Raises: as open_table.
     """
     files = files_of(open_table(table))
-    days = files["partition.day"]
+    day, low, high = map(pc.field, ("partition.day", "min.time", "max.time"))
     first, last = selection.since, selection.until
-    is_in = pc.and_(
-        pc.greater_equal(days, pa.scalar(first.date())),
-        pc.less_equal(days, pa.scalar(last.date())),
-    )
+    wanted = (day >= first.date()) & (day <= last.date())
     if "min.time" in files.column_names:
-        cut = datetime.timedelta(milliseconds=1)
-        is_late = pc.greater_equal(files["min.time"], pa.scalar(last))
-        is_early = pc.less(files["max.time"], pa.scalar(first - cut))
-        is_out = pc.fill_null(pc.or_(is_late, is_early), False)
-        is_in = pc.and_(is_in, pc.invert(is_out))
-    return files.filter(is_in)
+        wanted &= low.is_null() | (low < last)
+        wanted &= high.is_null() | (high >= first - MILLISECOND)
+    return files.filter(wanted)
 
 
 # ==== Replay =================================================================

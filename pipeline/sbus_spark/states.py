@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from .captures import Capture, Segment
+from .captures import Capture
 from .files import count_rows, files_of, last_times
-from .inputs import moment_of, utc_text
+from .inputs import moment_of
 from .known import RECENT_DAYS, Known
-from .tables import COMPACTED, parts_of, stamp_of
+from .tables import parts_of, stamp_of
 
 State = dict[str, Any]
-MICROSECONDS = 1_000_000  # in a second
 
 
 def state(table: str, capture: str | None = None) -> State:
@@ -25,10 +25,11 @@ def state(table: str, capture: str | None = None) -> State:
     | name | value |
     |---|---|
     | messages, files, bytes, quarantined | how many |
-    | changed_seconds, | since the last commit, |
-    | compacted_seconds, | since the last compaction, |
-    | lag_seconds | and since the last message; |
+    | changed_seconds | since the last commit |
+    | lag_seconds | since the last message; |
     | silent_seconds | the same of the host that is silent for longest |
+    | ahead_seconds | how far the latest message is after now: above 0 the |
+    | | clock of a host is ahead |
     | runs | of each recorder run with messages on the last day, and of a |
     | | host that was silent then on its last day, within RECENT_DAYS: the |
     | | `last` segment, the `time` of its last message, its `lag_seconds` |
@@ -36,7 +37,6 @@ def state(table: str, capture: str | None = None) -> State:
     | wait_seconds | for which the oldest of them waits |
     | torn | segments that end within a line, or cannot be read |
     | hidden | by its path: seconds since an incomplete file was written |
-    | missing | how many runs have gaps |
     | gaps | in words, which segments are missing |
 
     Null stands for what there is not.  Those from `waiting` to `hidden` are of
@@ -49,7 +49,6 @@ def state(table: str, capture: str | None = None) -> State:
     files = files_of(opened)
     runs = runs_of(where, files, known, now)
     lags = lags_of(runs).values()
-    compacted = opened.transaction_version(COMPACTED)
     changed = stamp_of(opened)
     result: State = {
         "messages": count_rows(where, files),
@@ -57,15 +56,22 @@ def state(table: str, capture: str | None = None) -> State:
         "bytes": pc.sum(files["size_bytes"]).as_py() or 0,
         "quarantined": sum(count_rows(x, files_of(y)) for x, y in others),
         "changed_seconds": changed and round(now - changed / 1_000, 1),
-        "compacted_seconds": compacted and round(now - compacted / 1_000, 1),
         "lag_seconds": min(lags, default=None),
         "silent_seconds": max(lags, default=None),
+        "ahead_seconds": seconds_ahead(files, now),
         "runs": runs,
     }
     if capture:
         result |= waiting_in(Capture(capture), known, now)
-    gaps = known.gaps()
-    return result | {"missing": len(gaps), "gaps": gaps}
+    return result | {"gaps": known.gaps()}
+
+
+def seconds_ahead(files: pa.Table, now: float) -> float:
+    """Return how far the latest message is after now, by the statistics."""
+    if "max.time" not in files.column_names:
+        return 0.0
+    latest = pc.max(files["max.time"]).as_py() or moment_of(now)
+    return round(max(0.0, latest.timestamp() - now), 1)
 
 
 def waiting_in(source: Capture, known: Known, now: float) -> State:
@@ -75,7 +81,7 @@ def waiting_in(source: Capture, known: Known, now: float) -> State:
     """
     segments, hidden = source.files()
     new = [segment for segment in segments if not known.has(segment)]
-    torn = [segment for segment in new if not is_sound(source, segment)]
+    torn = [segment for segment in new if source.fault_of(segment)]
     waiting = [segment for segment in new if segment not in torn]
     known.add(waiting)
     waits = [now - segment.written for segment in waiting]
@@ -86,14 +92,6 @@ def waiting_in(source: Capture, known: Known, now: float) -> State:
         "torn": [segment.path for segment in torn],
         "hidden": {x: round(now - hidden[x], 1) for x in sorted(hidden)},
     }
-
-
-def is_sound(source: Capture, segment: Segment) -> bool:
-    """Return whether a segment can be read, and is whole."""
-    try:
-        return not source.fault_of(segment)
-    except OSError:
-        return False
 
 
 def runs_of(where: str, files: pa.Table, known: Known, now: float) -> State:
@@ -111,15 +109,14 @@ def runs_of(where: str, files: pa.Table, known: Known, now: float) -> State:
         seen = {host_of(name) for name in runs}
         if seen and seen >= hosts:
             break
-        of_day = files.filter(pc.equal(files["partition.day"], pa.scalar(day)))
+        of_day = files.filter(pc.field("partition.day") == day)
         for name, last in last_times(where, of_day, present).items():
-            at = last / MICROSECONDS
             bounds = known.runs[name].bounds if name in known.runs else []
             if host_of(name) not in seen:
                 runs[name] = {
                     "last": bounds[-1] - 1 if bounds else 0,
-                    "time": utc_text(at),
-                    "lag_seconds": round(now - at, 1),
+                    "time": last.isoformat(timespec="seconds"),
+                    "lag_seconds": round(now - last.timestamp(), 1),
                 }
     return dict(sorted(runs.items()))
 
@@ -138,14 +135,18 @@ def lags_of(runs: State) -> dict[str, float]:
     return lags
 
 
-def ages_of(state: State) -> dict[str, float]:
+def ages_of(state: State, hosts: Sequence[str] = ()) -> dict[str, float]:
     """Return the seconds of what may be too old, by what to say of it.
 
-    That is the time since the last message of a host, infinite without any;
-    or since a segment that waits, or a hidden file, was written.
+    That is the time since the last message of each host, or of some *hosts*,
+    infinite without any; or since a segment that waits, or a hidden file, was
+    written.
     """
-    ages = lags_of(state["runs"]) or {"any host": math.inf}
-    ages = {f"no message of {host} came": ages[host] for host in ages}
+    lags = lags_of(state["runs"])
+    ages = {
+        f"no message of {host} came": lags.get(host, math.inf)
+        for host in hosts or lags or ["any host"]
+    }
     for path, seconds in state.get("hidden", {}).items():
         ages[f"{path} stays hidden, and was not written"] = seconds
     if seconds := state.get("wait_seconds"):

@@ -26,12 +26,6 @@ QUARANTINE = "segment string, line string, day date"
 READERS_HOURS = 24  # for which a reader may use a snapshot
 RETENTION = {"delta.logRetentionDuration": f"interval {READERS_HOURS} hours"}
 NOTES = "_ingested.json"  # what is `known`, which may be lost
-LOST_LOG = """its log (_delta_log) is gone: copy that back, or move the rest \
-away and ingest the capture again"""
-# Of two commits that began with one snapshot and set this, Delta refuses the
-# second, so that none adds what the other has added
-INGEST = "ingest"
-COMPACTED = "compacted"  # its value says when, in milliseconds
 CONFLICT = "Failed to commit transaction"  # so begins what Delta says of one
 # After commits of these kinds a table has all that it had, but for what was
 # dropped on purpose.  So it has after a WRITE that appends
@@ -47,10 +41,24 @@ KEEPING = {
 # ==== Tables =================================================================
 
 
-def names_in(system: fs.FileSystem, folder: str) -> set[str]:
-    """Return the names of what is in a folder, none if it is not there."""
+def is_table(where: str) -> bool:
+    """Return whether there is a table; False if there is nothing.
+
+    Raises: InputError if there is something else, or a table without a log.
+    """
+    system, folder = fs.FileSystem.from_uri(where)
     listing = system.get_file_info(fs.FileSelector(folder, True))
-    return {file.base_name for file in listing}
+    names = {file.base_name for file in listing}
+    if "_delta_log" in names and DeltaTable.is_deltatable(where):
+        return True
+    if NOTES in names:
+        reason = "its log (_delta_log) is gone: copy that back, or move the"
+        reason += " rest away and ingest the capture again"
+        raise InputError(f"{where}: {reason}")
+    if names - {"_delta_log", "_quarantine"}:
+        reason = "something other than a table is there; name a new folder"
+        raise InputError(f"{where}: {reason}")
+    return False
 
 
 def open_table(table: str) -> DeltaTable:
@@ -59,22 +67,21 @@ def open_table(table: str) -> DeltaTable:
     Raises: InputError if there is none, or one that ingest did not make.
     """
     where = absolute(table)
-    system, folder = fs.FileSystem.from_uri(where)
-    is_file = system.get_file_info(folder).type == fs.FileType.File
-    if is_file or not DeltaTable.is_deltatable(where):
-        if not is_file and NOTES in names_in(system, folder):
-            raise InputError(f"{table}: {LOST_LOG}")
+    if not is_table(where):
         raise InputError(f"{table}: there is no table; `ingest` makes one")
     opened = open_delta(where)
 
     kinds = {field.name: field.type for field in opened.schema().fields}
-    foreign = f"{table}: it is no table that `ingest` made"
-    for field in Schema.from_arrow(schema_of(TABLE)).fields:
-        if kinds.pop(field.name, None) != field.type:
-            reason = "is missing, or of another type"
-            raise InputError(f"{foreign}: column {field.name} {reason}")
+    wrong = [
+        field.name
+        for field in Schema.from_arrow(schema_of(TABLE)).fields
+        if kinds.get(field.name) != field.type
+    ]
     if opened.metadata().partition_columns != ["day"]:
-        raise InputError(f"{foreign}: it is not in folders of days")
+        wrong.append("day")
+    if wrong:
+        reason = f"it has no, or other, columns {', '.join(wrong)}"
+        raise InputError(f"{table}: no table that `ingest` made: {reason}")
     return opened
 
 
@@ -104,18 +111,8 @@ def make_table(table: str) -> None:
     """
     if "://" not in table and re.search("%[0-9A-Fa-f]{2}", table):
         raise InputError(f"{table}: Delta reads % in a path as an escape")
-    system, folder = fs.FileSystem.from_uri(table)
-    if system.get_file_info(folder).type == fs.FileType.File:
-        raise InputError(f"{table}: it is a file; name a new folder")
-    if DeltaTable.is_deltatable(table):
+    if is_table(table):
         check_rules(table, open_table(table))
-    else:
-        names = names_in(system, folder)
-        if NOTES in names:
-            raise InputError(f"{table}: {LOST_LOG}")
-        if names - {"_delta_log", "_quarantine"}:
-            reason = "something other than a table is there; name a new folder"
-            raise InputError(f"{table}: {reason}")
     for where, columns in (aside(table), QUARANTINE), (table, TABLE):
         schema = Schema.from_arrow(schema_of(columns))
         try:
@@ -160,14 +157,12 @@ def parts_of(table: str) -> Iterator[tuple[str, DeltaTable]]:
 # ==== Commits ================================================================
 
 
-def commit(
-    where: str, opened: DeltaTable, files: Sequence[Any], name: str
-) -> None:
-    """Add files to a table as it was opened, all at once, under a name.
+def commit(where: str, opened: DeltaTable, files: Sequence[Any]) -> None:
+    """Add files to a table as it was opened, all at once.
 
-    Raises: BusyError if another commit of that name was made since then, or
-    the table has changed so that it may lack what it had, or a file is gone;
-    InputError if Delta cannot write the table.
+    Raises: BusyError if files were added so since then, or the table has
+    changed so that it may lack what it had, or a file is gone; InputError if
+    Delta cannot write the table.
     """
     busy = BusyError(
         f"another ingest, compact or expire is at work on {where}; run this"
@@ -177,7 +172,7 @@ def commit(
     infos = files_at(where).get_file_info([x.path for x in files])
     if any(info.type == fs.FileType.NotFound for info in infos):
         raise busy
-    if not is_kept(open_delta(where), opened.version()):
+    if not is_kept(open_delta(where), opened.version(), stamp_of(opened)):
         raise busy
 
     now = time.time_ns() // 1_000_000
@@ -185,7 +180,10 @@ def commit(
         AddAction(x.path, x.bytes, {"day": x.day}, now, True, x.stats)
         for x in files
     ]
-    properties = CommitProperties(app_transactions=[Transaction(name, now)])
+    # Of two commits that began with one snapshot and set this, Delta refuses
+    # the second, so that none adds what the other has added
+    ingest = Transaction("ingest", now)
+    properties = CommitProperties(app_transactions=[ingest])
     try:
         opened.create_write_transaction(
             actions, "append", opened.schema(), commit_properties=properties
@@ -202,25 +200,21 @@ def stamp_of(opened: DeltaTable) -> int | None:
     return commits[0].get("timestamp") if commits else None
 
 
-def is_kept(
-    opened: DeltaTable, version: int, stamp: int | None = None
-) -> bool:
-    """Return whether a table has what it had at a version.
+def is_kept(opened: DeltaTable, version: int, stamp: int | None) -> bool:
+    """Return whether a table has what it had at a version of some time.
 
-    What was dropped on purpose counts as if it was there.  With a *stamp*,
-    the commit of the version must have been made then.  If the log does not
-    tell, it is not kept.
+    What was dropped on purpose counts as if it was there.  If the log does
+    not tell, it is not kept.
     """
     later = opened.version() - version
-    if later < 0:
-        return False
+    if later <= 0:
+        return later == 0 and stamp_of(opened) == stamp
     # The last commit is first; one that says nothing of itself is not listed
     commits = opened.history(later + 1)
-    if len(commits) != later + 1:
-        return later == 0 and stamp is None
-    of_version = commits.pop()
-    return stamp in (None, of_version.get("timestamp")) and all(
-        map(is_keeping, commits)
+    return (
+        len(commits) == later + 1
+        and commits.pop().get("timestamp") == stamp
+        and all(map(is_keeping, commits))
     )
 
 

@@ -20,10 +20,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from . import files, tables
 from .captures import Capture, Segment
 from .inputs import UTC, InputError
-from .messages import schema_of
+from .messages import NUMBERED, ORDER, schema_of
 
-NUMBERED = ["recorder", "n"]  # which message it is
-ORDER = [(name, "ascending") for name in ("host", "recorder", "n")]
 # Of these a file has the least and the greatest value in Delta's log
 COUNTED = ("host", "recorder", "n", "time", "key", "size")
 # What a task did.  A row is a file, of the table or of lines for the
@@ -60,12 +58,10 @@ def add_segments(
     A segment that cannot be read stops no other.
     """
     parts = []
-    bad: dict[str, list[str]] = {}  # lines by their segments
+    bad: dict[tuple[str, str], None] = {}  # lines of segments, each once
     for segment in segments:
         try:
             rows = source.read(segment)
-        except FileNotFoundError:
-            continue  # another ingest has removed it
         except (InputError, OSError) as error:
             reason = str(error).removeprefix(f"{segment.path}: ")
             yield {"segment": segment.path, "fault": reason}
@@ -76,12 +72,11 @@ def add_segments(
         for numbers in ranges_of(messages) or [{}]:
             yield {"segment": segment.path, **numbers}
         lines = rows["corrupt"].drop_null().to_pylist()
-        in_a_copy = {*bad.setdefault(segment.name, [])}
-        bad[segment.name] += [x for x in lines if x not in in_a_copy]
+        bad |= dict.fromkeys((segment.name, line) for line in lines)
     if parts:
         rows = lacking(where, pa.concat_tables(parts))
         yield from write_messages(where, rows)
-        yield from write_lines(where, bad)
+        yield from write_lines(where, [*bad])
 
 
 def ranges_of(messages: pa.Table) -> list[dict[str, Any]]:
@@ -103,10 +98,8 @@ def lacking(where: str, rows: pa.Table) -> pa.Table:
     near = files.files_of(tables.open_table(where))
     for name in ("time", *NUMBERED):
         near = files.with_one_of(near, name, rows[name])
-    recorders = pc.unique(rows["recorder"])
-    present = files.rows_in(
-        where, near, NUMBERED, lambda x: pc.is_in(x["recorder"], recorders)
-    )
+    of_these = pc.field("recorder").isin(pc.unique(rows["recorder"]))
+    present = files.rows_in(where, near, NUMBERED, of_these)
     both = pa.concat_tables([present, rows.select(NUMBERED)])
     both = both.append_column("at", pa.array(np.arange(len(both))))
     groups = both.group_by(NUMBERED, use_threads=False)
@@ -125,21 +118,20 @@ def write_messages(where: str, rows: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def write_lines(
-    where: str, bad: dict[str, list[str]]
+    where: str, bad: list[tuple[str, str]]
 ) -> Iterator[dict[str, Any]]:
     """Write the lines of segments that the quarantine lacks."""
-    pairs = [(name, line) for name, lines in bad.items() for line in lines]
-    if not pairs:
+    if not bad:
         return
     aside = tables.aside(where)
     near = files.files_of(tables.open_delta(aside))
-    near = files.with_one_of(near, "segment", pa.chunked_array([[*bad]]))
+    names = pa.array([name for name, _ in bad])
+    near = files.with_one_of(near, "segment", names)
     rows = files.rows_in(aside, near, ["segment", "line"]).to_pydict()
     present = {*zip(rows["segment"], rows["line"])}
-    new = [pair for pair in pairs if pair not in present]
+    new = [pair for pair in bad if pair not in present]
     if new:
         today = datetime.datetime.now(UTC).date()
-        names, lines = zip(*new)
-        rows = pa.table({"segment": names, "line": lines})
+        rows = pa.table([*zip(*new)], ["segment", "line"])
         file = files.write_file(aside, today, rows, ["segment"])
         yield {"is_aside": True, **file}

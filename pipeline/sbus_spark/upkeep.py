@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from .files import count_rows, files_at, files_of
+from .files import count_rows, files_of
 from .inputs import absolute
 from .known import Known
-from .tables import COMPACTED, READERS_HOURS, commit, open_delta, parts_of
+from .tables import READERS_HOURS, open_delta, parts_of
 
 
 def expire(table: str, before: datetime.date) -> tuple[int, int]:
@@ -31,44 +30,32 @@ def expire(table: str, before: datetime.date) -> tuple[int, int]:
     return counts[0], sum(counts[1:])
 
 
-def compact(table: str) -> tuple[int, int, int]:
+def compact(table: str) -> tuple[int, int]:
     """Merge the small files of each day, of the quarantine as well.
 
-    Return how many files there were, how many there are, and how many older
-    ones were removed.  Raises: as open_table.
+    Return how many files there were, and how many there are.
+    Raises: as open_table.
     """
     before = after = 0
-    for where, opened in parts_of(table):
+    for _, opened in parts_of(table):
         before += len(files_of(opened))
         opened.optimize.compact()
         opened.update_incremental()
         after += len(files_of(opened))
-        commit(where, opened, [], COMPACTED)
-    return before, after, clear(table)
+    clear(table)
+    return before, after
 
 
-def clear(table: str) -> int:
-    """Remove files of days that no snapshot of the last READERS_HOURS names.
+def clear(table: str) -> None:
+    """Remove files that no snapshot of the last READERS_HOURS names.
 
     The log of older commits goes as well: a checkpoint has what they did.
-    Return how many files went.
     """
     where = absolute(table)
-    Known(
-        where, open_delta(where)
-    ).write()  # while the log tells that it holds
-    count = 0
-    for where, opened in parts_of(table):
-        files = files_at(where)
-        removable = opened.vacuum(READERS_HOURS, True, False, full=True)
-        for path in removable:
-            # What is elsewhere is not the table's.  The second folder is of a
-            # table whose changes another tool wanted to see
-            if path.startswith(("day=", "_change_data/")):
-                # The log names for a week also what has gone before
-                with contextlib.suppress(FileNotFoundError):
-                    files.delete_file(path)
-                    count += 1
+    known = Known(where, open_delta(where))
+    for _, opened in parts_of(table):
+        opened.vacuum(READERS_HOURS, False, False, full=True)
+    known.write()  # while the log tells that it holds
+    for _, opened in parts_of(table):
         opened.create_checkpoint()
         opened.cleanup_metadata()
-    return count

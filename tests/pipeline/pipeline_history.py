@@ -234,15 +234,11 @@ class History:
             between()
             return outcomes
 
-        batches: list[intake.Batch] = []
         is_cleaning = self.random.random() < 0.4
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(intake, "do_tasks", do)
             where = str(self.capture), str(self.table)
-            report = batches.append
-            intake.ingest(
-                NO_SESSION, *where, is_cleaning=is_cleaning, report=report
-            )
+            batches = [*intake.rounds(NO_SESSION, *where, is_cleaning)]
         self.remarks = batches[-1].remarks
         self.took(listed)
 

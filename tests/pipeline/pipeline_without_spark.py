@@ -66,4 +66,4 @@ def names_in(folder: Path) -> set[str]:
 if __name__ == "__main__":
     intake.do_tasks = lambda _, *task: do_here(*task)
     is_cleaning = "--clean" in sys.argv
-    sbus_spark.ingest(NO_SESSION, *sys.argv[1:3], is_cleaning=is_cleaning)
+    sbus_spark.ingest(NO_SESSION, *sys.argv[1:3], is_cleaning)

@@ -1,8 +1,4 @@
-"""Tests of audits.
-
-Traces are made by a real bus, and by a bus on paper, which writes any number
-of events.  Each has breaches planted into it.
-"""
+"""Tests of audits of a real trace, with breaches planted into it."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_paper import Event, PaperBus, write_trace
+from pipeline_paper import Event, write_trace
 from pipeline_plants import PLANTED
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
@@ -45,9 +41,12 @@ def ending() -> list[Event]:
     return [*closes, {"t": 1, "ev": "stop", **ABOUT}]
 
 
-def paper_trace() -> list[Event]:
-    """Return a small trace of a bus on paper."""
-    return list(map(json.loads, PaperBus(500, 50, 20).run(4_000)))
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return the lines of a trace of a real bus."""
+    folder = tmp_path_factory.mktemp("real")
+    real_run(folder, 500)
+    return (folder / "trace").read_text().splitlines(keepends=True)
 
 
 def breaches_in(spark: SparkSession, path: Path) -> list[Row]:
@@ -64,156 +63,150 @@ def breaches_by_file(rows: list[Row]) -> dict[str, list[str]]:
     return {name: sorted(breaches) for name, breaches in found.items()}
 
 
-class TestAudit:
-    """Was each delivery owed, and each owed delivery made?"""
+# ---- Was each delivery owed, and each owed delivery made?
 
-    def test_planted_breaches_are_found_and_nothing_else(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """Each in a trace of its own; a trace without is in order."""
-        traces = tmp_path / "traces"
-        traces.mkdir()
-        sources = {
-            "paper": paper_trace(),
-            "real": real_run(tmp_path, 500),
-        }
-        expected = {}
-        for source, events in sources.items():
-            write_trace(traces / source, events)
-            for plant, breach in PLANTED.items():
-                name = f"{source}-{plant.__name__}"
-                planted = [dict(event) for event in events]
-                plant(planted)
-                write_trace(traces / name, planted)
-                expected[name] = breach.split()
-        lines = (traces / "paper").read_text().splitlines(keepends=True)
-        for name, text in {
-            "torn": [*lines[:300], '{"n":30\n', *lines[300:]],
-            "killed": lines[:-1],
-            "headless": lines[1:],
-        }.items():
-            (traces / name).write_text("".join(text))
-            expected[name] = ["bad-trace"]
-        (traces / "gap").write_text("".join([*lines[:-2], lines[-1]]))
-        expected["gap"] = ["bad-trace", "bad-trace"]  # a number, and a close
-        (traces / "twice").write_text("".join(lines + lines))
-        found = breaches_in(spark, traces)
-        assert breaches_by_file(found) == expected
 
-    def test_compressed_and_unfinished_traces(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """A bus that still runs has not stopped, nor ended its last line."""
-        text = "".join(PaperBus(500, 50, 20).run(2_000)).encode()
-        end = text.index(b"\n", text.rindex(b'"ev":"msg"'))
-        unfinished = text[:end] + b'\n{"n":20'
-        for name, content in {
-            "a.gz": gzip.compress(text),
-            "b.zst": pyarrow.compress(text, "zstd", asbytes=True),
-            "torn": text + b'{"n":20',
-        }.items():
-            (tmp_path / name).write_bytes(content)
-        assert breaches_in(spark, tmp_path) == []
-        (tmp_path / "unfinished").write_bytes(unfinished)
-        (found,) = breaches_in(spark, tmp_path)
-        assert found.breach == "bad-trace" and "no stop" in found.detail
-        running = sbus_spark.audit(spark, [str(tmp_path)], is_running=True)
-        assert set(sbus_spark.summary(running)) == {"undecided"}
+def test_planted_breaches_are_found_and_nothing_else(
+    spark: SparkSession, trace: list[str], tmp_path: Path
+) -> None:
+    """Each in a trace of its own; a trace without is in order."""
+    expected = {}
+    for plant, breach in PLANTED.items():
+        events = list(map(json.loads, trace))
+        plant(events)
+        write_trace(tmp_path / plant.__name__, events)
+        expected[plant.__name__] = breach.split()
+    for name, lines in {
+        "torn": [*trace[:300], '{"n":30\n', *trace[300:]],
+        "killed": trace[:-1],
+        "headless": trace[1:],
+    }.items():
+        (tmp_path / name).write_text("".join(lines))
+        expected[name] = ["bad-trace"]
+    (tmp_path / "gap").write_text("".join([*trace[:-2], trace[-1]]))
+    expected["gap"] = ["bad-trace", "bad-trace"]  # a number, and a close
+    (tmp_path / "twice").write_text("".join(trace + trace))
+    assert breaches_by_file(breaches_in(spark, tmp_path)) == expected
 
-    def test_a_trace_in_several_files(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """A file without a start goes on where exactly one other ends."""
-        lines = list(PaperBus(500, 50, 20).run(3_000))
-        for name, part in {
-            "c": lines[:1_000],
-            "b": lines[1_000:2_000],
-            "a": lines[2_000:],
-        }.items():
-            (tmp_path / name).write_text("".join(part))
-        assert breaches_in(spark, tmp_path) == []
-        (tmp_path / "b").unlink()
-        found = {row.breach for row in breaches_in(spark, tmp_path)}
-        assert found == {"bad-trace"}
 
-    def test_an_order_exempts_only_while_it_is_in_force(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """What is sent before and after it is to be in order."""
-        events, m = beginning(), 0
-        for order in ("queue", "stack", "queue"):
-            key = f"order/{order}"
-            events.append({"t": 1, "ev": "ctl", "c": 1, "key": key})
-            m += 2
-            for one in (m - 1, m):
-                more = {"m": one, "key": "k", "size": 0}
-                events.append({"t": 1, "ev": "msg", "c": 2, **more})
-            for one in (m, m - 1):
-                events.append({"t": 1, "ev": "send", "m": one, "c": 1})
-        write_trace(tmp_path / "t", [*events, *ending()])
-        found = breaches_in(spark, tmp_path / "t")
-        assert sorted((row.breach, row.m) for row in found) == [
-            ("out-of-order", 1),
-            ("out-of-order", 5),
-        ]
+def test_compressed_and_unfinished_traces(
+    spark: SparkSession, trace: list[str], tmp_path: Path
+) -> None:
+    """A bus that still runs has not stopped, nor ended its last line."""
+    text = "".join(trace).encode()
+    end = text.index(b"\n", text.rindex(b'"ev":"msg"'))
+    unfinished = text[:end] + b'\n{"n":20'
+    for name, content in {
+        "a.gz": gzip.compress(text),
+        "b.zst": pyarrow.compress(text, "zstd", asbytes=True),
+        "torn": text + b'{"n":20',
+    }.items():
+        (tmp_path / name).write_bytes(content)
+    assert breaches_in(spark, tmp_path) == []
+    (tmp_path / "unfinished").write_bytes(unfinished)
+    (found,) = breaches_in(spark, tmp_path)
+    assert found.breach == "bad-trace" and "no stop" in found.detail
+    running = sbus_spark.audit(spark, [str(tmp_path)], is_running=True)
+    assert set(sbus_spark.summary(running)) == {"undecided"}
 
-    def test_what_was_never_sent_is_missing(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """[TRACE-7] But while its client is there, a later event may tell."""
-        events = beginning()
-        for m in range(1, 1_001):
-            more = {"m": m, "key": "k", "size": 0}
+
+def test_a_trace_in_several_files(
+    spark: SparkSession, trace: list[str], tmp_path: Path
+) -> None:
+    """A file without a start goes on where exactly one other ends."""
+    for name, part in {
+        "c": trace[:1_000],
+        "b": trace[1_000:2_000],
+        "a": trace[2_000:],
+    }.items():
+        (tmp_path / name).write_text("".join(part))
+    assert breaches_in(spark, tmp_path) == []
+    (tmp_path / "b").unlink()
+    found = {row.breach for row in breaches_in(spark, tmp_path)}
+    assert found == {"bad-trace"}
+
+
+def test_an_order_exempts_only_while_it_is_in_force(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """What is sent before and after it is to be in order."""
+    events, m = beginning(), 0
+    for order in ("queue", "stack", "queue"):
+        key = f"order/{order}"
+        events.append({"t": 1, "ev": "ctl", "c": 1, "key": key})
+        m += 2
+        for one in (m - 1, m):
+            more = {"m": one, "key": "k", "size": 0}
             events.append({"t": 1, "ev": "msg", "c": 2, **more})
-        close, other, stop = ending()
-        for name, last in {
-            "left": [close, other, stop],
-            "left, killed": [close, other],
-            "there": [other, stop],
-            "there, killed": [other],
-            "later": [{"t": 1, "ev": "send", "m": 1_000, "c": 1}],
-        }.items():
-            write_trace(tmp_path / name, [*events, *last])
-        for is_running in (False, True):
-            rows = sbus_spark.audit(spark, [str(tmp_path)], is_running)
-            found: dict[str, dict[str, int]] = {}
-            for row in rows.collect():
-                counts = found.setdefault(Path(row.file).name, {})
-                counts.setdefault(row.breach, 0)
-                counts[row.breach] += row.messages
-            no_stop = {} if is_running else {"bad-trace": 1}
-            assert found == {
-                "left": {"missing": 1_000},
-                "left, killed": {"missing": 1_000, **no_stop},
-                "there": {"missing": 1_000, "bad-trace": 1},
-                "there, killed": {"undecided": 1_000, **no_stop},
-                "later": {"missing": 999, **no_stop},
-            }
+        for one in (m, m - 1):
+            events.append({"t": 1, "ev": "send", "m": one, "c": 1})
+    write_trace(tmp_path / "t", [*events, *ending()])
+    found = breaches_in(spark, tmp_path / "t")
+    assert sorted((row.breach, row.m) for row in found) == [
+        ("out-of-order", 1),
+        ("out-of-order", 5),
+    ]
 
-    def test_the_stop_is_in_another_file(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """[TRACE-7] And so is the close: what was never sent is missing."""
-        more = {"m": 1, "key": "k", "size": 0}
-        message = {"t": 1, "ev": "msg", "c": 2, **more}
-        write_trace(tmp_path / "t", [*beginning(), message, *ending()])
-        lines = (tmp_path / "t").read_text().splitlines(keepends=True)
-        (tmp_path / "t").write_text("".join(lines[:5]))
-        (tmp_path / "u").write_text("".join(lines[5:]))
-        (found,) = breaches_in(spark, tmp_path)
-        assert (found.breach, found.m, found.c) == ("missing", 1, 1)
 
-    def test_payload_of_a_secret(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """[TRACE-4] A server never writes it."""
-        lines = list(PaperBus(500, 50, 20).run(2_000))
-        at = next(
-            at
-            for at, line in enumerate(lines)
-            if '"ev":"msg"' in line and "!/cred/" in line
-        )
-        lines[at] = lines[at].replace("}", ',"data":"eA=="}')
-        (tmp_path / "t").write_text("".join(lines))
-        (found,) = breaches_in(spark, tmp_path / "t")
-        assert found.breach == "bad-trace" and "secret" in found.detail
+def test_what_was_never_sent_is_missing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """[TRACE-7] But while its client is there, a later event may tell."""
+    events = beginning()
+    for m in range(1, 1_001):
+        more = {"m": m, "key": "k", "size": 0}
+        events.append({"t": 1, "ev": "msg", "c": 2, **more})
+    close, other, stop = ending()
+    for name, last in {
+        "left": [close, other, stop],
+        "left, killed": [close, other],
+        "there": [other, stop],
+        "there, killed": [other],
+        "later": [{"t": 1, "ev": "send", "m": 1_000, "c": 1}],
+    }.items():
+        write_trace(tmp_path / name, [*events, *last])
+    for is_running in (False, True):
+        rows = sbus_spark.audit(spark, [str(tmp_path)], is_running)
+        found: dict[str, dict[str, int]] = {}
+        for row in rows.collect():
+            counts = found.setdefault(Path(row.file).name, {})
+            counts.setdefault(row.breach, 0)
+            counts[row.breach] += row.messages
+        no_stop = {} if is_running else {"bad-trace": 1}
+        assert found == {
+            "left": {"missing": 1_000},
+            "left, killed": {"missing": 1_000, **no_stop},
+            "there": {"missing": 1_000, "bad-trace": 1},
+            "there, killed": {"undecided": 1_000, **no_stop},
+            "later": {"missing": 999, **no_stop},
+        }
+
+
+def test_the_stop_is_in_another_file(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """[TRACE-7] And so is the close: what was never sent is missing."""
+    more = {"m": 1, "key": "k", "size": 0}
+    message = {"t": 1, "ev": "msg", "c": 2, **more}
+    write_trace(tmp_path / "t", [*beginning(), message, *ending()])
+    lines = (tmp_path / "t").read_text().splitlines(keepends=True)
+    (tmp_path / "t").write_text("".join(lines[:5]))
+    (tmp_path / "u").write_text("".join(lines[5:]))
+    (found,) = breaches_in(spark, tmp_path)
+    assert (found.breach, found.m, found.c) == ("missing", 1, 1)
+
+
+def test_payload_of_a_secret(
+    spark: SparkSession, trace: list[str], tmp_path: Path
+) -> None:
+    """[TRACE-4] A server never writes it."""
+    lines = [*trace]
+    at = next(
+        at
+        for at, line in enumerate(lines)
+        if '"ev":"msg"' in line and "!/cred/" in line
+    )
+    lines[at] = lines[at].replace("}", ',"data":"eA=="}')
+    (tmp_path / "t").write_text("".join(lines))
+    (found,) = breaches_in(spark, tmp_path / "t")
+    assert found.breach == "bad-trace" and "secret" in found.detail

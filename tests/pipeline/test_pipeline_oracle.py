@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 import sbus_spark
 from pipeline_bed import TIMEOUT
+from sbus_spark import traces
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
@@ -32,9 +33,13 @@ def counted(found: Any) -> Counter[tuple[Any, ...]]:
 
 
 def test_two_auditors_name_the_same(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In traces at random of the server itself, with and without breaches."""
+    """In traces at random of the server itself, with and without breaches.
+
+    They are read in blocks.
+    """
+    monkeypatch.setattr(traces, "BLOCK_BYTES", 9_999)
     for seed in range(either(400, 40)):
         chosen = random.Random(seed)
         path = tmp_path / f"{seed:03}"

@@ -12,17 +12,23 @@ from pipeline_paper import capture_line
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
-from pyspark.sql import SparkSession
-
 import sbus_spark
 from pipeline_bed import TIMEOUT
+from pipeline_without_spark import NO_SESSION, do_here
 from sbus_client import Client
+from sbus_spark import intake
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
 
 
-def table_of(spark: SparkSession, folder: Path, *rows: str) -> str:
+@pytest.fixture(autouse=True)
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ingests do their tasks here."""
+    monkeypatch.setattr(intake, "do_tasks", lambda _, *task: do_here(*task))
+
+
+def table_of(folder: Path, *rows: str) -> str:
     """Return a table of messages, each in a segment of its own."""
     capture, table = folder / "capture", str(folder / "table")
     capture.mkdir()
@@ -38,18 +44,16 @@ def table_of(spark: SparkSession, folder: Path, *rows: str) -> str:
             data=base64.b64encode(payload.encode()).decode(),
         )
         (capture / f"R-{number:06}.jsonl").write_text(line)
-    counts = sbus_spark.ingest(spark, str(capture), table)
+    counts = sbus_spark.ingest(NO_SESSION, str(capture), table)
     assert counts == (len(rows), 0)
     return table
 
 
-def test_messages_come_in_order(
-    spark: SparkSession, hearer: Client, tmp_path: Path
-) -> None:
+def test_messages_come_in_order(hearer: Client, tmp_path: Path) -> None:
     """By time and host, but a recorder's by number; secrets are keys."""
     own = hearer.whoami()
     table = table_of(
-        spark, tmp_path,
+        tmp_path,
         "100000.000001 h r 1 é g", "100000 h r 10 B f",
         "100000 h r 9 k/a/b e", "100000 h q 11 k/é d",
         "100000 g r 12 k/ c", "1 z z 13 B b",
@@ -70,12 +74,10 @@ def test_messages_come_in_order(
         assert {b"k/\xe9", b"\xe9"} & keys or count < 2
 
 
-def test_a_speed_keeps_the_times(
-    spark: SparkSession, hearer: Client, tmp_path: Path
-) -> None:
+def test_a_speed_keeps_the_times(hearer: Client, tmp_path: Path) -> None:
     """So many times as fast: an hour does not go by in less than its part."""
     rows = "0 h r 1 k a", "1800 h r 2 k b", "3600 h r 3 k c"
-    table = table_of(spark, tmp_path, *rows)
+    table = table_of(tmp_path, *rows)
     for speed, seconds in ((float("inf"), 0.0), (720.0, 5.0)):
         began = time.monotonic()
         assert sbus_spark.replay(table, hearer.address, speed) == 3
@@ -83,14 +85,12 @@ def test_a_speed_keeps_the_times(
         assert b"".join(hearer.receive()[1] for _ in "abc") == b"abc"
 
 
-def test_a_message_without_its_payload(
-    spark: SparkSession, hearer: Client, tmp_path: Path
-) -> None:
+def test_a_message_without_its_payload(hearer: Client, tmp_path: Path) -> None:
     """It cannot be published, and the error names it."""
     (tmp_path / "capture").mkdir()
     segment = tmp_path / "capture" / "R-000001.jsonl"
     segment.write_text(capture_line(1, key="k", data=None))
     table = str(tmp_path / "table")
-    assert sbus_spark.ingest(spark, str(segment.parent), table) == (1, 0)
+    assert sbus_spark.ingest(NO_SESSION, str(segment.parent), table) == (1, 0)
     with pytest.raises(sbus_spark.InputError, match="key 'k': .* without"):
         sbus_spark.replay(table, hearer.address)
