@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
@@ -12,6 +13,8 @@ import types
 import warnings
 from collections.abc import Sequence
 from typing import cast
+
+import sbus_client
 
 from .console import explain, note
 from .options import option_parser
@@ -24,16 +27,18 @@ def run(arguments: Sequence[str] | None) -> int:
 
     0 is success, 1 that something was found, 2 an error.
     """
-    options = option_parser().parse_args(arguments)
+    options = argparse.Namespace(verbose=False, table="")
     try:
-        return int(options.run(options))
-    except BrokenPipeError:  # as of `show | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
+        option_parser().parse_args(arguments, options)
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
     except Exception as error:
         if options.verbose:
             traceback.print_exc()
-        note(explain(error, getattr(options, "table", "")))
+        if not isinstance(error, BrokenPipeError):  # its reader had enough
+            note(explain(error, options.table))
+        sbus_client.discard_output(1)
         return 2
 
 

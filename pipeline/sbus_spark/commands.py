@@ -17,6 +17,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import sbus_client
+
 from . import inputs
 from .console import note, notify
 from .inputs import InputError, Selection, key_text, printable
@@ -76,7 +78,9 @@ def run_status(options: argparse.Namespace) -> int:
     if options.openmetrics:
         print(*states.metrics_of(state), sep="\n")
     else:
-        print(json.dumps(state, indent=None if options.json else 2))
+        print(
+            json_text(state) if options.json else json.dumps(state, indent=2)
+        )
     ages = states.ages_of(state, options.host)
     old = [text for text in ages if ages[text] > options.max_age]
     for text in old:
@@ -96,15 +100,15 @@ def run_show(options: argparse.Namespace) -> int:
 
 
 def text_line(row: dict[str, Any]) -> str:
-    """Return a message as a line: time, host, key and payload.
+    """Return a message as a line: time, host, key and payload."""
+    time, host = inputs.utc_text(row["time"]), printable(row["host"])
+    payload = sbus_client.printable(row["payload"] or b"")
+    return "\t".join([time, host, key_text(row["key"]), payload])
 
-    A backslash is doubled, so that it is not taken for that of an escape.
-    """
-    payload = (row["payload"] or b"").decode("latin-1")
-    keys = [x.replace("\\", "\\\\") for x in (row["key"], payload)]
-    time = row["time"].isoformat(timespec="microseconds")
-    texts = row["host"], *map(key_text, keys)
-    return "\t".join([time, *map(printable, texts)])
+
+def json_text(value: object) -> str:
+    """Return JSON for programs, in a line."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 def json_line(row: dict[str, Any]) -> str:
@@ -114,7 +118,7 @@ def json_line(row: dict[str, Any]) -> str:
     line |= {name: row[name] for name in ("host", "key", "size")}
     if row["payload"] is not None:
         line["data"] = base64.b64encode(row["payload"]).decode()
-    return json.dumps(line, separators=(",", ":"))
+    return json_text(line)
 
 
 def run_compact(options: argparse.Namespace) -> int:
@@ -153,7 +157,7 @@ def run_report(options: argparse.Namespace) -> int:
     rows = reading.read_rows(sessions.session(), options.table, selection)
     numbers = report.summarize(rows, selection.patterns)
     if options.json:
-        print(json.dumps(numbers))
+        print(json_text(numbers))
         return 0
 
     output.write_text(report.page(numbers, options.table), "utf-8")
@@ -178,7 +182,7 @@ def run_audit(options: argparse.Namespace) -> int:
     if options.json:
         dicts = [row.asDict() for row in shown]
         result = {"counts": counts, "undecided": undecided, "breaches": dicts}
-        print(json.dumps(result))
+        print(json_text(result))
         return 1 if counts else 0
 
     for row in shown:
@@ -202,7 +206,7 @@ def describe(row: Any) -> str:
         if row[name] is not None
     ]
     if row["key"] is not None:
-        about.append(f"key={key_text(row['key'])!r}")
+        about.append(f"key='{key_text(row['key'])}'")
     return f"{row.breach} {' '.join(about)}: {row.detail} ({row.file})"
 
 

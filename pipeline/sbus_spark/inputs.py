@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import datetime
 import os
-import re
 from typing import NamedTuple
+
+import sbus_client
 
 UTC = datetime.timezone.utc
 # A day from the ends of the calendar, so that zones and days can be added
 FIRST = datetime.datetime(1, 1, 2, tzinfo=UTC)
 LAST = datetime.datetime(9999, 1, 2, tzinfo=UTC)
-UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 class PipelineError(Exception):
@@ -46,9 +46,8 @@ def printable(text: str) -> str:
 
 
 def key_text(key: str) -> str:
-    """Return a key, whose code points are bytes, as the text in UTF-8."""
-    octets = key.encode("latin-1", "backslashreplace")
-    return octets.decode("utf-8", "backslashreplace")
+    """Return text whose code points are bytes as a client prints it."""
+    return sbus_client.printable(key.encode("latin-1", "backslashreplace"))
 
 
 def positive(text: str) -> float:
@@ -59,17 +58,10 @@ def positive(text: str) -> float:
     return number
 
 
-def seconds(text: str) -> float:
-    """Return a length of time: 90, 90s, 15m, 1h, 30d.  Raises: ValueError."""
-    match = re.fullmatch(r"(.*?)([smhd]?)", text)
-    assert match
-    return positive(match[1]) * UNITS[match[2]]
-
-
 def day_ago(text: str) -> datetime.date:
     """Return the day so long ago, a day at least: 30d.  Raises: ValueError."""
-    age = seconds(text)
-    if not UNITS["d"] <= age <= 700_000 * UNITS["d"]:
+    age = sbus_client.seconds(text)
+    if not 86_400 <= age <= 700_000 * 86_400:
         raise ValueError(text)
     now = datetime.datetime.now(UTC)
     return (now - datetime.timedelta(seconds=age)).date()
@@ -85,6 +77,11 @@ def moment(text: str) -> datetime.datetime:
 def moment_of(seconds: float) -> datetime.datetime:
     """Return a time, in seconds since 1970."""
     return datetime.datetime.fromtimestamp(seconds, UTC)
+
+
+def utc_text(time: datetime.datetime) -> str:
+    """Return a time as text, in UTC."""
+    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
 
 
 def nanoseconds(time: datetime.datetime) -> int:

@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 
 from . import tables
 from .captures import Capture, Segment
-from .inputs import BusyError, absolute, moment_of
+from .inputs import BusyError, absolute, moment_of, utc_text
 from .known import Known
 from .tasks import OUTCOME, Batches, do_task
 
@@ -212,6 +212,6 @@ def remarks_on(
     )
     for path, written in sorted(hidden.items()):
         if now - written > LEFT_SECONDS:
-            when = moment_of(written).isoformat(timespec="seconds")
+            when = utc_text(moment_of(written))
             remarks.append(f"{path}: left hidden since {when}: {remedy}")
     return remarks

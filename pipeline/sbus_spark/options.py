@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import sbus
+import sbus_client
 
 from . import commands, inputs
 
@@ -17,6 +18,9 @@ class OptionParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"sbus-spark: {message}; --help lists the options\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        print(message, end="", file=file, flush=True)
 
 
 def read_as(parse: Callable[[str], Any], example: str) -> Callable[[str], Any]:
@@ -33,7 +37,6 @@ def read_as(parse: Callable[[str], Any], example: str) -> Callable[[str], Any]:
     return value_of
 
 
-AGE = read_as(inputs.seconds, "90, 15m, 1h or 2d")
 DAYS = read_as(inputs.day_ago, "30d (at least 1d)")
 MOMENT = read_as(inputs.moment, "2026-11-22 or 2026-11-22T09:00")
 SPEED = read_as(inputs.positive, "0.5 or 10 (above 0)")
@@ -58,7 +61,7 @@ ARGUMENTS: dict[str, Any] = {
     "--max-age": value(
         "status 1 if the last message of a host, a segment that waits, or a"
         " hidden file is older: 90, 15m, 1h, 2d",
-        AGE,
+        sbus_client.seconds,
         default=math.inf,
     ),
     "--openmetrics": "print metrics",
@@ -100,6 +103,7 @@ def option_parser() -> OptionParser:
     """Return the parser of the command line."""
     parser = OptionParser(
         prog="sbus-spark",
+        allow_abbrev=False,
         description="Keep, show, check and repeat the traffic of a bus.",
         epilog="The exit status is 0; 1 if something was found, as a breach or"
         " a gap; 2 if it could not be done.",
@@ -109,7 +113,9 @@ def option_parser() -> OptionParser:
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for run, names in COMMANDS.items():
         name, about = run.__name__.removeprefix("run_"), run.__doc__
-        subparser = subparsers.add_parser(name, help=about, description=about)
+        subparser = subparsers.add_parser(
+            name, help=about, description=about, allow_abbrev=False
+        )
         subparser.set_defaults(run=run)
         for argument in [*names.split(), "--verbose"]:
             add(subparser, argument)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from .captures import Capture
 from .files import count_rows, files_of, last_times
-from .inputs import moment_of
+from .inputs import moment_of, utc_text
 from .known import RECENT_DAYS, Known
 from .tables import parts_of, stamp_of
 
@@ -115,7 +115,7 @@ def runs_of(where: str, files: pa.Table, known: Known, now: float) -> State:
             if host_of(name) not in seen:
                 runs[name] = {
                     "last": bounds[-1] - 1 if bounds else 0,
-                    "time": last.isoformat(timespec="seconds"),
+                    "time": utc_text(last),
                     "lag_seconds": round(now - last.timestamp(), 1),
                 }
     return dict(sorted(runs.items()))

@@ -10,7 +10,7 @@ What is tried; there may be several, and each may have a name, NAME=...:
   --client COMMAND     the adapter of a client; {address} stands for where to
                        connect, or for nothing
 
-How it is tried:
+How it is tried; times are as 90, 0.5, 15m, 1h or 2d:
 
   --level LEVEL        protocol: what its text asks for; sbus: chapters 2 to 8,
                        the default; daemon, or --ours: chapter 9 and what needs
@@ -42,7 +42,9 @@ What is printed or written:
   --list               what would be run
   --verbose            each step when it is taken, with its time
   --save DIRECTORY     each example that fails, as a file for --examples
-  --json --junit       a report for programs, instead
+  --json               a line for each server and client, instead
+  --junit              a report for programs, instead
+  --version            which edition of the specification this is
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ from conformance.examples import Block, blocks_of, read_blocks
 from conformance.rules import SPEC, read_rules
 from conformance.server import RunningServer, ServerProcess
 
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}  # in seconds
 REPORTS = {
     "json": report.json_report,
     "junit": report.junit_report,
@@ -81,7 +84,10 @@ class Parser(argparse.ArgumentParser):
     """A parser that says in one line what is wrong."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"conformance: {message}; see --help\n")
+        self.exit(2, f"conformance: {message}; --help lists the options\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        print(message, end="", file=file, flush=True)
 
 
 class Program(NamedTuple):
@@ -125,15 +131,18 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     usage = "python3 spec/conformance [option ...]"
     parser = Parser("conformance", usage, __doc__, formatter_class=form)
+    parser.allow_abbrev = False
     # The docstring of this module says what they are
     add = functools.partial(parser.add_argument, help=argparse.SUPPRESS)
     add_switch = functools.partial(add, action="store_true")
-    add_number = functools.partial(add, type=seconds)
+    add_time = functools.partial(add, type=seconds)
 
     for option in ("--server", "--connect", "--client"):
         dest = "clients" if option == "--client" else "servers"
         kind = functools.partial(program, option)
         add(option, action="append", default=[], type=kind, dest=dest)
+    version = f"conformance {report.edition()}"
+    add("--version", action="version", version=version)
     for option in ("--list", "--verbose", "--keep"):
         add_switch(option)
     add("--level", choices=kit.LEVELS, default="sbus")
@@ -145,11 +154,11 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--jobs", type=int, choices=range(1, 65), default=2)
     add("--stage", type=int, choices=range(1, 7))
     add("--examples", type=Path)
-    add_number("--random", nargs="?", const=60.0)
+    add_time("--random", nargs="?", const=60.0)
     add("--seed", default="1")
-    add_number("--seconds", default=2.0)
-    add_number("--total", default=120.0)
-    add_number("--timeout-scale", default=1.0)
+    add_time("--seconds", default=2.0)
+    add_time("--total", default=120.0)
+    add_time("--timeout-scale", default=1.0)
     kinds = parser.add_mutually_exclusive_group()
     for name in REPORTS:
         hidden = argparse.SUPPRESS
@@ -184,37 +193,49 @@ def names_in(texts: Sequence[str]) -> set[str]:
 
 
 def seconds(text: str) -> float:
-    """Return seconds; raise ValueError if nobody can wait so long."""
-    if not 0.001 <= float(text) <= 86_400:
-        raise ValueError
-    return float(text)
+    """Return a length of time; raise ArgumentTypeError if it has none."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd]?)", text)
+    if match and float(match[1]):
+        return float(match[1]) * UNITS[match[2]]
+    form = "a time above 0, such as 90, 0.5, 15m, 1h or 2d"
+    raise argparse.ArgumentTypeError(f"{text!r} is not {form}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the kit; return 0 if nothing failed, 1 if something did, or 2."""
-    options = parse_options(arguments)
+    try:
+        return try_all(parse_options(arguments))
+    except (Failure, OSError, ValueError) as error:
+        if not isinstance(error, BrokenPipeError):  # its reader had enough
+            print(f"conformance: {error}", file=sys.stderr)
+        with contextlib.suppress(
+            OSError
+        ):  # Python writes at exit what is left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 2
+
+
+def try_all(options: argparse.Namespace) -> int:
+    """Do what the options ask for; return the exit status."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, end_soon)
     conversation.is_verbose = options.verbose
-    try:
-        if options.list:
-            return say(list_of(options))
-        if options.save:
-            options.save.mkdir(parents=True, exist_ok=True)
-        if options.known:
-            text = re.sub("#.*", "", options.known.read_text("utf-8"))
-            options.known = names_in(text.split())
-        if options.stage or options.random:
-            tried = grow if options.stage else walk
-            status = max(tried(options, server) for server in options.servers)
-            return 128 + min(kit.received) if kit.received else status
-        # Nothing else is printed where a program is to read a report
-        is_silent = any(getattr(options, kind) for kind in REPORTS)
-        with contextlib.redirect_stdout(None if is_silent else sys.stdout):
-            runs = [*run_all(options)]
-    except (Failure, OSError, ValueError) as error:
-        print(f"conformance: {error}", file=sys.stderr)
-        return 2
+    if options.list:
+        say(list_of(options))
+        return 0
+    if options.save:
+        options.save.mkdir(parents=True, exist_ok=True)
+    if options.known:
+        text = re.sub("#.*", "", options.known.read_text("utf-8"))
+        options.known = names_in(text.split())
+    if options.stage or options.random:
+        tried = grow if options.stage else walk
+        status = max(tried(options, server) for server in options.servers)
+        return 128 + min(kit.received) if kit.received else status
+    # Nothing else is printed where a program is to read a report
+    is_silent = any(getattr(options, kind) for kind in REPORTS)
+    with contextlib.redirect_stdout(None if is_silent else sys.stdout):
+        runs = [*run_all(options)]
     for kind, make in REPORTS.items():
         if getattr(options, kind):
             say(make(runs))
@@ -404,13 +425,9 @@ def wait_for_enter(server: ServerProcess, keyboard: int) -> None:
     kit.received.add(0)
 
 
-def say(text: str) -> int:
-    """Print a text; return the status 0."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # its reader has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+def say(text: str) -> None:
+    """Print a text."""
+    print(text, flush=True)
 
 
 def list_of(options: argparse.Namespace) -> str:

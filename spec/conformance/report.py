@@ -232,8 +232,8 @@ def junit_report(runs: Sequence[Run]) -> str:
 
 
 def json_report(runs: Sequence[Run]) -> str:
-    """Return the report for programs: of one run itself, or a list."""
-    told = [
+    """Return a report for programs: a line for each run."""
+    reports = [
         {
             "server": run.command,
             "specification": edition(),
@@ -242,4 +242,5 @@ def json_report(runs: Sequence[Run]) -> str:
         }
         for run in runs
     ]
-    return json.dumps(told if len(told) > 1 else told[0], indent=1)
+    compact = (",", ":")
+    return "\n".join(json.dumps(each, separators=compact) for each in reports)
