@@ -27,7 +27,7 @@ CODE = {
     # It is to have 1,300, which would cost the completion of shells
     "tools/*.py": 1_335,
     # It is to have 290
-    "services/link.py": 415,
+    "services/link.py": 416,
     # They are to have 340
     "services/broker.py services/store.py services/work.py": 488,
     "spec/**/*.py": 4_300,  # 80 are for the stages, which are for students
@@ -35,7 +35,7 @@ CODE = {
     # It is to have 2,100, which would cost features: the archive of Spark's
     # classes has 20 lines, metrics and what is told of errors 30, what refuses
     # or outlives other tools' tables some 50, the order of a recorder 20
-    "pipeline/**/*.py": 2_265,
+    "pipeline/**/*.py": 2_273,
     "pipeline/**/*.sql": 260,
     "tests/**/*.py test_sbus.py": 11_000,
     # It is to have 900, which would cost the benchmark of the client

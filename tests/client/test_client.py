@@ -58,7 +58,7 @@ def test_file_alone_runs(directory: Path) -> None:
     (directory / FILE.name).write_bytes(FILE.read_bytes())
     command = [sys.executable, "-S", "-E", FILE.name, "--version"]
     printed = subprocess.check_output(command, cwd=directory, text=True)
-    assert printed == f"{sbus_client.__version__}\n"
+    assert printed == f"sbus_client.py {sbus_client.__version__}\n"
 
 
 def test_async_client_has_the_calls_of_client() -> None:

@@ -200,7 +200,7 @@ def test_each_job_has_one_worker(bus: RealBus, client: Client) -> None:
 
 def test_what_comes_back_goes_first(bus: RealBus, client: Client) -> None:
     """Jobs are given in the order of their numbers."""
-    with Broker(bus, "--retry-seconds", "1e-6"):
+    with Broker(bus, "--retry-seconds", "0.000001"):
         for text in (b"1", b"2", b"3"):
             client.publish("jobs/x", text)
         worker = Worker(client)
