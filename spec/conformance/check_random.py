@@ -8,7 +8,7 @@ from .conversation import Failure
 from .trial import Trial, check
 
 SEED = "1"
-CONVERSATIONS = 100
+CONVERSATIONS = 60
 WITH_OPTIONS = 60
 
 

@@ -29,7 +29,7 @@ MODES = [
 ]
 OPTIONS: list[dict[str, Any]] = [
     *[{}] * 6,
-    *[{"max-backlog": size} for size in (270, 405, 540, 1100)] * 2,
+    *[{"max-backlog": size} for size in (270, 405, 540, 1100)],
     {"max-user-backlog": 400},
     {"max-bus-backlog": 540},
     {"max-patterns": 3, "max-shapes": 6, "max-bus-shapes": 12},
