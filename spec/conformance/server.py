@@ -281,7 +281,8 @@ class ServerProcess(Program):
         self._is_frozen = True
         self.send_signal(signal.SIGSTOP)
         kinds = os.WEXITED | os.WSTOPPED | os.WNOWAIT
-        os.waitid(os.P_PID, self.process.pid, kinds)
+        with contextlib.suppress(ChildProcessError):  # it has ended
+            os.waitid(os.P_PID, self.process.pid, kinds)
         end = time.monotonic() + self.seconds_max
         while not all(map(is_stopped, self.processes)):
             if time.monotonic() > end:
