@@ -9,7 +9,7 @@ from .trial import Trial, check
 
 SEED = "1"
 CONVERSATIONS = 60
-WITH_OPTIONS = 44  # four of each
+WITH_OPTIONS = 33  # three of each
 
 
 def walk(trial: Trial, count: int, *choices: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ WEIGHTS = {
     **{"mode": 12, "ask": 4, "mistake": 3, "fill": 7, "read": 8, "close": 3},
     **{"shut": 2, "deaf": 2, "burst": 5, "stir": 30},
 }
-LOT = 4  # conversations with the same options
+LOT = 3  # conversations with the same options
 LENGTHS = (4, 12, 24)
 SHRINK_SECONDS = 20.0
 FAILURES_IF_SURE = 2  # on a fresh server, after the first
