@@ -86,7 +86,6 @@ def what_is_not_stale_is_kept(trial: Trial) -> None:
     link = trial.server.new_path()
     os.symlink(trial.file(b""), link)
     for path in (trial.server.path, trial.file(b"precious"), link):
-        refuse(trial, path)
         refuse(trial, path, "-r")
     tell(client, b"MSG k\0")
     hear(client, b"MSG k\0")
@@ -249,15 +248,15 @@ def readiness_is_told(trial: Trial) -> None:
 
 @check("CTL-5")
 def numbers_of_many_users(trial: Trial) -> None:
-    for limit in (409_600, 8_000):
+    for limit, count in ((409_600, USERS), (8_000, USERS // 2)):
         trial.start("-g", "-o", "--max-packet", str(limit))
-        trial.say(f"{USERS} users connect, and root asks for numbers")
-        for uid in range(trial.user, trial.user + USERS):
+        trial.say(f"{count} users connect, and root asks for numbers")
+        for uid in range(trial.user, trial.user + count):
             trial.client(uid=uid)
         answer = trial.client().stats()
         require(len(answer) <= limit, f"its answer is above {limit} bytes")
         users = numbers_in(answer).get("users", ())
-        is_whole = len(users) == USERS + 1
+        is_whole = len(users) == count + 1
         require(is_whole or limit < 10_000, "it leaves out users")
 
 

@@ -8,8 +8,8 @@ from .conversation import Failure
 from .trial import Trial, check
 
 SEED = "1"
-CONVERSATIONS = 100
-WITH_OPTIONS = 60
+CONVERSATIONS = 60
+WITH_OPTIONS = 33  # three of each
 
 
 def walk(trial: Trial, count: int, *choices: dict[str, Any]) -> None:

@@ -17,8 +17,8 @@ from .wire import FILLER_BYTES, Wire
 OVERHEAD_BYTES = 128  # [LIMIT-22] of each packet of a backlog
 CROWD = 300  # clients
 TURN_PACKETS = 200  # of a client, more than a turn has
-GROWTH_BYTES_MAX = 4 << 20  # of a server that forgets them
-REST_SECONDS = 0.3
+GROWTH_BYTES_MAX = 2 << 20  # of a server that forgets them
+REST_SECONDS = 0.2
 UNREAD_BYTES_MAX = 416 << 10  # [LIMIT-21] before the kernel takes no more
 UNREAD_PACKET_BYTES = 60_000
 SOFT_DISCARD = b"CMSG blocking/soft/discard"

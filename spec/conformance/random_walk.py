@@ -29,7 +29,7 @@ MODES = [
 ]
 OPTIONS: list[dict[str, Any]] = [
     *[{}] * 6,
-    *[{"max-backlog": size} for size in (270, 405, 540, 1100)] * 2,
+    *[{"max-backlog": size} for size in (270, 540, 1100)],
     {"max-user-backlog": 400},
     {"max-bus-backlog": 540},
     {"max-patterns": 3, "max-shapes": 6, "max-bus-shapes": 12},
@@ -44,7 +44,7 @@ WEIGHTS = {
     **{"mode": 12, "ask": 4, "mistake": 3, "fill": 7, "read": 8, "close": 3},
     **{"shut": 2, "deaf": 2, "burst": 5, "stir": 30},
 }
-LOT = 5  # conversations with the same options
+LOT = 3  # conversations with the same options
 LENGTHS = (4, 12, 24)
 SHRINK_SECONDS = 20.0
 FAILURES_IF_SURE = 2  # on a fresh server, after the first

@@ -26,9 +26,12 @@ LOG_SHOWN_MAX = 55  # characters of a line, as a screen has 80
 
 def descendants(process: int) -> Iterator[int]:
     """Return the processes that a process has started, and so on."""
-    for file in Path(f"/proc/{process}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # it has ended
-            for child in map(int, file.read_text().split()):
+    threads = f"/proc/{process}/task"
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in os.listdir(threads):
+            with open(f"{threads}/{thread}/children") as file:
+                children = map(int, file.read().split())
+            for child in children:
                 yield child
                 yield from descendants(child)
 
@@ -273,8 +276,13 @@ class ServerProcess(Program):
 
     def freeze(self) -> None:
         """Stop the server and all that it started, until it is thawed."""
+        if self.process is None:
+            return
         self._is_frozen = True
         self.send_signal(signal.SIGSTOP)
+        kinds = os.WEXITED | os.WSTOPPED | os.WNOWAIT
+        with contextlib.suppress(ChildProcessError):  # it has ended
+            os.waitid(os.P_PID, self.process.pid, kinds)
         end = time.monotonic() + self.seconds_max
         while not all(map(is_stopped, self.processes)):
             if time.monotonic() > end:
