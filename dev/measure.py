@@ -35,7 +35,7 @@ CODE = {
     # It is to have 2,100, which would cost features: the archive of Spark's
     # classes has 20 lines, metrics and what is told of errors 30, what refuses
     # or outlives other tools' tables some 50, the order of a recorder 20
-    "pipeline/**/*.py": 2_273,
+    "pipeline/**/*.py": 2_293,
     "pipeline/**/*.sql": 260,
     "tests/**/*.py test_sbus.py": 11_000,
     # It is to have 900, which would cost the benchmark of the client

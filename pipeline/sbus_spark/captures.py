@@ -54,6 +54,9 @@ class Capture:
         if kind != fs.FileType.Directory:
             reason = "there is no such folder; `sbus record` makes one"
             raise InputError(f"{path}: {reason}")
+        log = self._files.get_file_info(f"{self.folder}/_delta_log")
+        if log.type != fs.FileType.NotFound:
+            raise InputError(f"{path}: it is a table, and no capture")
 
     def files(self) -> tuple[list[Segment], dict[str, float]]:
         """Return all segments, and when those that are hidden were written.
@@ -105,6 +108,8 @@ class Capture:
             with self._files.open_input_file(segment.path) as file:
                 if file.read_at(1, segment.size - 1) == b"\n":
                     return ""
+        except FileNotFoundError:  # another ingest has removed it
+            return ""
         except OSError as error:
             return str(error)
         return "its last line is not complete, so it waits"

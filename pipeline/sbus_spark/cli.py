@@ -38,7 +38,6 @@ def run(arguments: Sequence[str] | None) -> int:
             traceback.print_exc()
         if not isinstance(error, BrokenPipeError):  # its reader had enough
             note(explain(error, options.table))
-        sbus_client.discard_output(1)
         return 2
 
 
@@ -58,6 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            sbus_client.discard_output(1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if "pyspark.sql" in sys.modules:

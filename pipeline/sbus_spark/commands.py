@@ -160,7 +160,13 @@ def run_report(options: argparse.Namespace) -> int:
         print(json_text(numbers))
         return 0
 
-    output.write_text(report.page(numbers, options.table), "utf-8")
+    page = report.page(numbers, options.table)
+    if output.exists() and not output.is_file():  # as a terminal
+        output.write_text(page, "utf-8")
+    else:  # whoever reads it sees all of it, or the one before
+        hidden = output.with_name(f".{output.name}.{os.getpid()}")
+        hidden.write_text(page, "utf-8")
+        hidden.replace(output)
     print(f"the report is {output}")
     return 0
 

@@ -62,6 +62,8 @@ def add_segments(
     for segment in segments:
         try:
             rows = source.read(segment)
+        except FileNotFoundError:  # another ingest has removed it
+            continue
         except (InputError, OSError) as error:
             reason = str(error).removeprefix(f"{segment.path}: ")
             yield {"segment": segment.path, "fault": reason}

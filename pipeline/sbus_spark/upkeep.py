@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from .files import count_rows, files_of
+from .files import count_rows, files_at, files_of
 from .inputs import absolute
 from .known import Known
 from .tables import READERS_HOURS, open_delta, parts_of
@@ -47,15 +48,23 @@ def compact(table: str) -> tuple[int, int]:
 
 
 def clear(table: str) -> None:
-    """Remove files that no snapshot of the last READERS_HOURS names.
+    """Remove files of days that no snapshot of the last READERS_HOURS names.
 
     The log of older commits goes as well: a checkpoint has what they did.
     """
+    for where, opened in parts_of(table):
+        files = files_at(where)
+        for path in opened.vacuum(READERS_HOURS, True, False, full=True):
+            # Delta would remove others' files as well, also through links.
+            # The second folder has changes that another tool wanted to see
+            if path.startswith(("day=", "_change_data/")):
+                # The log names for a week also what has gone before
+                with contextlib.suppress(FileNotFoundError):
+                    files.delete_file(path)
+
     where = absolute(table)
-    known = Known(where, open_delta(where))
-    for _, opened in parts_of(table):
-        opened.vacuum(READERS_HOURS, False, False, full=True)
-    known.write()  # while the log tells that it holds
+    # While the log tells that they hold
+    Known(where, open_delta(where)).write()
     for _, opened in parts_of(table):
         opened.create_checkpoint()
         opened.cleanup_metadata()

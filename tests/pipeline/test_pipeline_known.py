@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +23,7 @@ pytest.importorskip("pyspark", reason="it needs Python 3.10")
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
-from pipeline_bed import command_line
+from pipeline_bed import TOP, command_line
 from pipeline_without_spark import NO_SESSION, do_here
 from sbus_spark import intake, tables
 from sbus_spark.known import Known
@@ -129,6 +131,35 @@ def test_what_keeps_rows_keeps_what_is_known(
     assert bed.ingest(is_cleaning=True) == 0
     assert not [*bed.capture.iterdir()]
     assert bed.opened().count() == rows
+
+
+def test_files_of_others_stay(bed: Bed, tmp_path: Path) -> None:
+    """A compaction removes nothing that is not the table's, nor by a link."""
+    elsewhere = tmp_path / "elsewhere"
+    kept = [elsewhere / "a", bed.table / "sub" / "b", bed.table / "c.txt"]
+    for path in kept:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        os.utime(path, (0, 0))
+    (bed.table / "link").symlink_to(elsewhere)
+    assert command_line("compact", bed.where)[0] == 0
+    assert all(path.exists() for path in kept)
+
+
+def test_what_was_printed_before_an_error(bed: Bed) -> None:
+    """It is not lost, also where standard output has a buffer."""
+    for n in 1, 2:  # a message on each of two other days
+        line = capture_line(n, rec="h_1_S", t=(n + 1) * 10**18)
+        (bed.capture / f"h_1_S-{n:06}.jsonl").write_text(line)
+    assert bed.ingest() == 2
+    (last,) = max(bed.table.glob("day=*")).glob("*.parquet")
+    last.write_bytes(b"damaged" * 100)
+    show = [sys.executable, TOP / "pipeline" / "sbus_spark", "show", bed.where]
+    environment = {**os.environ}
+    environment.pop("PYTHONUNBUFFERED", None)
+    done = subprocess.run(show, env=environment, capture_output=True)
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
+    assert done.stdout.count(b"\n") == 20  # those of the first day
 
 
 def restore(bed: Bed) -> None:
