@@ -154,7 +154,8 @@ def test_what_was_printed_before_an_error(bed: Bed) -> None:
     assert bed.ingest() == 2
     (last,) = max(bed.table.glob("day=*")).glob("*.parquet")
     last.write_bytes(b"damaged" * 100)
-    show = [sys.executable, TOP / "pipeline" / "sbus_spark", "show", bed.where]
+    program = str(TOP / "pipeline" / "sbus_spark")
+    show = [sys.executable, program, "show", bed.where]
     environment = {**os.environ}
     environment.pop("PYTHONUNBUFFERED", None)
     done = subprocess.run(show, env=environment, capture_output=True)
