@@ -246,8 +246,8 @@ def test_what_stays(broker: Broker, buses: list[RealBus]) -> None:
         Gateway(near, broker, "--out", "") as gateway,
         Client(near.path) as client,
     ):
-        with contextlib.suppress(TimeoutError):
-            client.request("up/ask", b"", 0.01)
+        # A request, by REQUEST-1
+        client.publish("up/ask", client.whoami().path + b"/random/1\0")
         client.publish("!/cred////x")
         client.publish("other")
         client.publish("up/last")
