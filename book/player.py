@@ -126,7 +126,7 @@ def check_form(lines: Sequence[str]) -> None:
             if re.fullmatch(slip, line):
                 raise ValueError(f"Line {number}, “{line}”: {said}")
         ids = re.findall(r"=(\d+)", line) if " process " in line else []
-        if any(int(each) > ID_MAX for each in ids):
+        if any(int(number) > ID_MAX for number in ids):
             raise ValueError(f"Line {number}: no id is above {ID_MAX}")
 
 

@@ -39,16 +39,16 @@ Lot = tuple[tuple[str, ...], Iterator[Conversation]]
 
 def lots(is_asked: Callable[[Conversation], bool]) -> Iterator[Lot]:
     """Return examples that any kernel can hold at once, by options."""
-    found = []
+    cases = []
     for case in read_cases():
         if not isinstance(case, Conversation) or not is_asked(case):
             continue
         verbs = {step.verb for step in case.steps}
         is_strange = "pid=" in str(case.steps) or verbs & {"room", "wait"}
         if not is_strange and (os.geteuid() == 0 or not has_users(case)):
-            found.append(case)
-    found.sort(key=options_of)
-    return itertools.groupby(found, key=options_of)
+            cases.append(case)
+    cases.sort(key=options_of)
+    return itertools.groupby(cases, key=options_of)
 
 
 def has_users(case: Conversation) -> bool:

@@ -21,11 +21,11 @@ def walk(trial: Trial, count: int, *choices: dict[str, Any]) -> None:
     from .random_walk import Walk
 
     walk = Walk(trial.server, SEED, choices)
-    for found in walk.failures(count=count):
-        trial.said[:] = found.lines
-        rules = " ".join(f"[{rule}]" for rule in found.rules)
-        what = f"{found.wrong}; the model decided by {rules}"
-        raise Failure(what, found.rules[0], is_sure=True)
+    for failure in walk.failures(count=count):
+        trial.said[:] = failure.lines
+        rules = " ".join(f"[{rule}]" for rule in failure.rules)
+        mistake = f"{failure.wrong}; the model decided by {rules}"
+        raise Failure(mistake, failure.rules[0], is_sure=True)
 
 
 @check("PUB-1", "BLOCK-13", fills=True, is_plain=True)

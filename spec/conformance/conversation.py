@@ -249,11 +249,11 @@ def json_difference(text: bytes, members: str) -> str:
     for path, value in (member.split("=") for member in members.split()):
         found: list[Any] = [whole]
         for name in path.split("."):
-            objects = [each for each in found if isinstance(each, dict)]
-            pairs = [pair for each in objects for pair in each.items()]
+            objects = [value for value in found if isinstance(value, dict)]
+            pairs = [pair for value in objects for pair in value.items()]
             found = [each for key, each in pairs if name in (key, "any")]
         values = found or [None]
-        plain = [each for each in values if not isinstance(each, bool)]
+        plain = [value for value in values if not isinstance(value, bool)]
         if json.loads(value) not in plain:
             received = ", ".join(map(json.dumps, found)) or "nothing"
             return f"{path}: expected {value}, received {received}"

@@ -281,7 +281,7 @@ def busy_time() -> float:
 def smaller(operations: list[Operation]) -> Iterator[list[Operation]]:
     """Yield operations without those of a client, some, or parts of one."""
     for name in {name for _, name, *_ in operations}:
-        yield [each for each in operations if each[1] != name]
+        yield [operation for operation in operations if operation[1] != name]
     yield from without(operations)
     for place, (kind, name, *more) in enumerate(operations):
         before, after = operations[:place], operations[place + 1 :]

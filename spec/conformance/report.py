@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -242,5 +243,6 @@ def json_report(runs: Sequence[Run]) -> str:
         }
         for run in runs
     ]
-    compact = (",", ":")
-    return "\n".join(json.dumps(each, separators=compact) for each in reports)
+    # In a line, without blanks
+    write = functools.partial(json.dumps, separators=(",", ":"))
+    return "\n".join(map(write, reports))

@@ -225,7 +225,8 @@ def frames_of(error: BaseException) -> list[traceback.FrameSummary]:
 def way_to(error: BaseException) -> str:
     """Return an error as Python prints it, without frames of the page."""
     lines = (
-        f"  line {one.lineno}, in {one.name}\n" for one in frames_of(error)
+        f"  line {frame.lineno}, in {frame.name}\n"
+        for frame in frames_of(error)
     )
     return f"{''.join(lines)}{type(error).__name__}: {error}\n"
 
@@ -265,11 +266,11 @@ class Shown(reprlib.Repr):
         for name, value in names.items():
             if not isinstance(value, (list, dict, set)) or name[:2] == "__":
                 continue
-            for one in value.values() if isinstance(value, dict) else value:
-                if wire_of(one) and not isinstance(one, ProgramWire):
-                    cards[self.repr(one)] = {
+            for part in value.values() if isinstance(value, dict) else value:
+                if wire_of(part) and not isinstance(part, ProgramWire):
+                    cards[self.repr(part)] = {
                         label: self.repr(fact)
-                        for label, fact in vars(one).items()
+                        for label, fact in vars(part).items()
                         if not isinstance(fact, ProgramWire)
                     }
             others[name] = self.repr(value)
@@ -283,7 +284,7 @@ def wire_of(value: object) -> int:
     if type(value).__module__ != "__main__":
         return 0  # no class of the program
     parts = vars(value).values() if hasattr(value, "__dict__") else ()
-    found = (one.number for one in parts if isinstance(one, ProgramWire))
+    found = (part.number for part in parts if isinstance(part, ProgramWire))
     return next(found, 0)
 
 

@@ -230,7 +230,7 @@ def test_many_lines_are_played() -> None:
     """The page has the last of them."""
     text = "".join(f"{'ABC'[n % 3]} > SUB {n}\n" for n in range(1_500))
     led = play("bench", text)["led"]
-    assert ["cards" in each for each in led] == [False] * 1_300 + [True] * 200
+    assert ["cards" in step for step in led] == [False] * 1_300 + [True] * 200
 
 
 @pytest.mark.parametrize("name", SHOWN)

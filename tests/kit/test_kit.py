@@ -467,7 +467,7 @@ class TestKit:
         for jobs in ("1", "5"):
             done = run_kit("--server", command, *only, "--jobs", jobs)
             results = json.loads(done.output)["results"]
-            names = [(one["case"], one["verdict"]) for one in results]
+            names = [(row["case"], row["verdict"]) for row in results]
             reports.append((done.status, names))
         assert reports[0] == reports[1] and reports[0][0] == 1
 
@@ -556,7 +556,7 @@ class TestKit:
                 lambda case: tries.update([case.name]) or plain_try(case),
             )
             results = [*map(kit.judge, cases)]
-            late = [one for one in results if one.what == LATER]
+            late = [result for result in results if result.what == LATER]
             at_last = [kit.judge(case, is_last=True) for case in cases]
             named = Kit(server, "protocol", 1e6, {"UNSUB-1"})
             named_results = [*map(named.judge, cases)]
@@ -565,9 +565,13 @@ class TestKit:
         assert "UNSUB" in families and len({*families}) == len(families)
         assert len(late) > 2 and count(results, "passed")  # of others
         assert count(at_last, "failed") > 2 and not count(at_last, "not run")
-        wrong = {one.case for one in at_last if one.verdict == "failed"}
-        assert {tries[one.case] for one in late if one.case in wrong} == {1}
-        assert not [one for one in named_results if one.what == LATER]
+        wrong = {
+            result.case for result in at_last if result.verdict == "failed"
+        }
+        assert {
+            tries[result.case] for result in late if result.case in wrong
+        } == {1}
+        assert not [result for result in named_results if result.what == LATER]
 
     def test_a_run_has_an_end(self, directory: Path) -> None:
         """What there is no time for is named, and is not a success.

@@ -175,8 +175,8 @@ class TestImplementations:
     def test_a_file_of_five_lines(self, directory: Path) -> None:
         """All that are known have one, and a line too few is told."""
         known = [*map(implementations.read, implementations.FILES.iterdir())]
-        assert {"sbus.py", "naive", "Rust"} <= {each.name for each in known}
-        assert all(each.server or each.client for each in known)
+        assert {"sbus.py", "naive", "Rust"} <= {tried.name for tried in known}
+        assert all(tried.server or tried.client for tried in known)
         (directory / "mine").write_text("name: mine\nserver: x\n", "utf-8")
         with pytest.raises(ValueError, match="needs a line of each: name, "):
             implementations.read(directory / "mine")

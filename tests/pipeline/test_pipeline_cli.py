@@ -61,7 +61,7 @@ def test_bus_to_table_to_bus(spark: SparkSession, tmp_path: Path) -> None:
     """A second bus hears what the first one did, in order."""
     events = real_run(tmp_path, either(30_000, 3_000))
     published = [events[at] for at in find(events, ev="msg")]
-    public = [one for one in published if one["key"][0] != "!"]
+    public = [message for message in published if message["key"][0] != "!"]
     status, output, _ = command_line("audit", tmp_path / "trace")
     assert status == 0, output
     capture, table = tmp_path / "capture", tmp_path / "table"
@@ -77,10 +77,10 @@ def test_bus_to_table_to_bus(spark: SparkSession, tmp_path: Path) -> None:
         subscriber.sync()
         replay = ("replay", table, "-a", bus.path, "--pattern", "a/*")
         status, output, _ = command_line(*replay)
-        wanted = [one for one in recorded(capture) if one[0][:1] == b"a"]
+        wanted = [row for row in recorded(capture) if row[0][:1] == b"a"]
         assert output == f"{len(wanted)} messages published\n"
         heard = [subscriber.receive(20.0) for _ in wanted]
-    assert [(one.key, one.payload) for one in heard] == wanted
+    assert [(message.key, message.payload) for message in heard] == wanted
 
 
 def recorded(capture: Path) -> list[tuple[bytes, bytes]]:

@@ -53,7 +53,7 @@ def test_each_line_once_and_bad_ones_aside(
     aside = DeltaTable(f"{table}/_quarantine")
     lines = aside.to_pyarrow_table()["line"].to_pylist()
     assert len(lines) == len(bad)
-    assert all(any(map(str.endswith, lines, 3 * [one])) for one in bad)
+    assert all(any(map(str.endswith, lines, 3 * [line])) for line in bad)
     odd = capture_line(202, key="{} }", host="a %/:=?").replace(",", ",\t")
     (capture / "late-000001.jsonl").write_text(capture_line(201) + odd)
     assert sbus_spark.ingest(*args) == (2, 0)
@@ -137,6 +137,6 @@ def test_following_ends_at_a_signal(
     assert output.count(b"100 messages and 0 bad lines of 1 segments") == 2
     assert not errors
     assert process.returncode == 0
-    assert [one.name for one in capture.iterdir()] == ["R-000002.jsonl"]
+    assert [path.name for path in capture.iterdir()] == ["R-000002.jsonl"]
     assert numbers(spark, table) == list(range(1, 201))
-    assert not any(one.stat().st_mode & 0o077 for one in table.rglob("*"))
+    assert not any(path.stat().st_mode & 0o077 for path in table.rglob("*"))
