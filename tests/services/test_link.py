@@ -305,7 +305,7 @@ def test_ring(site: Site) -> None:
 def test_no_network(site: Site) -> None:
     """The lower bus goes on alone, with a prefix that nobody has."""
     site.lower_by("l", "false", SBUSD, "")
-    wait_for(lambda: os.path.exists(site.at("l")))
+    site.wait_for_log("l.link", "sbusd: start")
     with site.client("l", reconnect=True) as bus:
         path = bus.whoami(SECONDS_MAX).path
         assert path == b"!/cred/0/0/0/" + US
