@@ -143,15 +143,12 @@ requirements vectors trace:
 	PYTHONPATH=spec $(PYTHON) dev/traceability.py $@
 
 SITE = book/site
-PLAYED = sbus.py book/player.py book/every_order.py dev/orders.py \
-    book/cut_stage.py book/stages tests/bed/line_trace.py \
-    book/mistakes.py tests/kit/broken_servers.py tests/kit/broken_servers.txt \
-    dev/search.py dev/surprise.py spec/model.py spec/conformance \
-    spec/stages.md spec/[1-9]-*.md spec/examples \
-    tests/bed/fake_bus.py tests/bed/fake_kernel.py tests/bed/model_bus.py \
-    tests/bed/packets.py tests/bed/program_bus.py
+PLAYED = sbus.py simulated/*.py spec/model.py spec/conformance spec/examples \
+    spec/*.md book/stages book/player.py book/every_order.py \
+    book/cut_stage.py book/mistakes.py tests/kit/broken_servers.*
+BOOK = .:book:spec:simulated:tests/bed:tests/kit
 book: .venv/book
-	@PYTHONPATH=.:book:spec:dev:tests/bed:tests/kit .venv/bin/python -m sphinx -q -E -a -c book \
+	@PYTHONPATH=$(BOOK) .venv/bin/python -m sphinx -q -E -a -c book \
 	    -d build/book . $(SITE)
 	@.venv/bin/python -m zipfile -c $(SITE)/_static/player.zip $(PLAYED)
 	@echo '<meta http-equiv="refresh" content="0;url=book/index.html">' \

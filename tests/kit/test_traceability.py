@@ -17,7 +17,8 @@ import traceability
 from conformance.examples import Block, Case, MatchCase, PacketCase
 from conformance.kit import level_of, origin_of
 from conformance.rules import RULE, SPEC, chapters
-from fake_bus import CASES, RULES, cases_of, each_block, run_on_fake_kernel
+from examples_of_spec import CASES, RULES, cases_of, each_block
+from fake_bus import run_on_fake_kernel
 from processes import ROOT
 from traceability import BY_USERS
 
