@@ -12,8 +12,8 @@ import pytest
 
 import explore
 import model
+from examples_of_spec import CASES
 from explore import make_world, worlds
-from fake_bus import CASES
 from model_bus import run_on_model
 from sizes import SOAK, either
 

@@ -2,11 +2,11 @@
 """Search all that can happen to a few clients of the model, in every order.
 
     export PYTHONPATH=spec
-    python3 dev/explore.py pairs [N]    two that publish to each other
-    python3 dev/explore.py rings [N]    three, each of which publishes on
-    python3 dev/explore.py changes      a reader that changes its modes
-    python3 dev/explore.py users        readers and publishers of three users
-    python3 dev/explore.py FILE         a world of your own, as below
+    python3 simulated/explore.py pairs [N]   two that publish to each other
+    python3 simulated/explore.py rings [N]   three, each of which publishes on
+    python3 simulated/explore.py changes   a reader that changes its modes
+    python3 simulated/explore.py users   readers and publishers of three users
+    python3 simulated/explore.py FILE   a world of your own, as below
 
 N is how many messages each sends.  A world is a conversation of the
 specification: what stands before the line `---` is done in order, and what
