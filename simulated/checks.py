@@ -81,7 +81,7 @@ class CheckedWorld(World):
         for holder, publisher, hold in before - self.holds():
             client, other = self.clients[holder], self.clients[publisher]
             is_left = client.modes[hold.mode] != "block"
-            is_low = client.backlog_bytes <= hold.level
+            is_low = client.backlog_bytes <= hold.end_bytes
             may_go = is_left or is_low or client.end or other.end
             rule = RULES[hold.mode]
             require(may_go, f"{rule}: {publisher} goes on too early")
@@ -94,7 +94,7 @@ class CheckedWorld(World):
                 require(may, f"BLOCK-13: {name} may not hold {number}")
                 is_block = client.modes[hold.mode] == "block"
                 require(is_block, f"BLOCK-22: {name} has left {hold.mode}")
-                waits = client.backlog_bytes > hold.level
+                waits = client.backlog_bytes > hold.end_bytes
                 require(waits, f"{RULES[hold.mode]}: {name} holds for nothing")
             is_free = not (client.holds or client.backlog)
             require(is_free or not client.end, f"CONN-6: {name} holds on")

@@ -59,8 +59,8 @@ B > CMSG blocking/soft/queue
 """,
 }
 MISTAKES = [
-    ("a publisher goes on late", "size > h.level}", "size > h.level - 200}"),
-    ("a publisher goes on early", "size > h.level}", "size - 200 > h.level}"),
+    ("a publisher goes on late", "> h.end_bytes", "> h.end_bytes - 200"),
+    ("a publisher goes on early", "> h.end_bytes", "> h.end_bytes + 200"),
     (
         "a mode that is left frees all",
         "if h.mode != mode}",
