@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -271,6 +273,36 @@ def test_a_server_is_compared_with_ours() -> None:
         "-        self.patterns = []  # what it has subscribed to",
         "+        self.patterns = set()  # what it has subscribed to",
     ]
+
+
+# Whatever a page asks for: an example, a stage, a search, the gallery
+ASKED = """
+import sys
+
+sys.path.insert(0, ".")
+import mistakes, player, sbus
+for module in "program_bus", "model_bus", "surprise", "checks":
+    __import__(module)
+print(sbus.__file__, player.call("conversation", "A > SUB k"))
+"""
+
+
+def test_the_archive_of_the_page_is_complete(directory: Path) -> None:
+    """What make packs for the page needs nothing of the checkout."""
+    show = "--eval=played:;@echo $(PLAYED)"
+    make = ["make", "-s", "-C", str(ROOT), show, "played"]
+    names = subprocess.check_output(make, text=True).split()
+    files = [str(file) for name in names for file in ROOT.glob(name)]
+    archive = str(directory / "player.zip")
+    pack = [sys.executable, "-m", "zipfile", "-c", archive, *files]
+    subprocess.run(pack, check=True)
+    shutil.unpack_archive(archive, directory)
+    python = [sys.executable, "-I", "-c", ASKED]
+    done = subprocess.run(
+        python, cwd=directory, capture_output=True, text=True
+    )
+    assert done.stdout.startswith(f"{directory}/sbus.py "), done
+    assert '"led"' in done.stdout, done
 
 
 NODE = shutil.which("node")
