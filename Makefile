@@ -139,7 +139,9 @@ bench:
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' sbus.py)
 ratios:
 	@mkdir -p build bench/ratios
-	@$(PYTHON) -m bench.speed $(ARGS) >build/ratios.txt
+	@{ echo "Linux `uname -r | cut -d- -f1`, `$(PYTHON) -V`"; \
+	    echo "load `cut -d' ' -f1-3 /proc/loadavg`"; echo; \
+	    $(PYTHON) -m bench.speed $(ARGS); } >build/ratios.txt
 	@mv build/ratios.txt bench/ratios/$(VERSION).txt
 
 attack:
