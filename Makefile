@@ -233,6 +233,9 @@ lock:
 	@mv build/constraints.txt dev/constraints.txt
 	@touch .venv/ready .venv/spark .venv/book
 
+# What a command writes, and a package has
+WRITTEN = share/man/man1/sbusd.1 share/man/man1/sbus.1 contrib/man/sbusd.1 \
+    contrib/man/sbus.1 spec/traceability.md
 # A wheel of a commit is the same to the byte, whoever builds it
 dist: .venv/ready
 	@$(PIP) 'build>=1.2'
@@ -241,6 +244,10 @@ dist: .venv/ready
 	    SOURCE_DATE_EPOCH=`git log -1 --format=%ct` \
 	    .venv/bin/python -m build -o $$place . >build/dist.log || exit; done
 	cmp dist/*.whl build/again/*.whl
+	@.venv/bin/python -m zipfile -l dist/*.whl >build/packed.txt
+	@tar tzf dist/*.tar.gz >>build/packed.txt
+	@for page in $(WRITTEN); do grep -q "$$page" build/packed.txt || \
+	    { echo "no $$page was packed" >&2; exit 1; }; done
 	@cd dist && sha256sum * | tee SHA256SUMS
 
 # Where there is no Java for Spark, that of a Python package will do
