@@ -19,7 +19,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from difflib import unified_diff
 from itertools import islice
 from pathlib import Path
@@ -37,7 +37,7 @@ if sys.platform == "emscripten":  # what is named at import, and is not there
 
 import sbus
 from conformance import examples
-from conformance.conversation import perform
+from conformance.conversation import Failure, Talk, perform
 from cut_stage import program
 from every_order import report_html
 from fake_bus import FakeBus, FakeConnection
@@ -55,6 +55,7 @@ LINE_SECONDS = 0.001  # it tells who has waited longest [BLOCK-16]
 PACKETS_MAX, BYTES_MAX = 100_000, 64_000_000  # of an example
 TEXT_MAX = 100_000  # its characters
 PATTERNS_SHOWN = 12  # of a client, the last
+NO_STEPS = examples.Conversation("", (), ())  # all clients hear nothing
 ROWS_MAX = 200  # lines that book.js draws, the last
 SOURCE = Path(sbus.__file__).read_text("utf-8")
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -140,7 +141,6 @@ class WatchedBus(FakeBus):
         self.bus.journal = sbus.Journal(self.bus.options, "")
         self.names = [""]  # of clients, by their numbers
         self.wires: dict[str, Any] = {}  # by their names
-        self.led: list[Answer] = []
         self.trace = LineTrace(sbus.__file__)
         self.who = ""
 
@@ -150,26 +150,25 @@ class WatchedBus(FakeBus):
         self.wires[self.who] = connection.wire
         return connection
 
-    def steps(self, talks: Talks) -> Iterator[examples.Step]:
-        """Return the steps; note after each line what it led to."""
-        for number, talk in enumerate(talks):
-            self.kernel.now += LINE_SECONDS
-            got = b""
-            for step in talk.steps:
-                self.who = step.client
-                if step.client in self.wires and self.wires[self.who].taken:
-                    got = self.wires[self.who].taken[0]
-                yield step
-            if not self.is_frozen:
-                self.kernel.run()
-            made = [WHO.sub(self.named, line) for line in LOG]
-            self.led.append({"made": made, "got": examples.escape(got)})
-            if cut := reason_of(made, talk):
-                self.led[-1]["cut"] = cut
-            if number >= len(talks) - ROWS_MAX:
-                cards = {"cards": self.cards(), "ran": self.trace.take()}
-                self.led[-1].update(cards)
-            LOG.clear()
+    def play(self, talk: Talk, line: examples.Conversation) -> Answer:
+        """Take the steps of a line; return what it led to.
+
+        Raises: Failure if a step fails
+        """
+        self.kernel.now += LINE_SECONDS
+        LOG.clear()
+        got = b""
+        for step in line.steps:
+            self.who = step.client
+            if step.client in self.wires and self.wires[step.client].taken:
+                got = self.wires[step.client].taken[0]
+            talk.take(step)
+        if not self.is_frozen:
+            self.kernel.run()
+        made = [WHO.sub(self.named, text) for text in LOG]
+        led: Answer = {"made": made, "got": examples.escape(got)}
+        cut = reason_of(made, line)
+        return {**led, "cut": cut} if cut else led
 
     def named(self, found: re.Match[str]) -> str:
         """Return the client of a line of the log by its name."""
@@ -268,41 +267,44 @@ def talk(kind: str, text: str) -> Answer:
     lines = kept_lines(text)
     check_form(lines)
     talks = [talks_of("conversation", line)[0] for line in lines]
-    failures: dict[int, str] = {}  # by the number of the line
-    while True:
-        bus, wrong, said = perform_lines(talks)
-        failed = len(bus.led)
-        if kind != "bench" or not wrong or failed >= len(talks):
-            break
-        failures[failed] = wrong
-        talks[failed] = talks[failed]._replace(steps=())
-
-    if kind != "bench" and wrong:
-        bus.led.append({"wrong": wrong})
-    for number, reason in failures.items():
-        bus.led[number]["wrong"] = reason
-    if mark_cut(lines, bus.led):
-        del bus.led[len(lines) :]  # that another client heard the end
-    lines += said[-1:] * (len(bus.led) - len(lines))  # nothing more is heard
-    return {"lines": lines, "led": bus.led, "source": SOURCE}
+    led, said = perform_lines(talks, goes_on=kind == "bench")
+    if mark_cut(lines, led):
+        del led[len(lines) :]  # that another client heard the end
+    lines += said[-1:] * (len(led) - len(lines))  # nothing more is heard
+    return {"lines": lines, "led": led, "source": SOURCE}
 
 
-def perform_lines(talks: Talks) -> tuple[WatchedBus, str, list[str]]:
-    """Play lines; return the bus, what went wrong, and what was said."""
+def perform_lines(talks: Talks, goes_on: bool) -> tuple[list[Answer], Any]:
+    """Play lines; return what each led to, and what was said.
+
+    In the playground the others go on after a line that fails.
+    Raises: ValueError if an option is wrong
+    """
     LOG.clear()
-    said = [""]
     try:
         bus = WatchedBus(talks)
-        steps: Any = bus.steps(talks)
-        with bus.trace:
-            wrong, said, *_ = perform(
-                bus, examples.Conversation("", (), steps)
-            )
     except SystemExit:
         raise ValueError("; ".join(LOG)) from None
-    except (ValueError, KeyError) as error:
-        wrong = f"{error} is unknown, or of another form"
-    return bus, wrong, said
+    led: list[Answer] = []
+    with bus.trace, closing(Talk(bus)) as talk:
+        for number, line in enumerate(talks):
+            try:
+                led.append(bus.play(talk, line))
+            except Failure as failure:
+                led.append({"wrong": str(failure)})
+            except (ValueError, KeyError) as error:
+                said = f"{error} is unknown, or of another form"
+                led.append({"wrong": said})
+            if "wrong" in led[-1] and not goes_on:
+                return led, []
+            if number >= len(talks) - ROWS_MAX:
+                led[-1].update(cards=bus.cards(), ran=bus.trace.take())
+        if not goes_on:
+            try:
+                talk.hold(NO_STEPS)
+            except Failure as failure:
+                led.append({"wrong": str(failure)})
+        return led, talk.said
 
 
 def mark_cut(lines: list[str], led: list[Answer]) -> bool:
