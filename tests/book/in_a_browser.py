@@ -901,7 +901,7 @@ class TestOrders:
         assert outcome(bench) == ("bad", "Stopped.")
         page.get_by_label("The conversation").fill(LONG + "A close")
         page.get_by_role("button", name="Try every order").click()
-        said = bench.get_by_text("A has 7: a line --- can stand")
+        said = bench.get_by_text("A has 7: put a line --- after")
         said.wait_for(timeout=PLAY_MS)
 
     @pytest.mark.parametrize("width", [400, 1280])
