@@ -2,7 +2,7 @@
 "use strict";
 const root = new URL("..", document.currentScript.src);
 const isFile = location.protocol === "file:"; // a page that no web server sent
-const LIMIT_MS = 300_000; // without news, on a busy machine; player.py itself stops after ten seconds, and Stop stops all at once
+const LIMIT_MS = 300_000; // without news, on a busy machine; player.py has limits of its own, and Stop stops all at once
 const waiting = new Map(); // by number: what is to be done with an answer
 let port, rules, workerNumber, progress = "", asked = 0;
 
