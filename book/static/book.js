@@ -315,7 +315,7 @@ function makeExample(example, form, text, reset) {
   edit.onclick = () => {
     field.hidden = undo.hidden = !field.hidden;
     if (run) return;
-    field.value = newest(name) ?? text;
+    field.value = latest(name) ?? text;
     run = keep(field, name, {}, `${name}.txt`);
   };
   undo.onclick = () => {
@@ -351,7 +351,7 @@ if (bench) {
   text.oninput = () => outdate(bench);
   text.onchange = () => text.value !== played && go(text.value);
   window.onhashchange = async () => {
-    played = new URLSearchParams(location.hash.slice(1)).get("text") ?? newest("playground") ?? text.defaultValue;
+    played = new URLSearchParams(location.hash.slice(1)).get("text") ?? latest("playground") ?? text.defaultValue;
     if (text.value !== played) put(text, played);
     const done = run(), answer = await play(bench, "bench", played);
     done(bench.querySelector("output").textContent, answer?.isRight);

@@ -37,6 +37,8 @@ const versionsOf = (name) => store.names(`work ${name} `).map((key) => {
   return { key, said, text: lines.join("\n") };
 });
 const newest = (name, isWanted = () => true) => versionsOf(name).findLast(isWanted)?.text;
+// What this tab had last, also after a reload; or else the newest of all tabs
+const latest = (name) => newest(name, ({ key }) => key === tried(() => sessionStorage.getItem(PREFIX + name))) ?? newest(name);
 
 // Replaces what is in a field so that Ctrl+Z takes it back
 function put(field, text) {
@@ -79,6 +81,7 @@ function keep(field, name, starts, file) {
     const spare = others.filter((version) => version.key !== key && version !== right);
     while (spare.length >= VERSIONS_MAX) store.remove(spare.shift().key);
     while (!store.set(key, `${said}\n${text}`) && spare.length > VERSIONS_MIN) store.remove(spare.shift().key);
+    tried(() => sessionStorage.setItem(PREFIX + name, key));
     tell(refused.has(key) ? UNKEPT : "", "bad");
     list();
   };
