@@ -380,7 +380,7 @@ def form_of(hole: str, answer: str) -> str:
     if not answer:
         return "Write something first"
     if "{any}" in answer:
-        return "{any} is no answer"
+        return "{any} is not an answer"
     if hole.startswith("____"):
         if not re.search(r"\b[A-Z]\b", answer):
             return "Write the capital letters of clients, such as X Y"

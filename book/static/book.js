@@ -267,7 +267,7 @@ async function tryOrders(place, kind, text) {
   ends.parentElement.open = true;
   ends.querySelectorAll(".example").forEach(prepare);
   if (!html) return;
-  shower(place)("good", "Every order is tried: see below.");
+  shower(place)("good", "Every order has been tried: see below.");
   const lines = text.split("\n").filter((line) => /^\s*[^#\s]/.test(line)).map((line) => line.trim());
   if (place !== bench) place.querySelector(".drawing").innerHTML = drawn(kind, lines);
 }

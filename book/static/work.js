@@ -117,7 +117,7 @@ function keep(field, name, starts, file) {
   window.addEventListener("storage", ({ key }) => {
     if (!key?.startsWith(`${PREFIX}work ${name} `)) return;
     list();
-    tell("Another tab works on this too. Both texts are kept: the other one is the newest to go back to.");
+    tell("Another tab is working on this as well. Both texts are kept: the other is the newest version to go back to.");
   });
   list();
 

@@ -686,7 +686,7 @@ class TestWork:
 
             there, editor_there = in_stage(other, stage)
             editor_there.fill("# there\n")
-            form.get_by_text("Another tab works on this too").wait_for()
+            form.get_by_text("Another tab is working on this").wait_for()
             page.reload()  # the text of this tab is there
             assert editor.input_value() == half_done
             editor.fill(MARK + program(stage))
