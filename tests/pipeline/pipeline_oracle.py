@@ -1,7 +1,8 @@
 """A second auditor: plain Python, one pass, to be seen to be right.
 
-It keeps what it reads in memory, and shares no code with sbus_spark or with
-sbus.py: what a pattern selects it asks the model of the specification.
+It keeps what it reads in memory, and shares no code with sbus_spark, and with
+sbus.py the form of credentials alone: what a pattern selects it asks the model
+of the specification.
 """
 
 from __future__ import annotations
