@@ -28,12 +28,7 @@ from client_ends import (
 from packets import ANSWER, WHOAMI, publish
 from processes import ROOT, SECONDS_MAX
 from real_bus import RealBus, wait_for
-from sbus_client import (
-    Client,
-    Disconnected,
-    SbusError,
-    TimedOut,
-)
+from sbus_client import Client, Disconnected, SbusError, TimedOut
 
 OWN = (os.getgid(), os.getuid(), os.getpid())
 
