@@ -10,10 +10,10 @@
 # make bench     measure how fast the server is, in some minutes
 # make attack    measure what one user's storms do to another (root only)
 # make measure   say how long the parts are, beside what they may be
-# make trace     write which code, examples and tests each rule has
+# make trace     write spec/traceability.md: what cites, shows and tests a rule
 # make vectors   write the examples of spec/ for other implementations
 # make requirements   accept the sentences of the rules as reviewed
-# make manual    write the manual pages anew, from the options
+# make manual    write the manual pages to contrib/man, from the options
 # make book      write the book of the specification to book/site
 # make book-test open it in a browser, which takes some minutes
 # make book-results   have the kit try all implementations, for the book
@@ -137,21 +137,21 @@ attack:
 	$(PYTHON) -m bench.attack $(ARGS)
 
 manual:
-	PYTHONPATH=. $(PYTHON) contrib/man/manual.py
+	$(PYTHON) contrib/man/manual.py
 
 requirements vectors trace:
 	PYTHONPATH=spec $(PYTHON) dev/traceability.py $@
 
 SITE = book/site
-PLAYED = sbus.py book/player.py book/every_order.py dev/orders.py \
-    book/cut_stage.py book/stages tests/bed/line_trace.py \
-    book/mistakes.py tests/kit/broken_servers.py tests/kit/broken_servers.txt \
-    dev/search.py dev/surprise.py spec/model.py spec/conformance \
-    spec/stages.md spec/[1-9]-*.md spec/examples \
-    tests/bed/fake_bus.py tests/bed/fake_kernel.py tests/bed/model_bus.py \
-    tests/bed/packets.py tests/bed/program_bus.py
-book: .venv/book
-	@PYTHONPATH=.:book:spec:dev:tests/bed:tests/kit .venv/bin/python -m sphinx -q -E -a -c book \
+PLAYED = sbus.py simulated/*.py spec/model.py spec/conformance spec/examples \
+    spec/[1-9]-*.md spec/stages.md book/stages book/player.py \
+    book/every_order.py book/cut_stage.py book/mistakes.py \
+    tests/kit/broken_servers.*
+BOOK = .:book:spec:simulated:tests/bed:tests/kit
+book: .venv/book trace
+	@mkdir -p build
+	@$(PYTHON) contrib/man/manual.py build/manual.md
+	@PYTHONPATH=$(BOOK) .venv/bin/python -m sphinx -q -E -a -c book \
 	    -d build/book . $(SITE)
 	@.venv/bin/python -m zipfile -c $(SITE)/_static/player.zip $(PLAYED)
 	@echo '<meta http-equiv="refresh" content="0;url=book/index.html">' \
@@ -261,7 +261,7 @@ install:
 installed:
 	install -d "$(BIN)" "$(LIB)/sbus_tools" "$(LIB)/sbus_services" "$(MAN)/man1" "$(MAN)/man7" \
 	    "$(BASH)" "$(ZSH)" "$(FISH)"
-	install -m 644 contrib/man/*.1 "$(MAN)/man1"
+	$(RUN) contrib/man/manual.py "$(MAN)/man1/sbusd.1" "$(MAN)/man1/sbus.1"
 	install -m 644 contrib/man/*.7 "$(MAN)/man7"
 	install -m 644 sbus.py sbus_client.py "$(LIB)"
 	install -m 644 tools/*.py tools/rules.txt tools/completion.*sh "$(LIB)/sbus_tools"
@@ -283,6 +283,7 @@ uninstall:
 
 clean:
 	rm -rf .venv .coverage .coverage.* build dist *.egg-info
+	rm -f contrib/man/*.1 spec/traceability.md
 	rm -rf book/site .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 

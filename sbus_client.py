@@ -142,7 +142,7 @@ PUBLISH, CONTROL = b"MSG ", b"CMSG "
 # in a row, as in !/cred/1/2/3/!/cred/4/5/6/x
 SECRET = b"!/cred/"
 FIELDS = re.compile(rb"!/cred/([0-9]*)/([0-9]*)/([0-9]*)/")  # a run
-RUNS = re.compile(rb"(?:^|(?<=/))" + FIELDS.pattern)  # each run of a key
+RUN = re.compile(rb"(?:^|(?<=/))" + FIELDS.pattern)  # each run of a key
 
 
 class Message(NamedTuple):
@@ -219,7 +219,7 @@ def checked(text: Text, key_bytes_max: int, segments_max: int) -> bytes:
         fault = f"{count} segments, over {segments_max}"
     elif b"!" in text:
         is_secret = FIELDS.match(text)
-        rest = RUNS.sub(b"", text) if is_secret else text
+        rest = RUN.sub(b"", text) if is_secret else text
         if b"!" in rest.split(b"/"):
             fault = "a segment '!', which is reserved for secrets"
     if fault:
@@ -274,7 +274,7 @@ def selection_of(pattern: Text) -> Callable[[bytes], Any]:
     if pattern[-1:] in (b"", b"/"):
         form += b".*"  # [MATCH-3] [MATCH-4]
     if pattern.startswith(SECRET):
-        form = RUNS.sub(any_for_empty, form)
+        form = RUN.sub(any_for_empty, form)
     else:
         form = b"(?!" + SECRET + b")" + form
     return re.compile(form, re.DOTALL).fullmatch  # [MATCH-1]

@@ -21,7 +21,8 @@ from conformance.examples import Block
 from conformance.kit import Kit, Result, all_cases
 from conformance.report import count, failure_lines
 from conformance.server import ServerProcess
-from fake_bus import cases_of, each_block, run_on_fake_kernel
+from examples_of_spec import cases_of, each_block
+from fake_bus import run_on_fake_kernel
 from fake_kernel import OWNER, FakeKernel, cost
 from packets import ANSWER, WHOAMI, publications, publish
 from processes import SBUSD, SECONDS_MAX, naive

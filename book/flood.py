@@ -86,7 +86,7 @@ class Flood:
             len(self.publisher.wire.incoming),
             bool(publisher.held_by),
             int(age) if hold else 0,
-            hold.backlog_bytes if hold else -1,
+            hold.end_bytes if hold else -1,
             publisher.short_turns,
         )
 

@@ -1,4 +1,4 @@
-"""Plays examples on sbus.py itself, on the fake kernel of the tests.
+"""Plays examples on sbus.py itself, on a fake kernel.
 
 It runs in a page, in Pyodide, and tells it what each line led to.
 """
@@ -26,8 +26,7 @@ from typing import Any
 from unittest import mock
 
 if sys.platform == "emscripten":  # what is named at import, and is not there
-    for missing in ("resource", "pytest"):
-        sys.modules[missing] = mock.MagicMock()
+    sys.modules["resource"] = mock.MagicMock()
     users = {"root": mock.Mock(pw_uid=0)}
     sys.modules["pwd"] = mock.Mock(getpwnam=users.__getitem__)
     vars(socket).setdefault("AF_UNIX", 1)

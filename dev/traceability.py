@@ -1,11 +1,11 @@
 """traceability: which code, which example and which test keep each rule?
 
-    make requirements   write spec/requirements.tsv
+    make requirements   write spec/requirements.tsv and tools/rules.txt
     make vectors        write spec/vectors/*.json
-    make trace          write and print spec/traceability.md
+    make trace          write spec/traceability.md, which is not kept
 
-All three are made from the chapters of spec/, never by running a server.
-The tests fail while one of the first two is not what this file would write.
+All are made from the chapters of spec/, never by running a server.  The tests
+fail while one of the first two goals would change a file.
 
 Licence: ISC, see LICENSE.
 """
@@ -43,6 +43,7 @@ ROOT = SPEC.parent
 REQUIREMENTS = SPEC / "requirements.tsv"
 TRACEABILITY = SPEC / "traceability.md"
 VECTORS = SPEC / "vectors"
+SENTENCES = ROOT / "tools/rules.txt"  # which `sbus help RULE` prints
 # The tests that try the server and the client; others are of pages about them
 TESTS = [
     ROOT / "test_sbus.py",
@@ -61,6 +62,12 @@ def requirements() -> str:
         digest = hashlib.sha256(rule.sentence.encode("utf-8")).hexdigest()[:8]
         lines.append("\t".join([*rule[:5], digest]))
     return "\n".join(lines) + "\n"
+
+
+def sentences() -> str:
+    """Return tools/rules.txt: the sentence of each rule on a line."""
+    rules = read_rules().values()
+    return "".join(f"{rule.id} {rule.sentence}\n" for rule in rules)
 
 
 # ---- Vectors
@@ -271,12 +278,12 @@ def main() -> int:
     asked = sys.argv[1:]
     if asked == ["requirements"]:
         REQUIREMENTS.write_text(requirements(), "utf-8")
+        SENTENCES.write_text(sentences(), "utf-8")
     elif asked == ["vectors"]:
         for name, text in vectors().items():
             (VECTORS / name).write_text(text, "utf-8")
     elif asked == ["trace"]:
         TRACEABILITY.write_text(matrix(), "utf-8")
-        print(matrix(), end="")
     else:
         print(__doc__, file=sys.stderr)
         return 2

@@ -52,7 +52,7 @@ from typing import Any, NamedTuple
 
 SERVER = 0  # the number of the publisher of answers
 TURN_PACKETS = 64  # [CONN-5]
-NOBODY = 65534  # a group or user that the kernel cannot name here
+NO_ID = 65534  # a group or user that the kernel cannot name here
 COUNTS = ("published", "delivered", "refused", "discarded", "paused")
 MODES = {"soft": "queue", "hard": "block", "order": "queue", "echo": "on"}
 
@@ -92,7 +92,7 @@ class Hold(NamedTuple):
     """Why a receiver holds a publisher, and until when."""
 
     mode: str  # of the receiver, "soft" or "hard", that is block
-    level: int  # the publisher goes on at so few bytes of backlog
+    end_bytes: int  # the publisher goes on at so few bytes of backlog
 
 
 @dataclass
@@ -456,7 +456,7 @@ def check_pattern(bus: Bus, client: Client, pattern: bytes) -> None:
         check_reserved(pattern)
     if not pattern.startswith(SECRET):
         return
-    if client.credentials.pid == 0 or NOBODY in client.credentials[:2]:
+    if client.credentials.pid == 0 or NO_ID in client.credentials[:2]:
         raise Mistake("CRED-8")  # [CRED-8]
     fields = fields_of(pattern, prefix)
     is_own = fields and are_own(fields[:3], client.credentials)
@@ -495,7 +495,7 @@ def offer(bus: Bus, receiver: Client, message: Message) -> None:
     receiver.counts["refused"] += 1
     if is_lost:
         return discard(bus, receiver, 1, "CONN-22")  # [CONN-22]
-    refuse(bus, receiver, message)
+    decide(bus, receiver, message)
 
 
 def take(bus: Bus, receiver: Client, message: Message) -> None:
@@ -506,7 +506,7 @@ def take(bus: Bus, receiver: Client, message: Message) -> None:
     receiver.is_given_time = False
 
 
-def refuse(bus: Bus, receiver: Client, message: Message) -> None:
+def decide(bus: Bus, receiver: Client, message: Message) -> None:
     """Decide about a packet that the kernel refuses, or that must wait."""
     soft, hard = receiver.modes["soft"], receiver.modes["hard"]  # [BLOCK-2]
     is_over = exceeds(bus, receiver, message.cost)
@@ -546,7 +546,7 @@ def refuse(bus: Bus, receiver: Client, message: Message) -> None:
 
 def may_pause(receiver: Client, publisher: Client) -> bool:
     """Return whether a receiver may hold a publisher."""
-    is_same = receiver.credentials.uid == publisher.credentials.uid != NOBODY
+    is_same = receiver.credentials.uid == publisher.credentials.uid != NO_ID
     return receiver.is_privileged or is_same  # [BLOCK-13]
 
 
@@ -584,7 +584,7 @@ def drain(bus: Bus, client: Client) -> None:
     """Have the kernel take the next packet of a backlog."""
     take(bus, client, client.backlog.pop(next_index(client)))
     size, holds = client.backlog_bytes, client.holds.items()
-    client.holds = {n: h for n, h in holds if size > h.level}  # [BLOCK-12]
+    client.holds = {n: h for n, h in holds if size > h.end_bytes}  # [BLOCK-12]
 
 
 def next_index(client: Client) -> int:

@@ -1,20 +1,26 @@
-"""Writes sbusd.1 and sbus.1 beside this file, from the programs' options.
+"""Writes the pages sbusd(1) and sbus(1), from the options of the programs.
 
-`make manual` runs it.  sbus.7 is written by hand.  A test sees to it that the
-pages are up to date.
+    manual.py [FILE ...]   write sbusd.1, sbus.1, or all pages to a .md file
+
+They are not kept: `make install`, a wheel, the sdist and the book have them
+written.  sbus.7 is written by hand.  This program needs nothing but Python.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
+from typing import Callable, NamedTuple
 
-import sbus
-from tools import command_line, shared
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+import sbus  # noqa: E402
+from tools import command_line, shared  # noqa: E402
 
 SERVER = """
 A server of a simple message bus: processes of several users connect to its
@@ -68,83 +74,146 @@ def roff(text: str) -> str:
     )
 
 
-def items(parser: argparse.ArgumentParser) -> Iterator[str]:
+def markdown(text: str) -> str:
+    """Return text as it is written in a page of the book."""
+    return re.sub(r"([^\w\s/.,;:()-])", r"\\\1", text.strip())
+
+
+class Form(NamedTuple):
+    """How the parts of a page are written."""
+
+    text: Callable[[str], str]
+    section: str
+    command: str
+    bold: str
+    italic: str
+    item: str
+    example: str
+
+
+ROFF = Form(
+    text=roff,
+    section=".SH {}",
+    command=".SS {}",
+    bold="\\fB{}\\fR",
+    italic="\\fI{}\\fR",
+    item=".TP\n{}\n{}",
+    example=".PP\nExample:\n.IP\n.B sbus {}",
+)
+MARKDOWN = Form(
+    text=markdown,
+    section="\n### {}\n",
+    command="\n#### {}\n",
+    bold="**{}**",
+    italic="*{}*",
+    item="- {}: {}",
+    example="\nExample: **sbus {}**\n",
+)
+
+
+def items(parser: argparse.ArgumentParser, form: Form) -> Iterator[str]:
     """Yield a paragraph for each argument and option of a parser."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             continue
+        names = ", ".join(
+            form.bold.format(form.text(name)) for name in action.option_strings
+        )
         value = action.metavar or (
             action.dest.upper() if action.nargs != 0 else ""
         )
-        value = f"\\fI{roff(str(value))}\\fR" if value else ""
-        names = ", ".join(
-            f"\\fB{roff(name)}\\fR" for name in action.option_strings
-        )
+        if value:
+            value = form.italic.format(form.text(str(value)))
         about = (action.help or "") % {**vars(action), "prog": parser.prog}
-        yield f".TP\n{' '.join(filter(None, (names, value)))}\n{roff(about)}"
+        term = " ".join(filter(None, (names, str(value))))
+        yield form.item.format(term, form.text(about))
 
 
-def page(
-    name: str, short: str, about: str, body: list[str], more: dict[str, str]
-) -> str:
-    """Return a manual page."""
-    version = sbus.__version__
-    lines = [
-        f'.TH {name.upper()} 1 "" "sbus {version}" "Message bus"',
-        ".ad l",  # long words leave gaps in narrow lines otherwise
-        f".SH NAME\n{name} \\- {roff(short)}",
-        f".SH DESCRIPTION\n{roff(about)}",
-        *body,
-        *(f".SH {title}\n{roff(text)}" for title, text in more.items()),
-        ".SH SEE ALSO\n.BR sbusd (1),\n.BR sbus (1),\n.BR sbus (7)",
-    ]
-    return "\n".join(lines) + "\n"
+def sections(texts: dict[str, str], form: Form) -> Iterator[str]:
+    """Yield sections with their titles."""
+    for title, text in texts.items():
+        yield form.section.format(title)
+        yield form.text(text)
 
 
-def server_page() -> str:
-    """Return the page of sbusd, whose parser is seen as it prints its help."""
+def server_parser() -> argparse.ArgumentParser:
+    """Return the parser of sbusd, which is seen as it prints its help."""
     parsers: list[argparse.ArgumentParser] = []
 
     def note(parser: argparse.ArgumentParser) -> str:
         parsers.append(parser)
         return ""
 
-    help_ = mock.patch("argparse.ArgumentParser.format_help", note)
-    with help_, contextlib.suppress(SystemExit):
+    format_help = argparse.ArgumentParser.format_help
+    setattr(argparse.ArgumentParser, "format_help", note)  # noqa: B010
+    try:
         sbus.parse_options(["--help"])
-    body = [".SH OPTIONS", *items(parsers[0])]
-    short = "a simple message bus over Unix-domain sockets"
-    return page("sbusd", short, SERVER, body, SERVER_MORE)
+    except SystemExit:
+        return parsers[0]
+    finally:
+        setattr(argparse.ArgumentParser, "format_help", format_help)  # noqa: B010
+    raise AssertionError("it prints no help")
 
 
-def client_page() -> str:
-    """Return the page of sbus, with all its commands."""
+def server_page(form: Form) -> Iterator[str]:
+    """Yield the parts of the page of sbusd."""
+    yield from sections({"DESCRIPTION": SERVER}, form)
+    yield form.section.format("OPTIONS")
+    yield from items(server_parser(), form)
+    yield from sections(SERVER_MORE, form)
+
+
+def client_page(form: Form) -> Iterator[str]:
+    """Yield the parts of the page of sbus, with all its commands."""
     commands = command_line.all_commands()
     parser, parsers = shared.option_parsers(commands)
-    body = [".SH OPTIONS", *items(parser), ".SH COMMANDS"]
+    yield from sections({"DESCRIPTION": CLIENT}, form)
+    yield form.section.format("OPTIONS")
+    yield from items(parser, form)
+    yield form.section.format("COMMANDS")
     for name, command in commands.items():
-        about = parsers[name].description or ""
-        body.append(f".SS {name}\n{roff(about)}")
-        body += items(parsers[name])
-        body.append(f".PP\nExample:\n.IP\n.B sbus {roff(command.example)}")
-    return page("sbus", "use a message bus", CLIENT, body, CLIENT_MORE)
+        yield form.command.format(name)
+        yield form.text(parsers[name].description or "")
+        yield from items(parsers[name], form)
+        yield form.example.format(form.text(command.example))
+    yield from sections(CLIENT_MORE, form)
 
 
-def rules() -> str:
-    """Return the sentence of each rule, which `sbus help RULE` prints."""
-    chapters = sorted(ROOT.glob("spec/[1-9]-*.md"))
-    text = "\n".join(chapter.read_text("utf-8") for chapter in chapters)
-    sentences = re.findall(r"^\*\*\[(\S+)\]\*\* (.*?)\n\n", text, re.M | re.S)
-    return "".join(
-        f"{name} {' '.join(sentence.split())}\n"
-        for name, sentence in sentences
-    )
+PAGES = {
+    "sbusd": ("a simple message bus over Unix-domain sockets", server_page),
+    "sbus": ("use a message bus", client_page),
+}
 
 
-ROOT = Path(__file__).parents[2]
-PAGES = {"sbusd.1": server_page, "sbus.1": client_page}
+def roff_page(name: str) -> str:
+    """Return a manual page, as man reads it."""
+    short, parts = PAGES[name]
+    lines = [
+        f'.TH {name.upper()} 1 "" "sbus {sbus.__version__}" "Message bus"',
+        ".ad l",  # long words leave gaps in narrow lines otherwise
+        f".SH NAME\n{name} \\- {roff(short)}",
+        *parts(ROFF),
+        ".SH SEE ALSO\n.BR sbusd (1),\n.BR sbus (1),\n.BR sbus (7)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def book_pages() -> str:
+    """Return all pages, as the book has them."""
+    lines = []
+    for name, (short, parts) in PAGES.items():
+        lines += [f"\n## {name}: {short}\n", *parts(MARKDOWN)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write what is asked for, or both manual pages beside this file."""
+    both = [Path(__file__).with_name(f"{name}.1") for name in PAGES]
+    for file in [*map(Path, sys.argv[1:])] or both:
+        is_of_book = file.suffix == ".md"
+        text = book_pages() if is_of_book else roff_page(file.stem)
+        file.write_text(text, "utf-8")
+
 
 if __name__ == "__main__":
-    for file, write in PAGES.items():
-        Path(__file__).with_name(file).write_text(write(), encoding="utf-8")
-    (ROOT / "tools/rules.txt").write_text(rules(), encoding="utf-8")
+    main()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -15,6 +17,40 @@ ROOT = Path(__file__).resolve().parents[2]
 SBUSD = (sys.executable, str(ROOT / "tests/bed/sbusd.py"))
 NAIVE = ROOT / "tests/kit/naive_server.py"
 SECONDS_MAX = 100.0  # for what a test waits; pytest ends a test at 120
+
+
+MARK = f"of process {os.getpid()}"  # which all that tests start inherit
+FOLDER_NAME_MAX = 40  # of the 107 bytes of a path, some of which tests need
+FOLDERS: list[str] = []  # for sockets, to be removed in the end
+
+
+def mend_environment() -> None:
+    """Have all that a test starts find what it needs, wherever tests run.
+
+    Sockets need a folder with a short name, and programs their own folder;
+    to what they warn of, users do not object.
+    """
+    if len(tempfile.gettempdir()) > FOLDER_NAME_MAX:
+        os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
+    os.environ["SBUS_TESTS"] = MARK
+    for name in ("PYTHONSAFEPATH", "PYTHONWARNINGS"):
+        os.environ.pop(name, None)
+
+
+mend_environment()  # before anything copies it
+# What a user has: output into a pipe is kept back unless it is flushed
+ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": ""}
+
+
+def leave_nothing() -> None:
+    """End what tests have started, daemons too, and remove its folders."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_marked = MARK.encode() in (process / "environ").read_bytes()
+            if is_marked and int(process.name) != os.getpid():
+                os.kill(int(process.name), signal.SIGKILL)
+    for folder in FOLDERS:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Result(NamedTuple):
@@ -56,10 +92,6 @@ def child_process(work: Callable[[], object]) -> Iterator[int]:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-
-
-# What a user has: output into a pipe is kept back unless it is flushed
-ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": ""}
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import IO, Any, Callable
 import pytest
 
 from packets import WHOAMI
-from processes import SBUSD, SECONDS_MAX
+from processes import FOLDERS, SBUSD, SECONDS_MAX
 
 needs_root = pytest.mark.skipif(
     os.getuid() != 0, reason="only root can connect as other users"
@@ -32,6 +32,7 @@ needs_root = pytest.mark.skipif(
 def scratch_directory() -> Iterator[Path]:
     """Give a directory with a short name that every user can search."""
     with tempfile.TemporaryDirectory(prefix="sbus-") as name:
+        FOLDERS.append(name)
         os.chmod(name, 0o755)
         yield Path(name)
 
@@ -59,10 +60,15 @@ class RealBus:
                 command, **{**streams, **popen_options}
             )
         self.output = ""
-        if self.process.stdout:
-            with self.process.stdout as ready:
-                self.output = read_to_end(ready).decode("ascii")
-        assert self.is_alive(), f"no server: {self.log()}"
+        try:
+            if self.process.stdout:
+                with self.process.stdout as ready:
+                    self.output = read_to_end(ready).decode("ascii")
+            assert self.is_alive(), f"no server: {self.log()}"
+        except BaseException:  # an interrupt as well
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def is_alive(self) -> bool:
         """Return whether the server is alive."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import doctest
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import orders
 from every_order import ends_html
-from orders import try_orders
+from orders import check_orders, try_orders
 from player import call, search
-from processes import ROOT
+from processes import ROOT, run
 from real_bus import needs_root
 
 LESSONS = "".join(
@@ -43,6 +44,8 @@ CONVERSATIONS = {
     "B > SUB k\nB > CMSG blocking/soft/block\nB room 1\n---\n"
     "A > MSG k\\0{1..3}",
     "deaf-with-unread": "B > SUB j\nA > SUB k\n---\nB > MSG k\\0x\nA deaf",
+    "full-for-a-while": "A > SUB k\nA fill\nwait 1\n---\nA < {any}\n"
+    "B > MSG k\\0one",
     "holds-itself": HELD + "A > MSG a\\0{1..3}",
     "programs-that-leave": "A > SUB k\nB > SUB k\n---\nA close\n"
     "B > MSG k\\0one\nB shut\nC > MSG k\\0two\nC > HELLO",
@@ -79,6 +82,7 @@ FOUND: dict[str, tuple[int, int, list[str]]] = {  # orders, end states, facts
         ["the specification leaves open which client is disconnected first"],
     ),
     "deaf-with-unread": (2, 1, ["A gets nothing"]),
+    "full-for-a-while": (1, 1, ["A gets MSG k\\0one"]),
     "holds-itself": (
         1,
         1,
@@ -126,12 +130,35 @@ def test_every_order(name: str) -> None:
         assert len(report.always) == 2 and not report.ends[0].facts
 
 
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_chapter_5_holds(name: str) -> None:
+    """[BLOCK-7] [BLOCK-10] [BLOCK-12] [BLOCK-22] In each state and step."""
+    assert check_orders(CONVERSATIONS[name]).states > 1
+
+
+def test_command(directory: Path) -> None:
+    """It prints ways to each end, or a line that says what is wrong."""
+    file = directory / "talk"
+    file.write_text(CONVERSATIONS["both-publish-first"], "utf-8")
+    done = run("simulated/orders.py", str(file))
+    assert done.status == 0 and done.output.startswith("6 orders, 2 end")
+    done = run("simulated/orders.py", "--apart", str(file))
+    assert done.status == 0 and done.output.endswith(" states\n")
+    for words, said in (
+        ([str(directory)], "Is a directory"),
+        (["--apar", str(file)], "unrecognized arguments: --apar"),
+        ([], "the following arguments are required: FILE"),
+    ):
+        done = run("simulated/orders.py", *words)
+        assert (done.status, done.output) == (2, "")
+        assert done.errors.count("\n") == 1 and said in done.errors
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("A hums", "Line 1, “A hums”: not a step"),
         ("A > SUB k\nwait 6", "Line 2, “wait 6”: here time passes when"),
-        ("A fill", "Line 1, “A fill”: here a buffer has a size"),
         ("A > SUB {B.pid}", "Line 1, “A > SUB {B.pid}”: no client B"),
         ("A < {any}\n---", "Line 1, “A < {any}”: before the line ---"),
         ("server --strict", "A search knows only limits"),

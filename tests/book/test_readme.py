@@ -6,10 +6,10 @@ import os
 import re
 import select
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from readme_picture import PICTURE, draw, read_until, run, start
 
 from processes import ROOT
 
@@ -22,9 +22,27 @@ SHOWN = [
 ]
 
 
-def test_the_picture_is_of_a_real_run() -> None:
-    """Run it again: python3 tests/book/readme_picture.py."""
-    assert PICTURE.read_text("utf-8") == draw(run())
+def start(command: str, env: dict[str, str]) -> subprocess.Popen[str]:
+    """Start a program of the repository, as the README says it."""
+    words = command.replace("'", "").split()[1:]
+    return subprocess.Popen(
+        [sys.executable, *words],
+        env=env,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def read_until(process: subprocess.Popen[str], word: str) -> str:
+    """Return what a process writes, up to the line with a word."""
+    text = ""
+    for line in process.stdout or ():
+        text += line
+        if word in line:
+            return text
+    raise AssertionError(text)
 
 
 @pytest.mark.parametrize("number", range(len(SHOWN)))

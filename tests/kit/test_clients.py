@@ -21,7 +21,7 @@ from conformance.clients import (
 )
 from conformance.conversation import Failure
 from conformance.examples import Block
-from fake_bus import CASES
+from examples_of_spec import CASES
 from processes import ROOT, SECONDS_MAX, run_kit
 from sizes import either
 

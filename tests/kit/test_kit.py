@@ -37,7 +37,8 @@ from conformance.kit import (
 from conformance.report import count
 from conformance.rules import SPEC, SPECIFICATION
 from conformance.server import ServerProcess
-from fake_bus import CASES, RULES, run_on_fake_kernel
+from examples_of_spec import CASES, RULES
+from fake_bus import run_on_fake_kernel
 from processes import NAIVE, ROOT, naive, run, run_kit
 from real_bus import needs_root
 from sizes import IS_SOAK, SOAK, either

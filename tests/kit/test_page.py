@@ -14,7 +14,7 @@ from conformance.clients import all_client_cases
 from conformance.kit import Result
 from conformance.report import Run
 from conformance.rules import SPEC
-from fake_bus import CASES, RULES
+from examples_of_spec import CASES, RULES
 from implementations import page
 from processes import naive
 

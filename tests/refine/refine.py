@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hold the real server to the model, in every order of events.
 
-    export PYTHONPATH=.:spec:dev:tests/bed:tests/refine
+    export PYTHONPATH=.:spec:simulated:tests/bed:tests/refine
     python3 tests/refine/refine.py SEED    random worlds
     python3 tests/refine/refine.py WORLD   all states of a small world
 

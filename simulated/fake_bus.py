@@ -1,30 +1,18 @@
-"""The examples of spec/ on a fake kernel: a server in this process."""
+"""A bus on a fake kernel, for conversations of the conformance kit."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
-import pytest
-
 import sbus
 from conformance.conversation import END, Failure, perform
-from conformance.examples import (
-    PARSERS,
-    Block,
-    Case,
-    MatchCase,
-    read_blocks,
-    read_cases,
-)
+from conformance.examples import Case, MatchCase
 from conformance.kit import Result
-from conformance.rules import read_rules
 from fake_kernel import OWNER, FakeKernel, FakePeer
 from packets import WHOAMI
 
 FILLER = b"MSG fill\0"  # what no step shows
-BLOCKS = [block for block in read_blocks() if block.kind in PARSERS]
-CASES = read_cases()
 
 
 @contextlib.contextmanager
@@ -154,16 +142,3 @@ def run_on_fake_kernel(case: Case) -> Result:
             wrong = "the definition does not agree with the table"
     verdict = "failed" if wrong else "passed"
     return Result(case.name, case.rules, verdict, wrong, tuple(said))
-
-
-RULES = read_rules()
-
-
-def cases_of(block: Block) -> list[Case]:
-    """Return the cases of a block."""
-    return list(PARSERS[block.kind](block))
-
-
-each_block = pytest.mark.parametrize(
-    "block", BLOCKS, ids=[block.name for block in BLOCKS]
-)
