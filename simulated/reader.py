@@ -69,7 +69,7 @@ def limits(lines: Iterable[str]) -> dict[str, Any]:
     known = vars(model.Options()).keys()
     if LIMIT.sub("", words).strip() or not names <= known:
         raise ValueError(
-            "A search knows only limits, such as --max-backlog 270, and"
+            f"A search knows only limits, such as --max-backlog 270, and"
             f" not \u201cserver {words}\u201d"
         )
     if any(len(count) > DIGITS_MAX for _, count in pairs):
