@@ -18,6 +18,7 @@ html_css_files = ["book.css"]
 html_js_files = ["work.js", "book.js", "stage.js", "gallery.js"]
 html_show_copyright = html_use_index = False
 html_logo = html_favicon = "static/sbus.svg"
+suppress_warnings = ["toc.not_included"]  # what leads to such pages are links
 smartquotes = False  # quotes in rules are bytes
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "github-dark"

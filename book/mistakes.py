@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import sys
 from collections.abc import Generator, Iterator
-from itertools import combinations
 from pathlib import Path
 from types import ModuleType
+from typing import Any, cast
 from unittest import mock
 
 import fake_kernel
@@ -22,16 +21,13 @@ from broken_servers import Mistake, read_mistakes
 from conformance.conversation import perform
 from conformance.examples import Conversation, parse_step, read_cases
 from conformance.kit import block_of
-from conformance.random_walk import Maker
-from conformance.random_writer import write
+from conformance.random_walk import Walk
 from fake_bus import FakeBus
 
 SOURCE = Path(sbus.__file__).read_text("utf-8")
 CONVERSATIONS_MAX = 1_000  # of a walk
-WALK_LINES_MAX = 60  # of a conversation that it holds
 LINES_MAX = 12  # of an example
 AROUND = 4  # lines that are shown before and after a mistake
-MESSAGE = re.compile(r"\\0\d+")  # by which a walk tells messages apart
 ALL = read_mistakes()
 NAMES = "star-crosses-slashes only-the-first-subscriber-hears"
 NAMES += " a-copy-for-each-pattern text-without-nul-is-published"
@@ -64,45 +60,36 @@ def wrong_of(lines: list[str]) -> str:
     return perform(FakeBus(()), Conversation("walk", (), steps)).wrong
 
 
+class WalkedBus(FakeBus):
+    """What the kit's walk needs of a server's process."""
+
+    room, path = 1, ""  # it has learned the room, and needs no path
+
+    def __init__(self) -> None:  # it is started before it is used
+        pass
+
+    def start(self, *options: str) -> None:
+        """Begin anew."""
+        super().__init__(options[1:])
+
+    def patience(self, _: float) -> contextlib.AbstractContextManager[None]:
+        """Wait as long as ever: nothing here takes time."""
+        return contextlib.nullcontext()
+
+
 def walk(name: str) -> Generator[str, None, list[str]]:
-    """Yield how far the kit is; return the shortest conversation it found.
+    """Yield how far the kit is; return the conversation that it found.
 
     Raises: ValueError if it found none
     """
-    server = server_of(SHOWN[name].spoil(SOURCE))
-    with server as spoiled, mock.patch.object(sbus, "log"):
-        for number in range(1, CONVERSATIONS_MAX + 1):
-            yield f"{number} conversations …"
-            operations = Maker(f"{name}/{number}", {}).operations()
-            lines = write(operations, {}).lines
-            if len(lines) <= WALK_LINES_MAX and wrong_of(lines):
-                yield f"Conversation {number} goes wrong. It is made shorter …"
-                return fewest(lines, spoiled)
+    spoiled = server_of(SHOWN[name].spoil(SOURCE))
+    walk = Walk(cast(Any, WalkedBus()), name, [{}])
+    with spoiled, mock.patch.object(sbus, "log"):
+        while walk.count < CONVERSATIONS_MAX:
+            yield f"{walk.count} conversations …"
+            for found in walk.failures(count=walk.count + 1):
+                return found.lines
     raise ValueError(f"{CONVERSATIONS_MAX} conversations betray nothing")
-
-
-def fewest(lines: list[str], spoiled: ModuleType) -> list[str]:
-    """Return lines that betray a server; no client, line or pair can go."""
-
-    def betray(lines: list[str]) -> bool:
-        with mock.patch.object(fake_kernel, "sbus", spoiled):
-            if not wrong_of(lines):
-                return False
-        with mock.patch.object(fake_kernel, "sbus", sbus):
-            return not wrong_of(lines)
-
-    numbers = range(len(lines))
-    named: dict[str, set[int]] = {}  # lines by their clients and messages
-    for number, line in enumerate(lines):
-        for name in (line[0], *MESSAGE.findall(line)):
-            named.setdefault(name, set()).add(number)
-    gaps = [*named.values()]
-    gaps += [{*gap} for size in (1, 2) for gap in combinations(numbers, size)]
-    for gap in gaps:
-        fewer = [line for n, line in enumerate(lines) if n not in gap]
-        if betray(fewer):
-            return fewest(fewer, spoiled)
-    return lines
 
 
 def choices(name: str) -> list[tuple[str, list[str]]]:

@@ -10,7 +10,6 @@ import os
 import re
 import socket
 import sys
-import time
 from collections.abc import (
     Callable,
     Collection,
@@ -19,9 +18,9 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from difflib import unified_diff
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,7 +35,7 @@ if sys.platform == "emscripten":  # what is named at import, and is not there
 
 import sbus
 from conformance import examples
-from conformance.conversation import perform
+from conformance.conversation import Failure, Talk, perform
 from cut_stage import program
 from every_order import report_html
 from fake_bus import FakeBus, FakeConnection
@@ -49,11 +48,12 @@ Talks = Sequence[examples.Conversation]  # one for each line
 WHO = re.compile(r"(?:client=|(by=))(\d+)(?: uid=\d+ pid=\d+)?")
 DISCONNECTED = re.compile(r"disconnect (\w+) \[([A-Z]+-\d+)\] (.*)")
 LOG: list[str] = []  # of the server, since the line began
-PLAY_SECONDS = 10.0  # that an example may take
+ROUNDS_MAX = 50_000  # of the server, in an example
 LINE_SECONDS = 0.001  # it tells who has waited longest [BLOCK-16]
-PACKETS_MAX, BYTES_MAX = 100_000, 64_000_000  # of an example
+PACKETS_MAX, BYTES_MAX = 20_000, 64_000_000  # of an example
 TEXT_MAX = 100_000  # its characters
 PATTERNS_SHOWN = 12  # of a client, the last
+NO_STEPS = examples.Conversation("", (), ())  # all clients hear nothing
 ROWS_MAX = 200  # lines that book.js draws, the last
 SOURCE = Path(sbus.__file__).read_text("utf-8")
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -81,20 +81,20 @@ FORMS = {  # what a hole takes behind its arrow
 
 
 class TooLong(BaseException):
-    """An example takes too long; no code that it runs catches this."""
+    """An example has no end in sight; no code that it runs catches this."""
 
 
 @contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Stop the server in the first round after that many seconds of work.
+def work_limit() -> Iterator[None]:
+    """Stop the server after so many rounds, on however busy a machine.
 
     Raises: TooLong
     """
-    end = time.process_time() + seconds
+    rounds = count()
     select = FakeSelector.select
 
     def look(*which: Any) -> Any:
-        if time.process_time() > end:
+        if next(rounds) > ROUNDS_MAX:
             raise TooLong
         return select(*which)
 
@@ -139,7 +139,6 @@ class WatchedBus(FakeBus):
         self.bus.journal = sbus.Journal(self.bus.options, "")
         self.names = [""]  # of clients, by their numbers
         self.wires: dict[str, Any] = {}  # by their names
-        self.led: list[Answer] = []
         self.trace = LineTrace(sbus.__file__)
         self.who = ""
 
@@ -149,26 +148,25 @@ class WatchedBus(FakeBus):
         self.wires[self.who] = connection.wire
         return connection
 
-    def steps(self, talks: Talks) -> Iterator[examples.Step]:
-        """Return the steps; note after each line what it led to."""
-        for number, talk in enumerate(talks):
-            self.kernel.now += LINE_SECONDS
-            got = b""
-            for step in talk.steps:
-                self.who = step.client
-                if step.client in self.wires and self.wires[self.who].taken:
-                    got = self.wires[self.who].taken[0]
-                yield step
-            if not self.is_frozen:
-                self.kernel.run()
-            made = [WHO.sub(self.named, line) for line in LOG]
-            self.led.append({"made": made, "got": examples.escape(got)})
-            if cut := reason_of(made, talk):
-                self.led[-1]["cut"] = cut
-            if number >= len(talks) - ROWS_MAX:
-                cards = {"cards": self.cards(), "ran": self.trace.take()}
-                self.led[-1].update(cards)
-            LOG.clear()
+    def play(self, talk: Talk, line: examples.Conversation) -> Answer:
+        """Take the steps of a line; return what it led to.
+
+        Raises: Failure if a step fails
+        """
+        self.kernel.now += LINE_SECONDS
+        LOG.clear()
+        got = b""
+        for step in line.steps:
+            self.who = step.client
+            if step.client in self.wires and self.wires[step.client].taken:
+                got = self.wires[step.client].taken[0]
+            talk.take(step)
+        if not self.is_frozen:
+            self.kernel.run()
+        made = [WHO.sub(self.named, text) for text in LOG]
+        led: Answer = {"made": made, "got": examples.escape(got)}
+        cut = reason_of(made, line)
+        return {**led, "cut": cut} if cut else led
 
     def named(self, found: re.Match[str]) -> str:
         """Return the client of a line of the log by its name."""
@@ -267,41 +265,44 @@ def talk(kind: str, text: str) -> Answer:
     lines = kept_lines(text)
     check_form(lines)
     talks = [talks_of("conversation", line)[0] for line in lines]
-    failures: dict[int, str] = {}  # by the number of the line
-    while True:
-        bus, wrong, said = perform_lines(talks)
-        failed = len(bus.led)
-        if kind != "bench" or not wrong or failed >= len(talks):
-            break
-        failures[failed] = wrong
-        talks[failed] = talks[failed]._replace(steps=())
-
-    if kind != "bench" and wrong:
-        bus.led.append({"wrong": wrong})
-    for number, reason in failures.items():
-        bus.led[number]["wrong"] = reason
-    if mark_cut(lines, bus.led):
-        del bus.led[len(lines) :]  # that another client heard the end
-    lines += said[-1:] * (len(bus.led) - len(lines))  # nothing more is heard
-    return {"lines": lines, "led": bus.led, "source": SOURCE}
+    led, said = perform_lines(talks, goes_on=kind == "bench")
+    if mark_cut(lines, led):
+        del led[len(lines) :]  # that another client heard the end
+    lines += said[-1:] * (len(led) - len(lines))  # nothing more is heard
+    return {"lines": lines, "led": led, "source": SOURCE}
 
 
-def perform_lines(talks: Talks) -> tuple[WatchedBus, str, list[str]]:
-    """Play lines; return the bus, what went wrong, and what was said."""
+def perform_lines(talks: Talks, goes_on: bool) -> tuple[list[Answer], Any]:
+    """Play lines; return what each led to, and what was said.
+
+    In the playground the others go on after a line that fails.
+    Raises: ValueError if an option is wrong
+    """
     LOG.clear()
-    said = [""]
     try:
         bus = WatchedBus(talks)
-        steps: Any = bus.steps(talks)
-        with bus.trace:
-            wrong, said, *_ = perform(
-                bus, examples.Conversation("", (), steps)
-            )
     except SystemExit:
         raise ValueError("; ".join(LOG)) from None
-    except (ValueError, KeyError) as error:
-        wrong = f"{error} is unknown, or of another form"
-    return bus, wrong, said
+    led: list[Answer] = []
+    with bus.trace, closing(Talk(bus)) as talk:
+        for number, line in enumerate(talks):
+            try:
+                led.append(bus.play(talk, line))
+            except Failure as failure:
+                led.append({"wrong": str(failure)})
+            except (ValueError, KeyError) as error:
+                said = f"{error} is unknown, or of another form"
+                led.append({"wrong": said})
+            if "wrong" in led[-1] and not goes_on:
+                return led, []
+            if number >= len(talks) - ROWS_MAX:
+                led[-1].update(cards=bus.cards(), ran=bus.trace.take())
+        if not goes_on:
+            try:
+                talk.hold(NO_STEPS)
+            except Failure as failure:
+                led.append({"wrong": str(failure)})
+        return led, talk.said
 
 
 def mark_cut(lines: list[str], led: list[Answer]) -> bool:
@@ -378,7 +379,7 @@ def form_of(hole: str, answer: str) -> str:
     if not answer:
         return "Write something first"
     if "{any}" in answer:
-        return "{any} is no answer"
+        return "{any} is not an answer"
     if hole.startswith("____"):
         if not re.search(r"\b[A-Z]\b", answer):
             return "Write the capital letters of clients, such as X Y"
@@ -466,10 +467,10 @@ def call(kind: str, text: str, *more: Any) -> str:
     way = ways.get(kind, talk)
     try:
         log = mock.patch.object(sbus, "log", LOG.append)
-        with log, time_limit(PLAY_SECONDS):
+        with log, work_limit():
             return json.dumps(way(kind, text, *more))
     except TooLong:
-        said = f"It took longer than {PLAY_SECONDS:g} seconds, and was stopped"
+        said = f"It takes the server more than {ROUNDS_MAX:,} rounds"
     except ValueError as error:
         said = str(error)
     except (Exception, SystemExit) as error:

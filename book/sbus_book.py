@@ -68,6 +68,8 @@ class Listing:
         self.lines = ["", *source.splitlines(), ""]
         starts = (banner.start() for banner in BANNER.finditer(source))
         self.sections = [1, *(source.count("\n", 0, n) + 1 for n in starts)]
+        if folder:  # it is shown on one page
+            del self.sections[1:]
         tags = ModuleAnalyzer.for_string(source, stem).find_tags()
         cuts = dict.fromkeys([*self.sections, len(self.lines)], "")
         cuts.update((first, name) for name, (_, first, _) in tags.items())
@@ -149,25 +151,6 @@ class Listing:
         ]
 
 
-def counts_by_rule() -> dict[str, dict[str, int]]:
-    """Return of each rule how many examples, tests and so on show it."""
-    counts, columns = {}, [""]
-    text = (ROOT / "spec/traceability.md").read_text("utf-8")
-    for line in filter(re.compile(r"\| \w").match, text.splitlines()):
-        cells = [cell.strip() for cell in line.split("|")]
-        if cells[1] == "Rule":
-            columns = [cell.lower() for cell in cells]
-            continue
-        numbers = (  # `names`, and 3 more
-            cell.count("`") // 2
-            + sum(map(int, re.findall(r"and (\d+)", cell)))
-            for cell in cells
-        )
-        counts[cells[1]] = dict(zip(columns, numbers))
-    return counts
-
-
-COUNTS = counts_by_rule()
 LISTINGS = {stem: Listing(stem) for stem in ("sbus", "sbus_client")}
 LISTINGS["model"] = Listing("model", "spec")
 
@@ -232,22 +215,6 @@ class FoundBy(Directive):
         return [addnodes.index(entries=entries)]
 
 
-class AllRules(Directive):
-    """The rules of all chapters, in the order of their numbers."""
-
-    def run(self) -> list[nodes.Node]:
-        families = [*dict.fromkeys(rule.family for rule in RULES.values())]
-        items = nodes.bullet_list(classes=["all-rules"])
-
-        def place(rule: Rule) -> tuple[int, int]:
-            return families.index(rule.family), int(rule.id.split("-")[1])
-
-        for rule in sorted(RULES.values(), key=place):
-            said = printed(rule, nodes.Text(f"[{rule.id}] "))
-            items += nodes.list_item("", said)
-        return [items]
-
-
 def printed(rule: Rule, *before: nodes.Node) -> nodes.paragraph:
     """Return a rule as it is printed, with its origins as badges."""
     said = [*before, *code_spans(rule.statement)]
@@ -295,15 +262,6 @@ class Rules(Transform):
         stem = "sbus_client" if sentence[:8] == "A client" else "sbus"
         code = [*LISTINGS[stem].excerpts(rule)]
         model = [*LISTINGS["model"].excerpts(rule)]
-        counts = COUNTS.get(rule, {})
-        said = [
-            f"{counts[kind]} {kind if counts[kind] > 1 else kind[:-1]}"
-            for kind in ("examples", "tests")
-            if counts.get(kind)
-        ]
-        said[1:1] = ["code"] * bool(code) + ["model"] * bool(model)
-        if not said:
-            return
         file = page.replace("spec/", "examples/")
         text = (ROOT / f"spec/{file}.md").read_text("utf-8")
         first = rf"\n## {rule}\n.*?```(\w+) (\S+) ([^\n]*)\n(.*?)\n```"
@@ -315,8 +273,11 @@ class Rules(Transform):
                 yield shown.pop()
             link = f'<a href="{file}.html#{rule.lower()}">All examples</a>'
             shown.append(raw(f'<p class="more">{link}</p>'))
-        head = f"<summary>{' · '.join(said)}</summary>"
-        yield raw(f'<details class="kept">{head}')
+        parts = {"example": found, "code": code, "model": model}
+        said = " · ".join(part for part, is_there in parts.items() if is_there)
+        if not said:
+            return
+        yield raw(f'<details class="kept"><summary>{said}</summary>')
         if model:
             model.insert(0, raw("<p>In the model of the specification:</p>"))
         yield from [*shown, *code, *model, raw("</details>")]
@@ -389,7 +350,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     for kind in app.config.myst_fence_as_directive:
         app.add_directive(kind, Picture if kind == "picture" else Example)
     app.add_directive("source", Source)
-    app.add_directive("rules", AllRules)
     app.add_directive("found-by", FoundBy)
     app.add_transform(Rules)
     app.connect("html-page-context", link)

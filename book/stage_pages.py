@@ -43,6 +43,7 @@ class NewCode(Editor):
     """The parts of the server that are new; its new lines are marked."""
 
     def parts(self, stage: int) -> Iterator[nodes.Node]:
+        yield raw("<details><summary>Show the new code</summary>")
         before = {*program(stage - 1).splitlines()}
         for part in map(str.rstrip, program(stage).split("\n\n\n")):
             lines = enumerate(part.splitlines(), 1)
@@ -50,6 +51,7 @@ class NewCode(Editor):
                 code = nodes.literal_block(part, part, language="python")
                 code["highlight_args"] = {"hl_lines": new}
                 yield code
+        yield raw("</details>")
 
 
 class Asked(Editor):

@@ -15,7 +15,6 @@ import reprlib
 import select
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, ModuleType
@@ -35,8 +34,7 @@ from line_trace import LineTrace
 
 FILE = "server.py"  # what an error calls the program
 CALLS_MAX = 10_000  # of select, before a program is said to spin
-BUSY_SECONDS_MAX = 2.0  # of the processor, until it waits in select
-RUN_SECONDS_MAX = 8.0  # of the processor, for all that is tried
+TURNS_MAX = 1_000_000  # of its loops, until it waits in select
 OUTPUT_MAX = 2_000  # characters that a program prints at a step
 LISTENER = 3  # the number of the socket that listens
 
@@ -104,11 +102,9 @@ class ProgramKernel:
         self,
         code: CodeType,
         options: Sequence[str],
-        run_end: float,
         output: Output,
     ) -> None:
         self.now = 0.0
-        self.run_end = run_end  # of the processor's time
         self.left: Pause | Stuck | None = None  # why the program is left
         self.listener = ProgramListener(self)
         self.wires: dict[int, Any] = {self.listener.fileno(): self.listener}
@@ -149,11 +145,9 @@ class ProgramKernel:
         """Return true; leave a program that is to be left, or has no end."""
         if self.left:
             raise self.left
-        if time.process_time() > self.end:
-            mistake = f"line {line} begins a loop without end"
-            if self.end == self.run_end:
-                mistake = f"all takes longer than {RUN_SECONDS_MAX:g} seconds"
-            self.leave(Stuck(mistake))
+        self.turns += 1
+        if self.turns > TURNS_MAX:
+            self.leave(Stuck(f"line {line} begins a loop without end"))
         return True
 
     def leave(self, reason: Pause | Stuck) -> NoReturn:
@@ -164,7 +158,7 @@ class ProgramKernel:
     def enter(self, call: Callable[[], object]) -> None:
         """Have the program do something; raise Failure if it ends or waits."""
         self.left = None
-        self.end = min(time.process_time() + BUSY_SECONDS_MAX, self.run_end)
+        self.turns = 0
         printed = contextlib.redirect_stdout(self.output)
         errors = contextlib.redirect_stderr(self.output)
         try:
@@ -383,7 +377,6 @@ class ProgramKit:
         except SyntaxError as error:
             mistake = f"line {error.lineno} is not valid Python: {error.msg}"
             raise ValueError(mistake) from None
-        self.end = time.process_time() + RUN_SECONDS_MAX
         self.code = compile(ast.fix_missing_locations(tree), FILE, "exec")
         self.kernels: dict[tuple[str, ...], ProgramKernel] = {}
         self.server = self
@@ -448,7 +441,7 @@ class ProgramKit:
     def start(self, options: Sequence[str]) -> ProgramKernel:
         """Have the program run until it waits; raise Failure if it ends."""
         self.output.take()
-        return ProgramKernel(self.code, options, self.end, self.output)
+        return ProgramKernel(self.code, options, self.output)
 
     def filled(self, line: str) -> str:
         """Return a line with numbers where it names those of clients."""

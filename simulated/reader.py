@@ -69,7 +69,7 @@ def limits(lines: Iterable[str]) -> dict[str, Any]:
     known = vars(model.Options()).keys()
     if LIMIT.sub("", words).strip() or not names <= known:
         raise ValueError(
-            f"The search knows limits alone, such as --max-backlog 270, and"
+            f"A search knows only limits, such as --max-backlog 270, and"
             f" not \u201cserver {words}\u201d"
         )
     if any(len(count) > DIGITS_MAX for _, count in pairs):
@@ -139,16 +139,16 @@ def prepared(world: World) -> Iterator[str]:
 def check_bounds(world: World) -> None:
     """Raise ValueError if there are too many clients, steps or bytes."""
     if len(pickle.dumps(world)) > WORLD_BYTES_MAX:
-        raise ValueError("The search takes short and few messages alone")
+        raise ValueError("A search handles only few and short messages")
     if len(world.clients) > CLIENTS_MAX:
         raise ValueError(
-            f"The search takes {CLIENTS_MAX} clients at most, and these are"
+            f"A search handles at most {CLIENTS_MAX} clients; this has"
             f" {len(world.clients)}"
         )
     for name, acts in world.programs.items():
         if len(acts) > STEPS_MAX:
             raise ValueError(
-                f"The search takes {STEPS_MAX} steps of a client at most, and"
-                f" {name} has {len(acts)}: a line --- can stand behind those"
-                " that need no other order"
+                f"A search handles at most {STEPS_MAX} steps of a client;"
+                f" {name} has {len(acts)}: put a line --- after the steps"
+                " whose order is fixed"
             )

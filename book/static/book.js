@@ -2,7 +2,7 @@
 "use strict";
 const root = new URL("..", document.currentScript.src);
 const isFile = location.protocol === "file:"; // a page that no web server sent
-const LIMIT_MS = 300_000; // without news, on a busy machine; player.py itself stops after ten seconds, and Stop stops all at once
+const LIMIT_MS = 300_000; // without news, on a busy machine; player.py has limits of its own, and Stop stops all at once
 const waiting = new Map(); // by number: what is to be done with an answer
 let port, rules, workerNumber, progress = "", asked = 0;
 
@@ -267,7 +267,7 @@ async function tryOrders(place, kind, text) {
   ends.parentElement.open = true;
   ends.querySelectorAll(".example").forEach(prepare);
   if (!html) return;
-  shower(place)("good", "Every order is tried: see below.");
+  shower(place)("good", "Every order has been tried: see below.");
   const lines = text.split("\n").filter((line) => /^\s*[^#\s]/.test(line)).map((line) => line.trim());
   if (place !== bench) place.querySelector(".drawing").innerHTML = drawn(kind, lines);
 }
@@ -315,7 +315,7 @@ function makeExample(example, form, text, reset) {
   edit.onclick = () => {
     field.hidden = undo.hidden = !field.hidden;
     if (run) return;
-    field.value = newest(name) ?? text;
+    field.value = latest(name) ?? text;
     run = keep(field, name, {}, `${name}.txt`);
   };
   undo.onclick = () => {
@@ -351,7 +351,7 @@ if (bench) {
   text.oninput = () => outdate(bench);
   text.onchange = () => text.value !== played && go(text.value);
   window.onhashchange = async () => {
-    played = new URLSearchParams(location.hash.slice(1)).get("text") ?? newest("playground") ?? text.defaultValue;
+    played = new URLSearchParams(location.hash.slice(1)).get("text") ?? latest("playground") ?? text.defaultValue;
     if (text.value !== played) put(text, played);
     const done = run(), answer = await play(bench, "bench", played);
     done(bench.querySelector("output").textContent, answer?.isRight);

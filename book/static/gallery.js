@@ -13,10 +13,10 @@ document.querySelectorAll("form.mistake").forEach((form) => {
   section.addEventListener("played", ({ target, detail: { isRight, answer: { rules: broken = [] } } }) => {
     if (isCaught) return;
     runs++;
-    if (isRight) return tell("Not this one: here the server does as sbus.py does. Try another, or press Edit and write your own.");
+    if (isRight) return tell("Not this one: here the server does what sbus.py does. Try another, or press Edit and write your own.");
     const isByKit = target === form;
     isCaught = true;
-    tell(`${isByKit ? "The kit has caught it" : `Caught, at run ${runs}`}. It breaks ${broken.map((rule) => `[${rule}]`).join(" ")}.`);
+    tell(`${isByKit ? "The kit has caught it" : `Caught at run ${runs}`}. It breaks ${broken.map((rule) => `[${rule}]`).join(" ")}.`);
     if (!isByKit) store.set(`answered ${mistake}`, "caught");
     answer.hidden = false;
   });

@@ -19,7 +19,7 @@ if (stage) {
     program.scrollTop = (program.scrollHeight / lines.length) * (line - 8);
   };
   stage.hidden = false; // without scripts it is
-  program.value = newest(`stage ${number}`) ?? passed ?? start;
+  program.value = latest(`stage ${number}`) ?? passed ?? start;
   const run = keep(program, `stage ${number}`, starts, "server.py");
   program.addEventListener("input", () => { outdate(stage); draw(); });
   program.onscroll = () => (gutter.scrollTop = program.scrollTop);

@@ -37,6 +37,8 @@ const versionsOf = (name) => store.names(`work ${name} `).map((key) => {
   return { key, said, text: lines.join("\n") };
 });
 const newest = (name, isWanted = () => true) => versionsOf(name).findLast(isWanted)?.text;
+// What this tab had last, also after a reload; or else the newest of all tabs
+const latest = (name) => newest(name, ({ key }) => key === tried(() => sessionStorage.getItem(PREFIX + name))) ?? newest(name);
 
 // Replaces what is in a field so that Ctrl+Z takes it back
 function put(field, text) {
@@ -79,6 +81,7 @@ function keep(field, name, starts, file) {
     const spare = others.filter((version) => version.key !== key && version !== right);
     while (spare.length >= VERSIONS_MAX) store.remove(spare.shift().key);
     while (!store.set(key, `${said}\n${text}`) && spare.length > VERSIONS_MIN) store.remove(spare.shift().key);
+    tried(() => sessionStorage.setItem(PREFIX + name, key));
     tell(refused.has(key) ? UNKEPT : "", "bad");
     list();
   };
@@ -114,7 +117,7 @@ function keep(field, name, starts, file) {
   window.addEventListener("storage", ({ key }) => {
     if (!key?.startsWith(`${PREFIX}work ${name} `)) return;
     list();
-    tell("Another tab works on this too. Both texts are kept: the other one is the newest to go back to.");
+    tell("Another tab is working on this as well. Both texts are kept: the other is the newest version to go back to.");
   });
   list();
 

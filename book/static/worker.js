@@ -6,7 +6,7 @@ const SEARCHES = ["orders", "walk"]; // which say how far they are
 const pages = new Set(); // ports, or this worker itself
 const said = (text) => JSON.stringify({ said: text });
 const without = "This book was made without Pyodide, so it is for reading. See book/README.md.";
-const lost = "Python could not be loaded: the connection is lost. What has come is kept: load this page again.";
+const lost = "Python could not be loaded: the connection was lost. Your browser keeps what has arrived: load this page again.";
 const pause = (ms = 0) => new Promise((go) => setTimeout(go, ms));
 let progress = "", bytes = 0, size = 0;
 

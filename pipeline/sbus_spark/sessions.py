@@ -26,11 +26,12 @@ PACKAGE = Path(__file__).parent
 # Most queries are short: to compile them well takes longer than to run them
 SUBMIT = """--master local[*] --driver-memory 2g
 --conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress={is_terminal}
---conf spark.sql.shuffle.partitions={cores}
+--conf spark.sql.shuffle.partitions={partitions}
 --conf spark.sql.adaptive.enabled=false {interpreted} --driver-java-options
 '-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData {archive}
 -Dlog4j2.configurationFile={log}' pyspark-shell"""
-# To make code for a query takes longer than to interpret it for few rows
+# For few rows, to make code takes longer than to interpret a query, and to
+# start a second task takes longer than to do all in the first
 INTERPRETED = """--conf spark.sql.codegen.wholeStage=false
 --conf spark.sql.codegen.factoryMode=NO_CODEGEN"""
 INTERPRETED_BYTES = 32 << 20  # of what is read
@@ -103,7 +104,7 @@ def prepare_java(is_small: bool, archives: bool) -> None:
         home = PACKAGE / "java"
     submit = SUBMIT.format(
         is_terminal=sys.stderr.isatty(),
-        cores=os.cpu_count(),
+        partitions=1 if is_small else os.cpu_count(),
         interpreted=INTERPRETED if is_small else "",
         archive=archive_option(java, archives),
         log=(PACKAGE / "log4j2.properties").as_uri(),

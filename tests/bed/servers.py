@@ -70,6 +70,13 @@ class Forked:
         return self._status
 
 
+def refused_start(prepare: Callable[[], object], *arguments: str) -> None:
+    """Start a server that must refuse, once it has prepared itself."""
+    with Forked(prepare, *arguments) as server:
+        assert server.wait() == b""
+        assert server.end() == 1
+
+
 def drop_privileges() -> None:
     """Become an ordinary user for ever, where we are root."""
     if os.getuid() == 0:
@@ -167,6 +174,9 @@ def occupied(path: Path, what: str) -> Iterator[None]:
             os.mkfifo(path)
         elif what == "link":
             path.symlink_to("there")
+        elif what == "another user's":
+            path.touch()
+            os.chown(path, 1234, -1)
         else:
             stack.enter_context(bound(path, socket.SOCK_STREAM))
         before = os.lstat(path)

@@ -32,6 +32,12 @@ def sbus(address: str, *arguments: str, **options: Any) -> Result:
     return run("tools", "-a", address, *arguments, **options)
 
 
+def with_file(words: str) -> list[str]:
+    """Return a command line with its file: tools, unless it names another."""
+    is_full = not words.startswith("sbus_client.py ")
+    return ["tools"] * is_full + words.split()
+
+
 def python(*words: str, cwd: Path, path: str = "") -> Result:
     """Run Python in a folder, from which it imports, to its end."""
     done = subprocess.run(

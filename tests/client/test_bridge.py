@@ -15,12 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from commands import (
-    handles,
-    is_gone,
-    subscribed,
-    wait_for_patterns,
-)
+from commands import handles, is_gone, subscribed, wait_for_patterns
 from packets import ANSWER, WHOAMI, publications, publish
 from processes import ROOT, outcome, run
 from real_bus import Peer, RealBus, seqpacket_pair, wait_for

@@ -22,7 +22,7 @@ import manual
 import sbus_client
 import traceability
 from client_ends import beside
-from commands import python, ready, sbus, served, subscribed
+from commands import python, ready, sbus, served, subscribed, with_file
 from packets import publish
 from processes import (
     ENVIRONMENT,
@@ -37,6 +37,7 @@ from real_bus import Listener, RealBus, seqpacket
 from small_pythons import SMALL_PYTHONS
 from tools import command_line, shared
 
+PROGRAMS = {"tools": "sbus", "sbus_client.py": "sbus_client.py"}
 FULL = "sbus: standard output: No space left on device\n"
 CLOSED = "sbus: standard output is closed\n"
 BLANKS = r"\(quote an argument that holds blanks\)"
@@ -82,13 +83,19 @@ TIME = "is not a time above 0, such as 90, 0.5, 15m, 1h or 2d"
         ("completion", "name a shell: bash, zsh or fish"),
         ("load --size=7", "--size must be at least 8"),
         ("completion sh", "argument shell: invalid choice: 'sh' .*"),
+        ("sbus_client.py sub -n 1.5", "argument -n/--count: invalid .*"),
+        (
+            "sbus_client.py pub k -5,5",
+            f"unrecognized arguments: -5,5 {DASHES}",
+        ),
     ],
 )
 def test_wrong_usage(arguments: str, error: str) -> None:
     """A wrong command line is one line and the exit status 2."""
-    done = run("tools", *arguments.split(), stdin=subprocess.DEVNULL)
+    file, *words = with_file(arguments)
+    done = run(file, *words, stdin=subprocess.DEVNULL)
     assert (done.status, done.output) == (2, "")
-    line = f"sbus: {error}; --help lists the options\n"
+    line = f"{PROGRAMS[file]}: {error}; --help lists the options\n"
     assert re.fullmatch(line, done.errors)
 
 
@@ -189,18 +196,25 @@ def test_options_between(
 @pytest.mark.parametrize(
     "words, remark",
     [
-        (["sub", "a*b", "-t0.1"], "'a*b' selects nothing: '*' ends its"),
-        (["sub", "a/#", "-t0.1"], "'a/#' has no wildcard: '*' is one s"),
-        (["pub", "a/*", "v"], "a/*: no pattern can select a '*' alone"),
+        ("sub a*b -t0.1", "'a*b' selects nothing: '*' ends its"),
+        ("sub a/# -t0.1", "'a/#' has no wildcard: '*' is one s"),
+        ("pub a/* v", "a/*: no pattern can select a '*' alone"),
+        ("sbus_client.py sub a*b -t0.1", "'a*b' selects nothing"),
+        ("sbus_client.py sub a/# -t0.1", "'a/#' has no wildcard"),
     ],
 )
-def test_remarks(bus: RealBus, words: list[str], remark: str) -> None:
-    """[KEY-2] [MATCH-6] A command does what is hardly meant, and says so."""
-    done = sbus(bus.path, *words)
+def test_remarks(bus: RealBus, words: str, remark: str) -> None:
+    """[KEY-2] [MATCH-6] A command does what is hardly meant, and says so in
+    a line, also where Python makes errors of warnings.
+    """
+    file, *arguments = with_file(f"{words} -a {bus.path}")
+    env = {**ENVIRONMENT, "PYTHONWARNINGS": "error"}
+    done = run(file, *arguments, env=env)
     assert (done.status, done.output) == (0, "")
-    assert done.errors.startswith(f"sbus: {remark}")
+    assert done.errors.startswith(f"{PROGRAMS[file]}: {remark}")
     assert done.errors.count("\n") == 1
-    assert sbus(bus.path, *words, "-q") == (0, "", "")
+    if file == "tools":
+        assert run(file, *arguments, "-q", env=env) == (0, "", "")
 
 
 @pytest.mark.parametrize("module", ["argparse", "enum"])
@@ -234,8 +248,6 @@ def test_file_of_the_folder() -> None:
     [
         ("whoami >&-", CLOSED),
         ("whoami >/dev/full", FULL),
-        ("sub --help >/dev/full", FULL),
-        ("--version >/dev/full", FULL),
         ("sub -t 0.1 <&-", ""),
         ("sub -t 0.1 --time >&-", CLOSED),
     ],
@@ -246,18 +258,6 @@ def test_output(bus: RealBus, words: str, error: str) -> None:
     """
     done = in_a_shell("tools", f"-a {shlex.quote(bus.path)} {words}")
     assert done == (1 if error else 0, "", error)
-
-
-def test_small_command_line() -> None:
-    """The help of sbus_client.py fails so as well; a count is whole, and a
-    payload with a minus is told from an option.
-    """
-    full = "sbus_client.py: [Errno 28] No space left on device\n"
-    done = in_a_shell("sbus_client.py", "--help >/dev/full")
-    assert done == (1, "", full)
-    for words in "sub -n 1.5", "pub k -5,5":
-        assert in_a_shell("sbus_client.py", words).status == 2
-    assert re.search(DASHES, in_a_shell("sbus_client.py", words).errors)
 
 
 @pytest.mark.parametrize("file", ["tools", "sbus_client.py"])
@@ -539,10 +539,8 @@ def test_malformed_packet(
         words = words.replace("DIR", f"{directory}/capture")
         words = words.replace("BUS", listener.path)
         with answering(listener, b"\x1b[31m\xc2\x9b junk"):
-            is_full = not words.startswith("sbus_client.py")
-            command = ["tools"] * is_full + words.split()
             env["SBUS_ADDRESS"] = listener.path
-            done = run(*command, env=env, stdin=subprocess.DEVNULL)
+            done = run(*with_file(words), env=env, stdin=subprocess.DEVNULL)
         assert (done.status, done.output) == (1, ""), words
         assert done.errors.count("\n") == 1
         assert_printable(done.errors)
@@ -630,33 +628,27 @@ def test_one_time_for_all(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class SlowBus:
         """Each wait for it takes two seconds."""
 
-        address = "/bus"
-        closed = False
-        subscribe = control = retry_in = lambda *_, **__: None
+        address, closed = "/bus", False
+        subscribe = control = retry_in = __exit__ = lambda *_, **__: None
+        answers = {"stats": {"client": 1}, "request": b""}
+        answers["whoami"] = sbus_client.Credentials(1, 2, 3, b"!/cred/1/2/3")
 
         def __init__(self, *_: object, timeout: Any = None, **__: object):
-            waits.append(timeout)
+            self.wait(timeout)
+
+        def wait(self, *given: Any) -> None:
+            waits.append(given[-1])
             now[0] += 2
 
-        def wait(self, *given: Any) -> Any:
-            SlowBus.__init__(self, timeout=given[-1])
-            return b""
+        def __getattr__(self, name: str) -> Any:
+            def call(*given: Any) -> Any:
+                self.wait(*given)
+                return self.answers.get(name)
 
-        publish = sync = request = wait
-
-        def whoami(self, timeout: Any) -> Any:
-            self.wait(timeout)
-            return sbus_client.Credentials(1, 2, 3, b"!/cred/1/2/3")
-
-        def stats(self, timeout: Any) -> Any:
-            self.wait(timeout)
-            return {"client": 1}
+            return call
 
         def __enter__(self) -> Any:
             return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
 
     clock = types.SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr(sbus_client, "time", clock)
@@ -710,17 +702,3 @@ def test_load_beside_another(bus: RealBus) -> None:
     status, output, errors = done.result()
     assert (status, errors) == (0, "")
     assert '"sent":100,' in output and '"lost":0,' in output
-
-
-@pytest.mark.parametrize("file", ["tools", "sbus_client.py"])
-@pytest.mark.parametrize("pattern", ["a*b", "a/#"])
-def test_remark_where_warnings_are_errors(
-    bus: RealBus, file: str, pattern: str
-) -> None:
-    """[MATCH-6] A remark is one line, without a line of Python."""
-    env = {**ENVIRONMENT, "PYTHONWARNINGS": "error"}
-    done = run(file, "-a", bus.path, "sub", pattern, "-t0.1", env=env)
-    assert (done.status, done.output) == (0, "")
-    program = "sbus" if file == "tools" else file
-    assert done.errors.startswith(f"{program}: '{pattern}' ")
-    assert done.errors.count("\n") == 1

@@ -27,8 +27,9 @@ from commands import (
     served,
     subscribed,
     wait_for_patterns,
+    with_file,
 )
-from packets import ANSWER, HEAD_BYTES, WHOAMI, publications, publish
+from packets import HEAD_BYTES, WHOAMI, publications, publish
 from processes import (
     ENVIRONMENT,
     ROOT,
@@ -38,7 +39,7 @@ from processes import (
     run,
     started,
 )
-from real_bus import Listener, Peer, RealBus, seqpacket_pair
+from real_bus import Listener, Peer, RealBus
 from sbus_client import PACKET_BYTES_MAX, Message
 from tools import json_lines
 
@@ -106,13 +107,25 @@ def test_sub(command: Command, bus: RealBus, option: str, output: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words, error", [([], ""), (["-n3"], "out of time: heard 0 of 3\n")]
+    "words, status, output, error",
+    [
+        ("sub -t0.1", 0, "", ""),
+        ("sub -t0.1 -n3", 1, "", "out of time: heard 0 of 3"),
+        ("request a -t0.1", 1, "", "nobody answered 'a' within .* s at .*"),
+        ("whoami", 0, rf"!/cred/{os.getgid()}/{os.getuid()}/\d+\n", ""),
+    ],
 )
-def test_time_is_over(command: Command, words: list[str], error: str) -> None:
-    """A time that is over is an error if a count is not reached."""
-    done = command("sub", "-t0.1", *words)
-    assert (done.status, done.output) == (bool(error), "")
-    assert done.errors.partition(": ")[2] == error
+def test_line(
+    command: Command, words: str, status: int, output: str, error: str
+) -> None:
+    """[CRED-2] A line ends with a status, and at most one error.
+
+    A time that is over is an error if a count is not reached.
+    """
+    done = command(*words.split())
+    assert done.status == status
+    assert re.fullmatch(output, done.output)
+    assert re.fullmatch(f"sbus.*: {error}\n" if error else "", done.errors)
 
 
 @pytest.mark.parametrize(
@@ -127,33 +140,6 @@ def test_request(
         assert command(*words, "-", input="x\ty\n") == (0, answer, "")
         assert command(*words).output == ("" if options else "\n")
         process.terminate()
-
-
-@pytest.mark.parametrize(
-    "answers, error",
-    [
-        ([ANSWER], "nobody answered 'a' within [0-9.]+ s"),
-        ([], "the server does not answer"),
-    ],
-)
-def test_nobody_answers(
-    command: Command, answers: list[bytes], error: str
-) -> None:
-    """One line says that nobody answers, or that the server is stopped."""
-    ours, theirs = seqpacket_pair()
-    with Peer(theirs) as server, ours:
-        server.send(*answers)
-        address = f"/dev/fd/{ours.fileno()}"
-        words = ("request", "a", "-t0.1", "-a", address)
-        done = command(*words, pass_fds=[ours.fileno()])
-    assert (done.status, done.output) == (1, "")
-    assert re.fullmatch(f"sbus.*: {error} at {address}\n", done.errors)
-
-
-def test_whoami(command: Command) -> None:
-    """[CRED-2] The server's answer is printed."""
-    form = rf"!/cred/{os.getgid()}/{os.getuid()}/\d+\n"
-    assert re.fullmatch(form, command("whoami").output)
 
 
 # ---- sub: print messages
@@ -203,13 +189,6 @@ def test_reader_that_goes_away(listener: Listener, file: str) -> None:
             server.send(b"MSG k\0two")
         assert process.wait(SECONDS_MAX) == 1
         assert process.stderr.read() == b""
-
-
-def test_ready(bus: RealBus) -> None:
-    """A script that waits for the line loses nothing after it."""
-    with ready(bus.path, "sub", "--count=1", "k") as process:
-        publish_all(bus.path, ("k", b"v"))
-        assert outcome(process) == (0, "k\tv\n", "")
 
 
 def test_ready_without_a_reader(bus: RealBus) -> None:
@@ -464,34 +443,48 @@ def test_jobs(bus: RealBus, directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["whoami", "stats", "clients", "pub k v", "request k"]
+    "words",
+    ["whoami", "stats", "clients", "pub k v", "request k"]
+    + ["sbus_client.py request k", "sbus_client.py whoami"],
 )
 def test_silence(listener: Listener, words: str) -> None:
     """One line says in time that the server does not answer."""
-    done = sbus(listener.path, *words.split(), "--timeout=0.1")
-    error = f"sbus: the server does not answer at {listener.path}\n"
-    assert done == (1, "", error)
+    command = [*with_file(words), "-a", listener.path, "--timeout=0.1"]
+    status, output, errors = run(*command, stdin=subprocess.DEVNULL)
+    error = f"the server does not answer at {listener.path}\n"
+    assert (status, output, errors.partition(": ")[2]) == (1, "", error)
 
 
 # ---- stats and clients: what the server has counted
 
 
-def test_owner_sees_all_users(bus: RealBus) -> None:
-    """[CTL-5] A row for this client, and one for each user."""
+def test_tables(bus: RealBus) -> None:
+    """[CTL-5] An owner sees a row for each client, and for each user."""
     with bus.connect() as peer, bus.connect() as second:
         peer.send(b"SUB k", b"SUB l", *publications(1234))
         assert all(peer.receive() for _ in range(1234))
+        peer.send(b"CMSG blocking/soft/block")
+        peer.fence()
         second.fence()
-        done = sbus(bus.path, "stats")
-        counts = json.loads(sbus(bus.path, "stats", "--json").output)
-    assert (done.status, done.errors) == (0, "")
-    uid = str(os.getuid())
+        tables = [
+            sbus(bus.path, *words.split())
+            for words in ("stats", "clients", "stats --json", "clients --json")
+        ]
+    assert {(done.status, done.errors) for done in tables} == {(0, "")}
+    users, clients, *objects = [done.output.splitlines() for done in tables]
+    uid, pid = str(os.getuid()), str(os.getpid())
+    counts, rows = [json.loads(text) for (text,) in objects]
     assert counts["users"][uid]["clients"] == 3
-    heading, client, user = done.output.splitlines()
-    assert len(heading) == len(client) == len(user)
-    assert heading.split()[:3] == ["CLIENTS", "PATTERNS", "PUBLISHED"]
-    assert client.split() == ["client", "3", *"0000000"]
-    assert user.split()[:6] == ["user", uid, "3", "2", "1,234", "1,235"]
+    assert rows["1"]["pid"] == os.getpid()
+    assert len({len(line) for line in users}) == 1
+    heading, client, user = [line.split() for line in users]
+    assert heading[:3] == ["CLIENTS", "PATTERNS", "PUBLISHED"]
+    assert client == ["client", "3", *"0000000"]
+    assert user[:6] == ["user", uid, "3", "2", "1,234", "1,236"]
+    heading, *rows = [line.split() for line in clients]
+    names = "CLIENT UID PID PATTERNS BACKLOG MODES PAUSED BY"
+    assert " ".join(heading) == names and len(rows) == 3
+    assert ["1", uid, pid, "2", "0", "soft/block"] in [r[:6] for r in rows]
 
 
 def test_metrics(bus: RealBus) -> None:
@@ -507,23 +500,6 @@ def test_metrics(bus: RealBus) -> None:
     values = {sample.name: sample.value for sample in samples}
     assert (values["sbus_clients"], values["sbus_published_total"]) == (2, 3)
     assert len(values) == 8
-
-
-def test_clients(bus: RealBus) -> None:
-    """[CTL-5] Each client has a row."""
-    with bus.connect() as peer:
-        peer.send(b"CMSG blocking/soft/block", b"SUB k")
-        peer.fence()
-        done = sbus(bus.path, "clients")
-        counts = json.loads(sbus(bus.path, "clients", "--json").output)
-    assert (done.status, done.errors) == (0, "")
-    assert counts["1"]["pid"] == os.getpid()
-    heading, *rows = [line.split() for line in done.output.splitlines()]
-    names = "CLIENT UID PID PATTERNS BACKLOG MODES PAUSED BY"
-    assert " ".join(heading) == names
-    ids = [str(os.getuid()), str(os.getpid())]
-    assert len(rows) == 2
-    assert ["1", *ids, "1", "0", "soft/block"] in [row[:6] for row in rows]
 
 
 ONE = b'"clients":{"7":{"uid":0,"backlog_bytes":1234,"paused_by":[2,3]}}'

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 import resource
 import select
 import socket
 import sys
 import threading
 import types
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 
 import sbus_client
-from client_ends import Kind, beside, both_ends, open_numbers
+from client_ends import Kind, beside, open_numbers
 from packets import ANSWER, WHOAMI, publish
 from processes import SECONDS_MAX
 from real_bus import (
@@ -42,6 +44,7 @@ from sbus_client import (
     TimedOut,
     parse_request,
 )
+from sizes import either
 
 ABSTRACT = "/dev/unix/abstract/"
 
@@ -312,33 +315,137 @@ def another(client: Client, listener: Listener) -> tuple[Peer, list[bytes]]:
     return done.result()
 
 
-def test_what_a_new_bus_is_told(client: Client, listener: Listener) -> None:
-    """[CLIENT-6] A client tells a new bus each pattern as often as it is held,
-    and each mode, in the order in which they were sent last.  What the old bus
-    sent is received.
+class Conversation:
+    """A client, its buses, which the test is, and what it is to receive."""
+
+    def __init__(self, client: Client, listener: Listener, seed: int) -> None:
+        self.client = client
+        self.listener = listener
+        self.bus = listener.accept()
+        self.dice = random.Random(seed)
+        # Each second Client is watched, which changes how it works
+        self.has_descriptor = isinstance(client, Client) and seed % 2 == 1
+        self.number = 0
+        self.told: Counter[bytes] = Counter()  # as each bus is to be
+        self.coming: list[tuple[bytes, bytes]] = []  # as receive is to return
+        # By key, whether receive is to return the answer
+        self.questions: dict[str, list[bool]] = {
+            "!/cred/whoami": [],
+            "stats": [],
+        }
+
+    def act(self) -> None:
+        """Do something at random, and check what comes of it."""
+        self.number += 1
+        names = "subscribe unsubscribe set_mode publish hear receive ask"
+        names += " ask_in_vain answer sync lose_the_bus"
+        getattr(self, self.dice.choice(names.split()))()
+
+    def subscribe(self) -> None:
+        pattern = self.dice.choice("abc")
+        self.client.subscribe(pattern)
+        self.told[b"SUB " + pattern.encode()] += 1
+        assert self.bus.receive() == b"SUB " + pattern.encode()
+
+    def unsubscribe(self) -> None:
+        pattern = self.dice.choice("abc")
+        self.client.unsubscribe(pattern)
+        self.told -= Counter([b"SUB " + pattern.encode()])
+        assert self.bus.receive() == b"UNSUB " + pattern.encode()
+
+    def set_mode(self) -> None:
+        mode = self.dice.choice(["order/stack", "order/random", "echo/off"])
+        self.client.control(mode)
+        packet = b"CMSG " + mode.encode()
+        self.told.pop(packet, None)
+        self.told[packet] = 1  # the last sent is the last
+        assert self.bus.receive() == packet
+
+    def publish(self) -> None:
+        self.client.publish("k", b"%d" % self.number)
+        assert self.bus.receive() == publish(b"k", b"%d" % self.number)
+
+    def hear(self) -> None:
+        self.bus.send(publish(b"k", b"%d" % self.number))
+        self.coming.append((b"k", b"%d" % self.number))
+
+    def receive(self) -> None:
+        if self.coming:
+            assert self.is_readable()
+            assert self.client.receive(0) == self.coming.pop(0)
+        else:
+            with pytest.raises(TimedOut, match="nothing came"):
+                self.client.receive(0)
+            assert not self.has_descriptor or not self.is_readable()
+
+    def is_readable(self) -> bool:
+        """Return what the descriptor says, if this client has one."""
+        if not self.has_descriptor:
+            return True
+        return bool(select.select([self.client], [], [], 0)[0])
+
+    def ask(self) -> None:
+        key = self.dice.choice([*self.questions])
+        self.client.control(key)
+        self.questions[key].append(True)
+        assert self.bus.receive() == b"CMSG " + key.encode()
+
+    def ask_in_vain(self) -> None:
+        key = self.dice.choice([*self.questions])
+        call = self.client.stats if key == "stats" else self.client.whoami
+        with pytest.raises(TimedOut, match="server does not answer"):
+            call(0)
+        self.questions[key].append(False)
+        assert self.bus.receive() == b"CMSG " + key.encode()
+
+    def answer(self, key: str = "") -> None:
+        """Answer the first question of a key, or what nobody has asked."""
+        key = key or self.dice.choice([*self.questions])
+        text = b"{}" if key == "stats" else b"!/cred/1/2/%d" % self.number
+        self.bus.send(b"CMSG " + key.encode() + b"\0" + text)
+        is_asked = bool(self.questions[key])
+        if not is_asked or self.questions[key].pop(0):
+            self.coming.append((key.encode(), text))
+        while self.coming and not is_asked:  # before there is a question
+            self.receive()
+
+    def sync(self) -> None:
+        while self.questions["!/cred/whoami"]:
+            self.answer("!/cred/whoami")
+        self.bus.send(ANSWER)
+        self.client.sync(0)
+        assert self.bus.receive() == WHOAMI
+
+    def lose_the_bus(self) -> None:
+        self.bus.wire.close()
+        self.client.subscribe(f"{self.number}")  # which the old one misses
+        self.told[b"SUB %d" % self.number] += 1
+        for expected in self.coming:
+            assert self.client.receive(SECONDS_MAX) == expected
+        assert is_reconnected(self.client)
+        self.bus = self.listener.accept()
+        packets = [*self.told.elements()]
+        assert [self.bus.receive() for _ in packets] == packets
+        self.coming.clear()
+        for questions in self.questions.values():
+            questions.clear()
+
+
+@pytest.mark.parametrize("seed", range(either(40, 2)))
+def test_random_conversations(
+    client: Client, listener: Listener, seed: int
+) -> None:
+    """[CLIENT-6] [CLIENT-8] [CRED-12] [REQUEST-2] Whatever happens in what
+    order, all messages come in theirs.  An answer belongs to the first
+    question of its key, and is dropped if its call is over.  A new bus is
+    told each pattern as often as it is held, and each mode, in the order in
+    which they were sent last.
     """
-    with listener.accept() as server:
-        for pattern in "abbccd":
-            client.subscribe(pattern)
-        for pattern in "acx":
-            client.unsubscribe(pattern)
-        for key in "order/stack", "order/random", "stats", "order/stack":
-            client.control(key)
-        assert all(server.receive() for _ in range(12))  # and 1 unread
-        server.send(b"MSG k\0one", b"wrong", b"MSG k\0two")
-        os.rename(listener.path, f"{listener.path}-")  # no bus comes yet
-    client.unsubscribe("d")
-    client.subscribe("x")
-    os.rename(f"{listener.path}-", listener.path)
-    for payload in b"one", b"two":
-        assert client.receive(0) == (b"k", payload)
-    server, packets = another(client, listener)
-    with server:
-        expected = b"SUB b,SUB b,SUB c"
-        expected += b",CMSG order/random,CMSG order/stack,SUB x"
-        assert packets == expected.split(b",")
-        client.publish("k")
-        assert server.receive() == b"MSG k\0"
+    conversation = Conversation(client, listener, seed)
+    for _ in range(400):
+        conversation.act()
+    conversation.lose_the_bus()
+    conversation.bus.wire.close()
 
 
 def test_slow_server(client: Client, listener: Listener) -> None:
@@ -499,17 +606,6 @@ def test_socket_that_the_program_closes(bus: RealBus) -> None:
             client.publish("k")
         assert os.readlink(f"/proc/self/fd/{number}") == os.devnull
         os.close(number)
-
-
-def test_answers_that_overtake_each_other() -> None:
-    """[CRED-12] Each answer belongs to the first question of its key."""
-    with (
-        both_ends(Client) as (client, server),
-        contextlib.ExitStack() as stack,
-    ):
-        for call in client.sync, client.stats, client.sync:
-            stack.enter_context(beside(call, SECONDS_MAX, asleep=True))
-        server.send(b"CMSG stats\0{}", ANSWER, ANSWER)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from pathlib import Path
 
 from commands import (
@@ -85,14 +84,6 @@ def test_limit(bus: RealBus) -> None:
         assert last(bus, 1, "k/") == ["k/1\tx"]
         done = sbus(bus.path, "request", "keep/last", "")
         assert "keeps 1 keys, and refused 1" in done.output
-
-
-def test_second_keeper(bus: RealBus) -> None:
-    """A second keeper refuses to start, and says who is there."""
-    with keeping(bus, "k/"):
-        done = sbus(bus.path, "keep", "other/")
-    form = "sbus: process .* refused 0 at keep/last; see --keeper\n"
-    assert done.status == 1 and re.fullmatch(form, done.errors)
 
 
 def test_second_keeper_is_not_ready(listener: Listener) -> None:

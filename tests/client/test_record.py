@@ -24,7 +24,7 @@ import pytest
 from commands import handles, publish_all, sbus, served, wait_for_patterns
 from packets import ANSWER, WHOAMI, publish
 from processes import ENVIRONMENT, SECONDS_MAX, child_process, outcome, started
-from real_bus import Listener, RealBus, freeze, needs_root, thaw, wait_for
+from real_bus import Listener, RealBus, freeze, thaw, wait_for
 from sbus_client import Client, Message, SbusError
 from sizes import either
 from tools.record import Recorder
@@ -325,15 +325,16 @@ def test_two_recorders(bus: RealBus, capture: Path) -> None:
     assert payloads_of(capture) == [b"v"]
 
 
-HOSTILE = ["lock", "segment", "other name", "FIFO", "day", "directory"]
+LINKS = ["lock", "segment", "other name", "FIFO", "day", "directory"]
+OTHERS = ["another's lock", "another's day", "another's directory"]
 
 
-@pytest.mark.parametrize("place", HOSTILE)
-def test_links_are_not_followed(
+@pytest.mark.parametrize("place", LINKS + OTHERS * (os.getuid() == 0))
+def test_hostile_places(
     bus: RealBus, directory: Path, capture: Path, place: str
 ) -> None:
-    """An error names what another user may have put there, and that stays as
-    it is.
+    """An error names what another user has made, or may have put there, and
+    that stays as it is.  No link is followed.
     """
     host = os.uname().nodename
     day = capture / "2026-01-01"
@@ -344,11 +345,14 @@ def test_links_are_not_followed(
     file = theirs / hidden.name
     file.write_bytes(ONE + b"no whole line")
     path = {
-        "lock": capture / f".{host}.lock",
-        "day": day,
-        "directory": capture / "link",
+        **dict.fromkeys(["lock", OTHERS[0]], capture / f".{host}.lock"),
+        **dict.fromkeys(["day", OTHERS[1]], day),
+        **{"directory": capture / "link", OTHERS[2]: capture},
     }.get(place, hidden)
-    if place == "FIFO":
+    if place in OTHERS:
+        path.touch()
+        os.chown(path, 1, -1)
+    elif place == "FIFO":
         os.mkfifo(path)
     elif place == "other name":
         os.link(file, path)
@@ -364,21 +368,6 @@ def test_links_are_not_followed(
     assert done.errors.count("\n") == 1
     assert file.read_bytes() == ONE + b"no whole line"
     assert [*theirs.iterdir()] == [file]
-
-
-@needs_root
-@pytest.mark.parametrize("name", ["", "2026-01-01", ".lock"])
-def test_what_another_user_made(
-    bus: RealBus, capture: Path, name: str
-) -> None:
-    """A recorder refuses what another user made."""
-    path = capture / name.replace(".lock", f".{os.uname().nodename}.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch() if name == ".lock" else path.mkdir()
-    os.chown(path, 1, -1)
-    done = sbus(bus.path, "record", str(capture))
-    text = "another user's, or no regular file of one name"
-    assert done == (1, "", f"sbus: {path}: {text}\n")
 
 
 KILLS = either(20, 6)

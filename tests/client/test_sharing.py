@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 
 from client_ends import (
-    Ends,
     Kind,
     beside,
     both_ends,
@@ -37,15 +36,8 @@ from client_ends import (
 from commands import IMPORTING
 from packets import ANSWER, WHOAMI, publish
 from processes import SECONDS_MAX
-from real_bus import Peer, RealBus, seqpacket_pair, wait_for
-from sbus_client import (
-    AsyncClient,
-    Client,
-    Disconnected,
-    Request,
-    SbusError,
-    TimedOut,
-)
+from real_bus import RealBus, seqpacket_pair, wait_for
+from sbus_client import AsyncClient, Client, Disconnected, SbusError, TimedOut
 
 SIGNAL = signal.SIGUSR1
 CLOSED = "^this client is closed$"
@@ -504,36 +496,22 @@ def test_descriptors(bus: RealBus) -> None:
 # ---- What does not cost more where there is more of it
 
 
-def test_requests_in_flight() -> None:
-    """An answer wakes the task that it is for, and no other."""
-
-    def answer(server: Peer) -> None:
-        packet = b""
-        while not packet.startswith(b"MSG job\0"):
-            packet = server.receive()
-        server.send(publish(packet.split(b"\0")[1], b"x"))
+def test_requests_in_flight(bus: RealBus) -> None:
+    """First requests share one subscription to their answers.  An answer
+    wakes the task that it is for, and no other.
+    """
 
     async def effort(count: int) -> float:
-        ours, theirs = seqpacket_pair()
-        address = f"/dev/fd/{ours.detach()}"
-        with Peer(theirs) as server:
-            server.send(ANSWER)  # whoami asks only for the first
-            async with AsyncClient(address) as client:
-                tasks = [
-                    asyncio.ensure_future(
-                        client.request("job", b"", SECONDS_MAX)
-                    )
-                    for _ in range(count + 1)
-                ]
-                await asyncio.to_thread(answer, server)
-                await tasks.pop(0)
-                with counted() as calls:
-                    for task in tasks:
-                        answer(server)
-                        assert await task == b"x"
-                return sum(calls.values()) / count
+        async with AsyncClient(bus.path) as client:
+            calls = [
+                client.request("job", b"x", SECONDS_MAX) for _ in range(count)
+            ]
+            with counted() as efforts:
+                assert await asyncio.gather(*calls) == [b"x"] * count
+        return sum(efforts.values()) / count
 
-    alone, many = (asyncio.run(effort(count)) for count in (1, 100))
+    with serving(bus, "job"):
+        alone, many = (asyncio.run(effort(count)) for count in (10, 1_100))
     assert many < 1.5 * alone
 
 
@@ -553,40 +531,6 @@ def test_each_call_waits_once() -> None:
                 client.sync(SECONDS_MAX)
             efforts.add(sum(calls.values()))
     assert len(efforts) == 1
-
-
-def test_many_first_requests(bus: RealBus) -> None:
-    """First requests share one subscription to their answers."""
-
-    async def ask() -> list[bytes]:
-        async with AsyncClient(bus.path) as client:
-            calls = [
-                client.request("job", b"x", SECONDS_MAX) for _ in range(1_100)
-            ]
-            return await asyncio.gather(*calls)
-
-    with serving(bus, "job"):
-        assert asyncio.run(ask()) == [b"x"] * 1_100
-
-
-def test_answers_do_not_wash_out_what_is_known(ends: Ends) -> None:
-    """After many answers, a usual key is published as quickly."""
-    client, server = ends
-
-    def effort() -> int:
-        with counted() as calls:
-            client.publish("usual")
-        server.receive()
-        return sum(calls.values())
-
-    effort()
-    before = effort()
-    for number in range(1_100):
-        reply_key = b"!/cred/1/2/3/%d" % number
-        request = Request(b"job", b"", reply_key)
-        client.reply(request)
-        server.receive()
-    assert effort() == before
 
 
 def test_second_loop(bus: RealBus) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import signal
 import threading
 import time
@@ -28,12 +27,7 @@ from client_ends import (
 from packets import ANSWER, WHOAMI, publish
 from processes import ROOT, SECONDS_MAX
 from real_bus import RealBus, wait_for
-from sbus_client import (
-    Client,
-    Disconnected,
-    SbusError,
-    TimedOut,
-)
+from sbus_client import Client, Disconnected, SbusError, TimedOut
 
 OWN = (os.getgid(), os.getuid(), os.getpid())
 
@@ -57,29 +51,6 @@ def test_timeouts(ends: Ends, timeout: float | None) -> None:
     assert received.result() == (b"k", b"v")
 
 
-def test_descriptor() -> None:
-    """The descriptor tells of what comes, of what was kept, and of the end."""
-    with both_ends(Client) as (client, server), select.epoll() as epoll:
-        poll = select.poll()
-        poll.register(client, select.POLLIN)
-        epoll.register(client, select.EPOLLIN)
-
-        def is_told() -> bool:
-            by_select = bool(select.select([client], [], [], 0)[0])
-            assert by_select == bool(poll.poll(0)) == bool(epoll.poll(0))
-            return by_select
-
-        for _ in range(2):
-            assert not is_told()
-            server.send(b"MSG k\0v", b"MSG k\0w", ANSWER)
-            assert is_told()
-            client.sync(0)
-            for payload in b"v", b"w":
-                assert is_told() and client.receive(0).payload == payload
-        server.wire.close()
-        assert is_told()
-
-
 # ---- whoami, sync and stats
 
 
@@ -96,23 +67,6 @@ def test_control_in_another_thread(bus: RealBus) -> None:
         for _ in range(10_000):
             assert client.receive(SECONDS_MAX).payload
         assert client.whoami(SECONDS_MAX)[:3] == OWN
-
-
-def test_late_answer(ends: Ends) -> None:
-    """[REQUEST-2] An answer to a call that is over is dropped.  What control
-    asked, and what nobody asked, is received.
-    """
-    client, server = ends
-    for call in client.whoami, client.stats, client.sync:
-        with pytest.raises(TimeoutError, match="server does not answer"):
-            call(0)
-    client.control("!/cred/whoami")
-    server.send(*[WHOAMI + b"\0!/cred/1/2/%d" % n for n in range(5)])
-    assert client.whoami(0).pid == 3
-    assert client.receive(0).payload[-1:] == b"2"
-    assert client.receive(0).payload[-1:] == b"4"
-    with pytest.raises(TimeoutError):
-        client.receive(0)
 
 
 def test_interrupted_sync() -> None:
@@ -148,15 +102,6 @@ def test_too_much_beside_an_answer(ends: Ends) -> None:
 
 
 # ---- Requests, their answers, and what is neither
-
-
-def test_nobody_answers(ends: Ends) -> None:
-    """The error tells a service that does not answer from a stopped server."""
-    nobody = "nobody answered 'service' within 0.01 s"
-    for error in "the server does not answer", nobody, nobody:
-        with pytest.raises(TimeoutError, match=error):
-            ends.client.request("service", timeout=0.01)
-        ends.server.send(ANSWER, ANSWER)
 
 
 def test_proof_of_identity(bus: RealBus) -> None:

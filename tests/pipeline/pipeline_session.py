@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import sbus_spark
-from pipeline_bed import QUICK
+from pipeline_bed import PLAIN
 from real_bus import RealBus
 from sbus_client import Client
 
@@ -18,19 +18,16 @@ from sbus_client import Client
 def spark(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SparkSession]:
-    """Start Spark, once for all tests, on two cores."""
-    folder = tmp_path_factory.mktemp("spark")
-    own = {
-        "PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-java-options"
-        f" -Djava.io.tmpdir={folder} pyspark-shell",
-        "SPARK_LOCAL_DIRS": str(folder),
-        "TMPDIR": str(folder),
-    }
+    """Start Spark as the commands do for small inputs, once for all tests."""
+    folder = str(tmp_path_factory.mktemp("spark"))
+    options = f"{PLAIN['SPARK_SUBMIT_OPTS']} -Djava.io.tmpdir={folder}"
+    own = {"SPARK_SUBMIT_OPTS": options, "SPARK_LOCAL_DIRS": folder}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**QUICK, **own}.items():
+        patch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+        for name, value in {**PLAIN, **own, "TMPDIR": folder}.items():
             patch.setenv(name, value)
         try:
-            session = sbus_spark.session("test")
+            session = sbus_spark.session("test", size=0)
         except sbus_spark.JavaError as error:
             pytest.skip(str(error))
         yield session

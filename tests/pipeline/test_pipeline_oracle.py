@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,17 @@ def test_two_auditors_name_the_same(
 ) -> None:
     """In traces at random of the server itself, with and without breaches.
 
-    They are read in blocks.
+    They are read in many blocks, by a few tasks.
     """
-    monkeypatch.setattr(traces, "BLOCK_BYTES", 9_999)
+    blocks_in = traces.blocks_in
+
+    def many_blocks_in(paths: Sequence[str]) -> list[traces.Block]:
+        with monkeypatch.context() as patch:
+            patch.setattr(traces, "BLOCK_BYTES", 9_999)
+            return blocks_in(paths)
+
+    monkeypatch.setattr(traces, "blocks_in", many_blocks_in)
+    monkeypatch.setattr(traces, "BLOCK_BYTES", 300_000)
     for seed in range(either(400, 40)):
         chosen = random.Random(seed)
         path = tmp_path / f"{seed:03}"

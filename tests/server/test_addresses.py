@@ -31,29 +31,30 @@ from servers import (
     give_to_user,
     is_served,
     mode_of,
-    occupied,
     refusal,
+    refused_start,
     serve_as_daemon,
 )
 
+# ---- Where a server listens by default
 
-class TestDefaultAddress:
-    @needs_root
-    def test_root(self, directory: Path) -> None:
-        """[ADDR-1] Root's is in /run, whatever the user's directory is."""
-        for name in ("dev", "run"):
-            (directory / name).mkdir()
-        (directory / "dev" / "null").touch()
 
-        def prepare() -> None:
-            os.chroot(directory)
-            os.chdir("/")
-            os.environ.clear()
-            os.environ.update(XDG_RUNTIME_DIR="/dev")
+@needs_root
+def test_root(directory: Path) -> None:
+    """[ADDR-1] Root's is in /run, whatever the user's directory is."""
+    for name in ("dev", "run"):
+        (directory / name).mkdir()
+    (directory / "dev" / "null").touch()
 
-        with Forked(prepare) as server:
-            server.wait()
-            assert is_served(directory / "run" / "sbus.socket")
+    def prepare() -> None:
+        os.chroot(directory)
+        os.chdir("/")
+        os.environ.clear()
+        os.environ.update(XDG_RUNTIME_DIR="/dev")
+
+    with Forked(prepare) as server:
+        server.wait()
+        assert is_served(directory / "run" / "sbus.socket")
 
 
 class Root:
@@ -98,63 +99,59 @@ RUN, TMP = f"/run/user/{USER}", f"/tmp/sbus-{USER}"
 SQUATTERS = ["other user", "mode 0777", "mode 0710", "link", "file", "nothing"]
 
 
-@needs_root
-class TestDirectoryOfAUser:
-    @pytest.mark.parametrize("variable", ["", "/none", "/tmp", "/dev/null"])
-    @pytest.mark.parametrize("has_run", [False, True])
-    @pytest.mark.parametrize("umask", [0, 0o777])
-    def test_default(
-        self, directory: Path, variable: str, has_run: bool, umask: int
-    ) -> None:
-        """[ADDR-1] Server and client agree, in whatever environment."""
-        root = Root(directory)
-        root.umask = umask
-        if variable:
-            root.environment["XDG_RUNTIME_DIR"] = variable
-        folder = RUN if has_run else TMP
-        if has_run:
-            (directory / RUN[1:]).mkdir()
-            give_to_user(directory / RUN[1:])
-        for _ in range(2):  # the second finds what the first has made
-            assert root.clients_address() == f"{folder}/sbus.socket"
-            with Forked(root.enter) as server:
-                assert server.wait() == b""
-                assert is_served(directory / folder[1:] / "sbus.socket")
-                assert server.end() == 0
-        assert (directory / TMP[1:]).exists() != has_run
-        assert has_run or mode_of(directory / TMP[1:]) == 0o700
+# ---- The default of a user, in a directory that is that user's alone
 
-    @pytest.mark.parametrize("squatter", SQUATTERS)
-    def test_squatter(
-        self, directory: Path, squatter: str, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        """[ADDR-1] [RUN-1] A directory of this user alone, or none."""
-        root, path = Root(directory), directory / TMP[1:]
-        if squatter == "link":
-            (directory / "theirs").mkdir(0o700)
-            give_to_user(directory / "theirs")
-            path.symlink_to("/theirs")
-        elif squatter == "file":
-            path.touch(0o700)
-            give_to_user(path)
-        elif squatter == "nothing":
-            path.parent.rmdir()
-        else:
-            path.mkdir()
-            path.chmod(0o710 if squatter == "mode 0710" else 0o777)
-            if squatter == "other user":
-                path.chmod(0o700)
-            else:
-                give_to_user(path)
-        if squatter != "nothing":  # then there is no server
-            assert f"{TMP}: not yours alone" in root.clients_address()
+
+@needs_root
+@pytest.mark.parametrize("variable", ["", "/none", "/tmp", "/dev/null"])
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("umask", [0, 0o777])
+def test_default(
+    directory: Path, variable: str, has_run: bool, umask: int
+) -> None:
+    """[ADDR-1] Server and client agree, in whatever environment."""
+    root = Root(directory)
+    root.umask = umask
+    if variable:
+        root.environment["XDG_RUNTIME_DIR"] = variable
+    folder = RUN if has_run else TMP
+    if has_run:
+        (directory / RUN[1:]).mkdir()
+        give_to_user(directory / RUN[1:])
+    for _ in range(2):  # the second finds what the first has made
+        assert root.clients_address() == f"{folder}/sbus.socket"
         with Forked(root.enter) as server:
             assert server.wait() == b""
-            assert server.end() == 1
-        errors = capfd.readouterr().err
-        assert "-a ADDRESS" in errors and TMP in errors
-        assert errors.count("\n") == 1
-        assert list(directory.rglob("*.socket")) == []
+            assert is_served(directory / folder[1:] / "sbus.socket")
+            assert server.end() == 0
+    assert (directory / TMP[1:]).exists() != has_run
+    assert has_run or mode_of(directory / TMP[1:]) == 0o700
+
+
+@needs_root
+@pytest.mark.parametrize("squatter", SQUATTERS)
+def test_squatter(
+    directory: Path, squatter: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """[ADDR-1] [RUN-1] A directory of this user alone, or none."""
+    root, path = Root(directory), directory / TMP[1:]
+    target = directory / "theirs" if squatter == "link" else path
+    target.touch() if squatter == "file" else target.mkdir()
+    target.chmod(int(squatter[5:], 8) if "mode" in squatter else 0o700)
+    if squatter != "other user":
+        give_to_user(target)
+    if squatter == "link":
+        path.symlink_to("/theirs")
+    if squatter == "nothing":  # not even the folder, so there is no server
+        path.rmdir()
+        path.parent.rmdir()
+    else:
+        assert f"{TMP}: not yours alone" in root.clients_address()
+    refused_start(root.enter)
+    errors = capfd.readouterr().err
+    assert "-a ADDRESS" in errors and TMP in errors
+    assert errors.count("\n") == 1
+    assert list(directory.rglob("*.socket")) == []
 
 
 WRONG = [
@@ -173,151 +170,150 @@ WRONG += ["@name", "abstract:name", "fd:3", "unix:/bus"]
 WRONG += [f"/dev/fd/{n}" for n in ("999", "99999999999", "-1", "x", "")]
 
 
-class TestAddress:
-    @pytest.mark.parametrize("address", WRONG)
-    def test_wrong(self, directory: Path, address: str) -> None:
-        """[RUN-1] A line says what is wrong, and no file is left."""
-        environment = {**os.environ, "SBUS_ADDRESS": f"{directory}/other"}
-        refusal(1, "-a", address, cwd=directory, env=environment)
-        assert os.listdir(directory) == []
-
-    @pytest.mark.parametrize(
-        "path",
-        ["b", "./@b", "/".ljust(107, "b"), "d" * 105 + "/b", "link/../b"],
-    )
-    def test_path(
-        self, directory: Path, path: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """[ADDR-10] It has 1 to 107 bytes; the server removes its socket."""
-        cwd = directory / ("e" * 90)  # from the root it may be longer
-        for name in ("a/c", "d" * 105):
-            (cwd / name).mkdir(parents=True)
-        (cwd / "link").symlink_to("a/c")  # whose parent the kernel knows
-        if path[0] == "/":
-            path = str(directory) + path[: -len(str(directory))]
-        file = Path("a/b" if ".." in path else path)
-        monkeypatch.chdir(cwd)
-        with RealBus(directory, address=path):
-            assert file.is_socket()
-            assert len(str(file)) > 107 or is_served(file)
-        assert not (cwd / file).exists()
-
-    def test_abstract_name(self, directory: Path) -> None:
-        """[ADDR-4] [RUN-1] It has one server, which logs who may connect."""
-        address = f"{ABSTRACT}/00{secrets.token_hex(8)}"
-        for options in ([], ["-u", str(os.getuid())]):
-            with RealBus(directory, *options, address=address) as bus:
-                start = bus.log().split("start ")[-1]
-                assert ("any user may connect" in start) == (not options)
-                assert "Address already in use" in refusal(1, "-ra", address)
-
-    def test_random_name_of_a_daemon(self, directory: Path) -> None:
-        """[ADDR-4] [RUN-8] The command that starts it prints the name."""
-        with daemon(directory, address=ABSTRACT) as server:
-            digits = server.output.rpartition("/")[2]
-            assert is_served(bytes.fromhex(digits))
+# ---- An address that is given
 
 
-class TestInheritedSocket:
-    @pytest.mark.parametrize("number", [0, 1, 2])
-    def test_standard_stream(self, directory: Path, number: int) -> None:
-        """[ADDR-1] The server listens there, and redirects a copy."""
-        name = ("stdin", "stdout", "stderr")[number]
-        address = f"/dev/fd/{number}"
-        with bound(directory / "bus") as listener:
-            listener.listen()
-            with RealBus(directory, address=address, **{name: listener}):
-                wait_for(lambda: is_served(directory / "bus"))
-            if number == 2:
-                with daemon(directory, address=address, stderr=listener):
-                    assert is_served(directory / "bus")
-
-    def test_other_descriptors(self, directory: Path) -> None:
-        """[RUN-1] Only a Unix-domain SEQPACKET socket will do."""
-        pair = seqpacket_pair()
-        with pair[0], pair[1], socket.socket() as tcp, open(__file__) as file:
-            for number in (pair[0].fileno(), tcp.fileno(), file.fileno()):
-                address = f"/dev/fd/{number}"
-                line = refusal(1, "-a", address, pass_fds=[number])
-                assert line.startswith(f"sbusd: {address}: ")
+@pytest.mark.parametrize("address", WRONG)
+def test_wrong(directory: Path, address: str) -> None:
+    """[RUN-1] A line says what is wrong, and no file is left."""
+    environment = {**os.environ, "SBUS_ADDRESS": f"{directory}/other"}
+    refusal(1, "-a", address, cwd=directory, env=environment)
+    assert os.listdir(directory) == []
 
 
-class TestPlace:
-    @pytest.mark.parametrize("kind", ["directory", "FIFO", "stream"])
-    @pytest.mark.parametrize("option", ["-f", "-r"])
-    def test_place_that_is_taken(
-        self, directory: Path, kind: str, option: str
-    ) -> None:
-        """[ADDR-8] [RUN-1] A line says so, and the file there is kept."""
-        path = directory / "bus"
-        with occupied(path, kind):
-            line = refusal(1, option, "-a", str(path))
-        assert line.startswith(f"sbusd: {path}: ")
+@pytest.mark.parametrize(
+    "path", ["b", "./@b", "/".ljust(107, "b"), "d" * 105 + "/b", "link/../b"]
+)
+def test_path(
+    directory: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[ADDR-10] It has 1 to 107 bytes; the server removes its socket."""
+    cwd = directory / ("e" * 90)  # from the root it may be longer
+    for name in ("a/c", "d" * 105):
+        (cwd / name).mkdir(parents=True)
+    (cwd / "link").symlink_to("a/c")  # whose parent the kernel knows
+    if path[0] == "/":
+        path = str(directory) + path[: -len(str(directory))]
+    file = Path("a/b" if ".." in path else path)
+    monkeypatch.chdir(cwd)
+    with RealBus(directory, address=path):
+        assert file.is_socket()
+        assert len(str(file)) > 107 or is_served(file)
+    assert not (cwd / file).exists()
 
-    def test_live_server(self, directory: Path) -> None:
-        """[ADDR-8] A start does not replace it, and is no client of it."""
-        with RealBus(directory) as bus:
-            freeze(bus)
-            assert "server" in refusal(1, "-r", "-a", bus.path)
-            thaw(bus)
-            with bus.connect() as peer:
-                assert peer.stats()["client"] == 1  # the first that came
 
-    def test_rivals(self, directory: Path) -> None:
-        """[ADDR-8] A start waits for another one that replaces the socket."""
-        path = directory / "bus"
-        bound(path).close()
-        gate, opener = os.pipe()
-        events, note = os.pipe()
+def test_abstract_name(directory: Path) -> None:
+    """[ADDR-4] [RUN-1] It has one server, which logs who may connect."""
+    address = f"{ABSTRACT}/00{secrets.token_hex(8)}"
+    for options in ([], ["-u", str(os.getuid())]):
+        with RealBus(directory, *options, address=address) as bus:
+            start = bus.log().split("start ")[-1]
+            assert ("any user may connect" in start) == (not options)
+            assert "Address already in use" in refusal(1, "-ra", address)
 
-        def hold(event: str, _: object) -> None:
-            if event == "os.remove":  # it knows that the socket is stale
-                os.write(note, b"removes ")
-                os.read(gate, 1)
 
-        def tell(event: str, _: object) -> None:
-            if event in ("fcntl.flock", "socket.connect"):
-                os.write(note, event.encode())
+def test_random_name_of_a_daemon(directory: Path) -> None:
+    """[ADDR-4] [RUN-8] The command that starts it prints the name."""
+    with daemon(directory, address=ABSTRACT) as server:
+        digits = server.output.rpartition("/")[2]
+        assert is_served(bytes.fromhex(digits))
 
-        arguments = ("-ra", str(path))
-        with Forked(lambda: sys.addaudithook(hold), *arguments) as first:
-            assert os.read(events, 8) == b"removes "
-            with Forked(lambda: sys.addaudithook(tell), *arguments) as second:
-                assert os.read(events, 11) == b"fcntl.flock"
-                os.write(opener, b"12")  # to replace it, and to end
-                first.wait()
-                second.wait()
-                assert is_served(path)
-                assert (first.end(), second.end()) == (0, 1)
-        for descriptor in (gate, opener, events, note):
-            os.close(descriptor)
-        assert os.listdir(directory) == []
 
-    @pytest.mark.parametrize("mode", [0o333, 0o777])
-    def test_directory_that_cannot_be_locked(
-        self, directory: Path, mode: int
-    ) -> None:
-        """[ADDR-8] A server starts and ends without the lock."""
-        lock = os.open(directory, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        directory.chmod(mode)
-        with Forked(drop_privileges, "-oa", f"{directory}/bus") as server:
-            server.wait()
-            assert is_served(directory / "bus")
-            assert server.end() == 0
-        directory.chmod(0o755)
-        os.close(lock)
-        assert os.listdir(directory) == []
+# ---- A socket that a server inherits
 
-    def test_directory_that_was_removed(self, directory: Path) -> None:
-        """[RUN-1] [ADDR-10] An absolute path needs no current directory."""
 
-        def enter() -> None:
-            gone = directory / "gone"
-            gone.mkdir()
-            os.chdir(gone)
-            gone.rmdir()
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_standard_stream(directory: Path, number: int) -> None:
+    """[ADDR-1] The server listens there, and redirects a copy."""
+    name = ("stdin", "stdout", "stderr")[number]
+    address = f"/dev/fd/{number}"
+    with bound(directory / "bus") as listener:
+        listener.listen()
+        with RealBus(directory, address=address, **{name: listener}):
+            wait_for(lambda: is_served(directory / "bus"))
+        if number == 2:
+            with daemon(directory, address=address, stderr=listener):
+                assert is_served(directory / "bus")
 
-        serve_as_daemon(directory, enter)
-        line = refusal(1, "-a", "bus", preexec_fn=enter)
-        assert line.startswith("sbusd: bus: ")
+
+def test_other_descriptors(directory: Path) -> None:
+    """[RUN-1] Only a Unix-domain SEQPACKET socket will do."""
+    pair = seqpacket_pair()
+    with pair[0], pair[1], socket.socket() as tcp, open(__file__) as file:
+        for number in (pair[0].fileno(), tcp.fileno(), file.fileno()):
+            address = f"/dev/fd/{number}"
+            line = refusal(1, "-a", address, pass_fds=[number])
+            assert line.startswith(f"sbusd: {address}: ")
+
+
+# ---- A place that is taken
+
+
+def test_live_server(directory: Path) -> None:
+    """[ADDR-8] A start does not replace it, and is no client of it."""
+    with RealBus(directory) as bus:
+        freeze(bus)
+        assert "server" in refusal(1, "-r", "-a", bus.path)
+        thaw(bus)
+        with bus.connect() as peer:
+            assert peer.stats()["client"] == 1  # the first that came
+
+
+def test_rivals(directory: Path) -> None:
+    """[ADDR-8] A start waits for another one that replaces the socket."""
+    path = directory / "bus"
+    bound(path).close()
+    gate, opener = os.pipe()
+    events, note = os.pipe()
+
+    def hold(event: str, _: object) -> None:
+        if event == "os.remove":  # it knows that the socket is stale
+            os.write(note, b"removes ")
+            os.read(gate, 1)
+
+    def tell(event: str, _: object) -> None:
+        if event in ("fcntl.flock", "socket.connect"):
+            os.write(note, event.encode())
+
+    arguments = ("-ra", str(path))
+    with Forked(lambda: sys.addaudithook(hold), *arguments) as first:
+        assert os.read(events, 8) == b"removes "
+        with Forked(lambda: sys.addaudithook(tell), *arguments) as second:
+            assert os.read(events, 11) == b"fcntl.flock"
+            os.write(opener, b"12")  # to replace it, and to end
+            first.wait()
+            second.wait()
+            assert is_served(path)
+            assert (first.end(), second.end()) == (0, 1)
+    for descriptor in (gate, opener, events, note):
+        os.close(descriptor)
+    assert os.listdir(directory) == []
+
+
+@pytest.mark.parametrize("mode", [0o333, 0o777])
+def test_directory_that_cannot_be_locked(directory: Path, mode: int) -> None:
+    """[ADDR-8] A server starts and ends without the lock."""
+    lock = os.open(directory, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    directory.chmod(mode)
+    with Forked(drop_privileges, "-oa", f"{directory}/bus") as server:
+        server.wait()
+        assert is_served(directory / "bus")
+        assert server.end() == 0
+    directory.chmod(0o755)
+    os.close(lock)
+    assert os.listdir(directory) == []
+
+
+def test_directory_that_was_removed(directory: Path) -> None:
+    """[RUN-1] [ADDR-10] An absolute path needs no current directory."""
+
+    def enter() -> None:
+        gone = directory / "gone"
+        gone.mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+
+    serve_as_daemon(directory, enter)
+    line = refusal(1, "-a", "bus", preexec_fn=enter)
+    assert line.startswith("sbusd: bus: ")

@@ -32,74 +32,78 @@ def test_far_above_a_limit(limit: str, uid: int) -> None:
     assert not is_limited or bytes_max < used - 30_000 <= bytes_max + 30_000
 
 
-class TestHolders:
-    def held(self, **limits: float) -> tuple[FakeKernel, FakePeer, FakePeer]:
-        """Have a reader with little room hold a publisher."""
-        kernel = FakeKernel(**limits)
-        reader = kernel.subscriber(b"blocking/soft/block", room=8)
-        sender = kernel.connect()
-        sender.send(*publications(20))
-        assert sender.paused
-        return kernel, reader, sender
+# ---- Readers that hold a publisher
 
-    def test_packet_that_is_taken(self) -> None:
-        """[BLOCK-16] Time begins anew for a holder, with an event or not."""
-        kernel, reader, sender = self.held()
-        for count in (1, 7):  # too little for the kernel to report, or enough
-            kernel.wait(4.9)
-            reader.read(count)
-            kernel.wait(0.2)
-            assert not reader.wire.closed and sender.paused
-        kernel.wait(5)
-        assert reader.wire.closed and not sender.paused
 
-    def test_hold_after_another(self) -> None:
-        """[BLOCK-16] A later hold has all of the time again."""
-        kernel, reader, sender = self.held()
-        kernel.wait(4)
-        sender.close()  # which is not read before it may go on
-        assert sender.paused
-        reader.read_all()
-        assert sender.wire.closed
-        kernel.wait(4)
-        other = kernel.connect()
-        other.send(*publications(20))
+def held(**limits: float) -> tuple[FakeKernel, FakePeer, FakePeer]:
+    """Have a reader with little room hold a publisher."""
+    kernel = FakeKernel(**limits)
+    reader = kernel.subscriber(b"blocking/soft/block", room=8)
+    sender = kernel.connect()
+    sender.send(*publications(20))
+    assert sender.paused
+    return kernel, reader, sender
+
+
+def test_packet_that_is_taken() -> None:
+    """[BLOCK-16] Time begins anew for a holder, with an event or not."""
+    kernel, reader, sender = held()
+    for count in (1, 7):  # too little for the kernel to report, or enough
         kernel.wait(4.9)
-        assert other.paused and not reader.wire.closed
+        reader.read(count)
         kernel.wait(0.2)
-        assert reader.wire.closed
+        assert not reader.wire.closed and sender.paused
+    kernel.wait(5)
+    assert reader.wire.closed and not sender.paused
 
-    def test_time_is_given_once(self) -> None:
-        """[BLOCK-16] Only the first that holds a holder gives it time."""
-        kernel, reader, sender = self.held()
-        reader.send(b"SUB x")
-        for _ in range(2):  # the first gives it time, from then on
-            other = kernel.connect()
-            other.send(b"SUB other", b"CMSG blocking/soft/block")
-            other.wire.room = 0
-            reader.send(publish(b"other"))
-            assert reader.paused
-            kernel.wait(3)
-            assert sender.paused
-            other.close()
-        kernel.wait(1.9)
-        assert not reader.wire.closed
-        kernel.wait(0.2)
-        assert reader.wire.closed and not sender.paused
 
-    @pytest.mark.parametrize("seconds, longest", [(5, 5), (10**9, 3600)])
-    def test_the_loop_wakes_up_in_time(
-        self, seconds: int, longest: int
-    ) -> None:
-        """[BLOCK-16] It waits no longer than epoll can."""
-        kernel, _, _ = self.held(block_timeout=seconds)
-        select, timeouts = kernel.selector.select, kernel.selector.timeouts
-        timeouts.clear()
+def test_hold_after_another() -> None:
+    """[BLOCK-16] A later hold has all of the time again."""
+    kernel, reader, sender = held()
+    kernel.wait(4)
+    sender.close()  # which is not read before it may go on
+    assert sender.paused
+    reader.read_all()
+    assert sender.wire.closed
+    kernel.wait(4)
+    other = kernel.connect()
+    other.send(*publications(20))
+    kernel.wait(4.9)
+    assert other.paused and not reader.wire.closed
+    kernel.wait(0.2)
+    assert reader.wire.closed
 
-        def stop(timeout: float) -> Any:
-            kernel.server.stopping = True
-            return select(timeout)
 
-        kernel.selector.select = stop  # type: ignore[method-assign]
-        kernel.server.run()
-        assert timeouts[0] == longest
+def test_time_is_given_once() -> None:
+    """[BLOCK-16] Only the first that holds a holder gives it time."""
+    kernel, reader, sender = held()
+    reader.send(b"SUB x")
+    for _ in range(2):  # the first gives it time, from then on
+        other = kernel.connect()
+        other.send(b"SUB other", b"CMSG blocking/soft/block")
+        other.wire.room = 0
+        reader.send(publish(b"other"))
+        assert reader.paused
+        kernel.wait(3)
+        assert sender.paused
+        other.close()
+    kernel.wait(1.9)
+    assert not reader.wire.closed
+    kernel.wait(0.2)
+    assert reader.wire.closed and not sender.paused
+
+
+@pytest.mark.parametrize("seconds, longest", [(5, 5), (10**9, 3600)])
+def test_the_loop_wakes_up_in_time(seconds: int, longest: int) -> None:
+    """[BLOCK-16] It waits no longer than epoll can."""
+    kernel, _, _ = held(block_timeout=seconds)
+    select, timeouts = kernel.selector.select, kernel.selector.timeouts
+    timeouts.clear()
+
+    def stop(timeout: float) -> Any:
+        kernel.server.stopping = True
+        return select(timeout)
+
+    kernel.selector.select = stop  # type: ignore[method-assign]
+    kernel.server.run()
+    assert timeouts[0] == longest

@@ -10,7 +10,6 @@ import pwd
 import resource
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Callable
@@ -19,9 +18,9 @@ import pytest
 
 import sbus
 from packets import publish
-from processes import SBUSD, SECONDS_MAX, run
+from processes import SECONDS_MAX
 from real_bus import RealBus, connect, needs_root
-from servers import Forked, is_served, mode_of, refusal
+from servers import Forked, is_served, mode_of, refusal, refused_start
 from small_pythons import SMALL_PYTHONS
 
 WRONG = [  # beside those that the kit tries
@@ -36,8 +35,10 @@ WRONG = [  # beside those that the kit tries
     ["--cred-prefix", "!/cred/01/2/3"],
     ["--max-packet", "1.5"],
     ["--block-timeout", "0.0"],
+    ["--max-key", "15m"],
 ]
 WRONG_LIMITS = ["0", "-1", "", "x", "0x10", "1e3", "1_0", " 1", "٣", "nan"]
+WRONG_LIMITS += ["5w"]
 DEFAULTS = {name: default for name, (default, *_) in sbus.LIMITS.items()}
 SHORT = {"-c": "--close", "-d": "--daemon", "-f": "--foreground"}
 SHORT.update({"-g": "--group", "-o": "--others", "-r": "--replace"})
@@ -45,95 +46,66 @@ SHORT.update({"-v": "--verbose", "-aA": "--address=A"})
 SHORT.update({"-pP": "--pid-file=P", "-u5": "--user=5"})
 
 
-class TestOptions:
-    @pytest.mark.parametrize("arguments", WRONG, ids=repr)
-    def test_wrong_option(
-        self, arguments: list[str], capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        """[RUN-1] [CRED-9] The server says so in a line, with status 2."""
-        with pytest.raises(SystemExit) as exited:
-            sbus.parse_options(["-a", "bus", *arguments])
-        output, errors = capfd.readouterr()
-        assert (exited.value.code, output) == (2, "")
-        assert errors.startswith("sbusd: ") and errors.count("\n") == 1
-        assert errors.isascii() and len(errors) <= 300
+# ---- What an option means
 
-    def test_command_of_a_client(
-        self, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        """[RUN-1] The line says that this is the server."""
+
+@pytest.mark.parametrize("arguments", WRONG, ids=repr)
+def test_wrong_option(
+    arguments: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """[RUN-1] [CRED-9] The server says so in a line, with status 2."""
+    with pytest.raises(SystemExit) as exited:
+        sbus.parse_options(["-a", "bus", *arguments])
+    output, errors = capfd.readouterr()
+    assert (exited.value.code, output) == (2, "")
+    assert errors.startswith("sbusd: ") and errors.count("\n") == 1
+    assert errors.isascii() and len(errors) <= 300
+
+
+def test_command_of_a_client(capfd: pytest.CaptureFixture[str]) -> None:
+    """[RUN-1] The line says that this is the server."""
+    with pytest.raises(SystemExit):
+        sbus.parse_options(["sub", "a"])
+    errors = capfd.readouterr().err
+    assert "sub a (this is the server: -a ADDRESS; see sbus_cl" in errors
+
+
+@pytest.mark.parametrize("name", sbus.LIMITS)
+def test_limit(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """[RUN-1] A number above zero; `unlimited` is more than any."""
+    option = "--" + name.replace("_", "-")
+    options = sbus.parse_options([option, "007"])
+    limits = {limit: getattr(options, limit) for limit in DEFAULTS}
+    assert limits == {**DEFAULTS, name: 7}
+    if name != "max_packet":
+        options = sbus.parse_options([option, "unlimited"])
+        assert getattr(options, name) >= sys.maxsize
+    for value in WRONG_LIMITS:
         with pytest.raises(SystemExit):
-            sbus.parse_options(["sub", "a"])
-        errors = capfd.readouterr().err
-        assert "sub a (this is the server: -a ADDRESS; see sbus_cl" in errors
+            sbus.parse_options([f"{option}={value}"])
+        assert option in capfd.readouterr().err
 
-    @pytest.mark.parametrize("name", sbus.LIMITS)
-    def test_limit(self, name: str, capfd: pytest.CaptureFixture[str]) -> None:
-        """[RUN-1] A number above zero; `unlimited` is more than any."""
-        option = "--" + name.replace("_", "-")
-        options = sbus.parse_options([option, "007"])
-        limits = {limit: getattr(options, limit) for limit in DEFAULTS}
-        assert limits == {**DEFAULTS, name: 7}
-        if name != "max_packet":
-            options = sbus.parse_options([option, "unlimited"])
-            assert getattr(options, name) >= sys.maxsize
-        for value in WRONG_LIMITS:
-            with pytest.raises(SystemExit):
-                sbus.parse_options([f"{option}={value}"])
-            assert option in capfd.readouterr().err
 
-    def test_a_length_of_time(self, capfd: pytest.CaptureFixture[str]) -> None:
-        """[RUN-1] It may have a fraction and a unit, and no number may."""
-        for text, seconds in (("0.5", 0.5), ("15m", 900), ("2d", 172_800)):
-            options = sbus.parse_options(["--block-timeout", text])
-            assert options.block_timeout == seconds
-        for option, text in (("block-timeout", "0m"), ("max-key", "15m")):
-            with pytest.raises(SystemExit):
-                sbus.parse_options([f"--{option}", text])
-            form = "such as 90" if text == "0m" else "whole number above 0"
-            assert form in capfd.readouterr().err
+def test_large_packets(directory: Path) -> None:
+    """[RUN-1] The kernel is asked for its largest, before a start."""
+    for size in ("5000000", "4000000000", "999999999999999"):
+        refusal(1, "-a", "bus", "--max-packet", size, cwd=directory)
+    assert os.listdir(directory) == []
 
-    def test_large_packets(self, directory: Path) -> None:
-        """[RUN-1] The kernel is asked for its largest, before a start."""
-        for size in ("5000000", "4000000000", "999999999999999"):
-            refusal(1, "-a", "bus", "--max-packet", size, cwd=directory)
-        assert os.listdir(directory) == []
 
-    def test_bundle(self, directory: Path) -> None:
-        """[RUN-10] [ADDR-6] [ADDR-8] -cgor is -c -g -o -r."""
-        (directory / "bus").touch()
-        with RealBus(directory, "-cgor") as bus:
-            assert mode_of(directory / "bus") == 0o777
-            assert is_served(directory / "bus")
-            assert bus.process.wait(SECONDS_MAX) == 0
+def test_bundle(directory: Path) -> None:
+    """[RUN-10] [ADDR-6] [ADDR-8] -cgor is -c -g -o -r."""
+    (directory / "bus").touch()
+    with RealBus(directory, "-cgor") as bus:
+        assert mode_of(directory / "bus") == 0o777
+        assert is_served(directory / "bus")
+        assert bus.process.wait(SECONDS_MAX) == 0
 
-    def test_long_options(self) -> None:
-        """[RUN-1] A short option and its long name do the same."""
-        for short, long in SHORT.items():
-            assert sbus.parse_options([short]) == sbus.parse_options([long])
 
-    @pytest.mark.parametrize("option", ["--help", "--version"])
-    def test_question(self, option: str) -> None:
-        """[RUN-1] The answer goes to standard output, with status 0."""
-        status, output, errors = run("sbus.py", option)
-        assert (status, errors) == (0, "") and "sbusd" in output
-
-    @pytest.mark.parametrize("option", ["--help", "--version"])
-    def test_answer_that_cannot_be_written(self, option: str) -> None:
-        """[RUN-1] Status 1: with a line for a full disk, but for no reader."""
-        reader, writer = os.pipe()
-        os.close(reader)
-        with open("/dev/full", "wb") as full, open(writer, "wb") as broken:
-            for output in (full, broken):
-                done = subprocess.run(
-                    [*SBUSD, option],
-                    stdout=output,
-                    stderr=subprocess.PIPE,
-                    timeout=SECONDS_MAX,
-                )
-                assert done.returncode == 1
-                line = b"sbusd: standard output: No space left on device\n"
-                assert done.stderr == (line if output is full else b"")
+def test_long_options() -> None:
+    """[RUN-1] A short option and its long name do the same."""
+    for short, long in SHORT.items():
+        assert sbus.parse_options([short]) == sbus.parse_options([long])
 
 
 def allow(count: int) -> Callable[[], None]:
@@ -193,154 +165,145 @@ def converse(path: str) -> None:
         assert reader.fence() == []
 
 
-class TestPoorSystems:
-    def test_small_buffers(
-        self, directory: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        """[LIMIT-1] The default is lowered, and a packet of it delivered."""
-        path, room = str(directory / "bus"), 2 * WMEM_MAX - 32
-        with Forked(have_small_buffers, "-a", path) as server:
-            server.wait()
-            lines = capfd.readouterr().err.splitlines()
-            assert len(lines) == 2 and "[LIMIT-1]" in lines[1]
-            assert f" {room} " in lines[1] and "wmem_max" in lines[1]
-            with connect(path) as peer:
-                option = (socket.SOL_SOCKET, socket.SO_SNDBUF, room)
-                peer.wire.setsockopt(*option)
-                peer.send(b"SUB k", packet := publish(b"k").ljust(room))
-                assert peer.receive() == packet
-                peer.send(packet + b".")
-                assert peer.is_disconnected()
-        assert f"[LIMIT-1] more than {room} b" in capfd.readouterr().err
+# ---- Systems that lack something
 
-    def test_packets_that_are_asked_for(
-        self, directory: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        """[RUN-1] [LIMIT-1] The line says how many bytes it may have."""
-        room = 2 * WMEM_MAX - 32
-        for size in (room, room + 1, 500_000):
-            options = ("-a", f"{directory}/bus", "--max-packet", str(size))
-            with Forked(have_small_buffers, *options) as server:
-                assert server.wait() == b""
-                assert server.end() == (size > room)
-            errors = capfd.readouterr().err
-            says_why = f" {room} bytes" in errors and "wmem_max" in errors
-            assert says_why == (size > room)
 
-    @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
-    def test_memory_that_lacks_for_a_moment(
-        self, directory: Path, number: int
-    ) -> None:
-        """[RUN-1] A packet that the kernel cannot take now ends no start."""
+def test_small_buffers(
+    directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """[LIMIT-1] The default is lowered, and a packet of it delivered."""
+    path, room = str(directory / "bus"), 2 * WMEM_MAX - 32
+    with Forked(have_small_buffers, "-a", path) as server:
+        server.wait()
+        lines = capfd.readouterr().err.splitlines()
+        assert len(lines) == 2 and "[LIMIT-1]" in lines[1]
+        assert f" {room} " in lines[1] and "wmem_max" in lines[1]
+        with connect(path) as peer:
+            option = (socket.SOL_SOCKET, socket.SO_SNDBUF, room)
+            peer.wire.setsockopt(*option)
+            peer.send(b"SUB k", packet := publish(b"k").ljust(room))
+            assert peer.receive() == packet
+            peer.send(packet + b".")
+            assert peer.is_disconnected()
+    assert f"[LIMIT-1] more than {room} b" in capfd.readouterr().err
 
-        prepare = failing(socket.socket, "send", number)
-        with Forked(prepare, "-a", f"{directory}/bus") as server:
-            server.wait()
-            with connect(f"{directory}/bus"):
-                pass
 
-    @pytest.mark.parametrize(
-        "module, name", [(signal, "pthread_sigmask"), (os, "umask")]
-    )
-    def test_calls_that_are_refused(
-        self,
-        directory: Path,
-        capfd: pytest.CaptureFixture[str],
-        module: Any,
-        name: str,
-    ) -> None:
-        """[RUN-1] A line says so, even of the first call."""
-
-        prepare = failing(module, name, errno.EPERM)
-        with Forked(prepare, "-a", f"{directory}/bus") as server:
-            server.wait()
-            assert server.end() == 1
-        errors = capfd.readouterr().err
-        assert errors.startswith("sbusd: ") and errors.count("\n") == 1
-
-    def test_no_sockets(
-        self, directory: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        """[RUN-1] The line says which kind the kernel does not have."""
-
-        prepare = failing(socket, "socket", errno.EPROTONOSUPPORT)
-        with Forked(prepare, "-a", f"{directory}/bus") as server:
+def test_packets_that_are_asked_for(
+    directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """[RUN-1] [LIMIT-1] The line says how many bytes it may have."""
+    room = 2 * WMEM_MAX - 32
+    for size in (room, room + 1, 500_000):
+        options = ("-a", f"{directory}/bus", "--max-packet", str(size))
+        with Forked(have_small_buffers, *options) as server:
             assert server.wait() == b""
-            assert server.end() == 1
+            assert server.end() == (size > room)
         errors = capfd.readouterr().err
-        assert "SEQPACKET" in errors and errors.count("\n") == 1
+        says_why = f" {room} bytes" in errors and "wmem_max" in errors
+        assert says_why == (size > room)
 
-    def test_limit_that_cannot_be_raised(
-        self, directory: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        """[LIMIT-7] The server goes on with the descriptors that it has."""
-        kind = resource.RLIMIT_NOFILE
 
-        def refuse(*_: object) -> None:
-            raise ValueError("not allowed to raise maximum limit")
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+def test_memory_that_lacks_for_a_moment(directory: Path, number: int) -> None:
+    """[RUN-1] A packet that the kernel cannot take now ends no start."""
 
-        def prepare() -> None:
-            resource.setrlimit(kind, (64, resource.getrlimit(kind)[1]))
-            resource.setrlimit = refuse
+    prepare = failing(socket.socket, "send", number)
+    with Forked(prepare, "-a", f"{directory}/bus") as server:
+        server.wait()
+        with connect(f"{directory}/bus"):
+            pass
 
-        with Forked(prepare, "-a", f"{directory}/bus") as server:
-            server.wait()
-            assert is_served(directory / "bus")
-        assert "[LIMIT-7] only 48 clients: " in capfd.readouterr().err
 
-    @pytest.mark.parametrize("system", SMALL_PYTHONS)
-    def test_small_python(self, system: str, directory: Path) -> None:
-        """[RUN-1] The server does all that needs no missing module."""
-        names = SMALL_PYTHONS[system].split()
-        path = f"{directory}/bus"
-        with Forked(lambda: lack(names), "-a", path) as server:
+@pytest.mark.parametrize(
+    "module, name, number, text",
+    [
+        (signal, "pthread_sigmask", errno.EPERM, ""),
+        (os, "umask", errno.EPERM, ""),
+        (socket, "socket", errno.EPROTONOSUPPORT, "SEQPACKET"),
+    ],
+)
+def test_calls_that_are_refused(
+    capfd: pytest.CaptureFixture[str],
+    module: Any,
+    name: str,
+    number: int,
+    text: str,
+) -> None:
+    """[RUN-1] A line says so, even of the first call, and what lacks."""
+    refused_start(failing(module, name, number), "-a", "/nowhere/bus")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("sbusd: ") and text in line
+
+
+def test_limit_that_cannot_be_raised(
+    directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """[LIMIT-7] The server goes on with the descriptors that it has."""
+    kind = resource.RLIMIT_NOFILE
+
+    def refuse(*_: object) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    def prepare() -> None:
+        resource.setrlimit(kind, (64, resource.getrlimit(kind)[1]))
+        resource.setrlimit = refuse
+
+    with Forked(prepare, "-a", f"{directory}/bus") as server:
+        server.wait()
+        assert is_served(directory / "bus")
+    assert "[LIMIT-7] only 48 clients: " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("system", SMALL_PYTHONS)
+def test_small_python(
+    system: str, directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """[RUN-1] The server does all that needs no missing module.
+
+    Without json, a line says that -v or --trace needs it.
+    """
+    names, path = SMALL_PYTHONS[system].split(), f"{directory}/bus"
+    for option in ("-f", "-v", f"--trace={directory}/trace"):
+        if option != "-f" and "json" in names:
+            refused_start(lambda: lack(names), "-a", path, option)
+            (line,) = capfd.readouterr().err.splitlines()
+            assert "json" in line and os.listdir(directory) == []
+            continue
+        with Forked(lambda: lack(names), "-a", path, option) as server:
             server.wait()
             converse(path)
             assert server.end() == 0
-        assert os.listdir(directory) == []
-
-    @pytest.mark.parametrize("system", SMALL_PYTHONS)
-    def test_log_of_small_python(
-        self, system: str, directory: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        """[RUN-1] Without json, a line says that -v or --trace needs it."""
-        names = SMALL_PYTHONS[system].split()
-        path = f"{directory}/bus"
-        for option in ("-v", f"--trace={directory}/trace"):
-            with Forked(lambda: lack(names), "-a", path, option) as server:
-                server.wait()
-                assert server.end() == ("json" in names)
-            errors = capfd.readouterr().err
-            if "json" in names:
-                assert "json" in errors and errors.count("\n") == 1
-                assert os.listdir(directory) == []
+        capfd.readouterr()
 
 
-class TestWhoGetsIn:
-    @needs_root
-    def test_named_users(self, directory: Path) -> None:
-        """[CONN-2] Users that -u names get in, and the bus owner."""
-        named = next(user for user in pwd.getpwall() if user.pw_uid)
-        options = ("-cgo", "-u", named.pw_name, "-u", "54321")
-        with RealBus(directory, *options) as bus:
-            with bus.connect(54322) as peer:
-                assert peer.is_disconnected()
-            bus.wait_for_log("refuse uid=54322")  # but -c does not end it
-            uids = (54321, named.pw_uid, None)
-            with contextlib.ExitStack() as stack:
-                for uid in uids:
-                    peer = stack.enter_context(bus.connect(uid))
-                    assert peer.fence() == []
-            assert bus.process.wait(SECONDS_MAX) == 0
+# ---- Who gets in
 
-    def test_few_descriptors(self, directory: Path) -> None:
-        """[LIMIT-7] [RUN-1] The log says how many clients it may have.
 
-        With sixteen, which it keeps for itself, it does not start.
-        """
-        with RealBus(directory, preexec_fn=allow(64)) as bus:
-            note = "[LIMIT-7] only 48 clients: ulimit -n\n"
-            assert note in bus.log()
-        for count in (16, 12):
-            options: Any = {"cwd": directory, "preexec_fn": allow(count)}
-            refusal(1, "-a", "other", **options)
+@needs_root
+def test_named_users(directory: Path) -> None:
+    """[CONN-2] Users that -u names get in, and the bus owner."""
+    named = next(user for user in pwd.getpwall() if user.pw_uid)
+    options = ("-cgo", "-u", named.pw_name, "-u", "54321")
+    with RealBus(directory, *options) as bus:
+        with bus.connect(54322) as peer:
+            assert peer.is_disconnected()
+        bus.wait_for_log("refuse uid=54322")  # but -c does not end it
+        uids = (54321, named.pw_uid, None)
+        with contextlib.ExitStack() as stack:
+            for uid in uids:
+                peer = stack.enter_context(bus.connect(uid))
+                assert peer.fence() == []
+        assert bus.process.wait(SECONDS_MAX) == 0
+
+
+def test_few_descriptors(directory: Path) -> None:
+    """[LIMIT-7] [RUN-1] The log says how many clients it may have.
+
+    With sixteen, which it keeps for itself, it does not start.
+    """
+    with RealBus(directory, preexec_fn=allow(64)) as bus:
+        note = "[LIMIT-7] only 48 clients: ulimit -n\n"
+        assert note in bus.log()
+    for count in (16, 12):
+        options: Any = {"cwd": directory, "preexec_fn": allow(count)}
+        refusal(1, "-a", "other", **options)

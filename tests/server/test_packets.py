@@ -14,6 +14,8 @@ from patterns import OWN, TOKENS, Listener, mutate, wide_bus
 from sizes import PROOF, either
 from spec_model import MODES, is_reserved, may_use, read_form
 
+pytestmark = PROOF
+
 
 @pytest.mark.parametrize("size", [18_000, 22_000])
 def test_old_bytes_of_the_buffer(
@@ -98,51 +100,50 @@ def is_right(packet: bytes) -> bool:
     return not is_reserved(key) if kind == "publish" else kind != ""
 
 
-class TestBrokenPackets:
-    """No packet of a client shows to other clients, but messages."""
+# ---- No packet of a client shows to other clients, but messages
 
-    pytestmark = PROOF
 
-    def test_random_packets(self) -> None:
-        """[PKT-2] [KEY-4] [CRED-4] [CONN-12] The bus agrees with the model."""
-        chance = random.Random(4)
-        bus = wide_bus()
-        calm = [Listener(bus, sbus.Credentials(5, 5, n)) for n in (1, 2)]
-        calm[0].send(b"SUB calm/1")
-        packets = grammar(chance, 4_000)
-        wild = Listener(bus, OWN)
-        for number in range(1, PACKETS):
-            packet = chance.choice(packets)
-            if number % 4:
-                packet = mutate(chance, packet)
-            is_good = wild.send(packet)
-            assert is_good == is_right(packet), packet
-            wild.take()
-            if not is_good or not number % BATCH:
-                bus.close(wild.client, "")
-                wild = Listener(bus, OWN)
-            if not number % BATCH:
-                assert calm[1].send(publish(b"calm/1", b"hello"))
-                assert calm[0].take()[-1] == publish(b"calm/1", b"hello")
-                packets[: BATCH // 2] = grammar(chance, BATCH // 2)
-        assert len(bus.clients) == 3
+def test_random_packets() -> None:
+    """[PKT-2] [KEY-4] [CRED-4] [CONN-12] The bus agrees with the model."""
+    chance = random.Random(4)
+    bus = wide_bus()
+    calm = [Listener(bus, sbus.Credentials(5, 5, n)) for n in (1, 2)]
+    calm[0].send(b"SUB calm/1")
+    packets = grammar(chance, 4_000)
+    wild = Listener(bus, OWN)
+    for number in range(1, PACKETS):
+        packet = chance.choice(packets)
+        if number % 4:
+            packet = mutate(chance, packet)
+        is_good = wild.send(packet)
+        assert is_good == is_right(packet), packet
+        wild.take()
+        if not is_good or not number % BATCH:
+            bus.close(wild.client, "")
+            wild = Listener(bus, OWN)
+        if not number % BATCH:
+            assert calm[1].send(publish(b"calm/1", b"hello"))
+            assert calm[0].take()[-1] == publish(b"calm/1", b"hello")
+            packets[: BATCH // 2] = grammar(chance, BATCH // 2)
+    assert len(bus.clients) == 3
 
-    def test_packets_through_the_loop(self) -> None:
-        """[LIMIT-1] [PKT-2] [CONN-6] [CONN-12] The server serves others."""
-        kernel = FakeKernel()
-        reader, publisher = (kernel.connect(uid=5) for _ in range(2))
-        reader.send(b"SUB calm/1")
-        for run in runs_of_packets(random.Random(5)):
-            wild = kernel.connect()
-            wild.send(*run)
-            wild.close()
-            assert wild.wire.closed
-            publisher.send(publish(b"calm/1", b"hello"))
-            *others, last = reader.read_all()
-            assert last == publish(b"calm/1", b"hello")
-            assert all(packet in run for packet in others), "was changed"
-            assert max(map(len, others), default=0) <= 409_600
-        assert len(kernel.bus.clients) == 2
+
+def test_packets_through_the_loop() -> None:
+    """[LIMIT-1] [PKT-2] [CONN-6] [CONN-12] The server serves others."""
+    kernel = FakeKernel()
+    reader, publisher = (kernel.connect(uid=5) for _ in range(2))
+    reader.send(b"SUB calm/1")
+    for run in runs_of_packets(random.Random(5)):
+        wild = kernel.connect()
+        wild.send(*run)
+        wild.close()
+        assert wild.wire.closed
+        publisher.send(publish(b"calm/1", b"hello"))
+        *others, last = reader.read_all()
+        assert last == publish(b"calm/1", b"hello")
+        assert all(packet in run for packet in others), "was changed"
+        assert max(map(len, others), default=0) <= 409_600
+    assert len(kernel.bus.clients) == 2
 
 
 def test_packets_above_the_default() -> None:

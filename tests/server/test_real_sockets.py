@@ -13,14 +13,7 @@ import pytest
 
 from packets import WHOAMI, publications, publish
 from processes import child_process
-from real_bus import (
-    Peer,
-    RealBus,
-    freeze,
-    needs_root,
-    thaw,
-    wait_for,
-)
+from real_bus import Peer, RealBus, freeze, needs_root, thaw, wait_for
 
 ATTACKER, INNOCENT = 1000, 1001
 LARGE_BUFFER = (socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)

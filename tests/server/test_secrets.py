@@ -13,6 +13,8 @@ from patterns import OWN, TOKENS, Listener, texts, wide_bus
 from sizes import PROOF, either
 from spec_model import is_reserved, may_hear, may_use
 
+pytestmark = PROOF
+
 STRANGERS = [  # each has all but one number in common with OWN
     sbus.Credentials(101, 1000, 4242),
     sbus.Credentials(100, 1001, 4242),
@@ -104,83 +106,82 @@ def without_delivery_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sbus, "may_hear", lambda *_, **__: True)
 
 
-class TestSecrets:
-    """No pattern that a client can store hears secrets of another."""
+# ---- No pattern that a client can store hears secrets of another
 
-    pytestmark = PROOF
 
-    def test_all_token_patterns(self) -> None:
-        """[CRED-4] [CRED-10] [CRED-11] [MATCH-4] None of 1 to 6 parts leaks.
+def test_all_token_patterns() -> None:
+    """[CRED-4] [CRED-10] [CRED-11] [MATCH-4] None of 1 to 6 parts leaks.
 
-        There are 597,870, of which a test tries one in fifty.
-        """
-        assert leaks_of_tokens(either(1, 300)) == []
+    There are 597,870, of which a test tries one in fifty.
+    """
+    assert leaks_of_tokens(either(1, 300)) == []
 
-    def test_all_short_texts(self) -> None:
-        """[CRED-10] [KEY-4] No leak to the texts of '!', '/', 'c' and '*'."""
-        detector = Detector()
-        patterns = list(texts(b"!/c*", 8))
-        for start in range(0, len(patterns), either(8, 240)):
-            detector.try_patterns(patterns[start : start + 8])
-        assert detector.leaks == []
 
-    def test_subscription_check_alone(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """[CRED-4] Without the other, nobody hears secrets of others."""
-        without_delivery_check(monkeypatch)
-        assert leaks_of_tokens(300) == []
+def test_all_short_texts() -> None:
+    """[CRED-10] [KEY-4] No leak to the texts of '!', '/', 'c' and '*'."""
+    detector = Detector()
+    patterns = list(texts(b"!/c*", 8))
+    for start in range(0, len(patterns), either(8, 240)):
+        detector.try_patterns(patterns[start : start + 8])
+    assert detector.leaks == []
 
-    def test_delivery_check_alone(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """[CRED-11] Without the other, clients store any, and hear nothing."""
-        without_subscription_check(monkeypatch)
-        detector = Detector()
-        detector.try_patterns([OWN_SECRET + b"x", b"!/cred////x"])
-        leaks = detector.leaks + leaks_of_tokens(300)
-        assert any(" holds " in leak for leak in leaks)
-        assert not any(" heard " in leak for leak in leaks)
-        odd = b"!/cred/0100/1000/4242/x"  # [CRED-7]
-        detector.owner.send(b"SUB " + odd)
-        detector.publisher.send(publish(odd))
-        assert detector.owner.take() == []
 
-    def test_one_check_is_needed(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """[CRED-4] [CRED-11] Without both, strangers hear a secret."""
-        without_delivery_check(monkeypatch)
-        without_subscription_check(monkeypatch)
-        leaks = Detector().try_patterns([OWN_SECRET + b"x"])
-        assert any(" heard " in leak for leak in leaks)
+def test_subscription_check_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[CRED-4] Without the other, nobody hears secrets of others."""
+    without_delivery_check(monkeypatch)
+    assert leaks_of_tokens(300) == []
 
-    ODD = ["", "0", "1", "7", "01", "+1", " 1", "1 ", "-1", "1_0", "*", "!"]
-    ODD += ["65534", "4294967295", "\u0661", "\uff11", "1" * 400, "1.0", "0x1"]
 
-    @pytest.mark.parametrize("number", [1, 7, 65534, 4294967295, 0])
-    def test_odd_numbers(self, number: int) -> None:
-        """[CRED-4] [CRED-7] [CRED-8] Each field has one spelling."""
-        for place, spelling in itertools.product(range(3), self.ODD):
-            numbers = [5, 6, 8]
-            numbers[place] = number
-            fields = list(map(str, numbers))
-            fields[place] = spelling
-            text = "!/cred/{}/{}/{}/x".format(*fields).encode()
-            own = sbus.Credentials(*numbers)
-            assert_agreement(text, [text, b"!/cred////x"], own)
+def test_delivery_check_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[CRED-11] Without the other, clients store any, and hear nothing."""
+    without_subscription_check(monkeypatch)
+    detector = Detector()
+    detector.try_patterns([OWN_SECRET + b"x", b"!/cred////x"])
+    leaks = detector.leaks + leaks_of_tokens(300)
+    assert any(" holds " in leak for leak in leaks)
+    assert not any(" heard " in leak for leak in leaks)
+    odd = b"!/cred/0100/1000/4242/x"  # [CRED-7]
+    detector.owner.send(b"SUB " + odd)
+    detector.publisher.send(publish(odd))
+    assert detector.owner.take() == []
 
-    def test_credential_grid(self) -> None:
-        """[CRED-4] [CRED-6] [CRED-11] Each key goes with each pattern."""
-        fields = ["", "1", "2", "3"]
-        grid = [
-            "!/cred/{}/{}/{}/x".format(*triple).encode()
-            for triple in itertools.product(fields, repeat=3)
-        ]
-        clients = [*itertools.product((1, 2, 3), repeat=3)]
-        for numbers in clients[:: either(1, 11)]:
-            for key in grid:
-                assert_agreement(key, grid, sbus.Credentials(*numbers))
+
+def test_one_check_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[CRED-4] [CRED-11] Without both, strangers hear a secret."""
+    without_delivery_check(monkeypatch)
+    without_subscription_check(monkeypatch)
+    leaks = Detector().try_patterns([OWN_SECRET + b"x"])
+    assert any(" heard " in leak for leak in leaks)
+
+
+ODD = ["", "0", "1", "7", "01", "+1", " 1", "1 ", "-1", "1_0", "*", "!"]
+ODD += ["65534", "4294967295", "\u0661", "\uff11", "1" * 400, "1.0", "0x1"]
+
+
+@pytest.mark.parametrize("number", [1, 7, 65534, 4294967295, 0])
+def test_odd_numbers(number: int) -> None:
+    """[CRED-4] [CRED-7] [CRED-8] Each field has one spelling."""
+    for place, spelling in itertools.product(range(3), ODD):
+        numbers = [5, 6, 8]
+        numbers[place] = number
+        fields = list(map(str, numbers))
+        fields[place] = spelling
+        text = "!/cred/{}/{}/{}/x".format(*fields).encode()
+        own = sbus.Credentials(*numbers)
+        assert_agreement(text, [text, b"!/cred////x"], own)
+
+
+def test_credential_grid() -> None:
+    """[CRED-4] [CRED-6] [CRED-11] Each key goes with each pattern."""
+    fields = ["", "1", "2", "3"]
+    grid = [
+        "!/cred/{}/{}/{}/x".format(*triple).encode()
+        for triple in itertools.product(fields, repeat=3)
+    ]
+    clients = [*itertools.product((1, 2, 3), repeat=3)]
+    for numbers in clients[:: either(1, 11)]:
+        for key in grid:
+            assert_agreement(key, grid, sbus.Credentials(*numbers))
 
 
 def assert_agreement(

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from client_ends import beside
 from processes import ROOT, SECONDS_MAX, run
 from real_bus import wait_for
 from sbus_client import Client, parse_request
@@ -438,10 +439,8 @@ def test_block(site: Site) -> None:
             for _ in range(70):
                 below.publish("n", bytes(400_000))
 
-        thread = threading.Thread(target=talk)
-        thread.start()
-        assert len(heard(above, 70)) == 70
-        thread.join()
+        with beside(talk):
+            assert len(heard(above, 70)) == 70
 
 
 def test_listening(site: Site) -> None:

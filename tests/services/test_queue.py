@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import random
@@ -15,7 +14,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import IO, Any
 
 import pytest
 
+from client_ends import beside
 from commands import publish_all, sbus, subscribed
 from processes import (
     ENVIRONMENT,
@@ -94,9 +93,9 @@ class Broker:
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
 
-def any_has_ended(*processes: subprocess.Popen[str]) -> bool:
-    """Return whether one of some processes has ended."""
-    return any(process.poll() is not None for process in processes)
+def has_ended(process: subprocess.Popen[str]) -> bool:
+    """Return whether a process has ended."""
+    return process.poll() is not None
 
 
 class Worker:
@@ -170,32 +169,32 @@ def client(bus: RealBus) -> Iterator[Client]:
         yield client
 
 
+@pytest.fixture
+def broker(bus: RealBus) -> Iterator[Broker]:
+    with Broker(bus) as broker:
+        yield broker
+
+
+@pytest.fixture
+def worker(broker: Broker, client: Client) -> Worker:
+    return Worker(client)
+
+
 # ---- Jobs
 
 
-def test_a_message_is_a_job(bus: RealBus, client: Client) -> None:
+def test_a_message_is_a_job(
+    bus: RealBus, broker: Broker, client: Client
+) -> None:
     """A request is answered with its number; jobs are given in order."""
-    with Broker(bus):
-        assert store_job(client, b"one", "jobs/a") == b"1"
-        client.publish("jobs/b", b"two")
-        client.publish("other", b"three")
-        command = "printf '%s %s ' $SBUS_JOB $SBUS_KEY; cat; echo"
-        words = ("work", "q", "--drain", "--", "sh", "-c", command)
-        done = sbus(bus.path, *words)
-        assert done == (0, "1.1 jobs/a one\n2.1 jobs/b two\n", "")
-        assert sbus(bus.path, "jobs", "q") == (0, "", "")
-
-
-def test_each_job_has_one_worker(bus: RealBus, client: Client) -> None:
-    """Workers that wait stand in line, and a job goes to one of them."""
-    count = either(2_000, 60)
-    with Broker(bus):
-        for number in range(count):
-            client.publish("jobs/x", b"%d " % number)
-        words = ("work", "q", "--drain", "--", "cat")
-        with started(bus.path, *words) as process:
-            output = sbus(bus.path, *words).output + outcome(process).output
-    assert sorted(map(int, output.split())) == list(range(count))
+    assert store_job(client, b"one", "jobs/a") == b"1"
+    client.publish("jobs/b", b"two")
+    client.publish("other", b"three")
+    command = "printf '%s %s ' $SBUS_JOB $SBUS_KEY; cat; echo"
+    words = ("work", "q", "--drain", "--", "sh", "-c", command)
+    done = sbus(bus.path, *words)
+    assert done == (0, "1.1 jobs/a one\n2.1 jobs/b two\n", "")
+    assert sbus(bus.path, "jobs", "q") == (0, "", "")
 
 
 def test_what_comes_back_goes_first(bus: RealBus, client: Client) -> None:
@@ -231,18 +230,16 @@ def test_a_poison_job_fails_at_last(bus: RealBus, client: Client) -> None:
         assert worker.take()[0] == "1.1"
 
 
-def test_a_job_that_no_answer_can_hold(bus: RealBus, client: Client) -> None:
+def test_a_job_that_no_answer_can_hold(client: Client, worker: Worker) -> None:
     """A job that no answer can hold has failed at once, and a worker gets the
     next one.
     """
-    with Broker(bus):
-        client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 4_300))
-        client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 4_100))
-        worker = Worker(client)
-        assert worker.take()[0] == "1.1"
-        assert worker.counts() == {"held": 1, "failed": 1}
-        job = json.loads(worker.ask("show").splitlines()[0])
-        assert job["problem"] == "it is too large to be given"
+    client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 4_300))
+    client.publish("jobs/x", bytes(PACKET_BYTES_MAX - 4_100))
+    assert worker.take()[0] == "1.1"
+    assert worker.counts() == {"held": 1, "failed": 1}
+    job = json.loads(worker.ask("show").splitlines()[0])
+    assert job["problem"] == "it is too large to be given"
 
 
 def test_a_late_worker_may_say_done(bus: RealBus, client: Client) -> None:
@@ -370,17 +367,16 @@ def test_strangers_in_place_of_a_broker(
 
 
 def test_a_command_has_a_session_of_its_own(
-    bus: RealBus, client: Client
+    bus: RealBus, broker: Broker, client: Client
 ) -> None:
     """A signal that a terminal sends to a group of processes is not for the
     command.
     """
-    with Broker(bus):
-        store_job(client)
-        command = ("cut", "-d ", "-f1,6", "/proc/self/stat")
-        words = ("work", "q", "--drain", "--", *command)
-        process_id, session_id = sbus(bus.path, *words).output.split()
-        assert process_id == session_id
+    store_job(client)
+    command = ("cut", "-d ", "-f1,6", "/proc/self/stat")
+    words = ("work", "q", "--drain", "--", *command)
+    process_id, session_id = sbus(bus.path, *words).output.split()
+    assert process_id == session_id
 
 
 def test_operators_hear_of_jobs_that_are_not_there(
@@ -396,24 +392,22 @@ def test_operators_hear_of_jobs_that_are_not_there(
         assert "'x' is no number of a job" in done.errors
 
 
-def test_no_order_ends_the_broker(bus: RealBus, client: Client) -> None:
+def test_no_order_ends_the_broker(client: Client, worker: Worker) -> None:
     """Wrong orders are answered, and operators' ones may be repeated."""
     orders = "x,take/x,take/nan,take/-1,done,done/,more/,back/1,back/1.x"
     orders += ",show/x,done/a.b.c,more/1e9.1,/,counts/\xff,retry,forget"
-    with Broker(bus):
-        worker = Worker(client)
-        for order in orders.split(","):
-            with contextlib.suppress(RequestFailed):
-                worker.ask(order)
-            client.publish(worker.inbox + b"/" + order.encode("latin-1"))
-        for payload in (b"", b"\0", b"!/cred/0/0/1/x\0"):
-            client.publish("queue/q", payload)
-        assert worker.ask("pause") == worker.ask("pause") == b"1"
-        client.publish("jobs/x", b"1")
-        assert worker.ask("take/0") == b""
-        assert worker.counts() == {"paused": 1}
-        assert worker.ask("resume") == worker.ask("purge") == b"1"
-        assert worker.counts() == {}
+    for order in orders.split(","):
+        with contextlib.suppress(RequestFailed):
+            worker.ask(order)
+        client.publish(worker.inbox + b"/" + order.encode("latin-1"))
+    for payload in (b"", b"\0", b"!/cred/0/0/1/x\0"):
+        client.publish("queue/q", payload)
+    assert worker.ask("pause") == worker.ask("pause") == b"1"
+    client.publish("jobs/x", b"1")
+    assert worker.ask("take/0") == b""
+    assert worker.counts() == {"paused": 1}
+    assert worker.ask("resume") == worker.ask("purge") == b"1"
+    assert worker.counts() == {}
 
 
 # ---- Store
@@ -427,12 +421,10 @@ def test_a_full_disk_loses_nothing(bus: RealBus, client: Client) -> None:
         _, hard = resource.prlimit(pid, size)
         resource.prlimit(pid, size, (4_096, hard))
         other.publish("jobs/x", bytes(100_000))
-        asked = threading.Thread(target=store_job, args=[client])
         assert broker.process.stderr
         assert "trying again" in broker.process.stderr.readline()
-        asked.start()
-        resource.prlimit(pid, size, (hard, hard))
-        asked.join()
+        with beside(store_job, client):
+            resource.prlimit(pid, size, (hard, hard))
         assert Worker(client).counts() == {"ready": 2}
 
 
@@ -453,33 +445,32 @@ def test_an_answer_waits_for_the_disk(
     assert "fs" * 20 + "s" + "fsfs" in order  # the inbox is not stored
 
 
-def test_a_store_or_a_queue_has_one_broker(
-    bus: RealBus, directory: Path
-) -> None:
-    """The second broker ends, whichever of the two it shares."""
-    with Broker(bus) as broker:
-        words = ("queue", "p", "--store", broker.store)
-        error = f"sbus: {broker.store}: database is locked\n"
-        assert sbus(bus.path, *words) == (1, "", error)
-        words = ("queue", "q", "--store", str(directory / "other"))
-        error = f"sbus: process {broker.process.pid} serves queue/q "
-        assert sbus(bus.path, *words) == (1, "", f"{error}already\n")
+def test_a_store_has_one_broker(bus: RealBus, broker: Broker) -> None:
+    """The second broker ends, whatever its queue."""
+    done = sbus(bus.path, "queue", "p", "--store", broker.store)
+    assert done == (1, "", f"sbus: {broker.store}: database is locked\n")
 
 
 def test_two_brokers_start_at_once(bus: RealBus, directory: Path) -> None:
-    """Of two brokers that start at once, exactly one serves."""
+    """Of two brokers of a queue, exactly one serves, and names itself."""
     for number in range(either(12, 2)):
         with contextlib.ExitStack() as stack:
-            brokers = []
-            for name in f"{number}a", f"{number}b":
-                words = ("queue", "q", "--store", str(directory / name))
-                broker = started(bus.path, *words)
-                brokers.append(stack.enter_context(broker))
-            wait_for(functools.partial(any_has_ended, *brokers))
+            brokers = [
+                stack.enter_context(
+                    started(bus.path, "queue", "q", "--store", str(store))
+                )
+                for store in (
+                    directory / f"{number}a",
+                    directory / f"{number}b",
+                )
+            ]
+            wait_for(lambda: any(map(has_ended, brokers)))  # noqa: B023
             with Client(bus.path) as client:
                 Worker(client)
-            for process in brokers:
-                process.kill()
+            first, second = sorted(brokers, key=has_ended)
+            text = f"sbus: process {first.pid} serves queue/q already\n"
+            assert outcome(second) == (1, "", text)
+            first.kill()
 
 
 def test_what_is_no_store_stays_as_it_is(
@@ -520,27 +511,20 @@ def test_what_is_no_store_stays_as_it_is(
 # ---- Bus
 
 
-def test_publishers_wait_for_the_disk(bus: RealBus, client: Client) -> None:
+def test_publishers_wait_for_the_disk(
+    bus: RealBus, broker: Broker, client: Client
+) -> None:
     """Publishers of the same user are paused, and nothing is lost."""
-    with Broker(bus) as broker:
-        broker.stop()
 
-        def publish() -> None:
-            with Client(bus.path) as publisher:
-                for _ in range(200):
-                    publisher.publish("jobs/x", bytes(10_000))
+    def is_paused() -> bool:
+        clients = client.stats(SECONDS_MAX)["clients"].values()
+        return any(row["paused_by"] for row in clients)
 
-        flood = threading.Thread(target=publish)
-        flood.start()
-
-        def is_paused() -> bool:
-            clients = client.stats(SECONDS_MAX)["clients"].values()
-            return any(row["paused_by"] for row in clients)
-
+    broker.stop()
+    with beside(publish_all, bus.path, *[("jobs/x", bytes(10_000))] * 200):
         wait_for(is_paused)
         broker.process.send_signal(signal.SIGCONT)
-        flood.join()
-        assert Worker(client).counts() == {"ready": 200}
+    assert Worker(client).counts() == {"ready": 200}
 
 
 @pytest.mark.parametrize("words", [[], ["--reconnect"]])
@@ -628,16 +612,16 @@ def test_strangers_hear_no_inbox(bus: RealBus, client: Client) -> None:
         assert not any(worker.inbox in packet for packet in packets)
 
 
-def test_workers_are_on_the_brokers_bus(bus: RealBus, client: Client) -> None:
+def test_workers_are_on_the_brokers_bus(
+    client: Client, worker: Worker
+) -> None:
     """A number of the broker's user may be another user's elsewhere."""
     own = client.whoami().path
     client.subscribe(own + b"/")
-    with Broker(bus):
-        Worker(client)
-        below = own + b"/!/cred/0/%d/1/x" % os.getuid()
-        client.publish("queue/q", below + b"\0")
-        key, _ = client.receive(SECONDS_MAX)
-        assert key == below + b"/failed"
+    below = own + b"/!/cred/0/%d/1/x" % os.getuid()
+    client.publish("queue/q", below + b"\0")
+    key, _ = client.receive(SECONDS_MAX)
+    assert key == below + b"/failed"
 
 
 @needs_root
