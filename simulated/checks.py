@@ -6,8 +6,6 @@ is compared with the server.
 
 from __future__ import annotations
 
-from typing import Any
-
 import model
 from world import World
 
@@ -32,23 +30,23 @@ class CheckedWorld(World):
 
     def take(self, action: str, name: str) -> str:
         """Take a step; return it as a line of a conversation."""
-        before = self.facts_before()
+        sizes = self.sizes()
+        holds = self.holds()
         if action == "handle":
             holders = self.bus.paused_by(self.clients[name])
             require(not holders, "BLOCK-12: a paused publisher is read")
         line = super().take(action, name)
         if not self.unclear:
-            self.check_losses(before["sizes"], name)
-            self.check_freed(before["holds"])
+            self.check_losses(sizes, name)
+            self.check_freed(holds)
         return line
 
-    def facts_before(self) -> dict[str, Any]:
-        """Return what is compared with what is so after a step."""
-        sizes = {
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Return how much each client has lost, and what waits for it."""
+        return {
             name: (client.counts["discarded"], client.backlog_bytes)
             for name, client in self.clients.items()
         }
-        return {"sizes": sizes, "holds": self.holds()}
 
     def holds(self) -> set[tuple[str, str, model.Hold]]:
         """Return which client holds which."""
