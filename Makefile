@@ -151,7 +151,7 @@ manual:
 	$(PYTHON) contrib/man/manual.py
 
 requirements vectors trace:
-	PYTHONPATH=spec $(PYTHON) dev/traceability.py $@
+	@PYTHONPATH=spec $(PYTHON) dev/traceability.py $@
 
 SITE = book/site
 PLAYED = sbus.py simulated/*.py spec/model.py spec/conformance spec/examples \
