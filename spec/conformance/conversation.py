@@ -80,7 +80,7 @@ def counts_are_due(conversation: Conversation) -> bool:
 
 
 CREDENTIAL = re.compile(r"\{([A-Z])\.(gid|uid|pid)\}")
-NEED_NO_SERVER = (">>", "process", "close", "shut", "deaf")
+NEED_NO_SERVER = (">>", "process", "close", "shut", "deaf", "read")
 
 
 class Talk:
@@ -138,6 +138,8 @@ class Talk:
             client.set_room(int(step.argument))
         elif step.verb == "fill":
             self.bus.fill(client)
+        elif step.verb == "read":
+            client.read_fillers(int(step.argument))
 
     def connect(self, step: Step) -> Connection:
         """Connect a client at its first step."""

@@ -275,12 +275,13 @@ def packet_cases(block: Block) -> Iterator[PacketCase]:
 
 EXPECTATIONS = ("nothing", "end", "no packet")  # or a packet
 STEP = re.compile(
-    r"(?:([A-Z]) (>>?|<|close|shut|deaf|process|fill|room)|(server|wait))"
+    r"(?:([A-Z]) (>>?|<|close|shut|deaf|process|fill|read|room)|"
+    r"(server|wait))"
     r"(?: (.+))?"
 )
 ARGUMENTS = {  # of some verbs; others have none
     **dict.fromkeys((">", ">>", "<", "server"), ".+"),
-    "room": r"\d+",
+    **dict.fromkeys(("read", "room"), r"\d+"),
     "wait": r"\d+(\.\d+)?",
     "process": r"((gid|uid|pid)=\d+ ?)*",
 }

@@ -21,7 +21,7 @@ from . import (
     check_traffic,
 )
 from .conversation import Failure, Outcome, perform
-from .examples import Block, Case, read_cases
+from .examples import Block, Case, blocks_of, read_cases
 from .rules import ORIGINS, read_rules
 from .server import ServerProcess, delayed_seconds
 from .trial import Check, NotApplicable, perform_check
@@ -37,6 +37,9 @@ MODULES = (
     check_log,
     check_again,
 )
+REAL = Path(__file__).with_name("real_kernel.txt")
+REAL_BLOCKS = [*blocks_of(REAL.read_text("utf-8"), REAL.name)]
+REAL_CASES = read_cases(REAL_BLOCKS)
 CHECKS = [
     check
     for module in MODULES
@@ -328,12 +331,12 @@ def options_of(case: Item) -> tuple[str, ...]:
 
 
 def all_cases(blocks: Sequence[Block] = ()) -> list[Item]:
-    """Return the cases of blocks, or all examples and checks.
+    """Return the cases of blocks, or all examples, our own, and checks.
 
     Those with the same options come together.
     """
-    checks = () if blocks else CHECKS
-    return sorted([*read_cases(blocks), *checks], key=options_of)
+    ours = () if blocks else (*REAL_CASES, *CHECKS)
+    return sorted([*read_cases(blocks), *ours], key=options_of)
 
 
 def names_of(cases: Iterable[Any]) -> set[str]:

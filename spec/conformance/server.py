@@ -21,6 +21,8 @@ from .wire import Unanswered, Wire, connect
 
 START_SECONDS_MAX = 10.0
 LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
+REST_SECONDS_MIN = 0.1  # in less of them a server may have work
+REST_SHARE = 0.9  # of the time, in which a server is busy that never rests
 LOG_SHOWN_MAX = 55  # characters of a line, as a screen has 80
 
 
@@ -200,13 +202,13 @@ class ServerProcess(Program):
         return self.start_seconds_max > START_SECONDS_MAX
 
     def busy_seconds(self) -> float:
-        """Return how long its processes have used a processor."""
-        files = [Path(f"/proc/{number}/stat") for number in self.processes]
+        """Return how long its processes had a processor, or lacked one."""
+        folders = [Path(f"/proc/{number}/task") for number in self.processes]
+        files = [file for one in folders for file in one.glob("*/schedstat")]
         words = [
-            file.read_text("latin-1").rpartition(")")[2] for file in files
+            word for file in files for word in file.read_text().split()[:2]
         ]
-        ticks = sum(sum(map(int, word.split()[11:13])) for word in words)
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return sum(map(int, words)) / 1e9
 
     def another(self, *left_out: str) -> ServerProcess:
         """Return what starts such a server, without some words."""
@@ -296,8 +298,16 @@ class ServerProcess(Program):
             self._is_frozen = False
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let time pass, in which the server has to rest.
+
+        Raises: Failure if it would use a processor all the time [CONN-21]
+        """
+        before, begin = self.busy_seconds(), time.monotonic()
         time.sleep(seconds)
+        busy = self.busy_seconds() - before
+        most = REST_SHARE * (time.monotonic() - begin)
+        if seconds >= REST_SECONDS_MIN and busy > most:
+            raise Failure("it is busy while every client waits", "CONN-21")
 
     def fault(self) -> str:
         """Return what is wrong with the server if it no longer serves."""
