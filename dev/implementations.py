@@ -82,10 +82,11 @@ def judge(tried: Implementation) -> list[Run]:
     for option, command in ("server", tried.server), ("client", tried.client):
         if not command:
             continue
-        words = [f"--{option}", f"{tried.name}={command}", "--level=daemon"]
+        words = [f"--{option}", command, "--level=daemon"]
         without = ["--without", tried.without] if tried.without else []
         try:
-            runs += run_all(parse_options([*words, *without]))
+            found = run_all(parse_options([*words, *without]))
+            runs += [run._replace(name=tried.name) for run in found]
         except (Failure, NotApplicable, OSError) as error:
             print(f"{tried.name} is not tried here: {error}", file=sys.stderr)
     return runs

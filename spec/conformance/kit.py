@@ -136,23 +136,12 @@ def needs_of(case: Item) -> list[str]:
     return [kind for kind, is_so in needs.items() if is_so]
 
 
-def obstacle(case: Item, is_ours: bool = True) -> str:
-    """Return why a case cannot be run with a real server, if so.
-
-    One that is not ours, but ran before, has its options and is not stopped.
-    """
-    if not is_ours and (isinstance(case, Check) or is_for_a_start(case)):
-        return "needs a server that the kit starts"
+def obstacle(case: Item) -> str:
+    """Return why a case cannot be run with a real server, if so."""
     for kind in needs_of(case):
         if kind in OBSTACLES and (kind != "root" or os.geteuid() != 0):
             return OBSTACLES[kind]
     return ""
-
-
-def is_for_a_start(case: Case) -> bool:
-    """Return whether a case needs options, or to stop the server."""
-    steps = case.conversation().steps
-    return bool(options_of(case)) or any(step.verb == ">>" for step in steps)
 
 
 def left_out(case: Item, level: str, only: Set[str]) -> str:
@@ -218,7 +207,7 @@ class Kit:
         late = self._too_late(case, is_last)
         for verdict, why in (
             ("not asked for", left_out(case, self.level, self.only)),
-            ("not applicable", obstacle(case, self.server.is_ours)),
+            ("not applicable", obstacle(case)),
             ("not run", SIGNAL if received else late),
         ):
             if why:
@@ -233,9 +222,6 @@ class Kit:
                 bad = "flaky"
         except NotApplicable as error:
             return "not applicable", str(error), (), ""
-        except PermissionError as error:
-            why = f"cannot connect: {error.strerror}"
-            return "not applicable", why, (), ""
         if not first.wrong:
             return "passed", "", (), ""
         return bad, first.wrong, first.said, first.rule

@@ -177,8 +177,6 @@ class Program:
 class ServerProcess(Program):
     """A server that a command starts, as often as it takes."""
 
-    is_ours = True  # the kit may stop it
-
     def __init__(self, command: str, seconds_max: float) -> None:
         super().__init__(command, seconds_max)
         self.start_seconds_max = START_SECONDS_MAX
@@ -252,9 +250,6 @@ class ServerProcess(Program):
         try:
             client = connect(self.name, *how)
         except OSError as error:
-            is_barred = credentials and isinstance(error, PermissionError)
-            if is_barred and not self.is_ours:
-                raise  # another user may not reach it, whatever rules it keeps
             raise Failure(f"cannot connect: {error.strerror}") from None
         client.make_way = self.thaw
         return client
@@ -343,18 +338,3 @@ class ServerProcess(Program):
                     return
             time.sleep(4**number / 1000)  # no event tells of a departure
         raise Failure("it closes every connection")
-
-
-class RunningServer(ServerProcess):
-    """A server that runs already, which the kit neither starts nor stops."""
-
-    is_ours = False
-
-    def __init__(self, address: str, seconds_max: float) -> None:
-        super().__init__("", seconds_max)
-        self.name = address
-
-    def start(self, path: str = "", *options: str, **more: Any) -> None:
-        """Raise Failure if it does not serve."""
-        if fault := self.fault():
-            raise Failure(fault)

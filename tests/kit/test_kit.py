@@ -14,14 +14,12 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 import broken_servers
 import processes
 from broken_servers import SBUS, Mistake, read_mistakes
-from conformance.__main__ import REPORTS
 from conformance.conversation import Failure, json_difference
 from conformance.examples import Block, blocks_of, conversations, escape
 from conformance.kit import (
@@ -207,17 +205,6 @@ class TestKit:
         done = run_kit(*both[:2], "--client", CLIENT, "--only", client)
         assert done.status == 0 and "1 passed, 0 failed" in done.output
 
-    def test_reports_for_programs_that_show_tests(self) -> None:
-        """JUnit and TAP have each case, and why one failed."""
-        only = ("--server", naive(), "--only", "ECHO")
-        done = run_kit(*only, "--junit")
-        assert done.status == 1 and not done.errors
-        suite = ElementTree.fromstring(done.output)[0]
-        cases = {case.get("name"): case for case in suite}
-        assert "-> received MSG k" in (cases["echo-off"][0].text or "")
-        assert not len(cases["echo-by-default"])
-        assert all(float(case.get("time", "-1")) >= 0 for case in suite)
-
     def test_what_is_named_is_run(self) -> None:
         """Whatever its level; where nothing is run, the reason is told."""
         names = ("--only", "PUB-2,[MATCH-4]", "KEY-4", "--only", "ADDR-8")
@@ -372,29 +359,11 @@ class TestKit:
         done = run_kit("--server", naive(), "--examples", str(file))
         assert done.status == 1 and "B is not there" in done.output, done
 
-    def test_a_server_that_runs(self) -> None:
-        """It is judged where it need not be stopped or have options.
-
-        Nothing is wrong with it if it does not let in other users.
-        """
-        with ServerProcess(naive(), 2.0) as server:
-            server.start()
-            os.chmod(server.path, 0o600)
-            families = ("--only", "SUB,PKT-5,CRED-9,CRED-7")
-            done = run_kit("--connect", server.path, *families)
-            assert server.status() is None
-        assert done.status == 0, done
-        assert ": needs a server that the kit starts\n" in done.output
-        assert os.geteuid() or "Permission denied" in done.output
-        assert re.search("^not judged: .*CRED 2, 9", done.output, re.M)
-        done = run_kit("--connect", server.path, *families)
-        assert done.status == 2 and "cannot connect" in done.errors
-
     def test_every_option_is_explained(self) -> None:
         """The help is the docstring of the module, which is not generated."""
         source = (SPEC / "conformance/__main__.py").read_text("utf-8")
         said, _, code = source.partition("from __future__")
-        options = {*re.findall(r'"(--[a-z-]+)"', code), *REPORTS}
+        options = {*re.findall(r'"(--[a-z-]+)"', code)}
         assert not {one for one in options if one not in said}
 
     def test_every_step_can_be_seen(self) -> None:
@@ -692,9 +661,6 @@ class TestKit:
             ("--server", "true {address}", "--stage", "1", "--json"),
             ("--list", "--timeout-scale", "nan"),
             ("--client", "true {address}", "--random"),
-            ("--server", "true {address}", "--json", "--junit"),
-            ("--connect", "/no/such/socket"),
-            ("--connect", "/no/such/socket", "--random", "1"),
             ("--client", "/no/such/client {address}"),
             ("--none",),
             (),
