@@ -27,7 +27,6 @@ How it is tried; times are as 90, 0.5, 15m, 1h or 2d:
                        of a family, its rest is tried once, in the end
   --timeout-scale X    multiply both, for servers under valgrind and such; if
                        this is above 1, their memory is not judged
-  --keep               at the first failure wait for Enter
 
 What fails is tried again.  If it then passes twice in a row, it is flaky, and
 no failure; --only tries it anew.  Once is enough where the kit had to wait for
@@ -113,7 +112,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         )
     version = f"conformance {report.edition()}"
     add("--version", action="version", version=version)
-    for option in ("--list", "--verbose", "--keep", "--json"):
+    for option in ("--list", "--verbose", "--json"):
         add_switch(option)
     add("--level", choices=kit.LEVELS, default="sbus")
     add("--ours", dest="level", action="store_const", const="daemon")
@@ -135,16 +134,14 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in ("random", "stage"):
         if getattr(options, name) and not options.servers:
             parser.error(f"--{name} needs a --server")
-    left_out = ("random", "clients", "keep", "only", "examples", "json")
+    left_out = ("random", "clients", "only", "examples", "json")
     for name in left_out if options.stage else ():
         if getattr(options, name):
             parser.error(f"--stage goes without --{name.removesuffix('s')}")
     options.only = names_in(options.only)
     options.without = names_in(options.without)
-    if options.keep or options.verbose:  # somebody follows what happens
+    if options.verbose:  # somebody follows what happens
         options.jobs = 1
-    if options.keep:  # no process of a pool has a standard input
-        options.keep = os.dup(0)
     options.seconds *= options.timeout_scale
     options.total *= options.timeout_scale
     return options
@@ -245,8 +242,6 @@ def walk(options: argparse.Namespace, server_command: str) -> int:
             count += 1
             say(f"{found.block()}\n")
             save(options, found.name, found.block())
-            if options.keep:
-                break
     is_few = walk.count < random_walk.CONVERSATIONS_MIN and not count
     few = ", which are too few" if is_few else ""
     say(f"{walk.count} conversations{few}, {count} wrong, seed {options.seed}")
@@ -335,11 +330,8 @@ def kit_of(
 ) -> tuple[ServerProcess, jobs.Judge]:
     """Return a server, and what judges it."""
     server = server_of(options, server_command)
-    if options.keep:
-        wait = functools.partial(wait_for_enter, server, options.keep)
-        conversation.keep = wait
-    rest = options.level, options.total, options.only, not options.keep
-    return server, kit.Kit(server, *rest).judge
+    rest = options.level, options.total, options.only
+    return server, kit.Kit(server, *rest, tries_again=True).judge
 
 
 def run(
@@ -390,14 +382,6 @@ def tell_progress(text: str) -> None:
     """Print a line in the place of the one before, if somebody looks."""
     if sys.stderr.isatty():
         print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def wait_for_enter(server: ServerProcess, keyboard: int) -> None:
-    """Leave all as it is until somebody has looked at it."""
-    where = f"The server: {server.processes} at {server.name!s}"
-    print(f"It failed; Enter goes on.  {where}", file=sys.stderr)
-    os.read(keyboard, 1)
-    kit.received.add(0)
 
 
 def say(text: str) -> None:

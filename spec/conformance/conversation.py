@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import time
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 from .examples import Conversation, Part, Step, Text, escape
 from .rules import read_rules
@@ -44,7 +44,6 @@ class Outcome(NamedTuple):
 
 
 is_verbose = False  # whether each step is printed when it is taken
-keep: Callable[[], None] | None = None  # what comes before clients close
 
 
 def note(said: list[str], step: str) -> None:
@@ -64,8 +63,6 @@ def perform(bus: Bus, conversation: Conversation) -> Outcome:
                 bus.audit(talk.clients.values())
         except Failure as failure:
             wrong, rule = str(failure), failure.rule
-            if keep:
-                keep()
     if not wrong:
         talk.said.append("(the clients close)")
     wrong = "; ".join(filter(None, (wrong, bus.fault())))

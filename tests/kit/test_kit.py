@@ -371,8 +371,8 @@ class TestKit:
         done = run_kit("--server", naive(), "--only", "PUB-2", "--verbose")
         assert re.search(r"^ *\d+\.\d+  A > SUB ", done.output, re.M), done
 
-    def test_conversations_at_random(self, directory: Path) -> None:
-        """A mistake is found, made short, and kept as an example.
+    def test_the_walk_is_a_part_of_the_verdict(self, directory: Path) -> None:
+        """It is run by default.  What it finds is short, and an example.
 
         It names a rule by which the model decided, and a right server
         passes it.
@@ -382,39 +382,18 @@ class TestKit:
         mistake = read_mistakes()["star-needs-a-byte"]
         path.write_text(mistake.spoil(source), "utf-8")
         server = f"{sys.executable} {path} -f -a {{address}}"
-        walk = ("--random", "60", "--keep", "--save", str(directory))
-        done = run_kit("--server", server, *walk)
-        assert done.status == 1, done
-        (found,) = blocks_of(done.output, "it")
-        assert len(found.lines) < 8 and "MATCH-1" in found.rules, done
-        (file,) = directory.glob("random-*.md")
-        examples = ("--examples", str(file))
-        assert run_kit("--server", server, *examples).status == 1
-        assert run_kit("--server", RIGHT, *examples).status == 0
-
-    def test_the_walk_is_a_part_of_the_verdict(self, directory: Path) -> None:
-        """It is run by default; what it finds is shown as it can be played."""
-        change = (
-            "is_large else fresh).tobytes()",
-            "is_large else fresh).tobytes()[:30]",
-        )
-        path = directory / "server.py"
-        source = SBUS.read_text("utf-8")
-        path.write_text(Mistake("", (), (change,)).spoil(source), "utf-8")
-        server = f"{sys.executable} {path} -f -a {{address}}"
         only = ("--only", "random-conversations", "--save", str(directory))
         done = run_kit("--server", server, *only)
         assert done.status == 1, done
         assert "; the model decided by [" in done.output
         file = directory / "random-conversations.md"
-        done = run_kit("--server", server, "--examples", str(file))
-        assert done.status == 1, done
-        names = [
-            check.name
-            for check in CHECKS
-            if not left_out(check, "sbus", set())
-        ]
-        assert "random-conversations" in names
+        (found,) = blocks_of(file.read_text("utf-8"), "it")
+        assert len(found.lines) < 8 and "[MATCH-1]" in done.output, done
+        examples = ("--examples", str(file))
+        assert run_kit("--server", server, *examples).status == 1
+        assert run_kit("--server", RIGHT, *examples).status == 0
+        (check,) = [one for one in CHECKS if one.name == only[1]]
+        assert not left_out(check, "sbus", set())
 
     def test_too_few_conversations(self) -> None:
         """They are no verdict."""
