@@ -264,12 +264,12 @@ def grow(options: argparse.Namespace, server_command: str) -> int:
     return 1 if wrong else 0
 
 
-def blocks_in(options: argparse.Namespace) -> Sequence[Block]:
+def blocks_in(options: argparse.Namespace) -> tuple[Block, ...]:
     """Return the examples that are run."""
     file = options.examples
     if not file:
-        return [*read_blocks()]
-    return [*blocks_of(file.read_text("utf-8"), file.name)]
+        return (*read_blocks(),)
+    return (*blocks_of(file.read_text("utf-8"), file.name),)
 
 
 def chosen(

@@ -88,6 +88,7 @@ class Talk:
         self.said: list[str] = []
         self.clients: dict[str, Connection] = {}
         self.unsettled: Connection | None = None
+        self.has_posts = False
 
     def hold(self, conversation: Conversation) -> None:
         """Take all steps; raise Failure at one that fails."""
@@ -117,6 +118,7 @@ class Talk:
         if not may_wait or step.verb in (">>", "deaf"):  # nobody asks the deaf
             self.settle()
         if is_post:
+            self.has_posts = True
             self.bus.freeze()
         if step.verb == "wait":
             self.bus.wait(float(step.argument))
@@ -218,7 +220,8 @@ class Talk:
         client = self.clients[name]
         self.bus.thaw()
         self.settle()
-        client.pending()  # an answer may overtake what others have posted
+        if self.has_posts:  # an answer may overtake what others have posted
+            client.pending()
         got = client.pending()
         if got == END and may_end:
             self.clients.pop(name).close()

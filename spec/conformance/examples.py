@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable, NamedTuple, Union
 
@@ -208,7 +209,8 @@ def blocks_of(text: str, file: str) -> Iterator[Block]:
         yield Block(kind, parts[1], rules, kept, place)
 
 
-def read_cases(blocks: Iterable[Block] = ()) -> list[Case]:
+@functools.cache
+def read_cases(blocks: tuple[Block, ...] = ()) -> tuple[Case, ...]:
     """Return examples for servers; raise ValueError at a malformed one.
 
     They are those of the specification, if no blocks are given.
@@ -222,7 +224,7 @@ def read_cases(blocks: Iterable[Block] = ()) -> list[Case]:
         except (ValueError, KeyError, AssertionError) as error:
             message = f"{block.place}: {block.name}: {error}"
             raise ValueError(message) from error
-    return cases
+    return tuple(cases)
 
 
 def match_cases(block: Block) -> Iterator[MatchCase]:

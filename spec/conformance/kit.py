@@ -38,7 +38,7 @@ MODULES = (
     check_again,
 )
 REAL = Path(__file__).with_name("real_kernel.txt")
-REAL_BLOCKS = [*blocks_of(REAL.read_text("utf-8"), REAL.name)]
+REAL_BLOCKS = (*blocks_of(REAL.read_text("utf-8"), REAL.name),)
 REAL_CASES = read_cases(REAL_BLOCKS)
 CHECKS = [
     check
@@ -316,7 +316,7 @@ def options_of(case: Item) -> tuple[str, ...]:
     return () if isinstance(case, Check) else case.conversation().options
 
 
-def all_cases(blocks: Sequence[Block] = ()) -> list[Item]:
+def all_cases(blocks: tuple[Block, ...] = ()) -> list[Item]:
     """Return the cases of blocks, or all examples, our own, and checks.
 
     Those with the same options come together.

@@ -333,7 +333,6 @@ class ServerProcess(Program):
         for number in range(5):
             with contextlib.closing(self.connect()) as client:
                 client.settle()
-                client.settle()
                 if client.pending() is None:
                     return
             time.sleep(4**number / 1000)  # no event tells of a departure
