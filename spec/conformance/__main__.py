@@ -24,7 +24,7 @@ How it is tried; times are as 90, 0.5, 15m, 1h or 2d:
   --seconds SECONDS    how long a server may take to answer (default 2)
   --total SECONDS      how long what fails may take (default 120), before the
                        rest is not run.  Once a twelfth of it went for failures
-                       of a family, its rest is tried once, in the end
+                       of a family, its rest is tried once, with less time
   --timeout-scale X    multiply both, for servers under valgrind and such; if
                        this is above 1, their memory is not judged
 

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from conformance.conversation import Failure, json_difference
 from conformance.examples import Block, blocks_of, conversations, escape
 from conformance.kit import (
     CHECKS,
-    LATER,
     LEVELS,
     Kit,
     all_cases,
@@ -32,7 +30,6 @@ from conformance.kit import (
     left_out,
     scope_of,
 )
-from conformance.report import count
 from conformance.rules import SPEC, SPECIFICATION
 from conformance.server import ServerProcess
 from fake_bus import CASES, RULES, run_on_fake_kernel
@@ -487,39 +484,18 @@ class TestKit:
     def test_one_failure_hides_no_other(
         self, directory: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A family that takes long to fail is gone on with in the end, once.
-
-        What is named is not left for later.
-        """
-        monkeypatch.setattr("conformance.kit.FAMILY_SHARE", 0)
-        command = broken_naive(directory, "return True", "UNSUB")
-        cases = choose(all_cases(), {"UNSUB", "ORDER", "PUB"})
-        tries: Counter[str] = Counter()
-        with ServerProcess(command, 2.0) as server:
-            kit = Kit(server, "protocol", 1e6, frozenset(), tries_again=True)
-            plain_try = kit._try
-            monkeypatch.setattr(
-                kit,
-                "_try",
-                lambda case: tries.update([case.name]) or plain_try(case),
-            )
-            results = [*map(kit.judge, cases)]
-            late = [result for result in results if result.what == LATER]
-            at_last = [kit.judge(case, is_last=True) for case in cases]
-            named = Kit(server, "protocol", 1e6, {"UNSUB-1"})
-            named_results = [*map(named.judge, cases)]
-        failed = [one.rules[0] for one in results if one.verdict == "failed"]
-        families = [rule.partition("-")[0] for rule in failed]
-        assert "UNSUB" in families and len({*families}) == len(families)
-        assert len(late) > 2 and count(results, "passed")  # of others
-        assert count(at_last, "failed") > 2 and not count(at_last, "not run")
-        wrong = {
-            result.case for result in at_last if result.verdict == "failed"
-        }
-        assert {
-            tries[result.case] for result in late if result.case in wrong
-        } == {1}
-        assert not [result for result in named_results if result.what == LATER]
+        """What is left of a family that takes long to fail is tried once."""
+        command = broken_naive(directory, "threading.Event().wait()", "UNSUB")
+        cases = choose(all_cases(), {"UNSUB-1"})
+        took = []
+        for share in (1.0, 0.0):
+            monkeypatch.setattr("conformance.kit.FAMILY_SHARE", share)
+            with ServerProcess(command, 0.4) as server:
+                kit = Kit(server, "protocol", 1e6, tries_again=True)
+                results = [*map(kit.judge, cases)]
+            took.append([r.seconds for r in results if r.verdict == "failed"])
+        assert len(took[0]) == len(took[1]) > 2
+        assert sum(took[1][1:]) < sum(took[0][1:]) / 2
 
     def test_a_run_has_an_end(self, directory: Path) -> None:
         """What there is no time for is named, and is not a success.
