@@ -21,8 +21,6 @@ from .wire import Unanswered, Wire, connect
 
 START_SECONDS_MAX = 10.0
 LOG_BYTES_MAX = 1 << 26  # a server that writes more is killed
-REST_SECONDS_MIN = 0.1  # in less of them a server may have work
-REST_SHARE = 0.9  # of the time, in which a server is busy that never rests
 LOG_SHOWN_MAX = 55  # characters of a line, as a screen has 80
 
 
@@ -38,12 +36,18 @@ def descendants(process: int) -> Iterator[int]:
                 yield from descendants(child)
 
 
+def states(process: int) -> set[str]:
+    """Return the states of a process's threads, as letters; none if ended."""
+    found = set()
+    for file in Path(f"/proc/{process}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it ends meanwhile
+            found.add(file.read_text("latin-1").rpartition(")")[2].split()[0])
+    return found
+
+
 def is_stopped(process: int) -> bool:
     """Return whether a process has ended or is stopped."""
-    with contextlib.suppress(OSError):
-        stat = Path(f"/proc/{process}/stat").read_text("latin-1")
-        return stat.rpartition(")")[2].split()[0] not in ("R", "S", "D")
-    return True
+    return not states(process) & {"R", "S", "D"}
 
 
 def limit(process: int, what: int, most: int) -> None:
@@ -199,14 +203,9 @@ class ServerProcess(Program):
         """Whether --timeout-scale says so; its memory then tells little."""
         return self.start_seconds_max > START_SECONDS_MAX
 
-    def busy_seconds(self) -> float:
-        """Return how long its processes had a processor, or lacked one."""
-        folders = [Path(f"/proc/{number}/task") for number in self.processes]
-        files = [file for one in folders for file in one.glob("*/schedstat")]
-        words = [
-            word for file in files for word in file.read_text().split()[:2]
-        ]
-        return sum(map(int, words)) / 1e9
+    def is_busy(self) -> bool:
+        """Return whether one of its threads has a processor, or lacks one."""
+        return any("R" in states(process) for process in self.processes)
 
     def another(self, *left_out: str) -> ServerProcess:
         """Return what starts such a server, without some words."""
@@ -293,16 +292,17 @@ class ServerProcess(Program):
             self._is_frozen = False
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, in which the server has to rest.
+        """Let time pass, and then until the server rests.
 
-        Raises: Failure if it would use a processor all the time [CONN-21]
+        Raises: Failure if it never does [CONN-21]
         """
-        before, begin = self.busy_seconds(), time.monotonic()
         time.sleep(seconds)
-        busy = self.busy_seconds() - before
-        most = REST_SHARE * (time.monotonic() - begin)
-        if seconds >= REST_SECONDS_MIN and busy > most:
-            raise Failure("it is busy while every client waits", "CONN-21")
+        end = time.monotonic() + self.seconds_max
+        while self.is_busy():
+            if time.monotonic() > end:
+                why = "it never rests, though every client waits"
+                raise Failure(why, "CONN-21")
+            time.sleep(0.005)  # no event tells of it
 
     def fault(self) -> str:
         """Return what is wrong with the server if it no longer serves."""
