@@ -20,7 +20,10 @@ PAGE gets a page in HTML, rule by rule.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -52,6 +55,7 @@ from pairs import Pair, can_be_held
 
 FILES = SPEC.parent / "contrib/implementations"
 SECONDS_MAX = 2.0  # for an answer
+BUILD_SECONDS_MAX = 300  # for a compiler
 HEAD = ["Implementation", "Version", "Tried", *LEVELS, "client"]
 DAY = time.strftime("%Y-%m-%d")
 
@@ -82,13 +86,28 @@ def judge(tried: Implementation) -> list[Run]:
     for option, command in ("server", tried.server), ("client", tried.client):
         if not command:
             continue
-        words = [f"--{option}", f"{tried.name}={command}", "--level=daemon"]
+        words = [f"--{option}", command, "--level=daemon"]
         without = ["--without", tried.without] if tried.without else []
         try:
-            runs += run_all(parse_options([*words, *without]))
+            if option == "client":
+                build(command)
+            found = run_all(parse_options([*words, *without]))
+            runs += [run._replace(name=tried.name) for run in found]
         except (Failure, NotApplicable, OSError) as error:
             print(f"{tried.name} is not tried here: {error}", file=sys.stderr)
     return runs
+
+
+def build(command: str) -> None:
+    """Start a client once where no server is: that may compile it."""
+    words = shlex.split(command.replace("{address}", "/dev/null/none"))
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=BUILD_SECONDS_MAX,
+        )
 
 
 # ---- The tables

@@ -36,7 +36,13 @@ from conformance.examples import (
     read_blocks,
     read_cases,
 )
-from conformance.kit import CHECKS, level_of, needs_of, origin_of
+from conformance.kit import (
+    CHECKS,
+    REAL_BLOCKS,
+    level_of,
+    needs_of,
+    origin_of,
+)
 from conformance.rules import SPEC, SPECIFICATION, read_rules
 
 ROOT = SPEC.parent
@@ -225,7 +231,7 @@ def code_by_rule() -> dict[str, list[str]]:
 def shown_by_rule() -> dict[str, list[str]]:
     """Return the blocks and the checks that show each rule."""
     shown: dict[str, list[str]] = {rule: [] for rule in read_rules()}
-    cases: list[Any] = [*read_blocks(), *CHECKS]
+    cases: list[Any] = [*read_blocks(), *REAL_BLOCKS, *CHECKS]
     for one in cases:
         for rule in one.rules:
             shown[rule].append(one.name)

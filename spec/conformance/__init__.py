@@ -18,11 +18,11 @@ failures took too long, and 2 if none was run.
     server          a server that runs as a process
     trial           the frame of a check of that process
     check_process   checks of its start and end
+    check_log       checks of its log and its trace
     check_daemon    checks of a server that goes on as a daemon
     check_traffic   checks of what clients make it do, with descriptors too
     check_flood     checks of what it does when clients lag
     check_secrets   a check of who hears secrets
-    check_log       checks of its log and its trace
     check_random    conversations at random, of which random_walk tells more
     check_again     checks that hold the examples again
     kit             which examples and checks are run, and how each ended

@@ -1,12 +1,8 @@
 """Do servers and clients keep the rules of sbus?  spec/README.md says more.
 
-What is tried; there may be several, and each may have a name, NAME=...:
+What is tried; there may be several:
 
   --server COMMAND     a server; {address} in the command stands for its path
-  --connect ADDRESS    a server that runs already, at this path.  It has its
-                       default limits, is for the kit alone, and the kit's user
-                       owns it; if that is root, all users may reach it.  What
-                       needs options, its process or to stop it is not judged
   --client COMMAND     the adapter of a client; {address} stands for where to
                        connect, or for nothing
 
@@ -28,10 +24,9 @@ How it is tried; times are as 90, 0.5, 15m, 1h or 2d:
   --seconds SECONDS    how long a server may take to answer (default 2)
   --total SECONDS      how long what fails may take (default 120), before the
                        rest is not run.  Once a twelfth of it went for failures
-                       of a family, its rest is tried once, in the end
+                       of a family, its rest is tried once, with less time
   --timeout-scale X    multiply both, for servers under valgrind and such; if
                        this is above 1, their memory is not judged
-  --keep               at the first failure wait for Enter
 
 What fails is tried again.  If it then passes twice in a row, it is flaky, and
 no failure; --only tries it anew.  Once is enough where the kit had to wait for
@@ -42,8 +37,7 @@ What is printed or written:
   --list               what would be run
   --verbose            each step when it is taken, with its time
   --save DIRECTORY     each example that fails, as a file for --examples
-  --json               a line for each server and client, instead
-  --junit              a report for programs, instead
+  --json               a line for each server and client, for programs, instead
   --version            which edition of the specification this is
 """
 
@@ -61,7 +55,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 if not __package__:  # run by its path, which Python has put first
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -71,13 +65,9 @@ from conformance.clients import ClientCase, ClientKit, all_client_cases
 from conformance.conversation import Failure
 from conformance.examples import Block, blocks_of, read_blocks
 from conformance.rules import SPEC, read_rules
-from conformance.server import RunningServer, ServerProcess
+from conformance.server import ServerProcess
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}  # in seconds
-REPORTS = {
-    "json": report.json_report,
-    "junit": report.junit_report,
-}
 
 
 class Parser(argparse.ArgumentParser):
@@ -90,40 +80,15 @@ class Parser(argparse.ArgumentParser):
         print(message, end="", file=file, flush=True)
 
 
-class Program(NamedTuple):
-    """What is to be tried: a server or a client, as an option names it."""
-
-    option: str
-    name: str
-    text: str  # its command, or the address of a server that runs
-
-    @property
-    def again(self) -> str:
-        """The option, to be typed again."""
-        return f"{self.option} {shlex.quote(self.text)}"
-
-    def server(self, options: argparse.Namespace) -> ServerProcess:
-        """Return the server."""
-        kind = RunningServer if self.option == "--connect" else ServerProcess
-        server = kind(self.text, options.seconds)
-        server.start_seconds_max *= options.timeout_scale
-        return server
-
-
-def program(option: str, text: str) -> Program:
-    """Return what an option names; raise ArgumentTypeError if it is wrong."""
-    parts = re.fullmatch(r"(?:([\w.+-]+)=)?(.*)", text, re.S)
-    assert parts
-    name, text = parts[1] or parts[2], parts[2]
+def command(text: str) -> str:
+    """Return a command; raise ArgumentTypeError if it cannot be run."""
     try:
-        is_told = option == "--connect" or "{address}" in " ".join(
-            shlex.split(text)
-        )
+        words = " ".join(shlex.split(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
-    if not is_told:
+    if "{address}" not in words:
         raise argparse.ArgumentTypeError(f"{text!r} has no {{address}}")
-    return Program(option, name, text)
+    return text
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -137,13 +102,17 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_switch = functools.partial(add, action="store_true")
     add_time = functools.partial(add, type=seconds)
 
-    for option in ("--server", "--connect", "--client"):
-        dest = "clients" if option == "--client" else "servers"
-        kind = functools.partial(program, option)
-        add(option, action="append", default=[], type=kind, dest=dest)
+    for name in ("server", "client"):
+        add(
+            f"--{name}",
+            action="append",
+            default=[],
+            type=command,
+            dest=f"{name}s",
+        )
     version = f"conformance {report.edition()}"
     add("--version", action="version", version=version)
-    for option in ("--list", "--verbose", "--keep"):
+    for option in ("--list", "--verbose", "--json"):
         add_switch(option)
     add("--level", choices=kit.LEVELS, default="sbus")
     add("--ours", dest="level", action="store_const", const="daemon")
@@ -159,28 +128,20 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_time("--seconds", default=2.0)
     add_time("--total", default=120.0)
     add_time("--timeout-scale", default=1.0)
-    kinds = parser.add_mutually_exclusive_group()
-    for name in REPORTS:
-        hidden = argparse.SUPPRESS
-        kinds.add_argument(f"--{name}", action="store_true", help=hidden)
     options = parser.parse_args(arguments)
     if not options.servers and not options.clients and not options.list:
-        parser.error("a --server, --connect or --client is needed")
-    kinds_of_servers = {server.option for server in options.servers}
-    starts = options.random or options.stage
-    if starts and kinds_of_servers != {"--server"}:
-        option = "--stage" if options.stage else "--random"
-        parser.error(f"{option} starts servers, and needs a --server alone")
-    left_out = ("random", "clients", "keep", "only", "examples")
-    for name in (*left_out, *REPORTS) if options.stage else ():
+        parser.error("a --server or --client is needed")
+    for name in ("random", "stage"):
+        if getattr(options, name) and not options.servers:
+            parser.error(f"--{name} needs a --server")
+    left_out = ("random", "clients", "only", "examples", "json")
+    for name in left_out if options.stage else ():
         if getattr(options, name):
             parser.error(f"--stage goes without --{name.removesuffix('s')}")
     options.only = names_in(options.only)
     options.without = names_in(options.without)
-    if options.keep or options.verbose:  # somebody follows what happens
+    if options.verbose:  # somebody follows what happens
         options.jobs = 1
-    if options.keep:  # no process of a pool has a standard input
-        options.keep = os.dup(0)
     options.seconds *= options.timeout_scale
     options.total *= options.timeout_scale
     return options
@@ -229,16 +190,14 @@ def try_all(options: argparse.Namespace) -> int:
         text = re.sub("#.*", "", options.known.read_text("utf-8"))
         options.known = names_in(text.split())
     if options.stage or options.random:
-        tried = grow if options.stage else walk
-        status = max(tried(options, server) for server in options.servers)
+        judge = grow if options.stage else walk
+        status = max(judge(options, server) for server in options.servers)
         return 128 + min(kit.received) if kit.received else status
     # Nothing else is printed where a program is to read a report
-    is_silent = any(getattr(options, kind) for kind in REPORTS)
-    with contextlib.redirect_stdout(None if is_silent else sys.stdout):
+    with contextlib.redirect_stdout(None if options.json else sys.stdout):
         runs = [*run_all(options)]
-    for kind, make in REPORTS.items():
-        if getattr(options, kind):
-            say(make(runs))
+    if options.json:
+        say(report.json_report(runs))
     if kit.received:
         return 128 + min(kit.received)
     results = [result for run in runs for result in run.results]
@@ -272,19 +231,17 @@ def status_of(results: Sequence[kit.Result], known: set[str]) -> int:
     return 2
 
 
-def walk(options: argparse.Namespace, tried: Program) -> int:
+def walk(options: argparse.Namespace, server_command: str) -> int:
     """Hold conversations at random; return 1 if one of them failed, or 0."""
     from conformance import random_walk  # which needs spec/model.py
 
     count = 0
-    with tried.server(options) as server:
+    with server_of(options, server_command) as server:
         walk = random_walk.Walk(server, options.seed)
         for found in walk.failures(options.random):
             count += 1
             say(f"{found.block()}\n")
             save(options, found.name, found.block())
-            if options.keep:
-                break
     is_few = walk.count < random_walk.CONVERSATIONS_MIN and not count
     few = ", which are too few" if is_few else ""
     say(f"{walk.count} conversations{few}, {count} wrong, seed {options.seed}")
@@ -293,12 +250,12 @@ def walk(options: argparse.Namespace, tried: Program) -> int:
     return 2 if is_few else min(count, 1)
 
 
-def grow(options: argparse.Namespace, tried: Program) -> int:
+def grow(options: argparse.Namespace, server_command: str) -> int:
     """Try the stages of a server; return 1 if it lacks something, or 0."""
     from conformance import stages  # which reads spec/stages.md
 
-    with stages.GrowingServer(tried.text, options.seconds) as server:
-        server.start_seconds_max *= options.timeout_scale
+    kind = stages.GrowingServer
+    with server_of(options, server_command, kind) as server:
         runner = kit.Kit(server, "daemon", options.total, tries_again=True)
         said, wrong = stages.try_stages(options.stage, runner)
     if kit.received:
@@ -307,12 +264,12 @@ def grow(options: argparse.Namespace, tried: Program) -> int:
     return 1 if wrong else 0
 
 
-def blocks_in(options: argparse.Namespace) -> Sequence[Block]:
+def blocks_in(options: argparse.Namespace) -> tuple[Block, ...]:
     """Return the examples that are run."""
     file = options.examples
     if not file:
-        return [*read_blocks()]
-    return [*blocks_of(file.read_text("utf-8"), file.name)]
+        return (*read_blocks(),)
+    return (*blocks_of(file.read_text("utf-8"), file.name),)
 
 
 def chosen(
@@ -330,7 +287,7 @@ def chosen(
     is_for_servers = bool(options.servers) or not is_for_clients
     cases = kit.all_cases(blocks) if is_for_servers else []
     others = all_client_cases(blocks) if is_for_clients else []
-    if not {*cases, *others} - {*kit.CHECKS}:
+    if not {*cases, *others} - {*kit.CHECKS, *kit.REAL_CASES}:
         raise Failure(f"there are no examples for that in {file or SPEC}")
     if file:
         options.only = options.only or {one.name for one in (*cases, *others)}
@@ -346,48 +303,59 @@ def chosen(
 def run_all(options: argparse.Namespace) -> Iterator[report.Run]:
     """Return all results; raise Failure if a program does not start."""
     cases, others = chosen(options)
-    for tried in options.servers if cases else ():
-        with tried.server(options) as server:
+    for server_command in options.servers if cases else ():
+        with server_of(options, server_command) as server:
             server.start()
-        yield run(
-            options, tried, functools.partial(kit_of, options, tried), cases
-        )
-    for tried in options.clients if others else ():
-        client_kit = ClientKit(tried.text, options.seconds, options.total)
+        make = functools.partial(kit_of, options, server_command)
+        yield run(options, "server", server_command, make, cases)
+    for adapter in options.clients if others else ():
+        client_kit = ClientKit(adapter, options.seconds, options.total)
         client_kit.probe()
-        yield run(options, tried, client_kit.begin, others)
+        yield run(options, "client", adapter, client_kit.begin, others)
+
+
+def server_of(
+    options: argparse.Namespace,
+    server_command: str,
+    kind: type[ServerProcess] = ServerProcess,
+) -> ServerProcess:
+    """Return a server."""
+    server = kind(server_command, options.seconds)
+    server.start_seconds_max *= options.timeout_scale
+    return server
 
 
 def kit_of(
-    options: argparse.Namespace, tried: Program
+    options: argparse.Namespace, server_command: str
 ) -> tuple[ServerProcess, jobs.Judge]:
     """Return a server, and what judges it."""
-    server = tried.server(options)
-    if options.keep:
-        wait = functools.partial(wait_for_enter, server, options.keep)
-        conversation.keep = wait
-    what = options.level, options.total, options.only, not options.keep
-    return server, kit.Kit(server, *what).judge
+    server = server_of(options, server_command)
+    rest = options.level, options.total, options.only
+    return server, kit.Kit(server, *rest, tries_again=True).judge
 
 
 def run(
     options: argparse.Namespace,
-    tried: Program,
+    kind: str,
+    text: str,
     make: jobs.Make,
     cases: Sequence[Any],
 ) -> report.Run:
-    """Return the results of cases, and tell of failures when they happen."""
-    again = tried.again
+    """Return the results of cases, and tell of failures when they happen.
+
+    The text is the command of a server, or of a client's adapter.
+    """
+    again = f"--{kind} {shlex.quote(text)}"
     if options.examples:
         again += f" --examples {shlex.quote(str(options.examples))}"
-    say(f"sbus conformance of {tried.text}, specification {report.edition()}")
+    say(f"sbus conformance of {text}, specification {report.edition()}")
     results: dict[int, kit.Result] = {}
     for number, case in enumerate(cases):
         if why := kit.not_offered(case, options.without):
             left_out = case.name, case.rules, "not offered", why
             results[number] = kit.Result(*left_out)
     asked = [number for number in range(len(cases)) if number not in results]
-    count = options.jobs if tried.option == "--server" else 1
+    count = options.jobs if kind == "server" else 1
     for number, result in jobs.judge_all(make, cases, asked, count):
         if result.verdict == "failed" and result.names & options.known:
             result = result._replace(verdict="known")
@@ -401,8 +369,7 @@ def run(
     tell_progress("")
     in_order = [results[number] for number in sorted(results)]
     say(report.text_report(in_order))
-    kind = "client" if tried.option == "--client" else "server"
-    return report.Run(kind, tried.name, tried.text, in_order)
+    return report.Run(kind, text, text, in_order)
 
 
 def save(options: argparse.Namespace, name: str, example: str) -> None:
@@ -415,14 +382,6 @@ def tell_progress(text: str) -> None:
     """Print a line in the place of the one before, if somebody looks."""
     if sys.stderr.isatty():
         print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def wait_for_enter(server: ServerProcess, keyboard: int) -> None:
-    """Leave all as it is until somebody has looked at it."""
-    where = f"The server: {server.processes} at {server.name!s}"
-    print(f"It failed; Enter goes on.  {where}", file=sys.stderr)
-    os.read(keyboard, 1)
-    kit.received.add(0)
 
 
 def say(text: str) -> None:

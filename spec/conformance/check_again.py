@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
-from .check_log import Event, read_trace
+from .check_log import SAID, TEXTS, Event, read_trace, require_plain_log
 from .check_traffic import GROWTH_BYTES_MAX, descriptors_and_bytes
 from .conversation import END, Failure, perform
 from .examples import Conversation, read_cases
 from .server import ServerProcess
-from .trial import NotApplicable, Trial, check, require
+from .trial import NotApplicable, Trial, check, require, tell
 from .wire import Wire
 
 with contextlib.suppress(ImportError):  # the kit says what it lacks
@@ -27,11 +28,6 @@ OWNER = 4242  # of a bus, who is not root
 REASONS = ("soft/discard", "hard/discard", "deaf")
 # Of clients that leave in one way: at first, then, and if memory grows
 ROUNDS = 2, 10, 10
-
-
-def options_of(case: Conversation) -> tuple[str, ...]:
-    """Return the options of an example's server."""
-    return case.options
 
 
 Lot = tuple[tuple[str, ...], Iterator[Conversation]]
@@ -47,8 +43,8 @@ def lots(is_asked: Callable[[Conversation], bool]) -> Iterator[Lot]:
         is_strange = "pid=" in str(case.steps) or verbs & {"room", "wait"}
         if not is_strange and (os.geteuid() == 0 or not has_users(case)):
             cases.append(case)
-    cases.sort(key=options_of)
-    return itertools.groupby(cases, key=options_of)
+    options = operator.attrgetter("options")
+    return itertools.groupby(sorted(cases, key=options), options)
 
 
 def has_users(case: Conversation) -> bool:
@@ -110,15 +106,18 @@ def leave(trial: Trial, case: Conversation) -> None:
 # ---- The trace
 
 
-@check("TRACE-7", "TRACE-1", fills=True)
-def trace_of_every_example(trial: Trial) -> None:
+@check("TRACE-7", "TRACE-1", "RUN-15", fills=True)
+def log_and_trace_of_every_example(trial: Trial) -> None:
     for options, cases in lots(is_traced):
         path, address = trial.server.new_path(), trial.server.new_path() + '"'
-        trial.start(*options, "--trace", path, path=address)
+        trial.start("-v", *options, "--trace", path, path=address)
         for case in cases:
             hold(trial, case, "with a trace")
         trial.client("k").settle()  # and stays
+        for form, text in itertools.product(SAID, TEXTS):
+            tell(trial.client(), form % text)
         trial.stop()
+        require_plain_log(trial)
         events = read_trace(path)
         require_deliveries(events)
         kinds = [event["ev"] for event in events]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .check_log import read_trace
 from .check_process import adopted
 from .conversation import Failure, describe
 from .server import ServerProcess, descendants, is_stopped
@@ -51,13 +52,14 @@ def end_daemon(trial: Trial, number: int) -> None:
     trial.wait_until(lambda: is_stopped(number), "it does not end")
 
 
-@check("RUN-8", "ADDR-10", "ADDR-6")
+@check("RUN-8", "ADDR-10", "ADDR-6", "RUN-15", "TRACE-1")
 def daemon_with_a_pid_file(trial: Trial) -> None:
     dead = os.fork() or os._exit(0)
     os.waitpid(dead, 0)
     alive = b"%d\n" % os.getpid()  # which has not locked the file
     for text, *options in ((b"", "-d"), (b"%d\n" % dead,), (alive,)):
-        pid_file = trial.file(text)
+        pid_file, path = trial.file(text), trial.server.new_path()
+        options += ["--trace", path]
         with daemon(trial, pid_file, 0, *options, umask=0) as server:
             number = number_in(pid_file)
             mode = stat.S_IMODE(os.stat(server.path).st_mode)
@@ -67,6 +69,11 @@ def daemon_with_a_pid_file(trial: Trial) -> None:
             end_daemon(trial, number)
             require(not os.path.lexists(pid_file), "its pid file is left")
             require(not os.path.lexists(server.path), "its socket is left")
+            count = len(server.log_lines())
+            require(count == 2, f"in the file of its log are {count} lines")
+        kinds = [event["ev"] for event in read_trace(path)]
+        ends = kinds[0], kinds[-1]
+        require(ends == ("start", "stop"), f"its trace has {kinds}")
 
 
 @check("ADDR-10")

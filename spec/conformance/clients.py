@@ -443,12 +443,12 @@ class ClientKit:
         with self._talk("path") as talk:
             talk.hold([parse_client_step("subscribe k")])
 
-    def begin(self) -> tuple[Any, Callable[[Any, bool], Result]]:
+    def begin(self) -> tuple[Any, Callable[[Any], Result]]:
         """Return what is left in the end, and what judges."""
         return contextlib.nullcontext(), self.judge
 
-    def judge(self, case: ClientCase, is_last: bool = False) -> Result:
-        """Run one case; none is left for later."""
+    def judge(self, case: ClientCase) -> Result:
+        """Run one case."""
         if received or self._seconds_left < 0:
             why = SIGNAL if received else NO_TIME
             return Result(case.name, case.rules, "not run", why)

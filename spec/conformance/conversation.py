@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import time
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 from .examples import Conversation, Part, Step, Text, escape
 from .rules import read_rules
@@ -44,7 +44,6 @@ class Outcome(NamedTuple):
 
 
 is_verbose = False  # whether each step is printed when it is taken
-keep: Callable[[], None] | None = None  # what comes before clients close
 
 
 def note(said: list[str], step: str) -> None:
@@ -64,8 +63,6 @@ def perform(bus: Bus, conversation: Conversation) -> Outcome:
                 bus.audit(talk.clients.values())
         except Failure as failure:
             wrong, rule = str(failure), failure.rule
-            if keep:
-                keep()
     if not wrong:
         talk.said.append("(the clients close)")
     wrong = "; ".join(filter(None, (wrong, bus.fault())))
@@ -80,7 +77,7 @@ def counts_are_due(conversation: Conversation) -> bool:
 
 
 CREDENTIAL = re.compile(r"\{([A-Z])\.(gid|uid|pid)\}")
-NEED_NO_SERVER = (">>", "process", "close", "shut", "deaf")
+NEED_NO_SERVER = (">>", "process", "close", "shut", "deaf", "read")
 
 
 class Talk:
@@ -91,6 +88,7 @@ class Talk:
         self.said: list[str] = []
         self.clients: dict[str, Connection] = {}
         self.unsettled: Connection | None = None
+        self.has_posts = False
 
     def hold(self, conversation: Conversation) -> None:
         """Take all steps; raise Failure at one that fails."""
@@ -120,6 +118,7 @@ class Talk:
         if not may_wait or step.verb in (">>", "deaf"):  # nobody asks the deaf
             self.settle()
         if is_post:
+            self.has_posts = True
             self.bus.freeze()
         if step.verb == "wait":
             self.bus.wait(float(step.argument))
@@ -138,6 +137,8 @@ class Talk:
             client.set_room(int(step.argument))
         elif step.verb == "fill":
             self.bus.fill(client)
+        elif step.verb == "read":
+            client.read_fillers(int(step.argument))
 
     def connect(self, step: Step) -> Connection:
         """Connect a client at its first step."""
@@ -219,7 +220,8 @@ class Talk:
         client = self.clients[name]
         self.bus.thaw()
         self.settle()
-        client.pending()  # an answer may overtake what others have posted
+        if self.has_posts:  # an answer may overtake what others have posted
+            client.pending()
         got = client.pending()
         if got == END and may_end:
             self.clients.pop(name).close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable, NamedTuple, Union
 
@@ -208,7 +209,8 @@ def blocks_of(text: str, file: str) -> Iterator[Block]:
         yield Block(kind, parts[1], rules, kept, place)
 
 
-def read_cases(blocks: Iterable[Block] = ()) -> list[Case]:
+@functools.cache
+def read_cases(blocks: tuple[Block, ...] = ()) -> tuple[Case, ...]:
     """Return examples for servers; raise ValueError at a malformed one.
 
     They are those of the specification, if no blocks are given.
@@ -222,7 +224,7 @@ def read_cases(blocks: Iterable[Block] = ()) -> list[Case]:
         except (ValueError, KeyError, AssertionError) as error:
             message = f"{block.place}: {block.name}: {error}"
             raise ValueError(message) from error
-    return cases
+    return tuple(cases)
 
 
 def match_cases(block: Block) -> Iterator[MatchCase]:
@@ -275,12 +277,13 @@ def packet_cases(block: Block) -> Iterator[PacketCase]:
 
 EXPECTATIONS = ("nothing", "end", "no packet")  # or a packet
 STEP = re.compile(
-    r"(?:([A-Z]) (>>?|<|close|shut|deaf|process|fill|room)|(server|wait))"
+    r"(?:([A-Z]) (>>?|<|close|shut|deaf|process|fill|read|room)|"
+    r"(server|wait))"
     r"(?: (.+))?"
 )
 ARGUMENTS = {  # of some verbs; others have none
     **dict.fromkeys((">", ">>", "<", "server"), ".+"),
-    "room": r"\d+",
+    **dict.fromkeys(("read", "room"), r"\d+"),
     "wait": r"\d+(\.\d+)?",
     "process": r"((gid|uid|pid)=\d+ ?)*",
 }

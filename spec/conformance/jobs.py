@@ -13,12 +13,12 @@ from multiprocessing.util import Finalize
 from typing import Any, Callable
 
 from .clients import ClientCase
-from .kit import LATER, Result, needs_of, options_of
+from .kit import Result, needs_of, options_of
 from .trial import Check
 
 PR_SET_PDEATHSIG = 1  # the signal when the kit itself is killed
 SHARE_MAX = 50  # quick cases, which a process judges in one go
-Judge = Callable[[Any, bool], Result]
+Judge = Callable[[Any], Result]
 Make = Callable[[], tuple[Any, Judge]]  # what is left in the end, and a judge
 Numbered = tuple[int, Result]  # by the number of its case
 _mine: list[Any] = []  # of a process: its judge, and all cases
@@ -27,22 +27,12 @@ _mine: list[Any] = []  # of a process: its judge, and all cases
 def judge_all(
     make: Make, cases: Sequence[Any], asked: Iterable[int], count: int
 ) -> Iterator[Numbered]:
-    """Yield the results of the cases asked for, from so many processes.
-
-    What a judge leaves for later is judged in the end.
-    """
+    """Yield the results of the cases asked for, from so many processes."""
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(count, context, _begin, (make, cases)) as pool:
         shares = shares_of(cases, asked)
-        for is_last in (False, True):
-            tried = [pool.submit(_judge, share, is_last) for share in shares]
-            shares = []
-            for future in as_completed(tried):
-                for number, result in future.result():
-                    if result.what == LATER:
-                        shares.append([number])
-                    else:
-                        yield number, result
+        for future in as_completed([pool.submit(_judge, s) for s in shares]):
+            yield from future.result()
 
 
 def _begin(make: Make, cases: Sequence[Any]) -> None:
@@ -60,10 +50,10 @@ def _begin(make: Make, cases: Sequence[Any]) -> None:
     _mine[:] = judge, cases
 
 
-def _judge(numbers: list[int], is_last: bool) -> list[Numbered]:
+def _judge(numbers: list[int]) -> list[Numbered]:
     """Return the results of some cases."""
     judge, cases = _mine
-    return [(number, judge(cases[number], is_last)) for number in numbers]
+    return [(number, judge(cases[number])) for number in numbers]
 
 
 def shares_of(cases: Sequence[Any], asked: Iterable[int]) -> list[list[int]]:

@@ -21,7 +21,7 @@ from . import (
     check_traffic,
 )
 from .conversation import Failure, Outcome, perform
-from .examples import Block, Case, read_cases
+from .examples import Block, Case, blocks_of, read_cases
 from .rules import ORIGINS, read_rules
 from .server import ServerProcess, delayed_seconds
 from .trial import Check, NotApplicable, perform_check
@@ -37,6 +37,9 @@ MODULES = (
     check_log,
     check_again,
 )
+REAL = Path(__file__).with_name("real_kernel.txt")
+REAL_BLOCKS = (*blocks_of(REAL.read_text("utf-8"), REAL.name),)
+REAL_CASES = read_cases(REAL_BLOCKS)
 CHECKS = [
     check
     for module in MODULES
@@ -133,23 +136,12 @@ def needs_of(case: Item) -> list[str]:
     return [kind for kind, is_so in needs.items() if is_so]
 
 
-def obstacle(case: Item, is_ours: bool = True) -> str:
-    """Return why a case cannot be run with a real server, if so.
-
-    One that is not ours, but ran before, has its options and is not stopped.
-    """
-    if not is_ours and (isinstance(case, Check) or is_for_a_start(case)):
-        return "needs a server that the kit starts"
+def obstacle(case: Item) -> str:
+    """Return why a case cannot be run with a real server, if so."""
     for kind in needs_of(case):
         if kind in OBSTACLES and (kind != "root" or os.geteuid() != 0):
             return OBSTACLES[kind]
     return ""
-
-
-def is_for_a_start(case: Case) -> bool:
-    """Return whether a case needs options, or to stop the server."""
-    steps = case.conversation().steps
-    return bool(options_of(case)) or any(step.verb == ">>" for step in steps)
 
 
 def left_out(case: Item, level: str, only: Set[str]) -> str:
@@ -166,8 +158,8 @@ def left_out(case: Item, level: str, only: Set[str]) -> str:
 
 SIGNAL = "a signal has ended the run"
 NO_TIME = "what failed took too long; see --total"
-LATER = "failures of its family took long"  # it is tried once, in the end
 FAMILY_SHARE = 1 / 12  # of the time, for what fails of a family
+LATE_PATIENCE = 1 / 4  # for its rest
 PASSES_IF_FLAKY = 2  # in a row; fewer would hide what fails now and then
 DELAY_SECONDS_MAX = 0.1  # of a kit that waits for a processor
 MORE_TIME = (1, 2, 3)  # for tries after a delay
@@ -195,59 +187,50 @@ class Kit:
         self._total = total
         self._failing: dict[str, float] = defaultdict(float)  # by family
 
-    def judge(self, case: Item, is_last: bool = False) -> Result:
-        """Run one case; one server does for those with the same options.
-
-        At last that is run as well which was left for later.
-        """
+    def judge(self, case: Item) -> Result:
+        """Run one case; one server does for those with the same options."""
         start = time.monotonic()
-        verdict, wrong, said, rule = self._outcome(case, is_last)
+        verdict, wrong, said, rule = self._outcome(case)
         rules = tuple(dict.fromkeys(filter(None, (rule, *case.rules))))
         seconds = round(time.monotonic() - start, 4)
         if verdict == "failed":
             self._failing[family_of(case)] += seconds
         return Result(case.name, rules, verdict, wrong, tuple(said), seconds)
 
-    def _outcome(
-        self, case: Item, is_last: bool
-    ) -> tuple[str, str, Sequence[str], str]:
+    def _outcome(self, case: Item) -> tuple[str, str, Sequence[str], str]:
         """Return the verdict on a case, and what else a result tells."""
-        late = self._too_late(case, is_last)
+        is_over = sum(self._failing.values()) > self._total
         for verdict, why in (
             ("not asked for", left_out(case, self.level, self.only)),
-            ("not applicable", obstacle(case, self.server.is_ours)),
-            ("not run", SIGNAL if received else late),
+            ("not applicable", obstacle(case)),
+            ("not run", SIGNAL if received else NO_TIME * is_over),
         ):
             if why:
                 return verdict, why, (), ""
         bad = "differs" if level_of(case) == "choice" else "failed"
         try:
             before = delayed_seconds()
-            first = self._try(case)
+            is_late = self._is_late(case)
+            with self.server.patience(LATE_PATIENCE if is_late else 1):
+                first = self._try(case)
             delay = delayed_seconds() - before
-            is_sure = is_last or not self.tries_again or first.is_sure
+            is_sure = is_late or not self.tries_again or first.is_sure
             if first.wrong and not is_sure and self._passes_again(case, delay):
                 bad = "flaky"
         except NotApplicable as error:
             return "not applicable", str(error), (), ""
-        except PermissionError as error:
-            why = f"cannot connect: {error.strerror}"
-            return "not applicable", why, (), ""
         if not first.wrong:
             return "passed", "", (), ""
         return bad, first.wrong, first.said, first.rule
 
-    def _too_late(self, case: Item, is_last: bool) -> str:
-        """Return why there is no time for a case, if so.
+    def _is_late(self, case: Item) -> bool:
+        """Return whether failures of a family took long.
 
-        What passes takes none.  A server with one mistake may fail all
-        examples of a family, and wait in each of them: the others come first.
+        A server with one mistake may fail all its examples, and wait in each
+        of them: so that others have their time, the rest is tried once.
         """
-        if sum(self._failing.values()) > self._total:
-            return NO_TIME
         seconds = self._failing[family_of(case)]
-        is_late = not self.only and seconds > FAMILY_SHARE * self._total
-        return LATER if is_late and not is_last else ""
+        return not self.only and seconds > FAMILY_SHARE * self._total
 
     def _passes_again(self, case: Item, delay: float) -> bool:
         """Return whether a case that has failed now passes.
@@ -327,13 +310,13 @@ def options_of(case: Item) -> tuple[str, ...]:
     return () if isinstance(case, Check) else case.conversation().options
 
 
-def all_cases(blocks: Sequence[Block] = ()) -> list[Item]:
-    """Return the cases of blocks, or all examples and checks.
+def all_cases(blocks: tuple[Block, ...] = ()) -> list[Item]:
+    """Return the cases of blocks, or all examples, our own, and checks.
 
     Those with the same options come together.
     """
-    checks = () if blocks else CHECKS
-    return sorted([*read_cases(blocks), *checks], key=options_of)
+    ours = () if blocks else (*REAL_CASES, *CHECKS)
+    return sorted([*read_cases(blocks), *ours], key=options_of)
 
 
 def names_of(cases: Iterable[Any]) -> set[str]:

@@ -46,7 +46,7 @@ WEIGHTS = {
 }
 LOT = 3  # conversations with the same options
 LENGTHS = (4, 12, 24)
-SHRINK_SECONDS = 20.0
+SHRINK_SECONDS = 10.0
 FAILURES_IF_SURE = 2  # on a fresh server, after the first
 CONVERSATIONS_MIN = 100  # fewer are too few for a verdict
 RULES_MAX = 6  # that are named

@@ -8,6 +8,7 @@ leaves open is left out.
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import re
 import sys
@@ -435,21 +436,19 @@ def stir(writer: Writer, share: float) -> None:
 
 def write(operations: Sequence[Operation], options: dict[str, Any]) -> Writer:
     """Return what writes some operations, without those that are unclear."""
-    left_out: set[int] = set()
+    writer = Writer(options)
+    before: list[bytes] = []  # each operation that is written
+    for operation in operations:
+        before.append(pickle.dumps(writer))
+        try:
+            writer.act(operation)
+        except Left:
+            continue
+        except Unclear:
+            writer = pickle.loads(before.pop())
     while True:
-        writer = Writer(options)
-        for number, operation in enumerate(operations):
-            try:
-                if number not in left_out:
-                    writer.act(operation)
-            except Left:
-                continue
-            except Unclear:
-                left_out.add(number)
-                break
-        else:
-            try:
-                writer.finish()
-                return writer
-            except Unclear:  # for want of what was done last
-                left_out.add(max({*range(len(operations))} - left_out))
+        try:
+            writer.finish()
+            return writer
+        except Unclear:  # for want of what was done last
+            writer = pickle.loads(before.pop())

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
-from xml.etree import ElementTree
 
 from .clients import all_client_cases
 from .examples import Block
@@ -38,7 +37,7 @@ class Run(NamedTuple):
     """How one server or client fared."""
 
     kind: str  # server or client
-    name: str
+    name: str  # in a table, or else its command
     command: str
     results: Sequence[Result]
 
@@ -211,25 +210,6 @@ def by_family(ids: Iterable[str]) -> str:
         f"{family} {', '.join(str(number) for _, number in group)}"
         for family, group in groupby(rules, lambda rule: rule[0])
     )
-
-
-def junit_report(runs: Sequence[Run]) -> str:
-    """Return the report as JUnit has it, for programs that show tests."""
-    top = ElementTree.Element("testsuites", name=edition())
-    for run in runs:
-        suite = ElementTree.SubElement(top, "testsuite", name=run.name)
-        for result in run.results:
-            facts = {"classname": result.rules[0], "name": result.case}
-            facts["time"] = str(result.seconds)
-            case = ElementTree.SubElement(suite, "testcase", facts)
-            if result.verdict in WRONG:
-                is_failed = result.verdict == "failed"
-                kind = "failure" if is_failed else "system-out"
-                text = "\n".join(failure_lines(result))
-                ElementTree.SubElement(case, kind).text = text
-            elif result.verdict != "passed":
-                ElementTree.SubElement(case, "skipped", message=result.what)
-    return ElementTree.tostring(top, "unicode")
 
 
 def json_report(runs: Sequence[Run]) -> str:

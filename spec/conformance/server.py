@@ -36,12 +36,18 @@ def descendants(process: int) -> Iterator[int]:
                 yield from descendants(child)
 
 
+def states(process: int) -> set[str]:
+    """Return the states of a process's threads, as letters; none if ended."""
+    found = set()
+    for file in Path(f"/proc/{process}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it ends meanwhile
+            found.add(file.read_text("latin-1").rpartition(")")[2].split()[0])
+    return found
+
+
 def is_stopped(process: int) -> bool:
     """Return whether a process has ended or is stopped."""
-    with contextlib.suppress(OSError):
-        stat = Path(f"/proc/{process}/stat").read_text("latin-1")
-        return stat.rpartition(")")[2].split()[0] not in ("R", "S", "D")
-    return True
+    return not states(process) & {"R", "S", "D"}
 
 
 def limit(process: int, what: int, most: int) -> None:
@@ -175,8 +181,6 @@ class Program:
 class ServerProcess(Program):
     """A server that a command starts, as often as it takes."""
 
-    is_ours = True  # the kit may stop it
-
     def __init__(self, command: str, seconds_max: float) -> None:
         super().__init__(command, seconds_max)
         self.start_seconds_max = START_SECONDS_MAX
@@ -199,14 +203,9 @@ class ServerProcess(Program):
         """Whether --timeout-scale says so; its memory then tells little."""
         return self.start_seconds_max > START_SECONDS_MAX
 
-    def busy_seconds(self) -> float:
-        """Return how long its processes have used a processor."""
-        files = [Path(f"/proc/{number}/stat") for number in self.processes]
-        words = [
-            file.read_text("latin-1").rpartition(")")[2] for file in files
-        ]
-        ticks = sum(sum(map(int, word.split()[11:13])) for word in words)
-        return ticks / os.sysconf("SC_CLK_TCK")
+    def is_busy(self) -> bool:
+        """Return whether one of its threads has a processor, or lacks one."""
+        return any("R" in states(process) for process in self.processes)
 
     def another(self, *left_out: str) -> ServerProcess:
         """Return what starts such a server, without some words."""
@@ -250,9 +249,6 @@ class ServerProcess(Program):
         try:
             client = connect(self.name, *how)
         except OSError as error:
-            is_barred = credentials and isinstance(error, PermissionError)
-            if is_barred and not self.is_ours:
-                raise  # another user may not reach it, whatever rules it keeps
             raise Failure(f"cannot connect: {error.strerror}") from None
         client.make_way = self.thaw
         return client
@@ -296,8 +292,17 @@ class ServerProcess(Program):
             self._is_frozen = False
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let time pass, and then until the server rests.
+
+        Raises: Failure if it never does [CONN-21]
+        """
         time.sleep(seconds)
+        end = time.monotonic() + self.seconds_max
+        while self.is_busy():
+            if time.monotonic() > end:
+                why = "it never rests, though every client waits"
+                raise Failure(why, "CONN-21")
+            time.sleep(0.005)  # no event tells of it
 
     def fault(self) -> str:
         """Return what is wrong with the server if it no longer serves."""
@@ -328,23 +333,7 @@ class ServerProcess(Program):
         for number in range(5):
             with contextlib.closing(self.connect()) as client:
                 client.settle()
-                client.settle()
                 if client.pending() is None:
                     return
             time.sleep(4**number / 1000)  # no event tells of a departure
         raise Failure("it closes every connection")
-
-
-class RunningServer(ServerProcess):
-    """A server that runs already, which the kit neither starts nor stops."""
-
-    is_ours = False
-
-    def __init__(self, address: str, seconds_max: float) -> None:
-        super().__init__("", seconds_max)
-        self.name = address
-
-    def start(self, path: str = "", *options: str, **more: Any) -> None:
-        """Raise Failure if it does not serve."""
-        if fault := self.fault():
-            raise Failure(fault)

@@ -11,12 +11,15 @@ import pytest
 
 import broken_servers
 from broken_servers import Mistake, read_mistakes
+from conformance import random_walk
 from conformance.examples import read_cases
 from conformance.kit import CHECKS, Kit, Result, all_cases, needs_of
 from conformance.server import ServerProcess
+from conformance.trial import Check
 
 SECONDS_FOR_A_MISTAKE = 0.5  # what comes later is none of a server's
 SECONDS_FOR_A_START = 4.0
+random_walk.SHRINK_SECONDS = 0.0  # another test looks at what is short
 # One that root has made for itself may be for root only
 PYTHONS = [*filter(os.path.exists, (sys.executable, "/usr/bin/python3"))]
 CASES = all_cases()
@@ -35,6 +38,7 @@ def find(mistake: Mistake, found_by: str, python: str) -> list[Result]:
     words = [python, broken_servers.__file__, mistake.name, "-f", "-a"]
     command = shlex.join([*words, "{address}"])
     cases = [one for one in CASES if found_by in (one.name, *one.rules)]
+    cases.sort(key=lambda case: isinstance(case, Check))  # they take longer
     results: list[Result] = []
     with ServerProcess(command, SECONDS_FOR_A_MISTAKE) as server:
         server.start_seconds_max = SECONDS_FOR_A_START

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from html.parser import HTMLParser
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -20,42 +20,9 @@ from processes import naive
 
 ADAPTER = Path(__file__).with_name("client_adapter.py")
 CLIENT = f"{sys.executable} {ADAPTER} {{address}}"
-EMPTY = {"br", "hr", "input", "link", "meta"}
+IDS = re.compile(r' id="(.*?)"')
 FIRST = CASES[0].rules[0]  # a rule with many examples
 HOSTILE = "\"><script>alert('&amp;')</script>"
-
-
-class Reader(HTMLParser):
-    """Reads a page; whatever is opened has to be closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: set[str] = set()
-        self.ids: list[str] = []
-        self.links: set[str] = set()
-        self.text = ""
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(
-        self, tag: str, attributes: list[tuple[str, str | None]]
-    ) -> None:
-        self.tags.add(tag)
-        for name, value in attributes:
-            if name == "id":
-                self.ids.append(value or "")
-            elif name in ("href", "src", "srcset", "action", "data"):
-                self.links.add(value or "")
-        if tag not in EMPTY:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def outcome(name: str, verdict: str, what: str = "", *said: str) -> Result:
@@ -84,12 +51,13 @@ def row(text: str, rule: str) -> str:
 class TestPage:
     def test_it_needs_no_network(self) -> None:
         """Each link leads to a place in it, or to a chapter."""
-        reader = Reader(page_of())
-        assert len({*reader.ids}) == len(reader.ids)
-        places = {f"#{one}" for one in reader.ids}
+        text = page_of()
+        ids = IDS.findall(text)
+        assert len({*ids}) == len(ids)
+        places = {f"#{one}" for one in ids}
         places |= {file.as_uri() for file in SPEC.glob("*.md")}
-        assert reader.links <= places
-        assert not reader.tags & {"script", "img", "link", "iframe", "object"}
+        assert {*re.findall(r'(?:href|src|action)="(.*?)"', text)} <= places
+        assert not re.search("<(script|img|link|iframe|object)", text)
 
     def test_it_leads_to_the_book(self, directory: Path) -> None:
         """In the book's folder, each id leads to its place in a chapter."""
@@ -104,7 +72,7 @@ class TestPage:
     def test_every_rule_has_a_row(self) -> None:
         """Those of servers for a server, those of clients for a client."""
         for kind in ("server", "client"):
-            ids = Reader(page([Run(kind, "it", "./it", [])], SPEC)).ids
+            ids = IDS.findall(page([Run(kind, "it", "./it", [])], SPEC))
             rules = {one for one in RULES if RULES[one].subject == kind}
             assert {*ids} & {*RULES} == rules
 
@@ -118,14 +86,6 @@ class TestPage:
             assert cell and int(cell[1]) == int(cell[2]) - 1
         assert text.count(">failed, ") == len(failure.rules)
         assert text.count("A &lt; MSG k\\0x\n    -&gt; nothing") == 1
-
-    def test_what_a_server_may_choose(self) -> None:
-        """It differs, and did not fail."""
-        other = outcome("unsubscribe-what-is-not-held", "differs", "the end")
-        text = page_of(other)
-        cells = row(text, *other.rules)
-        assert 'class="differs">' in cells and "failed" not in cells
-        assert "DIFFERS\n" in text and "-&gt; the end" in text
 
     def test_what_was_not_asked_for(self) -> None:
         """It is in the table, and why stands below, once."""
@@ -166,9 +126,8 @@ class TestPage:
         failure = outcome("subscription-lasts", "failed", HOSTILE, HOSTILE)
         other = outcome("empty-packet", "not applicable", HOSTILE)
         run = Run("server", HOSTILE, HOSTILE, [failure, other])
-        reader = Reader(page([run], SPEC))
-        assert "script" not in reader.tags
-        assert reader.text.count(HOSTILE) > 4
+        text = page([run], SPEC)
+        assert "<script" not in text and text.count(escape(HOSTILE)) > 4
 
 
 class TestImplementations:
