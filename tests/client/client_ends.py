@@ -124,14 +124,14 @@ def beside(
 
 
 @contextlib.contextmanager
-def serving(bus: RealBus, key: str) -> Iterator[None]:
-    """Answer requests with their own payloads, up to the end."""
+def serving(bus: RealBus, key: str, times: int = 1) -> Iterator[None]:
+    """Answer requests with their own payloads, so many times in a row."""
 
     def serve() -> None:
         with contextlib.suppress(Disconnected):
             for message in service:
                 if asked := parse_request(message):
-                    service.reply(asked, asked.payload)
+                    service.reply(asked, times * asked.payload)
 
     with Client(bus.path) as service:
         service.subscribe(key)

@@ -42,7 +42,6 @@ from sbus_client import (
     Reconnected,
     SbusError,
     TimedOut,
-    parse_request,
 )
 from sizes import either
 
@@ -219,36 +218,6 @@ def test_descriptor(directory: Path) -> None:
                 assert client.receive(0) == (b"k", b"v")
                 assert not epoll.poll(0)
             assert epoll.poll(SECONDS_MAX) == ready
-
-
-def test_service(directory: Path, kind: Kind) -> None:
-    """However short a bus lives, nothing is raised; requests are served
-    and answered by each, and the loop that serves is told.
-    """
-    path, is_told = str(directory / "bus"), threading.Semaphore(0)
-
-    def serve() -> None:
-        with kind(path, reconnect=True) as bus:
-            bus.subscribe("service")
-            for message in bus:
-                if type(message) is Reconnected:
-                    # The bus before this one may have let it in at its end
-                    with contextlib.suppress(Disconnected):
-                        bus.sync(SECONDS_MAX)
-                        is_told.release()
-                elif asked := parse_request(message):
-                    bus.reply(asked, b"to " + asked.payload)
-                    if asked.payload == b"4":
-                        return
-
-    with kind(path, reconnect=True) as client, beside(serve):
-        for text in b"0", b"1", b"2", b"3", b"4":
-            assert_no_bus(client)
-            with RealBus(directory):
-                assert is_reconnected(client)
-                assert is_told.acquire(timeout=SECONDS_MAX)
-                answer = client.request("service", text, SECONDS_MAX)
-                assert answer == b"to " + text
 
 
 def test_threads(directory: Path) -> None:
