@@ -38,9 +38,9 @@ class Blocking:
 
     def __init__(self, address: str | None = None, **options: Any) -> None:
         self.wrapped = AsyncClient(address, **options)
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         try:
-            self._loop.run_until_complete(self.wrapped.connect())
+            self.loop.run_until_complete(self.wrapped.connect())
         except BaseException:
             self.__exit__()
             raise
@@ -49,20 +49,20 @@ class Blocking:
         attribute = getattr(self.wrapped, name)
         if not inspect.iscoroutinefunction(attribute):
             return attribute
-        run = self._loop.run_until_complete
+        run = self.loop.run_until_complete
         return lambda *given, **named: run(attribute(*given, **named))
 
     def __iter__(self) -> Iterator[Received]:
         following = self.wrapped.__aiter__()
         while True:
-            yield self._loop.run_until_complete(following.__anext__())
+            yield self.loop.run_until_complete(following.__anext__())
 
     def __enter__(self) -> Blocking:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.wrapped.close()
-        self._loop.close()
+        self.loop.close()
 
 
 @pytest.fixture(params=[Client, Blocking], ids=["Client", "AsyncClient"])
@@ -124,14 +124,14 @@ def beside(
 
 
 @contextlib.contextmanager
-def serving(bus: RealBus, key: str) -> Iterator[None]:
-    """Answer requests with their own payloads, up to the end."""
+def serving(bus: RealBus, key: str, times: int = 1) -> Iterator[None]:
+    """Answer requests with their own payloads, so many times in a row."""
 
     def serve() -> None:
         with contextlib.suppress(Disconnected):
             for message in service:
                 if asked := parse_request(message):
-                    service.reply(asked, asked.payload)
+                    service.reply(asked, times * asked.payload)
 
     with Client(bus.path) as service:
         service.subscribe(key)

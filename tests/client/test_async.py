@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import random
 import signal
 import socket
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from client_ends import beside, fill, open_numbers, sleeps
-from packets import ANSWER, WHOAMI
+from packets import ANSWER, WHOAMI, publish
 from processes import SECONDS_MAX
 from real_bus import Listener, Peer, RealBus, seqpacket_pair, wait_for
 from sbus_client import (
@@ -26,8 +27,8 @@ from sbus_client import (
     Disconnected,
     Reconnected,
     SbusError,
-    parse_request,
 )
+from sizes import either
 
 Work = Coroutine[Any, Any, Any]
 
@@ -71,24 +72,82 @@ async def async_ends() -> AsyncIterator[tuple[AsyncClient, Peer]]:
 # ---- Several tasks, some of which are cancelled
 
 
-@pytest.mark.parametrize("turns", range(4))
+class Tasks:
+    """Tasks that share a client, and what its server is to send."""
+
+    def __init__(self, client: AsyncClient, server: Peer, seed: int) -> None:
+        self.client = client
+        self.server = server
+        self.dice = random.Random(seed)
+        self.results: dict[asyncio.Task[Any], bytes] = {}
+        self.receivers: list[asyncio.Task[Any]] = []
+        self.sent: list[bytes] = []
+        self.questions: list[bytes] = []  # in order, as their answers come
+        self.requests: list[bytes] = []
+
+    async def act(self, text: bytes) -> None:
+        """Do something at random; a text tells it from all else."""
+        action = self.dice.randrange(7)
+        tasks = [*self.results, *self.receivers]
+        if action == 0:
+            task = asyncio.ensure_future(self.client.receive())
+            self.receivers.append(task)
+        elif action == 1:
+            path = b"!/cred/1/2/" + text
+            self.results[await waiting(self.client.whoami())] = path
+            assert self.server.receive() == WHOAMI
+            self.questions.append(WHOAMI + b"\0" + path)
+        elif action == 2:
+            work = self.client.request("job", text, None)
+            self.results[await waiting(work)] = text
+            reply_key = self.server.receive().split(b"\0")[1]
+            self.requests.append(publish(reply_key, text))
+        elif action == 3:
+            self.sent.append(text)
+            self.server.send(publish(b"k", text))
+        elif action == 4 and self.questions:
+            self.server.send(self.questions.pop(0))
+        elif action == 5 and self.requests:
+            index = self.dice.randrange(len(self.requests))
+            self.server.send(self.requests.pop(index))
+        elif action == 6 and tasks:
+            self.dice.choice(tasks).cancel()
+        for _ in range(self.dice.randrange(4)):  # the loop may have seen it
+            await asyncio.sleep(0)
+
+    async def end(self) -> None:
+        """Check all that has come, and what is left over."""
+        self.server.send(*self.questions, *self.requests)
+        for task, expected in self.results.items():
+            with contextlib.suppress(asyncio.CancelledError):
+                result = await task
+                assert getattr(result, "path", result) == expected
+        heard = [
+            task.result().payload
+            for task in self.receivers
+            if not await cancelled(task)
+        ]
+        with pytest.raises(TimeoutError):
+            while True:
+                heard.append((await self.client.receive(0)).payload)
+        assert sorted(heard) == sorted(self.sent)
+
+
+@pytest.mark.parametrize("seed", range(either(300, 5)))
 @in_loop
-async def test_cancelled_receive(turns: int) -> None:
-    """A message that comes at the moment of the cancellation goes to another
-    task.
+async def test_random_tasks(seed: int) -> None:
+    """[CRED-10] [CRED-12] Whatever is cancelled at what moment, each message
+    goes to one task, and each question and each request has its own answer.
     """
     async with async_ends() as (client, server):
-        first, second = [await waiting(client.receive()) for _ in "12"]
+        server.send(ANSWER)  # only the first request asks whose it is
         with pytest.raises(TimeoutError):
-            await client.receive(0.001)
-        server.send(b"MSG k\0v")
-        for _ in range(turns):  # the loop may have seen it
-            await asyncio.sleep(0)
-        is_second = await cancelled(first)
-        assert await (second if is_second else first) == (b"k", b"v")
-        assert is_second or await cancelled(second)
-        with pytest.raises(TimeoutError):
-            await client.receive(0)
+            await client.request("job", timeout=0.001)
+        assert [server.receive() for _ in range(3)]
+        tasks = Tasks(client, server, seed)
+        for number in range(200):
+            await tasks.act(b"%d" % number)
+        await tasks.end()
 
 
 @in_loop
@@ -101,27 +160,6 @@ async def test_cancelled_publish() -> None:
         assert {server.receive() for _ in range(count)} == {b"MSG k\0"}
         await tasks[1]
         assert server.receive() == b"MSG 2\0"
-
-
-@pytest.mark.parametrize("place", [0, 3])
-@in_loop
-async def test_questions(place: int) -> None:
-    """[CRED-12] Each question has its own answer, and a receiver the message.
-    The answer to a cancelled question is dropped.
-    """
-    async with async_ends() as (client, server):
-        works: list[Work] = [client.whoami() for _ in "123"]
-        works.insert(place, client.receive())
-        tasks = [await waiting(work) for work in works]
-        receiving = tasks.pop(place)
-        assert await cancelled(tasks[1])
-        server.send(*[WHOAMI + b"\0!/cred/1/2/%d" % n for n in range(2)])
-        assert (await tasks[0]).pid == 0
-        server.send(b"MSG k\0v")
-        assert await receiving == (b"k", b"v")
-        assert not tasks[2].done()
-        server.send(ANSWER)
-        assert (await tasks[2]).pid == 4242
 
 
 @in_loop
@@ -168,29 +206,6 @@ async def test_turns() -> None:
         server.send(b"MSG k\0v")
         await asyncio.sleep(0.01)
         assert not loop.remove_reader(client.socket.fileno())
-
-
-@in_loop
-async def test_many_requests(bus: RealBus) -> None:
-    """[CRED-10] Each request has its own answer, in any order, beside a task
-    that receives.  The answer to a cancelled request is dropped.
-    """
-    async with (
-        AsyncClient(bus.path) as client,
-        AsyncClient(bus.path) as service,
-    ):
-        await service.subscribe("service")
-        await service.sync()
-        receiving = await waiting(client.receive())
-        texts = [b"%d" % number for number in range(300)]
-        works = [client.request("service", text, None) for text in texts]
-        tasks = [asyncio.ensure_future(work) for work in works]
-        requests = [parse_request(await service.receive()) for _ in texts]
-        assert await cancelled(tasks.pop())
-        for asked in filter(None, reversed(requests)):
-            await service.reply(asked, asked.payload)
-        assert await asyncio.gather(*tasks) == texts[:-1]
-        assert await cancelled(receiving)
 
 
 # ---- close, wherever and whenever it is called

@@ -22,7 +22,15 @@ import manual
 import sbus_client
 import traceability
 from client_ends import beside
-from commands import python, ready, sbus, served, subscribed, with_file
+from commands import (
+    IMPORTING,
+    python,
+    ready,
+    sbus,
+    served,
+    subscribed,
+    with_file,
+)
 from packets import publish
 from processes import (
     ENVIRONMENT,
@@ -45,6 +53,8 @@ DASHES = r"\(write -- before what begins with '-'\)"
 NONE = "there is no command"
 REQUIRED = "the following arguments are required"
 NOT = "not allowed with argument"
+ENDS = "give --listen to the upper end, or --through to the lower one"
+WRONG_ENDS = ["", "--listen u --through x", "--listen u --server x"]
 TIME = "is not a time above 0, such as 90, 0.5, 15m, 1h or 2d"
 
 
@@ -83,6 +93,8 @@ TIME = "is not a time above 0, such as 90, 0.5, 15m, 1h or 2d"
         ("completion", "name a shell: bash, zsh or fish"),
         ("load --size=7", "--size must be at least 8"),
         ("completion sh", "argument shell: invalid choice: 'sh' .*"),
+        *[(f"link {words}", ENDS) for words in WRONG_ENDS],
+        ("link --through '", "argument --through: .*"),
         ("sbus_client.py sub -n 1.5", "argument -n/--count: invalid .*"),
         (
             "sbus_client.py pub k -5,5",
@@ -702,3 +714,15 @@ def test_load_beside_another(bus: RealBus) -> None:
     status, output, errors = done.result()
     assert (status, errors) == (0, "")
     assert '"sent":100,' in output and '"lost":0,' in output
+
+
+SERVICES = sorted(file.stem for file in (ROOT / "services").glob("[a-z]*.py"))
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_light_python_is_enough_for_a_service(name: str) -> None:
+    """OpenWrt's has no logging, which concurrent.futures needs."""
+    program = f"import sys, services.{name}; print('logging' in sys.modules)"
+    command = [sys.executable, "-c", program]
+    output = subprocess.check_output(command, env=IMPORTING, text=True)
+    assert output == "False\n"

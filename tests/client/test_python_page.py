@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from client_ends import beside
+from client_ends import serving
 from commands import IMPORTING, keeping, subscribed
 from processes import ROOT, SECONDS_MAX
 from real_bus import RealBus, wait_for
-from sbus_client import Client, Disconnected, parse_request
+from sbus_client import Client
 
 PAGE = (ROOT / "book/python.md").read_text("utf-8")
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -120,24 +120,6 @@ def test_proof_of_identity(bus: RealBus) -> None:
             assert b"done" not in client.receive(SECONDS_MAX).payload
 
 
-@contextlib.contextmanager
-def service(bus: RealBus, pattern: str) -> Iterator[Client]:
-    """Answer requests with their payload, twice."""
-
-    def serve() -> None:
-        with contextlib.suppress(Disconnected):
-            for message in client:
-                if asked := parse_request(message):
-                    client.reply(asked, 2 * asked.payload)
-
-    with Client(bus.path) as client:
-        client.subscribe(pattern)
-        client.sync(SECONDS_MAX)
-        with beside(serve):
-            yield client
-            client.close()
-
-
 ANSWERS = " ".join(str(b"%d" % number * 2) for number in range(8))
 
 
@@ -154,8 +136,8 @@ def test_many_answers(bus: RealBus, mark: str, line: str) -> None:
     services answer.
     """
     with (
-        service(bus, "services/*"),
-        service(bus, "services/"),
+        serving(bus, "services/*", 2),
+        serving(bus, "services/", 2),
         running(bus, program(mark)) as process,
     ):
         assert next_line(process) == f"{line}\n"

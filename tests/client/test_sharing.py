@@ -1,4 +1,4 @@
-"""Tests of clients that signal handlers, threads and forks share."""
+"""Tests of calls that wait, and of what signals, threads and forks do then."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import gc
 import os
+import re
 import resource
 import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +23,10 @@ from typing import Any
 
 import pytest
 
+import sbus_client
 from client_ends import (
+    Blocking,
+    Ends,
     Kind,
     beside,
     both_ends,
@@ -35,8 +40,8 @@ from client_ends import (
 )
 from commands import IMPORTING
 from packets import ANSWER, WHOAMI, publish
-from processes import SECONDS_MAX
-from real_bus import RealBus, seqpacket_pair, wait_for
+from processes import ROOT, SECONDS_MAX
+from real_bus import RealBus, wait_for
 from sbus_client import AsyncClient, Client, Disconnected, SbusError, TimedOut
 
 SIGNAL = signal.SIGUSR1
@@ -94,15 +99,21 @@ WAITS: dict[str, Callable[[Client], object]] = {
 # ---- A signal handler that closes the client
 
 
-@pytest.mark.parametrize("name", WAITS)
-@pytest.mark.parametrize("has_bus", [True, False])
+@pytest.mark.parametrize(
+    "kind, name, has_bus",
+    [
+        *[(Client, name, True) for name in WAITS],
+        *[(Client, name, False) for name in WAITS],
+        *[(Blocking, name, True) for name in ("receive", "sync")],
+    ],
+)
 def test_close_at_any_moment(
-    directory: Path, name: str, has_bus: bool
+    directory: Path, kind: Kind, name: str, has_bus: bool
 ) -> None:
     """The call that it interrupts raises Disconnected, or is over.
 
     It neither hangs nor leaves a descriptor open, nor touches a file that
-    the handler opens.
+    the handler opens.  An event loop looks at none.
     """
 
     def handle() -> None:
@@ -116,9 +127,9 @@ def test_close_at_any_moment(
     for moment in moments:
         with contextlib.ExitStack() as stack:
             if has_bus:
-                client, _ = stack.enter_context(both_ends(Client))
+                client, _ = stack.enter_context(both_ends(kind))
             else:
-                client = Client(str(directory / "bus"), reconnect=True)
+                client = kind(str(directory / "bus"), reconnect=True)
                 stack.enter_context(client)
             if has_bus and name == "publish":
                 fill(client)
@@ -129,6 +140,8 @@ def test_close_at_any_moment(
             ):
                 WAITS[name](client)
                 client.receive(0)  # it was over, but perhaps is closed
+            if isinstance(client, Blocking):
+                assert not any(map(client.loop.remove_reader, files.numbers))
             if not client.closed:
                 break
         files.close()
@@ -136,36 +149,6 @@ def test_close_at_any_moment(
     client = None  # type: ignore[assignment]
     gc.collect()  # errors hold what they passed through
     assert len(os.listdir("/proc/self/fd")) <= before
-
-
-@pytest.mark.parametrize("call", ["receive", "sync"])
-def test_close_beside_a_loop(call: str) -> None:
-    """A loop looks at no file that a handler opens."""
-
-    async def wait(moment: int) -> None:
-        with interrupted(moment, handle):
-            await getattr(client, call)(0.001)
-
-    def handle() -> None:
-        client.close()
-        files.open()
-
-    files = Files()
-    for moment in range(0, 100_000, 23):
-        ours, theirs = seqpacket_pair()
-        client = AsyncClient(f"/dev/fd/{ours.detach()}")
-        loop = asyncio.new_event_loop()
-        with theirs, contextlib.closing(loop):
-            loop.run_until_complete(client.connect())
-            with contextlib.suppress(TimedOut, Disconnected):
-                loop.run_until_complete(wait(moment))
-            if not client.closed:
-                client.close()
-                break
-            for number in files.numbers:
-                assert not loop.remove_reader(number)
-            files.close()
-    assert moment > 200  # or it has hardly begun to wait
 
 
 def test_closed_fileno_is_readable() -> None:
@@ -253,7 +236,9 @@ def test_first_requests(bus: RealBus) -> None:
 
 
 def test_close_beside_three_threads(directory: Path) -> None:
-    """All threads end with their client, with and without a bus."""
+    """All threads end with their client, with and without a bus, and so do its
+    descriptors, though the program still refers to it.
+    """
     calls = [("receive",), ("request", "k", b"", 0.0005), ("publish", "k")]
 
     def work(client: Client, name: str, *arguments: object) -> None:
@@ -262,6 +247,7 @@ def test_close_beside_three_threads(directory: Path) -> None:
                 with contextlib.suppress(TimedOut):
                     getattr(client, name)(*arguments)
 
+    before = open_numbers()
     with RealBus(directory) as bus:
         for number in range(60):
             address = bus.path + ("-none" if number % 3 == 2 else "")
@@ -270,34 +256,10 @@ def test_close_beside_three_threads(directory: Path) -> None:
                 for call in calls:
                     stack.enter_context(beside(work, client, *call))
                 stack.callback(client.close)
+            assert open_numbers() == before
 
 
 # ---- What a client owns ends with it, not with its object
-
-
-def test_closed_client(bus: RealBus, kind: Kind) -> None:
-    """A closed client has no descriptor, though the program still refers to
-    it.
-    """
-
-    def wait() -> None:
-        with pytest.raises(Disconnected, match=CLOSED):
-            client.receive()
-
-    before = open_numbers()
-    clients = []
-    for closes in (True, False):
-        with kind(bus.path) as client, contextlib.ExitStack() as stack:
-            clients.append(client)
-            client.sync(SECONDS_MAX)
-            if isinstance(client, Client):
-                client.fileno()
-                for _ in range(3 if closes else 0):
-                    stack.enter_context(beside(wait, asleep=True))
-            if closes:
-                client.close()
-    assert open_numbers() == before
-    assert all(client.closed for client in clients)
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
@@ -324,49 +286,31 @@ def test_buffer_that_is_too_large() -> None:
     assert open_numbers() == before
 
 
-@pytest.mark.parametrize("closes", [True, False])
-def test_child_process(bus: RealBus, closes: bool) -> None:
-    """A daemon that opens its own files, and then drops the client, does
-    not lose them.
-    """
-
-    def become_a_daemon() -> None:
-        assert open_numbers() <= before
-        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
-        for _ in range(2):
-            clients[0].close()
-        clients.clear()
-        gc.collect()
-        assert all(map(os.fstat, files))
-
-    before = open_numbers()
-    clients = [Client(bus.path)]
-    clients[0].fileno()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(pytest.raises(Disconnected, match=CLOSED))
-        stack.enter_context(beside(clients[0].receive, asleep=True))
-        stack.callback(clients[0].close)
-        if closes:
-            clients[0].close()
-        assert in_child(become_a_daemon)
-
-
 # ---- A child process has the parent's client, and may not use it
 
 
 def test_child(bus: RealBus, kind: Kind) -> None:
-    """The calls of a child say what to do; those of the parent go on."""
+    """The calls of a child say what to do; those of the parent go on.
+
+    The child has no descriptor of them, though a thread of the parent waits.
+    """
 
     def publish_in_child() -> None:
         text = f"client belongs to process {os.getppid()}, which forked:"
         with pytest.raises(Disconnected, match=f"{text} make one in each"):
             client.publish("k", b"of the child")
+        assert kind is not Client or open_numbers() <= before
 
-    with kind(bus.path) as client:
+    before = open_numbers()
+    with kind(bus.path) as client, contextlib.ExitStack() as stack:
         client.subscribe("k")
         client.sync(SECONDS_MAX)
+        if kind is Client:
+            waits = beside(client.receive, SECONDS_MAX, asleep=True)
+            stack.enter_context(waits)
         assert in_child(publish_in_child)
-        client.publish("k", b"of the parent")
+        for _ in range(2):
+            client.publish("k", b"of the parent")
         assert client.receive(SECONDS_MAX).payload == b"of the parent"
 
 
@@ -546,3 +490,162 @@ def test_second_loop(bus: RealBus) -> None:
     with pytest.raises(SbusError, match="belongs to another event loop"):
         asyncio.run(receive())
     client.close()
+
+
+OWN = (os.getgid(), os.getuid(), os.getpid())
+
+
+# ---- What wakes a call, and a program
+
+
+@pytest.mark.parametrize("timeout", [None, 2e6, 1e10, float("inf")])
+def test_timeouts(ends: Ends, timeout: float | None) -> None:
+    """No time-out is over early, and one may be longer than the kernel's."""
+    client, server = ends
+    start = time.monotonic()
+    for short in (0, 0.02):
+        with pytest.raises(TimedOut, match="nothing came at") as caught:
+            client.receive(short)
+        assert isinstance(caught.value, SbusError)
+        assert isinstance(caught.value, TimeoutError)
+    assert time.monotonic() - start >= 0.02
+    with beside(client.receive, timeout, asleep=True) as received:
+        server.send(b"MSG k\0v")
+    assert received.result() == (b"k", b"v")
+
+
+# ---- whoami, sync and stats
+
+
+def test_control_in_another_thread(bus: RealBus) -> None:
+    """[CRED-12] Each answer is received, and a later one is not mixed up with
+    them, wherever one thread takes the turn of the other.
+    """
+
+    def ask() -> None:
+        for _ in range(10_000):
+            client.control("!/cred/whoami")
+
+    with quick_switches(), Client(bus.path) as client, beside(ask):
+        for _ in range(10_000):
+            assert client.receive(SECONDS_MAX).payload
+        assert client.whoami(SECONDS_MAX)[:3] == OWN
+
+
+def test_interrupted_sync() -> None:
+    """[CRED-12] A signal's exception leaves no answer for receive."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def disturb() -> None:
+        server.receive()
+        wait_for(lambda: sleeps(os.getpid()))  # the main thread
+        main = threading.main_thread().ident
+        signal.pthread_kill(main or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    with both_ends(Client) as (client, server):
+        with beside(disturb), pytest.raises(KeyboardInterrupt):
+            client.sync()
+        server.send(ANSWER, b"MSG k\0v")
+        assert client.receive(0) == (b"k", b"v")
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_too_much_beside_an_answer(ends: Ends) -> None:
+    """Messages that are kept have a bound, and are not lost above it."""
+    packets = [publish(b"%d" % n, bytes(100_000)) for n in range(700)]
+    with beside(ends.server.send, *packets):
+        for _ in range(2):
+            with pytest.raises(SbusError, match="receive them first"):
+                ends.client.sync(SECONDS_MAX)
+        for number in range(len(packets)):
+            assert ends.client.receive(SECONDS_MAX)[0] == b"%d" % number
+
+
+# ---- Requests, their answers, and what is neither
+
+
+def test_proof_of_identity(bus: RealBus) -> None:
+    """[CRED-10] [CRED-11] The program beside chapter 4: each learns who the
+    other is.
+    """
+    text = (ROOT / "spec/examples/4-secret-messages.md").read_text("utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    proof: dict[str, Any] = dict(vars(sbus_client))
+    exec(example, proof)
+    with Client(bus.path) as client, Client(bus.path) as service:
+        own = service.whoami(SECONDS_MAX)
+        service.subscribe("service")
+        service.sync(SECONDS_MAX)
+
+        with beside(
+            lambda: proof["verify"](service, service.receive())
+        ) as done:
+            assert proof["prove"](client, "service")[:3] == OWN
+        assert done.result() == own
+
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("receive", "sync", "stats"), ()),
+    **dict.fromkeys(("publish", "subscribe"), ("k",)),
+    "control": ("stats",),
+    "request": ("k", b"", None),
+}
+WAITED_FOR = [
+    *[("the bus", name) for name in CALLS if name != "subscribe"],
+    *[("room", name) for name in CALLS],
+    *[("an answer", name) for name in ("sync", "stats", "request")],
+]
+
+
+# ---- close, before a call and beside it
+
+
+def test_calls_after_close(ends: Ends) -> None:
+    """All calls raise the same after close, whatever was kept; close does
+    nothing.
+    """
+    client, server = ends
+    server.send(b"MSG k\0v", ANSWER)
+    client.sync(0)
+    for name, arguments in CALLS.items():
+        client.close()
+        with pytest.raises(Disconnected, match=CLOSED):
+            getattr(client, name)(*arguments)
+    assert server.receive() == WHOAMI and server.is_disconnected()
+
+
+@pytest.mark.parametrize("reason, name", WAITED_FOR)
+def test_close_wakes(
+    directory: Path, reason: str, name: str, monkeypatch: Any
+) -> None:
+    """A thread that waits, whatever it waits for, and however long."""
+    monkeypatch.setattr(sbus_client, "RECONNECT_SECONDS", 999)
+    with contextlib.ExitStack() as stack:
+        if reason == "the bus":
+            client = Client(str(directory / "bus"), reconnect=True)
+        else:
+            client, _ = stack.enter_context(both_ends(Client))
+            if reason == "room":
+                fill(client)
+        call = getattr(client, name)
+        stack.enter_context(pytest.raises(Disconnected, match=CLOSED))
+        with beside(call, *CALLS[name], asleep=True) as waiting:
+            assert not waiting.done()
+            client.close()
+    assert client.fileno() == -1
+
+
+def test_last_message(bus: RealBus, kind: Kind) -> None:
+    """[CONN-6] What was published is delivered.  A child process that closes
+    does not end the connection of its parent.
+    """
+    with bus.connect() as peer, kind(bus.path) as client:
+        peer.send(b"SUB k")
+        peer.fence()
+        assert in_child(client.close)
+        client.publish("k", b"v")
+        client.close()
+        assert peer.receive() == b"MSG k\0v"

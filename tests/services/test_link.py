@@ -247,21 +247,19 @@ def test_tree(site: Site) -> None:
             assert asked
             servers[bus].reply(asked, bus.encode())
 
-    threads = [threading.Thread(target=serve, args=bus) for bus in servers]
-    for thread in threads:
-        thread.start()
     clients = [site.client(bus, "all") for bus in servers]
-    for client in clients:
+    with contextlib.ExitStack() as stack:
         for bus in servers:
-            answer = client.request(f"ask/{bus}", b"", SECONDS_MAX)
-            assert answer == bus.encode()
-        client.publish("all", client.whoami().path)
+            stack.enter_context(beside(serve, bus))
+        for client in clients:
+            for bus in servers:
+                answer = client.request(f"ask/{bus}", b"", SECONDS_MAX)
+                assert answer == bus.encode()
+            client.publish("all", client.whoami().path)
     paths = sorted(client.whoami().path for client in clients)
     assert sorted(p.count(b"!") for p in paths) == [1, 2, 2, 3]
     for client in clients:
         assert sorted(path for _, path in heard(client, 4)) == paths
-    for thread in threads:
-        thread.join()
 
 
 def test_patterns(site: Site) -> None:
@@ -468,16 +466,6 @@ def test_listening(site: Site) -> None:
     assert not os.path.exists(site.at("up"))
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["", "--listen u --through x", "--listen u --server x", "--through '"],
-)
-def test_wrong_usage(words: str) -> None:
-    """One line says that the words are wrong."""
-    done = run("tools", "link", *words.split())
-    assert (done.status, done.errors.count("\n")) == (2, 1)
-
-
 def test_ssh(site: Site) -> None:
     """The stream is a real sshd's."""
     if not os.path.exists("/usr/sbin/sshd"):
@@ -485,14 +473,9 @@ def test_ssh(site: Site) -> None:
     for name in "host", "user":
         make = ["ssh-keygen", "-q", "-N", "", "-f", site.at(name)]
         subprocess.run(make, check=True)
-    config = {
-        "HostKey": site.at("host"),
-        "AuthorizedKeysFile": site.at("user.pub"),
-        "StrictModes": "no",
-        "PidFile": "none",
-    }
-    lines = [f"{name} {value}\n" for name, value in config.items()]
-    Path(site.at("config")).write_text("".join(lines))
+    lines = [f"HostKey {site.at('host')}", "StrictModes no", "PidFile none"]
+    lines.append(f"AuthorizedKeysFile {site.at('user.pub')}\n")
+    Path(site.at("config")).write_text("\n".join(lines))
     options = {
         "ProxyCommand": f"/usr/sbin/sshd -i -f {site.at('config')}",
         "IdentityFile": site.at("user"),
