@@ -19,7 +19,7 @@ from sizes import SOAK, either
 
 SIZES = either(
     {"changes": 0, "users": 0, "pairs": 3, "rings": 2},
-    {"changes": 0, "users": 0, "pairs": 1, "rings": 1},
+    {"pairs": 1, "rings": 1},  # tests/refine has worlds like the others
 )
 MISTAKES = [
     ("a publisher goes on late", "> h.end_bytes", "> h.end_bytes - 200"),
@@ -34,7 +34,6 @@ MISTAKES = [
         'if choice != "block" and client.holds:',
         "if False:",
     ),
-    ("an expelled client holds on", "    client.holds.clear()\n", ""),
     ("the newest goes first", "return 0  # [ORDER-1]", "return -1"),
     (
         "the hard mode never decides",
@@ -46,6 +45,8 @@ MISTAKES = [
         "if not self.paused_by(c)]",
         "if len(self.paused_by(c)) < 2]",
     ),
+    # These two take longest
+    ("an expelled client holds on", "    client.holds.clear()\n", ""),
     (
         "another user pauses",
         "return receiver.is_privileged or is_same",
@@ -144,8 +145,10 @@ def test_a_world_of_ones_own(directory: Path) -> None:
 @SOAK
 @pytest.mark.parametrize(
     ("old", "new"),
-    [mistake[1:] for mistake in MISTAKES],
-    ids=[mistake[0] for mistake in MISTAKES],
+    [
+        pytest.param(*mistake[1:], id=mistake[0])
+        for mistake in either(MISTAKES, MISTAKES[:-2])
+    ],
 )
 def test_a_mistake_is_found(
     old: str, new: str, monkeypatch: pytest.MonkeyPatch
