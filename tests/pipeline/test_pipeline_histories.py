@@ -29,12 +29,12 @@ pytestmark = TIMEOUT
 
 
 # Few in each part: a limit of time is for one part, also on a busy machine
-@pytest.mark.parametrize("part", range(either(50, 4)))
+@pytest.mark.parametrize("part", range(either(100, 4)))
 def test_histories(
     part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is lost, nothing is twice, what is deleted stays away."""
-    seeds = range(8 * part, 8 * (part + 1))
+    seeds = range(4 * part, 4 * (part + 1))
     begin(tmp_path, monkeypatch, do_here, seeds)
 
 
