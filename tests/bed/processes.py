@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 SBUSD = (sys.executable, str(ROOT / "tests/bed/sbusd.py"))
 NAIVE = ROOT / "tests/kit/naive_server.py"
-SECONDS_MAX = 100.0  # for what a test waits; pytest ends a test at 120
+SECONDS_MAX = 100.0  # for what a test waits; pytest ends a test at 400
 
 
 MARK = f"of process {os.getpid()}"  # which all that tests start inherit

@@ -11,8 +11,10 @@ import pytest
 import sbus
 from flood import STEPS, USERS, Flood, table
 from processes import ROOT
+from sizes import either
 
-WALKS, STEPS_MAX = 12, 300  # of each setting, and in each walk
+WALKS = either(12, 4)  # of each setting
+STEPS_MAX = 300  # in each walk
 
 
 @pytest.fixture(scope="module")

@@ -387,7 +387,9 @@ def test_kill(directory: Path, capture: Path) -> None:
     hidden: list[Path] = []
     left: dict[Path, bytes] = {}  # of a killed recorder, by final names
     recovered = 0
-    with RealBus(directory) as bus, child_process(lambda: load(bus)):
+    # A recorder that has no processor, or a slow disk, is to stay
+    patient = RealBus(directory, f"--block-timeout={SECONDS_MAX}")
+    with patient as bus, child_process(lambda: load(bus)):
         for kill in range(KILLS + 1):
             with started(bus.path, *words, env=env) as process:
                 wait_for_another(capture, hidden)

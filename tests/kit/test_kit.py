@@ -563,7 +563,12 @@ class TestKit:
         path.write_text(f"{USELESS}\n{what}\n", "utf-8")
         said = ""
         with ServerProcess(naive(path), 0.2) as server:
-            for server.start_seconds_max in (0.5, 2.0, 8.0):  # if need be
+            for server.start_seconds_max in (
+                0.5,
+                2.0,
+                8.0,
+                60.0,
+            ):  # if need be
                 with pytest.raises(Failure) as failure:
                     server.start()
                 said = str(failure.value)

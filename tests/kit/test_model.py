@@ -20,7 +20,7 @@ from sizes import SOAK, either
 
 SIZES = either(
     {"changes": 0, "users": 0, "pairs": 3, "rings": 2},
-    {"changes": 0, "users": 0, "pairs": 1, "rings": 1},
+    {"pairs": 1, "rings": 1},  # tests/refine has worlds like the others
 )
 LIMIT = "server --max-backlog 300"  # two messages and a little more
 WORLDS = {
@@ -65,7 +65,6 @@ MISTAKES = [
         "if h.mode != mode}",
         "if client.modes['soft'] == 'block'}",
     ),
-    ("an expelled client holds on", "    client.holds.clear()\n", ""),
     (
         "the hard mode never decides",
         "is_over = exceeds(bus, receiver, message.cost)",
@@ -76,6 +75,8 @@ MISTAKES = [
         "if not self.paused_by(c)]",
         "if len(self.paused_by(c)) < 2]",
     ),
+    # This one takes longest
+    ("an expelled client holds on", "    client.holds.clear()\n", ""),
 ]
 
 
@@ -183,8 +184,10 @@ def test_programs_that_wait_for_each_other() -> None:
 @SOAK
 @pytest.mark.parametrize(
     ("old", "new"),
-    [mistake[1:] for mistake in MISTAKES],
-    ids=[mistake[0] for mistake in MISTAKES],
+    [
+        pytest.param(*mistake[1:], id=mistake[0])
+        for mistake in either(MISTAKES, MISTAKES[:-1])
+    ],
 )
 def test_a_mistake_is_found(
     old: str, new: str, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 import sbus_spark
 from pipeline_paper import Event
+from processes import SECONDS_MAX
 from real_bus import RealBus, wait_for
 from sbus_client import Client
 from sizes import either
@@ -85,7 +86,7 @@ def real_run(directory: Path, count: int) -> list[Event]:
         wait_for(lambda: '"pattern":""' in trace.read_text())
         publish_all(clients, count)
         recorder.send_signal(signal.SIGTERM)
-        assert recorder.wait(20) == 0
+        assert recorder.wait(SECONDS_MAX) == 0
         bus.stop()
     return [json.loads(line) for line in trace.read_text().splitlines()]
 

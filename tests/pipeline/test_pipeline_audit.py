@@ -23,6 +23,7 @@ from pyspark.sql import Row, SparkSession
 
 import sbus_spark
 from pipeline_bed import TIMEOUT, real_run
+from sbus_spark import audits, inputs
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
@@ -40,10 +41,10 @@ BEGINNING: list[Event] = [
     *OPENS,
     {"t": 1, "ev": "sub", "c": 1, "pattern": ""},
 ]
-CLOSE, OTHER_CLOSE, STOP = ENDING = (
-    *({"t": 1, "ev": "close", "c": c} for c in (1, 2)),
-    {"t": 1, "ev": "stop", **ABOUT},
-)
+CLOSE: Event = {"t": 1, "ev": "close", "c": 1}
+OTHER_CLOSE: Event = {"t": 1, "ev": "close", "c": 2}
+STOP: Event = {"t": 1, "ev": "stop", **ABOUT}
+ENDING = [CLOSE, OTHER_CLOSE, STOP]
 # [TRACE-7] What was not sent is missing, but while its client is there, a
 # later event may tell: how a trace ends after messages that were not sent
 UNSENT: dict[str, tuple[list[Event], Breaches]] = {
@@ -200,6 +201,19 @@ def test_a_row_names_what_is_wrong(audited: Audited) -> None:
     (row,) = (x for x in unfinished if x.breach == "bad-trace")
     assert "no stop" in row.detail
     assert sorted(x.m for x in audited.rows_of("orders")) == [1, 5]
+
+
+def test_what_is_chosen(spark: SparkSession, audited: Audited) -> None:
+    """Breaches of another time or key are left out; others may have none."""
+    rows = spark.createDataFrame(audited.rows_of("begins"), audits.ROWS)
+    then = inputs.moment_of(1)
+    for selection, count in (
+        (sbus_spark.Selection(patterns=("k",)), 1),
+        (sbus_spark.Selection(patterns=("other",)), 0),
+        (sbus_spark.Selection(until=then), 1),
+        (sbus_spark.Selection(since=then), 0),
+    ):
+        assert audits.chosen(rows, selection).count() == count
 
 
 def test_a_bus_that_still_runs(spark: SparkSession, audited: Audited) -> None:

@@ -26,6 +26,7 @@ from pipeline_paper import (
     write_trace,
 )
 from pipeline_plants import lose
+from processes import SECONDS_MAX
 from real_bus import RealBus
 from sbus_client import Client
 from sizes import IS_SOAK, either
@@ -62,8 +63,6 @@ def test_bus_to_table_to_bus(spark: SparkSession, tmp_path: Path) -> None:
     events = real_run(tmp_path, either(30_000, 3_000))
     published = [events[at] for at in find(events, ev="msg")]
     public = [message for message in published if message["key"][0] != "!"]
-    status, output, _ = command_line("audit", tmp_path / "trace")
-    assert status == 0, output
     capture, table = tmp_path / "capture", tmp_path / "table"
     count = f"{len(public)} messages ingested, 0 lines quarantined\n"
     assert command_line("ingest", capture, table) == (0, count, "")
@@ -79,7 +78,7 @@ def test_bus_to_table_to_bus(spark: SparkSession, tmp_path: Path) -> None:
         status, output, _ = command_line(*replay)
         wanted = [row for row in recorded(capture) if row[0][:1] == b"a"]
         assert output == f"{len(wanted)} messages published\n"
-        heard = [subscriber.receive(20.0) for _ in wanted]
+        heard = [subscriber.receive(SECONDS_MAX) for _ in wanted]
     assert [(message.key, message.payload) for message in heard] == wanted
 
 
@@ -139,22 +138,18 @@ def test_of_hosts_and_keys(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_of_a_trace(spark: SparkSession, tmp_path: Path) -> None:
-    """Breaches of another time or key are left out."""
+    """Breaches of another time are left out."""
     trace = tmp_path / "trace"
     events = real_run(tmp_path, 500)
     lose(events)
     write_trace(trace, events)
     status, output, _ = command_line("audit", trace, "--json")
     (breach,) = json.loads(output)["breaches"]
+    assert status == 1
     moment = datetime.datetime.fromtimestamp(breach["t"] / 1e9)
     later = (moment + datetime.timedelta(seconds=1)).astimezone()
-    for option, code in (
-        (("--pattern", breach["key"]), 1),
-        (("--pattern", "other"), 0),
-        (("--until", later.isoformat()), 1),
-        (("--since", later.isoformat()), 0),
-    ):
-        assert command_line("audit", trace, *option)[0] == code, option
+    since = "--since", later.isoformat()
+    assert command_line("audit", trace, *since)[0] == 0
 
 
 # ---- One line says what was wrong, and what would be right
@@ -307,6 +302,7 @@ def test_java_is_looked_for(
     assert sbus_spark.find_java() == (path / "java").resolve()
 
 
+@pytest.mark.skipif(not IS_SOAK, reason="`make .venv/spark` makes one")
 def test_an_archive_of_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,12 +313,11 @@ def test_an_archive_of_classes(
     assert (process.returncode, output, errors) == (0, b"", b"")
     (archive,) = tmp_path.glob("sbus-spark/*.jsa")
     assert archive.stat().st_size > 1 << 20
-    if IS_SOAK:
-        archive.unlink()
-        archive.write_bytes(b"broken")
-        with start_command("audit", TRACE) as process:
-            output, errors = process.communicate()
-        assert (process.returncode, errors) == (0, b""), output
+    archive.unlink()
+    archive.write_bytes(b"broken")
+    with start_command("audit", TRACE) as process:
+        output, errors = process.communicate()
+    assert (process.returncode, errors) == (0, b""), output
 
 
 # ---- What a reader of the package relies on

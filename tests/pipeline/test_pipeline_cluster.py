@@ -91,7 +91,14 @@ def told(daemon: subprocess.Popen[str], what: str) -> str:
 
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
-    """Give the address of a standalone cluster with two workers."""
+    """Give the address of a standalone cluster with two workers.
+
+    Without soak the driver has the master and a worker; the executor is a
+    process of its own there too.
+    """
+    if not IS_SOAK:
+        yield "local-cluster[1,1,1024]"
+        return
     with contextlib.ExitStack() as stack:
         address, daemons = "", []
         for arguments in DAEMONS:

@@ -285,9 +285,8 @@ def test_a_broker_that_comes_back(
             client.publish("up/2", payload)
         client.sync()
         broker.__enter__()
-        received: set[bytes] = set()
-        while received != sent:
-            received.add(take(up, 1)[0].payload)
+        while sent:  # the first message may come again, with all others
+            sent.discard(take(up, 1)[0].payload)
 
 
 def test_a_bus_that_is_slower(buses: list[RealBus], directory: Path) -> None:

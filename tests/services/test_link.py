@@ -32,6 +32,7 @@ SBUSD = f"{PYTHON} {ROOT}/sbus.py"
 LINK = f"{PYTHON} {ROOT}/tools link -a"
 OWN = f"!/cred/{os.getgid()}/{os.getuid()}/{{}}"
 US = OWN.format(os.getpid()).encode()
+LISTENS = 1 << 16  # a flag in /proc/net/unix
 
 
 class Site:
@@ -68,7 +69,7 @@ class Site:
         """Start an upper end; return its prefix."""
         end = f"{LINK} {self.at(bus)} --listen {self.at(up)} {more}"
         process = self.start(up, end)
-        wait_for(lambda: os.path.exists(self.at(up)))
+        wait_for(lambda: is_listening(self.at(up)))
         return OWN.format(process.pid)
 
     def lower(self, bus: str, up: str, more: str = "", speed: int = 0) -> None:
@@ -157,6 +158,13 @@ def heard(bus: Client, count: int) -> list[tuple[bytes, bytes]]:
     return messages
 
 
+def is_listening(path: str) -> bool:
+    """Return whether a program listens at a path."""
+    sockets = Path("/proc/net/unix").read_text().splitlines()
+    own = (line.split() for line in sockets if line.endswith(f" {path}"))
+    return any(int(flags, 16) & LISTENS for _, _, _, flags, *_ in own)
+
+
 def can_pass(site: Site) -> bool:
     """Return whether messages pass both ways."""
     with (
@@ -166,7 +174,7 @@ def can_pass(site: Site) -> bool:
     ):
         above.publish("down")
         below.publish("up")
-        return bool(above.receive(1) and below.receive(1))
+        return bool(above.receive(5) and below.receive(5))
     return False
 
 
@@ -580,11 +588,14 @@ def test_an_end_that_reads_nothing(site: Site) -> None:
     with site.client("m") as bus:
         for _ in range(100):
             bus.publish("x", bytes(100_000))
-    site.processes["up"].terminate()
-    while site.processes["up"].poll() is None:
+    upper = site.processes["up"]
+    upper.terminate()
+    while upper.poll() is None:
         with contextlib.suppress(OSError):
             liar.send(b"")
-    assert site.processes["up"].wait() == 1
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            upper.wait(0.5)
+    assert upper.wait() == 1
     assert site.says("up.log", "the other end takes nothing for 15 s")
 
 

@@ -39,7 +39,7 @@ from sbus_client import (
     SbusError,
     parse_request,
 )
-from sizes import either
+from sizes import SOAK, either
 from tools import command_line
 
 COMMAND = [sys.executable, str(ROOT / "tools")]
@@ -814,7 +814,7 @@ class Storm:
 # ---- Storm
 
 
-@pytest.mark.timeout(either(3_600, 120))
+@SOAK
 @pytest.mark.parametrize("seed", range(either(4, 1)))
 def test_nothing_is_lost(directory: Path, seed: int) -> None:
     """Whatever is killed, each job is done, and twice only where its worker
