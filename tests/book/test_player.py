@@ -237,6 +237,14 @@ def test_many_lines_are_played() -> None:
     assert ["cards" in step for step in led] == [False] * 1_300 + [True] * 200
 
 
+def test_many_lines_that_fail_are_played_once() -> None:
+    """As after a limit, which has the client disconnected."""
+    lines = [f"A > SUB {n}\n" for n in range(1_100)]
+    led = play("bench", "".join(lines))["led"]
+    failed = [n for n, step in enumerate(led) if step.get("wrong")]
+    assert failed == [*range(failed[0], 1_100)] and failed[0] > 1_000
+
+
 @pytest.mark.parametrize(
     "name", either([*SHOWN], random.Random(1).sample([*SHOWN], 5))
 )
