@@ -136,7 +136,7 @@ def test_a_loop_without_end_is_left(
     right: str, loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Soon enough."""
-    monkeypatch.setattr(program_bus, "BUSY_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(program_bus, "TURNS_MAX", 10_000)
     got = say(program(1).replace(right, loop + right, 1), 1)
     assert ": Read" in got and "Missing next" in got
 
