@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -205,3 +206,19 @@ def test_start_after_a_kill(directory: Path) -> None:
     assert first == '{"n":1,"t":1,"ev"'
     kinds = [json.loads(line)["ev"] for line in events]
     assert kinds[:4] == ["start", "open", "sub", "ctl"]
+
+
+def test_full_disk(directory: Path) -> None:
+    """[RUN-16] [TRACE-1] The log has a line of it, and the bus goes on."""
+    path = directory / "trace"
+    with (
+        RealBus(directory, "--trace", str(path)) as bus,
+        bus.connect() as peer,
+    ):
+        limits = (2_000, 2_000)
+        resource.prlimit(bus.process.pid, resource.RLIMIT_FSIZE, limits)
+        peer.send(*[b"SUB %d" % number for number in range(50)])
+        assert peer.fence() == []
+        assert bus.stop() == 0
+    assert bus.log().count(f" no trace from now on: {path}: File") == 1
+    assert path.stat().st_size == 2_000
