@@ -23,7 +23,7 @@ from . import (
 from .conversation import Failure, Outcome, perform
 from .examples import Block, Case, blocks_of, read_cases
 from .rules import ORIGINS, read_rules
-from .server import ServerProcess, delayed_seconds
+from .server import ServerProcess, busy_time, delayed_seconds
 from .trial import Check, NotApplicable, perform_check
 
 Item = Union[Case, Check]  # what is run
@@ -189,12 +189,12 @@ class Kit:
 
     def judge(self, case: Item) -> Result:
         """Run one case; one server does for those with the same options."""
-        start = time.monotonic()
+        start, busy_start = time.monotonic(), busy_time()
         verdict, wrong, said, rule = self._outcome(case)
         rules = tuple(dict.fromkeys(filter(None, (rule, *case.rules))))
         seconds = round(time.monotonic() - start, 4)
         if verdict == "failed":
-            self._failing[family_of(case)] += seconds
+            self._failing[family_of(case)] += busy_time() - busy_start
         return Result(case.name, rules, verdict, wrong, tuple(said), seconds)
 
     def _outcome(self, case: Item) -> tuple[str, str, Sequence[str], str]:
