@@ -159,6 +159,7 @@ def left_out(case: Item, level: str, only: Set[str]) -> str:
 SIGNAL = "a signal has ended the run"
 NO_TIME = "what failed took too long; see --total"
 FAMILY_SHARE = 1 / 12  # of the time, for what fails of a family
+CHECKS_SHARE = 1 / 2  # for checks, which come first; examples have the rest
 LATE_PATIENCE = 1 / 4  # for its rest
 PASSES_IF_FLAKY = 2  # in a row; fewer would hide what fails now and then
 DELAY_SECONDS_MAX = 0.1  # of a kit that waits for a processor
@@ -199,7 +200,8 @@ class Kit:
 
     def _outcome(self, case: Item) -> tuple[str, str, Sequence[str], str]:
         """Return the verdict on a case, and what else a result tells."""
-        is_over = sum(self._failing.values()) > self._total
+        share = CHECKS_SHARE if isinstance(case, Check) else 1
+        is_over = sum(self._failing.values()) > share * self._total
         for verdict, why in (
             ("not asked for", left_out(case, self.level, self.only)),
             ("not applicable", obstacle(case)),
