@@ -19,6 +19,7 @@ FORMS = {  # what a client can be told to send
     "unsubscribe": re.compile(rb"UNSUB ([^\0]*)"),
     "publish": re.compile(rb"MSG ([^\0]*)\0(.*)", re.S),
 }
+LIMITED = "LIMIT", "way-out"  # examples of limits, and of who leaves for them
 KINDS = {"message": b"MSG", "control": b"CMSG"}  # of what it receives
 
 
@@ -37,7 +38,8 @@ def can_be_held(case: Item) -> bool:
     """
     if not isinstance(case, Conversation) or case.options:
         return False
-    is_at_a_limit = any(rule.startswith("LIMIT") for rule in case.rules)
+    names = (case.name, *case.rules)
+    is_at_a_limit = any(name.startswith(LIMITED) for name in names)
     verbs = {step.verb for step in case.steps}
     packets = [
         b"".join(part.text * part.times for part in step.text)

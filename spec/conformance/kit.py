@@ -23,7 +23,7 @@ from . import (
 from .conversation import Failure, Outcome, perform
 from .examples import Block, Case, blocks_of, read_cases
 from .rules import ORIGINS, read_rules
-from .server import ServerProcess, delayed_seconds
+from .server import ServerProcess, busy_time, delayed_seconds
 from .trial import Check, NotApplicable, perform_check
 
 Item = Union[Case, Check]  # what is run
@@ -159,6 +159,7 @@ def left_out(case: Item, level: str, only: Set[str]) -> str:
 SIGNAL = "a signal has ended the run"
 NO_TIME = "what failed took too long; see --total"
 FAMILY_SHARE = 1 / 12  # of the time, for what fails of a family
+CHECKS_SHARE = 1 / 2  # for checks, which come first; examples have the rest
 LATE_PATIENCE = 1 / 4  # for its rest
 PASSES_IF_FLAKY = 2  # in a row; fewer would hide what fails now and then
 DELAY_SECONDS_MAX = 0.1  # of a kit that waits for a processor
@@ -189,17 +190,18 @@ class Kit:
 
     def judge(self, case: Item) -> Result:
         """Run one case; one server does for those with the same options."""
-        start = time.monotonic()
+        start, busy_start = time.monotonic(), busy_time()
         verdict, wrong, said, rule = self._outcome(case)
         rules = tuple(dict.fromkeys(filter(None, (rule, *case.rules))))
         seconds = round(time.monotonic() - start, 4)
         if verdict == "failed":
-            self._failing[family_of(case)] += seconds
+            self._failing[family_of(case)] += busy_time() - busy_start
         return Result(case.name, rules, verdict, wrong, tuple(said), seconds)
 
     def _outcome(self, case: Item) -> tuple[str, str, Sequence[str], str]:
         """Return the verdict on a case, and what else a result tells."""
-        is_over = sum(self._failing.values()) > self._total
+        share = CHECKS_SHARE if isinstance(case, Check) else 1
+        is_over = sum(self._failing.values()) > share * self._total
         for verdict, why in (
             ("not asked for", left_out(case, self.level, self.only)),
             ("not applicable", obstacle(case)),

@@ -17,7 +17,7 @@ from .conversation import Outcome, perform
 from .examples import Conversation, parse_step
 from .kit import received
 from .random_writer import IDS, PIDS, WITNESS, Decisions, Operation, write
-from .server import ServerProcess, delayed_seconds
+from .server import ServerProcess, busy_time
 
 SEGMENTS = b"a b aa !a a! ab".split() + [b""]
 WILD = b"* a* ** a*b *a a**".split()
@@ -271,11 +271,6 @@ def words_of(options: dict[str, Any]) -> tuple[str, ...]:
         text = value.decode() if isinstance(value, bytes) else str(value)
         words += [f"--{name}"] if value is True else [f"--{name}", text]
     return tuple(words)
-
-
-def busy_time() -> float:
-    """Return the time, without that in which we had no processor."""
-    return time.monotonic() - delayed_seconds()
 
 
 def smaller(operations: list[Operation]) -> Iterator[list[Operation]]:

@@ -64,6 +64,11 @@ def delayed_seconds() -> float:
     return 0.0
 
 
+def busy_time() -> float:
+    """Return the time, without that in which we had no processor."""
+    return time.monotonic() - delayed_seconds()
+
+
 class Program:
     """A program that a command starts, as often as it takes."""
 

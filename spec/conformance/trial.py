@@ -170,4 +170,6 @@ def perform_check(check: Check, server: ServerProcess) -> Outcome:
     except Failure as failure:
         sure = failure.rule, failure.is_sure
         return Outcome(str(failure), trial.said, *sure)
+    except OSError as error:  # what it should have made is not there
+        return Outcome(str(error), trial.said)
     return Outcome("", trial.said)

@@ -258,6 +258,12 @@ class TestKit:
         done = run_kit(*options, "--timeout-scale", "1.5")
         assert done.status == 0, done
 
+    def test_a_server_that_ignores_its_options(self) -> None:
+        """A file that it does not make is a failure of one check."""
+        only = ("--only", "trace-of-payloads", "--jobs", "1")
+        done = run_kit("--server", naive(), *only)
+        assert done.status == 1 and "-> [Errno 2] No such file" in done.output
+
     def test_what_a_server_wrote(self, directory: Path) -> None:
         """A failure has what the server wrote meanwhile, short enough."""
         text = "print(packet.decode(), 'x' * 99, file=sys.stderr, flush=True)"
