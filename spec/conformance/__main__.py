@@ -9,8 +9,8 @@ What is tried; there may be several:
 How it is tried; times are as 90, 0.5, 15m, 1h or 2d:
 
   --level LEVEL        protocol: what its text asks for; sbus: chapters 2 to 8,
-                       the default; daemon, or --ours: chapter 9 and what needs
-                       an option as well
+                       the default; daemon: chapter 9 and what needs an option
+                       as well
   --only NAME          only this rule or example, of any level, or this family
                        or chapter; there may be several, as in SUB-1,UNSUB
   --without NAME       not this one: a server does not offer it, as TRACE,RUN
@@ -115,7 +115,6 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     for option in ("--list", "--verbose", "--json"):
         add_switch(option)
     add("--level", choices=kit.LEVELS, default="sbus")
-    add("--ours", dest="level", action="store_const", const="daemon")
     for option in ("--only", "--without"):
         add(option, action="extend", nargs="+", default=[])
     add("--except", type=Path, dest="known", default=set())

@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 SBUSD = (sys.executable, str(ROOT / "tests/bed/sbusd.py"))
 NAIVE = ROOT / "tests/kit/naive_server.py"
-SECONDS_MAX = 100.0  # for what a test waits; pytest ends a test at 400
+SECONDS_MAX = 100.0  # for what a test waits; pytest gives it longer
 
 
 MARK = f"of process {os.getpid()}"  # which all that tests start inherit
@@ -43,10 +43,11 @@ ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": ""}
 
 
 def leave_nothing() -> None:
-    """End what tests have started, daemons too, and remove its folders."""
+    """End the programs that tests have started, and remove their folders."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            is_marked = MARK.encode() in (process / "environ").read_bytes()
+            variables = (process / "environ").read_bytes().split(b"\0")
+            is_marked = b"SBUS_TESTS=" + MARK.encode() in variables
             if is_marked and int(process.name) != os.getpid():
                 os.kill(int(process.name), signal.SIGKILL)
     for folder in FOLDERS:

@@ -14,7 +14,7 @@ IS_SOAK = FACTOR > 1
 SOAK = pytest.mark.timeout(3_600 if IS_SOAK else 400)
 # A proof takes a core for long, and logs what nobody reads
 PROOF = [
-    pytest.mark.timeout(300 * FACTOR**2),
+    pytest.mark.timeout(400 * FACTOR**2),
     pytest.mark.usefixtures("undisturbed"),
 ]
 

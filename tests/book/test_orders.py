@@ -141,7 +141,8 @@ def test_command(directory: Path) -> None:
     file = directory / "talk"
     file.write_text(CONVERSATIONS["both-publish-first"], "utf-8")
     done = run("simulated/orders.py", str(file))
-    assert done.status == 0 and done.output.startswith("6 orders, 2 end")
+    assert done.status == 0
+    assert done.output.startswith("orders: 6; end states: 2")
     done = run("simulated/orders.py", "--apart", str(file))
     assert done.status == 0 and done.output.endswith(" states\n")
     for words, said in (
@@ -161,6 +162,7 @@ def test_command(directory: Path) -> None:
         ("A > SUB k\nwait 6", "Line 2, “wait 6”: here time passes when"),
         ("A > SUB {B.pid}", "Line 1, “A > SUB {B.pid}”: no client B"),
         ("A < {any}\n---", "Line 1, “A < {any}”: before the line ---"),
+        ("---\nA close\n---", "a conversation has one line ---"),
         ("server --strict", "A search knows only limits"),
         ("server --owner 5", "A search knows only limits"),
         ("A > MSG k\\0{1..3000000}\n---", "That is too much for this page"),

@@ -177,7 +177,7 @@ class TestKit:
         source = SBUS.read_text("utf-8")
         path.write_text(Mistake("", (), (change,)).spoil(source), "utf-8")
         command = f"{sys.executable} {path} -f -a {{address}}"
-        done = run_kit("--server", command, "--ours", "--only", name)
+        done = run_kit("--server", command, "--only", name)
         assert done.status == 0, done
 
     def test_a_server_and_a_client_at_once(self) -> None:

@@ -92,14 +92,16 @@ class TestPage:
     def test_what_was_not_asked_for(self) -> None:
         """It is in the table, and why stands below, once."""
         others = [
-            Result(case.name, case.rules, "not asked for", "see --ours")
+            Result(
+                case.name, case.rules, "not asked for", "see --level daemon"
+            )
             for case in CASES
             if FIRST in case.rules
         ]
         text = page_of(*others)
         assert ">not asked for</td>" in row(text, FIRST)
-        why = f"<li>not asked for, {len(others)}: see --ours</li>"
-        assert why in text and text.count("see --ours") == 1
+        why = f"<li>not asked for, {len(others)}: see --level daemon</li>"
+        assert why in text and text.count("see --level daemon") == 1
 
     def test_servers_and_clients_side_by_side(self) -> None:
         """Each has a column, empty where a rule is not for it."""
