@@ -160,8 +160,10 @@ def heard(bus: Client, count: int) -> list[tuple[bytes, bytes]]:
 
 def is_listening(path: str) -> bool:
     """Return whether a program listens at a path."""
-    sockets = Path("/proc/net/unix").read_text().splitlines()
-    own = (line.split() for line in sockets if line.endswith(f" {path}"))
+    # Names of other programs are any bytes
+    sockets = Path("/proc/net/unix").read_bytes().splitlines()
+    end = b" " + os.fsencode(path)
+    own = (line.split() for line in sockets if line.endswith(end))
     return any(int(flags, 16) & LISTENS for _, _, _, flags, *_ in own)
 
 
