@@ -221,8 +221,12 @@ def abstract_names(trial: Trial) -> None:
         address = f"{ABSTRACT}/00{os.urandom(size).hex()}"
         address = address if size else ABSTRACT
         text = trial.launch(address)
-        form = rf"{ABSTRACT}/00[0-9A-Fa-f]{{214}}\n" if not size else ""
-        require(re.fullmatch(form, text), f"it writes {text!r}")
+        form = (
+            rf"{ABSTRACT}/00([0-9A-Fa-f]{{2}}){{1,107}}\n?" if not size else ""
+        )
+        wanted = "an abstract address" if not size else "nothing"
+        is_right = re.fullmatch(form, text)
+        require(is_right, f"it writes {text!r} where {wanted} is to come")
         digits = (text.rstrip() or address).rpartition("/")[2]
         names.add(digits)
         trial.server.name = bytes.fromhex(digits).ljust(108, b"\0")
@@ -286,7 +290,8 @@ def end_by_a_signal(trial: Trial) -> None:
         is_left = os.path.lexists(trial.server.path)
         require(not is_left, "its socket is still there")
     for number in numbers:
-        trial.say("that signal is ignored when another server starts")
+        trial.say(f"{number.name} is ignored when another server starts,")
+        trial.say("which ignores it as well")
         ignore = functools.partial(signal.signal, number, signal.SIG_IGN)
         trial.start(preexec_fn=ignore)
         trial.send_signal(number)
