@@ -189,14 +189,17 @@ def trace_that_cannot_be_written(trial: Trial) -> None:
 def trace_of_payloads(trial: Trial) -> None:
     path = trial.server.new_path()
     options = ("--trace", path, "--trace-payload")
-    trial.start(*options, umask=0)
-    tell(trial.client(), b"MSG !/cred////k\0precious", b"MSG k\0common")
-    trial.stop()
-    trial.start(*options)
+    for prefix in ("", "!/cred/1/2/3"):  # behind which the first is upward
+        more = ("--cred-prefix", prefix) if prefix else ()
+        trial.start(*options, *more, umask=0)
+        client = trial.client()
+        tell(client, b"MSG !/cred////k\0precious", b"MSG k\0common")
+        tell(client, b"MSG !/cred/1/2/3/!/cred////k\0precious")
+        trial.stop()
     mode, events = stat.S_IMODE(os.stat(path).st_mode), read_trace(path)
     is_private = mode == 0o600
     require(is_private, f"the mode of the trace is {mode:04o}", "TRACE-1")
     starts = sum(event.get("ev") == "start" for event in events)
     require(starts == 2, f"the trace has {starts} starts")
     data = [event["data"] for event in events if "data" in event]
-    require(data == ["Y29tbW9u"], f"its payloads are: {data}", "TRACE-4")
+    require(data == ["Y29tbW9u"] * 2, f"its payloads are: {data}", "TRACE-4")
