@@ -79,8 +79,10 @@ def leave_in_ways(trial: Trial, is_plain: bool) -> None:
     for options, cases in lots(lambda case: case.name.startswith("way-out")):
         if is_plain != bool(options):
             trial.start(*options)
+            stays = [trial.client()] if is_plain else []
             for case in cases:
                 leave(trial, case)
+            trial.server.audit(stays)
 
 
 def leave(trial: Trial, case: Conversation) -> None:
@@ -114,7 +116,7 @@ def log_and_trace_of_every_example(trial: Trial) -> None:
         trial.start("-v", *options, "--trace", path, path=address)
         for case in cases:
             hold(trial, case, "with a trace")
-        trial.client("k").settle()  # and stays
+        trial.stall(b"MSG k\0")  # which is lost when it stops
         for form, text in itertools.product(SAID, TEXTS):
             tell(trial.client(), form % text)
         trial.stop()

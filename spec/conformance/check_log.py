@@ -23,10 +23,11 @@ ERRORS = 30  # of each user, in each way
 WAYS = (
     ("PKT-2", Trial.user, (b"HELLO", b"")),
     ("KEY-4", Trial.user, (b"SUB !", b"MSG !\0")),
-    ("CONN-2", Trial.user + 2, ()),  # who are kept out
+    ("CONN-2", Trial.user + 2, (None, None)),  # who are kept out
 )
 NUMBER = re.compile(rb"\b[0-9]+\b")
 LINE_SECONDS = 1.1  # [CONN-13] after which a line more is due
+LINES_MAX = 11  # of a rule in a second, with the line of all others
 HOUR = 3600 * 10**9  # in nanoseconds
 LOGGED_BYTES_MAX = 80  # [RUN-15] of what a client sent
 # What clients send to see it in the log
@@ -50,6 +51,26 @@ def require_plain_log(trial: Trial) -> None:
         require(is_short, f"it logs more than {LOGGED_BYTES_MAX} bytes")
 
 
+def err_at_once(trial: Trial, turns: list[Any]) -> int:
+    """Have clients err, and the server log all of that and stop.
+
+    Each turn is a client and its packet, or None if it sends nothing.
+    Return in how many seconds they erred, the last of which had only begun.
+    """
+    trial.server.freeze()
+    for client, packet in turns:
+        if packet is not None:
+            client.send(packet)
+    begin = time.monotonic()  # before it, nobody knows how fast others err
+    trial.server.thaw()
+    for client, _ in turns:
+        hear(client, END)
+    seconds = int(time.monotonic() - begin) + 1
+    time.sleep(LINE_SECONDS)
+    trial.stop()
+    return seconds
+
+
 @check("CONN-13", "PKT-2", "CONN-2", "TRACE-1")
 def lines_of_each_user(trial: Trial) -> None:
     path = trial.server.new_path()
@@ -58,23 +79,14 @@ def lines_of_each_user(trial: Trial) -> None:
     trial.start("-g", "-o", *users, "--trace", path)
     trial.say(f"two users err {ERRORS} times each, in two ways; two are out")
     pids: dict[int, set[int]] = defaultdict(set)
-    clients = [
-        (trial.client(uid=first + other), packets)
-        for _, first, packets in WAYS
-        for other in (0, 1) * ERRORS
+    turns = [
+        (trial.client(uid=first + number % 2), ways[number // 2 % 2])
+        for _, first, ways in WAYS
+        for number in range(2 * ERRORS)
     ]
-    trial.server.freeze()  # so that all err at once
-    for number, (client, packets) in enumerate(clients):
-        if packets:
-            client.send(packets[number // 2 % 2])
-    begin = time.monotonic()  # before it, nobody knows how fast others err
-    trial.server.thaw()
-    for client, _ in clients:
-        hear(client, END)
+    lines_max = 2 * err_at_once(trial, turns)  # and those left out
+    for client, _ in turns:
         pids[client.uid].add(client.pid)
-    time.sleep(LINE_SECONDS)
-    trial.stop()
-    lines_max = 2 * (time.monotonic() - begin) + 2  # and those left out
     lines = trial.server.log_lines()
     for (rule, first, ways), other in itertools.product(WAYS, (0, 1)):
         uid = first + other
@@ -90,7 +102,7 @@ def lines_of_each_user(trial: Trial) -> None:
             wrong = numbers & others
             require(not wrong, f"{where} name {wrong} of another")
             require(numbers & pids[uid], f"{where} name no process")
-        is_limited = len(of_user) <= lines_max or not ways
+        is_limited = len(of_user) <= lines_max or not any(ways)
         require(is_limited, f"{where} are {len(of_user)}")
     found = {event.get("uid") for event in read_trace(path)}
     require(trial.user + 2 not in found, "its trace has a user who is out")
@@ -105,6 +117,20 @@ def adds_up(lines: list[set[int]]) -> bool:
     for numbers in lines:
         sums = {s + n for s in sums for n in numbers if s + n <= ERRORS}
     return ERRORS in sums
+
+
+@check("CONN-13")
+def lines_of_many_users(trial: Trial) -> None:
+    trial.start("-g", "-o")
+    users = range(trial.user, trial.user + LINES_MAX + 1)
+    turns = [(trial.client(uid=user), b"HELLO") for user in users]
+    trial.say(f"{len(turns)} users err at once")
+    seconds = err_at_once(trial, turns)
+    lines = [line for line in trial.server.log_lines() if b"PKT-2" in line]
+    require(len(lines) <= seconds * LINES_MAX, f"its lines are {len(lines)}")
+    named = {*map(int, NUMBER.findall(b"".join(lines)))}
+    lost = {client.pid for client, _ in turns} - named
+    require(not lost, f"its lines of PKT-2 leave out the processes {lost}")
 
 
 @check("RUN-16")
@@ -189,14 +215,17 @@ def trace_that_cannot_be_written(trial: Trial) -> None:
 def trace_of_payloads(trial: Trial) -> None:
     path = trial.server.new_path()
     options = ("--trace", path, "--trace-payload")
-    trial.start(*options, umask=0)
-    tell(trial.client(), b"MSG !/cred////k\0precious", b"MSG k\0common")
-    trial.stop()
-    trial.start(*options)
+    for prefix in ("", "!/cred/1/2/3"):  # behind which the first is upward
+        more = ("--cred-prefix", prefix) if prefix else ()
+        trial.start(*options, *more, umask=0)
+        client = trial.client()
+        tell(client, b"MSG !/cred////k\0precious", b"MSG k\0common")
+        tell(client, b"MSG !/cred/1/2/3/!/cred////k\0precious")
+        trial.stop()
     mode, events = stat.S_IMODE(os.stat(path).st_mode), read_trace(path)
     is_private = mode == 0o600
     require(is_private, f"the mode of the trace is {mode:04o}", "TRACE-1")
     starts = sum(event.get("ev") == "start" for event in events)
     require(starts == 2, f"the trace has {starts} starts")
     data = [event["data"] for event in events if "data" in event]
-    require(data == ["Y29tbW9u"], f"its payloads are: {data}", "TRACE-4")
+    require(data == ["Y29tbW9u"] * 2, f"its payloads are: {data}", "TRACE-4")

@@ -11,6 +11,7 @@ from .wire import Wire, numbers_in
 
 SUMS = ("published", "delivered", "refused", "discarded", "paused")
 USES = ("patterns", "backlog_bytes")
+OWN_USE = "pattern_bytes"  # which only its client is told
 
 
 def require_counts(clients: Sequence[Wire], observer: Wire) -> None:
@@ -19,12 +20,13 @@ def require_counts(clients: Sequence[Wire], observer: Wire) -> None:
     The observer sees more if it is root's or the bus owner's.
     """
     sums: dict[str, Counter[str]] = defaultdict(Counter)
-    for client in clients:
+    for client in (*clients, observer):
         observer.settle()  # so the turn of the client is over
         wanted = client.own_numbers()  # before the answer is one more
         found = numbers_in(client.stats())
         compare(client.name, found, wanted, {})
-        for name in {*SUMS} & {*found}:
+        sums[str(client.uid)]["clients"] += bool(found)
+        for name in {*SUMS, OWN_USE} & {*found}:
             sums[str(client.uid)][name] += found[name]
 
     whole = numbers_in(observer.stats())
@@ -36,6 +38,8 @@ def require_counts(clients: Sequence[Wire], observer: Wire) -> None:
             name: sum(row.get(name, 0) for row in own)
             for name in USES * is_whole
         }
+        if sums[uid]["clients"] == user.get("clients"):  # all were asked
+            uses[OWN_USE] = sums[uid][OWN_USE]
         compare(f"user {uid}", user, uses, sums[uid])
 
 
