@@ -140,12 +140,12 @@ class WatchedBus(FakeBus):
         self.names = [""]  # of clients, by their numbers
         self.wires: dict[str, Any] = {}  # by their names
         self.trace = LineTrace(sbus.__file__)
-        self.who = ""
+        self.actor = ""
 
     def connect(self, *which: Any) -> FakeConnection:
-        self.names.append(self.who)
+        self.names.append(self.actor)
         connection = super().connect(*which)
-        self.wires[self.who] = connection.wire
+        self.wires[self.actor] = connection.wire
         return connection
 
     def play(self, talk: Talk, line: examples.Conversation) -> Answer:
@@ -157,7 +157,7 @@ class WatchedBus(FakeBus):
         LOG.clear()
         got = b""
         for step in line.steps:
-            self.who = step.client
+            self.actor = step.client
             if step.client in self.wires and self.wires[step.client].taken:
                 got = self.wires[step.client].taken[0]
             talk.take(step)

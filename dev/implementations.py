@@ -82,8 +82,8 @@ def judge(tried: Implementation) -> list[Run]:
         try:
             if option == "client":
                 build(command)
-            found = run_all(parse_options([*words, *without]))
-            runs += [run._replace(name=tried.name) for run in found]
+            results = run_all(parse_options([*words, *without]))
+            runs += [run._replace(name=tried.name) for run in results]
         except (Failure, NotApplicable, OSError) as error:
             print(f"{tried.name} is not tried here: {error}", file=sys.stderr)
     return runs

@@ -278,8 +278,8 @@ def wire_of(value: object) -> int:
     if type(value).__module__ != "__main__":
         return 0  # no class of the program
     parts = vars(value).values() if hasattr(value, "__dict__") else ()
-    found = (part.number for part in parts if isinstance(part, ProgramWire))
-    return next(found, 0)
+    numbers = (part.number for part in parts if isinstance(part, ProgramWire))
+    return next(numbers, 0)
 
 
 def module_like(module: ModuleType, **others: object) -> ModuleType:

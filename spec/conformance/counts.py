@@ -23,19 +23,19 @@ def require_counts(clients: Sequence[Wire], observer: Wire) -> None:
     for client in (*clients, observer):
         observer.settle()  # so the turn of the client is over
         wanted = client.own_numbers()  # before the answer is one more
-        found = numbers_in(client.stats())
-        compare(client.name, found, wanted, {})
-        sums[str(client.uid)]["clients"] += bool(found)
-        for name in {*SUMS, OWN_USE} & {*found}:
-            sums[str(client.uid)][name] += found[name]
+        counts = numbers_in(client.stats())
+        compare(client.name, counts, wanted, {})
+        sums[str(client.uid)]["clients"] += bool(counts)
+        for name in {*SUMS, OWN_USE} & {*counts}:
+            sums[str(client.uid)][name] += counts[name]
 
     whole = numbers_in(observer.stats())
     rows = whole.get("clients", {}).values()
     for uid, user in whole.get("users", {}).items():
-        own = [row for row in rows if str(row.get("uid")) == uid]
-        is_whole = len(own) == user.get("clients")  # no row is left out
+        parts = [row for row in rows if str(row.get("uid")) == uid]
+        is_whole = len(parts) == user.get("clients")  # no row is left out
         uses = {
-            name: sum(row.get(name, 0) for row in own)
+            name: sum(row.get(name, 0) for row in parts)
             for name in USES * is_whole
         }
         if sums[uid]["clients"] == user.get("clients"):  # all were asked
@@ -45,15 +45,15 @@ def require_counts(clients: Sequence[Wire], observer: Wire) -> None:
 
 def compare(
     whose: str,
-    found: dict[str, Any],
+    counts: dict[str, Any],
     exact: Mapping[str, int],
     least: Mapping[str, int],
 ) -> None:
     """Raise Failure unless counts are as they should be, or no less."""
-    lost = {"refused": found.get("discarded", 0)}
+    lost = {"refused": counts.get("discarded", 0)}
     for name, number in (*exact.items(), *lost.items(), *least.items()):
-        count = found.get(name, number)
+        count = counts.get(name, number)
         if count < number or count > exact.get(name, count):
-            what = f"`stats` says of {whose}: {name} {count}"
-            how = "not" if name in exact else "less than"
-            raise Failure(f"{what}, {how} {number}", "CTL-5")
+            claim = f"`stats` says of {whose}: {name} {count}"
+            relation = "not" if name in exact else "less than"
+            raise Failure(f"{claim}, {relation} {number}", "CTL-5")

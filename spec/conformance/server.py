@@ -38,11 +38,11 @@ def descendants(process: int) -> Iterator[int]:
 
 def states(process: int) -> set[str]:
     """Return the states of a process's threads, as letters; none if ended."""
-    found = set()
+    codes = set()
     for file in Path(f"/proc/{process}/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # it ends meanwhile
-            found.add(file.read_text("latin-1").rpartition(")")[2].split()[0])
-    return found
+            codes.add(file.read_text("latin-1").rpartition(")")[2].split()[0])
+    return codes
 
 
 def is_stopped(process: int) -> bool:

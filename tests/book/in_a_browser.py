@@ -90,11 +90,11 @@ def serve(site: Path, kind: type[Handler] = Handler) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """A browser, this machine's or Playwright's own."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     with playwright.sync_playwright() as running:
         try:
             browser = running.chromium.launch(
-                executable_path=found, args=FLAGS.split()
+                executable_path=executable, args=FLAGS.split()
             )
         except playwright.Error as error:
             pytest.skip(f"no Chromium: {error.message.splitlines()[0]}")
@@ -379,8 +379,8 @@ class TestPages:
             assert page.evaluate(OVERFLOW) <= width
             assert not page.evaluate(SMALL)
             page.add_script_tag(path=AXE)
-            found = page.evaluate(FAULTS)
-            assert not found, (width, scheme, found)
+            faults = page.evaluate(FAULTS)
+            assert not faults, (width, scheme, faults)
 
     def test_a_report_fits_a_telephone(self, page: Any) -> None:
         """Of three servers; each rule has the whole width."""

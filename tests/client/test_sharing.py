@@ -576,7 +576,7 @@ def test_proof_of_identity(bus: RealBus) -> None:
     proof: dict[str, Any] = dict(vars(sbus_client))
     exec(example, proof)
     with Client(bus.path) as client, Client(bus.path) as service:
-        own = service.whoami(SECONDS_MAX)
+        asker = service.whoami(SECONDS_MAX)
         service.subscribe("service")
         service.sync(SECONDS_MAX)
 
@@ -584,7 +584,7 @@ def test_proof_of_identity(bus: RealBus) -> None:
             lambda: proof["verify"](service, service.receive())
         ) as done:
             assert proof["prove"](client, "service")[:3] == OWN
-        assert done.result() == own
+        assert done.result() == asker
 
 
 CALLS: dict[str, tuple[Any, ...]] = {

@@ -365,7 +365,7 @@ class TestKit:
         examples = ("--examples", str(file))
         assert run_kit("--server", server, *examples).status == 1
         assert run_kit("--server", RIGHT, *examples).status == 0
-        (check,) = [one for one in CHECKS if one.name == only[1]]
+        (check,) = [case for case in CHECKS if case.name == only[1]]
         assert not left_out(check, "sbus", set())
 
     def test_too_few_conversations(self) -> None:

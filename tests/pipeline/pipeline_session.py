@@ -21,10 +21,10 @@ def spark(
     """Start Spark as the commands do for small inputs, once for all tests."""
     folder = str(tmp_path_factory.mktemp("spark"))
     options = f"{PLAIN['SPARK_SUBMIT_OPTS']} -Djava.io.tmpdir={folder}"
-    own = {"SPARK_SUBMIT_OPTS": options, "SPARK_LOCAL_DIRS": folder}
+    places = {"SPARK_SUBMIT_OPTS": options, "SPARK_LOCAL_DIRS": folder}
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
-        for name, value in {**PLAIN, **own, "TMPDIR": folder}.items():
+        for name, value in {**PLAIN, **places, "TMPDIR": folder}.items():
             patch.setenv(name, value)
         try:
             session = sbus_spark.session("test", size=0)

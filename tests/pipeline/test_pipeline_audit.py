@@ -184,11 +184,11 @@ def test_what_is_planted_is_found_and_nothing_else(audited: Audited) -> None:
 
     A real trace may have messages of which nobody can know.
     """
-    found = counted(audited.rows)
-    for name in found.keys() - UNSENT.keys():
-        found[name].pop("undecided", None)
-    found = {name: breaches for name, breaches in found.items() if breaches}
-    assert found == audited.expected
+    breaches = counted(audited.rows)
+    for name in breaches.keys() - UNSENT.keys():
+        breaches[name].pop("undecided", None)
+    breaches = {name: counts for name, counts in breaches.items() if counts}
+    assert breaches == audited.expected
 
 
 def test_a_row_names_what_is_wrong(audited: Audited) -> None:
@@ -221,10 +221,10 @@ def test_a_bus_that_still_runs(spark: SparkSession, audited: Audited) -> None:
     names = [*UNSENT, "unfinished"]
     paths = [str(audited.folder / name) for name in names]
     rows = sbus_spark.audit(spark, paths, is_running=True).collect()
-    found = counted(rows)
-    assert set(found.pop("unfinished")) == {"undecided"}
+    breaches = counted(rows)
+    assert set(breaches.pop("unfinished")) == {"undecided"}
     expected = {name: {**UNSENT[name][1]} for name in UNSENT}
     for name in UNSENT:
         if name != "there":  # a client that is not closed before the stop
             expected[name].pop("bad-trace", None)
-    assert found == expected
+    assert breaches == expected

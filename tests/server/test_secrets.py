@@ -167,8 +167,8 @@ def test_odd_numbers(number: int) -> None:
         fields = list(map(str, numbers))
         fields[place] = spelling
         text = "!/cred/{}/{}/{}/x".format(*fields).encode()
-        own = sbus.Credentials(*numbers)
-        assert_agreement(text, [text, b"!/cred////x"], own)
+        credentials = sbus.Credentials(*numbers)
+        assert_agreement(text, [text, b"!/cred////x"], credentials)
 
 
 def test_credential_grid() -> None:

@@ -163,8 +163,8 @@ def is_listening(path: str) -> bool:
     # Names of other programs are any bytes
     sockets = Path("/proc/net/unix").read_bytes().splitlines()
     end = b" " + os.fsencode(path)
-    own = (line.split() for line in sockets if line.endswith(end))
-    return any(int(flags, 16) & LISTENS for _, _, _, flags, *_ in own)
+    rows = (line.split() for line in sockets if line.endswith(end))
+    return any(int(flags, 16) & LISTENS for _, _, _, flags, *_ in rows)
 
 
 def can_pass(site: Site) -> bool:
