@@ -168,9 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Failure, OSError, ValueError) as error:
         if not isinstance(error, BrokenPipeError):  # its reader had enough
             print(f"conformance: {error}", file=sys.stderr)
-        with contextlib.suppress(
-            OSError
-        ):  # Python writes at exit what is left
+        # Python writes at exit what is left
+        with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 2
 
