@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -16,9 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from processes import ENVIRONMENT, ROOT, SECONDS_MAX, Result, run, started
 from real_bus import Listener, Peer, RealBus, wait_for
-from sbus_client import Client
+from sbus_client import Client, main
+from tools import command_line
 
 # Of a program that imports our files, wherever it runs
 IMPORTING = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
@@ -36,6 +40,21 @@ def with_file(words: str) -> list[str]:
     """Return a command line with its file: tools, unless it names another."""
     is_full = not words.startswith("sbus_client.py ")
     return ["tools"] * is_full + words.split()
+
+
+def run_here(*command: str) -> int:
+    """Run a command line in this process; return its exit status.
+
+    It must neither fail at the bus, as it then leaves its output, nor read.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [*command])
+        try:
+            if command[0] == "sbus_client.py":
+                return main()
+            return command_line.run(signal.getsignal(signal.SIGINT))
+        except SystemExit as end:
+            return int(end.code or 0)
 
 
 def python(*words: str, cwd: Path, path: str = "") -> Result:

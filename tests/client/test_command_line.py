@@ -26,6 +26,7 @@ from commands import (
     IMPORTING,
     python,
     ready,
+    run_here,
     sbus,
     served,
     subscribed,
@@ -102,13 +103,15 @@ TIME = "is not a time above 0, such as 90, 0.5, 15m, 1h or 2d"
         ),
     ],
 )
-def test_wrong_usage(arguments: str, error: str) -> None:
+def test_wrong_usage(
+    arguments: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A wrong command line is one line and the exit status 2."""
     file, *words = with_file(arguments)
-    done = run(file, *words, stdin=subprocess.DEVNULL)
-    assert (done.status, done.output) == (2, "")
+    assert run_here(file, *words) == 2
+    output, errors = capsys.readouterr()
     line = f"{PROGRAMS[file]}: {error}; --help lists the options\n"
-    assert re.fullmatch(line, done.errors)
+    assert output == "" and re.fullmatch(line, errors)
 
 
 @pytest.mark.parametrize("words", ["pub a/!/b v", "sub a/!/b"])
@@ -441,12 +444,14 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
         (["help", ""], {"pub", "help"}),
     ],
 )
-def test_words(words: list[str], offers: set[str]) -> None:
+def test_words(
+    words: list[str], offers: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Completion offers commands, then the options of the command, and nothing
     for a file.
     """
-    done = run("tools", "completion", "words", *words[:-1])
-    output = {*done.output.split()}
+    assert run_here("tools", "completion", "words", *words[:-1]) == 0
+    output = {*capsys.readouterr().out.split()}
     assert offers <= output and bool(offers) == bool(output)
     assert "--address" not in output or "bridge" not in words
 
@@ -511,26 +516,21 @@ def small_python(directory: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def answering(listener: Listener, packet: bytes) -> Iterator[None]:
     """Greet each client with a packet."""
-    peers = []
     is_over = threading.Event()
 
     def serve() -> None:
-        while not is_over.is_set():
-            peers.append(listener.accept())
-            with contextlib.suppress(OSError):  # it may have gone
-                peers[-1].send(packet)
+        with contextlib.ExitStack() as peers:
+            while not is_over.is_set():
+                peer = peers.enter_context(listener.accept())
+                with contextlib.suppress(OSError):  # it may have gone
+                    peer.send(packet)
 
-    server = threading.Thread(target=serve)
-    server.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        with seqpacket() as last:
+    with beside(serve), seqpacket() as last:
+        try:
+            yield
+        finally:
+            is_over.set()
             last.connect(listener.path)
-            server.join()
-        for peer in peers:
-            peer.wire.close()
 
 
 def assert_printable(text: str) -> None:
@@ -547,11 +547,11 @@ def test_malformed_packet(
     that needs more says which package has it.
     """
     env = small_python(directory) if is_small else ENVIRONMENT
+    env = {**env, "SBUS_ADDRESS": listener.path}
     for words in COMMANDS:
         words = words.replace("DIR", f"{directory}/capture")
         words = words.replace("BUS", listener.path)
         with answering(listener, b"\x1b[31m\xc2\x9b junk"):
-            env["SBUS_ADDRESS"] = listener.path
             done = run(*with_file(words), env=env, stdin=subprocess.DEVNULL)
         assert (done.status, done.output) == (1, ""), words
         assert done.errors.count("\n") == 1
@@ -585,12 +585,12 @@ def test_malformed_counts(
     """[CTL-5] One line says that the counts are malformed; what is printed is
     escaped.
     """
-    for words in "stats", "stats --openmetrics", "clients":
-        with answering(listener, b"CMSG stats\0" + counts):
+    with answering(listener, b"CMSG stats\0" + counts):
+        for words in "stats", "stats --openmetrics", "clients":
             done = sbus(listener.path, *words.split())
-        assert (done.status, bool(done.output)) == (status, not status)
-        assert done.errors.count("\n") == status
-        assert_printable(done.output + done.errors)
+            assert (done.status, bool(done.output)) == (status, not status)
+            assert done.errors.count("\n") == status
+            assert_printable(done.output + done.errors)
 
 
 def test_small_python(bus: RealBus, directory: Path) -> None:
@@ -666,12 +666,7 @@ def test_one_time_for_all(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sbus_client, "time", clock)
     monkeypatch.setattr(sbus_client, "Client", SlowBus)
     monkeypatch.setattr(shared, "LenientClient", SlowBus)
-    file, *arguments = words.split()
-    monkeypatch.setattr(sys, "argv", [file, *arguments, "-t3"])
-    if file == "tools":
-        assert command_line.run(signal.getsignal(signal.SIGINT)) == 0
-    else:
-        assert sbus_client.main() == 0
+    assert run_here(*words.split(), "-t3") == 0
     assert len(waits) > 1 and waits == [3, 1, 0][: len(waits)]
 
 

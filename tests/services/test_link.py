@@ -457,13 +457,7 @@ def test_listening(site: Site) -> None:
     """
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(site.at("up"))
-
-    def is_listening() -> bool:
-        with socket.socket(socket.AF_UNIX) as wire:
-            return not wire.connect_ex(site.at("up"))
-
-    site.start("up", f"{LINK} {site.at('m')} --listen {site.at('up')}")
-    wait_for(is_listening)
+    site.upper("m", "up")
     assert stat.S_IMODE(os.stat(site.at("up")).st_mode) == 0o600
     Path(site.at("file")).write_text("of worth")
     for name in "up", "file":
