@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import pty
 import re
@@ -13,15 +14,17 @@ import struct
 import subprocess
 import sys
 import termios
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import sbus_client
 from processes import ENVIRONMENT, ROOT, SECONDS_MAX, Result, run, started
 from real_bus import Listener, Peer, RealBus, wait_for
-from sbus_client import Client, main
+from sbus_client import Client
 from tools import command_line
 
 # Of a program that imports our files, wherever it runs
@@ -42,19 +45,29 @@ def with_file(words: str) -> list[str]:
     return ["tools"] * is_full + words.split()
 
 
-def run_here(*command: str) -> int:
-    """Run a command line in this process; return its exit status.
-
-    It must neither fail at the bus, as it then leaves its output, nor read.
-    """
-    with pytest.MonkeyPatch.context() as patch:
+def run_here(*command: str) -> Result:
+    """Run a command line in this process; it is not to read its input."""
+    output = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    status: Any
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
         patch.setattr(sys, "argv", [*command])
+        # Else an error would end the output of this process
+        patch.setattr(sbus_client, "discard_output", bool)
         try:
             if command[0] == "sbus_client.py":
-                return main()
-            return command_line.run(signal.getsignal(signal.SIGINT))
+                status = sbus_client.main()
+            else:
+                handler = signal.getsignal(signal.SIGINT)
+                status = command_line.run(handler)
         except SystemExit as end:
-            return int(end.code or 0)
+            status = end.code
+    output.seek(0)
+    return Result(status, output.read(), errors.getvalue())
 
 
 def python(*words: str, cwd: Path, path: str = "") -> Result:

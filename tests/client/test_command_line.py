@@ -103,21 +103,19 @@ TIME = "is not a time above 0, such as 90, 0.5, 15m, 1h or 2d"
         ),
     ],
 )
-def test_wrong_usage(
-    arguments: str, error: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_usage(arguments: str, error: str) -> None:
     """A wrong command line is one line and the exit status 2."""
     file, *words = with_file(arguments)
-    assert run_here(file, *words) == 2
-    output, errors = capsys.readouterr()
+    done = run_here(file, *words)
+    assert (done.status, done.output) == (2, "")
     line = f"{PROGRAMS[file]}: {error}; --help lists the options\n"
-    assert output == "" and re.fullmatch(line, errors)
+    assert re.fullmatch(line, done.errors)
 
 
 @pytest.mark.parametrize("words", ["pub a/!/b v", "sub a/!/b"])
 def test_wrong_key(bus: RealBus, words: str) -> None:
     """[KEY-4] A key that no server takes is a wrong command line."""
-    done = sbus(bus.path, *words.split())
+    done = run_here("tools", *words.split(), "-a", bus.path)
     assert done.status == 2 and "reserved for secrets" in done.errors
 
 
@@ -132,7 +130,8 @@ def test_wrong_limit() -> None:
 @pytest.mark.parametrize("command", ["sub", "pub k v", "whoami -q"])
 def test_no_bus(directory: Path, command: str) -> None:
     """No bus at the address is one line, whatever bytes it has, and 1."""
-    done = sbus(f"{directory}/a\n\x1b", *command.split())
+    address = f"{directory}/a\n\x1b"
+    done = run_here("tools", *command.split(), "-a", address)
     error = f"sbus: no bus at {directory}/a\\n\\x1b: nothing is there;"
     assert (done.status, done.output) == (1, "")
     assert done.errors == f"{error} start the server, or give its address\n"
@@ -151,11 +150,13 @@ def test_no_bus(directory: Path, command: str) -> None:
         ("whoami -a= --timeout 1", 2),
     ],
 )
-def test_address(bus: RealBus, file: str, arguments: str, status: int) -> None:
+def test_address(
+    bus: RealBus, file: str, arguments: str, status: int, monkeypatch: Any
+) -> None:
     """[ADDR-1] The address stands anywhere; SBUS_ADDRESS is the default."""
     words = arguments.replace("BUS", bus.path).split()
-    env = {**ENVIRONMENT, "SBUS_ADDRESS": bus.path}
-    assert run(file, *words, env=env).status == status
+    monkeypatch.setenv("SBUS_ADDRESS", bus.path)
+    assert run_here(file, *words).status == status
 
 
 def in_a_shell(file: str, words: str) -> Result:
@@ -301,8 +302,8 @@ def test_input(bus: RealBus, words: str) -> None:
 def test_commands() -> None:
     """The help names every command; each has an example to parse."""
     parser, commands = shared.option_parsers(command_line.all_commands())
-    text = run("tools", "help").output
-    assert text == run("tools", "--help").output
+    text = run_here("tools", "help").output
+    assert text == run_here("tools", "--help").output
     for name, command in commands.items():
         assert f"    {name} " in text
         _, example = command.format_help().split("\nexample:\n  sbus ")
@@ -390,7 +391,7 @@ def test_rules_are_up_to_date() -> None:
     """If not: make requirements.  help prints one of them."""
     text = (ROOT / "tools/rules.txt").read_text("utf-8")
     assert text == traceability.sentences()
-    done = run("tools", "help", "pub-1")
+    done = run_here("tools", "help", "pub-1")
     assert done.status == 0 and done.output.startswith("PUB-1 A ")
     assert done.output in text
 
@@ -444,14 +445,12 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
         (["help", ""], {"pub", "help"}),
     ],
 )
-def test_words(
-    words: list[str], offers: set[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_words(words: list[str], offers: set[str]) -> None:
     """Completion offers commands, then the options of the command, and nothing
     for a file.
     """
-    assert run_here("tools", "completion", "words", *words[:-1]) == 0
-    output = {*capsys.readouterr().out.split()}
+    done = run_here("tools", "completion", "words", *words[:-1])
+    output = {*done.output.split()}
     assert offers <= output and bool(offers) == bool(output)
     assert "--address" not in output or "bridge" not in words
 
@@ -666,7 +665,7 @@ def test_one_time_for_all(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sbus_client, "time", clock)
     monkeypatch.setattr(sbus_client, "Client", SlowBus)
     monkeypatch.setattr(shared, "LenientClient", SlowBus)
-    assert run_here(*words.split(), "-t3") == 0
+    assert run_here(*words.split(), "-t3").status == 0
     assert len(waits) > 1 and waits == [3, 1, 0][: len(waits)]
 
 

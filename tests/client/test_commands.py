@@ -23,6 +23,7 @@ from commands import (
     is_gone,
     publish_all,
     ready,
+    run_here,
     sbus,
     served,
     subscribed,
@@ -445,7 +446,7 @@ def test_jobs(bus: RealBus, directory: Path) -> None:
 def test_silence(listener: Listener, words: str) -> None:
     """One line says in time that the server does not answer."""
     command = [*with_file(words), "-a", listener.path, "--timeout=0.1"]
-    status, output, errors = run(*command, stdin=subprocess.DEVNULL)
+    status, output, errors = run_here(*command)
     error = f"the server does not answer at {listener.path}\n"
     assert (status, output, errors.partition(": ")[2]) == (1, "", error)
 
