@@ -39,6 +39,7 @@ from sbus_client import (
     SbusError,
     parse_request,
 )
+from services.broker import TAKE_SECONDS_MAX
 from sizes import SOAK, either
 from tools import command_line
 
@@ -121,7 +122,8 @@ class Worker:
     def begin_to_wait(self) -> None:
         """Ask for a job, and return once the broker knows that."""
         key = self.bus.whoami().path + b"/nobody"
-        self.bus.publish(self.inbox + b"/take/99", key + b"\0")
+        order = b"/take/%d" % TAKE_SECONDS_MAX
+        self.bus.publish(self.inbox + order, key + b"\0")
         self.ask("counts")
 
     def counts(self) -> dict[str, int]:
