@@ -172,11 +172,7 @@ class Terminal:
     """A command on a pseudo-terminal."""
 
     def __init__(
-        self,
-        *arguments: str,
-        columns: int = 60,
-        rows: int = 8,
-        env: dict[str, str] | None = None,
+        self, *arguments: str, columns: int = 60, rows: int = 8
     ) -> None:
         self.master, slave = pty.openpty()
         size = struct.pack("HHHH", rows, columns, 0, 0)
@@ -188,7 +184,7 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={**ENVIRONMENT, **(env or {})},
+            env=ENVIRONMENT,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
@@ -203,20 +199,12 @@ class Terminal:
         for file in (self.master, self.slave):
             os.close(file)
 
-    def press(self, text: bytes) -> None:
-        """Type at the terminal."""
-        os.write(self.master, text)
-
     def read(self) -> bool:
         """Add what is printed to the output; return whether there is any."""
         if not select.select([self.master], [], [], 0.01)[0]:
             return False
         self.output += os.read(self.master, 65_536).decode("utf-8")
         return True
-
-    def wait_for(self, text: str) -> None:
-        """Return once the output holds a text, of the pattern."""
-        wait_for(lambda: self.read() and re.search(text, self.output))
 
     def end(self) -> int:
         """Return the exit status; all that was printed is in the output."""

@@ -472,9 +472,7 @@ class Short:
 
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
-def test_no_memory(
-    ends: Ends, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_memory(ends: Ends, number: int) -> None:
     """[CLIENT-3] A want of memory passes: what a call sends is sent then."""
     client, server = ends
     wire = client.socket
