@@ -563,7 +563,7 @@ def test_malformed_packet(
 
 COUNTS = [
     (b"", 1),
-    (b"[]", 1),
+    (b"[1]", 1),
     (b"[" * 100_000, 1),
     (b"\xff", 1),
     (b'{"client": 1, "clients": 5, "users": [7]}', 1),
@@ -586,9 +586,10 @@ def test_malformed_counts(
     """
     with answering(listener, b"CMSG stats\0" + counts):
         for words in "stats", "stats --openmetrics", "clients":
-            done = sbus(listener.path, *words.split())
+            done = run_here("tools", *words.split(), "-a", listener.path)
             assert (done.status, bool(done.output)) == (status, not status)
             assert done.errors.count("\n") == status
+            assert done.errors.count("malformed") == status
             assert_printable(done.output + done.errors)
 
 
