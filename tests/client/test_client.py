@@ -220,6 +220,19 @@ def test_any_packet(ends: Ends) -> None:
                 client.receive(0)
 
 
+def test_malformed_answers(ends: Ends) -> None:
+    """[CTL-5] [CRED-2] Counts and credentials that are none are an error."""
+    client, server = ends
+    for counts in b"", b"5", b"[" * 100_000, b"\xff":
+        server.send(b"CMSG stats\0" + counts)
+        with pytest.raises(PacketError, match="malformed counts"):
+            client.stats(SECONDS_MAX)
+    for path in b"", b"!/cred/1/2", b"!/cred/1/2/x":
+        server.send(WHOAMI + b"\0" + path)
+        with pytest.raises(PacketError, match="malformed credentials"):
+            client.whoami(SECONDS_MAX)
+
+
 def test_iteration(kind: Kind) -> None:
     """[CLIENT-5] [CLIENT-6] A loop takes all that receive returns, what
     was kept first; its errors are those of receive, and it can go on.
