@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
 import termios
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import sbus_client
 from processes import ENVIRONMENT, ROOT, SECONDS_MAX, Result, run, started
 from real_bus import Listener, Peer, RealBus, wait_for
 from sbus_client import Client
+from tools import command_line
 
 # Of a program that imports our files, wherever it runs
 IMPORTING = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
@@ -36,6 +43,31 @@ def with_file(words: str) -> list[str]:
     """Return a command line with its file: tools, unless it names another."""
     is_full = not words.startswith("sbus_client.py ")
     return ["tools"] * is_full + words.split()
+
+
+def run_here(*command: str) -> Result:
+    """Run a command line in this process; it is not to read its input."""
+    output = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    status: Any
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
+        patch.setattr(sys, "argv", [*command])
+        # Else an error would end the output of this process
+        patch.setattr(sbus_client, "discard_output", bool)
+        try:
+            if command[0] == "sbus_client.py":
+                status = sbus_client.main()
+            else:
+                handler = signal.getsignal(signal.SIGINT)
+                status = command_line.run(handler)
+        except SystemExit as end:
+            status = end.code
+    output.seek(0)
+    return Result(status, output.read(), errors.getvalue())
 
 
 def python(*words: str, cwd: Path, path: str = "") -> Result:
@@ -140,11 +172,7 @@ class Terminal:
     """A command on a pseudo-terminal."""
 
     def __init__(
-        self,
-        *arguments: str,
-        columns: int = 60,
-        rows: int = 8,
-        env: dict[str, str] | None = None,
+        self, *arguments: str, columns: int = 60, rows: int = 8
     ) -> None:
         self.master, slave = pty.openpty()
         size = struct.pack("HHHH", rows, columns, 0, 0)
@@ -156,7 +184,7 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={**ENVIRONMENT, **(env or {})},
+            env=ENVIRONMENT,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
@@ -171,20 +199,12 @@ class Terminal:
         for file in (self.master, self.slave):
             os.close(file)
 
-    def press(self, text: bytes) -> None:
-        """Type at the terminal."""
-        os.write(self.master, text)
-
     def read(self) -> bool:
         """Add what is printed to the output; return whether there is any."""
         if not select.select([self.master], [], [], 0.01)[0]:
             return False
         self.output += os.read(self.master, 65_536).decode("utf-8")
         return True
-
-    def wait_for(self, text: str) -> None:
-        """Return once the output holds a text, of the pattern."""
-        wait_for(lambda: self.read() and re.search(text, self.output))
 
     def end(self) -> int:
         """Return the exit status; all that was printed is in the output."""

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import os
 import random
-import signal
 import socket
 import sys
 import threading
@@ -211,32 +210,24 @@ async def test_turns() -> None:
 # ---- close, wherever and whenever it is called
 
 
-@pytest.mark.parametrize("closer", ["another thread", "signal handler"])
-def test_beside_the_loop(closer: str) -> None:
-    """close wakes a loop that sleeps, and its tasks learn of it."""
+@in_loop
+async def test_beside_the_loop() -> None:
+    """close in another thread wakes a loop that sleeps, and its tasks learn of
+    it.
+    """
     tid = threading.get_native_id()
 
     def close() -> None:
         wait_for(lambda: sleeps(tid))
-        if closer == "signal handler":
-            main = threading.main_thread().ident or 0
-            signal.pthread_kill(main, signal.SIGUSR1)
-        else:
-            client.close()
+        client.close()
 
-    async def receive() -> None:
-        await client.connect()
-        with beside(close):
+    async with async_ends() as (client, server):
+        with (
+            pytest.raises(Disconnected, match="this client is closed"),
+            beside(close),
+        ):
             await client.receive(SECONDS_MAX)
-
-    ours, theirs = seqpacket_pair()
-    client = AsyncClient(f"/dev/fd/{ours.detach()}")
-    before = signal.signal(signal.SIGUSR1, lambda *_: client.close())
-    with Peer(theirs) as server:
-        with pytest.raises(Disconnected, match="this client is closed"):
-            asyncio.run(receive())
         assert server.is_disconnected()
-    signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("waits_for", ["a message", "room", "a bus"])

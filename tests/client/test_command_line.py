@@ -26,6 +26,7 @@ from commands import (
     IMPORTING,
     python,
     ready,
+    run_here,
     sbus,
     served,
     subscribed,
@@ -105,7 +106,7 @@ TIME = "is not a time above 0, such as 90, 0.5, 15m, 1h or 2d"
 def test_wrong_usage(arguments: str, error: str) -> None:
     """A wrong command line is one line and the exit status 2."""
     file, *words = with_file(arguments)
-    done = run(file, *words, stdin=subprocess.DEVNULL)
+    done = run_here(file, *words)
     assert (done.status, done.output) == (2, "")
     line = f"{PROGRAMS[file]}: {error}; --help lists the options\n"
     assert re.fullmatch(line, done.errors)
@@ -114,7 +115,7 @@ def test_wrong_usage(arguments: str, error: str) -> None:
 @pytest.mark.parametrize("words", ["pub a/!/b v", "sub a/!/b"])
 def test_wrong_key(bus: RealBus, words: str) -> None:
     """[KEY-4] A key that no server takes is a wrong command line."""
-    done = sbus(bus.path, *words.split())
+    done = run_here("tools", *words.split(), "-a", bus.path)
     assert done.status == 2 and "reserved for secrets" in done.errors
 
 
@@ -129,7 +130,8 @@ def test_wrong_limit() -> None:
 @pytest.mark.parametrize("command", ["sub", "pub k v", "whoami -q"])
 def test_no_bus(directory: Path, command: str) -> None:
     """No bus at the address is one line, whatever bytes it has, and 1."""
-    done = sbus(f"{directory}/a\n\x1b", *command.split())
+    address = f"{directory}/a\n\x1b"
+    done = run_here("tools", *command.split(), "-a", address)
     error = f"sbus: no bus at {directory}/a\\n\\x1b: nothing is there;"
     assert (done.status, done.output) == (1, "")
     assert done.errors == f"{error} start the server, or give its address\n"
@@ -148,11 +150,13 @@ def test_no_bus(directory: Path, command: str) -> None:
         ("whoami -a= --timeout 1", 2),
     ],
 )
-def test_address(bus: RealBus, file: str, arguments: str, status: int) -> None:
+def test_address(
+    bus: RealBus, file: str, arguments: str, status: int, monkeypatch: Any
+) -> None:
     """[ADDR-1] The address stands anywhere; SBUS_ADDRESS is the default."""
     words = arguments.replace("BUS", bus.path).split()
-    env = {**ENVIRONMENT, "SBUS_ADDRESS": bus.path}
-    assert run(file, *words, env=env).status == status
+    monkeypatch.setenv("SBUS_ADDRESS", bus.path)
+    assert run_here(file, *words).status == status
 
 
 def in_a_shell(file: str, words: str) -> Result:
@@ -298,8 +302,8 @@ def test_input(bus: RealBus, words: str) -> None:
 def test_commands() -> None:
     """The help names every command; each has an example to parse."""
     parser, commands = shared.option_parsers(command_line.all_commands())
-    text = run("tools", "help").output
-    assert text == run("tools", "--help").output
+    text = run_here("tools", "help").output
+    assert text == run_here("tools", "--help").output
     for name, command in commands.items():
         assert f"    {name} " in text
         _, example = command.format_help().split("\nexample:\n  sbus ")
@@ -387,7 +391,7 @@ def test_rules_are_up_to_date() -> None:
     """If not: make requirements.  help prints one of them."""
     text = (ROOT / "tools/rules.txt").read_text("utf-8")
     assert text == traceability.sentences()
-    done = run("tools", "help", "pub-1")
+    done = run_here("tools", "help", "pub-1")
     assert done.status == 0 and done.output.startswith("PUB-1 A ")
     assert done.output in text
 
@@ -445,7 +449,7 @@ def test_words(words: list[str], offers: set[str]) -> None:
     """Completion offers commands, then the options of the command, and nothing
     for a file.
     """
-    done = run("tools", "completion", "words", *words[:-1])
+    done = run_here("tools", "completion", "words", *words[:-1])
     output = {*done.output.split()}
     assert offers <= output and bool(offers) == bool(output)
     assert "--address" not in output or "bridge" not in words
@@ -511,26 +515,21 @@ def small_python(directory: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def answering(listener: Listener, packet: bytes) -> Iterator[None]:
     """Greet each client with a packet."""
-    peers = []
     is_over = threading.Event()
 
     def serve() -> None:
-        while not is_over.is_set():
-            peers.append(listener.accept())
-            with contextlib.suppress(OSError):  # it may have gone
-                peers[-1].send(packet)
+        with contextlib.ExitStack() as peers:
+            while not is_over.is_set():
+                peer = peers.enter_context(listener.accept())
+                with contextlib.suppress(OSError):  # it may have gone
+                    peer.send(packet)
 
-    server = threading.Thread(target=serve)
-    server.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        with seqpacket() as last:
+    with beside(serve), seqpacket() as last:
+        try:
+            yield
+        finally:
+            is_over.set()
             last.connect(listener.path)
-            server.join()
-        for peer in peers:
-            peer.wire.close()
 
 
 def assert_printable(text: str) -> None:
@@ -547,11 +546,11 @@ def test_malformed_packet(
     that needs more says which package has it.
     """
     env = small_python(directory) if is_small else ENVIRONMENT
+    env = {**env, "SBUS_ADDRESS": listener.path}
     for words in COMMANDS:
         words = words.replace("DIR", f"{directory}/capture")
         words = words.replace("BUS", listener.path)
         with answering(listener, b"\x1b[31m\xc2\x9b junk"):
-            env["SBUS_ADDRESS"] = listener.path
             done = run(*with_file(words), env=env, stdin=subprocess.DEVNULL)
         assert (done.status, done.output) == (1, ""), words
         assert done.errors.count("\n") == 1
@@ -564,7 +563,7 @@ def test_malformed_packet(
 
 COUNTS = [
     (b"", 1),
-    (b"[]", 1),
+    (b"[1]", 1),
     (b"[" * 100_000, 1),
     (b"\xff", 1),
     (b'{"client": 1, "clients": 5, "users": [7]}', 1),
@@ -585,12 +584,13 @@ def test_malformed_counts(
     """[CTL-5] One line says that the counts are malformed; what is printed is
     escaped.
     """
-    for words in "stats", "stats --openmetrics", "clients":
-        with answering(listener, b"CMSG stats\0" + counts):
-            done = sbus(listener.path, *words.split())
-        assert (done.status, bool(done.output)) == (status, not status)
-        assert done.errors.count("\n") == status
-        assert_printable(done.output + done.errors)
+    with answering(listener, b"CMSG stats\0" + counts):
+        for words in "stats", "stats --openmetrics", "clients":
+            done = run_here("tools", *words.split(), "-a", listener.path)
+            assert (done.status, bool(done.output)) == (status, not status)
+            assert done.errors.count("\n") == status
+            assert done.errors.count("malformed") == status
+            assert_printable(done.output + done.errors)
 
 
 def test_small_python(bus: RealBus, directory: Path) -> None:
@@ -666,12 +666,7 @@ def test_one_time_for_all(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sbus_client, "time", clock)
     monkeypatch.setattr(sbus_client, "Client", SlowBus)
     monkeypatch.setattr(shared, "LenientClient", SlowBus)
-    file, *arguments = words.split()
-    monkeypatch.setattr(sys, "argv", [file, *arguments, "-t3"])
-    if file == "tools":
-        assert command_line.run(signal.getsignal(signal.SIGINT)) == 0
-    else:
-        assert sbus_client.main() == 0
+    assert run_here(*words.split(), "-t3").status == 0
     assert len(waits) > 1 and waits == [3, 1, 0][: len(waits)]
 
 

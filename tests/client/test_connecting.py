@@ -84,7 +84,6 @@ def test_wrong_descriptor(kind: Kind, directory: Path) -> None:
         with file, pytest.raises(AddressError, match=text):
             kind(f"/dev/fd/{file.fileno()}", reconnect="cannot" in text)
         # It was open still, or to close it would have failed
-        # It was open still, or to close it would have failed
 
 
 # ---- Finding nobody, and finding a crowd
@@ -151,17 +150,6 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def is_reconnected(client: Client) -> bool:
     """Return whether a client says next that it has another bus."""
     return type(client.receive(SECONDS_MAX)) is Reconnected
-
-
-def assert_no_bus(client: Client) -> None:
-    """Check what calls do that need one; subscribe does not."""
-    client.subscribe("another")
-    client.unsubscribe("another")
-    for timeout in (0, 0.01):
-        for name in "receive", "sync", "stats", "publish":
-            arguments = ("k",) if name == "publish" else ()
-            with pytest.raises(TimeoutError, match="there is no bus at /"):
-                getattr(client, name)(*arguments, timeout=timeout)
 
 
 # ---- A bus that is not there yet, is stopped and is started again
@@ -432,7 +420,13 @@ def test_slow_server(client: Client, listener: Listener) -> None:
             server.receive()
     assert is_reconnected(client)
     with listener.accept() as server:
-        assert_no_bus(client)
+        client.subscribe("another")
+        client.unsubscribe("another")
+        for call in client.receive, client.sync, client.stats:
+            with pytest.raises(TimeoutError, match="there is no bus at /"):
+                call(0.01)
+        with pytest.raises(TimeoutError, match="there is no bus at /"):
+            client.publish("k", timeout=0)
         client.subscribe("meanwhile")
         packets = [b""]
         while packets[-1] != b"SUB meanwhile":

@@ -279,12 +279,6 @@ def test_disk_that_fails(
         assert payloads_of(capture) == [b"1", b"2"]
 
 
-def test_directory_that_cannot_be(bus: RealBus, directory: Path) -> None:
-    """A file in place of the directory is one line."""
-    done = sbus(bus.path, "record", str(directory / "log"))
-    assert done == (1, "", f"sbus: {directory}/log: File exists\n")
-
-
 # ---- record: what a crash has left
 
 
@@ -325,7 +319,7 @@ def test_two_recorders(bus: RealBus, capture: Path) -> None:
     assert payloads_of(capture) == [b"v"]
 
 
-LINKS = ["lock", "segment", "other name", "FIFO", "day", "directory"]
+LINKS = ["lock", "segment", "other name", "FIFO", "day", "directory", "file"]
 OTHERS = ["another's lock", "another's day", "another's directory"]
 
 
@@ -347,7 +341,7 @@ def test_hostile_places(
     path = {
         **dict.fromkeys(["lock", OTHERS[0]], capture / f".{host}.lock"),
         **dict.fromkeys(["day", OTHERS[1]], day),
-        **{"directory": capture / "link", OTHERS[2]: capture},
+        **{"directory": capture / "link", OTHERS[2]: capture, "file": file},
     }.get(place, hidden)
     if place in OTHERS:
         path.touch()
@@ -358,10 +352,10 @@ def test_hostile_places(
         os.link(file, path)
     elif place in ("lock", "segment"):
         path.symlink_to(file)
-    else:
+    elif place != "file":
         day.rmdir()
         path.symlink_to(theirs)
-    where = path if place == "directory" else capture
+    where = path if place in ("directory", "file") else capture
     done = sbus(bus.path, "record", str(where))
     assert (done.status, done.output) == (1, "")
     assert done.errors.startswith(f"sbus: {path}: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import struct
 import termios
@@ -90,7 +91,7 @@ def test_terminal(bus: RealBus, end: str) -> None:
     with Terminal("-a", bus.path, "top", "--interval=0.1") as terminal:
         publish_until(bus, terminal, r"(.*\r\n){7}")
         if end == "Ctrl-C":
-            terminal.press(b"\x03")
+            os.write(terminal.master, b"\x03")
         else:
             bus.stop()
         assert terminal.end() == (130 if end == "Ctrl-C" else 1)

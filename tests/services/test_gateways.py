@@ -20,6 +20,7 @@ from broker_names import MQTT, NATS, Names, first_match
 from processes import ENVIRONMENT, ROOT, SECONDS_MAX
 from real_bus import RealBus, wait_for
 from sbus_client import Client, Message, Received, matches
+from sizes import either
 
 BROKERS = {
     "mqtt": ("paho.mqtt.client", "mosquitto"),
@@ -54,9 +55,9 @@ def is_selected(names: Names, form: str, name: str) -> bool:
 
 @pytest.mark.parametrize("names", [MQTT, NATS])
 def test_each_key_has_one_name(names: Names) -> None:
-    """40,000 keys there and back; no two of them have one name."""
+    """Random keys there and back; no two of them have one name."""
     chosen = random.Random(1)
-    keys = {random_text(chosen, PIECES) for _ in range(40_000)}
+    keys = {random_text(chosen, PIECES) for _ in range(either(40_000, 9_000))}
     by_name = {names.name(key): key for key in keys}
     assert len(by_name) == len(keys) > 5_000
     for name, key in by_name.items():
@@ -90,13 +91,13 @@ def test_a_filter_selects_all_keys_of_its_pattern(names: Names) -> None:
     chosen = random.Random(2)
     few = [b"a", b"a", b"*", b"", b"$", b"."]
     count = 0
-    for _ in range(20_000):
+    for _ in range(either(20_000, 9_000)):
         pattern = random_text(chosen, few)
         key = random_text(chosen, [x for x in few if x != b"*"])
         if matches(pattern, key):
             count += 1
             assert is_selected(names, names.filter(pattern), names.name(key))
-    assert count > 1_000
+    assert count > 300
 
 
 def test_the_first_pattern_counts() -> None:

@@ -39,6 +39,7 @@ from sbus_client import (
     SbusError,
     parse_request,
 )
+from services.broker import TAKE_SECONDS_MAX
 from sizes import SOAK, either
 from tools import command_line
 
@@ -121,7 +122,8 @@ class Worker:
     def begin_to_wait(self) -> None:
         """Ask for a job, and return once the broker knows that."""
         key = self.bus.whoami().path + b"/nobody"
-        self.bus.publish(self.inbox + b"/take/99", key + b"\0")
+        order = b"/take/%d" % TAKE_SECONDS_MAX
+        self.bus.publish(self.inbox + order, key + b"\0")
         self.ask("counts")
 
     def counts(self) -> dict[str, int]:
@@ -380,16 +382,14 @@ def test_a_command_has_a_session_of_its_own(
 
 
 def test_operators_hear_of_jobs_that_are_not_there(
-    bus: RealBus, client: Client
+    bus: RealBus, broker: Broker
 ) -> None:
-    with Broker(bus):
-        for order in ("retry/7", "forget/7", "done/7"):
-            done = sbus(bus.path, "jobs", "q", order)
-            text = f"sbus: {order}: there is no such job\n"
-            assert done == (1, "", text)
-        done = sbus(bus.path, "jobs", "q", "retry/x")
-        assert (done.status, done.output) == (1, "")
-        assert "'x' is no number of a job" in done.errors
+    for order in ("retry/7", "forget/7", "done/7"):
+        done = sbus(bus.path, "jobs", "q", order)
+        assert done == (1, "", f"sbus: {order}: there is no such job\n")
+    done = sbus(bus.path, "jobs", "q", "retry/x")
+    assert (done.status, done.output) == (1, "")
+    assert "'x' is no number of a job" in done.errors
 
 
 def test_no_order_ends_the_broker(client: Client, worker: Worker) -> None:
