@@ -8,12 +8,15 @@ of the specification.
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import pyarrow
 
 import sbus
 from spec_model import MODES, is_reserved, may_hear, may_use
@@ -307,8 +310,8 @@ def audit(paths: Sequence[str], is_running: bool = False) -> Iterator[Found]:
     """Yield what is wrong with some traces."""
     files = {}
     for path in paths:
-        with open(path, "rb") as file:
-            lines = list(file)
+        with pyarrow.input_stream(path) as file:  # it may be compressed
+            lines = list(io.BytesIO(file.read()))
         files[path] = [parse(one) for one in lines if one.endswith(b"\n")]
     for chain in chains(files):
         yield from audit_chain({one: files[one] for one in chain}, is_running)
