@@ -17,6 +17,7 @@ What the table may have is known without a look at how an ingest works:
 
 from __future__ import annotations
 
+import copy
 import datetime
 import gzip
 import json
@@ -40,7 +41,6 @@ WEIGHTS = {
     "record": 3,
     "arrive": 6,
     "arrive_half": 2,
-    "arrive_hidden": 1,
     "take_in": 4,
     "ingest_killed": 4,
     "two_at_once": 2,
@@ -82,15 +82,6 @@ class Arrived(NamedTuple):
     is_torn: bool
 
 
-class Backup(NamedTuple):
-    """What a table had at some time."""
-
-    rows: dict[Row, bool]  # whether each was erased
-    deleted: set[Row]
-    forgotten: set[Row]
-    noted: dict[Path, int]
-
-
 class History(Bed):
     """What was recorded, what has arrived, and what the table should have."""
 
@@ -109,7 +100,7 @@ class History(Bed):
         self.erased: set[Row] = set()
         self.noted: dict[Path, int] = {}  # sizes that an ingest knows
         self.versions: dict[int, dict[Row, bool]] = {}
-        self.backup: Backup | None = None
+        self.backup: tuple[Any, ...] = ()
         self.steps: list[str] = []
 
     def go(self, steps: int = 25) -> None:
@@ -138,9 +129,8 @@ class History(Bed):
         """Let a recorder complete some segments."""
         recorder = self.random.choice(["h_1_R", "h_1_S", "g_2_T"])
         for _ in range(self.random.randrange(1, 6)):
-            number = 1 + sum(
-                x.name.startswith(recorder) for x in self.recorded
-            )
+            names = [x.name.startswith(recorder) for x in self.recorded]
+            number = 1 + sum(names)
             day = self.random.choice(DAYS)
             noon = datetime.datetime(day.year, day.month, day.day, 12)
             noon = noon.replace(tzinfo=datetime.timezone.utc)
@@ -190,13 +180,6 @@ class History(Bed):
             text += segment.lines[count][:9]
         self.write(name, text)
         self.arrived[path] = Arrived(segment, count, is_torn)
-
-    def arrive_hidden(self) -> None:
-        """Let a half of a segment arrive, under a hidden name."""
-        segment = self.random.choice(self.recorded)
-        text = "".join(segment.lines)
-        name = f"{segment.day}/.{segment.name}.jsonl"
-        self.write(name, text[: len(text) // 2])
 
     # ---- Ingests
 
@@ -318,11 +301,11 @@ class History(Bed):
 
     def expire(self) -> None:
         """Let days expire."""
-        day, before = self.random.choice(DAYS), self.rows()
-        upkeep.expire(str(self.table), day)
+        day = self.random.choice(DAYS)
         old = [x for x in self.recorded if x.day < day]
-        rows = {row for x in old for row in x.rows()}
-        self.delete_rows(rows & {*before})
+        rows = {row for x in old for row in x.rows()} & {*self.rows()}
+        assert upkeep.expire(str(self.table), day)[0] == len(rows)
+        self.delete_rows(rows)
         self.versions.clear()
 
     def delete(self) -> None:
@@ -394,8 +377,8 @@ class History(Bed):
         log = "_delta_log"
         shutil.copytree(self.table / log, self.backup_folder / log)
         shutil.copytree(self.table, self.backup_folder, dirs_exist_ok=True)
-        sets = {*self.deleted}, {*self.forgotten}
-        self.backup = Backup(self.rows(), *sets, {**self.noted})
+        state = self.deleted, self.forgotten, self.noted
+        self.backup = copy.deepcopy((self.rows(), *state))
 
     def go_back(self) -> None:
         """Use a backup, with its own notes or with those that are newer."""
@@ -404,14 +387,13 @@ class History(Bed):
             newer = notes.read_bytes() if notes.exists() else b""
             shutil.rmtree(self.table)
             shutil.copytree(self.backup_folder, self.table)
-            self.have(self.backup.rows)
+            rows, *state = copy.deepcopy(self.backup)
+            self.have(rows)
             self.versions.clear()
             if newer and self.random.random() < 0.5:
                 notes.write_bytes(newer)
             else:
-                self.noted = {**self.backup.noted}
-                self.deleted = {*self.backup.deleted}
-                self.forgotten = {*self.backup.forgotten}
+                self.deleted, self.forgotten, self.noted = state
 
     # ---- What holds
 

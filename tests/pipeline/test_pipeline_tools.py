@@ -73,6 +73,10 @@ def be_a_shallow_clone(bed: Bed) -> None:
     append_to_log(bed, {"add": {**file, "dataChange": True}})
 
 
+def damage_the_log(bed: Bed) -> None:
+    max(bed.table.glob("_delta_log/*.json")).write_text("{")
+
+
 def lose_the_log(bed: Bed) -> None:
     shutil.rmtree(bed.table / "_delta_log")
 
@@ -93,6 +97,7 @@ def lose_the_log(bed: Bed) -> None:
         (track_rows, "Delta cannot write it: ", "ingest follow"),
         (constrain, "delta.constraints.small", "ingest"),
         (be_a_shallow_clone, "those of a shallow clone", "show"),
+        (damage_the_log, "/table: its log is broken", "status"),
         (lose_the_log, "its log (_delta_log) is gone", "ingest status"),
     ],
 )
@@ -148,6 +153,8 @@ def test_those_that_cannot_be_read(bed: Bed) -> None:
         "R-000006.jsonl": lines[0][:-1],
         "R-000007.jsonl.gz": more + gzip.compress(b"".join(lines[15:])),
         "R-000008.jsonl.bz2": bz2.compress(lines[10]),
+        "R-1.jsonl": lines[0],  # these are none
+        ".R-000009.jsonl": lines[0],
     }
     for name, data in segments.items():
         bed.write(name, data)
@@ -298,6 +305,7 @@ def test_upkeep_of_each_night(
         assert done[0] == 0, done[2]
         assert not [*bed.table.glob("_change_data/**/*.parquet")]
     assert len([*bed.table.glob("day=*/*")]) == 1
+    shutil.rmtree(bed.table / "_quarantine")  # it is sound without
     assert bed.run("expire --keep 1d")[0] == 0
     assert not [*bed.table.glob("day=*/*")]
 
