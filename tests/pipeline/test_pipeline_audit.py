@@ -114,29 +114,26 @@ def write_cut(folder: Path, trace: Path) -> None:
     A file without a start goes on where exactly one other ends.
     """
     folder.mkdir()
-    lines = trace.read_text().splitlines(keepends=True)
     text = trace.read_bytes()
+    lines = text.splitlines(keepends=True)
     end = text.index(b"\n", text.rindex(b'"ev":"msg"'))
-    for name, some in {
+    for name, parts in {
         "part-3": lines[:300],
         "part-2": lines[300:600],
         "part-1": lines[600:],
-        "twice": [*lines, *lines],
-        "torn-line": [*lines[:90], '{"n":30\n', *lines[90:]],
+        "twice": [text, text],
+        "whole.gz": [gzip.compress(text)],
+        "whole.zst": [pyarrow.compress(text, "zstd", asbytes=True)],
+        "torn": [text, b'{"n":20'],
+        "torn-line": [*lines[:90], b'{"n":30\n', *lines[90:]],
         "killed": lines[:-1],
+        "unfinished": [text[:end], b'\n{"n":20'],
         "headless": lines[1:],
         "gap": [*lines[:-2], lines[-1]],  # a number, and a close
         "before-a-gap": lines[:270],
         "after-a-gap": lines[500:],
     }.items():
-        (folder / name).write_text("".join(some))
-    for name, content in {
-        "whole.gz": gzip.compress(text),
-        "whole.zst": pyarrow.compress(text, "zstd", asbytes=True),
-        "torn": text + b'{"n":20',
-        "unfinished": text[:end] + b'\n{"n":20',
-    }.items():
-        (folder / name).write_bytes(content)
+        (folder / name).write_bytes(b"".join(parts))
 
 
 def write_random(folder: Path) -> None:

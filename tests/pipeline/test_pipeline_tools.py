@@ -142,7 +142,7 @@ def test_statistics_that_are_gone(bed: Bed) -> None:
 
 def test_those_that_cannot_be_read(bed: Bed) -> None:
     """Each is named, with its reason."""
-    lines = [capture_line(n).encode() for n in range(1, 21)]
+    lines = [capture_line(n).encode() for n in range(1, 22)]
     more = gzip.compress(b"".join(lines[10:15]))
     segments = {
         "R-000001.jsonl": b"".join(lines[:10]),
@@ -151,10 +151,10 @@ def test_those_that_cannot_be_read(bed: Bed) -> None:
         "R-000004.jsonl.bz2": b"BZh9 broken",
         "R-000005.jsonl": b"",
         "R-000006.jsonl": lines[0][:-1],
-        "R-000007.jsonl.gz": more + gzip.compress(b"".join(lines[15:])),
+        "R-000007.jsonl.gz": more + gzip.compress(b"".join(lines[15:20])),
         "R-000008.jsonl.bz2": bz2.compress(lines[10]),
-        "R-1.jsonl": lines[0],  # these are none
-        ".R-000009.jsonl": lines[0],
+        "R-1.jsonl": lines[20],  # these are none
+        ".R-000009.jsonl": lines[20],
     }
     for name, data in segments.items():
         bed.write(name, data)
