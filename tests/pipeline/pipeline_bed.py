@@ -15,9 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
-import sbus_spark
 from processes import SECONDS_MAX
 from real_bus import RealBus, wait_for
 from sbus_client import Client
@@ -33,12 +31,6 @@ PLAIN = {
 }
 QUICK = {**PLAIN, "SPARK_CONF_DIR": str(Path(__file__).parent / "spark")}
 TIMEOUT = pytest.mark.timeout(either(1_200, 600))
-
-
-def numbers(spark: SparkSession, table: Path) -> list[int]:
-    """Return the numbers of the messages in a table, in order."""
-    rows = sbus_spark.read_table(spark, str(table)).select("n").collect()
-    return sorted(row["n"] for row in rows)
 
 
 def wait_for_file(directory: Path, pattern: str) -> None:

@@ -244,6 +244,7 @@ def test_the_command(
         f" nor dropped before its client closed ({folder}/left)\n"
         "missing: 1; undecided: 1 that were owed, not yet made\n"
     )
-    for option in ("--until", "1970-01-01"), ("--pattern", "other"):
-        status, output, _ = command_line(*command, *option)
+    for option in "since 1970-01-02", "until 1970-01-01", "pattern other":
+        words = f"--{option}".split()
+        status, output, _ = command_line(*command, *words)
         assert status == 0 and output.startswith("every delivery was owed")

@@ -37,7 +37,7 @@ from pipeline_bed import (
     start_command,
     wait_for_file,
 )
-from pipeline_without_spark import command_line
+from pipeline_without_spark import Bed, command_line
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
@@ -143,11 +143,12 @@ def test_wrong_usage(
     assert remedy in errors and errors.count("\n") == 1
 
 
-def test_what_cannot_work(spark: SparkSession, tmp_path: Path) -> None:
-    """Status 2, no traceback, and nothing is written."""
-    capture, table = tmp_path / "capture", tmp_path / "table"
-    write_segments(capture, 1)
-    sbus_spark.ingest(spark, str(capture), str(table))
+def test_what_cannot_work(
+    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 2, no traceback, nothing is written, and no Spark starts."""
+    monkeypatch.setattr(sbus_spark.sessions, "session", pytest.fail)
+    bed.add(1)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("no JSON\n")
     cut = gzip.compress(TRACE.read_bytes())
@@ -178,10 +179,7 @@ def test_what_cannot_work(spark: SparkSession, tmp_path: Path) -> None:
         "replay @table -a @absent": "give its address\n",
     }.items():
         where = command.replace("@", f"{tmp_path}/")
-        with pytest.MonkeyPatch.context() as patch:
-            if not command.startswith("audit"):  # it fails without Spark
-                patch.setattr(sbus_spark.sessions, "session", pytest.fail)
-            status, _, errors = command_line(*where.split())
+        status, _, errors = command_line(*where.split())
         assert status == 2, command
         told = told.replace("@", f"{tmp_path}/")
         lines = errors.splitlines()
@@ -192,22 +190,21 @@ def test_what_cannot_work(spark: SparkSession, tmp_path: Path) -> None:
     assert len([*(tmp_path / "full").iterdir()]) == 1
 
 
-def test_an_error_of_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_error_of_a_batch(bed: Bed, tmp_path: Path) -> None:
     """Nothing else is said, and the next run makes it good."""
-    capture, table = tmp_path / "capture", tmp_path / "table"
-    write_segments(capture, 1)
-    sbus_spark.ingest(spark, str(capture), str(table))
-    write_segments(capture, 2)
-    (table / "day=2025-11-21").rename(tmp_path / "aside")
-    (table / "day=2025-11-21").write_text("in the way\n")
-    with start_command("ingest", capture, table) as process:
+    bed.add(1)
+    bed.write("h_1_R-000002.jsonl", capture_line(1))
+    folder = bed.table / "day=2025-11-21"
+    folder.rename(tmp_path / "aside")
+    folder.write_text("in the way\n")
+    with start_command("ingest", bed.capture, bed.table) as process:
         output, errors = process.communicate()
     assert (process.returncode, output) == (2, b"")
     assert len(errors.splitlines()) == 1, errors
     assert b"day=2025-11-21" in errors
-    (table / "day=2025-11-21").unlink()
-    (tmp_path / "aside").rename(table / "day=2025-11-21")
-    assert sbus_spark.ingest(spark, str(capture), str(table)) == (100, 0)
+    folder.unlink()
+    (tmp_path / "aside").rename(folder)
+    assert bed.ingest() == 1
 
 
 def test_an_audit_that_is_interrupted_ends_quietly(tmp_path: Path) -> None:
