@@ -135,10 +135,10 @@ class History(Bed):
             noon = datetime.datetime(day.year, day.month, day.day, 12)
             noon = noon.replace(tzinfo=datetime.timezone.utc)
             first = number * 10
-            numbers = range(first, first + self.random.randrange(1, 4))
+            numbers = range(first, first + self.random.randrange(4))
             about = {"rec": recorder, "t": int(noon.timestamp()) * 10**9}
             lines = [capture_line(n, **about) for n in numbers]
-            if self.random.random() < 0.3:
+            if not lines or self.random.random() < 0.3:
                 lines.insert(0, f"no message {recorder} {number}\n")
             name = f"{recorder}-{number:06}"
             self.recorded.append(Recorded(name, day, lines))
