@@ -103,7 +103,7 @@ class History(Bed):
         self.backup: tuple[Any, ...] = ()
         self.steps: list[str] = []
 
-    def go(self, steps: int = 25) -> None:
+    def go(self, steps: int) -> None:
         """Take random steps, and let all arrive in the end."""
         self.record()
         names, weights = [*WEIGHTS], [*WEIGHTS.values()]
@@ -116,6 +116,7 @@ class History(Bed):
             del self.arrived[path]
         for segment in self.recorded:
             self.put(segment, ".jsonl")
+            self.put(segment, "copy")
         self.take_in()
         self.check()
         gaps = [x for x in self.remarks if "missing" in x and x[0] != "Z"]
@@ -440,7 +441,9 @@ class History(Bed):
             assert len(kept) == len(lines)
 
 
-def go_through(folder: Path, do: Any, seeds: Iterable[int]) -> None:
+def go_through(
+    folder: Path, do: Any, seeds: Iterable[int], steps: int = 25
+) -> None:
     """Go through histories; name the seed of one that fails."""
     for seed in seeds:
         where = folder / str(seed)
@@ -450,7 +453,7 @@ def go_through(folder: Path, do: Any, seeds: Iterable[int]) -> None:
             with pytest.MonkeyPatch.context() as patch:
                 if seed % 2:  # a task for each segment
                     patch.setattr(captures, "TASK_BYTES", 1)
-                history.go()
+                history.go(steps)
         except BaseException:
             print("seed", seed, "after", history.steps)
             raise

@@ -39,7 +39,7 @@ def test_histories(part: int, tmp_path: Path) -> None:
 def test_histories_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     """The same, by its executors."""
     do = functools.partial(intake.do_tasks, spark)
-    go_through(tmp_path, do, range(901, either(906, 902)))
+    go_through(tmp_path, do, range(901, either(906, 902)), steps=8)
 
 
 def test_ingests_that_are_killed(bed: Bed) -> None:
