@@ -65,6 +65,8 @@ PAPER = {
         "msg, msg m=2, send m=2, ctl key=order/stack, send": "",
         "ctl key=order/stack, msg, msg m=2, send m=2, send, ctl, "
         "msg m=3, msg m=4, send m=4, send m=3": "out-of-order",
+        "ctl key=order/random, msg, msg m=2, send m=2, send, ctl, "
+        "msg m=3, msg m=4, send m=4, send m=3": "out-of-order",
         # Nothing else comes from a sound server
         "send": "bad-trace",
         "send, msg": "bad-trace",
