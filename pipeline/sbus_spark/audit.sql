@@ -243,8 +243,8 @@ select 'bad-trace' as breach, file, n, t, c, null as key,
         'a client has events before its one open, or after its one close')
     as detail
 from {lives}
-where opens is null or opens <> 1 or first < opened or closes > 1
-    or last > closed or closes = 0 and run in (
+where opens is null or opens <> 1 or first < opened or last > closed
+    or closes = 0 and run in (
         select run from {runs} where stop is not null)
 union all
 select 'bad-trace', file, n, t, c, text,

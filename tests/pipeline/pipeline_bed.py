@@ -1,14 +1,12 @@
 """What the tests of the pipeline stand on: programs, and a real bus.
 
-pipeline_session.py has the session of Spark, pipeline_paper.py traces and
-captures without a bus, and pipeline_plants.py breaches for traces.
+pipeline_session.py has the session of Spark, and pipeline_paper.py traces and
+captures without a bus.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
-import json
 import os
 import signal
 import subprocess
@@ -17,10 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
-import sbus_spark
-from pipeline_paper import Event
 from processes import SECONDS_MAX
 from real_bus import RealBus, wait_for
 from sbus_client import Client
@@ -36,12 +31,6 @@ PLAIN = {
 }
 QUICK = {**PLAIN, "SPARK_CONF_DIR": str(Path(__file__).parent / "spark")}
 TIMEOUT = pytest.mark.timeout(either(1_200, 600))
-
-
-def numbers(spark: SparkSession, table: Path) -> list[int]:
-    """Return the numbers of the messages in a table, in order."""
-    rows = sbus_spark.read_table(spark, str(table)).select("n").collect()
-    return sorted(row["n"] for row in rows)
 
 
 def wait_for_file(directory: Path, pattern: str) -> None:
@@ -63,10 +52,10 @@ ASKED = {
 KEYS = (b"a/1", b"a/2", b"b/c/1", b"a/3", b"b/", b"c", b"a/", b"b/c")
 
 
-def real_run(directory: Path, count: int) -> list[Event]:
+def real_run(directory: Path, count: int) -> None:
     """Trace and record a real bus with clients of every mode.
 
-    The files are directory/trace and directory/capture.  Return the trace.
+    The files are directory/trace and directory/capture.
     """
     trace, capture = directory / "trace", directory / "capture"
     with contextlib.ExitStack() as stack:
@@ -81,26 +70,24 @@ def real_run(directory: Path, count: int) -> list[Event]:
             client.sync()
             clients[name] = client
         clients["plain"].subscribe("!/cred////x")
-        recorder = stack.enter_context(start_recorder(bus.path, capture))
+        words = [sys.executable, str(TOP / "tools"), "-a", bus.path]
+        recorder = subprocess.Popen(
+            [*words, "record", str(capture)], stderr=subprocess.DEVNULL
+        )
+        stack.enter_context(recorder)
         wait_for(lambda: '"blocking/soft/block"' in trace.read_text())
         wait_for(lambda: '"pattern":""' in trace.read_text())
         publish_all(clients, count)
         recorder.send_signal(signal.SIGTERM)
         assert recorder.wait(SECONDS_MAX) == 0
         bus.stop()
-    return [json.loads(line) for line in trace.read_text().splitlines()]
-
-
-def start_recorder(address: str, capture: Path) -> subprocess.Popen[bytes]:
-    """Start a recorder of all public messages."""
-    command = [sys.executable, str(TOP / "tools"), "-a", address]
-    return subprocess.Popen(
-        [*command, "record", str(capture)], stderr=subprocess.DEVNULL
-    )
 
 
 def publish_all(clients: dict[str, Client], count: int) -> None:
-    """Publish through three clients in turn; the others never read."""
+    """Publish through three clients in turn; the others never read.
+
+    A message in a hundred is secret.
+    """
     publishers = [clients[name] for name in ("plain", "silent", "reader")]
     own = clients["plain"].whoami()
     secret = b"!/cred/%d//%d/x" % (own.gid, own.pid)
@@ -108,8 +95,8 @@ def publish_all(clients: dict[str, Client], count: int) -> None:
         key = secret if n % 100 == 7 else KEYS[n % len(KEYS)]
         publishers[n % 3].publish(key, b"%d" % n)
         if n % 100 == 0:  # who reads these gets all that is for them
-            for name in ("plain", "silent", "reader"):
-                clients[name].sync()
+            for publisher in publishers:
+                publisher.sync()
         if n == count // 2:
             clients["leaver"].close()
             clients["plain"].unsubscribe("b/")
@@ -117,37 +104,25 @@ def publish_all(clients: dict[str, Client], count: int) -> None:
         publisher.sync()
 
 
-def command_line(*arguments: object) -> tuple[int, str, str]:
-    """Run a command in the session of the tests.
-
-    Return its exit status, its output, and its errors.
-    """
-    with (
-        contextlib.redirect_stdout(io.StringIO()) as output,
-        contextlib.redirect_stderr(io.StringIO()) as errors,
-    ):
-        status = sbus_spark.run(list(map(str, arguments)))
-    return status, output.getvalue(), errors.getvalue()
-
-
 def start_command(
-    *arguments: object, scratch: Path | None = None
+    *arguments: object, **environment: str
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a process group; *scratch* has what a kill leaves."""
-    own = {}
-    if scratch:
-        scratch.mkdir()
-        options = f"{PLAIN['SPARK_SUBMIT_OPTS']} -Djava.io.tmpdir={scratch}"
-        own = {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
-        own["SPARK_SUBMIT_OPTS"] = options
+    """Start a command in a process group, with more of an environment."""
+    program = [sys.executable, str(TOP / "pipeline" / "sbus_spark")]
     return subprocess.Popen(
-        [sys.executable, str(TOP / "pipeline" / "sbus_spark")]
-        + list(map(str, arguments)),
-        env=plain_environment() | own,
+        [*program, *map(str, arguments)],
+        env=plain_environment() | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
+
+
+def places(folder: Path) -> dict[str, str]:
+    """Return an environment in which a folder has what Spark leaves."""
+    java = f"{PLAIN['SPARK_SUBMIT_OPTS']} -Djava.io.tmpdir={folder}"
+    names = {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder)}
+    return names | {"SPARK_SUBMIT_OPTS": java}
 
 
 def plain_environment() -> dict[str, str]:

@@ -17,13 +17,14 @@ What the table may have is known without a look at how an ingest works:
 
 from __future__ import annotations
 
+import copy
 import datetime
 import gzip
 import json
 import os
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pipeline_paper import capture_line
-from pipeline_without_spark import NO_SESSION, Work, kill_an_ingest
+from pipeline_without_spark import Bed, Work
 from sbus_spark import BusyError, captures, intake, tables, upkeep
 
 DAYS = [datetime.date(2025, 11, day) for day in (20, 21, 22)]
@@ -40,8 +41,7 @@ WEIGHTS = {
     "record": 3,
     "arrive": 6,
     "arrive_half": 2,
-    "arrive_hidden": 1,
-    "ingest": 4,
+    "take_in": 4,
     "ingest_killed": 4,
     "two_at_once": 2,
     "meddle": 2,
@@ -82,34 +82,15 @@ class Arrived(NamedTuple):
     is_torn: bool
 
 
-class Listed(NamedTuple):
-    """A file of the capture, as an ingest listed it."""
-
-    path: Path
-    size: int
-    arrived: Arrived
-
-
-class Backup(NamedTuple):
-    """What a table had at some time."""
-
-    rows: dict[Row, bool]  # whether each was erased
-    deleted: set[Row]
-    forgotten: set[Row]
-    noted: dict[Path, int]
-
-
-class History:
+class History(Bed):
     """What was recorded, what has arrived, and what the table should have."""
 
     def __init__(self, folder: Path, seed: int, do: Any) -> None:
+        super().__init__(folder)
+        tables.make_table(str(self.table))
         self.random = random.Random(seed)
-        self.capture, self.table = folder / "capture", folder / "table"
         self.backup_folder = folder / "backup"
-        self.capture.mkdir()
         self.do = do
-        self.kills = 0
-        self.is_killing = False  # by a signal
         self.recorded: list[Recorded] = []
         self.arrived: dict[Path, Arrived] = {}
         self.all_arrived: set[Row] = set()
@@ -119,15 +100,11 @@ class History:
         self.erased: set[Row] = set()
         self.noted: dict[Path, int] = {}  # sizes that an ingest knows
         self.versions: dict[int, dict[Row, bool]] = {}
-        self.backup: Backup | None = None
-        self.remarks: list[str] = []
+        self.backup: tuple[Any, ...] = ()
         self.steps: list[str] = []
 
-    def go(self, patch: pytest.MonkeyPatch, steps: int) -> None:
+    def go(self, steps: int) -> None:
         """Take random steps, and let all arrive in the end."""
-        patch.setattr(intake, "do_tasks", lambda _, *task: self.do(*task))
-        if self.random.random() < 0.5:  # a task for each segment
-            patch.setattr(captures, "TASK_BYTES", 1)
         self.record()
         names, weights = [*WEIGHTS], [*WEIGHTS.values()]
         for name in self.random.choices(names, weights, k=steps):
@@ -139,7 +116,8 @@ class History:
             del self.arrived[path]
         for segment in self.recorded:
             self.put(segment, ".jsonl")
-        self.ingest()
+            self.put(segment, "copy")
+        self.take_in()
         self.check()
         gaps = [x for x in self.remarks if "missing" in x and x[0] != "Z"]
         assert not gaps
@@ -152,17 +130,16 @@ class History:
         """Let a recorder complete some segments."""
         recorder = self.random.choice(["h_1_R", "h_1_S", "g_2_T"])
         for _ in range(self.random.randrange(1, 6)):
-            number = 1 + sum(
-                x.name.startswith(recorder) for x in self.recorded
-            )
+            names = [x.name.startswith(recorder) for x in self.recorded]
+            number = 1 + sum(names)
             day = self.random.choice(DAYS)
             noon = datetime.datetime(day.year, day.month, day.day, 12)
             noon = noon.replace(tzinfo=datetime.timezone.utc)
             first = number * 10
-            numbers = range(first, first + self.random.randrange(1, 4))
+            numbers = range(first, first + self.random.randrange(4))
             about = {"rec": recorder, "t": int(noon.timestamp()) * 10**9}
             lines = [capture_line(n, **about) for n in numbers]
-            if self.random.random() < 0.3:
+            if not lines or self.random.random() < 0.3:
                 lines.insert(0, f"no message {recorder} {number}\n")
             name = f"{recorder}-{number:06}"
             self.recorded.append(Recorded(name, day, lines))
@@ -179,22 +156,22 @@ class History:
 
     def put(self, segment: Recorded, kind: str) -> None:
         """Let a whole segment arrive."""
-        folder, name = self.capture / str(segment.day), segment.name
+        folder, name = str(segment.day), segment.name
         if kind in ("copy", "other name"):
-            folder = self.capture / "copies"
+            folder = "copies"
             name = f"Z_{name}" if kind == "other name" else name
             kind = ".jsonl"
         data = "".join(segment.lines).encode()
         if kind == ".jsonl.gz":
             data = gzip.compress(data, mtime=0)
-        path = folder / f"{name}{kind}"
-        self.write(path, data)
+        path = self.write(f"{folder}/{name}{kind}", data)
         self.arrived[path] = Arrived(segment, len(segment.lines), False)
 
     def arrive_half(self) -> None:
         """Let the beginning of a segment arrive, under its own name."""
         segment = self.random.choice(self.recorded)
-        path = self.capture / str(segment.day) / f"{segment.name}.jsonl"
+        name = f"{segment.day}/{segment.name}.jsonl"
+        path = self.capture / name
         if path in self.arrived and path.exists():
             return
         count = self.random.randrange(len(segment.lines))
@@ -202,29 +179,12 @@ class History:
         is_torn = count == 0 or self.random.random() < 0.5
         if is_torn:
             text += segment.lines[count][:9]
-        self.write(path, text.encode())
+        self.write(name, text)
         self.arrived[path] = Arrived(segment, count, is_torn)
-
-    def arrive_hidden(self) -> None:
-        """Let a half of a segment arrive, under a hidden name."""
-        segment = self.random.choice(self.recorded)
-        path = self.capture / str(segment.day) / f".{segment.name}.jsonl"
-        text = "".join(segment.lines)
-        self.write(path, text[: len(text) // 2].encode())
-
-    def write(self, path: Path, data: bytes) -> None:
-        """Write a file that nobody seems to write any more."""
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(data)
-        os.utime(path, (0, 0))
 
     # ---- Ingests
 
-    def ingest(self) -> None:
-        """Ingest, with or without removing what is known."""
-        self.ingest_with(lambda: None)
-
-    def ingest_with(self, between: Any) -> None:
+    def take_in(self, between: Callable[[], object] = lambda: None) -> None:
         """Ingest; do something between the tasks and the commit."""
         listed = self.listed()
         self.may_come_back()
@@ -234,47 +194,32 @@ class History:
             between()
             return outcomes
 
-        is_cleaning = self.random.random() < 0.4
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(intake, "do_tasks", do)
-            where = str(self.capture), str(self.table)
-            batches = [*intake.rounds(NO_SESSION, *where, is_cleaning)]
-        self.remarks = batches[-1].remarks
-        self.took(listed)
-
-    def took(self, listed: Sequence[Listed]) -> None:
-        """Require what was there, and let it be known."""
+            self.ingest(is_cleaning=self.random.random() < 0.4)
         self.noted.clear()
-        for path, size, (segment, count, is_torn) in listed:
+        for path, size in listed.items():
+            segment, count, is_torn = self.arrived[path]
             if not is_torn:
                 rows = segment.rows(count)
                 self.required |= rows - self.deleted - self.forgotten
                 self.noted[path] = size
 
-    def listed(self) -> list[Listed]:
-        """Return the segments that there are."""
-        return [
-            Listed(path, path.stat().st_size, arrived)
-            for path, arrived in self.arrived.items()
-            if path.exists()
-        ]
+    def listed(self) -> dict[Path, int]:
+        """Return the sizes of the segments that there are."""
+        return {x: x.stat().st_size for x in self.arrived if x.exists()}
 
     def may_come_back(self) -> None:
         """Let what was deleted come back if its segment is looked at."""
-        for path, size, (segment, *_) in self.listed():
+        for path, size in self.listed().items():
             if self.noted.get(path) != size:
-                self.forgotten |= self.deleted & segment.rows()
-                self.deleted -= segment.rows()
+                rows = self.arrived[path].segment.rows()
+                self.forgotten |= self.deleted & rows
+                self.deleted -= rows
 
     def ingest_killed(self) -> None:
         """Ingest, and be killed anywhere."""
         self.may_come_back()
-        if self.is_killing:
-            where = self.capture, self.table
-            is_cleaning = self.random.random() < 0.4
-            self.kills += kill_an_ingest(*where, is_cleaning, self.random)
-            self.noted.clear()
-            return
         kill_at = self.random.choice(["tasks", "done", "between", "end"])
         commit = tables.commit
 
@@ -300,7 +245,7 @@ class History:
             patch.setattr(tables, "commit", commit_killed)
             patch.setattr(intake, "do_tasks", do_killed)
             try:
-                intake.ingest(NO_SESSION, str(self.capture), str(self.table))
+                self.ingest()
             except Killed:
                 self.noted.clear()
 
@@ -310,7 +255,7 @@ class History:
         def second() -> None:
             if self.random.random() < 0.5:
                 self.arrive()
-            self.ingest()
+            self.take_in()
 
         self.ingest_or_give_up(second)
         self.noted.clear()  # each has noted what it knows
@@ -331,58 +276,45 @@ class History:
     def ingest_or_give_up(self, between: Any) -> None:
         """Ingest; a change of the table may make it give up."""
         try:
-            self.ingest_with(between)
+            self.take_in(between)
         except BusyError as error:
             assert "another ingest, compact" in str(error)
 
     # ---- Upkeep, and other tools
 
-    def opened(self) -> DeltaTable | None:
-        """Return the table, if it is there."""
-        is_there = DeltaTable.is_deltatable(str(self.table))
-        return DeltaTable(str(self.table)) if is_there else None
-
     def compact(self) -> None:
         """Compact, and clean the log of what is old, as all is."""
-        if self.opened():
-            for path in self.table.rglob("*"):
-                os.utime(path, (0, 0))
-            upkeep.compact(str(self.table))
-            self.versions.clear()
+        for path in self.table.rglob("*"):
+            os.utime(path, (0, 0))
+        upkeep.compact(str(self.table))
+        self.versions.clear()
 
     def optimize(self) -> None:
         """Merge files by another tool."""
-        if opened := self.opened():
-            opened.optimize.compact()
-            opened.create_checkpoint()
+        opened = self.opened()
+        opened.optimize.compact()
+        opened.create_checkpoint()
 
     def vacuum(self) -> None:
         """Remove at once what is in no snapshot, by another tool."""
-        if opened := self.opened():
-            opened.vacuum(0, dry_run=False, enforce_retention_duration=False)
-            self.versions.clear()
+        self.opened().vacuum(0, False, enforce_retention_duration=False)
+        self.versions.clear()
 
     def expire(self) -> None:
         """Let days expire."""
-        if self.opened():
-            day, before = self.random.choice(DAYS), self.rows()
-            upkeep.expire(str(self.table), day)
-            old = [x for x in self.recorded if x.day < day]
-            rows = {row for x in old for row in x.rows()}
-            self.delete_rows(rows & {*before})
-            self.versions.clear()
+        day = self.random.choice(DAYS)
+        old = [x for x in self.recorded if x.day < day]
+        rows = {row for x in old for row in x.rows()} & {*self.rows()}
+        assert upkeep.expire(str(self.table), day)[0] == len(rows)
+        self.delete_rows(rows)
+        self.versions.clear()
 
     def delete(self) -> None:
         """Delete rows on purpose."""
-        if opened := self.opened():
-            n = self.random.randrange(10, 60)
-            recorder, before = (
-                self.random.choice(["h_1_R", "h_1_S"]),
-                self.rows(),
-            )
-            opened.delete(f"n < {n} and recorder = '{recorder}'")
-            rows = {x for x in before if x[0] == recorder and x[1] < n}
-            self.delete_rows(rows)
+        n, before = self.random.randrange(10, 60), self.rows()
+        recorder = self.random.choice(["h_1_R", "h_1_S"])
+        self.opened().delete(f"n < {n} and recorder = '{recorder}'")
+        self.delete_rows({x for x in before if x[0] == recorder and x[1] < n})
 
     def delete_rows(self, rows: set[Row]) -> None:
         """Expect that rows are not there, and do not come again."""
@@ -393,20 +325,16 @@ class History:
 
     def erase(self) -> None:
         """Erase what a person sent."""
-        if opened := self.opened():
-            n = self.random.randrange(10, 60)
-            nothing = dict.fromkeys(["key", "key_bytes", "payload"], "null")
-            before = self.rows()
-            opened.update(nothing, predicate=f"n = {n}")
-            self.erased |= {x for x in before if x[1] == n}
+        n, before = self.random.randrange(10, 60), self.rows()
+        nothing = dict.fromkeys(["key", "key_bytes", "payload"], "null")
+        self.opened().update(nothing, predicate=f"n = {n}")
+        self.erased |= {x for x in before if x[1] == n}
 
     def restore(self) -> None:
         """Let the table be again what it was."""
         opened = self.opened()
-        versions = [
-            x for x in self.versions if opened and x < opened.version()
-        ]
-        if opened and versions:
+        versions = [x for x in self.versions if x < opened.version()]
+        if versions:
             self.check_removed(self.rows())
             version = self.random.choice(versions)
             opened.restore(version)
@@ -432,59 +360,48 @@ class History:
 
     def clone(self) -> None:
         """Make the table anew from its rows, with or without statistics."""
-        if opened := self.opened():
-            rows, clone = opened.to_pyarrow_table(), self.table.with_name("c")
-            columns = self.random.choice(["0", "32"])
-            write_deltalake(
-                str(clone),
-                rows,
-                partition_by=["day"],
-                configuration={"delta.dataSkippingNumIndexedCols": columns},
-            )
-            shutil.rmtree(self.table)
-            clone.rename(self.table)
-            self.versions.clear()
-            self.noted.clear()
+        rows = self.opened().to_pyarrow_table()
+        clone = self.table.with_name("clone")
+        columns = self.random.choice(["0", "32"])
+        about = {"delta.dataSkippingNumIndexedCols": columns}
+        write_deltalake(
+            str(clone), rows, partition_by=["day"], configuration=about
+        )
+        shutil.rmtree(self.table)
+        clone.rename(self.table)
+        self.versions.clear()
+        self.noted.clear()
 
     def back_up(self) -> None:
         """Copy the table, its log first."""
-        if self.opened():
-            shutil.rmtree(self.backup_folder, ignore_errors=True)
-            log = "_delta_log"
-            shutil.copytree(self.table / log, self.backup_folder / log)
-            shutil.copytree(self.table, self.backup_folder, dirs_exist_ok=True)
-            self.backup = Backup(
-                self.rows(),
-                {*self.deleted},
-                {*self.forgotten},
-                {**self.noted},
-            )
+        shutil.rmtree(self.backup_folder, ignore_errors=True)
+        log = "_delta_log"
+        shutil.copytree(self.table / log, self.backup_folder / log)
+        shutil.copytree(self.table, self.backup_folder, dirs_exist_ok=True)
+        state = self.deleted, self.forgotten, self.noted
+        self.backup = copy.deepcopy((self.rows(), *state))
 
     def go_back(self) -> None:
         """Use a backup, with its own notes or with those that are newer."""
-        if self.backup and self.table.exists():
+        if self.backup:
             notes = self.table / tables.NOTES
             newer = notes.read_bytes() if notes.exists() else b""
             shutil.rmtree(self.table)
             shutil.copytree(self.backup_folder, self.table)
-            self.have(self.backup.rows)
+            rows, *state = copy.deepcopy(self.backup)
+            self.have(rows)
             self.versions.clear()
             if newer and self.random.random() < 0.5:
                 notes.write_bytes(newer)
             else:
-                self.noted = {**self.backup.noted}
-                self.deleted = {*self.backup.deleted}
-                self.forgotten = {*self.backup.forgotten}
+                self.deleted, self.forgotten, self.noted = state
 
     # ---- What holds
 
     def rows(self) -> dict[Row, bool]:
         """Return the rows of the table, and whether each is erased."""
-        opened = self.opened()
-        if not opened:
-            return {}
         columns = ["recorder", "n", "key", "payload"]
-        rows = opened.to_pyarrow_table(columns=columns).to_pylist()
+        rows = self.opened().to_pyarrow_table(columns=columns).to_pylist()
         erased = {
             (x["recorder"], x["n"]): x["key"] is None and x["payload"] is None
             for x in rows
@@ -505,9 +422,8 @@ class History:
         assert not self.deleted & {*rows}, "deleted messages are back"
         assert all(rows.get(row, True) for row in self.erased)
         self.check_removed(rows)
-        if opened := self.opened():
-            self.versions[opened.version()] = rows
-            self.check_lines()
+        self.versions[self.opened().version()] = rows
+        self.check_lines()
 
     def check_removed(self, rows: dict[Row, bool]) -> None:
         """The table has what was in the segments that are gone."""
@@ -525,30 +441,20 @@ class History:
             assert len(kept) == len(lines)
 
 
-def begin(
-    folder: Path,
-    patch: pytest.MonkeyPatch,
-    do: Any,
-    seeds: range,
-    steps: int = 25,
-    is_killing: bool = False,
-) -> int:
-    """Go through histories; name the seed of one that fails.
-
-    Return how many ingests were killed by a signal.
-    """
-    kills = 0
+def go_through(
+    folder: Path, do: Any, seeds: Iterable[int], steps: int = 25
+) -> None:
+    """Go through histories; name the seed of one that fails."""
     for seed in seeds:
         where = folder / str(seed)
         where.mkdir()
         history = History(where, seed, do)
-        history.is_killing = is_killing
         try:
-            with patch.context() as own:
-                history.go(own, steps)
+            with pytest.MonkeyPatch.context() as patch:
+                if seed % 2:  # a task for each segment
+                    patch.setattr(captures, "TASK_BYTES", 1)
+                history.go(steps)
         except BaseException:
             print("seed", seed, "after", history.steps)
             raise
-        kills += history.kills
         shutil.rmtree(where)
-    return kills

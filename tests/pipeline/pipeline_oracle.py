@@ -8,12 +8,15 @@ of the specification.
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import pyarrow
 
 import sbus
 from spec_model import MODES, is_reserved, may_hear, may_use
@@ -71,8 +74,7 @@ def hears(
 class Run:
     """What has happened in a run so far."""
 
-    def __init__(self, file: str, prefix: str, opened: set[int]) -> None:
-        self.file = file
+    def __init__(self, prefix: str, opened: set[int]) -> None:
         self.opened = opened  # clients of which the trace has an open
         self.prefix = prefix.encode()
         self.place = 0  # of the event, counted in the run
@@ -109,8 +111,8 @@ class Run:
             due = self.receivers(event["key"])
             if self.modes[c].get("echo") == "off":
                 due.discard(c)
-            one = (self.place, n, c, event["key"], due)
-            self.published[event["m"]].append(one)
+            message = self.place, n, c, event["key"], due
+            self.published[event["m"]].append(message)
         elif ev == "drop":
             side, _, mode = event["reason"].partition("/")
             asked = self.modes[c].get(f"blocking/{side}")
@@ -228,12 +230,8 @@ def chains(files: dict[str, list[Event]]) -> Iterator[list[str]]:
         told = [event for event in events if event]
         if told and told[0]["ev"] != "start":
             heads[file] = told[0]["n"] - 1
-        is_over = False
-        for event in told:
-            is_over = event["ev"] != "start" and (
-                is_over or event["ev"] == "stop"
-            )
-        if told and not is_over:
+        edges = [x["ev"] for x in told if x["ev"] in ("start", "stop")]
+        if told and edges[-1:] != ["stop"]:
             ends[file] = told[-1]["n"]
     after = {}
     for file, n in heads.items():
@@ -272,11 +270,8 @@ def audit_chain(
             later = [one for _, one in pairs[at + 1 :] if one]
             rest = itertools.takewhile(lambda x: x["ev"] != "start", later)
             opened = {one["c"] for one in rest if one["ev"] == "open"}
-            run, began = (
-                Run(file, event.get("cred_prefix") or "", opened),
-                file,
-            )
-            before, stop = 0, None
+            run = Run(event.get("cred_prefix") or "", opened)
+            began, before, stop = file, 0, None
         elif before is None:
             yield "bad-trace", file, n, *nothing, 1
             before = n - 1
@@ -307,8 +302,8 @@ def audit(paths: Sequence[str], is_running: bool = False) -> Iterator[Found]:
     """Yield what is wrong with some traces."""
     files = {}
     for path in paths:
-        with open(path, "rb") as file:
-            lines = list(file)
+        with pyarrow.input_stream(path) as file:  # it may be compressed
+            lines = list(io.BytesIO(file.read()))
         files[path] = [parse(one) for one in lines if one.endswith(b"\n")]
     for chain in chains(files):
         yield from audit_chain({one: files[one] for one in chain}, is_running)

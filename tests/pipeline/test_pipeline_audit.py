@@ -1,230 +1,252 @@
-"""Tests of audits: what is planted into traces is found, and nothing else.
+"""Tests of audits, by traces on paper and by a second auditor.
 
 An audit takes seconds, however small a trace is: one is of all traces here.
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
+import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipeline_paper import Event, write_trace
-from pipeline_plants import PLANTED
+import pipeline_oracle
+from pipeline_paper import write_trace
+from pipeline_random import random_trace, spoil
+from sizes import either
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
 import pyarrow  # type: ignore[import-untyped]
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import sbus_spark
 from pipeline_bed import TIMEOUT, real_run
-from sbus_spark import audits, inputs
+from pipeline_without_spark import command_line
+from sbus_spark import audits, traces
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
 
-Breaches = dict[str, int]  # messages, by what is wrong with them
-
-ABOUT = {"version": "1", "address": "", "host": "h", "cred_prefix": ""}
-OPENS: list[Event] = [
-    {"t": 1, "ev": "open", "c": c, "gid": 1, "uid": 2, "pid": c}
-    for c in (1, 2)
-]
-# A run of two clients, of which the first one subscribes
-BEGINNING: list[Event] = [
-    {"t": 1, "ev": "start", **ABOUT},
-    *OPENS,
-    {"t": 1, "ev": "sub", "c": 1, "pattern": ""},
-]
-CLOSE: Event = {"t": 1, "ev": "close", "c": 1}
-OTHER_CLOSE: Event = {"t": 1, "ev": "close", "c": 2}
-STOP: Event = {"t": 1, "ev": "stop", **ABOUT}
-ENDING = [CLOSE, OTHER_CLOSE, STOP]
-# [TRACE-7] What was not sent is missing, but while its client is there, a
-# later event may tell: how a trace ends after messages that were not sent
-UNSENT: dict[str, tuple[list[Event], Breaches]] = {
-    "left": ([CLOSE, OTHER_CLOSE, STOP], {"missing": 1_000}),
-    "left-killed": ([CLOSE, OTHER_CLOSE], {"missing": 1_000, "bad-trace": 1}),
-    "there": ([OTHER_CLOSE, STOP], {"missing": 1_000, "bad-trace": 1}),
-    "there-killed": ([OTHER_CLOSE], {"undecided": 1_000, "bad-trace": 1}),
-    "later": (
-        [{"t": 1, "ev": "send", "m": 1_000, "c": 1}],
-        {"missing": 999, "bad-trace": 1},
-    ),
+# What traces on paper have behind their beginning, by how they end, and the
+# breaches in them
+SOFT = "ctl key=blocking/soft/discard"
+PAPER = {
+    "close, close c=2, stop": {
+        "msg, send": "",
+        "msg": "missing",
+        "msg, msg m=2, send m=2": "missing",
+        "msg, send, send c=2": "unowed",
+        "msg, send c=2": "missing unowed",
+        "msg key=!/cred/9/9/9/x, send": "secret-leak",
+        "msg, send, send": "duplicate",
+        # Deaf clients hear nothing later; others ask for their drops
+        "msg, drop": "",
+        f"{SOFT}, msg, drop reason=soft/discard": "",
+        "msg, drop reason=soft/discard": "bad-drop",
+        "msg, drop reason=lost": "bad-drop",
+        "ctl key=blocking/soft/queue, msg, drop reason=soft/queue": "bad-drop",
+        f"{SOFT}, msg, send, drop reason=soft/discard": "bad-drop",
+        f"{SOFT} c=2, msg, send, drop c=2 reason=soft/discard": "bad-drop",
+        "msg, drop, drop": "bad-drop",
+        "msg, msg m=2, drop, send m=2": "bad-drop",
+        "msg, msg m=2, drop m=2, send": "bad-drop",
+        "msg, msg m=2, send m=2, drop": "bad-drop",
+        "msg, msg m=2, msg m=3, send, drop m=3, ctl, send m=2": "bad-drop",
+        # Messages come in their order, but where another was asked for
+        "msg, msg m=2, send m=2, send": "out-of-order",
+        "msg, msg m=2, send m=2, ctl, send": "out-of-order",
+        "msg, msg m=2, send m=2, ctl key=order/stack, send": "",
+        "ctl key=order/stack, msg, msg m=2, send m=2, send, ctl, "
+        "msg m=3, msg m=4, send m=4, send m=3": "out-of-order",
+        "ctl key=order/random, msg, msg m=2, send m=2, send, ctl, "
+        "msg m=3, msg m=4, send m=4, send m=3": "out-of-order",
+        # Nothing else comes from a sound server
+        "send": "bad-trace",
+        "send, msg": "bad-trace",
+        "msg, msg, send, send": "bad-trace",
+        "ctl n=99": "bad-trace bad-trace",  # two gaps
+        "open": "bad-trace",
+        "open c=3": "bad-trace",
+        "sub c=3, open c=3, close c=3": "bad-trace",
+        "open c=3, close c=3, close c=3": "bad-trace",
+        "open c=3, close c=3, sub c=3": "bad-trace",
+        "open c=3, sub c=3, msg, send, close c=3, drop c=3": "bad-trace",
+        "unsub, unsub": "bad-trace",
+        "stop": "bad-trace",
+        "start": "bad-trace bad-trace",  # no event, and a gap
+        "msg key=!/cred/9/9/9/x data=eA==": "bad-trace",  # [TRACE-4]
+    },
+    # [TRACE-7] What was not sent is missing; but while its client is there, a
+    # later event may tell
+    "close, close c=2": {"msg, msg m=2": "missing missing bad-trace"},
+    "close c=2, stop": {"msg, msg m=2": "missing missing bad-trace"},
+    "close c=2": {
+        "msg, msg m=2": "undecided undecided bad-trace",
+        "msg, msg m=2, send m=2": "missing bad-trace",
+        "msg, msg": "bad-trace bad-trace",
+    },
 }
+# Parts of a trace that a sound server has not written; the others are in order
+SPOILED = ["torn-line", "killed", "headless", "gap", "unfinished"]
+SPOILED += ["before-a-gap", "after-a-gap"]
 
 
-def message(m: int) -> Event:
-    """Return a message of the second client, which the first is to get."""
-    return {"t": 1, "ev": "msg", "c": 2, "m": m, "key": "k", "size": 0}
+def write_paper(folder: Path) -> dict[str, str]:
+    """Write the traces on paper; return the breaches in each, by its path."""
+    folder.mkdir()
+    breaches: dict[str, str] = {}
+    for ending, cases in PAPER.items():
+        for events in cases:
+            path = folder / f"{len(breaches):02} {events.replace('/', '|')}"
+            write_trace(path, f"{events}, {ending}")
+            breaches[str(path)] = cases[events]
+    return breaches
 
 
-def write_planted(folder: Path, trace: Sequence[str]) -> dict[str, Breaches]:
-    """Write traces with a breach each; return what is to be found."""
-    expected = {}
-    for plant, breach in PLANTED.items():
-        events = list(map(json.loads, trace))
-        plant(events)
-        write_trace(folder / plant.__name__, events)
-        expected[plant.__name__] = dict(Counter(breach.split()))
-    return expected
-
-
-def write_cut(folder: Path, trace: Sequence[str]) -> dict[str, Breaches]:
-    """Write traces that begin, end or go on elsewhere; return what is wrong.
+def write_cut(folder: Path, trace: Path) -> None:
+    """Write parts of a trace, and traces that begin, end or go on elsewhere.
 
     A file without a start goes on where exactly one other ends.
     """
-    text = "".join(trace).encode()
+    folder.mkdir()
+    text = trace.read_bytes()
+    lines = text.splitlines(keepends=True)
     end = text.index(b"\n", text.rindex(b'"ev":"msg"'))
-    for name, lines in {
-        "part-3": trace[:1_000],
-        "part-2": trace[1_000:2_000],
-        "part-1": trace[2_000:],
-        "twice": [*trace, *trace],
-        "torn-line": [*trace[:300], '{"n":30\n', *trace[300:]],
-        "killed": trace[:-1],
-        "headless": trace[1:],
-        "gap": [*trace[:-2], trace[-1]],  # a number, and a close
-        "before-a-gap": trace[:900],
-        "after-a-gap": trace[1_900:],
+    for name, parts in {
+        "part-3": lines[:300],
+        "part-2": lines[300:600],
+        "part-1": lines[600:],
+        "twice": [text, text],
+        "whole.gz": [gzip.compress(text)],
+        "whole.zst": [pyarrow.compress(text, "zstd", asbytes=True)],
+        "torn": [text, b'{"n":20'],
+        "torn-line": [*lines[:90], b'{"n":30\n', *lines[90:]],
+        "killed": lines[:-1],
+        "unfinished": [text[:end], b'\n{"n":20'],
+        "headless": lines[1:],
+        "gap": [*lines[:-2], lines[-1]],  # a number, and a close
+        "before-a-gap": lines[:270],
+        "after-a-gap": lines[500:],
     }.items():
-        (folder / name).write_text("".join(lines))
-    for name, content in {
-        "whole.gz": gzip.compress(text),
-        "whole.zst": pyarrow.compress(text, "zstd", asbytes=True),
-        "torn": text + b'{"n":20',
-        "unfinished": text[:end] + b'\n{"n":20',
-    }.items():
-        (folder / name).write_bytes(content)
-    names = "torn-line killed headless before-a-gap after-a-gap unfinished"
-    return {
-        **{name: {"bad-trace": 1} for name in names.split()},
-        "gap": {"bad-trace": 2},
-    }
+        (folder / name).write_bytes(b"".join(parts))
 
 
-def write_on_paper(folder: Path, trace: Sequence[str]) -> dict[str, Breaches]:
-    """Write traces that no server has written; return what is wrong."""
-    messages = [message(m) for m in range(1, 1_001)]
-    for name, (ending, _) in UNSENT.items():
-        write_trace(folder / name, [*BEGINNING, *messages, *ending])
-
-    # What is sent before and after an order is to be in the usual one
-    events = [*BEGINNING]
-    for m, order in (2, "queue"), (4, "stack"), (6, "queue"):
-        key = f"order/{order}"
-        events.append({"t": 1, "ev": "ctl", "c": 1, "key": key})
-        events += message(m - 1), message(m)
-        for sent in (m, m - 1):
-            events.append({"t": 1, "ev": "send", "m": sent, "c": 1})
-    write_trace(folder / "orders", [*events, *ENDING])
-
-    # The close and the stop are in another file
-    write_trace(folder / "begins", [*BEGINNING, message(1), *ENDING])
-    lines = (folder / "begins").read_text().splitlines(keepends=True)
-    (folder / "begins").write_text("".join(lines[:5]))
-    (folder / "ends").write_text("".join(lines[5:]))
-
-    # [TRACE-4] A server never writes the payload of a secret
-    secret = next(
-        line for line in trace if '"ev":"msg"' in line and "!/cred/" in line
-    )
-    told = secret.replace("}", ',"data":"eA=="}')
-    (folder / "secret").write_text("".join(trace).replace(secret, told))
-    return {
-        **{name: breaches for name, (_, breaches) in UNSENT.items()},
-        "orders": {"out-of-order": 2},
-        "begins": {"missing": 1},
-        "secret": {"bad-trace": 1},
-    }
+def write_random(folder: Path) -> None:
+    """Write traces at random of the server itself, most of them spoiled."""
+    for seed in range(either(400, 40)):
+        chosen = random.Random(seed)
+        path = folder / ("spoiled" if seed % 4 else "plain")
+        path.mkdir(parents=True, exist_ok=True)
+        random_trace(path / f"{seed}", chosen)
+        if seed % 4:
+            spoil(path / f"{seed}", chosen)
 
 
 class Audited:
-    """Traces, what is to be found in them, and what one audit found."""
+    """Traces, and what one audit found in all of them."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.folder = folder / "traces"
-        self.folder.mkdir()
-        real_run(folder, 500)
-        trace = (folder / "trace").read_text().splitlines(keepends=True)
-        self.expected: dict[str, Breaches] = {}
-        for write in write_planted, write_cut, write_on_paper:
-            self.expected |= write(self.folder, trace)
-        self.rows = sbus_spark.audit(spark, [str(self.folder)]).collect()
-
-    def rows_of(self, name: str) -> list[Row]:
-        """Return what was found in a trace."""
-        return [row for row in self.rows if Path(row.file).name == name]
+        real_run(folder, 150)
+        self.paper = write_paper(folder / "paper")
+        write_cut(folder / "cut", folder / "trace")
+        write_random(folder / "random")
+        names = "paper/*", "cut/*", "random/*/*"
+        self.files = sorted(
+            str(x) for name in names for x in folder.glob(name)
+        )
+        self.rows = sbus_spark.audit(spark, self.files).collect()
 
 
 @pytest.fixture(scope="module")
 def audited(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Audited:
-    return Audited(spark, tmp_path_factory.mktemp("audit"))
+    """Audit all traces, in many blocks, by a few tasks."""
+    blocks_in = traces.blocks_in
+
+    def many_blocks_in(paths: Sequence[str]) -> list[traces.Block]:
+        blocks = []
+        for path in paths:
+            size = 99 if "/paper/" in path else 9_999
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(traces, "BLOCK_BYTES", size)
+                blocks += blocks_in([path])
+        return blocks
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(traces, "blocks_in", many_blocks_in)
+        patch.setattr(traces, "BLOCK_BYTES", 900_000)
+        return Audited(spark, tmp_path_factory.mktemp("audit"))
 
 
-def counted(rows: Sequence[Row]) -> dict[str, Breaches]:
-    """Return how many messages each breach has, by the name of the trace."""
-    found: dict[str, Breaches] = {}
-    for row in rows:
-        counts = found.setdefault(Path(row.file).name, {})
-        counts[row.breach] = counts.get(row.breach, 0) + row.messages
-    return found
+def breaches_in(folder: str, rows: Iterable[Any]) -> set[tuple[str, str]]:
+    """Return the names of traces in a folder, with each kind of breach."""
+    paths = [(Path(row.file), row.breach) for row in rows]
+    return {(x.name, breach) for x, breach in paths if x.parent.name == folder}
 
 
-def test_what_is_planted_is_found_and_nothing_else(audited: Audited) -> None:
-    """Each breach in a trace of its own; the others are in order.
-
-    A real trace may have messages of which nobody can know.
-    """
-    breaches = counted(audited.rows)
-    for name in breaches.keys() - UNSENT.keys():
-        breaches[name].pop("undecided", None)
-    breaches = {name: counts for name, counts in breaches.items() if counts}
-    assert breaches == audited.expected
+def test_two_auditors_name_the_same(audited: Audited) -> None:
+    """In traces with and without breaches."""
+    names = "breach", "file", "n", "m", "publisher", "c", "key", "messages"
+    found = Counter(tuple(row[x] for x in names) for row in audited.rows)
+    wanted = Counter(pipeline_oracle.audit(audited.files))
+    assert found - wanted == wanted - found == Counter()
 
 
-def test_a_row_names_what_is_wrong(audited: Audited) -> None:
-    """The message, its clients, and a reason."""
-    (row,) = audited.rows_of("begins")
-    assert (row.breach, row.m, row.c) == ("missing", 1, 1)
-    (row,) = audited.rows_of("secret")
-    assert "secret" in row.detail
-    unfinished = audited.rows_of("unfinished")
-    (row,) = (x for x in unfinished if x.breach == "bad-trace")
-    assert "no stop" in row.detail
-    assert sorted(x.m for x in audited.rows_of("orders")) == [1, 5]
+def test_traces_on_paper(audited: Audited) -> None:
+    """Each breach is found, and nothing else."""
+    found: dict[str, list[str]] = {path: [] for path in audited.paper}
+    for row in audited.rows:
+        if row.file in found:
+            found[row.file] += [row.breach] * row.messages
+    for path, breaches in audited.paper.items():
+        assert Counter(found[path]) == Counter(breaches.split()), path
 
 
-def test_what_is_chosen(spark: SparkSession, audited: Audited) -> None:
-    """Breaches of another time or key are left out; others may have none."""
-    rows = spark.createDataFrame(audited.rows_of("begins"), audits.ROWS)
-    then = inputs.moment_of(1)
-    for selection, count in (
-        (sbus_spark.Selection(patterns=("k",)), 1),
-        (sbus_spark.Selection(patterns=("other",)), 0),
-        (sbus_spark.Selection(until=then), 1),
-        (sbus_spark.Selection(since=then), 0),
-    ):
-        assert audits.chosen(rows, selection).count() == count
+def test_traces_of_a_sound_server(audited: Audited) -> None:
+    """Only a kill, and what it left undecided, is in them."""
+    found = breaches_in("plain", audited.rows)
+    assert {breach for _, breach in found} <= {"bad-trace", "undecided"}
+    killed = {name for name, breach in found if breach == "bad-trace"}
+    assert {name for name, _ in found} == killed
+    cut = {x for x in breaches_in("cut", audited.rows) if x[1] != "undecided"}
+    assert cut == {(name, "bad-trace") for name in SPOILED}
 
 
-def test_a_bus_that_still_runs(spark: SparkSession, audited: Audited) -> None:
-    """It has not stopped, nor ended its last line."""
-    names = [*UNSENT, "unfinished"]
-    paths = [str(audited.folder / name) for name in names]
-    rows = sbus_spark.audit(spark, paths, is_running=True).collect()
-    breaches = counted(rows)
-    assert set(breaches.pop("unfinished")) == {"undecided"}
-    expected = {name: {**UNSENT[name][1]} for name in UNSENT}
-    for name in UNSENT:
-        if name != "there":  # a client that is not closed before the stop
-            expected[name].pop("bad-trace", None)
-    assert breaches == expected
+def test_the_command(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bus that still runs has not stopped; breaches may be selected."""
+    folder, audit = tmp_path / "traces", audits.audit
+    folder.mkdir()
+    write_trace(folder / "left", "msg, close, close c=2")
+    write_trace(folder / "there", "msg, close c=2")
+    audit_once = functools.cache(lambda: audit(spark, [str(folder)], True))
+
+    def check_words(_: SparkSession, *words: Any) -> DataFrame:
+        assert words == ([str(folder)], True)
+        return audit_once()
+
+    monkeypatch.setattr(audits, "audit", check_words)
+    command = "audit", folder, "--running"
+    status, output, _ = command_line(*command, "--json")
+    result = json.loads(output)
+    assert status == 1 and result["counts"] == {"missing": 1}
+    assert result["undecided"] == len(result["breaches"]) == 1
+    status, output, _ = command_line(*command, "--pattern", "k")
+    assert status == 1 and output == (
+        "missing n=5 m=1 publisher=2 c=1 key='k': expected, and neither sent"
+        f" nor dropped before its client closed ({folder}/left)\n"
+        "missing: 1; undecided: 1 that were owed, not yet made\n"
+    )
+    for option in "since 1970-01-02", "until 1970-01-01", "pattern other":
+        words = f"--{option}".split()
+        status, output, _ = command_line(*command, *words)
+        assert status == 0 and output.startswith("every delivery was owed")

@@ -6,6 +6,7 @@ removes nothing that the table lacks.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -20,63 +21,33 @@ from pipeline_paper import capture_line
 
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
-from deltalake import DeltaTable, Field, write_deltalake
+from deltalake import Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
-from pipeline_bed import TOP, command_line
-from pipeline_without_spark import NO_SESSION, do_here
-from sbus_spark import intake, tables
+from pipeline_bed import TOP
+from pipeline_without_spark import Bed
+from sbus_spark import tables
 from sbus_spark.known import Known
 
-
-class Bed:
-    """A capture and its table."""
-
-    def __init__(self, folder: Path) -> None:
-        self.capture, self.table = folder / "capture", folder / "table"
-        self.where = str(self.table)
-        self.capture.mkdir()
-        self.remarks: list[str] = []
-
-    def write(self, number: int, recorder: str = "h_1_R") -> Path:
-        """Write a segment of ten messages."""
-        path = self.capture / f"{recorder}-{number:06}.jsonl"
-        numbers = range(10 * number, 10 * number + 10)
-        lines = [capture_line(n, rec=recorder) for n in numbers]
-        path.write_text("".join(lines))
-        os.utime(path, (0, 0))
-        return path
-
-    def ingest(self, is_cleaning: bool = False) -> int:
-        """Ingest; return how many messages were added."""
-        where = str(self.capture), self.where
-        batches = [*intake.rounds(NO_SESSION, *where, is_cleaning)]
-        self.remarks = batches[-1].remarks
-        return sum(batch.messages for batch in batches)
-
-    def opened(self) -> DeltaTable:
-        """Return the table."""
-        return DeltaTable(self.where)
-
-    def log(self) -> list[Path]:
-        """Return the commits in the log."""
-        return sorted(self.table.glob("_delta_log/*.json"))
-
-    def knows(self) -> bool:
-        """Return whether any segment is known."""
-        return bool(Known(self.where, self.opened()).sizes)
+pytest_plugins = "pipeline_session"
 
 
-@pytest.fixture
-def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
-    """Return a table of two segments, which came one after another."""
-    monkeypatch.setattr(intake, "do_tasks", lambda _, *task: do_here(*task))
-    bed = Bed(tmp_path)
+def log(bed: Bed) -> list[Path]:
+    """Return the commits in the log."""
+    return sorted(bed.table.glob("_delta_log/*.json"))
+
+
+def knows(bed: Bed) -> bool:
+    """Return whether any segment is known."""
+    return bool(Known(str(bed.table), bed.opened()).sizes)
+
+
+@pytest.fixture(autouse=True)
+def two_segments(bed: Bed) -> None:
+    """Ingest two segments, one after another."""
     for number in 1, 2:
-        bed.write(number)
-        bed.ingest()
-    assert bed.knows()
-    return bed
+        bed.add(number)
+    assert knows(bed)
 
 
 def add_a_column(bed: Bed) -> None:
@@ -86,7 +57,7 @@ def add_a_column(bed: Bed) -> None:
 def append(bed: Bed) -> None:
     rows = bed.opened().to_pyarrow_table(filters=[("n", "=", 10)])
     copy = rows.set_column(1, "recorder", [["other"]])
-    write_deltalake(bed.where, copy, mode="append")
+    write_deltalake(str(bed.table), copy, mode="append")
 
 
 def constrain(bed: Bed) -> None:
@@ -105,8 +76,7 @@ def vacuum(bed: Bed) -> None:
 
 
 def copy_elsewhere(bed: Bed) -> None:
-    bed.where += "-moved"
-    bed.table = bed.table.rename(bed.where)
+    bed.table = bed.table.rename(bed.table.with_name("moved"))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +86,7 @@ def copy_elsewhere(bed: Bed) -> None:
         lambda bed: bed.opened().optimize.z_order(["key"]),
         lambda bed: bed.opened().delete("n = 15"),
         lambda bed: bed.opened().update({"key": "null"}, predicate="n = 15"),
-        lambda bed: command_line("compact", bed.where),
+        lambda bed: bed.run("compact"),
         *(vacuum, set_a_property, append, add_a_column, constrain),
         copy_elsewhere,
     ],
@@ -127,40 +97,11 @@ def test_what_keeps_rows_keeps_what_is_known(
     """Or drops some on purpose: they stay away, and `--clean` goes on."""
     act(bed)
     rows = bed.opened().count()
-    assert bed.knows()
+    assert knows(bed)
     assert bed.ingest(is_cleaning=True) == 0
     assert not [*bed.capture.iterdir()]
     assert bed.opened().count() == rows
-
-
-def test_files_of_others_stay(bed: Bed, tmp_path: Path) -> None:
-    """A compaction removes nothing that is not the table's, nor by a link."""
-    elsewhere = tmp_path / "elsewhere"
-    kept = [elsewhere / "a", bed.table / "sub" / "b", bed.table / "c.txt"]
-    for path in kept:
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-        os.utime(path, (0, 0))
-    (bed.table / "link").symlink_to(elsewhere)
-    assert command_line("compact", bed.where)[0] == 0
-    assert all(path.exists() for path in kept)
-
-
-def test_what_was_printed_before_an_error(bed: Bed) -> None:
-    """It is not lost, also where standard output has a buffer."""
-    for n in 1, 2:  # a message on each of two other days
-        line = capture_line(n, rec="h_1_S", t=(n + 1) * 10**18)
-        (bed.capture / f"h_1_S-{n:06}.jsonl").write_text(line)
-    assert bed.ingest() == 2
-    (last,) = max(bed.table.glob("day=*")).glob("*.parquet")
-    last.write_bytes(b"damaged" * 100)
-    program = str(TOP / "pipeline" / "sbus_spark")
-    show = [sys.executable, program, "show", bed.where]
-    environment = {**os.environ}
-    environment.pop("PYTHONUNBUFFERED", None)
-    done = subprocess.run(show, env=environment, capture_output=True)
-    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
-    assert done.stdout.count(b"\n") == 20  # those of the first day
+    bed.add(3)
 
 
 def restore(bed: Bed) -> None:
@@ -169,7 +110,7 @@ def restore(bed: Bed) -> None:
 
 def overwrite(bed: Bed) -> None:
     rows = bed.opened().to_pyarrow_table()[:5]
-    write_deltalake(bed.where, rows, mode="overwrite")
+    write_deltalake(str(bed.table), rows, mode="overwrite")
 
 
 def lose_a_file(bed: Bed) -> None:
@@ -181,20 +122,20 @@ def lose_a_file(bed: Bed) -> None:
 def clone(bed: Bed) -> None:
     rows = bed.opened().to_pyarrow_table()
     shutil.rmtree(bed.table)
-    write_deltalake(bed.where, rows, partition_by=["day"])
+    write_deltalake(str(bed.table), rows, partition_by=["day"])
 
 
 def restore_and_hide_it(bed: Bed) -> None:
     restore(bed)
-    lines = bed.log()[-1].read_text().splitlines(True)
+    lines = log(bed)[-1].read_text().splitlines(True)
     others = [line for line in lines if '"commitInfo"' not in line]
-    bed.log()[-1].write_text("".join(others))
+    log(bed)[-1].write_text("".join(others))
 
 
 def restore_and_clean_the_log(bed: Bed) -> None:
     restore(bed)
     set_a_property(bed)
-    for commit in bed.log()[:-1]:
+    for commit in log(bed)[:-1]:
         commit.unlink()
 
 
@@ -202,46 +143,41 @@ def lose_notes(bed: Bed) -> None:
     (bed.table / tables.NOTES).unlink()
 
 
-def garble_notes(bed: Bed) -> None:
-    (bed.table / tables.NOTES).write_text('{"commit": ["1", {}], "runs": {}')
+def garble_notes(bed: Bed, text: str) -> None:
+    (bed.table / tables.NOTES).write_text(text)
 
 
-def make_notes_of_another_kind(bed: Bed) -> None:
-    notes = {"commit": ["1", []], "runs": {"R": 1}, "sizes": 1}
-    (bed.table / tables.NOTES).write_text(json.dumps(notes))
-
-
-def make_runs_of_another_kind(bed: Bed) -> None:
-    path = bed.table / tables.NOTES
-    notes = json.loads(path.read_text())
-    notes["runs"] = {"R": [[1, 5], None, None], "S": ["x", "y", "z"]}
-    path.write_text(json.dumps(notes))
+def garble_runs(bed: Bed) -> None:
+    notes = json.loads((bed.table / tables.NOTES).read_text())
+    garble_notes(bed, json.dumps({**notes, "runs": {"R": [["x"], "y"]}}))
 
 
 def use_an_older_log(bed: Bed) -> None:
     """As of a backup, beside notes that are newer."""
-    bed.log()[-1].unlink()
+    log(bed)[-1].unlink()
 
 
 def go_on_with_an_older_log(bed: Bed) -> None:
     """So that the version of the notes is another commit."""
-    notes = (bed.table / tables.NOTES).read_bytes()
+    notes = (bed.table / tables.NOTES).read_text()
     use_an_older_log(bed)
     bed.opened().delete("n = 15")
-    (bed.table / tables.NOTES).write_bytes(notes)
+    garble_notes(bed, notes)
+
+
+GARBLED = [
+    '{"commit": ["1", {}], "runs": {}',
+    '{"commit": ["1", []], "runs": {"R": 1}, "sizes": 1}',
+]
 
 
 @pytest.mark.parametrize(
     "act",
     [
         *(restore, overwrite, lose_a_file, clone, restore_and_hide_it),
-        *(restore_and_clean_the_log, lose_notes, garble_notes),
-        *(
-            make_notes_of_another_kind,
-            make_runs_of_another_kind,
-            use_an_older_log,
-        ),
-        go_on_with_an_older_log,
+        *(restore_and_clean_the_log, use_an_older_log),
+        *(go_on_with_an_older_log, lose_notes, garble_runs),
+        *(functools.partial(garble_notes, text=text) for text in GARBLED),
     ],
 )
 def test_what_may_have_dropped_rows_has_all_looked_at_again(
@@ -249,7 +185,7 @@ def test_what_may_have_dropped_rows_has_all_looked_at_again(
 ) -> None:
     """`--clean` removes nothing until then."""
     act(bed)
-    assert not bed.knows()
+    assert not knows(bed)
     bed.ingest(is_cleaning=True)
     assert len([*bed.capture.iterdir()]) == 2
     assert bed.opened().count() == 20
@@ -267,10 +203,9 @@ def test_a_restore_before_notes_are_written(
         restore(bed)
         write(known)
 
-    bed.write(3)
     with monkeypatch.context() as patch:
         patch.setattr(Known, "write", write_late)
-        assert bed.ingest() == 10
+        bed.add(3)
     assert bed.ingest() == 20
 
 
@@ -287,15 +222,42 @@ def test_another_size_is_another_segment(bed: Bed) -> None:
 
 def test_runs_outlive_what_was_lost(bed: Bed) -> None:
     """No gap is before what comes next, but one after it is named."""
-    bed.write(1, "g_1_S")
-    bed.ingest(is_cleaning=True)
+    bed.add(1, "g_1_S")
     bed.ingest(is_cleaning=True)
     lose_notes(bed)
-    bed.write(3)
-    assert bed.ingest() == 10 and not bed.remarks
-    bed.write(2, "g_1_S")  # a round later
-    assert bed.ingest() == 10 and not bed.remarks
-    bed.write(4, "g_1_S")
-    assert bed.ingest() == 10
+    bed.add(3)
+    assert not bed.remarks
+    bed.add(2, "g_1_S")  # a round later
+    assert not bed.remarks
+    bed.add(4, "g_1_S")
     assert [x.partition(":")[0] for x in bed.remarks] == ["g_1_S"]
     assert bed.remarks[0].endswith(": segment 3")
+
+
+def test_files_of_others_stay(bed: Bed, tmp_path: Path) -> None:
+    """A compaction removes nothing that is not the table's, nor by a link."""
+    elsewhere = tmp_path / "elsewhere"
+    kept = [elsewhere / "a", bed.table / "sub" / "b", bed.table / "c.txt"]
+    for path in kept:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        os.utime(path, (0, 0))
+    (bed.table / "link").symlink_to(elsewhere)
+    assert bed.run("compact")[0] == 0
+    assert all(path.exists() for path in kept)
+
+
+def test_what_was_printed_before_an_error(bed: Bed) -> None:
+    """It is not lost, also where standard output has a buffer."""
+    days = [capture_line(n, t=(n + 1) * 10**18) for n in (1, 2)]
+    bed.write("h_1_S-000001.jsonl", *days)
+    assert bed.ingest() == 2
+    (last,) = max(bed.table.glob("day=*")).glob("*.parquet")
+    last.write_bytes(b"damaged" * 100)
+    program = str(TOP / "pipeline" / "sbus_spark")
+    show = [sys.executable, program, "show", str(bed.table)]
+    environment = {**os.environ}
+    environment.pop("PYTHONUNBUFFERED", None)
+    done = subprocess.run(show, env=environment, capture_output=True)
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
+    assert done.stdout.count(b"\n") == 20  # those of the first day

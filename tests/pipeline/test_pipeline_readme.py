@@ -19,7 +19,8 @@ pytest.importorskip("pyspark", reason="it needs Python 3.10")
 from pyspark.sql import SparkSession
 
 import sbus_spark
-from pipeline_bed import TIMEOUT, TOP, command_line, plain_environment
+from pipeline_bed import TIMEOUT, TOP, plain_environment
+from pipeline_without_spark import command_line
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT

@@ -18,7 +18,6 @@ from pyspark.sql import SparkSession
 import sbus_spark
 from pipeline_bed import TIMEOUT
 from sbus_client import Client
-from sbus_spark.captures import Capture
 
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
@@ -50,16 +49,6 @@ def test_a_capture_as_a_frame(spark: SparkSession, tmp_path: Path) -> None:
     writer = frame.select("key").write.format("sbus").mode("append")
     with pytest.raises(PySparkException, match="needs a column 'payl"):
         writer.save(address="x")
-
-
-def test_which_files_are_segments(tmp_path: Path) -> None:
-    """Those with a number that are not hidden."""
-    names = "R R-1 .R-000003 R-000001 R-000002"
-    for n, name in enumerate(names.split()):
-        write(tmp_path / "2025-11-21" / f"{name}.jsonl", [n])
-    segments, hidden = Capture(str(tmp_path)).files()
-    assert [(x.recorder, x.number) for x in segments] == [("R", 1), ("R", 2)]
-    assert [Path(path).name for path in hidden] == [".R-000003.jsonl"]
 
 
 def test_a_stream_publishes(
