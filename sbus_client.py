@@ -2093,7 +2093,9 @@ def main() -> int:
         words = list(map(os.fsencode, options.words))
         if options.command in PAYLOADS:
             words = key_and_payload(words, PAYLOADS[options.command])
-        # Also where warnings are to be errors, in programs
+        # Also where warnings are to be errors, in programs; other warnings
+        # are for programmers, such as of a call that Ctrl-C kept from a start
+        warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda text, *_: note(text)
         options.end = end_of(options.timeout)

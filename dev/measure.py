@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = {
     "sbus.py": 1_330,
     # It is to have 1,100
-    "sbus_client.py": 1_253,
+    "sbus_client.py": 1_254,
     # It is to have 1,300, which would cost the completion of shells
-    "tools/*.py": 1_335,
+    "tools/*.py": 1_336,
     # It is to have 290
     "services/link.py": 416,
     # They are to have 340

@@ -338,7 +338,9 @@ def open_bus(options: Options, reconnect: bool = False) -> Client:
     """
     seconds = getattr(options, "timeout", None)
     options.end = end_of(seconds)
-    # Also where warnings are to be errors, in programs
+    # Also where warnings are to be errors, in programs; other warnings are
+    # for programmers, such as of a call that Ctrl-C kept from a start
+    warnings.simplefilter("ignore")
     warnings.simplefilter("always", UserWarning)
     warnings.showwarning = lambda text, *_: note(text)
     address = getattr(options, "address", None)

@@ -14,7 +14,7 @@ import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -245,6 +245,20 @@ def test_interrupted_before_it_begins(
     (directory / f"{module}.py").write_text(slow)
     done = python("-S", "-m", program, "sub", cwd=directory)
     assert done == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("file", ["tools", "sbus_client.py"])
+def test_interrupted_before_a_call(
+    bus: RealBus, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """Python warns of a call that Ctrl-C kept from a start; nobody is told."""
+
+    def interrupted(_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sbus_client, "run", interrupted)
+    done = run_here(file, "-a", bus.path, "sub")
+    assert done == (130, "", "")
 
 
 def test_file_of_the_folder() -> None:
