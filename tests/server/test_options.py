@@ -86,13 +86,6 @@ def test_limit(name: str, capfd: pytest.CaptureFixture[str]) -> None:
         assert option in capfd.readouterr().err
 
 
-def test_large_packets(directory: Path) -> None:
-    """[RUN-1] The kernel is asked for its largest, before a start."""
-    for size in ("5000000", "4000000000", "999999999999999"):
-        refusal(1, "-a", "bus", "--max-packet", size, cwd=directory)
-    assert os.listdir(directory) == []
-
-
 def test_bundle(directory: Path) -> None:
     """[RUN-10] [ADDR-6] [ADDR-8] -cgor is -c -g -o -r."""
     (directory / "bus").touch()
