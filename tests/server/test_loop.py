@@ -169,6 +169,18 @@ def test_newcomers_have_a_slice(kernel: FakeKernel) -> None:
     assert not any(peer.wire.incoming for peer in newcomers)
 
 
+def test_far_above_a_limit() -> None:
+    """[LIMIT-23] An eighth and a mebibyte above it, the reader has to go."""
+    kernel = FakeKernel(max_backlog=80_000)
+    reader = kernel.subscriber(room=0)
+    counts = []
+    for number in range(300):
+        if not reader.wire.closed:
+            counts.append(number * 4_000)
+            kernel.connect().send(publish(b"k").ljust(4_000 - 128))
+    assert 0 < counts[-1] - 90_000 - (1 << 20) <= 4_000
+
+
 @pytest.mark.parametrize("seconds, longest", [(5, 5), (10**9, 3600)])
 def test_the_loop_wakes_up_in_time(seconds: int, longest: int) -> None:
     """[BLOCK-16] It waits for a reader no longer than epoll can."""
