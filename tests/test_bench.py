@@ -13,6 +13,7 @@ import pytest
 
 from processes import ROOT, Result
 
+ENDS = f"{sys.executable} -c exit(3) {{address}}"
 OWN = f"{sys.executable} {ROOT}/sbus.py -a {{address}}"
 
 
@@ -97,10 +98,7 @@ class TestFailing:
             (["--seconds", "inf"], "'inf' is not 0.01 or more"),
             (["--beside", "sbusd"], "has no {address}"),
             (["--beside", "/no/such {address}"], "cannot run /no/such"),
-            (
-                ["--beside", f"{sys.executable} -c exit(3) {{address}}"],
-                "the server ended with status 3",
-            ),
+            (["--beside", ENDS], "the server ended with status 3"),
             (["--fast"], "unrecognized arguments: --fast"),
         ],
     )

@@ -177,18 +177,19 @@ def test_all_python_is_clean(words: str) -> None:
 
 def test_code_lines_are_those_that_do_something() -> None:
     """Blank lines, comments and docstrings are free."""
-    source = '''"""A module."""
-
-TEXT = """of
-two lines"""  # and a comment
-
-
-def work():
-    """Works.
-
-    At length.
-    """
-    # Now
-    return TEXT
-'''
-    assert code_lines(source) == {3, 4, 7, 13}
+    lines = (
+        '"""A"""',
+        "",
+        'TEXT = """of',
+        'two"""  # lines',
+        "",
+        "def work():",
+    )
+    lines += (
+        '    """Works.',
+        "",
+        '    At length."""',
+        "    # Now",
+        "    return 1",
+    )
+    assert code_lines("\n".join(lines)) == {3, 4, 6, 11}

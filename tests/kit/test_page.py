@@ -92,9 +92,7 @@ class TestPage:
     def test_what_was_not_asked_for(self) -> None:
         """It is in the table, and why stands below, once."""
         others = [
-            Result(
-                case.name, case.rules, "not asked for", "see --level daemon"
-            )
+            outcome(case.name, "not asked for", "see --level daemon")
             for case in CASES
             if FIRST in case.rules
         ]
@@ -105,17 +103,10 @@ class TestPage:
 
     def test_servers_and_clients_side_by_side(self) -> None:
         """Each has a column, empty where a rule is not for it."""
-        clients = [
-            Result(case.name, case.rules, "passed")
-            for case in all_client_cases()
-        ]
-        text = page(
-            [
-                Run("server", "one", "./one", []),
-                Run("client", "two", "./two", clients),
-            ],
-            SPEC,
-        )
+        cases = all_client_cases()
+        results = [Result(case.name, case.rules, "passed") for case in cases]
+        server = Run("server", "one", "./one", [])
+        text = page([server, Run("client", "two", "./two", results)], SPEC)
         cell = re.compile("<td[^>]*>(.*?)</td>")
         for rule, one, two in (
             (FIRST, "not run", ""),

@@ -14,7 +14,7 @@ import pytest
 
 import sbus
 import traceability
-from conformance.examples import Block, Case, MatchCase, PacketCase
+from conformance.examples import Block, Case, MatchCase
 from conformance.kit import level_of, origin_of
 from conformance.rules import RULE, SPEC, chapters
 from examples_of_spec import CASES, RULES, cases_of, each_block
@@ -221,22 +221,3 @@ class TestVectors:
             if (origin_of(case), level_of(case)) == ("upstream", "must"):
                 steps = case.conversation().steps
                 assert all(step.argument != "end" for step in steps), case
-
-    def test_of_packets_agree_with_the_syntax(self) -> None:
-        """So say the regular expressions of chapter 3."""
-        forms = {
-            "subscribe": rb"SUB ([^\x00]*)(?:\x00.*)?()",
-            "unsubscribe": rb"UNSUB ([^\x00]*)(?:\x00.*)?()",
-            "publish": rb"MSG ([^\x00]*)\x00(.*)",
-            "control": rb"CMSG ([^\x00]*)(?:\x00(.*))?",
-        }
-        for case in CASES:
-            if isinstance(case, PacketCase) and "KEY-4" not in case.rules:
-                found = {
-                    kind: (match[1], match[2] or b"")
-                    for kind, form in forms.items()
-                    if (match := re.fullmatch(form, case.packet, re.S))
-                }
-                wanted = {case.packet_kind: (case.key, case.payload)}
-                is_invalid = case.packet_kind == "invalid"
-                assert found == ({} if is_invalid else wanted), case
