@@ -295,9 +295,9 @@ class TestPages:
     @pytest.mark.parametrize("file", ["sbus", "sbus_client"])
     def test_the_source_is_whole_and_linked(self, file: str) -> None:
         """Each line is there once, with a number, and names lead to theirs."""
-        pattern = re.compile(r'<span id="L-(\d+)">(.*)')
         names = [n for n in PAGES if re.search(rf"source/{file}-\d+\.", n)]
-        found = [one for name in names for one in pattern.findall(PAGES[name])]
+        text = "\n".join(PAGES[name] for name in names)
+        found = re.findall(r'<span id="L-(\d+)">(.*)', text)
         lines = (ROOT / f"{file}.py").read_text("utf-8").splitlines()
         assert len(found) == len({number for number, _ in found})
         shown = {int(number): html for number, html in found}
@@ -305,8 +305,7 @@ class TestPages:
             html = re.sub("<[^>]*>", "", shown.get(number, ""))
             assert unescape(html).lstrip(" 0123456789").strip() in line
             assert number in shown or not line, number
-        named = re.compile(r'#L-(\d+)">(?:<[^>]*>|\.)*(\w+)')
-        links = [one for name in names for one in named.findall(PAGES[name])]
+        links = re.findall(r'#L-(\d+)">(?:<[^>]*>|\.)*(\w+)', text)
         assert len(links) > 300
         for number, name in links:
             assert re.search(rf"\b{name}\b", lines[int(number) - 1]), name
@@ -434,18 +433,15 @@ class TestPlayer:
         text, outdated = map(example.locator, ("textarea", ".outdated"))
         press(example, "Edit")
         text.fill("A hums")
-        assert outdated.count() == 1
         press(example, "Run")
         assert outcome(example) == ("bad", "not a step: 'A hums'.")
         assert outdated.count() == 1
         text.fill("A > SUB k\nA > HELLO")
         press(example, "Run")
         example.locator(".failed").wait_for()
-        verdict, said = outcome(example)
-        assert verdict == "bad"
+        said = outcome(example)[1]
         assert said.startswith("Line 2, “A > HELLO”: the packet begins with")
-        assert not outdated.count()
-        assert example.locator(".failed .key").count() == 0
+        assert not example.locator(".outdated, .failed .key").count()
         link = example.get_by_role("link", name="[PKT-2]").first
         assert "malformed packet" in link.get_attribute("title")
         assert link.get_attribute("href").endswith("3-protocol.html#PKT-2")
@@ -486,18 +482,15 @@ class TestPlayer:
             field.fill("MSG a/b/c\\0one")
             press(question, "Check")
             question.locator(".failed").wait_for()
-            verdict, said = outcome(question)
-            assert verdict == "bad" and said.startswith("Not yet. ")
-            drawing = question.locator(".drawing").text_content()
-            assert "two" not in said and "received" not in drawing
+            said = outcome(question)[1] + question.text_content()
+            assert "Not yet. " in said and "received" not in said
+            assert "two" not in question.inner_text()
             assert question.get_by_text("Hint: A star may").is_visible()
             assert answer.is_visible() == (attempt == 1)
-        assert not answer.locator("p").is_visible()
         answer.locator("summary").click()
-        assert "two" in answer.locator("p").text_content()
+        assert "two" in answer.locator("p").inner_text()
         press(question, "Reset")
-        assert not answer.is_visible()
-        assert not question.locator(".failed").count()
+        assert not question.locator(".answer:visible, .failed").count()
         field.fill("two")
         press(question, "Check")
         question.locator("output", has_text="Write a whole packet").wait_for()
@@ -911,12 +904,10 @@ def test_a_surprise_is_predicted(sized: Any) -> None:
     assert "receives" not in before
     surprise = sized.locator("#surprise")
     press(sized, "Play it")
-    verdict, first = outcome(surprise)
-    assert verdict == "bad" and "receives" not in first
-    press(sized, "Play it")
-    sized.get_by_text("These rules decided: [").wait_for()
-    press(sized, "Play it")
-    sized.get_by_text(re.compile("Not yet: [A-Z] receives")).wait_for()
+    assert "receives" not in outcome(surprise)[1]
+    for hint in ("These rules decided: [", re.compile("t: [A-Z] receives")):
+        press(sized, "Play it")
+        sized.get_by_text(hint).wait_for()
     said = outcome(surprise)[1]
     for name, heard in re.findall(r"(\w) receives ([\d ]+)", said):
         sized.get_by_label(f"{name} receives").fill(heard)
@@ -930,8 +921,7 @@ def test_a_reader_catches_a_mistake(sized: Any) -> None:
     sections = sized.locator("section > section")
     names = sections.evaluate_all("all => all.map((one) => one.id)")
     assert len(names) == len({*names}) >= 12
-    forget = f"localStorage.removeItem('sbus answered {names[0]}')"
-    sized.evaluate(forget)  # it may have been caught in another width
+    sized.evaluate("localStorage.clear()")  # it was caught in another width
     sized.reload()
     server = sized.locator(f"section#{names[0]}")
     status = server.get_by_role("status").first
