@@ -177,19 +177,6 @@ def test_all_python_is_clean(words: str) -> None:
 
 def test_code_lines_are_those_that_do_something() -> None:
     """Blank lines, comments and docstrings are free."""
-    lines = (
-        '"""A"""',
-        "",
-        'TEXT = """of',
-        'two"""  # lines',
-        "",
-        "def work():",
-    )
-    lines += (
-        '    """Works.',
-        "",
-        '    At length."""',
-        "    # Now",
-        "    return 1",
-    )
-    assert code_lines("\n".join(lines)) == {3, 4, 6, 11}
+    text = '"""A"""\n\nTEXT = """of\ntwo"""  # lines\n\ndef work():\n'
+    text += '    """Works.\n\n    At length."""\n    # Now\n    return 1\n'
+    assert code_lines(text) == {3, 4, 6, 11}

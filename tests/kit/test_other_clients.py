@@ -18,12 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
-from conformance.clients import (
-    Adapter,
-    ClientKit,
-    Line,
-    all_client_cases,
-)
+from conformance.clients import Adapter, ClientKit, Line, all_client_cases
 from conformance.server import Program
 from processes import ROOT, SECONDS_MAX
 from real_bus import RealBus
