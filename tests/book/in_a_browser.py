@@ -230,7 +230,11 @@ KINDS = {
         f"#surprise {BAD}",
     ),
     "playground": ("book/bench.html", "", f"#bench {GOOD}"),
-    "stage": ("book/stages/2.html", "text=Run the kit", f"form.stage {BAD}"),
+    "stage": (
+        "book/stages/2.html",
+        "button:has-text('Run the kit')",
+        f"form.stage {BAD}",
+    ),
     "mistakes": ("book/mistakes.html", f"{STAR} {RUN}", f"{STAR} {BAD}"),
     "python": ("book/python.html", "", "article"),
     "chapter": ("spec/5-flood-control.html", "", "#BLOCK-5 .kept .hll"),
