@@ -216,6 +216,7 @@ def links_of(page: str) -> Iterator[tuple[str, str]]:
 # Kinds of pages, what is pressed there, and what is there before a look
 STAR = "[data-name=star-crosses-slashes-star-in-short]"
 RUN, GOOD, BAD = "button:has-text('Run')", "output.good", "output.bad"
+DONE = "output:is(.good, .bad)"
 KINDS = {
     "start": ("book/index.html", "", "#first"),
     "lesson": ("book/lessons/2-hearing.html", RUN, GOOD),
@@ -235,7 +236,7 @@ KINDS = {
         "button:has-text('Run the kit')",
         f"form.stage {BAD}",
     ),
-    "mistakes": ("book/mistakes.html", f"{STAR} {RUN}", f"{STAR} {BAD}"),
+    "mistakes": ("book/mistakes.html", f"{STAR} {RUN}", f"{STAR} {DONE}"),
     "python": ("book/python.html", "", "article"),
     "chapter": ("spec/5-flood-control.html", "", "#BLOCK-5 .kept .hll"),
     "examples": ("spec/examples/3-protocol.html", RUN, GOOD),
