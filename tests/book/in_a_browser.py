@@ -499,11 +499,13 @@ def test_a_wrong_answer_gets_a_hint_first(page: Any) -> None:
         field.fill("MSG a/b/c\\0one")
         press(question, "Check")
         question.locator(".failed").wait_for()
-        said = outcome(question)[1] + question.text_content()
-        assert "Not yet. " in said and "received" not in said
-        assert "two" not in question.inner_text()
+        verdict, said = outcome(question)
+        assert verdict == "bad" and said.startswith("Not yet. ")
+        drawing = question.locator(".drawing").text_content()
+        assert "two" not in said and "received" not in drawing
         assert question.get_by_text("Hint: A star may").is_visible()
         assert answer.is_visible() == (attempt == 1)
+    assert not answer.locator("p").is_visible()
     answer.locator("summary").click()
     assert "two" in answer.locator("p").inner_text()
     press(question, "Reset")
