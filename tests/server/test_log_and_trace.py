@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fake_kernel import FakeKernel
 from packets import WHOAMI, publish
 from processes import SBUSD, SECONDS_MAX
 from real_bus import RealBus
@@ -50,6 +51,17 @@ def test_every_decision(directory: Path) -> None:
         assert re.fullmatch("sbusd: [ -~]{1,292}", line)
         if " client=" in line and "disconnect" not in line:
             assert EVENT.fullmatch(line) or len(line) == 299, line
+
+
+@pytest.mark.parametrize("count", [1, 2, 64, 65])
+def test_empty_packets_are_logged(
+    kernel: FakeKernel, capfd: pytest.CaptureFixture[str], count: int
+) -> None:
+    """[CONN-13] [PKT-2] An empty packet looks like the end of input."""
+    peer = kernel.connect()
+    peer.send(*[b""] * count)
+    assert peer.wire.closed
+    assert "[PKT-2] empty packet" in capfd.readouterr().err
 
 
 def full_disk() -> tuple[int, int]:
