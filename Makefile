@@ -158,7 +158,7 @@ PLAYED = sbus.py simulated/*.py spec/model.py spec/conformance spec/examples \
     spec/[1-9]-*.md spec/stages.md book/stages book/player.py \
     book/every_order.py book/cut_stage.py book/mistakes.py \
     tests/kit/broken_servers.*
-BOOK = .:book:spec:simulated:tests/bed:tests/kit
+BOOK = .:book:spec:simulated:tests/kit
 book: .venv/book trace
 	@mkdir -p build
 	@$(PYTHON) contrib/man/manual.py build/manual.md

@@ -7,12 +7,11 @@ well, in three ways.  tests/ has the rest.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -25,6 +24,7 @@ from examples_of_spec import cases_of, each_block
 from fake_bus import run_on_fake_kernel
 from fake_kernel import OWNER, FakeKernel, cost
 from packets import ANSWER, WHOAMI, publications, publish
+from patterns import texts
 from processes import SBUSD, SECONDS_MAX, naive
 
 OURS = shlex.join([*SBUSD, "-f", "-a", "{address}"])
@@ -88,13 +88,6 @@ def test_a_pattern_selects_keys(kernel: FakeKernel) -> None:
     assert reader.read() == [publish(b"a/b")]
 
 
-def every_text(alphabet: bytes, length_max: int) -> Iterator[bytes]:
-    """Return every text over an alphabet, up to a length."""
-    for length in range(length_max + 1):
-        for letters in itertools.product(alphabet, repeat=length):
-            yield bytes(letters)
-
-
 def as_expression(pattern: bytes) -> re.Pattern[bytes]:
     """Return a regular expression for a pattern: a second opinion."""
     if re.search(rb"\*[^*/]", pattern):
@@ -108,10 +101,10 @@ def as_expression(pattern: bytes) -> re.Pattern[bytes]:
 
 def test_patterns_agree_with_regular_expressions() -> None:
     """[MATCH-1] [MATCH-2] [MATCH-3] [MATCH-4] [MATCH-6] All short ones."""
-    texts = list(every_text(b"a/*", 4))
-    for pattern in texts:
+    every_text = list(texts(b"a/*", 4))
+    for pattern in every_text:
         expression = as_expression(pattern)
-        for key in texts:
+        for key in every_text:
             expected = bool(expression.fullmatch(key))
             is_match = sbus.pattern_matches(pattern, key)
             assert is_match is expected, (pattern, key)

@@ -13,6 +13,7 @@ import pytest
 
 from processes import ROOT, Result
 
+ENDS = f"{sys.executable} -c exit(3) {{address}}"
 OWN = f"{sys.executable} {ROOT}/sbus.py -a {{address}}"
 
 
@@ -39,81 +40,78 @@ def rows(result: Result) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in lines]
 
 
-class TestMeasuring:
-    def test_server_beside_the_relay(self) -> None:
-        """The second row has the ratio to the first."""
-        own, relay = rows(speed("--only", "pipe-4k"))
-        assert (own[2], relay[2]) == ("sbus.py", "relay")
-        assert relay[3].endswith(")") and not own[3].endswith(")")
-
-    def test_server_beside_another(self) -> None:
-        """A case with an addition is compared with the other server."""
-        result = speed("--only", "latency,churn", "--beside", OWN)
-        sides = [(name, side) for name, _, side, *_ in rows(result)]
-        both = ("sbus.py", "other")
-        names = ("latency", "churn")
-        assert sides == [(name, side) for name in names for side in both]
-
-    def test_server_with_an_option(self) -> None:
-        """It is compared with itself without the option."""
-        own, without = rows(speed("--only", "trace"))
-        assert (own[2], without[2]) == ("sbus.py", "itself without")
-
-    @pytest.mark.parametrize(
-        "program, case", [("link", "large"), ("queue", "4k")]
-    )
-    def test_services_beside_what_is_installed(
-        self, program: str, case: str
-    ) -> None:
-        """Each peer that is missing is named once, and left out."""
-        result = bench(program, "--rounds", "1", "--only", case)
-        notes = result.errors.splitlines()
-        assert all(note.startswith("left out: install ") for note in notes)
-        assert len(notes) == len({*notes})
-        own, *peers = rows(result._replace(errors=""))
-        assert own[2].startswith(("link", "sbus queue"))
-        assert all(row[3].endswith(")") for row in peers)
-
-    def test_client_library(self) -> None:
-        """Each case is compared with a bare loop."""
-        table = rows(bench("client", "--rounds", "1"))
-        assert {row[2] for row in table} == {"library", "bare loop"}
-
-    @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as others")
-    @pytest.mark.parametrize("storm", ["mistakes", "slow-news"])
-    def test_attack(self, storm: str) -> None:
-        """A row has what two other users see of a storm."""
-        (row,) = rows(bench("attack", "--only", storm, "--seconds", "1"))
-        milliseconds = [float(cell.replace(",", "")) for cell in row[3:9]]
-        assert row[0] == storm and all(milliseconds)
+def test_server_beside_the_relay() -> None:
+    """The second row has the ratio to the first."""
+    own, relay = rows(speed("--only", "pipe-4k"))
+    assert (own[2], relay[2]) == ("sbus.py", "relay")
+    assert relay[3].endswith(")") and not own[3].endswith(")")
 
 
-class TestFailing:
-    @pytest.mark.parametrize(
-        "arguments, what",
-        [
-            (["--only", "nothing"], "no case 'nothing'"),
-            (["--rounds", "0"], "'0' is not 1 or more"),
-            (["--seconds", "inf"], "'inf' is not 0.01 or more"),
-            (["--beside", "sbusd"], "has no {address}"),
-            (["--beside", "/no/such {address}"], "cannot run /no/such"),
-            (
-                ["--beside", f"{sys.executable} -c exit(3) {{address}}"],
-                "the server ended with status 3",
-            ),
-            (["--fast"], "unrecognized arguments: --fast"),
-        ],
-    )
-    def test_wrong_use(self, arguments: list[str], what: str) -> None:
-        """One line, and status 2."""
-        result = speed(*arguments)
-        assert (result.status, result.output) == (2, "")
-        assert what in result.errors and result.errors.count("\n") == 1
+def test_server_beside_another() -> None:
+    """A case with an addition is compared with the other server."""
+    result = speed("--only", "latency,churn", "--beside", OWN)
+    sides = [(name, side) for name, _, side, *_ in rows(result)]
+    both = ("sbus.py", "other")
+    names = ("latency", "churn")
+    assert sides == [(name, side) for name in names for side in both]
 
-    def test_server_that_loses_messages(self) -> None:
-        """The case is named, and the others go on."""
-        other = f"{OWN} --max-packet 100000"
-        result = speed("--only", "pipe-400k,pipe-64", "--beside", other)
-        assert (result.status, result.errors.count("\n")) == (1, 1)
-        assert result.errors.startswith("pipe-400k: the load ended")
-        assert "| pipe-64 |" in result.output
+
+def test_server_with_an_option() -> None:
+    """It is compared with itself without the option."""
+    own, without = rows(speed("--only", "trace"))
+    assert (own[2], without[2]) == ("sbus.py", "itself without")
+
+
+@pytest.mark.parametrize("program, case", [("link", "large"), ("queue", "4k")])
+def test_services_beside_what_is_installed(program: str, case: str) -> None:
+    """Each peer that is missing is named once, and left out."""
+    result = bench(program, "--rounds", "1", "--only", case)
+    notes = result.errors.splitlines()
+    assert all(note.startswith("left out: install ") for note in notes)
+    assert len(notes) == len({*notes})
+    own, *peers = rows(result._replace(errors=""))
+    assert own[2].startswith(("link", "sbus queue"))
+    assert all(row[3].endswith(")") for row in peers)
+
+
+def test_client_library() -> None:
+    """Each case is compared with a bare loop."""
+    table = rows(bench("client", "--rounds", "1"))
+    assert {row[2] for row in table} == {"library", "bare loop"}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as others")
+@pytest.mark.parametrize("storm", ["mistakes", "slow-news"])
+def test_attack(storm: str) -> None:
+    """A row has what two other users see of a storm."""
+    (row,) = rows(bench("attack", "--only", storm, "--seconds", "1"))
+    milliseconds = [float(cell.replace(",", "")) for cell in row[3:9]]
+    assert row[0] == storm and all(milliseconds)
+
+
+@pytest.mark.parametrize(
+    "arguments, what",
+    [
+        (["--only", "nothing"], "no case 'nothing'"),
+        (["--rounds", "0"], "'0' is not 1 or more"),
+        (["--seconds", "inf"], "'inf' is not 0.01 or more"),
+        (["--beside", "sbusd"], "has no {address}"),
+        (["--beside", "/no/such {address}"], "cannot run /no/such"),
+        (["--beside", ENDS], "the server ended with status 3"),
+        (["--fast"], "unrecognized arguments: --fast"),
+    ],
+)
+def test_wrong_use(arguments: list[str], what: str) -> None:
+    """One line, and status 2."""
+    result = speed(*arguments)
+    assert (result.status, result.output) == (2, "")
+    assert what in result.errors and result.errors.count("\n") == 1
+
+
+def test_server_that_loses_messages() -> None:
+    """The case is named, and the others go on."""
+    other = f"{OWN} --max-packet 100000"
+    result = speed("--only", "pipe-400k,pipe-64", "--beside", other)
+    assert (result.status, result.errors.count("\n")) == (1, 1)
+    assert result.errors.startswith("pipe-400k: the load ended")
+    assert "| pipe-64 |" in result.output

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.examples import (
-    PARSERS,
-    Block,
-    Case,
-    read_blocks,
-    read_cases,
-)
+from conformance.examples import PARSERS, Block, Case, read_blocks, read_cases
 from conformance.rules import read_rules
 
 RULES = read_rules()

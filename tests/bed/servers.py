@@ -174,6 +174,8 @@ def occupied(path: Path, what: str) -> Iterator[None]:
             os.mkfifo(path)
         elif what == "link":
             path.symlink_to("there")
+        elif what == "text":
+            path.write_text("1" * 11)  # which is no process's number
         elif what == "another user's":
             path.touch()
             os.chown(path, 1234, -1)

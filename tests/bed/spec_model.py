@@ -1,4 +1,4 @@
-"""What the model of the specification says of keys, patterns and packets."""
+"""What the model of the specification says of keys and patterns."""
 
 from __future__ import annotations
 
@@ -12,15 +12,6 @@ MODES = [f"{mode}/{way}" for mode, ways in CHOICES.items() for way in ways]
 
 selects = model.selects
 may_hear = functools.lru_cache(100_000)(model.may_hear)
-
-
-def read_form(packet: bytes) -> tuple[str, bytes]:
-    """Return the kind and the key of a packet; no kind if malformed."""
-    try:
-        action, key, _ = model.read_form(packet)
-    except model.Mistake:
-        return "", b""
-    return action.__name__, key
 
 
 def is_reserved(text: bytes) -> bool:

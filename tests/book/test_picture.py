@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from html import unescape
-from itertools import product
 from typing import Any
 
 import pytest
 
 import sbus
 from fake_kernel import FakeKernel
+from model import CHOICES
 from packets import publish
 from picture import COLUMNS_MAX, draw
 from processes import ROOT
@@ -74,17 +74,10 @@ def shown(soft: str, hard: str, is_full: bool, whose: str) -> tuple[str, str]:
     raise AssertionError("the picture has no way out")
 
 
-@pytest.mark.parametrize(
-    ("soft", "hard", "is_full", "whose"),
-    [
-        *product(
-            ("queue", "discard", "block", "error"),
-            ("discard", "block", "error"),
-            (False, True),
-            PUBLISHERS,
-        )
-    ],
-)
+@pytest.mark.parametrize("soft", CHOICES["blocking/soft"])
+@pytest.mark.parametrize("hard", CHOICES["blocking/hard"])
+@pytest.mark.parametrize("is_full", [False, True])
+@pytest.mark.parametrize("whose", PUBLISHERS)
 def test_the_flow_of_chapter_5_is_what_the_server_decides(
     soft: str, hard: str, is_full: bool, whose: str
 ) -> None:

@@ -63,19 +63,14 @@ def test_pages_play_as_they_say(kind: str, name: str, text: str) -> None:
         assert wrong(kind, text, answer), answer
 
 
+SAID = "A > SUB a\nB > MSG a\\0x"
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
-        (
-            "conversation",
-            "A > SUB a\nA < MSG a\\0x\nA close",
-            "A < MSG a\\0x: received nothing",
-        ),
-        (
-            "conversation",
-            "A > SUB a\nB > MSG a\\0x",
-            "A < nothing: received MSG a\\0x",
-        ),
+        ("conversation", "A > SUB a\nA < a\nA close", "A < a: received noth"),
+        ("conversation", SAID, "A < nothing: received MSG a\\0x"),
         ("match", "a* ab yes\na* ba yes", "a* ba yes: received nothing"),
         ("match", "a ab no\na*", "a*: not of the form of the others"),
         ("packet", "\\q invalid", "\\q invalid: not of the form of"),

@@ -40,12 +40,7 @@ MISTAKES = [
     (1, "[listener, *clients]", "[listener]", "Read from every client"),
     (1, "__main__", "__man__", "Read from every client"),
     (1, "clients.remove(client)", "pass", "Go on when a client leaves"),
-    (
-        1,
-        "else:\n        close",
-        "elif 0:\n        close",
-        "Go on when a client",
-    ),
+    (1, "else:\n        close", "elif 0:\n        close", "Go on when a"),
     (2, "409_600", "1024", "Send a message as it came"),
     (2, "except ConnectionResetError", "except KeyError", "After ECONNRESET"),
     (2, "in list(clients)", "in clients[:1]", "Send a message to each client"),
@@ -67,12 +62,7 @@ MISTAKES = [
     (6, "wire.setblocking(False)", "pass", "Keep what the kernel refuses"),
     (6, "options.max_backlog // 2", "0", "Go on with the publisher"),
     (6, "client.paused.add(publisher)", "pass", "Pause a publisher"),
-    (
-        6,
-        "else:\n            close",
-        "elif 0:\n            close",
-        "Disconnect",
-    ),
+    (6, "else:\n            close", "elif 0:\n            close", "Disc"),
 ]
 
 

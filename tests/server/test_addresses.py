@@ -39,26 +39,8 @@ from servers import (
 # ---- Where a server listens by default
 
 
-@needs_root
-def test_root(directory: Path) -> None:
-    """[ADDR-1] Root's is in /run, whatever the user's directory is."""
-    for name in ("dev", "run"):
-        (directory / name).mkdir()
-    (directory / "dev" / "null").touch()
-
-    def prepare() -> None:
-        os.chroot(directory)
-        os.chdir("/")
-        os.environ.clear()
-        os.environ.update(XDG_RUNTIME_DIR="/dev")
-
-    with Forked(prepare) as server:
-        server.wait()
-        assert is_served(directory / "run" / "sbus.socket")
-
-
 class Root:
-    """A root directory in which an ordinary user looks for the default."""
+    """A root directory, in which a user looks for the default."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory
@@ -68,15 +50,16 @@ class Root:
         (directory / "tmp").chmod(0o1777)
         self.environment: dict[str, str] = {}
         self.umask = 0
+        self.become_user = drop_privileges
 
     def enter(self) -> None:
-        """Be that user there, with nothing but the root's environment."""
+        """Be that user there, with no other environment."""
         os.chroot(self.path)
         os.chdir("/")
         os.umask(self.umask)
         os.environ.clear()
         os.environ.update(self.environment)
-        drop_privileges()
+        self.become_user()
 
     def clients_address(self) -> str:
         """Return where a client looks for the server, or why it does not."""
@@ -97,6 +80,17 @@ class Root:
 
 RUN, TMP = f"/run/user/{USER}", f"/tmp/sbus-{USER}"
 SQUATTERS = ["other user", "mode 0777", "mode 0710", "link", "file", "nothing"]
+
+
+@needs_root
+def test_root(directory: Path) -> None:
+    """[ADDR-1] Root's is in /run, whatever the user's directory is."""
+    root = Root(directory)
+    root.become_user = lambda: None
+    root.environment["XDG_RUNTIME_DIR"] = "/dev"
+    with Forked(root.enter) as server:
+        server.wait()
+        assert is_served(directory / "run" / "sbus.socket")
 
 
 # ---- The default of a user, in a directory that is that user's alone
@@ -154,20 +148,19 @@ def test_squatter(
     assert list(directory.rglob("*.socket")) == []
 
 
+# Beside those that the kit tries
 WRONG = [
     "",
-    "b" * 108,
     os.fsdecode("é".encode() * 54),
     "no/bus",
     "a\nb/bus",
     "/proc/sbus",
 ]
 WRONG += [
-    f"{ABSTRACT}/{digits}"
-    for digits in ("", "0", "000", "0161", "6100", "00zz", "00" * 109)
+    f"{ABSTRACT}/{digits}" for digits in ("", "0", "000", "0161", "6100")
 ]
 WRONG += ["@name", "abstract:name", "fd:3", "unix:/bus"]
-WRONG += [f"/dev/fd/{n}" for n in ("999", "99999999999", "-1", "x", "")]
+WRONG += [f"/dev/fd/{n}" for n in ("99999999999", "-1", "x")]
 
 
 # ---- An address that is given

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Any
 
 import pytest
 
@@ -19,17 +20,6 @@ TURN = 0.001  # seconds [CONN-5]
 
 
 # ---- [CONN-5] No client has the loop for long, and each has it in turn
-
-
-def test_a_turn_ends_after_64_packets(kernel: FakeKernel) -> None:
-    """[CONN-5] Turns before it make no difference."""
-    peer = kernel.connect()
-    peer.send(b"SUB k", *publications(5_000))
-    for _ in range(3):
-        peer.post(*publications(200))
-        before = len(peer.wire.incoming)
-        kernel.server.round(0)
-        assert len(peer.wire.incoming) == before - 64
 
 
 def test_a_flood_after_single_packets(kernel: FakeKernel) -> None:
@@ -168,14 +158,34 @@ def test_newcomers_have_a_slice(kernel: FakeKernel) -> None:
     assert not any(peer.wire.incoming for peer in newcomers)
 
 
-def test_user_who_may_not_connect() -> None:
-    """[CONN-2] [CONN-6] No packet of such a connection is handled."""
-    kernel = FakeKernel("-u", "7")
-    reader = kernel.subscriber(uid=7)
-    newcomer = kernel.knock(uid=8)
-    newcomer.post(publish(b"k"))
-    kernel.run()
-    assert newcomer.wire.closed and not reader.read()
+def test_far_above_a_limit() -> None:
+    """[LIMIT-23] An eighth and a mebibyte above it, the reader has to go."""
+    kernel = FakeKernel(max_backlog=80_000)
+    reader = kernel.subscriber(room=0)
+    counts = []
+    for number in range(300):
+        if not reader.wire.closed:
+            counts.append(number * 4_000)
+            kernel.connect().send(publish(b"k").ljust(4_000 - 128))
+    assert 0 < counts[-1] - 90_000 - (1 << 20) <= 4_000
+
+
+@pytest.mark.parametrize("seconds, longest", [(5, 5), (10**9, 3600)])
+def test_the_loop_wakes_up_in_time(seconds: int, longest: int) -> None:
+    """[BLOCK-16] It waits for a reader no longer than epoll can."""
+    kernel = FakeKernel(block_timeout=seconds)
+    kernel.subscriber(b"blocking/soft/block", room=0)
+    kernel.connect().send(publish(b"k"))
+    select, timeouts = kernel.selector.select, kernel.selector.timeouts
+    timeouts.clear()
+
+    def stop(timeout: float) -> Any:
+        kernel.server.stopping = True
+        return select(timeout)
+
+    kernel.selector.select = stop  # type: ignore[method-assign]
+    kernel.server.run()
+    assert timeouts[0] == longest
 
 
 @pytest.mark.parametrize("room", [None, 2])
@@ -220,20 +230,6 @@ def test_a_chain_of_holders_without_room_in_epoll(
     assert all(peer.wire.closed for peer in peers)
     witness.send(WHOAMI)
     assert len(witness.read()) == 1
-
-
-def test_a_reader_that_leaves_without_room_in_epoll(
-    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """[CONN-12] [CONN-10] The server disconnects it once."""
-    reader = kernel.subscriber(room=0)
-    kernel.connect().send(*publications(3))
-    monkeypatch.setattr(kernel.selector, "register", refuse)
-    reader.wire.is_silent = True
-    reader.wire.room = None
-    reader.close()
-    assert reader.wire.closed
-    assert [*reader.wire.taken] == publications(3)
 
 
 def test_a_listener_without_room_in_epoll(

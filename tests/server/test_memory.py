@@ -61,18 +61,6 @@ def test_an_emptied_backlog_is_small(
     assert used_bytes() - before < MIB / 16
 
 
-@pytest.mark.parametrize("uid", [0, 1000])
-def test_long_keys_leave_nothing(uid: int) -> None:
-    """[LIMIT-4] A user publishes under many long keys once, and leaves."""
-    kernel = FakeKernel(max_key="unlimited")
-    before = used_bytes()
-    peer = kernel.connect(uid=uid)
-    for number in range(50):
-        peer.send(publish(b"%d" % number + b"x" * 100_000))
-    peer.close()
-    assert used_bytes() - before < MIB
-
-
 def share_of_memory(kernel: FakeKernel) -> float:
     """Return the memory of a backlog, by the bytes that it counts for."""
     before = used_bytes()

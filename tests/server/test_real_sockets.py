@@ -52,19 +52,6 @@ def test_sizes(bus: RealBus, reader: Peer, size: int) -> None:
         assert reader.fence() == []
 
 
-def test_bytes_that_the_kernel_keeps(bus: RealBus, reader: Peer) -> None:
-    """[LIMIT-21] [LIMIT-1] The kernel keeps at most 416 KiB and a packet."""
-    size = 1 << 15  # for which the kernel charges little more
-    with bus.connect() as sender:
-        reader.send(b"CMSG blocking/soft/discard")
-        reader.fence()
-        for number in range(40):
-            sender.send(publish(b"k", b"%d" % number).ljust(size))
-        sender.fence()
-        taken = reader.fence()
-    assert (350 << 10) < sum(map(len, taken)) <= (416 << 10) + size
-
-
 def test_killed_publishers(bus: RealBus, reader: Peer) -> None:
     """[CONN-6] Packets that the kernel took before a kill -9 are delivered."""
     before = descriptors(bus)

@@ -1,4 +1,7 @@
-"""Answers to the questions of the book's lessons."""
+"""Answers to the questions of the lessons.
+
+Pages show the first right one, and tests try all of them.
+"""
 
 from __future__ import annotations
 
