@@ -31,7 +31,7 @@ CODE = {
     # They are to have 340
     "services/broker.py services/store.py services/work.py": 488,
     # It is to have 4,300, which would cost a kind of check
-    "spec/**/*.py": 4_452,
+    "spec/**/*.py": 4_453,
     "spec/model.py": 475,
     # It is to have 2,100, which would cost features: the archive of Spark's
     # classes has 20 lines, metrics and what is told of errors 30, what refuses
