@@ -87,7 +87,9 @@ def lines_of_each_user(trial: Trial) -> None:
         for _, first, ways in WAYS
         for number in range(2 * ERRORS)
     ]
-    lines_max = 2 * err_at_once(trial, turns)  # and those left out
+    # Those left out have one too, and again after a second that who is out
+    # may have begun
+    lines_max = 2 * err_at_once(trial, turns) + 1
     for client, _ in turns:
         pids[client.uid].add(client.pid)
     lines = trial.server.log_lines()
