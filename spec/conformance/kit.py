@@ -158,12 +158,14 @@ def left_out(case: Item, level: str, only: Set[str]) -> str:
 
 SIGNAL = "a signal has ended the run"
 NO_TIME = "what failed took too long; see --total"
+TOO_BUSY = "this machine was too busy to tell a failure from a delay"
 FAMILY_SHARE = 1 / 12  # of the time, for what fails of a family
 CHECKS_SHARE = 1 / 2  # for checks, which come first; examples have the rest
 LATE_PATIENCE = 1 / 4  # for its rest
 PASSES_IF_FLAKY = 2  # in a row; fewer would hide what fails now and then
 DELAY_SECONDS_MAX = 0.1  # of a kit that waits for a processor
 MORE_TIME = (1, 2, 3)  # for tries after a delay
+BUSY_SHARE_MIN = 3 / 4  # of their time; else they tell nothing
 received: set[int] = set()  # signals; what is run is first run to its end
 
 
@@ -217,12 +219,14 @@ class Kit:
                 first = self._try(case)
             delay = delayed_seconds() - before
             is_sure = is_late or not self.tries_again or first.is_sure
-            if first.wrong and not is_sure and self._passes_again(case, delay):
-                bad = "flaky"
+            if first.wrong and not is_sure:
+                bad = self._verdict_again(case, delay) or bad
         except NotApplicable as error:
             return "not applicable", str(error), (), ""
         if not first.wrong:
             return "passed", "", (), ""
+        if bad == "not run":
+            return bad, TOO_BUSY, (), ""
         return bad, first.wrong, first.said, first.rule
 
     def _is_late(self, case: Item) -> bool:
@@ -234,21 +238,24 @@ class Kit:
         seconds = self._failing[family_of(case)]
         return not self.only and seconds > FAMILY_SHARE * self._total
 
-    def _passes_again(self, case: Item, delay: float) -> bool:
-        """Return whether a case that has failed now passes.
+    def _verdict_again(self, case: Item, delay: float) -> str:
+        """Return another verdict on a case that has failed, if so.
 
         Where the kit had to wait for a processor, so had the server: it gets
-        more time, and need not pass each time.
+        more time, and need not pass each time.  Where it waited for much of
+        that time too, nobody knows whose fault it is.
         """
         if delay < DELAY_SECONDS_MAX:
             tries = (self._try(case) for _ in range(PASSES_IF_FLAKY))
-            return not any(again.wrong for again in tries)
+            return "" if any(again.wrong for again in tries) else "flaky"
+        start, busy_start = time.monotonic(), busy_time()
         for factor in MORE_TIME:
             self._room_fault = None  # it may have been learned too late
             with self.server.patience(factor):
                 if not self._try(case).wrong:
-                    return True
-        return False
+                    return "flaky"
+        share = (busy_time() - busy_start) / (time.monotonic() - start)
+        return "not run" if share < BUSY_SHARE_MIN else ""
 
     def _try(self, case: Item) -> Outcome:
         """Run a case; one server does for those with the same options."""

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -406,20 +407,38 @@ def test_failed_examples_are_kept(directory: Path) -> None:
         assert again.status == 1 and " failed, " in again.output, again
 
 
+@pytest.mark.parametrize(
+    "seconds, delay, busy_share, verdict",
+    [
+        (0.6, 0.0, 1, "failed"),
+        (0.6, 9.0, 1, "flaky"),
+        (0.2, 9.0, 1, "failed"),
+        (0.2, 9.0, 1 / 2, "not run"),
+    ],
+)
 def test_a_delay_is_no_fault_of_a_server(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    delay: float,
+    busy_share: float,
+    verdict: str,
 ) -> None:
-    """Where the kit had to wait, one pass is enough, with more time."""
+    """Where the kit had to wait, one pass is enough, with more time.
+
+    Where it waited for much of that too, no failure is a server's.
+    """
     command = broken_naive(directory, "__import__('time').sleep(1)")
     cases = choose(all_cases(), {"unsubscribe-is-for-oneself"})
-    delays = iter((0.0, 0.0, 0.0, 9.0))
-    monkeypatch.setattr(
-        "conformance.kit.delayed_seconds", lambda: next(delays)
-    )
-    with ServerProcess(command, 0.6) as server:
+    delays = iter((0.0, delay))
+    for name, replacement in {
+        "delayed_seconds": lambda: next(delays),
+        "busy_time": lambda: time.monotonic() * busy_share,
+    }.items():
+        monkeypatch.setattr(f"conformance.kit.{name}", replacement)
+    with ServerProcess(command, seconds) as server:
         kit = Kit(server, "protocol", 1e6, frozenset(), tries_again=True)
-        quiet, delayed = kit.judge(*cases), kit.judge(*cases)
-    assert (quiet.verdict, delayed.verdict) == ("failed", "flaky")
+        assert kit.judge(*cases).verdict == verdict
 
 
 def test_one_failure_hides_no_other(
