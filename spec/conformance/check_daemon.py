@@ -114,7 +114,7 @@ def daemon_without_its_terminal(trial: Trial) -> None:
 
 @check("ADDR-10")
 def only_its_own_pid_file_is_removed(trial: Trial) -> None:
-    for text, *options in ((b"precious\n",), (b"1\n2\n", "-r")):
+    for text, *options in ((b"precious\n",), (b"1\n2\n", "-r"), (b"\n",)):
         pid_file = trial.file(text)
         with daemon(trial, pid_file, 1, *options) as server:
             found = Path(pid_file).read_bytes()

@@ -60,8 +60,8 @@ def err_at_once(trial: Trial, turns: list[Any]) -> int:
     trial.server.freeze()
     for number, (client, packet) in enumerate(turns):
         if packet is not None:
-            # Each way once and twice: before others, an empty packet looks
-            # less like the end
+            # Half of them send it twice: a server may take an empty packet for
+            # the end only if another follows
             for _ in range(1 + number // 4 % 2):
                 client.send(packet)
     begin = time.monotonic()  # before it, nobody knows how fast others err

@@ -183,6 +183,7 @@ def occupied(path: Path, what: str) -> Iterator[None]:
             stack.enter_context(bound(path, socket.SOCK_STREAM))
         before = os.lstat(path)
         yield
+        assert what != "text" or path.read_text() == "1" * 11
         after = os.lstat(path)
         assert os.path.samestat(before, after)
         assert before.st_mode == after.st_mode

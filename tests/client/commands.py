@@ -25,7 +25,7 @@ import sbus_client
 from processes import ENVIRONMENT, ROOT, SECONDS_MAX, Result, run, started
 from real_bus import Listener, Peer, RealBus, wait_for
 from sbus_client import Client
-from tools import command_line
+from tools import command_line, shared
 
 # Of a program that imports our files, wherever it runs
 IMPORTING = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
@@ -56,6 +56,7 @@ def run_here(*command: str) -> Result:
         contextlib.redirect_stderr(io.StringIO()) as errors,
     ):
         patch.setattr(sys, "argv", [*command])
+        patch.setattr(shared, "remarks_are_wanted", True)  # till -q is read
         # Else an error would end the output of this process
         patch.setattr(sbus_client, "discard_output", bool)
         try:

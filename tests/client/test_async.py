@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import random
+import signal
 import socket
 import sys
 import threading
@@ -210,23 +211,30 @@ async def test_turns() -> None:
 # ---- close, wherever and whenever it is called
 
 
+@pytest.mark.parametrize("is_in_handler", [False, True])
 @in_loop
-async def test_beside_the_loop() -> None:
-    """close in another thread wakes a loop that sleeps, and its tasks learn of
-    it.
+async def test_beside_the_loop(is_in_handler: bool) -> None:
+    """close in another thread or in a signal handler wakes a loop that sleeps,
+    and its tasks learn of it.
     """
     tid = threading.get_native_id()
 
     def close() -> None:
         wait_for(lambda: sleeps(tid))
-        client.close()
+        if is_in_handler:
+            main = threading.main_thread().ident or 0
+            signal.pthread_kill(main, signal.SIGUSR1)
+        else:
+            client.close()
 
     async with async_ends() as (client, server):
+        before = signal.signal(signal.SIGUSR1, lambda *_: client.close())
         with (
             pytest.raises(Disconnected, match="this client is closed"),
             beside(close),
         ):
             await client.receive(SECONDS_MAX)
+        signal.signal(signal.SIGUSR1, before)
         assert server.is_disconnected()
 
 

@@ -599,7 +599,8 @@ def test_child(bus: RealBus, kind: Kind) -> None:
     """[CONN-6] What was published last is delivered.  A child process may not
     use the client, and does not end the connection of its parent.
 
-    The child has no descriptor of them, though a thread of the parent waits.
+    The child has no descriptor of a client, though a thread of the parent
+    waits.
     """
 
     def use_in_child() -> None:

@@ -78,7 +78,9 @@ def require_report(mistake: Mistake, found_by: str) -> None:
         needs_root = any("by root" in one.what for one in (*others, last))
         if needs_root or last.verdict != "not applicable":
             break
-    if needs_root and last.verdict not in REPORTS:
+    # Without other users, checks leave out what only these show
+    has_one_user = os.geteuid() != 0 and not found_by.isupper()
+    if (needs_root or has_one_user) and last.verdict not in REPORTS:
         pytest.skip("needs to be run by root")
     assert last.verdict in REPORTS, last
     assert 'File "' not in last.what, "the mistake is a mistake"

@@ -63,7 +63,8 @@ def listen(kind):
     return listener
 def serve(welcome, count):
     listener = listen(SEQPACKET)
-    while wires.append(listener.accept()[0]) is None:
+    while True:
+        wires.append(listener.accept()[0])
         with suppress(OSError):
             for _ in range(count):
                 welcome(wires[-1])
@@ -137,7 +138,7 @@ def test_the_report_can_be_processed() -> None:
 
 @pytest.mark.parametrize(("words", "status", "shown"), CHOICES)
 def test_what_is_chosen_is_run(words: str, status: int, shown: str) -> None:
-    """And nothing else; where that is nothing, the reason is told."""
+    """What is to be shown is shown, and no example that was left out."""
     lists = (STANDS_FOR.get(word, [word]) for word in words.split())
     done = run_kit(*itertools.chain(*lists))
     assert done.status == status and shown in done.output + done.errors
@@ -497,7 +498,7 @@ def test_a_run_that_is_ended(
         stdout=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(directory)},
     ) as kit:
-        wait_for(lambda: [*descendants(kit.pid)])
+        wait_for(lambda: [*directory.glob("sbus-*/1")])  # where one listens
         servers = [*descendants(kit.pid)]
         kit.send_signal(getattr(signal, name))
         assert kit.wait(processes.SECONDS_MAX) > 128
@@ -526,7 +527,7 @@ def test_a_run_that_is_ended(
 def test_a_server_that_does_not_serve(
     directory: Path, what: str, message: str
 ) -> None:
-    """[CONN-1] So is this, and nothing is waited for without end."""
+    """[CONN-1] It is said what is wrong, and nothing waits without end."""
     path = directory / "server.py"
     path.write_text(f"{USELESS}\n{what}\n", "utf-8")
     said = ""

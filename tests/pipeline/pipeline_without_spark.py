@@ -102,7 +102,7 @@ def command_line(*arguments: object) -> tuple[int, str, str]:
 
 
 def kill_an_ingest(capture: Path, table: Path, chosen: random.Random) -> bool:
-    """Start `ingest --clean`, and kill it; return whether it lived.
+    """Start `ingest --clean`, and kill it; return whether it still ran.
 
     Most moments are soon after it has changed something in the table.
     """

@@ -34,8 +34,8 @@ from sbus_spark import audits, traces
 pytest_plugins = "pipeline_session"
 pytestmark = TIMEOUT
 
-# What traces on paper have behind their beginning, by how they end, and the
-# breaches in them
+# By the end of a trace: what is before it, and the breaches to be found, each
+# of them a word
 SOFT = "ctl key=blocking/soft/discard"
 PAPER = {
     "close, close c=2, stop": {

@@ -101,7 +101,7 @@ def test_what_keeps_rows_keeps_what_is_known(
     assert bed.ingest(is_cleaning=True) == 0
     assert not [*bed.capture.iterdir()]
     assert bed.opened().count() == rows
-    bed.add(3)
+    bed.add(3)  # what comes later is ingested as ever
 
 
 def restore(bed: Bed) -> None:

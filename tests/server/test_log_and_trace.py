@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 from collections.abc import Callable
@@ -45,12 +46,28 @@ def test_every_decision(directory: Path) -> None:
     head = f"sbusd: client=1 uid={os.getuid()} pid={os.getpid()} "
     places = [log.index(head + start) for start in steps.values()]
     assert places == sorted(places)
+    assert f"{head}open " in log
     assert f"{head}send m=1 [PUB-1]\n" in log
     assert "hidden" not in log and "long" * 21 not in log
     for line in log.splitlines():
         assert re.fullmatch("sbusd: [ -~]{1,292}", line)
         if " client=" in line and "disconnect" not in line:
             assert EVENT.fullmatch(line) or len(line) == 299, line
+
+
+def test_a_second_of_mistakes(
+    kernel: FakeKernel, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """[CONN-13] A user has a line a second; a second later comes the rest."""
+    counts = []
+    for number, seconds in enumerate((0, 0.5, 0.4, 0.2)):
+        kernel.wait(seconds)
+        if number != 2:
+            kernel.connect(uid=7).send(b"BAD")
+        counts.append(len(capfd.readouterr().err.splitlines()))
+    assert counts == [1, 0, 0, 1]
+    kernel.wait(0.5)
+    assert capfd.readouterr().err.startswith("sbusd: 1 more of uid=7 ")
 
 
 @pytest.mark.parametrize("count", [1, 2, 64, 65])
@@ -115,3 +132,19 @@ def test_start_after_a_kill(directory: Path) -> None:
     assert first == '{"n":1,"t":1,"ev"'
     kinds = [json.loads(line)["ev"] for line in events]
     assert kinds[:4] == ["start", "open", "sub", "ctl"]
+
+
+def test_trace_on_a_full_disk(directory: Path) -> None:
+    """[RUN-16] [TRACE-1] The log has a line of it, and the bus goes on."""
+    path = directory / "trace"
+    with (
+        RealBus(directory, "--trace", str(path)) as bus,
+        bus.connect() as peer,
+    ):
+        limits = (2_000, 2_000)
+        resource.prlimit(bus.process.pid, resource.RLIMIT_FSIZE, limits)
+        peer.send(*[b"SUB %d" % number for number in range(50)])
+        assert peer.fence() == []
+        assert bus.stop() == 0
+    assert bus.log().count(f" no trace from now on: {path}: File") == 1
+    assert path.stat().st_size == 2_000
