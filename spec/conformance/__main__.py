@@ -244,7 +244,8 @@ def walk(options: argparse.Namespace, server_command: str) -> int:
     few = ", which are too few" if is_few else ""
     say(f"{walk.count} conversations{few}, {count} wrong, seed {options.seed}")
     if walk.once:
-        say(f"not seen again on a fresh server: {' '.join(walk.once)}")
+        why = "not seen again on a fresh server, or while it was delayed"
+        say(f"{why}: {' '.join(walk.once)}")
     return 2 if is_few else min(count, 1)
 
 

@@ -25,6 +25,7 @@ from broken_servers import SBUS, Mistake, read_mistakes
 from conformance.conversation import Failure, json_difference
 from conformance.examples import Block, blocks_of, conversations, escape
 from conformance.kit import CHECKS, Kit, all_cases, choose, left_out
+from conformance.random_walk import Walk
 from conformance.rules import SPEC, SPECIFICATION
 from conformance.server import ServerProcess, descendants
 from examples_of_spec import CASES, RULES
@@ -546,6 +547,21 @@ def test_a_server_that_does_not_serve(
             if message in said:
                 break
     assert message in said
+
+
+def test_a_walk_blames_nobody_for_a_delay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What fails while the kit waits for a processor is only told."""
+    delays = itertools.count(0, 9)
+    monkeypatch.setattr(
+        "conformance.random_walk.delayed_seconds", lambda: next(delays)
+    )
+    mistake = "only-the-first-subscriber-hears"
+    words = [sys.executable, broken_servers.__file__, mistake, "-f", "-a"]
+    with ServerProcess(shlex.join([*words, "{address}"]), 0.2) as server:
+        walk = Walk(server, "1")
+        assert not [*walk.failures(count=4)] and walk.once
 
 
 @pytest.mark.parametrize(
