@@ -87,8 +87,8 @@ def lines_of_each_user(trial: Trial) -> None:
         for _, first, ways in WAYS
         for number in range(2 * ERRORS)
     ]
-    # Those left out have one too, and again after a second that who is out
-    # may have begun
+    # Those left out have a line too, and a second one where the refusal of
+    # another user had begun the second
     lines_max = 2 * err_at_once(trial, turns) + 1
     for client, _ in turns:
         pids[client.uid].add(client.pid)

@@ -53,8 +53,8 @@ class Detector:
                 is_heard = bool(listener.take())
                 if is_heard != (is_owed and listener is self.owner):
                     verb = "heard" if is_heard else "did not hear"
-                    what = f"{key!r} with one of {patterns}"
-                    self.leaks.append(f"{listener.own} {verb} {what}")
+                    secret = f"{key!r} with one of {patterns}"
+                    self.leaks.append(f"{listener.own} {verb} {secret}")
 
         for listener, pattern in itertools.product(self.listeners, patterns):
             listener.send(b"UNSUB " + pattern)
