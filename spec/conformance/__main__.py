@@ -243,9 +243,8 @@ def walk(options: argparse.Namespace, server_command: str) -> int:
     is_few = walk.count < random_walk.CONVERSATIONS_MIN and not count
     few = ", which are too few" if is_few else ""
     say(f"{walk.count} conversations{few}, {count} wrong, seed {options.seed}")
-    if walk.once:
-        why = "not seen again on a fresh server, or while it was delayed"
-        say(f"{why}: {' '.join(walk.once)}")
+    if walk.doubt():
+        say(walk.doubt())
     return 2 if is_few else min(count, 1)
 
 

@@ -47,8 +47,9 @@ WEIGHTS = {
 LOT = 3  # conversations with the same options
 LENGTHS = (4, 12, 24)
 SHRINK_SECONDS = 10.0
-FAILURES_IF_SURE = 2  # on a fresh server, after the first
-DELAY_SECONDS_MAX = 1.0  # in these tries; else a block time may have ended
+FAILURES_IF_SURE = 2  # on fresh servers, after the first
+TRIES_MAX = 5  # for these
+DELAY_SECONDS_MAX = 1.0  # of a try; else a block time may have ended in it
 CONVERSATIONS_MIN = 100  # fewer are too few for a verdict
 RULES_MAX = 6  # that are named
 MESSAGE = re.compile(r"MSG .*?\\0(\d+)")  # in a line, with its number
@@ -187,7 +188,7 @@ class Walk:
         self.server = server
         self.seed = seed
         self.count = 0  # of conversations
-        self.once: list[str] = []  # seeds of failures that are not sure
+        self._unsure: list[str] = []  # seeds of failures
         self._choices = choices
         self._options: dict[str, Any] = {}  # of the server
         self._is_ready = False  # to hold a conversation
@@ -213,7 +214,12 @@ class Walk:
             if self._is_sure(self._lines(operations)):
                 yield self._shortest(seed, operations)
             else:
-                self.once.append(seed)
+                self._unsure.append(seed)
+
+    def doubt(self) -> str:
+        """Return which failures are not sure, if any."""
+        why = "not seen again on a fresh server, or while it was delayed"
+        return f"{why}: {' '.join(self._unsure)}" if self._unsure else ""
 
     def _lines(self, operations: list[Operation]) -> list[str]:
         """Return the lines that operations have, as the model says."""
@@ -233,15 +239,19 @@ class Walk:
     def _is_sure(self, lines: list[str]) -> bool:
         """Return whether fresh servers fail that have more time.
 
-        What fails while the kit waits for a processor tells nothing.
+        A try in which the kit waits for a processor tells nothing.
         """
-        before = delayed_seconds()
-        with self.server.patience(3):
-            for _ in range(FAILURES_IF_SURE):
-                self._is_ready = False
+        failures = 0
+        for _ in range(TRIES_MAX):
+            self._is_ready = False
+            before = delayed_seconds()
+            with self.server.patience(3):
                 if not self._hold(lines).wrong:
                     return False
-        return delayed_seconds() - before < DELAY_SECONDS_MAX
+            failures += delayed_seconds() - before < DELAY_SECONDS_MAX
+            if failures == FAILURES_IF_SURE:
+                return True
+        return False
 
     def _shortest(self, seed: str, operations: list[Operation]) -> Found:
         """Return the shortest failure that is found in some seconds."""

@@ -68,15 +68,14 @@ def run(*command: str, **options: Any) -> Result:
         [sys.executable, str(ROOT / command[0]), *command[1:]],
         capture_output=True,
         text=True,
-        timeout=SECONDS_MAX,
-        **options,
+        **{"timeout": SECONDS_MAX, **options},
     )
     return Result(done.returncode, done.stdout, done.stderr)
 
 
-def run_kit(*arguments: str) -> Result:
+def run_kit(*arguments: str, **options: Any) -> Result:
     """Run the conformance kit to its end."""
-    return run("spec/conformance", *arguments)
+    return run("spec/conformance", *arguments, **options)
 
 
 @contextlib.contextmanager

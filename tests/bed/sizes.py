@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 FACTOR = max(1, int(os.environ.get("SBUS_SOAK", "1")))
 IS_SOAK = FACTOR > 1
-SOAK = pytest.mark.timeout(3_600 if IS_SOAK else 400)
+SOAK = pytest.mark.timeout(3 * 3_600 if IS_SOAK else 400)
 # A proof takes a core for long, and logs what nobody reads
 PROOF = [
     pytest.mark.timeout(400 * FACTOR**2),

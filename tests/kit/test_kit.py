@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,6 @@ from broken_servers import SBUS, Mistake, read_mistakes
 from conformance.conversation import Failure, json_difference
 from conformance.examples import Block, blocks_of, conversations, escape
 from conformance.kit import CHECKS, Kit, all_cases, choose, left_out
-from conformance.random_walk import Walk
 from conformance.rules import SPEC, SPECIFICATION
 from conformance.server import ServerProcess, descendants
 from examples_of_spec import CASES, RULES
@@ -290,7 +290,7 @@ def test_a_right_server_on_a_busy_machine(server: str) -> None:
             loops.callback(process.kill)
         for _ in range(20):
             options = ("--level", level, "--total", "600")
-            done = run_kit("--server", server, *options)
+            done = run_kit("--server", server, *options, timeout=3_600)
             assert done.status == 0, done.output
 
 
@@ -549,19 +549,32 @@ def test_a_server_that_does_not_serve(
     assert message in said
 
 
+ALWAYS = itertools.count(0, 9)
+AT_FIRST = itertools.chain((0, 9), itertools.repeat(9))
+
+
+@pytest.mark.parametrize(
+    "delays, verdict", [(ALWAYS, "not run"), (AT_FIRST, "failed")]
+)
 def test_a_walk_blames_nobody_for_a_delay(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, delays: Iterator[int], verdict: str
 ) -> None:
-    """What fails while the kit waits for a processor is only told."""
-    delays = itertools.count(0, 9)
-    monkeypatch.setattr(
-        "conformance.random_walk.delayed_seconds", lambda: next(delays)
-    )
+    """What fails while the kit waits for a processor is not run."""
+    for name, value in {
+        "random_walk.delayed_seconds": functools.partial(next, delays),
+        "kit.delayed_seconds": functools.partial(next, itertools.count()),
+        "kit.busy_time": lambda: time.monotonic() / 2,
+        "kit.MORE_TIME": [1],
+        "check_random.CONVERSATIONS": 4,
+        "random_walk.SHRINK_SECONDS": 0,
+    }.items():
+        monkeypatch.setattr(f"conformance.{name}", value)
     mistake = "only-the-first-subscriber-hears"
     words = [sys.executable, broken_servers.__file__, mistake, "-f", "-a"]
+    (case,) = choose(all_cases(), {"random-conversations"})
     with ServerProcess(shlex.join([*words, "{address}"]), 0.2) as server:
-        walk = Walk(server, "1")
-        assert not [*walk.failures(count=4)] and walk.once
+        result = Kit(server, "sbus", 1e6, tries_again=True).judge(case)
+    assert result.verdict == verdict
 
 
 @pytest.mark.parametrize(
