@@ -198,12 +198,12 @@ class History(Bed):
             patch.setattr(intake, "do_tasks", do)
             self.ingest(is_cleaning=self.random.random() < 0.4)
         self.noted.clear()
-        for path, size in listed.items():
+        for path in [path for path in listed if path in self.arrived]:
             segment, count, is_torn = self.arrived[path]
             if not is_torn:
                 rows = segment.rows(count)
                 self.required |= rows - self.deleted - self.forgotten
-                self.noted[path] = size
+                self.noted[path] = listed[path]
 
     def listed(self) -> dict[Path, int]:
         """Return the sizes of the segments that there are."""
