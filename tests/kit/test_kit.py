@@ -351,7 +351,7 @@ def test_the_walk_is_a_part_of_the_verdict(directory: Path) -> None:
     path.write_text(mistake.spoil(source), "utf-8")
     server = f"{sys.executable} {path} -f -a {{address}}"
     only = ("--only", "random-conversations", "--save", str(directory))
-    done = run_kit("--server", server, *only)
+    done = run_kit("--server", server, *only, "--seconds", "0.5")
     assert done.status == 1, done
     assert "; the model decided by [" in done.output
     file = directory / "random-conversations.md"
