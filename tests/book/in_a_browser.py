@@ -762,10 +762,10 @@ def test_it_matches_as_the_server_does(page: Any) -> None:
     parts = [*product(("a", "b*", "*", "ab", ".", "", "é"), repeat=2)]
     sides = ["/".join(pair) for pair in parts] + ["", "a", "a/", "*"]
     pairs = [*product(sides, [key for key in sides if "*" not in key])]
-    ours = "(pairs) => pairs.map(([one, key]) => matches(one, key))"
+    ours = "(pairs) => pairs.map(([text, key]) => matches(text, key))"
     assert page.evaluate(ours, pairs) == [
-        bool(sbus.pattern_matches(one.encode(), key.encode()))
-        for one, key in pairs
+        bool(sbus.pattern_matches(text.encode(), key.encode()))
+        for text, key in pairs
     ]
 
 

@@ -93,7 +93,7 @@ def went_as_written(lines: list[str]) -> bool:
     """Return whether the server does all that a conversation says."""
     lines = [line for line in lines if not line.startswith("#")]
     led = play("conversation", "\n".join(lines))["led"]
-    return len(led) == len(lines) and not any("wrong" in one for one in led)
+    return len(led) == len(lines) and not any("wrong" in step for step in led)
 
 
 def test_its_first_page() -> None:

@@ -25,7 +25,7 @@ PICTURES = [
 
 
 def test_each_chapter_has_a_picture() -> None:
-    assert {name for name, *_ in PICTURES} == {one.stem for one in CHAPTERS}
+    assert {name for name, *_ in PICTURES} == {page.stem for page in CHAPTERS}
 
 
 @pytest.mark.parametrize(("chapter", "title", "text"), PICTURES)

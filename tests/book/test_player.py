@@ -164,7 +164,7 @@ def test_the_playground_goes_on_after_a_line_that_fails() -> None:
     """A read that found nothing is marked; what follows is played."""
     text = "A > SUB k\nA < {any}\nB > MSG k\\0x\nA < {any}"
     led = play("bench", text)["led"]
-    assert [bool(one.get("wrong")) for one in led] == [0, 1, 0, 0]
+    assert [bool(step.get("wrong")) for step in led] == [0, 1, 0, 0]
     assert led[3]["got"] == "MSG k\\0x"
 
 

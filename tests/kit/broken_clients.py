@@ -278,5 +278,5 @@ def checks_no_key(checked, text, *limits):
 
 
 if __name__ == "__main__":
-    {one.name: one for one in BROKEN}[sys.argv[1]].spoil()
+    {client.name: client for client in BROKEN}[sys.argv[1]].spoil()
     serve(sys.stdin, *sys.argv[2:])

@@ -49,15 +49,17 @@ FINDINGS = [
     pytest.param(mistake, found_by, id=f"{mistake.name}-by-{found_by}")
     for mistake, found_by in some_findings()
 ]
-BY_RULES = [one for one in FINDINGS if str(one.values[1]).isupper()]
-BY_CHECKS = [one for one in FINDINGS if one not in BY_RULES]
+BY_RULES = [
+    finding for finding in FINDINGS if str(finding.values[1]).isupper()
+]
+BY_CHECKS = [finding for finding in FINDINGS if finding not in BY_RULES]
 
 
 def find(mistake: Mistake, found_by: str, python: str) -> list[Result]:
     """Return results up to the first that tells of a mistake."""
     words = [python, broken_servers.__file__, mistake.name, "-f", "-a"]
     command = shlex.join([*words, "{address}"])
-    cases = [one for one in CASES if found_by in (one.name, *one.rules)]
+    cases = [case for case in CASES if found_by in (case.name, *case.rules)]
     cases.sort(key=lambda case: isinstance(case, Check))  # they take longer
     results: list[Result] = []
     with ServerProcess(command, SECONDS_FOR_A_MISTAKE) as server:
@@ -73,7 +75,9 @@ def require_report(mistake: Mistake, found_by: str) -> None:
     """Have the examples of a rule, or a check, find a mistake."""
     for python in PYTHONS:
         *others, last = find(mistake, found_by, python)
-        needs_root = any("by root" in one.what for one in (*others, last))
+        needs_root = any(
+            "by root" in result.what for result in (*others, last)
+        )
         if needs_root or last.verdict != "not applicable":
             break
     # Without other users, checks leave out what only these show
@@ -91,7 +95,7 @@ class TestBrokenServers:
         shown = {rule for case in cases for rule in case.rules}
         shown -= {"CONN-1"}  # nobody could even connect
         shown |= {check.name for check in CHECKS}
-        found = {one for each in read_mistakes().values() for one in each[1]}
+        found = {name for each in read_mistakes().values() for name in each[1]}
         assert shown <= found
 
     def test_each_can_be_made(self) -> None:

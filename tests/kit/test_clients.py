@@ -68,15 +68,15 @@ def test_our_client(case: ClientCase) -> None:
 
 def test_every_example_is_broken() -> None:
     """By one client or several, each with its own name and place."""
-    assert len({one.name for one in BROKEN}) == len(BROKEN)
+    assert len({client.name for client in BROKEN}) == len(BROKEN)
     names = {case.name for case in CASES_OF_CLIENTS}
-    assert {one.example for one in BROKEN} == names
+    assert {client.example for client in BROKEN} == names
     assert not names & {case.name for case in CASES}
     for one in BROKEN:  # a place that is not there breaks all examples
         assert operator.attrgetter(one.place)(sbus_client)
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda one: one.name)
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda client: client.name)
 def test_the_kit_finds_it(broken: BrokenClient) -> None:
     """The example that shows the mistake fails."""
     command = f"{BROKEN_COMMAND} {broken.name} {{address}}"

@@ -336,7 +336,7 @@ def test_every_option_is_explained() -> None:
     source = (SPEC / "conformance/__main__.py").read_text("utf-8")
     said, _, code = source.partition("from __future__")
     options = {*re.findall(r'"(--[a-z-]+)"', code)}
-    assert not {one for one in options if one not in said}
+    assert not {option for option in options if option not in said}
 
 
 def test_the_walk_is_a_part_of_the_verdict(directory: Path) -> None:

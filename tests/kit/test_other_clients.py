@@ -180,7 +180,9 @@ def test_the_kit(language: tuple[Language, str]) -> None:
     """
     kit = ClientKit(language[1], SECONDS_MAX)
     results = map(kit.judge, all_client_cases())
-    failed = {one.case: one for one in results if one.verdict == "failed"}
+    failed = {
+        result.case: result for result in results if result.verdict == "failed"
+    }
     assert failed.keys() == language[0].fails, failed
 
 

@@ -35,7 +35,7 @@ def outcome(name: str, verdict: str, what: str = "", *said: str) -> Result:
 
 def page_of(*others: Result) -> str:
     """Return the page of a server; all examples passed, but for some."""
-    changed = {one.case: one for one in others}
+    changed = {result.case: result for result in others}
     results = [
         changed.get(case.name) or Result(case.name, case.rules, "passed")
         for case in CASES
@@ -76,7 +76,7 @@ def test_every_rule_has_a_row() -> None:
     """Those of servers for a server, those of clients for a client."""
     for kind in ("server", "client"):
         ids = IDS.findall(page([Run(kind, "it", "./it", [])], SPEC))
-        rules = {one for one in RULES if RULES[one].subject == kind}
+        rules = {rule for rule in RULES if RULES[rule].subject == kind}
         assert {*ids} & {*RULES} == rules
 
 

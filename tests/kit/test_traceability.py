@@ -126,7 +126,7 @@ def test_rules_on_matching_are_shown_from_both_sides() -> None:
         if isinstance(case, MatchCase):
             for rule in case.rules:
                 answers.setdefault(rule, set()).add(case.selected)
-    assert {one for one in RULES if one.startswith("MATCH")} <= {*answers}
+    assert {rule for rule in RULES if rule.startswith("MATCH")} <= {*answers}
     assert all(len(both) == 2 for both in answers.values()), answers
 
 
@@ -173,12 +173,14 @@ def rules_of_functions_run_by(cases: Sequence[Case]) -> set[str]:
             run_on_fake_kernel(case)
     finally:
         sys.setprofile(None)
-    own = [one for one in called if one.co_filename == sbus.__file__]
+    own = [code for code in called if code.co_filename == sbus.__file__]
     lines = {code.co_firstlineno for code in own}
     places = traceability.citations(ROOT / "sbus.py")
     live = {place.name for place in places if place.first_line in lines}
     live |= {name.rpartition(".")[0] for name in live}  # classes, tables
-    return {rule for one in places if one.name in live for rule in one.rules}
+    return {
+        rule for place in places if place.name in live for rule in place.rules
+    }
 
 
 def schema_errors(value: Any, schema: Any, root: Any) -> Iterator[str]:

@@ -40,7 +40,9 @@ def parse(line: bytes) -> Event:
     except (ValueError, AttributeError, TypeError):
         return {}
     values = [event.get(name) for name in ("n", "t", *numbers.split())]
-    is_event = all(type(one) is int and abs(one) < 1 << 63 for one in values)
+    is_event = all(
+        type(value) is int and abs(value) < 1 << 63 for value in values
+    )
     is_event = is_event and (event["ev"] != "start" or event["n"] == 1)
     is_event &= all(type(event.get(name)) is str for name in texts.split())
     return event if is_event else {}
@@ -182,9 +184,9 @@ class Run:
             yield "bad-trace", at, m, None, None, None, 1
         if len(published) != 1:
             return
-        for c in due | {one[2] for one in reached}:
-            own = [one for one in reached if one[2] == c]
-            sends = sum(one[3] == "send" for one in own)
+        for c in due | {event[2] for event in reached}:
+            own = [event for event in reached if event[2] == c]
+            sends = sum(event[3] == "send" for event in own)
             about = (own[-1][1] if own else n, m, publisher, c, key, 1)
             is_over = is_stopped or c in self.closed
             if not own and (is_over or m < self.latest.get(c, m)):
@@ -235,7 +237,7 @@ def chains(files: dict[str, list[Event]]) -> Iterator[list[str]]:
             ends[file] = told[-1]["n"]
     after = {}
     for file, n in heads.items():
-        before = [one for one in ends if ends[one] == n]
+        before = [end for end in ends if ends[end] == n]
         if len(before) == 1 == [*heads.values()].count(n):
             after[before[0]] = file
     for file in files:
@@ -253,7 +255,7 @@ def audit_chain(
     run, before, stop = None, None, None
     began, *_ = files
     nothing = [None] * 4
-    pairs = [(name, one) for name in files for one in files[name]]
+    pairs = [(name, event) for name in files for event in files[name]]
     for at, (file, event) in enumerate(pairs):
         if not event:
             yield "bad-trace", file, None, *nothing, 1
@@ -267,9 +269,9 @@ def audit_chain(
             if before is not None and stop is None:
                 yield "bad-trace", began, before, *nothing, 1
             yield from ended(run, began, before, stop)
-            later = [one for _, one in pairs[at + 1 :] if one]
+            later = [event for _, event in pairs[at + 1 :] if event]
             rest = itertools.takewhile(lambda x: x["ev"] != "start", later)
-            opened = {one["c"] for one in rest if one["ev"] == "open"}
+            opened = {event["c"] for event in rest if event["ev"] == "open"}
             run = Run(event.get("cred_prefix") or "", opened)
             began, before, stop = file, 0, None
         elif before is None:
@@ -304,6 +306,8 @@ def audit(paths: Sequence[str], is_running: bool = False) -> Iterator[Found]:
     for path in paths:
         with pyarrow.input_stream(path) as file:  # it may be compressed
             lines = list(io.BytesIO(file.read()))
-        files[path] = [parse(one) for one in lines if one.endswith(b"\n")]
+        files[path] = [parse(line) for line in lines if line.endswith(b"\n")]
     for chain in chains(files):
-        yield from audit_chain({one: files[one] for one in chain}, is_running)
+        yield from audit_chain(
+            {path: files[path] for path in chain}, is_running
+        )

@@ -40,7 +40,7 @@ class RandomBus:
         kinds = (self.publish, self.read, self.subscribe, self.unsubscribe)
         more = (self.control, self.squeeze, self.open, self.close)
         for _ in range(steps):
-            self.peers = [one for one in self.peers if not one.wire.closed]
+            self.peers = [peer for peer in self.peers if not peer.wire.closed]
             weights = (60, 20, 8, 4, 5, 3, 4, 1)
             act = self.chosen.choices((*kinds, *more), weights)[0]
             if not self.peers:
@@ -156,8 +156,8 @@ def spoil_once(events: list[Event], chosen: random.Random) -> None:
         place = at + chosen.choice([-100, -20, -3, -1, 1, 2, 10, 100])
         events.insert(max(0, place), events.pop(at))
     elif act == "swap" and event["ev"] == "send":
-        same = [one for one in events if one["ev"] == "send"]
-        same = [one for one in same if one["c"] == event["c"]]
+        sends = [line for line in events if line["ev"] == "send"]
+        same = [send for send in sends if send["c"] == event["c"]]
         other = chosen.choice(same)
         event["m"], other["m"] = other["m"], event["m"]
     elif act == "give" and event["ev"] == "msg":

@@ -17,11 +17,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 import sbus_spark
-from pipeline_bed import (
-    TIMEOUT,
-    start_command,
-    wait_for_file,
-)
+from pipeline_bed import TIMEOUT, start_command, wait_for_file
 from pipeline_without_spark import Bed
 
 pytest_plugins = "pipeline_session"

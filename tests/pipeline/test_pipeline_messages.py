@@ -50,7 +50,9 @@ WRONG = {
     "size is not that of data": [line(size=8), line(size=-1, data="")],
     "data is not base64": [line(size=6), line(data=""), line(data="eHh4eHhé")],
 }
-LINES = {one: why for why, some in {"": GOOD, **WRONG}.items() for one in some}
+LINES = {
+    line: why for why, some in {"": GOOD, **WRONG}.items() for line in some
+}
 
 
 def found_in(*lines: str) -> list[dict[str, Any]]:

@@ -53,8 +53,8 @@ def test_messages_come_in_order(hearer: Client, bed: Bed) -> None:
         selection = sbus_spark.Selection(patterns=patterns)
         count = sbus_spark.replay(table, hearer.address, selection=selection)
         heard = [hearer.receive() for _ in range(count)]
-        assert b"".join(one.payload for one in heard) == wanted
-        keys = {one.key for one in heard}
+        assert b"".join(message.payload for message in heard) == wanted
+        keys = {message.key for message in heard}
         assert {b"k/\xe9", b"\xe9"} & keys or count < 2
 
 

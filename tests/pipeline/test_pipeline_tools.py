@@ -21,9 +21,7 @@ from pipeline_paper import capture_line
 pytest.importorskip("pyspark", reason="it needs Python 3.10")
 
 from deltalake import DeltaTable
-from prometheus_client.openmetrics.parser import (
-    text_string_to_metric_families,
-)
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from pipeline_bed import TOP
 from pipeline_without_spark import Bed
