@@ -3,7 +3,7 @@
 # make check     run those that need no Spark, with the pytest of this machine
 # make lint      say what ruff and mypy find, which make test says as well
 # make pythons   run the tests of the two programs on each Python from 3.9
-# make coverage  say which lines of the two programs these do not reach
+# make coverage  say which lines of the programs no test reaches
 # make soak      run all tests at full size
 # make demo      show the pipeline: bus, traffic, recording, audit, report
 # make build/sbus_spark.zip   the code that spark-submit sends to a cluster
@@ -23,7 +23,7 @@
 # make dist      build the sdist and the wheel in dist/, and the wheel twice
 # make install   put the two programs into $(DESTDIR)$(PREFIX)/bin
 # make uninstall remove them
-# make clean     remove everything that make has made
+# make clean     remove everything that make has made in this folder
 
 # The environment or the command line may give another
 PYTHON ?= python3
@@ -42,24 +42,25 @@ CLUSTER = tests/pipeline/test_pipeline_cluster.py
 TESTS = example-tests first-server-tests more-server-tests client-tests\
  service-tests broken-server-tests broken-process-tests kit-tests\
  refine-tests other-tests
+PYTEST = $(PYTHON) -m pytest -q
 # A module is compiled once, and not by each of a thousand processes
 COMPILED = -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/build/code
 define run_side_by_side
 	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j \
-	    PYTEST="env $(COMPILED) $(1) -m pytest -q" $(2)
+	    PYTEST="env $(COMPILED) $(1) -m pytest -q -rs" $(2)
 endef
 
 # All is installed before a test runs, as mypy reads what it finds there
 test: .venv/spark
 ifdef ARGS
-	.venv/bin/python -m pytest -q $(ARGS)
+	.venv/bin/python -m pytest -q -rs $(ARGS)
 else
 	$(call run_side_by_side,.venv/bin/python,$(PIPELINE) $(TESTS))
 endif
 
 check: pytest-is-there
 ifdef ARGS
-	$(PYTHON) -m pytest -q --ignore tests/pipeline $(ARGS)
+	$(PYTHON) -m pytest -q -rs --ignore tests/pipeline $(ARGS)
 else
 	$(call run_side_by_side,$(PYTHON),$(TESTS))
 endif
@@ -68,7 +69,7 @@ pytest-is-there:
 	@$(PYTHON) -c 'import pytest' 2>/dev/null || { echo "$(PYTHON) has no\
  pytest: install pytest and pytest-timeout, or type make test" >&2; exit 1; }
 
-# What Python and ruff are to look at stands in pyproject.toml
+# What mypy and ruff are to look at stands in pyproject.toml
 lint: .venv/ready
 	.venv/bin/python -m ruff format --check
 	.venv/bin/python -m ruff check
@@ -116,7 +117,7 @@ refine-tests:
 	@nice -n 5 $(PYTEST) tests/refine
 
 other-tests:
-	@nice -n 5 $(PYTEST) -rs tests/test_*.py tests/book
+	@nice -n 5 $(PYTEST) tests/test_*.py tests/book
 
 coverage: .venv/ready
 	rm -f .coverage .coverage.*
@@ -216,8 +217,8 @@ build/sbus_spark.zip: sbus.py sbus_client.py pipeline/sbus_spark/*.*
 PIP = .venv/bin/python -m pip install -q --disable-pip-version-check \
  --no-compile
 # The versions with which all tests passed; an older Python takes what it finds.
-# So does make LOCK=, and an index that lacks some of them.  Only what we need
-# stays: looking for what we have would double the time that a Python starts in
+# So does make LOCK=, and an index that lacks some of them.  Our own package is
+# removed again: its finder of the checkout doubles the start of each Python
 LOCK = -c dev/constraints.txt
 define pip_install
 	$(PIP) $(LOCK) -e '.[$(EXTRAS)]' || { echo "The index lacks some of\

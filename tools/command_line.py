@@ -22,15 +22,15 @@ from sbus_client import AddressError, PacketError, SbusError
 
 from . import shared
 
+SERVICES = ["link", "queue", "work", "jobs"]  # in the package services/
 COMMANDS = [
     *("sub", "pub", "request", "reply", "whoami"),
-    *("stats", "clients", "top", "record", "keep", "bridge", "link"),
-    *("queue", "work", "jobs", "load", "completion", "help"),
+    *("stats", "clients", "top", "record", "keep", "bridge"),
+    *(*SERVICES, "load", "completion", "help"),
 ]
 # Where a command is, if that is not its name
 FILES = {"reply": "request", "whoami": "stats", "clients": "stats"}
 FILES |= {"queue": "work", "jobs": "work", "help": "command_line"}
-SERVICES = ["link", "queue", "work", "jobs"]  # in the package services/
 ABOUT = __doc__ or sbus_client.docstring(__file__)
 RULES = f"{os.path.dirname(__file__)}/rules.txt"  # a line for each
 

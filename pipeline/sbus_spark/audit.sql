@@ -28,6 +28,11 @@ select run, file, prefix, c, n, t, text, ids, opened, closed, is_mode,
 from wish where ev in ('sub', 'unsub', 'ctl') and topic is not null
 window later as (partition by run, c, is_mode, topic order by at)
 
+-- When a client has asked for another order than that of the numbers.
+-- view: free
+select run, c, since, until from {spans}
+where is_mode and text in ('order/stack', 'order/random')
+
 -- When a client was opened and closed, and what was sent to it.
 -- *latest* is the highest message that was sent in the usual order, and
 -- *heard* where the last one of all was sent.
@@ -38,9 +43,8 @@ with ranked as (
         max(if(free.c is null, high, null)) over (partition by s.run, s.c
             order by at rows between unbounded preceding and 1 preceding)
             as before
-    from {events} s left join {spans} free on s.run = free.run
-        and s.c = free.c and is_mode and free.text
-        in ('order/stack', 'order/random') and since <= at and at < until
+    from {events} s left join {free} free on s.run = free.run
+        and s.c = free.c and since <= at and at < until
     where ev = 'client'),
 client as (
     select run, file, c, any_value(mark) as mark, min(at) as first,
@@ -308,9 +312,8 @@ with sent as (
     select run, file, c, m, min(at) as at, min_by(n, at) as n,
         min_by(t, at) as t
     from {seen} e left semi join {mixed} using (run, c)
-    left anti join {spans} free on e.run = free.run and e.c = free.c
-        and is_mode and free.text
-        in ('order/stack', 'order/random') and since < at and at < until
+    left anti join {free} free on e.run = free.run and e.c = free.c
+        and since < at and at < until
     where ev = 'send' group by run, file, c, m),
 message as (
     select sent.*, p.c as publisher, p.text as key

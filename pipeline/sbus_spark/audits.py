@@ -50,7 +50,7 @@ ROWS = """
 breach string, file string, n long, t long, m long, publisher long, c long,
 key string, detail string, messages long
 """
-HISTORIES = "events", "spans", "lives", "mixed", "subscriptions", "keys"
+HISTORY = "events", "spans", "free", "lives", "mixed", "subscriptions", "keys"
 EXPECTATIONS = "cases", "expected", "echo_off", "suspects", "blocks"
 EXACT = "seen", "published", "deliveries"
 
@@ -91,7 +91,7 @@ def audit(
     runs = spark.createDataFrame(runs_of(facts, blocks, is_running))
     views = Views(spark, "audit.sql", facts=facts, runs=runs.localCheckpoint())
 
-    views.compute(*HISTORIES, modes=F.create_map(*map(F.lit, MODES)))
+    views.compute(*HISTORY, modes=F.create_map(*map(F.lit, MODES)))
     views["held"] = matching.holds(views["subscriptions"]).localCheckpoint()
     views["selections"] = matching.selections(views["keys"], views["held"])
     views.compute(*EXPECTATIONS, seed=seed)

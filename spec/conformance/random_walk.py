@@ -196,7 +196,7 @@ class Walk:
     def failures(
         self, seconds: float = math.inf, count: float = math.inf
     ) -> Iterator[Found]:
-        """Yield failures, for so long, or so often, or up to a signal."""
+        """Yield failures of so many seconds or conversations."""
         if not self.server.room:  # not learned yet
             self.server.start()
             self.server.learn_room()
@@ -218,7 +218,7 @@ class Walk:
 
     def doubt(self) -> str:
         """Return which failures are not sure, if any."""
-        why = "not seen again on a fresh server, or while it was delayed"
+        why = "not seen again on a fresh server, or only while the kit waited"
         return f"{why}: {' '.join(self._unsure)}" if self._unsure else ""
 
     def _lines(self, operations: list[Operation]) -> list[str]:
@@ -237,9 +237,10 @@ class Walk:
         return outcome
 
     def _is_sure(self, lines: list[str]) -> bool:
-        """Return whether fresh servers fail that have more time.
+        """Return whether a failure comes again, on fresh servers.
 
-        A try in which the kit waits for a processor tells nothing.
+        They have more time.  A failure does not count if the kit had to wait
+        for a processor meanwhile; one pass is enough for no.
         """
         failures = 0
         for _ in range(TRIES_MAX):
@@ -261,15 +262,16 @@ class Walk:
             return in_time and bool(self._hold(self._lines(fewer)).wrong)
 
         end = busy_time() + SHRINK_SECONDS
-        shortest: list[Operation] | None = operations
-        while shortest:
-            operations = shortest
+        shorter: list[Operation] | None = operations
+        while shorter:
+            operations = shorter
             with self.server.patience(1 / 4):  # as much is waited for in vain
-                shortest = next(filter(fails, smaller(operations)), None)
+                shorter = next(filter(fails, smaller(operations)), None)
         lines = self._lines(operations)
         for quiet in QUIET:
             heard = [line for line in lines if not re.fullmatch(quiet, line)]
-            lines = heard if self._is_sure(heard) else lines
+            if heard != lines and self._is_sure(heard):
+                lines = heard
 
         outcome = self._hold(lines)
         rules = deciding_rules(operations, self._options, outcome)

@@ -19,10 +19,10 @@ from conformance.server import ServerProcess
 from conformance.trial import Check
 from sizes import IS_SOAK
 
-SECONDS_FOR_A_MISTAKE = 0.5  # what comes later is none of a server's
+SECONDS_FOR_A_MISTAKE = 0.5  # an answer that comes later is none
 SECONDS_FOR_A_START = 4.0
 random_walk.SHRINK_SECONDS = 0.0  # another test looks at what is short
-# One that root has made for itself may be for root only
+# Other users may be unable to run a Python that root has made for itself
 PYTHONS = [*filter(os.path.exists, (sys.executable, "/usr/bin/python3"))]
 CASES = all_cases()
 REPORTS = ("failed", "differs")  # the latter where a server may choose
@@ -85,12 +85,12 @@ def require_report(mistake: Mistake, found_by: str) -> None:
     if (needs_root or has_one_user) and last.verdict not in REPORTS:
         pytest.skip("needs to be run by root")
     assert last.verdict in REPORTS, last
-    assert 'File "' not in last.what, "the mistake is a mistake"
+    assert 'File "' not in last.what, "the mistake itself has ended the server"
 
 
 class TestBrokenServers:
     def test_all_that_is_tried_is_broken(self) -> None:
-        """Each rule that has an example, and what each check is about."""
+        """Each rule that has an example, and each check."""
         cases = [case for case in read_cases() if "room" not in needs_of(case)]
         shown = {rule for case in cases for rule in case.rules}
         shown -= {"CONN-1"}  # nobody could even connect
