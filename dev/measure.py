@@ -31,7 +31,7 @@ CODE = {
     # They are to have 340
     "services/broker.py services/store.py services/work.py": 488,
     # It is to have 4,300, which would cost a kind of check
-    "spec/**/*.py": 4_473,
+    "spec/**/*.py": 4_484,
     "spec/model.py": 475,
     # It is to have 2,100, which would cost features: the archive of Spark's
     # classes has 20 lines, metrics and what is told of errors 30, what refuses
@@ -41,7 +41,7 @@ CODE = {
     # It is to have 1,500, which would cost the checks of chapter 5
     "simulated/*.py": 1_580,
     # They are to have 10,800: some folders have not been measured by mutants
-    "tests/**/*.py test_sbus.py": 14_197,
+    "tests/**/*.py test_sbus.py": 14_213,
     # It is to have 900, which would cost the benchmark of the client
     "bench/**/*.py": 990,
     # It is to have 1,950, which would cost the gallery of mistakes; 39 lines

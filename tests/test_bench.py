@@ -19,10 +19,12 @@ OWN = f"{sys.executable} {ROOT}/sbus.py -a {{address}}"
 
 def bench(program: str, *arguments: str, change: str = "") -> Result:
     """Run a benchmark to its end, with another constant if so."""
-    code = f"from bench import harness, {program}; {change}\n"
-    code += f"harness.run({program}.main)"
+    words = ["-m", f"bench.{program}"]
+    if change:
+        code = f"from bench import harness, {program}; {change}\n"
+        words = ["-c", f"{code}harness.run({program}.main)"]
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, *words, *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -67,7 +69,7 @@ def test_server_with_an_option() -> None:
 @pytest.mark.parametrize("program", ["link", "queue"])
 def test_services_beside_what_is_installed(program: str) -> None:
     """Each peer that is missing is named once, and left out."""
-    few = f"{program}.CASES['4k'] = 4_096, 640"
+    few = f"{program}.CASES['4k'] = 4_096, 1_280"
     result = bench(program, "--rounds", "1", "--only", "4k", change=few)
     notes = result.errors.splitlines()
     assert all(note.startswith("left out: install ") for note in notes)

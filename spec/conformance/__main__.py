@@ -30,7 +30,8 @@ How it is tried; times are as 90, 0.5, 15m, 1h or 2d:
 
 What fails is tried again.  If it then passes twice in a row, it is flaky, and
 no failure; --only tries it anew.  Once is enough where the kit had to wait for
-a processor; where it waited for much of the time, what fails was not run.
+a processor; where it waited for much of the time, and a block time may have
+ended in it, what fails was not run.
 
 What is printed or written:
 
@@ -243,9 +244,13 @@ def walk(options: argparse.Namespace, server_command: str) -> int:
     is_few = walk.count < random_walk.CONVERSATIONS_MIN and not count
     few = ", which are too few" if is_few else ""
     say(f"{walk.count} conversations{few}, {count} wrong, seed {options.seed}")
-    if walk.doubt():
-        say(walk.doubt())
-    return 2 if is_few else min(count, 1)
+    for why, seeds in {
+        "not seen again on a fresh server": walk.once,
+        "seen again only while the kit waited for a processor": walk.delayed,
+    }.items():
+        if seeds:
+            say(f"{why}: {' '.join(seeds)}")
+    return 1 if count else 2 * bool(is_few or walk.delayed)
 
 
 def grow(options: argparse.Namespace, server_command: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .conversation import Failure
-from .trial import Trial, check
+from .trial import TooBusy, Trial, check
 
 SEED = "1"
 CONVERSATIONS = 60
@@ -15,7 +15,7 @@ WITH_OPTIONS = 33  # three of each
 def walk(trial: Trial, count: int, *choices: dict[str, Any]) -> None:
     """Hold so many conversations with a server that has one of the options.
 
-    Raises: Failure at the first that goes wrong; at the end if one may have
+    Raises: Failure at the first that goes wrong; TooBusy if one may have
     """
     # It reads the model, which a program that lists the checks need not have
     from .random_walk import Walk
@@ -26,8 +26,8 @@ def walk(trial: Trial, count: int, *choices: dict[str, Any]) -> None:
         rules = " ".join(f"[{rule}]" for rule in failure.rules)
         mistake = f"{failure.wrong}; the model decided by {rules}"
         raise Failure(mistake, failure.rules[0], is_sure=True)
-    if walk.doubt():
-        raise Failure(walk.doubt())
+    if walk.delayed:
+        raise TooBusy
 
 
 @check("PUB-1", "BLOCK-13", fills=True, is_plain=True)

@@ -24,7 +24,7 @@ from .conversation import Failure, Outcome, perform
 from .examples import Block, Case, blocks_of, read_cases
 from .rules import ORIGINS, read_rules
 from .server import ServerProcess, busy_time, delayed_seconds
-from .trial import Check, NotApplicable, perform_check
+from .trial import Check, NotApplicable, TooBusy, perform_check
 
 Item = Union[Case, Check]  # what is run
 MODULES = (
@@ -223,6 +223,8 @@ class Kit:
                 bad = self._verdict_again(case, delay) or bad
         except NotApplicable as error:
             return "not applicable", str(error), (), ""
+        except TooBusy:
+            return "not run", TOO_BUSY, (), ""
         if not first.wrong:
             return "passed", "", (), ""
         if bad == "not run":
@@ -255,7 +257,7 @@ class Kit:
                 if not self._try(case).wrong:
                     return "flaky"
         share = (busy_time() - busy_start) / (time.monotonic() - start)
-        is_timed = {"clock", "fill"} & {*needs_of(case)}  # as holders are
+        is_timed = {"clock", "fill"} & {*needs_of(case)}  # a block time
         return "not run" if is_timed and share < BUSY_SHARE_MIN else ""
 
     def _try(self, case: Item) -> Outcome:

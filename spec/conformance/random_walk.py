@@ -49,6 +49,7 @@ LENGTHS = (4, 12, 24)
 SHRINK_SECONDS = 10.0
 FAILURES_IF_SURE = 2  # on fresh servers, after the first
 TRIES_MAX = 5  # for these
+DELAYED_MAX = 3  # failures of which nobody knows; then the walk ends
 DELAY_SECONDS_MAX = 1.0  # of a try; else a block time may have ended in it
 CONVERSATIONS_MIN = 100  # fewer are too few for a verdict
 RULES_MAX = 6  # that are named
@@ -188,7 +189,9 @@ class Walk:
         self.server = server
         self.seed = seed
         self.count = 0  # of conversations
-        self._unsure: list[str] = []  # seeds of failures
+        # Seeds of failures that came once, or again only when the kit waited
+        self.once: list[str] = []
+        self.delayed: list[str] = []
         self._choices = choices
         self._options: dict[str, Any] = {}  # of the server
         self._is_ready = False  # to hold a conversation
@@ -202,6 +205,8 @@ class Walk:
             self.server.learn_room()
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.count < count and not received:
+            if len(self.delayed) == DELAYED_MAX:
+                break
             seed = f"{self.seed}/{self.count}"
             lot = self.count // LOT
             options = self._choices[lot % len(self._choices)]
@@ -211,15 +216,11 @@ class Walk:
             operations = Maker(seed, self._options).operations()
             if not self._hold(self._lines(operations)).wrong:
                 continue
-            if self._is_sure(self._lines(operations)):
+            is_sure = self._is_sure(self._lines(operations))
+            if is_sure:
                 yield self._shortest(seed, operations)
             else:
-                self._unsure.append(seed)
-
-    def doubt(self) -> str:
-        """Return which failures are not sure, if any."""
-        why = "not seen again on a fresh server, or only while the kit waited"
-        return f"{why}: {' '.join(self._unsure)}" if self._unsure else ""
+                (self.delayed if is_sure is None else self.once).append(seed)
 
     def _lines(self, operations: list[Operation]) -> list[str]:
         """Return the lines that operations have, as the model says."""
@@ -236,11 +237,11 @@ class Walk:
         self._is_ready = not outcome.wrong
         return outcome
 
-    def _is_sure(self, lines: list[str]) -> bool:
+    def _is_sure(self, lines: list[str]) -> bool | None:
         """Return whether a failure comes again, on fresh servers.
 
-        They have more time.  A failure does not count if the kit had to wait
-        for a processor meanwhile; one pass is enough for no.
+        They have more time.  One pass is enough for no.  If failures came
+        only while the kit waited for a processor, nobody knows.
         """
         failures = 0
         for _ in range(TRIES_MAX):
@@ -252,7 +253,7 @@ class Walk:
             failures += delayed_seconds() - before < DELAY_SECONDS_MAX
             if failures == FAILURES_IF_SURE:
                 return True
-        return False
+        return None
 
     def _shortest(self, seed: str, operations: list[Operation]) -> Found:
         """Return the shortest failure that is found in some seconds."""

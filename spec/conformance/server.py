@@ -262,8 +262,10 @@ class ServerProcess(Program):
     def patience(self, factor: float) -> Iterator[None]:
         """Give the server so many times as long to answer new clients."""
         self.seconds_max *= factor
-        yield
-        self.seconds_max /= factor
+        try:
+            yield
+        finally:
+            self.seconds_max /= factor
 
     def learn_room(self) -> None:
         """Learn what the kernel takes for a client in the first modes."""

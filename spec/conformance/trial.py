@@ -19,6 +19,10 @@ class NotApplicable(Exception):
     """The server, or this machine, lacks what a check needs."""
 
 
+class TooBusy(Exception):
+    """What failed did so while the kit waited for a processor."""
+
+
 class Check(NamedTuple):
     """A check of a server's process, and the rules that it shows."""
 
