@@ -273,7 +273,7 @@ def test_rivals(directory: Path) -> None:
         assert os.read(events, 8) == b"removes "
         with Forked(lambda: sys.addaudithook(tell), *arguments) as second:
             assert os.read(events, 11) == b"fcntl.flock"
-            os.write(opener, b"12")  # to replace it, and to end
+            os.write(opener, bytes(9))  # for all that it removes, to its end
             first.wait()
             second.wait()
             assert is_served(path)
