@@ -21,7 +21,6 @@ from sizes import IS_SOAK
 
 SECONDS_FOR_A_MISTAKE = 0.5  # an answer that comes later is none
 SECONDS_FOR_A_START = 4.0
-random_walk.SHRINK_SECONDS = 0.0  # another test looks at what is short
 # Other users may be unable to run a Python that root has made for itself
 PYTHONS = [*filter(os.path.exists, (sys.executable, "/usr/bin/python3"))]
 CASES = all_cases()
@@ -53,6 +52,12 @@ BY_RULES = [
     finding for finding in FINDINGS if str(finding.values[1]).isupper()
 ]
 BY_CHECKS = [finding for finding in FINDINGS if finding not in BY_RULES]
+
+
+@pytest.fixture(autouse=True)
+def no_shrinking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave to another test to look at what is short."""
+    monkeypatch.setattr(random_walk, "SHRINK_SECONDS", 0.0)
 
 
 def find(mistake: Mistake, found_by: str, python: str) -> list[Result]:

@@ -166,7 +166,8 @@ def test_full_disk(directory: Path) -> None:
     def allow_nothing() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
-    options: Any = {"cwd": directory, "preexec_fn": allow_nothing}
+    # In an empty environment nobody writes the coverage of the process
+    options: Any = {"cwd": directory, "preexec_fn": allow_nothing, "env": {}}
     line = refusal(1, "-a", "bus", "-p", "pid", **options)
     assert line.startswith("sbusd: pid: ")
     wait_for(lambda: os.listdir(directory) == [])
