@@ -30,8 +30,8 @@ How it is tried; times are as 90, 0.5, 15m, 1h or 2d:
 
 What fails is tried again.  If it then passes twice in a row, it is flaky, and
 no failure; --only tries it anew.  Once is enough where the kit had to wait for
-a processor; where it waited for much of the time, and a block time may have
-ended in it, what fails was not run.
+a processor; where it waited for much of the time, what fails and is about a
+block time was not run.
 
 What is printed or written:
 

@@ -25,12 +25,26 @@ NOT_FOUND = [
     *("reading-renews-all", "time-begins-with-each-hold"),
     # The model has no turns
     *("turns-have-no-end", "a-turn-has-no-end"),
+    *("slices-are-for-clients", "slices-are-long"),
     # The kernel here takes what it is told to take
     *("send-buffers-stay-small", "send-buffers-are-twice-as-large"),
     # They are numbers of the command line
     *("limit-has-32-bits", "numbers-of-users-have-16-bits"),
+    "default-as-an-option-is-none",
     # The log may have more lines, or leave some out
     *("nothing-says-how-many-were-left-out", "every-discard-is-logged"),
+    *("lines-of-others-name-nobody", "lines-count-the-named"),
+    *("left-out-of-one-rule-alone", "lines-have-no-limit"),
+    *("a-line-more-in-a-second", "users-without-a-line-are-not-named"),
+    "last-process-is-blamed-on-another",
+    # What they keep or lack is memory, or descriptors
+    *("backlogs-of-the-expelled-are-kept", "patterns-above-a-limit-are-kept"),
+    "newcomers-are-looked-at-without-descriptors",
+    # Here the owner is root, and a pattern has few secrets in it
+    *(
+        "owner-has-limits-of-the-bus",
+        "rest-of-a-secret-pattern-has-own-numbers",
+    ),
     # It shows above a mebibyte
     "every-publisher-adds-to-a-backlog",
     # It ends the process, and the search with it
