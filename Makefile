@@ -127,7 +127,7 @@ coverage: .venv/ready
 
 soak: .venv/spark
 ifdef ARGS
-	SBUS_SOAK=4 .venv/bin/python -m pytest -q $(ARGS)
+	SBUS_SOAK=4 .venv/bin/python -m pytest -q -rs $(ARGS)
 else
 	$(call run_side_by_side,SBUS_SOAK=4 .venv/bin/python,$(PIPELINE) $(TESTS))
 endif

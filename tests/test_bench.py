@@ -18,7 +18,7 @@ OWN = f"{sys.executable} {ROOT}/sbus.py -a {{address}}"
 
 
 def bench(program: str, *arguments: str, change: str = "") -> Result:
-    """Run a benchmark to its end, with another constant if so."""
+    """Run a benchmark to its end; *change* is done before."""
     words = ["-m", f"bench.{program}"]
     if change:
         code = f"from bench import harness, {program}; {change}\n"

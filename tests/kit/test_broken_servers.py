@@ -100,7 +100,8 @@ class TestBrokenServers:
         shown = {rule for case in cases for rule in case.rules}
         shown -= {"CONN-1"}  # nobody could even connect
         shown |= {check.name for check in CHECKS}
-        found = {name for each in read_mistakes().values() for name in each[1]}
+        mistakes = read_mistakes().values()
+        found = {name for mistake in mistakes for name in mistake.found_by}
         assert shown <= found
 
     def test_each_can_be_made(self) -> None:

@@ -72,8 +72,8 @@ def test_every_example_is_broken() -> None:
     names = {case.name for case in CASES_OF_CLIENTS}
     assert {client.example for client in BROKEN} == names
     assert not names & {case.name for case in CASES}
-    for one in BROKEN:  # a place that is not there breaks all examples
-        assert operator.attrgetter(one.place)(sbus_client)
+    for client in BROKEN:  # a place that is not there breaks all examples
+        assert operator.attrgetter(client.place)(sbus_client)
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda client: client.name)

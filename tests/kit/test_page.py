@@ -55,7 +55,7 @@ def test_it_needs_no_network() -> None:
     text = page_of()
     ids = IDS.findall(text)
     assert len({*ids}) == len(ids)
-    places = {f"#{one}" for one in ids}
+    places = {f"#{name}" for name in ids}
     places |= {file.as_uri() for file in SPEC.glob("*.md")}
     assert {*re.findall(r'(?:href|src|action)="(.*?)"', text)} <= places
     assert not re.search("<(script|img|link|iframe|object)", text)

@@ -92,11 +92,10 @@ def facts_of_events(
     expected = latest if latest == sbus.NEVER else min(due, latest)
     yield "CONN-21: alarm", due, expected
     if client.holds:
-        # What the kernel kept may have counted, one time late [BLOCK-16], and
-        # so late as a round of the server may have come
+        # What the kernel kept may have counted, one time late [BLOCK-16].  A
+        # round may come late, so this was to be seen by the one before
         limit = 2 * follower.options.block_timeout + LATE_SECONDS
-        limit += kernel.gap_seconds
-        age = kernel.now - follower.clients[client.number].since
+        age = kernel.round_time - follower.clients[client.number].since
         yield "BLOCK-16: long due", age > limit, False
 
 

@@ -126,7 +126,6 @@ class RecordingKernel(FakeKernel):
         self.count = 0  # of calls that may fail
         self.seconds = 0.0  # that a call takes
         self.round_time = 0.0  # when the last round ended
-        self.gap_seconds = 0.0  # the longest one between two rounds
         # By the name of a call, or "any": errors to come, or "" for none
         self.errors: defaultdict[str, deque[str]] = defaultdict(deque)
         super().__init__(*words)
