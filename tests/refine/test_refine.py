@@ -11,9 +11,9 @@ from sizes import PROOF, either
 from worlds import small_worlds
 
 WORLDS = small_worlds()
-SEEDS = either(180, 10)  # an hour, or 10 s of the processor
+SEEDS = either(60, 10)  # half an hour, or 10 s of the processor
 WORLDS_OF_A_SEED = either(600, 30)
-FAILING_WAYS = either(500, 5)  # of each small world
+FAILING_WAYS = either(200, 5)  # of each small world
 
 pytestmark = PROOF
 
